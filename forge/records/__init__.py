@@ -1,0 +1,42 @@
+"""The words of the project: frozen dataclasses that every part shares. Imports nothing but `forge.errors`."""
+
+from forge.records.problem import Message, Pair, Problem, Split
+from forge.records.rollout import Completion, End, Finish, Group, Purpose, Trajectory, Turn
+from forge.records.run import (
+    Attempt,
+    AttemptEnd,
+    Evaluation,
+    Event,
+    Metrics,
+    ProcessEnd,
+    ProcessStart,
+)
+from forge.records.sample import PolicyVersion, Sample, SampleUse
+from forge.records.verdict import Status, Timing, Verdict
+
+__all__ = [
+    "Attempt",
+    "AttemptEnd",
+    "Completion",
+    "End",
+    "Evaluation",
+    "Event",
+    "Finish",
+    "Group",
+    "Message",
+    "Metrics",
+    "Pair",
+    "PolicyVersion",
+    "Problem",
+    "ProcessEnd",
+    "ProcessStart",
+    "Purpose",
+    "Sample",
+    "SampleUse",
+    "Split",
+    "Status",
+    "Timing",
+    "Trajectory",
+    "Turn",
+    "Verdict",
+]

@@ -1,0 +1,107 @@
+"""What the judge says of a candidate. Two parts: correctness at once, timing possibly later (design, section 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Status(StrEnum):
+    """The stage at which a candidate stopped, or that it passed all of them."""
+
+    CORRECT = "correct"
+    """Every checked output agrees with the reference."""
+    WRONG = "wrong"
+    """It ran, and an output differs in shape, type or value."""
+    COMPILE_ERROR = "compile_error"
+    """Python or Triton refuses the source."""
+    RUNTIME_ERROR = "runtime_error"
+    """It raised, crashed or ran out of memory."""
+    TIMEOUT = "timeout"
+    """A phase passed its deadline."""
+    REJECTED = "rejected"
+    """No usable answer, or one that breaks the rules (reason says which)."""
+    INFRA_ERROR = "infra_error"
+    """Our fault or the machine's. Never scored, masked from the gradient."""
+    NEEDS_GPU = "needs_gpu"
+    """Cannot be judged on this device. Masked like an infra error."""
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether a reward may be computed from it."""
+        return self not in (Status.INFRA_ERROR, Status.NEEDS_GPU)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Measured times of a correct candidate. Absent on CPU."""
+
+    speedup: float
+    """baseline_us / candidate_us."""
+    speedup_low: float
+    """Lower end of the bootstrap interval of the speed-up; what the reward uses."""
+    candidate_us: float
+    baseline_us: float
+    candidate_spread_us: float
+    """Interquartile range."""
+    baseline_spread_us: float
+    achieved_gbps: float | None = None
+    achieved_tflops: float | None = None
+    roofline_share: float | None = None
+    """Achieved over peak of whichever of memory and compute bounds the problem, 0 to 1."""
+
+
+TIMING_FIELDS = tuple(Timing.__dataclass_fields__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The judge's answer for one candidate."""
+
+    status: Status
+    reason: str
+    """Stable code: `ok`, `no_code_block`, `syntax_error`, `not_triton`, `mismatch`, `shape`, `deadline:correct`, ..."""
+    detail: str
+    """What the model may read: trimmed traceback, first mismatch, error statistics; ≤ 2 kB, no control characters."""
+    is_compiled: bool = False
+    """Its own kernel launched, compiled for the target without a GPU, and wrote its output slot."""
+    num_launches: int = 0
+    """Kernel launches in one forward call."""
+    timing: Timing | None = None
+    """None where nothing was timed: on a CPU, or when it was not correct."""
+    torch_share: float | None = None
+    isolation: str = "none"
+    """Sandbox level of the runner: `namespaces`, ..., `none`."""
+    caps: str = "none"
+    """How memory was capped: cgroup, rlimit, watch or none."""
+    device: str = "cpu"
+    phase_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by phase: extract, screen, compile, correct, ..."""
+    harness: str = ""
+    """Hash of judge and runner source, torch and triton versions."""
+
+    @property
+    def is_correct(self) -> bool:
+        return self.status is Status.CORRECT
+
+    def to_json(self) -> dict[str, Any]:
+        """Flat JSON object with the fields as the design names them; timing fields null where nothing was timed."""
+        out = asdict(self)
+        out["status"] = str(self.status)
+        out["phase_s"] = dict(self.phase_s)
+        timing = out.pop("timing")
+        out["timing"] = "none" if timing is None else "measured"
+        for name in TIMING_FIELDS:
+            out[name] = None if timing is None else timing[name]
+        return out
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Verdict:
+        """Inverse of `to_json`. Raises KeyError or TypeError on an object that is no verdict."""
+        rest = {k: v for k, v in data.items() if k not in TIMING_FIELDS and k != "timing"}
+        timing = None
+        if data["timing"] != "none":
+            timing = Timing(**{name: data[name] for name in TIMING_FIELDS})
+        return cls(**{**rest, "status": Status(data["status"]), "timing": timing})
