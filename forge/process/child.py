@@ -1,0 +1,318 @@
+"""Owning one child process: spawn, readiness, end. The supervisor's side; the child's is `lease.py`.
+
+    spawned ──/health 200──▶ ready ──stop()──▶ TERM ──grace──▶ KILL of the whole group ──▶ reaped
+       └── died or silent: ChildDied / Stalled with the last log lines ─────────────────────┘
+
+Promises kept: each child leads a session of its own, with a death signal and a lease pipe (so it ends with us, also
+when we are killed), its output is appended to its log, and what is left of its process group is killed when it ends,
+before its pid can be reused. No task runs here: who owns a child waits for it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import anyio
+
+from forge.errors import ChildDied, MachineError, Stalled
+from forge.process import lease
+from forge.process.logtail import read_last_lines
+from forge.process.sockets import check_socket_path
+
+logger = logging.getLogger(__name__)
+
+FIRST_PROBE_S = 0.01
+"""Pause after the first refused /health; doubles up to LONGEST_PROBE_S."""
+LONGEST_PROBE_S = 0.2
+PROBE_TIMEOUT_S = 5.0
+"""A /health that accepts and does not answer within this counts as not ready yet."""
+KILL_TIMEOUT_S = 10.0
+"""After SIGKILL only a process stuck in the kernel (a driver, a dead NFS) is still there."""
+
+
+class ProcessObserver(Protocol):
+    """Hears of every child that starts and ends; the runner writes it to the store."""
+
+    def started(self, name: str, *, pid: int, devices: str, log_path: Path) -> None: ...
+
+    def ended(self, name: str, *, pid: int, reason: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildSpec:
+    """What is needed to start one child."""
+
+    name: str
+    """`serve-0`, `judge-1`, `trainer`: in messages, logs, store and TUI."""
+    argv: tuple[str, ...]
+    """Command; the path of the config is appended."""
+    log_path: Path
+    """Receives stdout and stderr."""
+    env: Mapping[str, str]
+    """The whole environment: `environment.child_env(...)`."""
+    socket_path: Path | None
+    """Where the child will serve; None for a child that only speaks to us."""
+    config: Mapping[str, Any]
+    """JSON, handed over in a 0600 file; `hold_lease` returns it."""
+    ready_timeout_s: float = 60.0
+    stop_grace_s: float = 5.0
+    devices: str = "cpu"
+    """What it was pinned to: GPU UUIDs, or `cpu`. For people."""
+
+
+class Child:
+    """A started child. Made by `open_child` only."""
+
+    def __init__(
+        self,
+        spec: ChildSpec,
+        *,
+        process: subprocess.Popen[bytes],
+        lease_fd: int,
+        log_offset: int,
+        observer: ProcessObserver | None,
+    ) -> None:
+        self.spec = spec
+        self.pid = process.pid
+        self.started_at = time.monotonic()
+        self._process = process
+        self._pidfd = os.pidfd_open(process.pid)
+        self._lease_fd = lease_fd
+        self._log_offset = log_offset
+        self._observer = observer
+        self._exit_reason: str | None = None
+        self._asked_to_stop = False
+        self._was_killed = False
+
+    def __repr__(self) -> str:
+        return f"<Child {self.spec.name} pid {self.pid}: {self._exit_reason or 'running'}>"
+
+    @property
+    def exit_reason(self) -> str | None:
+        """How it ended, in words; None while it runs."""
+        return None if self.is_alive else self._exit_reason
+
+    @property
+    def is_alive(self) -> bool:
+        """Asks the kernel; reaps if it has ended."""
+        if self._exit_reason is None and _is_readable(self._pidfd):
+            self._reap()
+        return self._exit_reason is None
+
+    async def wait(self) -> str:
+        """Returns the exit reason once it has ended. Any number of tasks may wait."""
+        if self.is_alive:
+            fd = os.dup(self._pidfd)
+            try:
+                await anyio.wait_readable(fd)
+            finally:
+                os.close(fd)
+        assert not self.is_alive and self._exit_reason is not None
+        return self._exit_reason
+
+    async def stop(self) -> None:
+        """SIGTERM, `stop_grace_s` to end, then SIGKILL to the whole group. Returns when it is gone; may be repeated."""
+        self._asked_to_stop = True
+        if self.is_alive:
+            os.kill(self.pid, signal.SIGTERM)
+            with anyio.move_on_after(self.spec.stop_grace_s):
+                await self.wait()
+        await self.kill()
+
+    async def kill(self) -> None:
+        """SIGKILL to the whole group, at once. Returns when it is gone."""
+        self._asked_to_stop = True
+        if not self.is_alive:
+            return
+        self._was_killed = True
+        _kill_group(self.pid)
+        with anyio.move_on_after(KILL_TIMEOUT_S) as scope:
+            await self.wait()
+        if scope.cancelled_caught:
+            raise Stalled(
+                f"{self.spec.name} (pid {self.pid}) is still there {KILL_TIMEOUT_S:.0f} s after SIGKILL: "
+                f"it hangs in the kernel (a driver or a file system); a reboot may be needed"
+            )
+
+    def dump_stacks(self) -> None:
+        """Makes the child write the stacks of all its threads to its log (it must have called `hold_lease`)."""
+        if self.is_alive:
+            os.kill(self.pid, signal.SIGUSR1)
+
+    def last_log_lines(self, n: int = 20) -> str:
+        """The last `n` lines that this child (not its predecessor in the same file) wrote."""
+        return read_last_lines(self.spec.log_path, num_lines=n, offset=self._log_offset)
+
+    def died(self, *, doing: str = "") -> ChildDied:
+        """The error that says how it ended, with its last words. For a child that ended unasked."""
+        age_s = time.monotonic() - self.started_at
+        while_doing = f" while {doing}" if doing else ""
+        return ChildDied(
+            f"{self.spec.name} died {age_s:.0f} s after start{while_doing}: {self.exit_reason}. "
+            f"{self._last_words()}"
+        )
+
+    def stalled(self, *, asked: str, silent_s: float) -> Stalled:
+        """The error for a child that did not answer."""
+        return Stalled(
+            f"{self.spec.name} (pid {self.pid}) was silent for {silent_s:.0f} s; asked: {asked}. "
+            f"{self._last_words()}"
+        )
+
+    def _last_words(self) -> str:
+        lines = self.last_log_lines()
+        if not lines:
+            return f"It wrote nothing to {self.spec.log_path}"
+        return f"Last lines of {self.spec.log_path}:\n{lines}"
+
+    def _reap(self) -> None:
+        """Sweeps the group while the dead leader still holds its number, then takes the exit status."""
+        _kill_group(self.pid)
+        code = self._process.wait()
+        self._exit_reason = self._describe(code)
+        os.close(self._pidfd)
+        os.close(self._lease_fd)
+        if self._observer is not None:
+            self._observer.ended(self.spec.name, pid=self.pid, reason=self._exit_reason)
+
+    def _describe(self, code: int) -> str:
+        if self._was_killed and code == -signal.SIGKILL:
+            return f"killed by forge (did not end within {self.spec.stop_grace_s:g} s)"
+        return describe_exit(code) + (", stopped by forge" if self._asked_to_stop else "")
+
+
+@asynccontextmanager
+async def open_child(
+    spec: ChildSpec, *, observer: ProcessObserver | None = None
+) -> AsyncIterator[Child]:
+    """Starts a child, waits until it is ready, yields it, and stops it at the end.
+
+    Raises:
+        ChildDied: it ended before it was ready.
+        Stalled: it was not ready within `ready_timeout_s`.
+        MachineError: its program is not there, or no process could be made.
+    """
+    child = _spawn(spec, observer=observer)
+    try:
+        if spec.socket_path is not None:
+            await _wait_ready(child, socket_path=spec.socket_path)
+        yield child
+    finally:
+        with anyio.CancelScope(shield=True):
+            await child.stop()
+
+
+def describe_exit(code: int) -> str:
+    """An exit status of `subprocess` in words."""
+    if code >= 0:
+        return f"exit {code}"
+    hints = {
+        signal.SIGKILL: " (often out of memory)",
+        signal.SIGSEGV: " (it crashed in native code)",
+    }
+    hints |= {signal.SIGABRT: " (it aborted in native code)", signal.SIGTERM: " (SIGTERM)"}
+    return f"killed by signal {-code}{hints.get(-code, '')}"
+
+
+def _spawn(spec: ChildSpec, *, observer: ProcessObserver | None) -> Child:
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError(
+            f"{spec.name} must be spawned from the main thread: its death signal fires with the thread"
+        )
+    spec.log_path.parent.mkdir(parents=True, exist_ok=True)
+    config_path = _write_config(spec)
+    read_fd, write_fd = os.pipe()
+    env = dict(spec.env) | {
+        lease.LEASE_FD_VARIABLE: str(read_fd),
+        lease.SUPERVISOR_VARIABLE: str(os.getpid()),
+    }
+    try:
+        with spec.log_path.open("ab") as log:
+            log_offset = log.seek(0, os.SEEK_END)
+            process = subprocess.Popen(
+                [*spec.argv, str(config_path)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=env,
+                pass_fds=(read_fd,),
+                start_new_session=True,
+            )
+    except OSError as error:
+        os.close(write_fd)
+        raise MachineError(
+            f"{spec.name} cannot be started: {spec.argv[0]}: {error.strerror}"
+        ) from error
+    finally:
+        os.close(read_fd)
+    child = Child(
+        spec, process=process, lease_fd=write_fd, log_offset=log_offset, observer=observer
+    )
+    logger.info("%s started: pid %d on %s", spec.name, child.pid, spec.devices)
+    if observer is not None:
+        observer.started(spec.name, pid=child.pid, devices=spec.devices, log_path=spec.log_path)
+    return child
+
+
+def _write_config(spec: ChildSpec) -> Path:
+    """Beside the socket, which only we can read; beside the log for a child without one."""
+    folder = spec.log_path.parent
+    if spec.socket_path is not None:
+        folder = check_socket_path(spec.socket_path).parent
+    path = folder / f"{spec.name}.json"
+    path.unlink(missing_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(fd, "w") as file:
+        json.dump(dict(spec.config), file, indent=1, default=os.fspath)
+    return path.absolute()
+
+
+async def _wait_ready(child: Child, *, socket_path: Path) -> None:
+    """Until /health is 200. A refused connection or another status means not yet."""
+    import httpx
+
+    from forge.process.uds import open_client
+
+    pause_s = FIRST_PROBE_S
+    with anyio.move_on_after(child.spec.ready_timeout_s):
+        async with open_client(socket_path, timeout_s=PROBE_TIMEOUT_S) as client:
+            while child.is_alive:
+                try:
+                    if (await client.get("/health")).status_code == 200:
+                        return
+                except httpx.TransportError as error:
+                    logger.debug("%s is not ready: %s", child.spec.name, error)
+                await anyio.sleep(pause_s)
+                pause_s = min(pause_s * 2, LONGEST_PROBE_S)
+    if not child.is_alive:
+        raise child.died(doing="starting")
+    child.dump_stacks()
+    await anyio.sleep(0.1)
+    raise child.stalled(asked="GET /health until 200", silent_s=child.spec.ready_timeout_s)
+
+
+def _is_readable(fd: int) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _kill_group(pgid: int) -> None:
+    try:
+        os.killpg(pgid, signal.SIGKILL)
+    except ProcessLookupError:
+        logger.debug("process group %d is empty", pgid)
+    except PermissionError:
+        logger.warning("process group %d holds only processes of another user", pgid)

@@ -1,0 +1,193 @@
+"""The GPUs of this machine: which there are, what a child may see of them, and who holds them.
+
+Knows NVIDIA (NVML) and AMD (amdsmi); both libraries are imported lazily and their absence means no GPU. Asking makes
+no CUDA context. What the user hid with CUDA_VISIBLE_DEVICES (HIP_ on AMD) is not there for forge either.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+
+from forge.errors import MachineError
+
+logger = logging.getLogger(__name__)
+
+VISIBILITY_VARIABLES = frozenset(
+    {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"}
+)
+
+AMD_SETTINGS = {
+    "HIP_PLATFORM": "amd",
+    "HSA_ENABLE_SDMA": "0",
+    "HSA_ENABLE_COREDUMP": "0",
+    "HIP_ENABLE_COREDUMP": "0",
+    "ROCM_DISABLE_CRASH_DUMP": "1",
+    "AMD_LOG_LEVEL": "0",
+    "GPU_MAX_HW_QUEUES": "1",
+}
+
+
+class Vendor(StrEnum):
+    """Who made the card."""
+
+    NVIDIA = "nvidia"
+    AMD = "amd"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One card."""
+
+    vendor: Vendor
+    index: int
+    """In PCI order, among all cards of the machine."""
+    uuid: str
+    name: str
+    memory_bytes: int
+    free_bytes: int
+    arch: str = ""
+    """AMD: gfx942 and the like."""
+
+
+@cache
+def inventory() -> tuple[Gpu, ...]:
+    """The cards that the user lets us use, in PCI order (or in the order of the user's own variable)."""
+    nvidia = _visible(_nvidia_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    hip = os.environ.get("HIP_VISIBLE_DEVICES", os.environ.get("ROCR_VISIBLE_DEVICES"))
+    return nvidia or _visible(_amd_gpus(), hip)
+
+
+def visibility(uuids: Sequence[str], *, gpus: Sequence[Gpu] | None = None) -> dict[str, str]:
+    """The variables that make a process see exactly these cards; none of them for an empty list."""
+    if not uuids:
+        return {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "-1"}
+    known = {gpu.uuid: gpu for gpu in (inventory() if gpus is None else gpus)}
+    cards = [known[uuid] for uuid in uuids if uuid in known]
+    if any(gpu.vendor is Vendor.AMD for gpu in cards):
+        arch = {"PYTORCH_ROCM_ARCH": cards[0].arch} if cards[0].arch else {}
+        indices = ",".join(str(gpu.index) for gpu in cards)
+        return {"HIP_VISIBLE_DEVICES": indices, **AMD_SETTINGS, **arch}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(uuids), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+@contextmanager
+def lease_gpus(
+    uuids: Sequence[str], *, holder: str, wait: bool = False, folder: Path | None = None
+) -> Iterator[None]:
+    """Holds a lock per card that dies with this process.
+
+    Raises MachineError naming the holder when another run has one, unless `wait`. All runs of a host share `folder`.
+    """
+    folder = Path(tempfile.gettempdir(), "forge-gpus") if folder is None else folder
+    if uuids and not folder.is_dir():
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o1777)
+    with ExitStack() as stack:
+        for uuid in sorted(uuids):
+            stack.enter_context(_lock(folder / f"{uuid}.lock", uuid=uuid, holder=holder, wait=wait))
+        yield
+
+
+@contextmanager
+def _lock(path: Path, *, uuid: str, holder: str, wait: bool) -> Iterator[None]:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            other = os.pread(fd, 500, 0).decode(errors="replace").strip() or "another run"
+            raise MachineError(f"GPU {uuid} is held by {other}. Wait for it with --wait") from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{holder} (pid {os.getpid()})\n".encode(), 0)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _visible(gpus: Sequence[Gpu], variable: str | None) -> tuple[Gpu, ...]:
+    """What the user's own variable leaves, in its order. The first name that matches nothing ends the list, as in CUDA."""
+    if variable is None:
+        return tuple(gpus)
+    chosen: list[Gpu] = []
+    for item in filter(None, (part.strip() for part in variable.split(","))):
+        matches = [gpu for gpu in gpus if item == str(gpu.index) or gpu.uuid.startswith(item)]
+        if not matches:
+            break
+        chosen.append(matches[0])
+    return tuple(chosen)
+
+
+def _nvidia_gpus() -> list[Gpu]:
+    if not Path("/proc/driver/nvidia").exists() and not Path("/dev/nvidiactl").exists():
+        return []
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        logger.warning("the NVIDIA driver does not answer: %s", error)
+        return []
+    try:
+        return [_nvidia_gpu(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _nvidia_gpu(index: int) -> Gpu:
+    import pynvml
+
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    return Gpu(
+        vendor=Vendor.NVIDIA,
+        index=index,
+        uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
+        name=_text(pynvml.nvmlDeviceGetName(handle)),
+        memory_bytes=int(memory.total),
+        free_bytes=int(memory.free),
+    )
+
+
+def _amd_gpus() -> list[Gpu]:
+    """Not tried on a machine: none was at hand."""
+    if not Path("/dev/kfd").exists():
+        return []
+    try:
+        import amdsmi  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        logger.warning("there is an AMD card, but amdsmi is not installed")
+        return []
+    amdsmi.amdsmi_init()
+    try:
+        handles = amdsmi.amdsmi_get_processor_handles()
+        return [_amd_gpu(amdsmi, index, handle) for index, handle in enumerate(handles)]
+    finally:
+        amdsmi.amdsmi_shut_down()
+
+
+def _amd_gpu(amdsmi, index: int, handle) -> Gpu:
+    asic = amdsmi.amdsmi_get_gpu_asic_info(handle)
+    vram = amdsmi.amdsmi_get_gpu_vram_usage(handle)
+    total = int(vram["vram_total"]) << 20
+    return Gpu(
+        vendor=Vendor.AMD,
+        index=index,
+        uuid=str(amdsmi.amdsmi_get_gpu_device_uuid(handle)),
+        name=str(asic["market_name"]),
+        memory_bytes=total,
+        free_bytes=total - (int(vram["vram_used"]) << 20),
+        arch=str(asic.get("target_graphics_version", "")),
+    )
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

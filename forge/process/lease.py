@@ -1,0 +1,84 @@
+"""The child's side of being owned: `hold_lease()` is the first call of every child's `main`.
+
+Promise kept: when the supervisor is gone, however it went, this process and its whole process group are killed.
+Three things see to it, none of which needs Python to be responsive (a long call that holds the GIL does not matter):
+
+- the death signal: the kernel kills this process when the thread that spawned it ends;
+- the lease pipe: its write end is open in the supervisor only, and its read end is armed so that the kernel itself
+  sends SIGKILL to our process group when the pipe hangs up;
+- a look at both after arming, for a supervisor that died in between.
+
+Not covered: a grandchild that made a session of its own. Who makes one must hand it a lease too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import fcntl
+import json
+import os
+import select
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+LEASE_FD_VARIABLE = "FORGE_LEASE_FD"
+SUPERVISOR_VARIABLE = "FORGE_SUPERVISOR_PID"
+
+PR_SET_PDEATHSIG = 1
+F_SETSIG = 10
+"""Linux: which signal O_ASYNC sends. The fcntl module of 3.11 has the name only on some builds."""
+
+
+def hold_lease(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    """Ties this process to its supervisor and returns what the supervisor wants of it.
+
+    The config is the JSON file named by `argv[1]`. Also: SIGINT is ignored (Ctrl-C belongs to the supervisor, which
+    stops its children in order), and SIGUSR1 dumps all stacks to stderr, i.e. into the log. Started by hand, without
+    a supervisor, a child holds no lease and ends with its terminal.
+    """
+    argv = sys.argv if argv is None else argv
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    lease_fd = os.environ.pop(LEASE_FD_VARIABLE, None)
+    supervisor = os.environ.pop(SUPERVISOR_VARIABLE, None)
+    if lease_fd is not None and supervisor is not None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        die_with_parent(int(supervisor))
+        _arm_lease(int(lease_fd))
+    if len(argv) < 2:
+        raise SystemExit(
+            f"{argv[0]} is a child process of forge: give it the path of its JSON config"
+        )
+    return json.loads(Path(argv[1]).read_text())
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Asks the kernel for SIGKILL when the spawning thread ends; ends at once if it already has."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) was refused")
+    if os.getppid() != parent_pid:
+        _kill_own_group()
+
+
+def _arm_lease(fd: int) -> None:
+    """Lets the kernel send SIGKILL to our group when the other end of `fd` closes. The fd stays open for life."""
+    os.set_inheritable(fd, False)
+    fcntl.fcntl(fd, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(fd, F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    if poll.poll(0):
+        _kill_own_group()
+
+
+def _kill_own_group() -> None:
+    """Ends this process and all that it started. Only a leader may: a hand-made group could hold a shell."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,27 @@
+"""The end of a log file, fit for a terminal: for error messages and `forge logs`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+TAIL_BYTES = 64 * 1024
+"""Enough for any number of lines that a person reads."""
+
+
+def read_last_lines(path: Path, *, num_lines: int, offset: int = 0) -> str:
+    """The last lines written after `offset`, without control characters; empty if there is no such file."""
+    try:
+        with path.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(offset, end - TAIL_BYTES))
+            text = file.read().decode("utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
+    lines = [clean(line) for line in text.splitlines()]
+    return "\n".join([line for line in lines if line.strip()][-num_lines:])
+
+
+def clean(text: str) -> str:
+    """Drops what could move a cursor or colour a terminal; keeps tabs."""
+    return "".join(char for char in text if char == "\t" or char.isprintable())

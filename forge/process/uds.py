@@ -1,0 +1,118 @@
+"""HTTP over Unix sockets: the client that the supervisor uses, and the server that a child's `main` ends in.
+
+`serve` returns after SIGTERM, so a child that ends in it exits with 0. httpx and uvicorn are imported on first use.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.abc
+
+from forge.process.sockets import check_socket_path
+
+if TYPE_CHECKING:
+    import httpx
+    import uvicorn
+    from starlette.applications import Starlette
+
+KEEP_ALIVE_S = 3600
+"""Longer than any pause between two requests of a run, so that a pooled connection is not closed under a request."""
+
+GRACEFUL_S = 2
+"""Below every stop_grace_s: requests in flight get this long after SIGTERM."""
+
+
+def open_client(socket_path: Path, *, timeout_s: float) -> httpx.AsyncClient:
+    """A client for the server on `socket_path`, with relative URLs (`client.get("/health")`). Close it with `async with`."""
+    import httpx
+
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+    transport = httpx.AsyncHTTPTransport(uds=str(check_socket_path(socket_path)), limits=limits)
+    return httpx.AsyncClient(
+        transport=transport, base_url="http://forge", timeout=timeout_s, trust_env=False
+    )
+
+
+def serve(app: Starlette, socket_path: Path) -> None:
+    """Serves `app` on `socket_path` (0600) until SIGTERM. Raises SystemExit(1) if the app could not start."""
+    server = _make_server(app, signals=(signal.SIGTERM,))
+    with _bound(socket_path) as listener:
+        anyio.run(_serve, server, listener)
+    if not server.started:
+        raise SystemExit(1)
+
+
+async def serve_task(
+    app: Starlette,
+    socket_path: Path,
+    *,
+    task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serves `app` inside a running loop until cancelled: `await tg.start(serve_task, app, path)` returns once it listens."""
+    server = _make_server(app, signals=())
+    with _bound(socket_path) as listener:
+        async with anyio.create_task_group() as tg:
+            tg.start_soon(_serve, server, listener)
+            try:
+                while not server.started:
+                    await anyio.sleep(0.005)
+                task_status.started()
+                await anyio.sleep_forever()
+            finally:
+                server.should_exit = True
+                with anyio.CancelScope(shield=True), anyio.move_on_after(GRACEFUL_S + 1):
+                    await server.shutdown(sockets=[listener])
+                tg.cancel_scope.cancel()
+
+
+async def _serve(server: uvicorn.Server, listener: socket.socket) -> None:
+    await server.serve(sockets=[listener])
+
+
+def _make_server(app: Starlette, *, signals: tuple[signal.Signals, ...]) -> uvicorn.Server:
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        """uvicorn's own handlers would take back SIGINT and die of the signal again after a clean shutdown."""
+
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            for number in signals:
+                signal.signal(number, self.handle_exit)
+            yield
+
+    config: dict[str, Any] = {
+        "log_level": "warning",
+        "access_log": False,
+        "lifespan": "on",
+        "ws": "none",
+    }
+    return Server(
+        uvicorn.Config(
+            app, timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=GRACEFUL_S, **config
+        )
+    )
+
+
+@contextmanager
+def _bound(socket_path: Path) -> Iterator[socket.socket]:
+    """A listening 0600 socket. uvicorn's own `uds` option would make it 0666."""
+    check_socket_path(socket_path)
+    socket_path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(str(socket_path))
+        os.chmod(socket_path, 0o600)
+        listener.listen(1024)
+        yield listener
+    finally:
+        listener.close()
+        socket_path.unlink(missing_ok=True)

@@ -1,0 +1,294 @@
+"""Real children, real signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import anyio
+import pytest
+
+from forge.errors import ChildDied, MachineError, Stalled
+from forge.process.child import ChildSpec, describe_exit, open_child
+from forge.process.environment import child_env
+from forge.process.sockets import open_socket_dir
+from forge.process.uds import open_client
+
+SERVER = """
+from pathlib import Path
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+from forge.process.lease import hold_lease
+from forge.process.uds import serve
+config = hold_lease()
+print("hello from", config["word"])
+async def health(request):
+    return JSONResponse({"ok": True, "word": config["word"]})
+serve(Starlette(routes=[Route("/health", health)]), Path(config["socket"]))
+print("served")
+"""
+
+GRANDPARENT = """
+import os, subprocess, sys, time
+from forge.process.lease import hold_lease
+config = hold_lease()
+nap = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+grandchild = subprocess.Popen([sys.executable, "-c", nap])
+with open(config["pids"], "w") as file:
+    file.write(f"{{os.getpid()}} {{grandchild.pid}}\\n")
+{work}
+"""
+
+SUPERVISOR = """
+import anyio, sys
+from pathlib import Path
+from forge.process.child import ChildSpec, open_child
+from forge.process.environment import child_env
+async def main():
+    folder = Path(sys.argv[1])
+    spec = ChildSpec(name="kid", argv=(sys.executable, str(folder / "kid.py")), log_path=folder / "kid.log",
+                     env=child_env(threads=1), socket_path=None, config={"pids": str(folder / "pids")})
+    async with open_child(spec):
+        await anyio.sleep(600)
+anyio.run(main)
+"""
+
+
+class Log:
+    """An observer that remembers."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def started(self, name: str, *, pid: int, devices: str, log_path: Path) -> None:
+        self.lines.append(f"{name} on {devices}")
+
+    def ended(self, name: str, *, pid: int, reason: str) -> None:
+        self.lines.append(f"{name}: {reason}")
+
+
+def make_spec(folder: Path, code: str, *, socket_path: Path | None = None, **kwargs) -> ChildSpec:
+    program = folder / "kid.py"
+    program.write_text(textwrap.dedent(code))
+    config = {"word": "kid", "socket": str(socket_path), "pids": str(folder / "pids")}
+    return ChildSpec(
+        name="kid",
+        argv=(sys.executable, str(program)),
+        log_path=folder / "logs" / "kid.log",
+        env=child_env(threads=1),
+        socket_path=socket_path,
+        config=config,
+        **kwargs,
+    )
+
+
+def start_supervisor(folder: Path) -> subprocess.Popen[bytes]:
+    (folder / "supervisor.py").write_text(SUPERVISOR)
+    argv = [sys.executable, str(folder / "supervisor.py"), str(folder)]
+    return subprocess.Popen(argv, env=child_env(threads=1))
+
+
+def is_running(pid: int) -> bool:
+    """A zombie that init has not reaped yet is not running."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def await_pids(path: Path, *, timeout_s: float = 20.0) -> list[int]:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if path.exists() and path.read_text().endswith("\n"):
+            return [int(word) for word in path.read_text().split()]
+        time.sleep(0.02)
+    raise AssertionError(f"{path} was not written within {timeout_s} s")
+
+
+def await_gone(pids: list[int], *, timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if not any(map(is_running, pids)):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_child_is_ready_when_its_health_answers_and_ends_with_exit_0(tmp_path):
+    log = Log()
+
+    async def main(socket_path: Path) -> str:
+        spec = make_spec(tmp_path, SERVER, socket_path=socket_path)
+        async with open_child(spec, observer=log) as child:
+            assert child.is_alive and child.exit_reason is None
+            assert socket_path.stat().st_mode & 0o777 == 0o600
+            assert (socket_path.parent / "kid.json").stat().st_mode & 0o777 == 0o600
+            async with open_client(socket_path, timeout_s=5) as client:
+                assert (await client.get("/health")).json()["word"] == "kid"
+        assert not Path(f"/proc/{child.pid}").exists(), "a zombie stays"
+        assert child.last_log_lines() == "hello from kid\nserved"
+        return await child.wait()
+
+    with open_socket_dir() as folder:
+        assert anyio.run(main, folder / "kid.sock") == "exit 0, stopped by forge"
+    assert log.lines == ["kid on cpu", "kid: exit 0, stopped by forge"]
+
+
+def test_a_child_that_dies_while_starting_raises_child_died_with_its_last_lines(tmp_path):
+    async def main(socket_path: Path) -> None:
+        spec = make_spec(tmp_path, "raise SystemExit('no such engine')", socket_path=socket_path)
+        async with open_child(spec):
+            pass
+
+    with open_socket_dir() as folder, pytest.raises(ChildDied) as caught:
+        anyio.run(main, folder / "kid.sock")
+    assert "kid died 0 s after start while starting: exit 1." in str(caught.value)
+    assert "no such engine" in str(caught.value)
+
+
+def test_a_silent_child_raises_stalled_naming_it_and_showing_its_stacks(tmp_path):
+    code = "import time\nfrom forge.process.lease import hold_lease\nhold_lease()\ntime.sleep(600)"
+
+    async def main(socket_path: Path) -> None:
+        spec = make_spec(tmp_path, code, socket_path=socket_path, ready_timeout_s=1.0)
+        async with open_child(spec):
+            pass
+
+    with open_socket_dir() as folder, pytest.raises(Stalled) as caught:
+        anyio.run(main, folder / "kid.sock")
+    assert "kid (pid" in str(caught.value) and "silent for 1 s" in str(caught.value)
+    assert "kid.py" in str(caught.value), "the stacks are missing"
+
+
+def test_stopping_ends_a_child_and_grandchild_that_ignore_sigterm(tmp_path):
+    work = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(600)"
+
+    async def main() -> tuple[str, list[int]]:
+        code = GRANDPARENT.format(work=work)
+        async with open_child(make_spec(tmp_path, code, stop_grace_s=0.5)) as child:
+            pids = await anyio.to_thread.run_sync(await_pids, tmp_path / "pids")
+            await anyio.sleep(0.2)
+        return await child.wait(), pids
+
+    reason, pids = anyio.run(main)
+    assert reason == "killed by forge (did not end within 0.5 s)"
+    assert await_gone(pids, timeout_s=1)
+
+
+def test_a_grandchild_does_not_outlive_a_child_that_crashes(tmp_path):
+    async def main() -> tuple[str, list[int]]:
+        code = GRANDPARENT.format(work="os.kill(os.getpid(), 9)")
+        async with open_child(make_spec(tmp_path, code)) as child:
+            with anyio.fail_after(20):
+                reason = await child.wait()
+            return reason, await_pids(tmp_path / "pids")
+
+    reason, pids = anyio.run(main)
+    assert reason == "killed by signal 9 (often out of memory)"
+    assert await_gone(pids, timeout_s=1)
+
+
+@pytest.mark.parametrize("work", ["time.sleep(600)", "sum(range(10**12))"], ids=["asleep", "busy"])
+def test_children_and_grandchildren_die_within_5_s_of_a_killed_supervisor(tmp_path, work):
+    (tmp_path / "kid.py").write_text(GRANDPARENT.format(work=work))
+    supervisor = start_supervisor(tmp_path)
+    pids = await_pids(tmp_path / "pids")
+    assert all(map(is_running, pids))
+    supervisor.kill()
+    supervisor.wait()
+    assert await_gone(pids, timeout_s=5)
+
+
+def test_a_child_that_is_still_importing_when_its_supervisor_dies_dies_too(tmp_path):
+    kid = f"import os, time\nopen({str(tmp_path / 'pids')!r}, 'w').write(f'{{os.getpid()}}\\n')\ntime.sleep(1)\n"
+    kid += "from forge.process.lease import hold_lease\nhold_lease()\ntime.sleep(600)"
+    (tmp_path / "kid.py").write_text(kid)
+    supervisor = start_supervisor(tmp_path)
+    pids = await_pids(tmp_path / "pids")
+    supervisor.kill()
+    supervisor.wait()
+    assert await_gone(pids, timeout_s=5)
+
+
+def test_many_tasks_may_wait_for_one_child(tmp_path):
+    reasons: list[str] = []
+
+    async def main() -> None:
+        async with open_child(make_spec(tmp_path, "raise SystemExit(7)")) as child:
+
+            async def wait() -> None:
+                reasons.append(await child.wait())
+
+            with anyio.fail_after(20):
+                async with anyio.create_task_group() as tg:
+                    for _ in range(3):
+                        tg.start_soon(wait)
+
+    anyio.run(main)
+    assert reasons == ["exit 7"] * 3
+
+
+def test_ctrl_c_does_not_reach_a_child(tmp_path):
+    code = "import os, time\nfrom forge.process.lease import hold_lease\nhold_lease()\n"
+    code += "os.kill(os.getpid(), 2)\nprint('still here')"
+
+    async def main() -> str:
+        async with open_child(make_spec(tmp_path, code)) as child:
+            with anyio.fail_after(20):
+                await child.wait()
+            return child.last_log_lines()
+
+    assert anyio.run(main) == "still here"
+
+
+def test_the_log_of_an_earlier_attempt_is_kept_and_not_quoted(tmp_path):
+    spec = make_spec(tmp_path, "print('second')")
+    spec.log_path.parent.mkdir()
+    spec.log_path.write_text("first\n")
+
+    async def main() -> str:
+        async with open_child(spec) as child:
+            with anyio.fail_after(20):
+                await child.wait()
+            return child.last_log_lines()
+
+    assert anyio.run(main) == "second"
+    assert spec.log_path.read_text() == "first\nsecond\n"
+
+
+def test_a_program_that_is_not_there_is_a_machine_error(tmp_path):
+    async def main() -> None:
+        spec = ChildSpec(
+            name="kid", argv=("/no/such/python",), log_path=tmp_path / "kid.log", env={},
+            socket_path=None, config={},
+        )  # fmt: skip
+        async with open_child(spec):
+            pass
+
+    with pytest.raises(MachineError, match="kid cannot be started: /no/such/python"):
+        anyio.run(main)
+    assert len(os.listdir("/proc/self/fd")) < 50
+
+
+def test_a_child_may_not_be_spawned_from_a_side_thread(tmp_path):
+    async def main() -> None:
+        await anyio.to_thread.run_sync(anyio.run, open_once)
+
+    async def open_once() -> None:
+        async with open_child(make_spec(tmp_path, "")):
+            pass
+
+    with pytest.raises(RuntimeError, match="main thread"):
+        anyio.run(main)
+
+
+def test_exit_reasons_are_words():
+    assert describe_exit(0) == "exit 0"
+    assert describe_exit(-signal.SIGKILL) == "killed by signal 9 (often out of memory)"
+    assert describe_exit(-signal.SIGUSR2) == "killed by signal 12"
