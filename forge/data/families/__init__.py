@@ -1,0 +1,17 @@
+"""The generator's problem families, one file each. To add one: write its file and list it here."""
+
+from __future__ import annotations
+
+from forge.data.families.broadcast import BROADCAST
+from forge.data.families.elementwise import ELEMENTWISE
+from forge.data.families.layout import Family
+from forge.data.families.matmul import MATMUL
+from forge.data.families.norm import NORM
+from forge.data.families.reduction import REDUCTION
+from forge.data.families.softmax import SOFTMAX
+
+FAMILIES: dict[str, Family] = {
+    family.name: family for family in (ELEMENTWISE, BROADCAST, REDUCTION, SOFTMAX, NORM, MATMUL)
+}
+
+__all__ = ["FAMILIES", "Family"]

@@ -1,0 +1,60 @@
+"""Family `elementwise`: a chain over all elements, plain or added to its input, on a one-dimensional grid."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from forge.data.families.layout import Family, answer_source, problem_source
+from forge.data.families.ops import Chain, is_sound, torch_lines, triton_lines
+
+if TYPE_CHECKING:
+    from random import Random
+
+BLOCK = 256
+"""Elements a program; with at most 1000 elements there are at most four programs."""
+_RESIDUAL = {"plain": ((), ()), "residual": (("y = x",), ("x = x + y",))}
+"""Lines before and after the chain, the same in reference and kernel."""
+
+
+def render_problem(variant: str, chain: Chain, *, rng: Random) -> str:
+    keep, join = _RESIDUAL[variant]
+    return problem_source(
+        {"SIZE": rng.choice((300, 500, 700, 900, 1000))},
+        inputs=["torch.randn(SIZE)"],
+        forward=[*keep, *torch_lines(chain), *join],
+    )
+
+
+def render_answer(variant: str, chain: Chain) -> str:
+    keep, join = _RESIDUAL[variant]
+    return answer_source(
+        "x_ptr, out_ptr, n",
+        kernel=[
+            "cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)",
+            "mask = cols < n",
+            "x = tl.load(x_ptr + cols, mask=mask, other=0.0)",
+            *keep,
+            *triton_lines(chain),
+            *join,
+            "tl.store(out_ptr + cols, x, mask=mask)",
+        ],
+        forward=[
+            "n = x.numel()",
+            "out = torch.empty_like(x)",
+            f"kernel[(triton.cdiv(n, {BLOCK}),)](x, out, n, BLOCK={BLOCK})",
+        ],
+    )
+
+
+def accepts(variant: str, chain: Chain) -> bool:
+    """Sound, and not `x - x`."""
+    return is_sound(chain) and not (variant == "residual" and chain == ("neg",))
+
+
+ELEMENTWISE = Family(
+    name="elementwise",
+    variants=tuple(_RESIDUAL),
+    render_problem=render_problem,
+    render_answer=render_answer,
+    accepts=accepts,
+)

@@ -1,0 +1,65 @@
+"""Family `norm`: RMS norm or layer norm of each row with a learned weight, then a chain."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from forge.data.families.layout import (
+    ROW_HEAD,
+    ROW_LOAD,
+    ROW_STORE,
+    Family,
+    Parameters,
+    answer_source,
+    problem_source,
+    row_launch,
+    row_sizes,
+)
+from forge.data.families.ops import Chain, torch_lines, triton_lines
+
+if TYPE_CHECKING:
+    from random import Random
+
+_WEIGHT = Parameters(
+    args=", dim",
+    lines=("self.w = torch.nn.Parameter(torch.ones(dim))",),
+    init_inputs="COLS",
+)
+_CENTRE = {"rms_norm": (), "layer_norm": ("x = tl.where(mask, x - tl.sum(x, axis=0) / n, 0.0)",)}
+
+
+def render_problem(variant: str, chain: Chain, *, rng: Random) -> str:
+    return problem_source(
+        row_sizes(rng),
+        inputs=["torch.randn(ROWS, COLS)"],
+        forward=[
+            f"x = torch.nn.functional.{variant}(x, self.w.shape, self.w, eps=1e-5)",
+            *torch_lines(chain),
+        ],
+        parameters=_WEIGHT,
+    )
+
+
+def render_answer(variant: str, chain: Chain) -> str:
+    return answer_source(
+        "x_ptr, w_ptr, out_ptr, n",
+        kernel=[
+            *ROW_HEAD,
+            ROW_LOAD,
+            *_CENTRE[variant],
+            "x = x * tl.rsqrt(tl.sum(x * x, axis=0) / n + 1e-5)",
+            "x = x * tl.load(w_ptr + cols, mask=mask, other=0.0)",
+            *triton_lines(chain),
+            ROW_STORE,
+        ],
+        forward=row_launch("x, self.w, out"),
+        parameters=_WEIGHT,
+    )
+
+
+NORM = Family(
+    name="norm",
+    variants=tuple(_CENTRE),
+    render_problem=render_problem,
+    render_answer=render_answer,
+)

@@ -1,0 +1,143 @@
+"""The element-wise operations that every family chains: torch text, Triton text and a plain-float meaning of each.
+
+Called by the families. The promise: an operation is defined for every real number, so no chain
+leaves its domain, and `is_sound` keeps chains out of a run that blow up, hardly vary or hold a step
+without effect.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import permutations
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Chain = tuple[str, ...]
+"""Names of operations in order of application."""
+
+MAX_CHAIN = 4
+"""Longest chain; the level of a problem is its length."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Op:
+    """One element-wise operation on `x`."""
+
+    name: str
+    torch: str
+    """Expression of `x` in the reference."""
+    triton: str
+    """The same in a kernel."""
+    value: Callable[[float], float]
+    """The same on a Python float."""
+
+
+def _sigmoid(x: float) -> float:
+    return 1.0 / (1.0 + math.exp(-x)) if x > -700 else 0.0
+
+
+def _op(name: str, torch: str, triton: str, value: Callable[[float], float]) -> Op:
+    return Op(name=name, torch=torch, triton=triton, value=value)
+
+
+_ALL = (
+    _op("relu", "torch.relu(x)", "tl.maximum(x, 0.0)", lambda x: max(x, 0.0)),
+    _op("sigmoid", "torch.sigmoid(x)", "tl.sigmoid(x)", _sigmoid),
+    _op("tanh", "torch.tanh(x)", "2.0 * tl.sigmoid(2.0 * x) - 1.0", math.tanh),
+    _op("silu", "x * torch.sigmoid(x)", "x * tl.sigmoid(x)", lambda x: x * _sigmoid(x)),
+    _op("abs", "torch.abs(x)", "tl.abs(x)", abs),
+    _op("neg", "-x", "-x", lambda x: -x),
+    _op("square", "x * x", "x * x", lambda x: x * x),
+    _op("sin", "torch.sin(x)", "tl.sin(x)", math.sin),
+    _op("cos", "torch.cos(x)", "tl.cos(x)", math.cos),
+    _op(
+        "leaky",
+        "torch.where(x > 0, x, 0.1 * x)",
+        "tl.where(x > 0, x, 0.1 * x)",
+        lambda x: x if x > 0 else 0.1 * x,
+    ),
+    _op(
+        "elu",
+        "torch.nn.functional.elu(x)",
+        "tl.where(x > 0, x, tl.exp(x) - 1.0)",
+        lambda x: x if x > 0 else math.exp(x) - 1.0,
+    ),
+    _op(
+        "clamp",
+        "torch.clamp(x, -1.0, 1.0)",
+        "tl.minimum(tl.maximum(x, -1.0), 1.0)",
+        lambda x: min(max(x, -1.0), 1.0),
+    ),
+    _op("exp", "torch.exp(-torch.abs(x))", "tl.exp(-tl.abs(x))", lambda x: math.exp(-abs(x))),
+    _op(
+        "log",
+        "torch.log(1.0 + torch.abs(x))",
+        "tl.log(1.0 + tl.abs(x))",
+        lambda x: math.log(1.0 + abs(x)),
+    ),
+    _op(
+        "sqrt",
+        "torch.sqrt(1.0 + torch.abs(x))",
+        "tl.sqrt(1.0 + tl.abs(x))",
+        lambda x: math.sqrt(1.0 + abs(x)),
+    ),
+    _op("shift", "x + 2.0", "x + 2.0", lambda x: x + 2.0),
+)
+OPS: dict[str, Op] = {op.name: op for op in _ALL}
+
+_POINTS = tuple(-3.0 + 0.15 * i for i in range(41))
+"""Where chains are looked at: the bulk of a standard normal input."""
+_MAX_VALUE = 300.0
+"""Larger intermediate values make sine and cosine lose digits in fp32."""
+_MIN_SPREAD = 0.04
+"""Smallest standard deviation of a chain's values: below it the reference hardly varies."""
+_MIN_EFFECT = 0.02
+"""Smallest root mean square change that leaving out a step must make."""
+
+
+def _values(chain: Chain) -> list[float]:
+    out = list(_POINTS)
+    for name in chain:
+        value = OPS[name].value
+        out = [value(x) for x in out]
+        if max(map(abs, out)) > _MAX_VALUE:
+            return []
+    return out
+
+
+def _spread(values: list[float]) -> float:
+    mean = sum(values) / len(values)
+    return math.sqrt(sum((v - mean) ** 2 for v in values) / len(values))
+
+
+@lru_cache(maxsize=100_000)
+def is_sound(chain: Chain) -> bool:
+    """Whether a chain varies, stays small, and each of its steps changes the result."""
+    values = _values(chain)
+    if not values or _spread(values) < _MIN_SPREAD:
+        return False
+    for i in range(len(chain)):
+        without = _values(chain[:i] + chain[i + 1 :])
+        change = [a - b for a, b in zip(values, without, strict=False)]
+        if change and math.sqrt(sum(c * c for c in change) / len(change)) < _MIN_EFFECT:
+            return False
+    return True
+
+
+def chains(length: int) -> Iterator[Chain]:
+    """All ordered chains of distinct operations of one length, sound or not."""
+    return permutations(OPS, length)
+
+
+def torch_lines(chain: Chain) -> list[str]:
+    """Statements of the chain in a reference's `forward`."""
+    return [f"x = {OPS[name].torch}" for name in chain]
+
+
+def triton_lines(chain: Chain) -> list[str]:
+    """Statements of the chain in a kernel."""
+    return [f"x = {OPS[name].triton}" for name in chain]

@@ -1,0 +1,99 @@
+"""Family `reduction`: a chain, then sum, mean, maximum or minimum of each row."""
+
+from __future__ import annotations
+
+import math
+from random import Random
+from typing import TYPE_CHECKING
+
+from forge.data.families.layout import (
+    ROW_HEAD,
+    ROW_LOAD,
+    Family,
+    answer_source,
+    problem_source,
+    row_launch,
+    row_sizes,
+)
+from forge.data.families.ops import OPS, Chain, is_sound, torch_lines, triton_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_TORCH = {
+    "sum": "torch.sum(x, dim=1)",
+    "mean": "torch.mean(x, dim=1)",
+    "max": "torch.amax(x, dim=1)",
+    "min": "torch.amin(x, dim=1)",
+}
+_TRITON = {
+    "sum": ("0.0", "tl.sum(x, axis=0)"),
+    "mean": ("0.0", "tl.sum(x, axis=0) / n"),
+    "max": ('float("-inf")', "tl.max(x, axis=0)"),
+    "min": ('float("inf")', "tl.min(x, axis=0)"),
+}
+"""The value of masked elements (neutral for the reduction), and the reduction."""
+_PYTHON: dict[str, Callable[[list[float]], float]] = {
+    "sum": sum,
+    "mean": lambda values: sum(values) / len(values),
+    "max": max,
+    "min": min,
+}
+
+
+def render_problem(variant: str, chain: Chain, *, rng: Random) -> str:
+    return problem_source(
+        row_sizes(rng),
+        inputs=["torch.randn(ROWS, COLS)"],
+        forward=[*torch_lines(chain), f"x = {_TORCH[variant]}"],
+    )
+
+
+def render_answer(variant: str, chain: Chain) -> str:
+    neutral, reduce = _TRITON[variant]
+    return answer_source(
+        "x_ptr, out_ptr, n",
+        kernel=[
+            *ROW_HEAD,
+            ROW_LOAD,
+            *triton_lines(chain),
+            f"x = tl.where(mask, x, {neutral})",
+            f"x = {reduce}",
+            "tl.store(out_ptr + row, x)",
+        ],
+        forward=row_launch("x, out", out="x.new_empty(m)"),
+    )
+
+
+_NUM_ROWS, _NUM_COLS = 12, 60
+_RNG = Random(0)
+_ROWS = [[_RNG.gauss(0.0, 1.0) for _ in range(_NUM_COLS)] for _ in range(_NUM_ROWS)]
+_MIN_SPREAD = 0.04
+"""Smallest standard deviation over rows, relative to their root mean square or half."""
+
+
+def accepts(variant: str, chain: Chain) -> bool:
+    """Sound, and the reduced rows differ: the maximum of a bounded chain is nearly the same everywhere."""
+    if not is_sound(chain):
+        return False
+    reduce = _PYTHON[variant]
+    out = [reduce([_apply(chain, x) for x in row]) for row in _ROWS]
+    mean = sum(out) / len(out)
+    rms = math.sqrt(sum(v * v for v in out) / len(out))
+    spread = math.sqrt(sum((v - mean) ** 2 for v in out) / len(out))
+    return spread > _MIN_SPREAD * max(rms, 0.5)
+
+
+def _apply(chain: Chain, x: float) -> float:
+    for name in chain:
+        x = OPS[name].value(x)
+    return x
+
+
+REDUCTION = Family(
+    name="reduction",
+    variants=tuple(_TORCH),
+    render_problem=render_problem,
+    render_answer=render_answer,
+    accepts=accepts,
+)

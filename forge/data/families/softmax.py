@@ -1,0 +1,63 @@
+"""Family `softmax`: a chain, then softmax or log-softmax of each row."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from forge.data.families.layout import (
+    ROW_HEAD,
+    ROW_LOAD,
+    ROW_STORE,
+    Family,
+    answer_source,
+    problem_source,
+    row_launch,
+    row_sizes,
+)
+from forge.data.families.ops import Chain, is_sound, torch_lines, triton_lines
+
+if TYPE_CHECKING:
+    from random import Random
+
+_TRITON = {
+    "softmax": ("x = tl.exp(x)", "x = x / tl.sum(x, axis=0)"),
+    "log_softmax": ("x = x - tl.log(tl.sum(tl.exp(x), axis=0))",),
+}
+
+
+def render_problem(variant: str, chain: Chain, *, rng: Random) -> str:
+    return problem_source(
+        row_sizes(rng),
+        inputs=["torch.randn(ROWS, COLS)"],
+        forward=[*torch_lines(chain), f"x = torch.{variant}(x, dim=1)"],
+    )
+
+
+def render_answer(variant: str, chain: Chain) -> str:
+    return answer_source(
+        "x_ptr, out_ptr, n",
+        kernel=[
+            *ROW_HEAD,
+            ROW_LOAD,
+            *triton_lines(chain),
+            'x = tl.where(mask, x, float("-inf"))',
+            "x = x - tl.max(x, axis=0)",
+            *_TRITON[variant],
+            ROW_STORE,
+        ],
+        forward=row_launch("x, out"),
+    )
+
+
+def accepts(variant: str, chain: Chain) -> bool:
+    """Sound, and not ending in a shift, which softmax undoes."""
+    return chain[-1] != "shift" and is_sound(chain)
+
+
+SOFTMAX = Family(
+    name="softmax",
+    variants=tuple(_TRITON),
+    render_problem=render_problem,
+    render_answer=render_answer,
+    accepts=accepts,
+)

@@ -1,0 +1,154 @@
+"""Problems made from families and chains, split by composition; and the honest answer to each.
+
+A composition is (family, variant, chain); it is the problem's id, `softmax-log_softmax-relu-tanh`,
+so an answer needs nothing but the problem. Called by `load_problems` and `pairs`. Deterministic from
+the seed; sizes are no part of a composition, so no split sees another's kernel with other sizes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING
+
+from forge.data.families import FAMILIES
+from forge.data.families.ops import MAX_CHAIN, OPS, Chain, chains
+from forge.errors import ConfigError
+from forge.records import Problem, Split
+
+if TYPE_CHECKING:
+    from forge.config.schema import ProblemsTable
+
+Cell = tuple[str, int]
+"""Family and chain length."""
+
+LEVEL_WEIGHTS = {1: 0.1, 2: 0.3, 3: 0.3, 4: 0.3}
+"""Share of each chain length; the short chains are few and run out first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Composition:
+    """What a generated problem is made of."""
+
+    family: str
+    variant: str
+    chain: Chain
+
+    @property
+    def problem_id(self) -> str:
+        return "-".join((self.family, self.variant, *self.chain))
+
+    @classmethod
+    def parse(cls, problem_id: str) -> Composition:
+        """Inverse of `problem_id`. Raises ValueError for an id that is not the generator's."""
+        family, variant, *chain = problem_id.split("-")
+        known = family in FAMILIES and variant in FAMILIES[family].variants
+        if not known or not chain or any(name not in OPS for name in chain):
+            raise ValueError(f"{problem_id!r} is no generated problem")
+        return cls(family=family, variant=variant, chain=tuple(chain))
+
+
+def generate_problems(table: ProblemsTable, *, seed: int) -> list[Problem]:
+    """`table.num_problems` distinct problems in a fixed order: held-out first, then SFT, then GRPO.
+
+    Held-out problems are spread evenly over all families and chain lengths.
+
+    Raises:
+        ConfigError: no held-out problem for some family and length, or none left to train on.
+    """
+    cells = _draw(table.num_problems, rng=Random(seed))
+    _check(table, num_cells=len(cells), num_drawn=sum(map(len, cells.values())))
+    rng = Random(seed + 1)
+    heldout = _take_evenly(cells, num=table.num_heldout, rng=rng)
+    rest = [composition for cell in sorted(cells) for composition in cells[cell]]
+    rng.shuffle(rest)
+    num_sft = round(table.sft_share * len(rest))
+    parts = ((Split.HELDOUT, heldout), (Split.SFT, rest[:num_sft]), (Split.GRPO, rest[num_sft:]))
+    return [_problem(c, split=split, seed=seed) for split, part in parts for c in part]
+
+
+def _take_evenly(
+    cells: dict[Cell, list[Composition]], *, num: int, rng: Random
+) -> list[Composition]:
+    """Remove `num` compositions, round by round, so that counts differ by one at most."""
+    taken: list[Composition] = []
+    while len(taken) < num:
+        filled = [cell for cell in cells if cells[cell]]
+        for cell in rng.sample(filled, min(len(filled), num - len(taken))):
+            taken.append(cells[cell].pop())
+    return taken
+
+
+def answer(problem: Problem) -> str:
+    """Source of the honest Triton answer to a generated problem. Raises ValueError for any other."""
+    composition = Composition.parse(problem.problem_id)
+    return render_answer(composition)
+
+
+def render_answer(composition: Composition) -> str:
+    family = FAMILIES[composition.family]
+    return family.render_answer(composition.variant, composition.chain)
+
+
+def _check(table: ProblemsTable, *, num_cells: int, num_drawn: int) -> None:
+    if table.num_heldout < num_cells:
+        raise ConfigError(
+            f"problems.num_heldout: {table.num_heldout}; "
+            f"every family and chain length needs one: at least {num_cells}"
+        )
+    if table.num_heldout >= num_drawn:
+        raise ConfigError(
+            f"problems.num_heldout: {table.num_heldout}; "
+            f"must leave some of num_problems = {num_drawn} to train on"
+        )
+
+
+def _problem(composition: Composition, *, split: Split, seed: int) -> Problem:
+    rng = Random(f"{seed}/{composition.problem_id}")
+    family = FAMILIES[composition.family]
+    return Problem(
+        problem_id=composition.problem_id,
+        source=family.render_problem(composition.variant, composition.chain, rng=rng),
+        family=composition.family,
+        level=len(composition.chain),
+        split=split,
+    )
+
+
+def _draw(num_problems: int, *, rng: Random) -> dict[Cell, list[Composition]]:
+    """Distinct compositions by cell, shuffled; what a small cell lacks, the next ones give."""
+    taken: dict[Cell, list[Composition]] = {}
+    missing = 0.0
+    for level in range(1, MAX_CHAIN + 1):
+        wanted = num_problems * LEVEL_WEIGHTS[level] + missing
+        for left, name in zip(range(len(FAMILIES), 0, -1), _scarce_first(), strict=True):
+            part = _sample(name, level, round(wanted / left), rng=rng)
+            taken[name, level] = part
+            wanted -= len(part)
+        missing = wanted
+    return taken
+
+
+def _scarce_first() -> list[str]:
+    return sorted(FAMILIES, key=lambda name: len(FAMILIES[name].variants))
+
+
+def _sample(family: str, level: int, num: int, *, rng: Random) -> list[Composition]:
+    kind = FAMILIES[family]
+    if level <= 2:  # few enough to list
+        every = [
+            Composition(family=family, variant=variant, chain=chain)
+            for chain in chains(level)
+            for variant in kind.variants
+            if kind.accepts(variant, chain)
+        ]
+        rng.shuffle(every)
+        return every[:num]
+    names = list(OPS)
+    found: dict[Composition, None] = {}
+    while len(found) < num:
+        chain = tuple(rng.sample(names, level))
+        variant = rng.choice(kind.variants)
+        if kind.accepts(variant, chain):
+            found[Composition(family=family, variant=variant, chain=chain)] = None
+    return list(found)

@@ -1,0 +1,106 @@
+"""Realistic mistakes put into an honest answer: what two-turn pairs mend. Called by `pairs`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from random import Random
+
+from forge.data.families.ops import OPS, triton_lines
+from forge.data.generator import Composition, render_answer
+
+Mistake = Callable[[Composition, Random], str | None]
+"""A broken answer, or None where this mistake cannot be made in it."""
+
+
+def _chain_lines(composition: Composition) -> list[str]:
+    return [f"    {line}\n" for line in triton_lines(composition.chain)]
+
+
+def wrong_op(composition: Composition, rng: Random) -> str | None:
+    """One step computes something else."""
+    line = rng.choice(_chain_lines(composition))
+    other = rng.choice([op for op in OPS.values() if op.name not in composition.chain])
+    return render_answer(composition).replace(line, f"    x = {other.triton}\n", 1)
+
+
+def missing_op(composition: Composition, rng: Random) -> str | None:
+    """One step is left out."""
+    line = rng.choice(_chain_lines(composition))
+    return render_answer(composition).replace(line, "", 1)
+
+
+def swapped_ops(composition: Composition, rng: Random) -> str | None:
+    """Two neighbouring steps change places."""
+    if len(composition.chain) < 2:
+        return None
+    lines = _chain_lines(composition)
+    at = rng.randrange(len(lines) - 1)
+    first, second = lines[at : at + 2]
+    return render_answer(composition).replace(first + second, second + first, 1)
+
+
+def missing_mask(composition: Composition, rng: Random) -> str | None:
+    """The masked elements are not set to the neutral value before a reduction."""
+    code = render_answer(composition)
+    broken = re.sub(r"    x = tl\.where\(mask, x, float.*\n", "", code, count=1)
+    return broken if broken != code else None
+
+
+def wrong_constant(composition: Composition, rng: Random) -> str | None:
+    """A literal has another value."""
+    code = render_answer(composition)
+    body = code[: code.index("class ")]
+    found = list(re.finditer(r"(?<![\w.])(0\.1|1\.0|2\.0|1e-5)(?![\w.])", body))
+    if not found:
+        return None
+    match = rng.choice(found)
+    other = rng.choice([text for text in ("0.1", "0.5", "2.0", "3.0") if text != match.group()])
+    return code[: match.start()] + other + code[match.end() :]
+
+
+def misspelt_name(composition: Composition, rng: Random) -> str | None:
+    """A function of triton.language that does not exist."""
+    code = render_answer(composition)
+    name = rng.choice(sorted(set(re.findall(r"tl\.([a-z_]{3,})\(", code))))
+    return code.replace(f"tl.{name}(", f"tl.{name[:-1]}(", 1)
+
+
+def undefined_name(composition: Composition, rng: Random) -> str | None:
+    """A variable that nothing defines."""
+    code = render_answer(composition)
+    name, other = rng.choice(
+        [("mask=mask", "mask=msk"), ("+ cols", "+ offs"), ("out_ptr +", "o_ptr +")]
+    )
+    return code.replace(name, other, 1) if name in code else None
+
+
+def syntax_error(composition: Composition, rng: Random) -> str | None:
+    """A colon or a closing parenthesis is missing."""
+    code = render_answer(composition)
+    kind = rng.choice(["):\n", ")\n"])
+    at = rng.choice([m.start() for m in re.finditer(re.escape(kind), code)])
+    return code[:at] + kind.replace(":" if ":" in kind else ")", "", 1) + code[at + len(kind) :]
+
+
+MISTAKES: tuple[Mistake, ...] = (
+    wrong_op,
+    wrong_op,
+    missing_op,
+    swapped_ops,
+    missing_mask,
+    wrong_constant,
+    misspelt_name,
+    undefined_name,
+    syntax_error,
+)
+"""What is drawn from; a wrong step is the commonest mistake of a small model, hence twice."""
+
+
+def break_answer(composition: Composition, *, rng: Random) -> str:
+    """A broken answer; always differs from the honest one, though the judge may still accept it."""
+    honest = render_answer(composition)
+    while True:
+        broken = rng.choice(MISTAKES)(composition, rng)
+        if broken is not None and broken != honest:
+            return broken

@@ -1,0 +1,118 @@
+"""SFT rows: a problem and its answer; in two-turn form with a broken answer and the judge's words.
+
+Called when a run is prepared. The judge's words in two-turn rows are real: `judge` runs each broken
+answer; a cache keeps verdicts of earlier runs. A broken answer that the judge accepts makes no row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping, Sequence
+from hashlib import sha256
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from forge.data.generator import Composition, answer, render_answer
+from forge.data.mistakes import break_answer
+from forge.data.prompts import Exchange, conversation, first_messages
+from forge.records import Message, Pair, Problem, Verdict
+
+if TYPE_CHECKING:
+    from forge.config.schema import DataTable
+    from forge.data.ports import Judge
+
+VerdictCache = MutableMapping[str, dict[str, Any]]
+"""Verdicts as JSON by `cache_key`."""
+
+MAX_TWO_TURN_ROWS = 300
+"""Each costs a judgement (about 0.1 s) before the run can begin."""
+
+
+def answer_text(composition: Composition, code: str) -> str:
+    """What the model is to say: a plan that names the steps in order, then the code."""
+    plan = " ".join((composition.family, composition.variant, *composition.chain))
+    return f"<think>\n{plan}\n</think>\n\n```python\n{code}```"
+
+
+def one_turn_pair(problem: Problem) -> Pair:
+    """A generated problem and its honest answer."""
+    text = answer_text(Composition.parse(problem.problem_id), answer(problem))
+    messages = (*first_messages(problem), Message(role="assistant", content=text))
+    return Pair(problem_id=problem.problem_id, messages=messages, num_turns=1)
+
+
+def two_turn_pair(problem: Problem, *, broken: str, verdict: Verdict) -> Pair:
+    """A broken answer, the verdict on it, and the honest answer."""
+    composition = Composition.parse(problem.problem_id)
+    attempt = Exchange(completion_text=answer_text(composition, broken), verdict=verdict)
+    mended = answer_text(composition, render_answer(composition))
+    messages = (
+        *conversation(problem, [attempt]),
+        Message(role="assistant", content=mended),
+    )
+    return Pair(problem_id=problem.problem_id, messages=messages, num_turns=2)
+
+
+def cache_key(problem: Problem, code: str) -> str:
+    return sha256(f"{problem.source}\0{code}".encode()).hexdigest()
+
+
+async def make_pairs(
+    problems: Sequence[Problem],
+    table: DataTable,
+    *,
+    seed: int,
+    judge: Judge,
+    cache: VerdictCache,
+    concurrency: int = 4,
+) -> list[Pair]:
+    """All rows for the given (SFT) problems, in a fixed order for given verdicts.
+
+    Args:
+        problems: Generated problems; those of the SFT split.
+        judge: Judges broken answers; at most `concurrency` at once.
+        cache: Verdicts by `cache_key`; read and added to.
+    """
+    rng = Random(seed)
+    rows = [one_turn_pair(p) for p in problems for _ in range(table.pairs_per_problem)]
+    num = min(round(table.two_turn_share * len(rows)), MAX_TWO_TURN_ROWS)
+    chosen = [problems[i % len(problems)] for i in rng.sample(range(len(rows)), num)]
+    broken = [(p, break_answer(Composition.parse(p.problem_id), rng=rng)) for p in chosen]
+    verdicts = await _judge_all(broken, judge=judge, cache=cache, concurrency=concurrency)
+    rows.extend(_mended(broken, verdicts))
+    rng.shuffle(rows)
+    return rows
+
+
+def _mended(broken: Sequence[tuple[Problem, str]], verdicts: Sequence[Verdict]) -> Iterator[Pair]:
+    for (problem, code), verdict in zip(broken, verdicts, strict=True):
+        if verdict.status.is_scored and not verdict.is_correct:
+            yield two_turn_pair(problem, broken=code, verdict=verdict)
+
+
+async def _judge_all(
+    broken: Sequence[tuple[Problem, str]],
+    *,
+    judge: Judge,
+    cache: VerdictCache,
+    concurrency: int,
+) -> list[Verdict]:
+    limiter = anyio.CapacityLimiter(concurrency)
+    verdicts: list[Verdict | None] = [None] * len(broken)
+
+    async def judge_one(index: int, problem: Problem, code: str) -> None:
+        key = cache_key(problem, code)
+        if key not in cache:
+            async with limiter:
+                verdict = await judge(problem, code)
+            if not verdict.status.is_scored:
+                verdicts[index] = verdict
+                return
+            cache[key] = verdict.to_json()
+        verdicts[index] = Verdict.from_json(cache[key])
+
+    async with anyio.create_task_group() as group:
+        for index, (problem, code) in enumerate(broken):
+            group.start_soon(judge_one, index, problem, code)
+    return [verdict for verdict in verdicts if verdict is not None]

@@ -1,0 +1,101 @@
+"""What the model is shown: a problem's first messages, the judge's words, what fits the context.
+
+Called by the rollout loop, evaluations, chat and the pair builder, so that trained and played prompts
+are the same. Works for any file in KernelBench's layout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from forge.records import Message, Problem, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forge.data.ports import CountTokens
+
+SYSTEM = "Write {entry_point}New with Triton."
+"""Short, since every prompt of a small model pays for it."""
+MAX_FEEDBACK_CHARS = 600
+"""Of the judge's detail: three turns have to share the context with the problem."""
+_PREFIX = "judge> "
+"""Quotes each of the judge's lines: a candidate's output cannot pass for a message of ours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """An attempt already judged: what the model wrote, and the verdict on it."""
+
+    completion_text: str
+    verdict: Verdict
+
+
+def first_messages(problem: Problem) -> tuple[Message, ...]:
+    """System and user message that open every conversation about a problem."""
+    return (
+        Message(role="system", content=SYSTEM.format(entry_point=problem.entry_point)),
+        Message(role="user", content=problem.source.strip()),
+    )
+
+
+def feedback_message(verdict: Verdict, *, max_chars: int = MAX_FEEDBACK_CHARS) -> Message:
+    """The judge's real words: status, reason, and the detail, shortened in its middle."""
+    head = f"{verdict.status}: {verdict.reason}"
+    detail = _shorten(verdict.detail.strip(), max_chars=max_chars)
+    lines = [head, *detail.splitlines()]
+    if verdict.timing is not None:
+        lines.append(_describe_speed(verdict))
+    return Message(role="user", content="\n".join(_PREFIX + line for line in lines))
+
+
+def conversation(problem: Problem, attempts: Sequence[Exchange]) -> tuple[Message, ...]:
+    """The messages before the next attempt; the chat template drops earlier thinking."""
+    messages = list(first_messages(problem))
+    for attempt in attempts:
+        messages.append(Message(role="assistant", content=attempt.completion_text))
+        messages.append(feedback_message(attempt.verdict))
+    return tuple(messages)
+
+
+def fit(
+    problem: Problem,
+    attempts: Sequence[Exchange],
+    *,
+    budget_tokens: int,
+    count_tokens: CountTokens,
+) -> tuple[Message, ...] | None:
+    """The conversation within `budget_tokens`: the oldest attempt is dropped first, the newest never.
+
+    Returns:
+        The messages; None where not even the newest attempt fits (the rollout ends
+        `context_full`).
+    """
+    for first in range(max(1, len(attempts))):
+        messages = conversation(problem, attempts[first:])
+        if count_tokens(messages) <= budget_tokens:
+            return messages
+    return None
+
+
+def _shorten(text: str, *, max_chars: int) -> str:
+    """Keep both ends, where a traceback has its place and its message."""
+    if len(text) <= max_chars:
+        return text
+    tail = max_chars * 2 // 3
+    return f"{text[: max_chars - tail].rstrip()}\n...\n{text[-tail:].lstrip()}"
+
+
+def _describe_speed(verdict: Verdict) -> str:
+    timing = verdict.timing
+    assert timing is not None
+    line = (
+        f"{timing.candidate_us:.1f} us, baseline {timing.baseline_us:.1f} us: "
+        f"{timing.speedup:.2f}x (at least {timing.speedup_low:.2f}x)"
+    )
+    if timing.achieved_gbps is not None:
+        line += f", {timing.achieved_gbps:.0f} GB/s"
+    if timing.roofline_share is not None:
+        line += f", {timing.roofline_share:.0%} of roofline"
+    return line

@@ -1,0 +1,26 @@
+"""Which problems a purpose may use. Called by the runner for SFT, GRPO and evaluation."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+from forge.records import Problem, Split
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def in_split(problems: Sequence[Problem], split: Split) -> list[Problem]:
+    """The problems of a split; all of them where a small directory could not be divided."""
+    found = [problem for problem in problems if problem.split is split]
+    if not found and split is Split.HELDOUT:
+        return list(problems)
+    return found
+
+
+def choose_heldout(num_problems: int, *, num_heldout: int, seed: int) -> frozenset[int]:
+    """Indices kept for evaluation; none where there are too few, since all serve both then."""
+    if num_problems < 2 * num_heldout:
+        return frozenset()
+    return frozenset(Random(seed).sample(range(num_problems), num_heldout))
