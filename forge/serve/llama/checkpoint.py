@@ -1,0 +1,167 @@
+"""Directories of weights as trainers write them: a full Hugging Face checkpoint, or a PEFT LoRA adapter.
+
+Called by `weights` (start and every publish). Promise: what `open_weights` returns is complete and of the right shapes; anything
+else is a ConfigError of one line that names the file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forge.errors import ConfigError
+from forge.serve.llama.architecture import Sizes, sizes_from, tensor_layout
+from forge.serve.llama.safetensors_file import StoredTensor, list_tensors
+
+LORA_KEY = re.compile(r"^(?:base_model\.model\.)?(?P<module>.*)\.lora_(?P<side>[AB])\.weight$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """All weights of a model."""
+
+    path: Path
+    sizes: Sizes
+    tensors: Mapping[str, StoredTensor]
+    """By GGUF name; exactly the tensors of `tensor_layout`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraPair:
+    """One adapted matrix: W + scale · B·A."""
+
+    gguf_name: str
+    a: StoredTensor
+    """[r, in]"""
+    b: StoredTensor
+    """[out, r]"""
+    scale: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """A PEFT LoRA adapter."""
+
+    path: Path
+    pairs: tuple[LoraPair, ...]
+
+
+def open_weights(path: Path, *, served: Sizes | None) -> Checkpoint | Adapter:
+    """Look at a directory and check it. With `served`, its shapes must be those of the model that is being served."""
+    if not path.is_dir():
+        raise ConfigError(f"{path}: no such directory of weights")
+    if (path / "adapter_config.json").exists():
+        if served is None:
+            raise ConfigError(f"{path}: an adapter needs a model to sit on")
+        return _open_adapter(path, served)
+    return _open_checkpoint(path, served)
+
+
+def _open_checkpoint(path: Path, served: Sizes | None) -> Checkpoint:
+    sizes = sizes_from(_read_json(path / "config.json"), where=f"{path}/config.json")
+    if served is not None and sizes != served:
+        changed = [n for n in Sizes.__slots__ if getattr(sizes, n) != getattr(served, n)]
+        found = ", ".join(f"{n} {getattr(sizes, n)} ({getattr(served, n)} served)" for n in changed)
+        raise ConfigError(f"{path}: another model than the one served: {found}")
+    stored: dict[str, StoredTensor] = {}
+    for file in _weight_files(path):
+        stored.update(list_tensors(file))
+    layout = tensor_layout(sizes)
+    if sizes.is_tied:
+        stored.pop("lm_head.weight", None)
+    _check_names(path, found=stored.keys(), allowed=layout.keys())
+    for name, slot in layout.items():
+        if stored[name].shape != slot.shape:
+            raise ConfigError(
+                f"{path}: {name} is {list(stored[name].shape)}, must be {list(slot.shape)}"
+            )
+    return Checkpoint(
+        path=path,
+        sizes=sizes,
+        tensors={slot.gguf_name: stored[name] for name, slot in layout.items()},
+    )
+
+
+def _weight_files(path: Path) -> list[Path]:
+    index = path / "model.safetensors.index.json"
+    if not index.exists():
+        return [path / "model.safetensors"]
+    names = _read_json(index).get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise ConfigError(f"{index}: no weight_map")
+    return [path / str(name) for name in sorted(set(names.values()))]
+
+
+def _check_names(path: Path, *, found: Any, allowed: Any) -> None:
+    if missing := sorted(allowed - found):
+        raise ConfigError(f"{path}: {len(missing)} tensors missing, the first is {missing[0]}")
+    if extra := sorted(found - allowed):
+        raise ConfigError(f"{path}: {len(extra)} tensors have no place, the first is {extra[0]}")
+
+
+def _open_adapter(path: Path, sizes: Sizes) -> Adapter:
+    where = path / "adapter_config.json"
+    config = _read_json(where)
+    if (kind := config.get("peft_type")) != "LORA":
+        raise ConfigError(f"{where}: peft_type is {kind!r}; allowed is 'LORA'")
+    for key in ("use_dora", "modules_to_save", "fan_in_fan_out", "lora_bias", "alora_invocation_tokens"):
+        if config.get(key):
+            raise ConfigError(f"{where}: {key} is {config[key]!r}; the llama engine needs it off")
+    if config.get("bias", "none") != "none":
+        raise ConfigError(f"{where}: bias is {config['bias']!r}; the llama engine needs 'none'")
+    if not isinstance(config.get("lora_alpha"), int | float):
+        raise ConfigError(f"{where}: lora_alpha is {config.get('lora_alpha')!r}; must be a number")
+    sides: dict[str, dict[str, StoredTensor]] = {}
+    for name, tensor in list_tensors(path / "adapter_model.safetensors").items():
+        if (match := LORA_KEY.match(name)) is None:
+            raise ConfigError(f"{path}: {name}: only lora_A and lora_B of linear layers are served")
+        sides.setdefault(match["module"], {})[match["side"]] = tensor
+    if not sides:
+        raise ConfigError(f"{path}: the adapter holds no tensors")
+    pairs = [_pair(path, module, found, config, sizes) for module, found in sides.items()]
+    return Adapter(path=path, pairs=tuple(pairs))
+
+
+def _pair(
+    path: Path, module: str, found: dict[str, StoredTensor], config: dict[str, Any], sizes: Sizes
+) -> LoraPair:
+    slot = tensor_layout(sizes).get(f"{module}.weight")
+    if slot is None or len(slot.shape) != 2 or module == "model.embed_tokens":
+        raise ConfigError(f"{path}: {module} is no linear layer of the model served")
+    if len(found) != 2:
+        raise ConfigError(f"{path}: {module} has only lora_{next(iter(found))}")
+    a, b = found["A"], found["B"]
+    out_size, in_size = slot.shape
+    if len(a.shape) != 2 or a.shape[1] != in_size or b.shape != (out_size, a.shape[0]):
+        raise ConfigError(
+            f"{path}: {module}: lora_A {list(a.shape)} and lora_B {list(b.shape)} do not fit"
+            f" [{out_size}, {in_size}]"
+        )
+    return LoraPair(gguf_name=slot.gguf_name, a=a, b=b, scale=_scale(config, module, a.shape[0]))
+
+
+def _scale(config: dict[str, Any], module: str, rank: int) -> float:
+    """As PEFT computes it: alpha / r, or alpha / √r for rsLoRA, alpha_pattern first."""
+    alpha = config["lora_alpha"]
+    for pattern, value in (config.get("alpha_pattern") or {}).items():
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            alpha = value
+            break
+    return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: not a JSON object")
+    return data

@@ -1,0 +1,288 @@
+"""Continuous batching: requests in, samples out, one `llama_decode` a step.
+
+Driven by `worker` (one thread). A step carries one token of every running sequence plus a chunk of waiting prompts. A group's
+prompt is evaluated once; its KV is saved and restored into each sample's own sequence, and kept while samples wait for a slot.
+
+    add ─▶ prefills (prompts to evaluate, FIFO) ─▶ forks (prompt done, samples to start) ─▶ slots (running) ─▶ finished
+                      ▲                                                                        │
+                      └────────── new weights: what runs is evaluated again and goes on ───────┘
+
+Promises: no request makes llama.cpp abort (Request.check, before it is queued); every token knows its policy version; with the
+same requests in the same order a seed gives the same tokens; one sequence id is kept for scoring, so a score never waits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from forge.errors import ConfigError
+from forge.records import Finish
+from forge.serve.llama.batch import Batch
+from forge.serve.llama.model import BATCH_TOKENS, MAX_SEQUENCES, Model, ModelSettings
+from forge.serve.llama.request import Request, Sample
+from forge.serve.llama.sampler import Draw, Sampler, uniforms
+from forge.serve.llama.score import score
+from forge.serve.llama.slots import Slots
+
+MAX_SLOTS = MAX_SEQUENCES - 1
+"""One id is kept for scoring."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Prefill:
+    """Tokens to evaluate before samples can start."""
+
+    tokens: np.ndarray
+    samples: list[Sample]
+    done: int = 0
+    slot: int | None = None
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Fork:
+    """An evaluated prompt whose samples wait for slots."""
+
+    prefill: Prefill
+    state: bytes
+    logits: np.ndarray
+    """Of the prompt's last token. [V]"""
+
+
+@dataclass(slots=True, eq=False)
+class Starts:
+    """Samples that get their first token in this step: their slots, and the row of logits of each."""
+
+    slots: list[int] = field(default_factory=list)
+    rows: list[np.ndarray] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class Counts:
+    """What has been done since the start."""
+
+    steps: int = 0
+    generated_tokens: int = 0
+    prompt_tokens: int = 0
+    recomputed_tokens: int = 0
+    """Prompt and completion tokens evaluated again after new weights."""
+
+
+class Engine:
+    """A model that serves. Every call from one thread."""
+
+    def __init__(self, settings: ModelSettings, *, num_slots: int, version: int = 0) -> None:
+        if not 1 <= num_slots <= MAX_SLOTS:
+            raise ConfigError(f"serve.slots: found {num_slots}; allowed is 1 to {MAX_SLOTS}")
+        settings = replace(settings, num_sequences=num_slots + 1)
+        self.model = Model(settings)
+        self.version = version
+        self.counts = Counts()
+        self.num_slots = num_slots
+        self.context_tokens = settings.context_tokens
+        self._batch = Batch(self.model.binding, capacity=BATCH_TOKENS)
+        self._slots = Slots(num_slots=num_slots, context_tokens=settings.context_tokens)
+        self._sampler = Sampler(num_vocab=self.model.num_vocab, max_rows=num_slots)
+        self._prefills: deque[Prefill] = deque()
+        self._forks: deque[Fork] = deque()
+
+    # -- requests --------------------------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises ConfigError for one that cannot be served."""
+        request.check(num_vocab=self.model.num_vocab, context_tokens=self.context_tokens)
+        request.prompt = request.prompt.astype(np.int32)
+        request.samples = [Sample(request, index) for index in range(request.n)]
+        self._prefills.append(Prefill(tokens=request.prompt, samples=list(request.samples)))
+
+    def abort(self, request: Request) -> None:
+        """End what is unfinished of a request, with what it has produced so far."""
+        for slot in self._slots.running.tolist():
+            if self._slots.sample(slot).request is request:
+                self._end(slot)
+        for prefill in [p for p in self._prefills if p.samples[0].request is request]:
+            self._prefills.remove(prefill)
+            if prefill.slot is not None:
+                self._vacate(prefill.slot)
+        for fork in [f for f in self._forks if f.prefill.samples[0].request is request]:
+            self._forks.remove(fork)
+        for sample in request.samples:
+            sample.finish = sample.finish or Finish.ABORT
+
+    @property
+    def is_active(self) -> bool:
+        return bool(self._slots.running.size or self._prefills or self._forks)
+
+    @property
+    def num_running(self) -> int:
+        return int(self._slots.running.size)
+
+    @property
+    def num_waiting(self) -> int:
+        """Samples without a slot."""
+        waiting = sum(len(prefill.samples) for prefill in self._prefills)
+        return waiting + sum(len(fork.prefill.samples) for fork in self._forks)
+
+    def new_tokens(self, sample: Sample, start: int) -> list[int]:
+        """Tokens of a sample from a place on, running or not."""
+        slot = self._slots.slot_of(sample)
+        return sample.tokens[start:].tolist() if slot is None else self._slots.tokens_from(slot, start)
+
+    # -- weights ---------------------------------------------------------------------------------
+
+    def load_weights(self, path: Path, *, version: int) -> None:
+        """Serve new weights; what runs is evaluated again under them. Raises ConfigError, nothing changed, if refused."""
+        self.model.load_weights(path)
+        self.version = version
+        self._recompute()
+
+    def _recompute(self) -> None:
+        """KV is gone: whatever held some goes back to the front of the queue, oldest first."""
+        again = [self._interrupted(slot) for slot in self._slots.running.tolist()]
+        again += [fork.prefill for fork in self._forks]
+        self._forks.clear()
+        for prefill in [*self._prefills, *again]:
+            if prefill.slot is not None:
+                self._slots.release(prefill.slot)
+            self.counts.recomputed_tokens += prefill.done
+            prefill.slot, prefill.done = None, 0
+        self._prefills.extendleft(reversed(again))
+
+    def _interrupted(self, slot: int) -> Prefill:
+        done = int(self._slots.num_cells[slot])
+        sample = self._slots.leave(slot)
+        tokens = np.concatenate([sample.request.prompt, sample.tokens])
+        return Prefill(tokens=tokens, samples=[sample], done=done, slot=slot)
+
+    def score(self, prompt: np.ndarray, completion: np.ndarray) -> np.ndarray:
+        """Log probability at temperature 1 of each completion token, teacher forced. Raises ConfigError. [T]"""
+        sequence = self.model.settings.num_sequences - 1
+        return score(self.model, self._batch, prompt, completion, sequence=sequence)
+
+    # -- the step --------------------------------------------------------------------------------
+
+    def step(self) -> list[Sample]:
+        """One decode. Returns the samples that finished in it."""
+        starts = Starts()
+        self._start_forks(starts)
+        if not self._prefills and not self._forks:
+            self._compact()
+        running = self._slots.running if not starts.slots else self._running_but(starts)
+        self._batch.clear()
+        self._batch.add_step(running, self._slots.next_token[running], self._slots.num_cells[running])
+        evaluated = self._add_prompts()
+        logits = self.model.decode(self._batch) if self._batch.size else np.empty((0, 0), np.float32)
+        self._slots.num_cells[running] += 1
+        self._finish_prompts(evaluated, logits[running.size :], starts)
+        self.counts.steps += 1
+        return self._sample(running, logits[: running.size], starts)
+
+    def _running_but(self, starts: Starts) -> np.ndarray:
+        """What was running before this step's starts: those have no token to feed yet."""
+        return np.setdiff1d(self._slots.running, starts.slots, assume_unique=True)
+
+    def _compact(self) -> None:
+        """With nobody waiting to fill a hole among the ids, the highest sequence moves into it."""
+        while (move := self._slots.hole()) is not None:
+            self.model.restore(move.target, self.model.save(move.source))
+            self._slots.move(move)
+            self._vacate(move.source)
+
+    def _add_prompts(self) -> list[Prefill]:
+        """Fill the batch with waiting prompts, in order; those that are complete with it."""
+        complete: list[Prefill] = []
+        for prefill in self._prefills:
+            if not self._batch.room:
+                break
+            if prefill.slot is None:
+                if not self._slots.num_free:
+                    break
+                prefill.slot = self._slots.hold()
+            chunk = prefill.tokens[prefill.done : prefill.done + self._batch.room]
+            self._batch.add_run(prefill.slot, chunk, prefill.done)
+            prefill.done += chunk.size
+            self.counts.prompt_tokens += chunk.size
+            if prefill.done == prefill.tokens.size:
+                self._batch.want_last()
+                complete.append(prefill)
+        return complete
+
+    def _finish_prompts(self, complete: list[Prefill], logits: np.ndarray, starts: Starts) -> None:
+        """Start the first sample of each evaluated prompt where its KV lies, the others from a copy."""
+        for prefill, row in zip(complete, logits, strict=True):
+            self._prefills.remove(prefill)
+            assert prefill.slot is not None
+            first, *others = prefill.samples
+            if others:
+                rest = Prefill(tokens=prefill.tokens, samples=others, done=prefill.done)
+                state = self.model.save(prefill.slot)
+                self._forks.append(Fork(prefill=rest, state=state, logits=row.copy()))
+            self._slots.enter(prefill.slot, first, num_cells=prefill.tokens.size)
+            starts.slots.append(prefill.slot)
+            starts.rows.append(row)
+        self._start_forks(starts)
+
+    def _start_forks(self, starts: Starts) -> None:
+        while self._forks and self._slots.num_free:
+            fork = self._forks[0]
+            slot = self._slots.hold()
+            self.model.restore(slot, fork.state)
+            self._slots.enter(slot, fork.prefill.samples.pop(0), num_cells=fork.prefill.tokens.size)
+            starts.slots.append(slot)
+            starts.rows.append(fork.logits)
+            if not fork.prefill.samples:
+                self._forks.popleft()
+
+    def _sample(self, running: np.ndarray, logits: np.ndarray, starts: Starts) -> list[Sample]:
+        slots = running
+        if starts.slots:
+            slots = np.concatenate([running, np.array(starts.slots, np.int64)])
+            started = np.stack(starts.rows)
+            logits = np.concatenate([logits, started]) if running.size else started
+        if not slots.size:
+            return []
+        uniform = uniforms(*self._slots.counters(slots))
+        draw = self._sampler.draw(logits, self._slots.knobs(slots), uniform)
+        if not draw.is_finite.all():
+            return self._give_up(slots[~draw.is_finite]) + self._record_finite(slots, draw)
+        return self._record(slots, draw)
+
+    def _record(self, slots: np.ndarray, draw: Draw) -> list[Sample]:
+        self.counts.generated_tokens += slots.size
+        return [self._end(slot) for slot in self._slots.append(slots, draw, version=self.version)]
+
+    def _record_finite(self, slots: np.ndarray, draw: Draw) -> list[Sample]:
+        kept = draw.is_finite
+        if not kept.any():
+            return []
+        finite = Draw(
+            token=draw.token[kept],
+            logprob=draw.logprob[kept],
+            logprob_t1=draw.logprob_t1[kept],
+            is_finite=kept[kept],
+        )
+        return self._record(slots[kept], finite)
+
+    def _give_up(self, slots: np.ndarray) -> list[Sample]:
+        """Samples whose logits were not finite: an overflow of the weights, which no token can answer."""
+        ended = [self._end(slot) for slot in slots.tolist()]
+        for sample in ended:
+            sample.finish = Finish.ABORT
+            sample.request.error = f"logits were not finite at policy version {self.version}"
+        return ended
+
+    def _end(self, slot: int) -> Sample:
+        sample = self._slots.leave(slot)
+        self._vacate(slot)
+        return sample
+
+    def _vacate(self, slot: int) -> None:
+        self.model.drop(slot)
+        self._slots.release(slot)
+
+    def close(self) -> None:
+        """Free everything. The engine cannot be used afterwards."""
+        self.model.close()

@@ -1,0 +1,241 @@
+"""A llama.cpp model with its context: weights, KV memory by sequence, one decode at a time.
+
+Owned by `engine`; the only file that calls llama.cpp. Promises: every argument that llama.cpp answers with abort() is checked
+before the call; a weight set that is refused leaves the old one in place; one thread uses an object at a time.
+
+KV is per sequence, not unified: attention then scans a sequence's own cells only (up to 1.9× faster, measured), and room for
+a sequence is certain from the start. Sequences are copied by saved state: `llama_memory_seq_cp` would copy the whole buffer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forge.errors import ConfigError
+from forge.serve.llama import binding as binding_module
+from forge.serve.llama.batch import Batch
+from forge.serve.llama.binding import failure
+from forge.serve.llama.checkpoint import Adapter, Checkpoint, open_weights
+from forge.serve.llama.convert import Precision, arrays, write_adapter, write_model
+
+logger = logging.getLogger(__name__)
+
+BATCH_TOKENS = 512
+"""Tokens of one decode. More gains nothing on CPU; less slows prompts."""
+CELL_BLOCK = 256
+"""llama.cpp rounds a sequence's cells up to this."""
+MAX_SEQUENCES = 256
+"""Compiled into llama.cpp (LLAMA_MAX_SEQ)."""
+KV_F32, KV_F16 = 0, 1
+FLASH_AUTO, FLASH_OFF = -1, 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """How a model is held."""
+
+    model_dir: Path
+    """Full checkpoint to start from."""
+    work_dir: Path
+    """Of GGUF files; they exist only while they are loaded."""
+    context_tokens: int
+    """Of one sequence."""
+    num_sequences: int = 1
+    precision: Precision = Precision.EXACT
+    threads: int = 1
+    gpu_layers: int = 0
+    allow_in_place: bool = True
+    """Write new weights over the old where the build allows; off means reload."""
+
+
+class Model:
+    """Weights, context and KV memory."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        if not 1 <= settings.num_sequences <= MAX_SEQUENCES:
+            raise ConfigError(f"num_sequences: {settings.num_sequences}; allowed is 1 to {MAX_SEQUENCES}")
+        checkpoint = open_weights(settings.model_dir, served=None)
+        assert isinstance(checkpoint, Checkpoint)
+        self.settings = settings
+        self.sizes = checkpoint.sizes
+        self.num_vocab = checkpoint.sizes.vocab_size
+        self.binding = binding_module.start()
+        self._c = self.binding.c
+        self._adapter: Any = None
+        self._model: Any = None
+        self._context: Any = None
+        self._state = (ctypes.c_uint8 * 0)()
+        self._load(checkpoint)
+
+    # -- weights ---------------------------------------------------------------------------------
+
+    def load_weights(self, path: Path) -> None:
+        """Serve the weights of a directory: a full checkpoint, or an adapter on the last full one. KV is dropped.
+
+        Raises ConfigError, with the old weights still served, where the directory is not complete or of another model.
+        """
+        weights = open_weights(path, served=self.sizes)
+        if isinstance(weights, Adapter):
+            self._load_adapter(weights)
+        elif self.can_update_in_place:
+            self._update_in_place(weights)
+        else:
+            self._load(weights)
+        self.clear()
+
+    @property
+    def can_update_in_place(self) -> bool:
+        return bool(self._tensors)
+
+    def _load(self, checkpoint: Checkpoint) -> None:
+        """Load the new model and its context, then free the old one."""
+        path = self.settings.work_dir / f"model-{os.getpid()}.gguf"
+        write_model(checkpoint, path, self.settings.precision)
+        try:
+            params = self._c.llama_model_default_params()
+            params.n_gpu_layers = self.settings.gpu_layers
+            # Neither mapped (read-only pages) nor repacked: both would forbid updates in place.
+            params.load_mode, params.use_extra_bufts = 0, False
+            model = self._c.llama_model_load_from_file(os.fsencode(path), params)
+        finally:
+            path.unlink()
+        if not model:
+            raise failure(f"llama.cpp cannot load {checkpoint.path}")
+        context = self._c.llama_init_from_model(model, self._context_params())
+        if not context:
+            self._c.llama_model_free(model)
+            raise failure(f"llama.cpp cannot make a context for {checkpoint.path}")
+        self.close()
+        self._model, self._context = model, context
+        self._memory = self._c.llama_get_memory(context)
+        self._rows = self._rows_address = None
+        self._tensors = self._find_tensors(checkpoint) if self.settings.allow_in_place else {}
+
+    def _context_params(self) -> Any:
+        exact = self.settings.precision is Precision.EXACT
+        cells = -(-self.settings.context_tokens // CELL_BLOCK) * CELL_BLOCK
+        params = self._c.llama_context_default_params()
+        params.n_ctx = cells * self.settings.num_sequences
+        params.n_batch = params.n_ubatch = BATCH_TOKENS
+        params.n_seq_max = params.n_outputs_max = self.settings.num_sequences
+        params.n_threads = params.n_threads_batch = self.settings.threads
+        params.type_k = params.type_v = KV_F32 if exact else KV_F16
+        # Flash attention casts f32 KV to f16, so exact means off.
+        params.flash_attn_type = FLASH_OFF if exact else FLASH_AUTO
+        params.kv_unified = False
+        params.no_perf = True
+        return params
+
+    def _find_tensors(self, checkpoint: Checkpoint) -> dict[str, list[int]]:
+        """Addresses for updates in place; empty unless names and sizes are exactly those we would write."""
+        found = self.binding.tensor_addresses(self._model) or {}
+        if found.keys() != checkpoint.tensors.keys():
+            logger.warning("weights will be reloaded: this build's tensor map is not understood")
+            return {}
+        width = 4 if self.settings.precision is Precision.EXACT else 2
+        for name, addresses in found.items():
+            shape = checkpoint.tensors[name].shape
+            num_bytes = int(np.prod(shape)) * (4 if len(shape) == 1 else width)
+            if any(self.binding.base.ggml_nbytes(address) != num_bytes for address in addresses):
+                logger.warning("weights will be reloaded: %s is held in another form", name)
+                return {}
+        return found
+
+    def _update_in_place(self, checkpoint: Checkpoint) -> None:
+        # Everything is read and checked before the first byte is written.
+        new = dict(arrays(checkpoint, self.settings.precision))
+        for name, array in new.items():
+            array = np.ascontiguousarray(array)
+            for address in self._tensors[name]:
+                self.binding.base.ggml_backend_tensor_set(address, array.ctypes.data, 0, array.nbytes)
+        self._set_adapter(None)
+
+    def _load_adapter(self, adapter: Adapter) -> None:
+        path = self.settings.work_dir / f"adapter-{os.getpid()}.gguf"
+        write_adapter(adapter, path)
+        try:
+            new = self._c.llama_adapter_lora_init(self._model, os.fsencode(path))
+        finally:
+            path.unlink()
+        # A failure is a NULL pointer object, which is not None.
+        if not new:
+            raise failure(f"llama.cpp cannot load the adapter {adapter.path}")
+        self._set_adapter(new)
+
+    def _set_adapter(self, new: Any) -> None:
+        """Point the context at the new adapter, and only then free the old: the context holds raw pointers."""
+        if new is None:
+            self._c.llama_set_adapters_lora(self._context, None, 0, None)
+        else:
+            pointers = (self._c.llama_adapter_lora_p_ctypes * 1)(new)
+            self._c.llama_set_adapters_lora(self._context, pointers, 1, (ctypes.c_float * 1)(1.0))
+        if self._adapter is not None:
+            self._c.llama_adapter_lora_free(self._adapter)
+        self._adapter = new
+
+    # -- decoding --------------------------------------------------------------------------------
+
+    def decode(self, batch: Batch) -> np.ndarray:
+        """Run a batch; logits of the tokens that asked for them, in batch order. [num_outputs, V], valid until the next."""
+        assert 0 < batch.size <= BATCH_TOKENS and batch.num_outputs <= self.settings.num_sequences
+        batch.c_batch.n_tokens = batch.size
+        if (code := self._c.llama_decode(self._context, batch.c_batch)) != 0:
+            raise failure(f"llama_decode answered {code}")
+        return self._logits()[: batch.num_outputs]
+
+    def _logits(self) -> np.ndarray:
+        pointer = self._c.llama_get_logits(self._context)
+        address = ctypes.cast(pointer, ctypes.c_void_p).value
+        if self._rows is None or address != self._rows_address:
+            shape = (self.settings.num_sequences, self.num_vocab)
+            self._rows, self._rows_address = np.ctypeslib.as_array(pointer, shape=shape), address
+        return self._rows
+
+    # -- KV memory -------------------------------------------------------------------------------
+
+    def clear(self) -> None:
+        """Forget every sequence."""
+        self._c.llama_memory_clear(self._memory, False)
+
+    def drop(self, sequence: int, *, start: int = 0) -> None:
+        """Forget a sequence from a position on."""
+        self._check(sequence)
+        self._c.llama_memory_seq_rm(self._memory, sequence, start, -1)
+
+    def save(self, sequence: int) -> bytes:
+        """The sequence's KV, to be restored under any id while the weights stay."""
+        self._check(sequence)
+        size = self._c.llama_state_seq_get_size(self._context, sequence)
+        if len(self._state) < size:
+            self._state = (ctypes.c_uint8 * size)()
+        written = self._c.llama_state_seq_get_data(self._context, self._state, size, sequence)
+        if written == 0:
+            raise failure(f"the KV of sequence {sequence} cannot be saved")
+        return ctypes.string_at(self._state, written)
+
+    def restore(self, sequence: int, state: bytes) -> None:
+        """Fill an empty sequence with saved KV."""
+        self._check(sequence)
+        buffer = ctypes.cast(ctypes.c_char_p(state), ctypes.POINTER(ctypes.c_uint8))
+        if self._c.llama_state_seq_set_data(self._context, buffer, len(state), sequence) == 0:
+            raise failure(f"the KV of sequence {sequence} cannot be restored")
+
+    def _check(self, sequence: int) -> None:
+        assert 0 <= sequence < self.settings.num_sequences
+
+    def close(self) -> None:
+        """Free context, adapter and weights."""
+        if self._context is None:
+            return
+        self._c.llama_free(self._context)
+        if self._adapter is not None:
+            self._c.llama_adapter_lora_free(self._adapter)
+        self._c.llama_model_free(self._model)
+        self._context = self._adapter = self._model = None

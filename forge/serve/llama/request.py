@@ -1,0 +1,99 @@
+"""What the engine is asked and what it answers: requests, their samples.
+
+Made by `completions`, carried through `engine` and `worker`. Promise: a request that `check` lets through cannot make llama.cpp
+abort the process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from forge.errors import ConfigError
+from forge.records import Finish
+
+MAX_SAMPLES = 4096
+"""Of one request: a bound on what one line of JSON can queue."""
+MAX_STOP_IDS = 16
+"""A row of the slot table holds this many."""
+SEED_MASK = (1 << 64) - 1
+
+
+@dataclass(slots=True, eq=False)
+class Sample:
+    """One continuation of a request. Outputs are filled when it leaves its slot."""
+
+    request: Request
+    index: int
+    """In the request, from 0; part of the random counter."""
+    tokens: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    logprobs: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))
+    logprobs_t1: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))
+    versions: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    """Policy version that produced each token."""
+    finish: Finish | None = None
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Request:
+    """A prompt and how to continue it."""
+
+    prompt: np.ndarray
+    """Token ids, int64 as given; the engine narrows them once checked. [P]"""
+    n: int
+    max_tokens: int
+    temperature: float
+    seed: int
+    top_p: float = 1.0
+    top_k: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    samples: list[Sample] = field(init=False)
+    error: str = ""
+    """Set where its samples were given up."""
+
+    def __post_init__(self) -> None:
+        self.samples = []
+
+    @property
+    def is_done(self) -> bool:
+        return all(sample.finish is not None for sample in self.samples)
+
+    def check(self, *, num_vocab: int, context_tokens: int) -> None:
+        """Raise ConfigError, with found and allowed, for what cannot be served."""
+        check_tokens("prompt", self.prompt, num_vocab=num_vocab)
+        _check_range("n", self.n, 1, MAX_SAMPLES)
+        _check_range("max_tokens", self.max_tokens, 1, context_tokens)
+        check_length(self.prompt.size, self.max_tokens, context_tokens=context_tokens)
+        _check_range("temperature", self.temperature, 0.0, 100.0)
+        _check_range("top_k", self.top_k, 0, 1 << 31)
+        if not 0.0 < self.top_p <= 1.0:
+            raise ConfigError(f"top_p: found {self.top_p}; allowed is above 0 up to 1")
+        _check_range("stop_token_ids: count", len(self.stop_token_ids), 0, MAX_STOP_IDS)
+        if self.stop_token_ids:
+            check_tokens("stop_token_ids", np.asarray(self.stop_token_ids), num_vocab=num_vocab)
+
+
+def check_tokens(name: str, tokens: np.ndarray, *, num_vocab: int) -> None:
+    """Raise unless there are tokens and all are in the vocabulary."""
+    if tokens.size == 0:
+        raise ConfigError(f"{name}: found no token; at least one is needed")
+    low, high = int(tokens.min()), int(tokens.max())
+    if low < 0 or high >= num_vocab:
+        raise ConfigError(
+            f"{name}: found token {low if low < 0 else high}; allowed is 0 to {num_vocab - 1}"
+        )
+
+
+def check_length(prompt: int, completion: int, *, context_tokens: int) -> None:
+    """Raise unless both fit a sequence together."""
+    if prompt + completion > context_tokens:
+        raise ConfigError(
+            f"found {prompt} prompt + {completion} completion tokens = {prompt + completion};"
+            f" allowed is {context_tokens} together (serve.context_tokens)"
+        )
+
+
+def _check_range(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise ConfigError(f"{name}: found {value}; allowed is {low} to {high}")

@@ -1,0 +1,110 @@
+"""Reading safetensors without torch: numpy has no bfloat16, so tensors come as raw bytes with their element type.
+
+Called by `checkpoint`. Promise: a truncated or malformed file is a ConfigError before any tensor is read, and files are
+read, never mapped (a file rewritten under a mapping kills the process with SIGBUS).
+The format: 8 bytes little-endian header length, JSON header, tensor bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forge.errors import ConfigError
+
+MAX_HEADER_BYTES = 100_000_000
+"""The limit of the reference implementation."""
+
+
+class Element(StrEnum):
+    """Element types that weights come in, by their safetensors name."""
+
+    F32 = "F32"
+    BF16 = "BF16"
+    F16 = "F16"
+
+
+RAW_DTYPE = {Element.F32: np.dtype("<f4"), Element.BF16: np.dtype("<u2"), Element.F16: np.dtype("<f2")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTensor:
+    """A tensor that lies in a file."""
+
+    name: str
+    path: Path
+    element: Element
+    shape: tuple[int, ...]
+    offset: int
+    """Of its first byte in the file."""
+
+    def read_f32(self) -> np.ndarray:
+        """As float32, exact for every element type."""
+        raw = self._read()
+        if self.element is Element.BF16:
+            return (raw.astype(np.uint32) << 16).view(np.float32)
+        return raw.astype(np.float32, copy=False)
+
+    def read_bf16(self) -> np.ndarray:
+        """As the bits of bfloat16 (uint16), rounded to nearest even where the file holds more."""
+        if self.element is Element.BF16:
+            return self._read()
+        bits = self.read_f32().view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+    def _read(self) -> np.ndarray:
+        count = int(np.prod(self.shape, dtype=np.int64))
+        raw = np.fromfile(self.path, RAW_DTYPE[self.element], count, offset=self.offset)
+        if raw.size != count:
+            raise ConfigError(f"{self.path}: {self.name}: the file ended while it was read")
+        return raw.reshape(self.shape)
+
+
+def list_tensors(path: Path) -> dict[str, StoredTensor]:
+    """Read the header and check that every tensor lies inside the file."""
+    header, data_start, data_bytes = _read_header(path)
+    tensors: dict[str, StoredTensor] = {}
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        try:
+            element, shape = Element(entry["dtype"]), tuple(int(size) for size in entry["shape"])
+            begin, end = (int(edge) for edge in entry["data_offsets"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{path}: {name}: {error}; allowed element types are F32, BF16, F16"
+            ) from error
+        num_bytes = int(np.prod(shape, dtype=np.int64)) * RAW_DTYPE[element].itemsize
+        if min(shape, default=1) < 1 or not 0 <= begin <= end or end - begin != num_bytes:
+            raise ConfigError(f"{path}: {name}: bytes {begin}..{end} do not hold {list(shape)}")
+        if end > data_bytes:
+            raise ConfigError(
+                f"{path}: truncated: {name} ends at byte {end} of data, the file has {data_bytes}"
+            )
+        tensors[name] = StoredTensor(
+            name=name, path=path, element=element, shape=shape, offset=data_start + begin
+        )
+    return tensors
+
+
+def _read_header(path: Path) -> tuple[dict[str, Any], int, int]:
+    """Header, offset of the data, bytes of data."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
+                raise ConfigError(f"{path}: truncated or not safetensors ({size} bytes)")
+            header = json.loads(file.read(length))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: not safetensors: {error}") from error
+    if not isinstance(header, dict):
+        raise ConfigError(f"{path}: not safetensors: the header is no object")
+    return header, 8 + length, size - 8 - length

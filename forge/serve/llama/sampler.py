@@ -1,0 +1,128 @@
+"""Drawing one token for each row of logits, all rows at once in numpy: per-row Python would cost more than a small model.
+
+Called by `engine`. Promises: temperature, then top-k, then top-p (the order of transformers and vLLM; llama.cpp's own chains
+differ, and then logprobs match no trainer's); the random number of a token depends only on (seed, sample, position), not on
+what else is in the batch. Shapes: R rows, V vocabulary, K blocks of W.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+BLOCK = 256
+"""Width of a block whose probabilities are summed at once: cumulative sums then run over V/256 numbers and one block."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knobs:
+    """How each row is sampled. All [R]."""
+
+    temperature: np.ndarray
+    """0 is greedy."""
+    top_k: np.ndarray
+    """0 is off."""
+    top_p: np.ndarray
+    """1 is off."""
+
+    def __getitem__(self, rows: np.ndarray) -> Knobs:
+        return Knobs(
+            temperature=self.temperature[rows], top_k=self.top_k[rows], top_p=self.top_p[rows]
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """What came out. All [R]."""
+
+    token: np.ndarray
+    logprob: np.ndarray
+    """Under the distribution sampled from; for greedy rows at temperature 1."""
+    logprob_t1: np.ndarray
+    """Under the whole vocabulary at temperature 1."""
+    is_finite: np.ndarray
+    """False where the logits held NaN or infinity; the rest of that row is meaningless."""
+
+
+def uniforms(seed: np.ndarray, sample: np.ndarray, position: np.ndarray) -> np.ndarray:
+    """Counter-based numbers in [0, 1): two rounds of splitmix64's finaliser over the mixed counters. [R]"""
+    x = seed.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    x += sample.astype(np.uint64) * np.uint64(0xD1B54A32D192ED03)
+    x += position.astype(np.uint64) * np.uint64(0x8CB92BA72F3D8DD7)
+    x += np.uint64(0x2545F4914F6CDD1D)
+    for _ in range(2):
+        x ^= x >> np.uint64(30)
+        x *= np.uint64(0xBF58476D1CE4E5B9)
+        x ^= x >> np.uint64(27)
+        x *= np.uint64(0x94D049BB133111EB)
+        x ^= x >> np.uint64(31)
+    return (x >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+class Sampler:
+    """Holds the padded buffer of probabilities, so that a step allocates little."""
+
+    def __init__(self, *, num_vocab: int, max_rows: int) -> None:
+        self.num_vocab = num_vocab
+        self._num_blocks = -(-num_vocab // BLOCK)
+        self._padded = np.zeros((max_rows, self._num_blocks * BLOCK), np.float32)
+
+    def draw(self, logits: np.ndarray, knobs: Knobs, uniform: np.ndarray) -> Draw:
+        """One token a row. logits [R, V] are left as they are."""
+        rows = np.arange(len(logits))
+        top = logits.max(axis=1)
+        shifted = logits - top[:, None]
+        probs = self._padded[: len(logits), : self.num_vocab]
+        np.exp(shifted, out=probs)
+        log_total_t1 = np.log(probs.sum(axis=1, dtype=np.float64))
+        is_finite = np.isfinite(log_total_t1) & np.isfinite(top)
+        scaled, log_total = shifted, log_total_t1
+        greedy = knobs.temperature == 0.0
+        if not (greedy | (knobs.temperature == 1.0)).all():
+            temperature = np.where(greedy, 1.0, knobs.temperature).astype(np.float32)
+            scaled = shifted / temperature[:, None]
+            np.exp(scaled, out=probs)
+            log_total = np.log(probs.sum(axis=1, dtype=np.float64))
+        cut = ((knobs.top_k > 0) | (knobs.top_p < 1.0)) & ~greedy & is_finite
+        if cut.any():
+            log_total = log_total.copy()
+            for row in np.flatnonzero(cut):
+                log_total[row] = _truncate(probs[row], int(knobs.top_k[row]), float(knobs.top_p[row]))
+        token = self._invert(len(logits), uniform)
+        if greedy.any():
+            token = np.where(greedy, logits.argmax(axis=1), token)
+        return Draw(
+            token=token,
+            logprob=scaled[rows, token] - log_total,
+            logprob_t1=shifted[rows, token] - log_total_t1,
+            is_finite=is_finite,
+        )
+
+    def _invert(self, num_rows: int, uniform: np.ndarray) -> np.ndarray:
+        """First index whose cumulative probability passes uniform · total: the block, then the place in it. [R]"""
+        rows = np.arange(num_rows)
+        blocks = self._padded[:num_rows].reshape(num_rows, self._num_blocks, BLOCK)
+        ends = blocks.sum(axis=2).cumsum(axis=1, dtype=np.float64)
+        target = uniform * ends[:, -1]
+        block = np.minimum((ends <= target[:, None]).sum(axis=1), self._num_blocks - 1)
+        before = np.where(block > 0, ends[rows, block - 1], 0.0)
+        inner = blocks[rows, block].cumsum(axis=1, dtype=np.float64)
+        place = np.minimum((inner <= (target - before)[:, None]).sum(axis=1), BLOCK - 1)
+        token = block * BLOCK + place
+        # Rounding at a block's end may leave an impossible token: step back to the last possible one.
+        for row in np.flatnonzero(self._padded[rows, token] == 0.0):
+            possible = np.flatnonzero(self._padded[row, : token[row]])
+            token[row] = possible[-1] if possible.size else 0
+        return token
+
+
+def _truncate(probs: np.ndarray, top_k: int, top_p: float) -> float:
+    """Zero what top-k and then top-p cut off, in place; log of what is left. probs [V]"""
+    order = np.argsort(-probs, kind="stable")
+    keep = min(top_k, order.size) if top_k > 0 else order.size
+    if top_p < 1.0:
+        mass = probs[order[:keep]].cumsum(dtype=np.float64)
+        keep = min(keep, int(np.searchsorted(mass, top_p * mass[-1])) + 1)
+    probs[order[keep:]] = 0.0
+    return float(np.log(probs.sum(dtype=np.float64)))

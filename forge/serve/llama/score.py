@@ -1,0 +1,53 @@
+"""Teacher forcing: the log probability of given tokens. What publish probes and tests compare with the trainer.
+
+Called by `engine` between two steps, in a sequence id of its own. Promise: the sequence is empty again afterwards, and inputs
+are checked before llama.cpp sees them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from forge.serve.llama.batch import Batch
+from forge.serve.llama.model import Model
+from forge.serve.llama.request import check_length, check_tokens
+
+
+def score(
+    model: Model, batch: Batch, prompt: np.ndarray, completion: np.ndarray, *, sequence: int
+) -> np.ndarray:
+    """Log probability at temperature 1 of each completion token after all before it. [T]"""
+    check_tokens("prompt_ids", prompt, num_vocab=model.num_vocab)
+    check_tokens("completion_ids", completion, num_vocab=model.num_vocab)
+    check_length(prompt.size, completion.size, context_tokens=model.settings.context_tokens)
+    tokens = np.concatenate([prompt, completion]).astype(np.int32)
+    try:
+        return _score(model, batch, tokens, prompt.size, sequence)
+    finally:
+        model.drop(sequence)
+
+
+def _score(model: Model, batch: Batch, tokens: np.ndarray, num_prompt: int, sequence: int) -> np.ndarray:
+    """Position p's logits score token p + 1, so rows are wanted from the prompt's last token on."""
+    start, logprobs = 0, []
+    while start < num_prompt - 1:
+        end = min(start + batch.capacity, num_prompt - 1)
+        batch.clear()
+        batch.add_run(sequence, tokens[start:end], start)
+        model.decode(batch)
+        start = end
+    max_rows = min(batch.capacity, model.settings.num_sequences)
+    while start < tokens.size - 1:
+        end = min(start + max_rows, tokens.size - 1)
+        batch.clear()
+        batch.add_run(sequence, tokens[start:end], start)
+        batch.want_last(end - start)
+        logprobs.append(_logprobs(model.decode(batch), tokens[start + 1 : end + 1]))
+        start = end
+    return np.concatenate(logprobs)
+
+
+def _logprobs(logits: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    total = np.log(np.exp(shifted).sum(axis=1, dtype=np.float64))
+    return shifted[np.arange(tokens.size), tokens] - total
