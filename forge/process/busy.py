@@ -1,10 +1,13 @@
-"""How much of its time a server works: the `busy_s` that every /health reports, from which idle shares are computed."""
+"""How much of its time a server works: the `busy_s` of every /health. Idle shares come from it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 
 class BusyClock:

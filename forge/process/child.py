@@ -1,11 +1,12 @@
-"""Owning one child process: spawn, readiness, end. The supervisor's side; the child's is `lease.py`.
+"""Owning a child process: spawn, readiness, end. Supervisor's side; the child's is `lease.py`.
 
     spawned ──/health 200──▶ ready ──stop()──▶ TERM ──grace──▶ KILL of the whole group ──▶ reaped
        └── died or silent: ChildDied / Stalled with the last log lines ─────────────────────┘
 
-Promises kept: each child leads a session of its own, with a death signal and a lease pipe (so it ends with us, also
-when we are killed), its output is appended to its log, and what is left of its process group is killed when it ends,
-before its pid can be reused. No task runs here: who owns a child waits for it.
+Promises kept: each child leads a session of its own, with a death signal and a lease pipe (so it
+ends with us, also when we are killed), its output is appended to its log, and what is left of its
+process group is killed when it ends, before its pid can be reused. No task runs here: who owns a
+child waits for it.
 """
 
 from __future__ import annotations
@@ -18,11 +19,9 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 
@@ -30,6 +29,10 @@ from forge.errors import ChildDied, MachineError, Stalled
 from forge.process import lease
 from forge.process.logtail import read_last_lines
 from forge.process.sockets import check_socket_path
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+    from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +43,14 @@ PROBE_TIMEOUT_S = 5.0
 """A /health that accepts and does not answer within this counts as not ready yet."""
 KILL_TIMEOUT_S = 10.0
 """After SIGKILL only a process stuck in the kernel (a driver, a dead NFS) is still there."""
+
+
+SIGNAL_HINTS: dict[int, str] = {
+    signal.SIGKILL: " (often out of memory)",
+    signal.SIGSEGV: " (it crashed in native code)",
+    signal.SIGABRT: " (it aborted in native code)",
+    signal.SIGTERM: " (SIGTERM)",
+}
 
 
 class ProcessObserver(Protocol):
@@ -119,11 +130,12 @@ class Child:
                 await anyio.wait_readable(fd)
             finally:
                 os.close(fd)
-        assert not self.is_alive and self._exit_reason is not None
+        if self.is_alive or self._exit_reason is None:
+            raise RuntimeError(f"{self!r}: its pidfd is readable, but it has not ended")
         return self._exit_reason
 
     async def stop(self) -> None:
-        """SIGTERM, `stop_grace_s` to end, then SIGKILL to the whole group. Returns when it is gone; may be repeated."""
+        """SIGTERM, `stop_grace_s` to end, then SIGKILL to the group. Returns when it is gone."""
         self._asked_to_stop = True
         if self.is_alive:
             os.kill(self.pid, signal.SIGTERM)
@@ -142,12 +154,13 @@ class Child:
             await self.wait()
         if scope.cancelled_caught:
             raise Stalled(
-                f"{self.spec.name} (pid {self.pid}) is still there {KILL_TIMEOUT_S:.0f} s after SIGKILL: "
+                f"{self.spec.name} (pid {self.pid}) is still there "
+                f"{KILL_TIMEOUT_S:.0f} s after SIGKILL: "
                 f"it hangs in the kernel (a driver or a file system); a reboot may be needed"
             )
 
     def dump_stacks(self) -> None:
-        """Makes the child write the stacks of all its threads to its log (it must have called `hold_lease`)."""
+        """Makes the child write the stacks of all its threads to its log."""
         if self.is_alive:
             os.kill(self.pid, signal.SIGUSR1)
 
@@ -178,7 +191,7 @@ class Child:
         return f"Last lines of {self.spec.log_path}:\n{lines}"
 
     def _reap(self) -> None:
-        """Sweeps the group while the dead leader still holds its number, then takes the exit status."""
+        """Sweeps the group while the dead leader still holds its number, then takes its status."""
         _kill_group(self.pid)
         code = self._process.wait()
         self._exit_reason = self._describe(code)
@@ -218,18 +231,14 @@ def describe_exit(code: int) -> str:
     """An exit status of `subprocess` in words."""
     if code >= 0:
         return f"exit {code}"
-    hints = {
-        signal.SIGKILL: " (often out of memory)",
-        signal.SIGSEGV: " (it crashed in native code)",
-    }
-    hints |= {signal.SIGABRT: " (it aborted in native code)", signal.SIGTERM: " (SIGTERM)"}
-    return f"killed by signal {-code}{hints.get(-code, '')}"
+    return f"killed by signal {-code}{SIGNAL_HINTS.get(-code, '')}"
 
 
 def _spawn(spec: ChildSpec, *, observer: ProcessObserver | None) -> Child:
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError(
-            f"{spec.name} must be spawned from the main thread: its death signal fires with the thread"
+            f"{spec.name} must be spawned from the main thread: "
+            "its death signal fires with the thread"
         )
     spec.log_path.parent.mkdir(parents=True, exist_ok=True)
     config_path = _write_config(spec)

@@ -1,7 +1,8 @@
 """The GPUs of this machine: which there are, what a child may see of them, and who holds them.
 
-Knows NVIDIA (NVML) and AMD (amdsmi); both libraries are imported lazily and their absence means no GPU. Asking makes
-no CUDA context. What the user hid with CUDA_VISIBLE_DEVICES (HIP_ on AMD) is not there for forge either.
+Knows NVIDIA (NVML) and AMD (amdsmi); both libraries are imported lazily and their absence means no
+GPU. Asking makes no CUDA context. What the user hid with CUDA_VISIBLE_DEVICES (HIP_ on AMD) is not
+there for forge either.
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ import fcntl
 import logging
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forge.errors import MachineError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +64,7 @@ class Gpu:
 
 @cache
 def inventory() -> tuple[Gpu, ...]:
-    """The cards that the user lets us use, in PCI order (or in the order of the user's own variable)."""
+    """The cards that the user lets us use, in PCI order or that of the user's own variable."""
     nvidia = _visible(_nvidia_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
     hip = os.environ.get("HIP_VISIBLE_DEVICES", os.environ.get("ROCR_VISIBLE_DEVICES"))
     return nvidia or _visible(_amd_gpus(), hip)
@@ -85,7 +89,8 @@ def lease_gpus(
 ) -> Iterator[None]:
     """Holds a lock per card that dies with this process.
 
-    Raises MachineError naming the holder when another run has one, unless `wait`. All runs of a host share `folder`.
+    Raises MachineError naming the holder when another run has one, unless `wait`. All runs of a
+    host share `folder`.
     """
     folder = Path(tempfile.gettempdir(), "forge-gpus") if folder is None else folder
     if uuids and not folder.is_dir():
@@ -114,7 +119,7 @@ def _lock(path: Path, *, uuid: str, holder: str, wait: bool) -> Iterator[None]:
 
 
 def _visible(gpus: Sequence[Gpu], variable: str | None) -> tuple[Gpu, ...]:
-    """What the user's own variable leaves, in its order. The first name that matches nothing ends the list, as in CUDA."""
+    """What the user's variable leaves, in its order. As in CUDA, an unknown name ends the list."""
     if variable is None:
         return tuple(gpus)
     chosen: list[Gpu] = []

@@ -1,13 +1,16 @@
-"""The whole environment of a child: threads, devices, no network for models, no secrets it has no use for."""
+"""The whole environment of a child: threads, devices, no hub access, no secrets."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import forge
 from forge.process.devices import VISIBILITY_VARIABLES, visibility
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 SECRET_ENDINGS = ("_TOKEN", "_KEY", "_SECRET", "_PASSWORD", "_CREDENTIALS")
 """Names that hold secrets by convention. A child that needs one is given it by its `env` table."""
@@ -16,7 +19,7 @@ SECRET_ENDINGS = ("_TOKEN", "_KEY", "_SECRET", "_PASSWORD", "_CREDENTIALS")
 def child_env(
     *, threads: int, gpus: Sequence[str] = (), extra: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Our own environment without secrets and device variables, plus what every child gets, plus `extra`.
+    """Our environment less secrets and device variables, plus what every child gets, and `extra`.
 
     Args:
         threads: for OpenMP, BLAS and tokenizers alike.
@@ -30,7 +33,7 @@ def child_env(
         "OPENBLAS_NUM_THREADS": count,
         "NUMEXPR_NUM_THREADS": count,
         "RAYON_NUM_THREADS": count,
-        # Waiting threads that spin take the cores of the other processes: 12 times slower, measured.
+        # Waiting threads that spin take the other processes' cores: 12 times slower, measured.
         "OMP_WAIT_POLICY": "passive",
         "GGML_NO_BACKTRACE": "1",
         "TOKENIZERS_PARALLELISM": "false",
@@ -52,7 +55,7 @@ def _is_passed_on(name: str) -> bool:
 
 
 def _python_path() -> str:
-    """A checkout that is not installed is found from any working directory; site-packages finds itself."""
+    """A checkout is found from any working directory, installed or not."""
     root = Path(forge.__file__).parent.parent
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     own = [] if root.name == "site-packages" else [str(root)]

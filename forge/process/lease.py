@@ -1,11 +1,12 @@
 """The child's side of being owned: `hold_lease()` is the first call of every child's `main`.
 
-Promise kept: when the supervisor is gone, however it went, this process and its whole process group are killed.
-Three things see to it, none of which needs Python to be responsive (a long call that holds the GIL does not matter):
+Promise kept: when the supervisor is gone, however it went, this process and its whole process group
+are killed. Three things see to it, none of which needs Python to be responsive (a long call that
+holds the GIL does not matter):
 
 - the death signal: the kernel kills this process when the thread that spawned it ends;
-- the lease pipe: its write end is open in the supervisor only, and its read end is armed so that the kernel itself
-  sends SIGKILL to our process group when the pipe hangs up;
+- the lease pipe: its write end is open in the supervisor only, and its read end is armed so that
+  the kernel itself sends SIGKILL to our process group when the pipe hangs up;
 - a look at both after arming, for a supervisor that died in between.
 
 Not covered: a grandchild that made a session of its own. Who makes one must hand it a lease too.
@@ -21,24 +22,27 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 LEASE_FD_VARIABLE = "FORGE_LEASE_FD"
 SUPERVISOR_VARIABLE = "FORGE_SUPERVISOR_PID"
 
 PR_SET_PDEATHSIG = 1
 F_SETSIG = 10
-"""Linux: which signal O_ASYNC sends. The fcntl module of 3.11 has the name only on some builds."""
+"""Linux: which signal O_ASYNC sends. Python names it on some builds only."""
 
 
 def hold_lease(argv: Sequence[str] | None = None) -> dict[str, Any]:
     """Ties this process to its supervisor and returns what the supervisor wants of it.
 
-    The config is the JSON file named by `argv[1]`. Also: SIGINT is ignored (Ctrl-C belongs to the supervisor, which
-    stops its children in order), and SIGUSR1 dumps all stacks to stderr, i.e. into the log. Started by hand, without
-    a supervisor, a child holds no lease and ends with its terminal.
+    The config is the JSON file named by `argv[1]`. Also: SIGINT is ignored (Ctrl-C belongs to the
+    supervisor, which stops its children in order), and SIGUSR1 dumps all stacks to stderr, i.e.
+    into the log. Started by hand, without a supervisor, a child holds no lease and ends with its
+    terminal.
     """
     argv = sys.argv if argv is None else argv
     faulthandler.enable()
@@ -66,7 +70,7 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def _arm_lease(fd: int) -> None:
-    """Lets the kernel send SIGKILL to our group when the other end of `fd` closes. The fd stays open for life."""
+    """Lets the kernel send SIGKILL to our group when the other end of `fd` closes."""
     os.set_inheritable(fd, False)
     fcntl.fcntl(fd, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(fd, F_SETSIG, signal.SIGKILL)
@@ -78,7 +82,7 @@ def _arm_lease(fd: int) -> None:
 
 
 def _kill_own_group() -> None:
-    """Ends this process and all that it started. Only a leader may: a hand-made group could hold a shell."""
+    """Ends this process; its whole group only where it leads it."""
     if os.getpgrp() == os.getpid():
         os.killpg(os.getpgrp(), signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 TAIL_BYTES = 64 * 1024
 """Enough for any number of lines that a person reads."""
 
 
 def read_last_lines(path: Path, *, num_lines: int, offset: int = 0) -> str:
-    """The last lines written after `offset`, without control characters; empty if there is no such file."""
+    """The last lines after `offset`, without control characters; empty without a file."""
     try:
         with path.open("rb") as file:
             end = file.seek(0, os.SEEK_END)

@@ -1,6 +1,8 @@
-"""HTTP over Unix sockets: the client that the supervisor uses, and the server that a child's `main` ends in.
+"""HTTP over Unix sockets: the client that the supervisor uses, and the server that a child's `main`
+ends in.
 
-`serve` returns after SIGTERM, so a child that ends in it exits with 0. httpx and uvicorn are imported on first use.
+`serve` returns after SIGTERM, so a child that ends in it exits with 0. httpx and uvicorn are
+imported on first use.
 """
 
 from __future__ import annotations
@@ -8,10 +10,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.abc
@@ -19,19 +19,24 @@ import anyio.abc
 from forge.process.sockets import check_socket_path
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
     import httpx
     import uvicorn
     from starlette.applications import Starlette
 
 KEEP_ALIVE_S = 3600
-"""Longer than any pause between two requests of a run, so that a pooled connection is not closed under a request."""
+"""Longer than any pause between two requests of a run, so that a pooled connection is not closed
+under a request.
+"""
 
 GRACEFUL_S = 2
 """Below every stop_grace_s: requests in flight get this long after SIGTERM."""
 
 
 def open_client(socket_path: Path, *, timeout_s: float) -> httpx.AsyncClient:
-    """A client for the server on `socket_path`, with relative URLs (`client.get("/health")`). Close it with `async with`."""
+    """A client for the server on `socket_path`, for `async with`: `client.get("/health")`."""
     import httpx
 
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
@@ -42,7 +47,9 @@ def open_client(socket_path: Path, *, timeout_s: float) -> httpx.AsyncClient:
 
 
 def serve(app: Starlette, socket_path: Path) -> None:
-    """Serves `app` on `socket_path` (0600) until SIGTERM. Raises SystemExit(1) if the app could not start."""
+    """Serves `app` on `socket_path` (0600) until SIGTERM. Raises SystemExit(1) if the app could not
+    start.
+    """
     server = _make_server(app, signals=(signal.SIGTERM,))
     with _bound(socket_path) as listener:
         anyio.run(_serve, server, listener)
@@ -56,13 +63,16 @@ async def serve_task(
     *,
     task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serves `app` inside a running loop until cancelled: `await tg.start(serve_task, app, path)` returns once it listens."""
+    """Serves `app` inside a running loop until cancelled.
+
+    `await tg.start(serve_task, app, path)` returns once it listens.
+    """
     server = _make_server(app, signals=())
     with _bound(socket_path) as listener:
         async with anyio.create_task_group() as tg:
             tg.start_soon(_serve, server, listener)
             try:
-                while not server.started:
+                while not server.started:  # noqa: ASYNC110 - uvicorn sets a plain flag
                     await anyio.sleep(0.005)
                 task_status.started()
                 await anyio.sleep_forever()
@@ -81,7 +91,9 @@ def _make_server(app: Starlette, *, signals: tuple[signal.Signals, ...]) -> uvic
     import uvicorn
 
     class Server(uvicorn.Server):
-        """uvicorn's own handlers would take back SIGINT and die of the signal again after a clean shutdown."""
+        """uvicorn's own handlers would take back SIGINT and die of the signal again after a clean
+        shutdown.
+        """
 
         @contextmanager
         def capture_signals(self) -> Iterator[None]:
@@ -89,15 +101,15 @@ def _make_server(app: Starlette, *, signals: tuple[signal.Signals, ...]) -> uvic
                 signal.signal(number, self.handle_exit)
             yield
 
-    config: dict[str, Any] = {
-        "log_level": "warning",
-        "access_log": False,
-        "lifespan": "on",
-        "ws": "none",
-    }
     return Server(
         uvicorn.Config(
-            app, timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=GRACEFUL_S, **config
+            app,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=GRACEFUL_S,
+            log_level="warning",
+            access_log=False,
+            lifespan="on",
+            ws="none",
         )
     )
 

@@ -1,4 +1,6 @@
-"""Who has been silent too long: a plain object, facts and `now` in, names out. The runner asks it and acts."""
+"""Who has been silent too long: a plain object, facts and `now` in, names out. The runner asks it
+and acts.
+"""
 
 from __future__ import annotations
 

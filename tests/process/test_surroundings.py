@@ -1,0 +1,173 @@
+"""What surrounds a child: environment, devices, sockets, disk, and the clocks that watch it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+from pathlib import Path
+
+import anyio
+import pytest
+from starlette.applications import Starlette
+
+from forge.errors import ConfigError, MachineError
+from forge.process import devices
+from forge.process.busy import BusyClock
+from forge.process.devices import Gpu, Vendor, lease_gpus, visibility
+from forge.process.disk import disk_faults, free_bytes, is_disk_full, require_free
+from forge.process.environment import child_env
+from forge.process.logtail import read_last_lines
+from forge.process.sockets import check_socket_path, open_socket_dir
+from forge.process.uds import open_client, serve_task
+from forge.process.watchdog import Watchdog
+
+
+def make_gpu(index: int, *, vendor: Vendor = Vendor.NVIDIA) -> Gpu:
+    return Gpu(
+        vendor=vendor,
+        index=index,
+        uuid=f"GPU-{index}{index}",
+        name="card",
+        memory_bytes=1 << 37,
+        free_bytes=1 << 37,
+        arch="gfx942" if vendor is Vendor.AMD else "",
+    )
+
+
+def test_a_cpu_child_sees_no_gpu_and_no_secret(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setenv("HF_TOKEN", "hf_s3cr3t")
+    monkeypatch.setenv("WANDB_API_KEY", "s3cr3t")
+    env = child_env(threads=3, extra={"HSA_X": "1"})
+    assert env["CUDA_VISIBLE_DEVICES"] == ""
+    assert (env["OMP_NUM_THREADS"], env["OMP_WAIT_POLICY"], env["HSA_X"]) == ("3", "passive", "1")
+    assert "s3cr3t" not in " ".join(env.values())
+    assert env["PATH"] == os.environ["PATH"]
+
+
+def test_an_nvidia_child_is_pinned_by_uuid_in_pci_order():
+    cards = [make_gpu(0), make_gpu(1)]
+    assert visibility(["GPU-11"], gpus=cards) == {
+        "CUDA_VISIBLE_DEVICES": "GPU-11",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    }
+
+
+def test_an_amd_child_is_pinned_by_one_variable_only():
+    env = visibility(["GPU-11"], gpus=[make_gpu(1, vendor=Vendor.AMD)])
+    assert env["HIP_VISIBLE_DEVICES"] == "1"
+    assert env["PYTORCH_ROCM_ARCH"] == "gfx942"
+    assert not {"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"} & set(env)
+
+
+@pytest.mark.parametrize(
+    ("variable", "expected"),
+    [(None, [0, 1, 2]), ("", []), ("2,0", [2, 0]), ("GPU-1", [1]), ("1,9,0", [1]), ("-1", [])],
+)
+def test_what_the_user_hid_is_not_there_for_forge(variable, expected):
+    cards = [make_gpu(index) for index in range(3)]
+    assert [gpu.index for gpu in devices._visible(cards, variable)] == expected
+
+
+def test_a_machine_without_gpus_has_an_empty_inventory():
+    if Path("/dev/nvidiactl").exists() or Path("/dev/kfd").exists():
+        pytest.skip("this machine has a GPU")
+    assert devices.inventory() == ()
+
+
+def test_a_second_run_that_wants_a_leased_gpu_is_refused_naming_the_holder(tmp_path):
+    with (
+        lease_gpus(["GPU-0"], holder="runs/a-1", folder=tmp_path),
+        lease_gpus(["GPU-1"], holder="runs/b-1", folder=tmp_path),
+        pytest.raises(MachineError, match=r"GPU-0 is held by runs/a-1 \(pid \d+\)"),
+        lease_gpus(["GPU-0"], holder="runs/b-1", folder=tmp_path),
+    ):
+        pass
+    with lease_gpus(["GPU-0"], holder="runs/b-1", folder=tmp_path):
+        assert "runs/b-1" in (tmp_path / "GPU-0.lock").read_text()
+
+
+def test_the_socket_directory_is_private_short_and_removed():
+    with open_socket_dir() as folder:
+        assert folder.stat().st_mode & 0o777 == 0o700
+        (folder / "x.sock").touch()
+    assert not folder.exists()
+
+
+def test_a_socket_path_that_would_be_too_long_is_a_config_error_with_advice(tmp_path):
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    with pytest.raises(ConfigError, match=r"the kernel allows 107. Set TMPDIR"):
+        open_socket_dir(base=deep).__enter__()
+    with pytest.raises(ConfigError, match="socket path of 112 bytes"):
+        check_socket_path(Path("/" + "é" * 55 + "."))
+
+
+def test_a_server_in_our_own_loop_listens_when_started_and_closes_when_cancelled():
+    async def main(path: Path) -> None:
+        with anyio.fail_after(10):
+            async with anyio.create_task_group() as tg:
+                await tg.start(serve_task, Starlette(), path)
+                async with open_client(path, timeout_s=5) as client:
+                    assert (await client.get("/nothing")).status_code == 404
+                tg.cancel_scope.cancel()
+
+    with open_socket_dir() as folder:
+        anyio.run(main, folder / "control.sock")
+        assert not (folder / "control.sock").exists()
+
+
+def test_a_disk_without_room_is_a_machine_error(tmp_path):
+    assert free_bytes(tmp_path / "not" / "yet") > 0
+    require_free(tmp_path, min_bytes=1, what="a run")
+    with pytest.raises(MachineError, match=r"a run needs 1000000000.0 GB of disk"):
+        require_free(tmp_path, min_bytes=10**18, what="a run")
+
+
+@pytest.mark.parametrize(
+    ("error", "is_full"),
+    [
+        (OSError(errno.ENOSPC, "no space"), True),
+        (OSError(errno.EDQUOT, "quota"), True),
+        (OSError(errno.ENOENT, "no file"), False),
+        (sqlite3.OperationalError("database or disk is full"), True),
+        (sqlite3.OperationalError("no such table"), False),
+        (ValueError("disk is full"), False),
+    ],
+)
+def test_a_full_disk_is_recognised_and_nothing_else_is(error, is_full, tmp_path):
+    assert is_disk_full(error) is is_full
+    with (
+        pytest.raises(MachineError if is_full else type(error)),
+        disk_faults(tmp_path / "run.db"),
+    ):
+        raise error
+
+
+def test_log_lines_come_without_control_characters(tmp_path):
+    path = tmp_path / "x.log"
+    path.write_bytes(b"one\n\x1b[31mtwo\x1b[0m\n\n\xff three\n")
+    assert read_last_lines(path, num_lines=2) == "[31mtwo[0m\n\N{REPLACEMENT CHARACTER} three"
+    assert read_last_lines(tmp_path / "none.log", num_lines=2) == ""
+
+
+def test_busy_seconds_count_overlapping_requests_once():
+    times = iter([0.0, 5.0, 8.0])
+    clock = BusyClock(now=lambda: next(times))
+    with clock.running(), clock.running():
+        pass
+    assert clock.busy_s == 5.0
+
+
+def test_the_watchdog_names_the_longest_silent_and_forgets_the_idle():
+    dog = Watchdog()
+    dog.expect("judge-0", limit_s=5, doing="judging", now=0)
+    dog.expect("serve-0", limit_s=5, doing="generating", now=1)
+    dog.expect("trainer", limit_s=100, doing="step 3", now=0)
+    assert dog.silent(now=4) == []
+    assert [silence.name for silence in dog.silent(now=7)] == ["judge-0", "serve-0"]
+    dog.progress("judge-0", doing="judging", now=7)
+    dog.release("serve-0")
+    assert dog.silent(now=7) == []
+    assert dog.silent(now=20)[0].doing == "judging"
