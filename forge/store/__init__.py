@@ -1,0 +1,16 @@
+"""What is remembered: the run directory, its two databases, the one writer and the many readers."""
+
+from forge.store.layout import RunPaths, create_run, find_run, open_run_lock
+from forge.store.reader import RunReader, open_run
+from forge.store.writer import Writer, open_writer
+
+__all__ = [
+    "RunPaths",
+    "RunReader",
+    "Writer",
+    "create_run",
+    "find_run",
+    "open_run",
+    "open_run_lock",
+    "open_writer",
+]

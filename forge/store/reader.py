@@ -1,0 +1,174 @@
+"""Reading a run: read-only, while it is written or long after. Used by the views, `forge sql`, the TUI and notebooks.
+
+`text(x)` in SQL decodes a stored body or looks up a text_id. Where texts are compressed, the views and `texts` read
+decoded all the same: a temporary view of the same name stands before each. Promise: nothing here writes to a run.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from forge.errors import ConfigError
+from forge.store.codec import decode_text
+from forge.store.layout import RunPaths, find_run
+from forge.store.schema import check_version
+
+Params = Sequence[Any] | Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """What a query answered."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+
+class RunReader:
+    """A read-only connection to one run. Close it, or use it in a `with`."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self.paths = paths
+        self._connection = _connect(paths)
+        self._lookup = _open(paths.run_db)[0]
+        self._connection.create_function("text", 1, self._text, deterministic=True)
+        self._connection.set_authorizer(_authorize)
+
+    def __enter__(self) -> RunReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._connection.close()
+        self._lookup.close()
+
+    def query(self, sql: str, params: Params = ()) -> Table:
+        """Columns and rows of one statement. Raises sqlite3.Error on a mistake in it."""
+        cursor = self._connection.execute(sql, params)
+        columns = tuple(item[0] for item in cursor.description or ())
+        return Table(columns=columns, rows=tuple(cursor.fetchall()))
+
+    def rows(self, sql: str, params: Params = ()) -> list[dict[str, Any]]:
+        """The rows as dictionaries: `open_run("last").rows("SELECT * FROM v_steps")`."""
+        table = self.query(sql, params)
+        return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+
+    def one(self, sql: str, params: Params = ()) -> dict[str, Any] | None:
+        """The first row, or None."""
+        found = self.rows(sql, params)
+        return found[0] if found else None
+
+    def value(self, sql: str, params: Params = ()) -> Any:
+        """The first column of the first row, or None."""
+        row = self._connection.execute(sql, params).fetchone()
+        return None if row is None else row[0]
+
+    def data_version(self) -> int:
+        """Changes when the writer has committed since the last call: 5 us to know that nothing is new."""
+        return self._connection.execute("PRAGMA data_version").fetchone()[0]
+
+    def _text(self, value: Any) -> str | None:
+        if isinstance(value, int):
+            row = self._lookup.execute(
+                "SELECT body FROM main.texts WHERE text_id = ?", (value,)
+            ).fetchone()
+            value = None if row is None else row[0]
+        return decode_text(value)
+
+
+def open_run(run: str | Path | RunPaths, *, store_dir: Path = Path("runs")) -> RunReader:
+    """Opens a run by path, name, `name-n` or `last`. Raises ConfigError where there is none or it is newer than us."""
+    return RunReader(run if isinstance(run, RunPaths) else find_run(run, store_dir=store_dir))
+
+
+@contextmanager
+def explain_sql(place: str) -> Iterator[None]:
+    """Turns a mistake in a person's SQL into one ConfigError line."""
+    try:
+        yield
+    except (sqlite3.Error, sqlite3.Warning) as error:
+        words = str(error).replace("\n", " ")
+        if "not authorized" in words or "readonly" in words:
+            words += "; a run is read-only"
+        raise ConfigError(
+            f'{place}: {words}; "forge sql RUN" alone lists tables and views'
+        ) from error
+
+
+def _connect(paths: RunPaths) -> sqlite3.Connection:
+    if not paths.run_db.is_file():
+        raise ConfigError(f"{paths.root}: no run.db in it, so it is no run")
+    connection, mode = _open(paths.run_db)
+    try:
+        check_version(connection, path=paths.run_db)
+        if paths.tokens_db.is_file():
+            connection.execute(f"ATTACH '{_uri(paths.tokens_db, mode)}' AS tokens")
+        _decode_views(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _open(path: Path) -> tuple[sqlite3.Connection, str]:
+    """Read-only; where even WAL's index cannot be made (a read-only medium), the file as it lies there."""
+    connection = _try_open(path, "mode=ro")
+    if connection is not None:
+        return connection, "mode=ro"
+    connection = None if path.with_name("run.db-wal").exists() else _try_open(path, "immutable=1")
+    if connection is None:
+        raise ConfigError(f"{path}: cannot be read: no permission, or no place for its -shm file")
+    return connection, "immutable=1"
+
+
+def _try_open(path: Path, mode: str) -> sqlite3.Connection | None:
+    """None where SQLite cannot open it so. Raises ConfigError where it is no database."""
+    connection = sqlite3.connect(
+        _uri(path, mode), uri=True, isolation_level=None, check_same_thread=False
+    )
+    try:
+        connection.execute("PRAGMA busy_timeout = 5000")
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.OperationalError:
+        connection.close()
+        return None
+    except sqlite3.DatabaseError as error:
+        connection.close()
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    return connection
+
+
+def _uri(path: Path, mode: str) -> str:
+    return f"file:{quote(str(path.resolve()))}?{mode}"
+
+
+def _decode_views(connection: sqlite3.Connection) -> None:
+    """Puts a decoding view of the same name before `texts` and every view. Harmless where texts are plain."""
+    row = connection.execute("SELECT texts FROM main.runs").fetchone()
+    if row is None or row[0] == "plain":
+        return
+    views = connection.execute("SELECT sql FROM main.sqlite_master WHERE type = 'view'").fetchall()
+    connection.execute(
+        "CREATE TEMP VIEW texts AS SELECT text_id, sha256, num_bytes, text(body) AS body FROM main.texts"
+    )
+    for (sql,) in views:
+        connection.execute(sql.replace("CREATE VIEW", "CREATE TEMP VIEW", 1))
+
+
+def _authorize(action: int, first: str | None, second: str | None, *_: object) -> int:
+    """No pragma that sets something but for a few that only look, and no database attached for writing."""
+    if action == sqlite3.SQLITE_ATTACH:
+        is_read_only = bool(first) and ("mode=ro" in str(first) or "immutable=1" in str(first))
+        return sqlite3.SQLITE_OK if is_read_only else sqlite3.SQLITE_DENY
+    if action == sqlite3.SQLITE_PRAGMA and second is not None:
+        is_look = str(first).lower() in ("table_info", "table_xinfo", "index_list", "index_info")
+        return sqlite3.SQLITE_OK if is_look else sqlite3.SQLITE_DENY
+    return sqlite3.SQLITE_OK
