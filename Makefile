@@ -1,0 +1,37 @@
+# Everything starts here: make quickstart, make test. forge/install makes .venv; PYTHON= and TORCH= choose with what.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PYTEST_ARGS ?=
+
+.PHONY: help setup quickstart test check format clean
+
+help:
+	@echo "make quickstart   install, then forge run experiments/quickstart.toml"
+	@echo "make test         install, then linters, type checker and tests"
+	@echo "make setup        install only: .venv (TORCH=cpu|cuda|rocm|'torch==...' overrides what is detected)"
+	@echo "make check        linters and type checker"
+	@echo "make format       rewrite sources as ruff wants them"
+	@echo "make clean        remove .venv and caches; runs/ stays"
+
+setup:
+	@$(PYTHON) -m forge.install
+
+quickstart: setup
+	$(BIN)/forge run experiments/quickstart.toml
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+test: check
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -type d -not -path "./runs/*" -prune -exec rm -rf {} +

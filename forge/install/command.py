@@ -1,0 +1,74 @@
+"""One command of setup, run to its end: output to a log and, line by line, to the progress."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import IO, TYPE_CHECKING
+
+from forge.errors import MachineError
+
+if TYPE_CHECKING:
+    from forge.install.progress import Progress
+
+SILENT_S = 1800.0
+"""pip prints nothing during a download, and CUDA builds are large: longer than this is a hang."""
+GRACE_S = 5.0
+"""For pip to clean up after an interrupt."""
+
+
+def run_command(
+    argv: Sequence[str], *, env: Mapping[str, str], log: IO[bytes], progress: Progress
+) -> int:
+    """Returns the exit code. In a process group of its own: its compilers end with it."""
+    process = subprocess.Popen(
+        argv,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    try:
+        _pump(process.stdout, log=log, progress=progress)
+        return process.wait(timeout=60)
+    finally:
+        if process.poll() is None:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """SIGINT lets pip remove its temporary directories; then the whole group is killed."""
+    os.killpg(process.pid, signal.SIGINT)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=GRACE_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(timeout=GRACE_S)
+
+
+def _pump(source: IO[bytes], *, log: IO[bytes], progress: Progress) -> None:
+    """Until the end of the output: to the log, and line by line to the progress."""
+    heard, rest = time.monotonic(), b""
+    while True:
+        ready, _, _ = select.select([source], [], [], 1.0)
+        now = time.monotonic()
+        progress.tick(now=now)
+        if not ready:
+            if now - heard > SILENT_S:
+                raise MachineError(f"{progress.label}: pip was silent for {SILENT_S:.0f} s")
+            continue
+        chunk = os.read(source.fileno(), 1 << 16)
+        if not chunk:
+            return
+        heard = now
+        log.write(chunk)
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            progress.read(line.decode(errors="replace"), now=now)

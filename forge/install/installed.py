@@ -1,0 +1,29 @@
+"""What stands in site-packages: versions, and what an interrupted pip left half-installed."""
+
+from __future__ import annotations
+
+import csv
+from importlib.metadata import distributions
+from pathlib import Path
+
+
+def find_version(site: Path, name: str) -> str | None:
+    """Version of an installed distribution, or None."""
+    return next((d.version for d in distributions(name=name, path=[str(site)])), None)
+
+
+def find_damaged(site: Path) -> list[Path]:
+    """dist-info directories whose RECORD is missing, or names a file that is absent or cut short."""
+    return [info for info in sorted(site.glob("*.dist-info")) if not _is_whole(info)]
+
+
+def _is_whole(info: Path) -> bool:
+    try:
+        rows = list(csv.reader((info / "RECORD").read_text(encoding="utf-8").splitlines()))
+        return all(
+            (info.parent / row[0]).stat().st_size == int(row[2])
+            for row in rows
+            if len(row) == 3 and row[2] and not row[0].endswith(".pyc")
+        )
+    except (OSError, ValueError):
+        return False

@@ -1,0 +1,103 @@
+"""What setup needs of the machine, and one line for each thing that is missing."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+GIB = 1 << 30
+VENV_BYTES = {"cpu": 5 * GIB, "cuda": 14 * GIB, "rocm": 22 * GIB}
+"""Room for the environment and pip's cache. Measured on CPU (2.9 GiB of environment), else estimates."""
+REPAIR_BYTES = GIB
+"""Room for bringing an environment that is there up to date."""
+BUILD_BYTES = GIB
+"""Room in the temporary directory for llama.cpp's sources and objects."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What was found of what setup needs; paths are None where nothing was found."""
+
+    python: tuple[int, int]
+    make: str | None
+    cc: str | None
+    cxx: str | None
+    headers: Path
+    has_headers: bool
+    has_venv: bool
+    free_bytes: int
+    free_build_bytes: int
+
+
+def read_machine(root: Path, env: Mapping[str, str]) -> Machine:
+    """Looks without changing anything."""
+    path = env.get("PATH", os.defpath)
+    headers = Path(sysconfig.get_paths()["include"])
+    return Machine(
+        python=sys.version_info[:2],
+        make=shutil.which("make", path=path),
+        cc=_find_compiler(env.get("CC", ""), ("cc", "gcc", "clang"), path=path),
+        cxx=_find_compiler(env.get("CXX", ""), ("c++", "g++", "clang++"), path=path),
+        headers=headers,
+        has_headers=(headers / "Python.h").is_file(),
+        has_venv=find_spec("venv") is not None and find_spec("ensurepip") is not None,
+        free_bytes=shutil.disk_usage(str(root)).free,
+        free_build_bytes=shutil.disk_usage(tempfile.gettempdir()).free,
+    )
+
+
+def _find_compiler(named: str, usual: Sequence[str], *, path: str) -> str | None:
+    """What `CC` or `CXX` names, perhaps with a wrapper or flags (`ccache gcc`), else a usual one."""
+    words = shlex.split(named)[:1] or usual
+    return next(filter(None, (shutil.which(word, path=path) for word in words)), None)
+
+
+def find_faults(machine: Machine, *, need_bytes: int) -> list[str]:
+    """One line a fault: what is missing, what for, and what installs it on Debian and Ubuntu."""
+    return [*_find_missing_tools(machine), *_find_full_disks(machine, need_bytes=need_bytes)]
+
+
+def _find_missing_tools(machine: Machine) -> list[str]:
+    python = "python{}.{}".format(*machine.python)
+    found = {
+        "no make on PATH; Debian, Ubuntu: apt install make": machine.make,
+        f"{python} has no venv module with pip; Debian, Ubuntu: apt install {python}-venv": (
+            machine.has_venv
+        ),
+        f"no {machine.headers / 'Python.h'}, triton compiles its launchers against it;"
+        f" Debian, Ubuntu: apt install {python}-dev": machine.has_headers,
+        "no C compiler on PATH, triton and llama.cpp need one; Debian, Ubuntu: apt install gcc": (
+            machine.cc
+        ),
+        "no C++ compiler on PATH, llama.cpp is compiled here; Debian, Ubuntu: apt install g++": (
+            machine.cxx
+        ),
+    }
+    return [fault for fault, is_there in found.items() if not is_there]
+
+
+def _find_full_disks(machine: Machine, *, need_bytes: int) -> list[str]:
+    faults = []
+    if machine.free_bytes < need_bytes:
+        faults.append(
+            f"disk: {_gib(machine.free_bytes)} free beside the checkout, setup needs"
+            f" {_gib(need_bytes)}; free some, or move the checkout"
+        )
+    if machine.free_build_bytes < BUILD_BYTES:
+        faults.append(
+            f"disk: {_gib(machine.free_build_bytes)} free in {tempfile.gettempdir()}, compiling"
+            f" llama.cpp needs {_gib(BUILD_BYTES)}; TMPDIR=... moves it"
+        )
+    return faults
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.1f} GiB"

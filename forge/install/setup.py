@@ -1,0 +1,53 @@
+"""One setup from start to end: nothing to do, or the machine's faults, or the steps and a stamp."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from forge.errors import MachineError
+from forge.install.machine import REPAIR_BYTES, VENV_BYTES, find_faults, read_machine
+from forge.install.project import load_project
+from forge.install.stamp import Stamp, fingerprint, is_done, read_stamp, write_stamp
+from forge.install.steps import Installer
+from forge.install.torch_build import (
+    TORCH_INDEX,
+    choose_torch,
+    detect_accelerator,
+    is_reachable,
+    read_rocm_version,
+)
+
+
+def setup(root: Path, env: Mapping[str, str]) -> None:
+    """Raises MachineError with one line a fault. `TORCH` in `env` overrides the choice of its build."""
+    venv = root / ".venv"
+    project = load_project(root)
+    wanted = fingerprint(project, root, env)
+    asked = env.get("TORCH") or None
+    if is_done(venv, root=root, wanted=wanted, torch=asked):
+        return
+    last = read_stamp(venv)
+    name = asked or (last.torch if last else detect_accelerator(env))
+    _check_machine(root, env, name=name)
+    choice = choose_torch(
+        name,
+        tested=project.torch,
+        rocm=read_rocm_version(),
+        is_cpu_index_up=name == "cpu" and is_reachable(TORCH_INDEX + "cpu/torch/"),
+    )
+    installer = Installer(root, project, env)
+    installer.make_venv(is_moved=last is not None and last.root != str(root))
+    installer.install_torch(choice, is_other=last is not None and last.torch != name)
+    installer.install_rest()
+    write_stamp(venv, Stamp(fingerprint=wanted, torch=name, root=str(root)))
+    sys.stderr.write("setup: done\n")
+
+
+def _check_machine(root: Path, env: Mapping[str, str], *, name: str) -> None:
+    is_there = (root / ".venv" / "bin" / "forge").exists()
+    need_bytes = REPAIR_BYTES if is_there else VENV_BYTES.get(name, VENV_BYTES["cpu"])
+    faults = find_faults(read_machine(root, env), need_bytes=need_bytes)
+    if faults:
+        raise MachineError("\n".join(faults))

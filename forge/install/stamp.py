@@ -1,0 +1,62 @@
+"""`.venv/setup.json`: written when setup has ended, so that the next one has nothing to do."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from forge.install.project import Project
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stamp:
+    """What the last setup that ended has made."""
+
+    fingerprint: str
+    torch: str
+    """cpu, cuda, rocm, or the user's own requirement."""
+    root: str
+    """Directory of the checkout: the environment's scripts carry absolute paths."""
+
+
+def fingerprint(project: Project, root: Path, env: Mapping[str, str]) -> str:
+    """Of all that decides what is installed, but for the choice of torch."""
+    decisive = [
+        project.tables["project"],
+        project.tables["build-system"],
+        project.constraints,
+        env.get("CMAKE_ARGS", ""),
+        *(
+            path.read_text(encoding="utf-8")
+            for path in sorted((root / "forge/install").glob("*.py"))
+        ),
+    ]
+    return hashlib.sha256(json.dumps(decisive).encode()).hexdigest()
+
+
+def read_stamp(venv: Path) -> Stamp | None:
+    """None where setup never ended."""
+    try:
+        return Stamp(**json.loads((venv / "setup.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def is_done(venv: Path, *, root: Path, wanted: str, torch: str | None) -> bool:
+    """Whether the last setup made what is wanted now. `torch=None` accepts its choice."""
+    stamp = read_stamp(venv)
+    if stamp is None or stamp.fingerprint != wanted or stamp.root != str(root):
+        return False
+    return torch in (None, stamp.torch) and (venv / "bin" / "forge").exists()
+
+
+def write_stamp(venv: Path, stamp: Stamp) -> None:
+    """A temporary name, then a rename."""
+    staged = venv / "setup.json.new"
+    staged.write_text(json.dumps(asdict(stamp)), encoding="utf-8")
+    staged.replace(venv / "setup.json")

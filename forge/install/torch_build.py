@@ -1,0 +1,87 @@
+"""Which build of torch pip is asked for: CPU, CUDA or ROCm, by the machine or by `TORCH=`."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import threading
+import urllib.request
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from forge.errors import MachineError
+
+TORCH_INDEX = "https://download.pytorch.org/whl/"
+PROBE_S = 2.0
+"""Patience with the index of torch's CPU builds, which may be out of reach behind a mirror."""
+ROCM_VERSION = Path("/opt/rocm/.info/version")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchChoice:
+    """What `pip install` is given for torch, and what it is called in the stamp and in messages."""
+
+    name: str
+    """cpu, cuda, rocm, or the user's own requirement."""
+    pip_args: tuple[str, ...]
+
+
+def detect_accelerator(env: Mapping[str, str]) -> str:
+    """cuda where nvidia-smi lists a GPU, rocm where the amdgpu compute device exists, else cpu."""
+    nvidia_smi = shutil.which("nvidia-smi", path=env.get("PATH", os.defpath))
+    if nvidia_smi:
+        with suppress(OSError, subprocess.TimeoutExpired):
+            listed = subprocess.run([nvidia_smi, "-L"], capture_output=True, timeout=20)
+            if listed.returncode == 0 and b"GPU" in listed.stdout:
+                return "cuda"
+    return "rocm" if Path("/dev/kfd").exists() else "cpu"
+
+
+def choose_torch(name: str, *, tested: str, rocm: str | None, is_cpu_index_up: bool) -> TorchChoice:
+    """`name` is cpu, cuda, rocm or a pip requirement; `tested` the one in constraints.txt.
+
+    On CPU the tested version is asked for: a `+cpu` build, from the extra index or from where the
+    user's pip looks (find-links), sorts above PyPI's CUDA build of the same version.
+    """
+    if name == "cpu":
+        extra = ("--extra-index-url", TORCH_INDEX + "cpu") if is_cpu_index_up else ()
+        return TorchChoice(name=name, pip_args=(tested, *extra))
+    if name == "cuda":
+        return TorchChoice(name=name, pip_args=(tested,))
+    if name == "rocm":
+        if rocm is None:
+            raise MachineError(
+                f"an AMD GPU, but no {ROCM_VERSION} to choose wheels by: name them, e.g."
+                f" TORCH='torch>=2.9 --index-url {TORCH_INDEX}rocm7.0' (or TORCH=cpu)"
+            )
+        args = ("torch>=2.9", "--index-url", TORCH_INDEX + "rocm" + rocm)
+        return TorchChoice(name=name, pip_args=args)
+    return TorchChoice(name=name, pip_args=tuple(shlex.split(name)))
+
+
+def read_rocm_version(info: Path = ROCM_VERSION) -> str | None:
+    """`7.0` of `7.0.2-123`, or None."""
+    with suppress(OSError):
+        found = re.match(r"(\d+\.\d+)", info.read_text())
+        return found.group(1) if found else None
+    return None
+
+
+def is_reachable(url: str, *, patience_s: float = PROBE_S) -> bool:
+    """Whether it answers in time. In a thread, since a name lookup ignores timeouts."""
+    answers: list[bool] = []
+
+    def ask() -> None:
+        with suppress(OSError, ValueError):
+            urllib.request.urlopen(url, timeout=patience_s).close()
+            answers.append(True)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(patience_s)
+    return bool(answers)
