@@ -13,7 +13,7 @@ def find_version(site: Path, name: str) -> str | None:
 
 
 def find_damaged(site: Path) -> list[Path]:
-    """dist-info directories whose RECORD is missing, or names a file that is absent or cut short."""
+    """dist-info directories whose RECORD is missing, or names an absent or cut file."""
     return [info for info in sorted(site.glob("*.dist-info")) if not _is_whole(info)]
 
 

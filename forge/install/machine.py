@@ -15,7 +15,7 @@ from pathlib import Path
 
 GIB = 1 << 30
 VENV_BYTES = {"cpu": 5 * GIB, "cuda": 14 * GIB, "rocm": 22 * GIB}
-"""Room for the environment and pip's cache. Measured on CPU (2.9 GiB of environment), else estimates."""
+"""Room for the environment and pip's cache. CPU: 2.9 GiB were measured; the rest is estimated."""
 REPAIR_BYTES = GIB
 """Room for bringing an environment that is there up to date."""
 BUILD_BYTES = GIB
@@ -55,7 +55,7 @@ def read_machine(root: Path, env: Mapping[str, str]) -> Machine:
 
 
 def _find_compiler(named: str, usual: Sequence[str], *, path: str) -> str | None:
-    """What `CC` or `CXX` names, perhaps with a wrapper or flags (`ccache gcc`), else a usual one."""
+    """What `CC` or `CXX` names, with or without wrapper and flags, else a usual one."""
     words = shlex.split(named)[:1] or usual
     return next(filter(None, (shutil.which(word, path=path) for word in words)), None)
 

@@ -66,7 +66,7 @@ def pin_torch(constraints: str, *, torch: str, triton: str | None) -> str:
 
 
 def drop_triton(requirements: Sequence[str], *, torch: str, triton: str | None) -> list[str]:
-    """Without PyPI's triton where torch brought one by another name: it would overwrite its files."""
+    """Without PyPI's triton where torch brought its own: it would overwrite those files."""
     is_there = _brings_triton(torch, triton) and triton is None
     return [line for line in requirements if not (is_there and _name(line) == "triton")]
 

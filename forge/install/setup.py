@@ -21,7 +21,7 @@ from forge.install.torch_build import (
 
 
 def setup(root: Path, env: Mapping[str, str]) -> None:
-    """Raises MachineError with one line a fault. `TORCH` in `env` overrides the choice of its build."""
+    """Raises MachineError with one line a fault. `TORCH` in `env` overrides the choice."""
     venv = root / ".venv"
     project = load_project(root)
     wanted = fingerprint(project, root, env)

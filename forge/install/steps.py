@@ -77,7 +77,7 @@ class Installer:
         self._pip("5/5 forge", "--no-deps", "-e", str(self._root))
 
     def _install_llama(self, pinned: str) -> None:
-        """pip's cache knows a wheel by version alone: not used where CMAKE_ARGS asks for another."""
+        """pip caches a wheel by version alone: not used where CMAKE_ARGS asks for another."""
         given = self._env.get("CMAKE_ARGS", "")
         self._env["CMAKE_ARGS"] = f"{LLAMA_CMAKE_ARGS} {given}".strip()
         anew = ("--no-cache-dir", "--force-reinstall", "--no-deps")
