@@ -1,1 +1,1 @@
-"""Looking on: a process of its own that reads a run's database read-only and acts through `forge.control`."""
+"""Looking on: a process of its own, reads a run's database read-only, acts through `forge.control`."""

@@ -1,0 +1,293 @@
+"""Setup and the project's files: what is missing is said in one line, and nothing is swapped or half-done."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from forge.errors import MachineError
+from forge.install.__main__ import find_hopeless
+from forge.install.command import run_command
+from forge.install.installed import find_damaged
+from forge.install.machine import GIB, Machine, find_faults, read_machine
+from forge.install.progress import Progress, describe
+from forge.install.project import Project, drop_triton, load_project, pin_torch
+from forge.install.stamp import Stamp, fingerprint, is_done, write_stamp
+from forge.install.torch_build import (
+    choose_torch,
+    detect_accelerator,
+    is_reachable,
+    read_rocm_version,
+)
+
+ROOT = Path(__file__).resolve().parents[1]
+WHOLE = Machine(
+    python=(3, 11),
+    make="/usr/bin/make",
+    cc="/usr/bin/cc",
+    cxx="/usr/bin/c++",
+    headers=Path("/usr/include/python3.11"),
+    has_headers=True,
+    has_venv=True,
+    free_bytes=100 * GIB,
+    free_build_bytes=100 * GIB,
+)
+
+
+def put_tools(directory: Path, *names: str) -> Path:
+    """A directory for PATH that holds links to these tools only."""
+    directory.mkdir()
+    for name in names:
+        found = shutil.which(name)
+        assert found, f"{name} is needed for this test"
+        (directory / name).symlink_to(found)
+    return directory
+
+
+def test_a_whole_machine_has_no_fault() -> None:
+    assert find_faults(WHOLE, need_bytes=5 * GIB) == []
+
+
+@pytest.mark.parametrize(
+    ("lacking", "package"),
+    [
+        ({"make": None}, "apt install make"),
+        ({"cc": None}, "apt install gcc"),
+        ({"cxx": None}, "apt install g++"),
+        ({"has_headers": False}, "apt install python3.11-dev"),
+        ({"has_venv": False}, "apt install python3.11-venv"),
+        ({"free_bytes": GIB}, "setup needs 5.0 GiB"),
+        ({"free_build_bytes": 1}, "TMPDIR"),
+    ],
+)
+def test_each_missing_thing_is_one_line_that_says_how_to_get_it(
+    lacking: dict[str, None | bool | int], package: str
+) -> None:
+    faults = find_faults(replace(WHOLE, **lacking), need_bytes=5 * GIB)  # pyright: ignore[reportArgumentType]
+    assert len(faults) == 1
+    assert package in faults[0]
+    assert "\n" not in faults[0]
+
+
+def test_all_faults_are_said_at_once() -> None:
+    assert len(find_faults(replace(WHOLE, cc=None, cxx=None, make=None), need_bytes=0)) == 3
+
+
+def test_no_cxx_compiler_ends_setup_with_exit_3_and_makes_nothing(tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    shutil.copytree(ROOT / "forge/install", checkout / "forge/install")
+    for name in ("forge/__init__.py", "forge/errors.py", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, checkout / name)
+    tools = put_tools(tmp_path / "bin", "make", "cc")
+    ran = subprocess.run(
+        [sys.executable, "-m", "forge.install"],
+        cwd=checkout,
+        env={"PATH": str(tools), "TORCH": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    lines = [line for line in ran.stderr.splitlines() if "disk:" not in line]
+    assert ran.returncode == 3
+    assert lines == [
+        "setup: no C++ compiler on PATH, llama.cpp is compiled here; Debian, Ubuntu: apt install g++"
+    ]
+    assert not (checkout / ".venv").exists()
+
+
+def test_a_compiler_named_by_the_environment_decides(tmp_path: Path) -> None:
+    tools = put_tools(tmp_path / "bin", "cc", "c++")
+    env = {"PATH": str(tools), "CC": "cc -O2", "CXX": "no-such-compiler"}
+    machine = read_machine(tmp_path, env)
+    assert machine.cc == str(tools / "cc")
+    assert machine.cxx is None
+
+
+def test_other_systems_and_old_pythons_are_refused_at_once() -> None:
+    assert find_hopeless("darwin", (3, 12)) == "forge runs on Linux only; this is darwin"
+    assert "PYTHON=python3.11" in (find_hopeless("linux", (3, 9)) or "")
+    assert find_hopeless("linux", (3, 14)) is None
+
+
+def test_what_speaks_to_an_old_python_loads_under_it() -> None:
+    for name in ("__init__.py", "install/__init__.py", "install/__main__.py"):
+        source = (ROOT / "forge" / name).read_text(encoding="utf-8")
+        ast.parse(source, feature_version=(3, 7))
+
+
+def test_cpu_wheels_are_looked_for_in_their_index_only_where_it_answers() -> None:
+    def args(name: str, is_up: bool) -> tuple[str, ...]:
+        return choose_torch(
+            name, tested="torch==2.13.0", rocm="7.0", is_cpu_index_up=is_up
+        ).pip_args
+
+    assert args("cpu", False) == ("torch==2.13.0",)
+    assert args("cpu", True)[1:] == ("--extra-index-url", "https://download.pytorch.org/whl/cpu")
+    assert args("cuda", True) == ("torch==2.13.0",)
+    assert args("rocm", True)[-1].endswith("/rocm7.0")
+    assert args("torch==2.12 --pre", True) == ("torch==2.12", "--pre")
+
+
+def test_rocm_without_a_version_asks_for_a_choice(tmp_path: Path) -> None:
+    info = tmp_path / "version"
+    info.write_text("7.0.2-56\n")
+    assert read_rocm_version(info) == "7.0"
+    assert read_rocm_version(tmp_path / "absent") is None
+    with pytest.raises(MachineError, match="TORCH="):
+        choose_torch("rocm", tested="torch==2.13.0", rocm=None, is_cpu_index_up=False)
+
+
+def test_a_gpu_that_nvidia_smi_lists_means_cuda(tmp_path: Path) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho 'GPU 0: H200 (UUID: GPU-1)'\n")
+    smi.chmod(0o755)
+    assert detect_accelerator({"PATH": str(tmp_path)}) == "cuda"
+    smi.write_text("#!/bin/sh\nexit 9\n")
+    assert detect_accelerator({"PATH": str(tmp_path)}) != "cuda"
+
+
+def test_an_index_out_of_reach_costs_little() -> None:
+    assert not is_reachable("http://127.0.0.1:9/", patience_s=1.0)
+
+
+def test_torch_is_pinned_as_it_came() -> None:
+    tested = "numpy==2.4.6\ntorch==2.13.0\ntriton==3.9.0\n"
+    cpu = pin_torch(tested, torch="2.13.0+cpu", triton="3.9.0").splitlines()
+    assert cpu == ["numpy==2.4.6", "triton==3.9.0", "torch==2.13.0+cpu"]
+    cuda = pin_torch(tested, torch="2.13.0", triton="3.8.1").splitlines()
+    assert cuda == ["numpy==2.4.6", "torch==2.13.0", "triton==3.8.1"]
+    assert "triton" not in pin_torch(tested, torch="2.13.0+rocm7.0", triton=None)
+
+
+def test_pypi_triton_is_not_put_over_the_one_of_rocm() -> None:
+    wanted = ["trl>=1.16", "triton>=3.5; platform_system == 'Linux'"]
+    assert drop_triton(wanted, torch="2.13.0+rocm7.0", triton=None) == wanted[:1]
+    assert drop_triton(wanted, torch="2.13.0+cpu", triton=None) == wanted
+    assert drop_triton(wanted, torch="2.13.0", triton="3.8.1") == wanted
+
+
+def test_an_interrupted_install_is_found_by_its_record(tmp_path: Path) -> None:
+    for name, record in {
+        "whole": "whole.py,sha256=x,5\nwhole-1.dist-info/RECORD,,\n__pycache__/a.pyc,,\n",
+        "cut": "cut.py,sha256=x,5\n",
+        "absent": "absent.py,sha256=x,5\n",
+    }.items():
+        info = tmp_path / f"{name}-1.dist-info"
+        info.mkdir()
+        (info / "RECORD").write_text(record)
+    (tmp_path / "no_record-1.dist-info").mkdir()
+    (tmp_path / "whole.py").write_text("12345")
+    (tmp_path / "cut.py").write_text("12")
+    damaged = {info.name.partition("-")[0] for info in find_damaged(tmp_path)}
+    assert damaged == {"absent", "cut", "no_record"}
+
+
+def test_the_stamp_holds_until_what_decides_changes(tmp_path: Path) -> None:
+    venv = tmp_path / ".venv"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin/forge").touch()
+    project = load_project(ROOT)
+    wanted = fingerprint(project, ROOT, {})
+    assert not is_done(venv, root=tmp_path, wanted=wanted, torch=None)
+    write_stamp(venv, Stamp(fingerprint=wanted, torch="cpu", root=str(tmp_path)))
+    assert is_done(venv, root=tmp_path, wanted=wanted, torch=None)
+    assert is_done(venv, root=tmp_path, wanted=wanted, torch="cpu")
+    assert not is_done(venv, root=tmp_path, wanted=wanted, torch="cuda")
+    assert not is_done(venv, root=ROOT, wanted=wanted, torch=None)
+    other = replace(project, constraints=project.constraints + "six==1.17.0\n")
+    assert fingerprint(other, ROOT, {}) != wanted
+    assert fingerprint(project, ROOT, {"CMAKE_ARGS": "-DGGML_CUDA=on"}) != wanted
+
+
+def test_the_lint_settings_do_not_reinstall_anything() -> None:
+    project = load_project(ROOT)
+    tables = {**project.tables, "tool": {"ruff": {"line-length": 1}}}
+    other = Project(tables=tables, constraints=project.constraints)
+    assert fingerprint(other, ROOT, {}) == fingerprint(project, ROOT, {})
+
+
+def test_ninja_lines_become_a_bar_with_the_time_left() -> None:
+    said = describe("  [51/204] /usr/bin/c++ -O3 ggml.c", elapsed_s=60.0)
+    assert said == "compiling llama.cpp [#####               ] 51/204, about 180 s left"
+    assert describe("Collecting trl==1.16.0", elapsed_s=0.0) == "Collecting trl==1.16.0"
+    assert describe("  running cmake", elapsed_s=0.0) is None
+
+
+def test_without_a_terminal_there_is_a_plain_line_each_30_s() -> None:
+    shown = io.StringIO()
+    progress = Progress("4/5 llama.cpp", stream=shown, now=0.0)
+    for second in range(1, 100):
+        progress.read(f"[{second}/200] cc", now=float(second))
+        progress.tick(now=float(second))
+    progress.end(now=100.0)
+    lines = shown.getvalue().splitlines()
+    assert len(lines) == 1 + 1 + 3 + 1
+    assert "\r" not in shown.getvalue()
+    assert lines[-1] == "4/5 llama.cpp (100 s)"
+
+
+def test_a_failed_command_leaves_its_output_in_the_log() -> None:
+    log = io.BytesIO()
+    progress = Progress("step", stream=io.StringIO(), now=0.0)
+    argv = ["/bin/sh", "-c", "echo said; echo more >&2; exit 7"]
+    assert run_command(argv, env=os.environ, log=log, progress=progress) == 7
+    assert log.getvalue() == b"said\nmore\n"
+
+
+def test_constraints_pin_every_direct_dependency() -> None:
+    project = load_project(ROOT)
+    pinned = {line.partition("==")[0] for line in project.constraints.splitlines()}
+    wanted = {
+        requirement.split(";")[0].split("[")[0].split(">")[0].split("=")[0].strip().lower()
+        for requirement in [*project.requirements, project.llama, project.torch]
+    }
+    assert {name.replace("_", "-") for name in wanted} <= pinned
+
+
+def test_every_import_is_a_declared_dependency() -> None:
+    tables = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    declared = {line.lower().replace("-", "_") for line in tables["project"]["dependencies"]}
+    extras = tables["project"]["optional-dependencies"]
+    for extra in ("llama", "vllm", "amd"):
+        declared |= {line.lower().replace("-", "_") for line in extras[extra]}
+    missing = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for package in ("forge", "tui")
+        for path in (ROOT / package).rglob("*.py")
+        for name in imported_names(path)
+        if not any(line.startswith(DISTRIBUTIONS.get(name, name)) for line in declared)
+    }
+    assert missing == set()
+
+
+DISTRIBUTIONS = {"llama_cpp": "llama_cpp_python", "pynvml": "nvidia_ml_py"}
+"""Import name to distribution name, where they differ by more than a dash."""
+OURS = {"forge", "tui"}
+
+
+def imported_names(path: Path) -> set[str]:
+    """Top-level names of the third-party modules that a file imports anywhere."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names.add(node.module.partition(".")[0])
+    return names - sys.stdlib_module_names - OURS
+
+
+def test_the_stamp_is_complete_or_absent(tmp_path: Path) -> None:
+    write_stamp(tmp_path, Stamp(fingerprint="f", torch="cpu", root="/r"))
+    assert json.loads((tmp_path / "setup.json").read_text())["torch"] == "cpu"
+    assert [path.name for path in tmp_path.iterdir()] == ["setup.json"]
