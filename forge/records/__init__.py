@@ -1,4 +1,5 @@
-"""The words of the project: frozen dataclasses that every part shares. Imports nothing but `forge.errors`."""
+"""The words of the project: frozen dataclasses that every part shares. Imports nothing but
+`forge.errors`."""
 
 from forge.records.problem import Message, Pair, Problem, Split
 from forge.records.rollout import Completion, End, Finish, Group, Purpose, Trajectory, Turn

@@ -1,4 +1,5 @@
-"""A problem: a reference PyTorch module with its inputs, in KernelBench's layout; and pairs that answer problems."""
+"""A problem: a reference PyTorch module with its inputs, in KernelBench's layout; and pairs that
+answer problems."""
 
 from __future__ import annotations
 
@@ -24,9 +25,11 @@ class Problem:
     problem_id: str
     """Unique in a run, stable over runs with the same seed: `softmax-0042`, `level1/19_ReLU`."""
     source: str
-    """Python source with `Model`, `get_inputs()` and `get_init_inputs()`, module constants already overridden."""
+    """Python source with `Model`, `get_inputs()` and `get_init_inputs()`, module constants already
+    overridden."""
     family: str
-    """What it is made of: `elementwise`, `softmax`, ...; for a directory, the name of the file's folder."""
+    """What it is made of: `elementwise`, `softmax`, ...; for a directory, the name of the file's
+    folder."""
     level: int
     """Difficulty: chain length of a generated problem, KernelBench level of a file."""
     split: Split
@@ -51,6 +54,7 @@ class Pair:
 
     problem_id: str
     messages: tuple[Message, ...]
-    """Ends with the assistant's answer. In two-turn form: user, broken answer, judge's words, mended answer."""
+    """Ends with the assistant's answer. In two-turn form: user, broken answer, judge's words,
+    mended answer."""
     num_turns: int
     """1, or 2 for a row that mends a broken answer."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from forge.records.verdict import Verdict
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from forge.records.verdict import Verdict
 
 
 class Finish(StrEnum):

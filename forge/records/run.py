@@ -1,10 +1,13 @@
-"""What is known of a run besides its rollouts: attempts, processes, events, metrics, evaluations."""
+"""What is known of a run besides its rollouts: attempts, processes, events, metrics,
+evaluations."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +65,8 @@ class Event:
 
     at: float
     kind: str
-    """`stage_start`, `stage_end`, `no_signal`, `child_restart`, `checkpoint`, `context_full`, ..."""
+    """`stage_start`, `stage_end`, `no_signal`, `child_restart`, `checkpoint`, `context_full`,
+    ..."""
     message: str
     data: Mapping[str, Any] = field(default_factory=dict)
 
@@ -79,7 +83,8 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """One evaluation of one policy on a set of problems. Everything is computed from stored turns."""
+    """One evaluation of one policy on a set of problems. Everything is computed from stored
+    turns."""
 
     stage: str
     """`eval-0`, `eval-2`, ...: kind and index of the stage; `grpo-3@5` for one in between."""

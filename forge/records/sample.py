@@ -50,6 +50,7 @@ class PolicyVersion:
     sha256: str
     """Of the weight file."""
     publish_s: float
-    """From the trainer's request until every replica answered with the version and passed its probe."""
+    """From the trainer's request until every replica answered with the version and passed its
+    probe."""
     probe_gap: float
     """Mean |Δ logprob| between trainer and engine on the probe tokens."""

@@ -1,11 +1,14 @@
-"""What the judge says of a candidate. Two parts: correctness at once, timing possibly later (design, section 6)."""
+"""What the judge says of a candidate. Two parts: correctness at once, timing possibly later
+(design, section 6)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class Status(StrEnum):
@@ -62,9 +65,11 @@ class Verdict:
 
     status: Status
     reason: str
-    """Stable code: `ok`, `no_code_block`, `syntax_error`, `not_triton`, `mismatch`, `shape`, `deadline:correct`, ..."""
+    """Stable code: `ok`, `no_code_block`, `syntax_error`, `not_triton`, `mismatch`, `shape`,
+    `deadline:correct`, ..."""
     detail: str
-    """What the model may read: trimmed traceback, first mismatch, error statistics; ≤ 2 kB, no control characters."""
+    """What the model may read: trimmed traceback, first mismatch, error statistics; ≤ 2 kB, no
+    control characters."""
     is_compiled: bool = False
     """Its own kernel launched, compiled for the target without a GPU, and wrote its output slot."""
     num_launches: int = 0
@@ -87,7 +92,8 @@ class Verdict:
         return self.status is Status.CORRECT
 
     def to_json(self) -> dict[str, Any]:
-        """Flat JSON object with the fields as the design names them; timing fields null where nothing was timed."""
+        """Flat JSON object with the fields as the design names them; timing fields null where
+        nothing was timed."""
         out = asdict(self)
         out["status"] = str(self.status)
         out["phase_s"] = dict(self.phase_s)

@@ -1,0 +1,7 @@
+"""Verdict → reward terms → per-turn returns → group advantages. Pure Python."""
+
+from forge.rewards.advantages import group_advantages, is_flat
+from forge.rewards.returns import turn_returns
+from forge.rewards.terms import reward_terms
+
+__all__ = ["group_advantages", "is_flat", "reward_terms", "turn_returns"]

@@ -1,0 +1,1 @@
+"""The supervisor: owns every process of a run. Read `run.py` first."""

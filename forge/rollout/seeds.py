@@ -1,0 +1,12 @@
+"""Seeds for sampling: one number per request, from the run's seed and the request's place, so that
+a rerun repeats it."""
+
+from __future__ import annotations
+
+import hashlib
+
+
+def derive_seed(seed: int, *place: int) -> int:
+    """A seed in 0..2^31-1 that depends on every argument and on their order."""
+    digest = hashlib.blake2b(",".join(map(str, (seed, *place))).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") & 0x7FFFFFFF

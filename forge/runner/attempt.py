@@ -1,0 +1,65 @@
+"""What repeating a run needs to know: commit and dirty diff, versions, machine. Recorded at each
+start."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import time
+from importlib import metadata
+from pathlib import Path
+
+from forge.records import Attempt
+
+PACKAGES = (
+    "forge", "torch", "triton", "transformers", "trl", "peft", "datasets", "tokenizers",
+    "llama-cpp-python", "gguf", "vllm", "numpy",
+)  # fmt: skip
+MAX_DIFF_BYTES = 1 << 20
+"""A dirty tree larger than this is cut; the commit still says where it started."""
+
+
+def describe_attempt(attempt: int, *, seed: int, gpus: tuple[str, ...]) -> Attempt:
+    """Facts about this start. Takes milliseconds; imports nothing heavy."""
+    return Attempt(
+        attempt=attempt,
+        started_at=time.time(),
+        commit=_git("rev-parse", "HEAD").strip(),
+        code_diff=_git("diff", "HEAD", "--", "forge", "experiments")[:MAX_DIFF_BYTES],
+        versions=_versions(),
+        machine={
+            "host": platform.node(),
+            "kernel": platform.release(),
+            "cores": len(os.sched_getaffinity(0)),
+            "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            "gpus": list(gpus),
+        },
+        seed=seed,
+    )
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _git(*args: str) -> str:
+    """Output of git in the checkout that this file lies in; empty where there is none."""
+    try:
+        done = subprocess.run(
+            ["git", *args],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""

@@ -1,0 +1,114 @@
+"""What every stage of a running experiment shares. Built by `run.py`; stages receive it and own
+none of it."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from forge.rollout.play import Ports
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Sequence
+    from pathlib import Path
+
+    from forge.config.schema import Experiment
+    from forge.evalpool.pool import Pool
+    from forge.process.child import ProcessObserver
+    from forge.records import Completion, Problem, Split, Verdict
+    from forge.runner.console import Console
+    from forge.runner.control import Control
+    from forge.runner.progress import Progress
+    from forge.runner.prompter import TemplatePrompter
+    from forge.runner.stopping import StopRequest
+    from forge.runner.weights import WeightSync
+    from forge.serve.replicas import Replicas
+    from forge.store.layout import RunPaths
+    from forge.store.writer import Writer
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """One running experiment."""
+
+    experiment: Experiment
+    paths: RunPaths
+    attempt: int
+    socket_dir: Path
+    writer: Writer
+    observer: ProcessObserver
+    control: Control
+    progress: Progress
+    console: Console
+    stop: StopRequest
+    problems: Sequence[Problem]
+    weights: WeightSync
+    prompter: TemplatePrompter
+    group_ids: Iterator[int]
+    sample_ids: Iterator[int]
+    pool: Pool | None = None
+    replicas: Replicas | None = None
+
+    @property
+    def log_dir(self) -> Path:
+        return self.paths.logs(self.attempt)
+
+    @property
+    def control_socket(self) -> Path:
+        return self.socket_dir / "control.sock"
+
+    def of(self, split: Split) -> list[Problem]:
+        """The problems of one split, in their order."""
+        return [problem for problem in self.problems if problem.split is split]
+
+    async def judge(self, problem: Problem, code: str) -> Verdict:
+        """The Judge port."""
+        assert self.pool is not None
+        verdict = await self.pool.judge(problem, code)
+        return verdict
+
+    async def generate(
+        self, prompt_ids: Sequence[int], *, n: int, max_tokens: int, temperature: float, seed: int
+    ) -> list[Completion]:
+        """The Generate port for training: a publish waits until the turn ends, and a turn until the
+        publish does."""
+        assert self.replicas is not None
+        async with self.weights.gate.turn():
+            return await self.replicas.generate(
+                prompt_ids, n=n, max_tokens=max_tokens, temperature=temperature, seed=seed
+            )
+
+    def ports(self) -> Ports:
+        return Ports(
+            generate=self.generate, judge=self.judge, sink=self.writer, prompter=self.prompter
+        )
+
+    @asynccontextmanager
+    async def pinned_ports(self) -> AsyncIterator[Ports]:
+        """Ports whose weights do not change while inside: what an evaluation plays with. Publishes
+        wait."""
+        assert self.replicas is not None
+        async with self.weights.gate.turn():
+            yield Ports(
+                generate=self.replicas.generate,
+                judge=self.judge,
+                sink=self.writer,
+                prompter=self.prompter,
+            )
+
+    def busy(self) -> dict[str, float]:
+        """Busy seconds so far by role, averaged over the role's processes; a role without processes
+        is absent."""
+        found: dict[str, float] = {}
+        if self.replicas is not None:
+            found["serve"] = self.replicas.stats().busy_s
+        if self.pool is not None:
+            found["judge"] = self.pool.stats().busy_s
+        return found
+
+
+def ids_from(last: int) -> Iterator[int]:
+    """Ids after `last`."""
+    return itertools.count(last + 1)

@@ -1,0 +1,128 @@
+"""The trainer's desk: what a training stage offers its trainer over control.sock, and what the
+trainer reports.
+
+    produce_batches ──▶ offer(batch) ──▶ batches/<stage>-<step>.npz ──▶ take ──▶ trainer ──▶
+    trained, publish, checkpoint
+
+A batch file stays until a checkpoint covers its step. A trainer that restarts at step k asks for
+step k + 1 and gets the same
+batch again: what was taken but not trained is offered again, and a crash trains nothing twice that
+counted.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from forge.records import Metrics, Sample, SampleUse
+from forge.train.batch import read_batch, write_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from forge.rollout.batches import Batch
+    from forge.rollout.ports import Sink
+
+TAKE_WAIT_S = 20.0
+"""How long one long poll is held; the trainer asks again. Shorter than its HTTP deadline."""
+
+
+@dataclass(slots=True)
+class TrainerDesk:
+    """State of one training stage as seen over the control socket."""
+
+    stage: int
+    last_step: int
+    batches_dir: Path
+    sink: Sink
+    is_stopping: bool = False
+    taken_at: float = 0.0
+    """Monotonic time of the last answer to `take`; the trainer is busy since."""
+    waited_s: float = 0.0
+    """Seconds the trainer spent waiting for batches."""
+    trained_step: int = 0
+    last_heard: float = field(default_factory=time.monotonic)
+    """Monotonic time of the trainer's last request; the watchdog reads it."""
+    _offered: dict[int, Path] = field(default_factory=dict)
+    _changed: anyio.Event = field(default_factory=anyio.Event)
+
+    def recover(self) -> int:
+        """Take up the batch files that an earlier attempt left; returns the last step among them, 0
+        for none."""
+        for path in self.batches_dir.glob(f"{self.stage}-*.npz"):
+            if match := re.fullmatch(r"\d+-(\d+)\.npz", path.name):
+                self._offered[int(match[1])] = path
+        return max(self._offered, default=0)
+
+    async def offer(self, batch: Batch) -> None:
+        """Make a batch durable and available."""
+        path = self.batches_dir / f"{self.stage}-{batch.step:06d}.npz"
+        await anyio.to_thread.run_sync(write_batch, path, batch.samples)
+        self._offered[batch.step] = path
+        self._wake()
+
+    def stop(self) -> None:
+        """Answer every further `take` with stop: the trainer checkpoints and ends."""
+        self.is_stopping = True
+        self._wake()
+
+    async def take(self, step: int) -> dict[str, Any]:
+        """The batch after `step`, or why there is none now. Held for up to TAKE_WAIT_S."""
+        began = time.monotonic()
+        answer: dict[str, Any] = {"kind": "wait"}
+        with anyio.move_on_after(TAKE_WAIT_S):
+            while (found := self._answer(step)) is None:
+                await self._changed.wait()
+            answer = found
+        self.taken_at = time.monotonic()
+        self.waited_s += self.taken_at - began
+        return answer
+
+    def _answer(self, step: int) -> dict[str, Any] | None:
+        if self.is_stopping:
+            return {"kind": "stop"}
+        if step >= self.last_step:
+            return {"kind": "done"}
+        path = self._offered.get(step + 1)
+        return (
+            None if path is None else {"kind": "batch", "step": step + 1, "samples_path": str(path)}
+        )
+
+    async def trained(
+        self, step: int, metrics: Mapping[str, float], *, version: int
+    ) -> Sequence[Sample]:
+        """Acknowledge a step: which samples it used, at which staleness, and its metrics."""
+        samples = await anyio.to_thread.run_sync(read_batch, self._offered[step])
+        await self.sink.put(
+            *(
+                SampleUse(
+                    sample_id=s.sample_id,
+                    group_id=s.group_id,
+                    rollout=s.rollout,
+                    turn=s.turn,
+                    stage=self.stage,
+                    step=step,
+                    advantage=s.advantage,
+                    staleness=max(version - s.policy_version, 0),
+                )
+                for s in samples
+            ),
+            Metrics(stage=self.stage, step=step, at=time.time(), values=dict(metrics)),
+        )
+        self.trained_step = max(self.trained_step, step)
+        return samples
+
+    def checkpointed(self, step: int) -> None:
+        """A whole checkpoint covers `step`: earlier batch files are no longer needed."""
+        for done in [s for s in self._offered if s <= step]:
+            self._offered.pop(done).unlink(missing_ok=True)
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()

@@ -1,0 +1,68 @@
+"""The turn gate: a publish takes effect at a turn boundary, so no completion mixes two policies.
+
+turns (many at once)      async with gate.turn()      wait while a publish waits or holds
+publish (one)             async with gate.publish()   waits until running turns have ended,
+preferred over new ones
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import anyio
+
+from forge.errors import Stalled
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+class TurnGate:
+    """A reader-writer lock for one event loop; publishers are preferred."""
+
+    def __init__(self, *, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._running = 0
+        self._publishing = 0
+        self._exclusive = anyio.Lock()
+        self._condition = anyio.Condition()
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Shared: held from the first token of a turn to its last."""
+        async with self._condition:
+            await self._wait(lambda: self._publishing == 0, "a publish to end")
+            self._running += 1
+        try:
+            yield
+        finally:
+            with anyio.CancelScope(shield=True):
+                async with self._condition:
+                    self._running -= 1
+                    self._condition.notify_all()
+
+    @asynccontextmanager
+    async def publish(self) -> AsyncIterator[None]:
+        """Exclusive: nothing is being generated."""
+        self._publishing += 1
+        try:
+            async with self._exclusive:
+                async with self._condition:
+                    await self._wait(lambda: self._running == 0, "running turns to end")
+                yield
+        finally:
+            self._publishing -= 1
+            with anyio.CancelScope(shield=True):
+                async with self._condition:
+                    self._condition.notify_all()
+
+    async def _wait(self, ready, what: str) -> None:
+        with anyio.move_on_after(self.timeout_s) as scope:
+            while not ready():
+                await self._condition.wait()
+        if scope.cancelled_caught:
+            raise Stalled(
+                f"turn gate: waited {self.timeout_s:.0f} s for {what} "
+                f"({self._running} turns running, {self._publishing} publishes waiting)"
+            )

@@ -1,0 +1,68 @@
+"""Writes every child's start and end to the store, and knows which are alive (for the third
+Ctrl-C)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import anyio
+
+from forge.records import ProcessEnd, ProcessStart
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from forge.rollout.ports import Sink
+
+
+class StoreObserver:
+    """A ProcessObserver. Its methods are called from synchronous code, so rows wait in a stream
+    until `drain` puts them."""
+
+    def __init__(self, sink: Sink, attempt: int) -> None:
+        self._sink, self._attempt = sink, attempt
+        self._alive: set[int] = set()
+        self._send, self._receive = anyio.create_memory_object_stream[ProcessStart | ProcessEnd](
+            1024
+        )
+
+    def started(self, name: str, *, pid: int, devices: str, log_path: Path) -> None:
+        self._alive.add(pid)
+        self._send.send_nowait(
+            ProcessStart(
+                attempt=self._attempt, name=name, pid=pid, devices=devices,
+                log_path=str(log_path), started_at=time.time(),
+            )
+        )  # fmt: skip
+
+    def ended(self, name: str, *, pid: int, reason: str) -> None:
+        self._alive.discard(pid)
+        with suppress(anyio.WouldBlock, anyio.ClosedResourceError, anyio.BrokenResourceError):
+            self._send.send_nowait(
+                ProcessEnd(
+                    attempt=self._attempt, name=name, pid=pid, ended_at=time.time(), reason=reason
+                )
+            )
+
+    async def drain(self) -> None:
+        """Put rows as they come, until cancelled; then what is left."""
+        try:
+            async for row in self._receive:
+                await self._sink.put(row)
+        finally:
+            with anyio.CancelScope(shield=True):
+                while True:
+                    try:
+                        await self._sink.put(self._receive.receive_nowait())
+                    except (anyio.WouldBlock, anyio.EndOfStream):
+                        break
+
+    def kill_all(self) -> None:
+        """SIGKILL to the process group of every child that lives."""
+        for pid in list(self._alive):
+            with suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)

@@ -1,0 +1,131 @@
+"""Prepare: problems, SFT pairs, tokenizer and model, before the first stage. Each product is
+complete or absent, so resuming skips it.
+
+problems ──▶ pairs (broken answers are really judged) ──▶ texts ──▶ init_model task ──▶ weights/v0
+                                                                          └──▶ chat template ──▶ sft
+                                                                          rows (token ids)
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from forge.config.schema import Experiment, SftStage
+from forge.data.pairs import make_pairs
+from forge.data.prompts import first_messages
+from forge.errors import ConfigError
+from forge.records import Message, Pair, Problem, Split
+from forge.store.layout import RunPaths, write_file
+from forge.train.handle import run_init_model
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from forge.data.chat import ChatTemplate
+    from forge.process.child import ProcessObserver
+    from forge.rollout.ports import Judge
+
+
+def data_dir(paths: RunPaths) -> Path:
+    """`data/` of a run directory: pairs and rows."""
+    folder = paths.root / "data"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def needs_pairs(experiment: Experiment) -> bool:
+    """Whether any stage trains on pairs, or a tokenizer has to be trained on their texts."""
+    return (
+        any(isinstance(s, SftStage) for s in experiment.stage) or experiment.model.init is not None
+    )
+
+
+async def prepare_pairs(
+    experiment: Experiment, problems: Sequence[Problem], *, paths: RunPaths, judge: Judge
+) -> list[Pair]:
+    """The SFT rows, from the run directory if they are there already."""
+    file = data_dir(paths) / "pairs.jsonl"
+    if file.exists():
+        return [_pair_from_json(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    if experiment.problems.source != "generated":
+        raise ConfigError(
+            f"problems.source = {experiment.problems.source!r} has no answers to train on: an sft
+            stage and "
+            'model.init = "tiny" need source = "generated"; start from a checkpoint with model.path'
+        )
+    sft = [problem for problem in problems if problem.split is Split.SFT]
+    pairs = await make_pairs(sft, experiment.data, seed=experiment.seed, judge=judge, cache={})
+    write_file(file, "".join(json.dumps(asdict(pair)) + "\n" for pair in pairs))
+    return pairs
+
+
+async def prepare_model(
+    experiment: Experiment,
+    pairs: Sequence[Pair],
+    problems: Sequence[Problem],
+    *,
+    paths: RunPaths,
+    socket_dir: Path,
+    log_dir: Path,
+    observer: ProcessObserver,
+) -> Path:
+    """Directory of the weights a run starts from: a local one, or a random model made here."""
+    if experiment.model.init is None:
+        from forge.runner.hub import resolve_model
+
+        return resolve_model(experiment.model)
+    target = paths.weights / "init"
+    if target.exists():
+        return target
+    texts = data_dir(paths) / "texts.jsonl"
+    lines = [m.content for pair in pairs for m in pair.messages]
+    lines += [
+        m.content for p in problems if p.split is not Split.HELDOUT for m in first_messages(p)
+    ]
+    write_file(texts, "".join(json.dumps(line) + "\n" for line in lines))
+    await run_init_model(
+        experiment.model.tiny,
+        texts_path=texts,
+        out_dir=target,
+        seed=experiment.seed,
+        socket_dir=socket_dir,
+        log_dir=log_dir,
+        observer=observer,
+    )
+    return target
+
+
+def write_sft_rows(
+    pairs: Sequence[Pair], chat: ChatTemplate, *, stage: SftStage, path: Path
+) -> tuple[int, int]:
+    """Render pairs to token ids with the answer marked. Returns (rows written, rows dropped as too
+    long).
+
+    The prompt part is rendered exactly as the rollout loop renders it, so the two agree token by
+    token.
+    """
+    lines, dropped = [], 0
+    for pair in pairs:
+        prompt = chat.render(pair.messages[:-1], add_generation_prompt=True)
+        answer = chat.render_answer(pair.messages[-1].content)
+        if len(prompt) + len(answer) > stage.max_length:
+            dropped += 1
+            continue
+        mask = [0] * len(prompt) + [1] * len(answer)
+        lines.append(json.dumps({"input_ids": [*prompt, *answer], "completion_mask": mask}))
+    if not lines:
+        raise ConfigError(
+            f"stage sft: all {dropped} rows are longer than max_length = {stage.max_length} tokens;
+            raise it"
+        )
+    write_file(path, "\n".join(lines) + "\n")
+    return len(lines), dropped
+
+
+def _pair_from_json(line: str) -> Pair:
+    data = json.loads(line)
+    messages = tuple(Message(**message) for message in data["messages"])
+    return Pair(problem_id=data["problem_id"], messages=messages, num_turns=data["num_turns"])

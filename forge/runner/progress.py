@@ -1,0 +1,130 @@
+"""What a run is doing right now: one mutable object that the stages update, and that console,
+STATUS.json and `status` read."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from forge.records import Group
+
+RATE_WINDOW_S = 20.0
+"""Rates are over this long: long enough to be steady, short enough to follow a stage."""
+
+
+@dataclass(slots=True)
+class Counter:
+    """A running total with its rate over the last RATE_WINDOW_S."""
+
+    total: int = 0
+    _marks: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def set(self, total: int, now: float) -> None:
+        self.total = total
+        self._marks.append((now, total))
+        while self._marks and now - self._marks[0][0] > RATE_WINDOW_S:
+            self._marks.popleft()
+
+    def rate(self) -> float:
+        if len(self._marks) < 2:
+            return 0.0
+        (t0, n0), (t1, n1) = self._marks[0], self._marks[-1]
+        return (n1 - n0) / max(t1 - t0, 1e-9)
+
+
+@dataclass(slots=True)
+class Progress:
+    """State of the run. Times are monotonic seconds."""
+
+    run: str
+    num_stages: int
+    stage: int = 0
+    label: str = "prepare"
+    """What is going on: `eval-0`, `sft-1`, `prepare: pairs`, ..."""
+    done: int = 0
+    total: int = 0
+    """Of the stage's unit: steps, or rollouts."""
+    unit: str = "steps"
+    started_at: float = field(default_factory=time.monotonic)
+    stage_started_at: float = field(default_factory=time.monotonic)
+    numbers: dict[str, float] = field(default_factory=dict)
+    """Latest values by short name: reward, pass_rate, loss, ..."""
+    tokens: Counter = field(default_factory=Counter)
+    judged: Counter = field(default_factory=Counter)
+    idle: dict[str, float] = field(default_factory=dict)
+    """Idle share of trainer, serve and judge in the current stage, 0..1."""
+    policy_version: int = 0
+    _busy_at_start: dict[str, float] = field(default_factory=dict)
+
+    def enter(
+        self, label: str, *, stage: int, total: int, unit: str, busy: Mapping[str, float]
+    ) -> None:
+        """Begin a stage."""
+        self.label, self.stage, self.done, self.total, self.unit = label, stage, 0, total, unit
+        self.stage_started_at = time.monotonic()
+        self.numbers, self.idle, self._busy_at_start = {}, {}, dict(busy)
+
+    def measure_idle(self, busy: Mapping[str, float]) -> None:
+        """Idle share by role: 1 - busy seconds / wall seconds since the stage began. `busy` counts
+        per process, averaged."""
+        wall = max(time.monotonic() - self.stage_started_at, 1e-9)
+        self.idle = {
+            role: min(max(1.0 - (seconds - self._busy_at_start.get(role, 0.0)) / wall, 0.0), 1.0)
+            for role, seconds in busy.items()
+        }
+
+    def eta_s(self) -> float | None:
+        """Seconds to the end of the stage at the pace so far; None before anything is done."""
+        if not self.done or not self.total:
+            return None
+        spent = time.monotonic() - self.stage_started_at
+        return spent * (self.total - self.done) / self.done
+
+    def snapshot(self) -> dict[str, Any]:
+        """As JSON: for STATUS.json, `forge status` and the console."""
+        now = time.monotonic()
+        return {
+            "run": self.run,
+            "stage": self.label,
+            "stage_index": self.stage,
+            "num_stages": self.num_stages,
+            "done": self.done,
+            "total": self.total,
+            "unit": self.unit,
+            "elapsed_s": round(now - self.started_at, 1),
+            "stage_elapsed_s": round(now - self.stage_started_at, 1),
+            "eta_s": None if (eta := self.eta_s()) is None else round(eta, 1),
+            "tokens": self.tokens.total,
+            "tokens_per_s": round(self.tokens.rate(), 1),
+            "judged": self.judged.total,
+            "judged_per_s": round(self.judged.rate(), 2),
+            "idle": {role: round(share, 3) for role, share in self.idle.items()},
+            "policy_version": self.policy_version,
+            "numbers": {name: round(value, 4) for name, value in self.numbers.items()},
+        }
+
+
+@dataclass(slots=True)
+class GroupNumbers:
+    """Running means over finished groups, for the display. The store has the exact ones."""
+
+    on_change: Callable[[dict[str, float]], None]
+    _recent: deque[Group] = field(default_factory=lambda: deque(maxlen=16))
+
+    def add(self, group: Group) -> None:
+        self._recent.append(group)
+        turns = [turn for g in self._recent for t in g.trajectories for turn in t.turns]
+        scored = [turn.reward for turn in turns if turn.reward is not None]
+        first = [t.turns[0] for g in self._recent for t in g.trajectories if t.turns]
+        self.on_change(
+            {
+                "reward": sum(scored) / max(len(scored), 1),
+                "pass_rate": sum(turn.verdict.is_correct for turn in first) / max(len(first), 1),
+                "flat_share": sum(g.is_flat for g in self._recent) / len(self._recent),
+            }
+        )

@@ -1,0 +1,51 @@
+"""The real Prompter: the checkpoint's chat template, the prompts of `forge.data`, the extractor of
+`forge.evalpool`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from forge.data.prompts import Exchange, feedback_message, fit
+from forge.evalpool.extract import extract
+from forge.rollout.ports import Prompt
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forge.data.chat import ChatTemplate
+    from forge.records import Problem, Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplatePrompter:
+    """Prompts by chat template, within a budget of tokens."""
+
+    chat: ChatTemplate
+    context_tokens: int
+    """Prompt and completion together."""
+    max_completion_tokens: int
+
+    def prompt(self, problem: Problem, attempts: Sequence[Exchange]) -> Prompt | None:
+        """Oldest attempts are dropped, one at a time, until prompt and completion fit the
+        context."""
+        messages = fit(
+            problem,
+            attempts,
+            budget_tokens=self.context_tokens - self.max_completion_tokens,
+            count_tokens=lambda shown: len(self.chat.render(shown, add_generation_prompt=True)),
+        )
+        if messages is None:
+            return None
+        ids = tuple(self.chat.render(messages, add_generation_prompt=True))
+        return Prompt(ids=ids, text=self.chat.render_text(messages, add_generation_prompt=True))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self.chat.decode(token_ids)
+
+    def feedback(self, verdict: Verdict) -> str:
+        return feedback_message(verdict).content
+
+    def extract(self, problem: Problem, completion_text: str) -> tuple[str, str]:
+        found = extract(completion_text, entry_point=problem.entry_point)
+        return found.code, found.reason

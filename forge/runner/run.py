@@ -1,0 +1,406 @@
+"""A run, from the experiment file to exit. Read this file first.
+
+run_experiment / resume_run          decide what to do, own the run directory
+└─ supervise                         one tree of task groups; everything below dies with it
+   ├─ store.writer                   opened first, closed last: nothing recorded is lost
+   ├─ signals, console, STATUS.json  beside the work, never waited for
+   ├─ control.sock                   trainer, `forge status`, `forge stop`
+   └─ prepare → stages in order      each opens what it needs, and closes what no later stage needs
+      ├─ pool       judges           needed by pairs, eval, grpo
+      └─ replicas   engines          needed by eval, grpo
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+
+from forge.config.load import load_experiment
+from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage
+from forge.data.chat import ChatTemplate
+from forge.data.problems import load_problems
+from forge.errors import ForgeError, Stopped
+from forge.evalpool.pool import open_pool
+from forge.process.sockets import open_socket_dir
+from forge.records import AttemptEnd, Evaluation, Event, Problem
+from forge.runner.attempt import describe_attempt
+from forge.runner.console import Console
+from forge.runner.context import Run, ids_from
+from forge.runner.control import Control, serve_control
+from forge.runner.evaluate import run_eval_stage
+from forge.runner.gate import TurnGate
+from forge.runner.observer import StoreObserver
+from forge.runner.plan import plan
+from forge.runner.prepare import needs_pairs, prepare_model, prepare_pairs
+from forge.runner.progress import Progress
+from forge.runner.prompter import TemplatePrompter
+from forge.runner.stopping import StopRequest, watch_signals
+from forge.runner.training import run_grpo_stage, run_sft_stage
+from forge.runner.weights import Probe, WeightSync
+from forge.serve.replicas import open_replicas
+from forge.store.layout import (
+    RunPaths,
+    create_run,
+    next_attempt,
+    open_run_lock,
+    write_file,
+    write_status,
+)
+from forge.store.reader import open_run
+from forge.store.resume import LastState, events, last_state
+from forge.store.writer import Writer, open_writer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+log = logging.getLogger(__name__)
+
+STATUS_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """What an earlier attempt left. Empty for a new run."""
+
+    state: LastState | None = None
+    stage_weights: dict[int, str] | None = None
+    """Stage index to the weights it began with."""
+
+
+def run_experiment(path: Path, *, overrides: Sequence[str] = (), quiet: bool = False) -> RunPaths:
+    """Run an experiment file from the start. Returns the run directory; raises ForgeError.
+
+    The machine is checked before the run directory is made.
+    """
+    experiment = load_experiment(path, overrides=overrides)
+    plan(experiment)
+    paths = create_run(experiment.name, store_dir=experiment.store.dir)
+    from forge.config.dump import dump_experiment
+
+    write_file(paths.experiment, dump_experiment(experiment))
+    _own(paths, experiment, Past(), quiet=quiet)
+    return paths
+
+
+def resume_run(paths: RunPaths, *, quiet: bool = False) -> RunPaths:
+    """Continue a run where it stood. What is finished is skipped; nothing recorded is deleted."""
+    experiment = load_experiment(paths.experiment)
+    plan(experiment)
+    with open_run(paths) as reader:
+        past = Past(
+            state=last_state(reader),
+            stage_weights={
+                e.data["stage"]: e.data["weights"] for e in events(reader, kind="stage_start")
+            },
+        )
+    _own(paths, experiment, past, quiet=quiet)
+    return paths
+
+
+def _own(paths: RunPaths, experiment: Experiment, past: Past, *, quiet: bool) -> None:
+    with open_run_lock(paths):
+        anyio.run(_supervise, paths, experiment, past, Console(quiet=quiet))
+
+
+async def _supervise(paths: RunPaths, experiment: Experiment, past: Past, console: Console) -> None:
+    """Open what a run needs, in order; run prepare and stages; record how it ended."""
+    attempt = next_attempt(paths)
+    progress = Progress(run=paths.name, num_stages=len(experiment.stage))
+    stop = StopRequest()
+    console.say(f"{paths.root}")
+    async with open_writer(paths, experiment.store) as writer:
+        await writer.put(describe_attempt(attempt, seed=experiment.seed, gpus=()))
+        try:
+            await _open_and_run(paths, experiment, past, attempt, progress, stop, console, writer)
+        except BaseException as error:
+            await _record_end(writer, attempt, error)
+            _write_status(paths, progress, state="stopped" if stop.is_set else "failed")
+            raise
+        await _record_end(writer, attempt, None)
+        _write_status(paths, progress, state="done")
+    from forge.runner.summary import show_summary
+
+    show_summary(paths, console)
+
+
+async def _open_and_run(
+    paths: RunPaths,
+    experiment: Experiment,
+    past: Past,
+    attempt: int,
+    progress: Progress,
+    stop: StopRequest,
+    console: Console,
+    writer: Writer,
+) -> None:
+    observer = StoreObserver(writer, attempt)
+    with open_socket_dir() as socket_dir:
+        async with anyio.create_task_group() as tasks:
+            beside = tasks.start_soon
+            beside(observer.drain)
+            beside(_signals, stop, console, tasks.cancel_scope, observer)
+            beside(console.follow, progress)
+            beside(_keep_status, paths, progress, socket_dir)
+            problems = await anyio.to_thread.run_sync(
+                lambda: load_problems(experiment.problems, seed=experiment.seed)
+            )
+            await writer.put(*problems)
+            work = _Work(
+                paths,
+                experiment,
+                past,
+                attempt,
+                progress,
+                stop,
+                console,
+                writer,
+                observer,
+                socket_dir,
+                problems,
+            )
+            try:
+                await work.run()
+            except BaseException:
+                if stop.is_set and stop.reason:
+                    raise _stopped(paths, stop) from None
+                raise
+            tasks.cancel_scope.cancel()
+        if stop.is_set:
+            raise _stopped(paths, stop)
+
+
+def _stopped(paths: RunPaths, stop: StopRequest) -> Stopped:
+    return Stopped(f'{stop.reason}; everything is saved. "forge resume {paths.root}" continues')
+
+
+@dataclass(slots=True)
+class _Work:
+    """Prepare, then the stages. Owns pool and replicas while a stage needs them."""
+
+    paths: RunPaths
+    experiment: Experiment
+    past: Past
+    attempt: int
+    progress: Progress
+    stop: StopRequest
+    console: Console
+    writer: Writer
+    observer: StoreObserver
+    socket_dir: Path
+    problems: Sequence[Problem]
+
+    async def run(self) -> None:
+        """Everything from pairs to the last stage."""
+        done = set(self.past.state.finished_stages) if self.past.state else set()
+        stages = [(i, s) for i, s in enumerate(self.experiment.stage) if i not in done]
+        last_use = max((i for i, s in stages if _needs_serving(s)), default=-1)
+        async with AsyncExitStack() as opened:
+            pool = None
+            if needs_pairs(self.experiment) or last_use >= 0:
+                pool = await opened.enter_async_context(self._open_pool())
+            context = await self._prepare(pool)
+            context.pool = pool
+            async with self._controlled(context):
+                for index, stage in stages:
+                    if _needs_serving(stage) and context.replicas is None:
+                        context.replicas = await opened.enter_async_context(
+                            self._open_replicas(context)
+                        )
+                        context.weights.serving = context.replicas
+                    await self._run_stage(context, index, stage)
+                    if index >= last_use and context.replicas is not None:
+                        context.weights.serving = context.replicas = None
+                        await opened.aclose()
+
+    @asynccontextmanager
+    async def _open_pool(self) -> AsyncIterator:
+        self.progress.label = "prepare: judges"
+        async with open_pool(
+            self.experiment.judge,
+            socket_dir=self.socket_dir,
+            log_dir=self.paths.logs(self.attempt),
+            observer=self.observer,
+        ) as pool:
+            yield pool
+
+    @asynccontextmanager
+    async def _open_replicas(self, run: Run) -> AsyncIterator:
+        work_dir = self.socket_dir / "serve"
+        work_dir.mkdir(exist_ok=True)
+        async with open_replicas(
+            self.experiment.serve,
+            model_dir=run.weights.path,
+            stop_token_ids=run.prompter.chat.stop_token_ids,
+            socket_dir=self.socket_dir,
+            log_dir=run.log_dir,
+            work_dir=work_dir,
+            observer=self.observer,
+            version=run.weights.version,
+        ) as replicas:
+            yield replicas
+
+    async def _prepare(self, pool) -> Run:
+        """Pairs, model and template; the context that stages share."""
+        pairs = []
+        if needs_pairs(self.experiment):
+            self.progress.label = "prepare: pairs"
+            pairs = await prepare_pairs(
+                self.experiment, self.problems, paths=self.paths, judge=pool.judge
+            )
+        self.progress.label = "prepare: model"
+        init_dir = await prepare_model(
+            self.experiment, pairs, self.problems,
+            paths=self.paths, socket_dir=self.socket_dir,
+            log_dir=self.paths.logs(self.attempt), observer=self.observer,
+        )  # fmt: skip
+        state = self.past.state
+        policy = state.policy if state else None
+        serve, rollout = self.experiment.serve, self.experiment.rollout
+        weights = WeightSync(
+            path=Path(policy.path) if policy else init_dir,
+            version=max(state.policy_version, 0) if state else 0,
+            attempt=self.attempt,
+            precision=serve.precision,
+            gate=TurnGate(timeout_s=serve.request_timeout_s),
+            sink=self.writer,
+        )
+        weights.step = policy.step if policy else 0
+        self.progress.policy_version = weights.version
+        chat = ChatTemplate.load(init_dir)
+        run = Run(
+            experiment=self.experiment, paths=self.paths, attempt=self.attempt,
+            socket_dir=self.socket_dir,
+            writer=self.writer, observer=self.observer, progress=self.progress,
+            console=self.console,
+            stop=self.stop, problems=self.problems, weights=weights,
+            prompter=TemplatePrompter(
+                chat=chat, context_tokens=serve.context_tokens,
+                max_completion_tokens=rollout.max_completion_tokens
+            ),
+            group_ids=ids_from(state.group_id if state else -1),
+            sample_ids=ids_from(state.sample_id if state else -1),
+            control=Control(status=self.progress.snapshot, stop=self.stop.set, version=lambda:
+            weights.version),
+        )  # fmt: skip
+        return run
+
+    @asynccontextmanager
+    async def _controlled(self, run: Run) -> AsyncIterator[None]:
+        async with (
+            serve_control(run.control, run.control_socket),
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(run.control.raise_failure)
+            tasks.start_soon(_keep_counters, run)
+            yield
+            tasks.cancel_scope.cancel()
+
+    async def _run_stage(
+        self, run: Run, index: int, stage: EvalStage | SftStage | GrpoStage
+    ) -> None:
+        """One stage, between a start and an end event; a stop in an evaluation drops it, a trainer
+        saves first."""
+        start_dir = (self.past.stage_weights or {}).get(index, str(run.weights.path))
+        await self.writer.put(
+            Event(
+                at=time.time(), kind="stage_start", message=f"{stage.kind}-{index}",
+                data={"stage": index, "weights": start_dir},
+            )
+        )  # fmt: skip
+        began = time.monotonic()
+        if isinstance(stage, EvalStage):
+            await self._run_eval(run, stage, index)
+        elif isinstance(stage, SftStage):
+            await run_sft_stage(run, stage, index, start_dir=Path(start_dir))
+        else:
+            await run_grpo_stage(run, stage, index, start_dir=Path(start_dir))
+        seconds = time.monotonic() - began
+        await self.writer.put(
+            Event(
+                at=time.time(), kind="stage_end", message=f"{stage.kind}-{index}: {seconds:.1f} s",
+                data={"stage": index, "seconds": seconds},
+            )
+        )  # fmt: skip
+        self.console.say(f"{stage.kind}-{index} done in {seconds:.0f} s")
+
+    async def _run_eval(self, run: Run, stage: EvalStage, index: int) -> None:
+        result: Evaluation | None = None
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.stop.cancel, tasks.cancel_scope)
+            result = await run_eval_stage(run, stage, index)
+            tasks.cancel_scope.cancel()
+        if result is None:
+            raise Stopped(self.stop.reason or "stopped")
+        self.console.say(
+            f"eval-{index}: pass@1 {result.pass_at_1:.1%} [{result.ci_low:.1%},
+            {result.ci_high:.1%}]  "
+            f"compiles {result.compile_rate:.1%}  ({result.num_problems} problems x
+            {result.num_samples})"
+        )
+
+
+def _needs_serving(stage: EvalStage | SftStage | GrpoStage) -> bool:
+    return isinstance(stage, EvalStage | GrpoStage)
+
+
+async def _signals(
+    stop: StopRequest, console: Console, scope: anyio.CancelScope, observer: StoreObserver
+) -> None:
+    await watch_signals(stop, say=console.say, cancel_all=scope.cancel, kill_all=observer.kill_all)
+
+
+async def _keep_status(paths: RunPaths, progress: Progress, socket_dir: Path) -> None:
+    while True:
+        _write_status(
+            paths, progress, state="running", control_socket=str(socket_dir / "control.sock")
+        )
+        await anyio.sleep(STATUS_EVERY_S)
+
+
+async def _keep_counters(run: Run) -> None:
+    """Token and judgement counters, twice a second."""
+    while True:
+        now = time.monotonic()
+        if run.replicas is not None:
+            run.progress.tokens.set(run.replicas.stats().generated_tokens, now)
+        if run.pool is not None:
+            run.progress.judged.set(run.pool.stats().num_judged, now)
+        run.progress.measure_idle({**run.busy()})
+        await anyio.sleep(0.5)
+
+
+def _write_status(
+    paths: RunPaths, progress: Progress, *, state: str, control_socket: str = ""
+) -> None:
+    status = {**progress.snapshot(), "state": state, "pid": os.getpid(), "at": time.time()}
+    if control_socket:
+        status["control_socket"] = control_socket
+    write_status(paths, status)
+
+
+async def _record_end(writer: Writer, attempt: int, error: BaseException | None) -> None:
+    """Best effort when the store itself failed: the error that ended the run is the one to
+    report."""
+    code = 0 if error is None else _exit_code(error)
+    row = AttemptEnd(
+        attempt=attempt, ended_at=time.time(), exit_code=code, reason=str(error or "done")[:2000]
+    )
+    with anyio.CancelScope(shield=True):
+        try:
+            await writer.put(row)
+            await writer.flush()
+        except ForgeError:
+            log.warning("attempt %d: its end could not be recorded", attempt)
+
+
+def _exit_code(error: BaseException) -> int:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error.exit_code if isinstance(error, ForgeError) else 70

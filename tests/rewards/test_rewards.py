@@ -1,0 +1,131 @@
+"""Rewards, returns, advantages: the promises of design section 7."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge.config.schema import RewardTable
+from forge.records import Status, Timing, Verdict
+from forge.rewards import group_advantages, is_flat, reward_terms, turn_returns
+
+TABLE = RewardTable()
+GAMMA, MAX_TURNS = 0.4, 3
+rewards = st.lists(st.floats(-1, 2), min_size=1, max_size=MAX_TURNS)
+
+
+def verdict(status: Status, *, compiled: bool = False, speedup_low: float | None = None) -> Verdict:
+    timing = None
+    if speedup_low is not None:
+        timing = Timing(
+            speedup=speedup_low, speedup_low=speedup_low, candidate_us=1.0, baseline_us=speedup_low,
+            candidate_spread_us=0.0, baseline_spread_us=0.0,
+        )  # fmt: skip
+    return Verdict(status=status, reason="ok", detail="", is_compiled=compiled, timing=timing)
+
+
+def reward(of: Verdict, table: RewardTable = TABLE) -> float:
+    terms = reward_terms(of, table)
+    assert terms is not None
+    return sum(terms.values())
+
+
+def test_a_correct_kernel_earns_compiled_and_correct() -> None:
+    assert reward(verdict(Status.CORRECT, compiled=True)) == pytest.approx(0.8)
+
+
+def test_compiled_is_not_paid_for_a_decoy() -> None:
+    assert reward(verdict(Status.WRONG, compiled=False)) == 0.0
+
+
+@pytest.mark.parametrize("status", [Status.INFRA_ERROR, Status.NEEDS_GPU])
+def test_our_faults_are_never_scored(status: Status) -> None:
+    assert reward_terms(verdict(status), TABLE) is None
+
+
+def test_speedup_is_logarithmic_capped_and_never_negative_by_default() -> None:
+    base = reward(verdict(Status.CORRECT, compiled=True))
+    fast = reward(verdict(Status.CORRECT, compiled=True, speedup_low=2.0))
+    assert fast - base == pytest.approx(0.2 * math.log(2))
+    capped = reward(verdict(Status.CORRECT, compiled=True, speedup_low=1e6))
+    assert capped - base == pytest.approx(0.2 * math.log(10))
+    assert reward(verdict(Status.CORRECT, compiled=True, speedup_low=0.5)) == pytest.approx(base)
+    strict = RewardTable(slower_penalty=True)
+    assert reward(verdict(Status.CORRECT, compiled=True, speedup_low=0.5), strict) < base
+
+
+def test_returns_follow_the_formula() -> None:
+    got = turn_returns([0.0, 0.3, 0.8], gamma=GAMMA, max_turns=3, stopped_early=False)
+    assert got == pytest.approx((0.3 * 0.4 + 0.8 * 0.16, 0.3 + 0.8 * 0.4, 0.8))
+
+
+def test_trajectory_credit_gives_every_turn_the_first_return() -> None:
+    got = turn_returns(
+        [0.0, 0.8], gamma=GAMMA, max_turns=2, stopped_early=False, credit="trajectory"
+    )
+    assert got == pytest.approx((0.32, 0.32))
+
+
+@given(rewards)
+def test_stopping_early_pays_what_idle_repeats_would(taken: list[float]) -> None:
+    repeated = taken + [taken[-1]] * (MAX_TURNS - len(taken))
+    stopped = turn_returns(taken, gamma=GAMMA, max_turns=MAX_TURNS, stopped_early=True)
+    idled = turn_returns(repeated, gamma=GAMMA, max_turns=MAX_TURNS, stopped_early=False)
+    assert stopped == pytest.approx(idled[: len(taken)])
+
+
+CONSTANT_POLICIES = {
+    "empty": verdict(Status.REJECTED),
+    "torch only": verdict(Status.REJECTED),
+    "syntax error": verdict(Status.COMPILE_ERROR),
+    "not triton": verdict(Status.COMPILE_ERROR),
+    "decoy": verdict(Status.WRONG, compiled=False),
+    "identity": verdict(Status.WRONG, compiled=True),
+    "wrong kernel": verdict(Status.WRONG, compiled=True),
+    "crash": verdict(Status.RUNTIME_ERROR, compiled=True),
+    "hang": verdict(Status.TIMEOUT, compiled=True),
+}
+
+
+@pytest.mark.parametrize("policy", CONSTANT_POLICIES)
+def test_no_constant_policy_earns_half_of_a_correct_first_turn(policy: str) -> None:
+    each = [reward(CONSTANT_POLICIES[policy])] * MAX_TURNS
+    constant = turn_returns(each, gamma=GAMMA, max_turns=MAX_TURNS, stopped_early=False)[0]
+    correct = reward(verdict(Status.CORRECT, compiled=True))
+    good = turn_returns([correct], gamma=GAMMA, max_turns=MAX_TURNS, stopped_early=True)[0]
+    assert constant < 0.5 * good
+
+
+returns_lists = st.lists(
+    st.lists(st.one_of(st.none(), st.floats(-2, 2)), min_size=1, max_size=3), min_size=2, max_size=8
+)
+
+
+@given(returns_lists, st.sampled_from(["group", "none"]))
+def test_advantages_sum_to_zero_and_ignore_a_shift(
+    returns: list[list[float | None]], scale
+) -> None:
+    advantages = group_advantages(returns, scale=scale)
+    flat = [a for row in advantages for a in row if a is not None]
+    assert sum(flat) == pytest.approx(0.0, abs=1e-6)
+    shifted = [[None if r is None else r + 5.0 for r in row] for row in returns]
+    if is_flat(returns):
+        return
+    for got, want in zip(group_advantages(shifted, scale=scale), advantages, strict=True):
+        assert [g for g in got if g is not None] == pytest.approx(
+            [w for w in want if w is not None], abs=1e-4
+        )
+
+
+def test_masked_turns_are_in_neither_mean_nor_advantages() -> None:
+    got = group_advantages([[1.0, None], [0.0, None]], scale="none")
+    assert got == [[0.5, None], [-0.5, None]]
+
+
+def test_a_group_of_equal_or_masked_returns_is_flat() -> None:
+    assert is_flat([[0.3], [0.3, 0.3]])
+    assert is_flat([[None], [None]])
+    assert not is_flat([[0.3], [0.8]])

@@ -1,0 +1,272 @@
+"""The loop on fakes of its ports: groups, multi-turn play, batches, pacing."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from forge.config.schema import RewardTable
+from forge.errors import Stalled
+from forge.records import (
+    Completion,
+    End,
+    Finish,
+    Group,
+    Problem,
+    Purpose,
+    Sample,
+    Split,
+    Status,
+    Trajectory,
+    Turn,
+    Verdict,
+)
+from forge.rollout.batches import Batch, BatchPlan, count_from, produce_batches
+from forge.rollout.pacing import PublishedSteps
+from forge.rollout.play import Place, Ports, Rules, play_group
+from forge.rollout.ports import Prompt
+from forge.rollout.sampler import UniformSampler
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forge.data.prompts import Exchange
+
+pytestmark = pytest.mark.anyio
+
+
+def problem(name: str = "p") -> Problem:
+    return Problem(problem_id=name, source="", family="f", level=1, split=Split.GRPO)
+
+
+def rules(**changes: Any) -> Rules:
+    base = dict(
+        group_size=4, max_turns=3, gamma=0.4, credit="turn", temperature=1.0,
+        max_completion_tokens=8, reward=RewardTable(), seed=0,
+    )  # fmt: skip
+    return Rules(**{**base, **changes})
+
+
+@dataclass
+class FakePolicy:
+    """Answers with one token that the fake judge reads: 1 is right, 2 compiles, 3 breaks the
+    judge."""
+
+    choose: Any
+    version: int = 0
+    asked: list[tuple[int, ...]] = field(default_factory=list)
+
+    async def __call__(
+        self, prompt_ids: Sequence[int], *, n: int, max_tokens: int, temperature: float, seed: int
+    ) -> list[Completion]:
+        await anyio.lowlevel.checkpoint()
+        self.asked.append(tuple(prompt_ids))
+        return [
+            Completion(
+                token_ids=(self.choose(seed, i, len(prompt_ids)),), logprobs=(-0.1,),
+                finish=Finish.STOP,
+                min_version=self.version, max_version=self.version,
+            )
+            for i in range(n)
+        ]  # fmt: skip
+
+
+async def fake_judge(problem: Problem, code: str) -> Verdict:
+    await anyio.lowlevel.checkpoint()
+    status = {"1": Status.CORRECT, "2": Status.WRONG, "3": Status.INFRA_ERROR}[code]
+    return Verdict(status=status, reason="ok", detail="", is_compiled=code in "12")
+
+
+class FakePrompter:
+    def __init__(self, room: int = 10) -> None:
+        self.room = room
+
+    def prompt(self, problem: Problem, attempts: Sequence[Exchange]) -> Prompt | None:
+        if len(attempts) >= self.room:
+            return None
+        return Prompt(ids=(9,) * (1 + len(attempts)), text="prompt")
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return str(token_ids[0])
+
+    def feedback(self, verdict: Verdict) -> str:
+        return str(verdict.status)
+
+    def extract(self, problem: Problem, completion_text: str) -> tuple[str, str]:
+        return ("", "no_code_block") if completion_text == "0" else (completion_text, "ok")
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.records: list[Any] = []
+
+    async def put(self, *records: Any) -> None:
+        self.records += records
+
+    def of(self, kind: type) -> list[Any]:
+        return [r for r in self.records if isinstance(r, kind)]
+
+
+def ports(choose: Any, *, room: int = 10) -> tuple[Ports, Recorder, FakePolicy]:
+    sink, policy = Recorder(), FakePolicy(choose)
+    return (
+        Ports(generate=policy, judge=fake_judge, sink=sink, prompter=FakePrompter(room)),
+        sink,
+        policy,
+    )
+
+
+PLACE = Place(group_id=5, purpose=Purpose.TRAIN, stage=3, step=1)
+
+
+async def test_a_rollout_stops_at_a_correct_kernel_and_every_turn_is_stored() -> None:
+    use, sink, _ = ports(lambda seed, i, length: 1 if i == 0 else 2)
+    group = await play_group(problem(), place=PLACE, rules=rules(), ports=use)
+    ends = {t.rollout: (t.end, len(t.turns)) for t in group.trajectories}
+    assert ends[0] == (End.CORRECT, 1)
+    assert len(sink.of(Turn)) == sum(n for _, n in ends.values())
+    assert sink.of(Group) == [group]
+    assert len(sink.of(Trajectory)) == 4
+
+
+async def test_later_turns_are_told_what_the_judge_said() -> None:
+    use, sink, policy = ports(lambda seed, i, length: 2 if length < 3 else 1)
+    group = await play_group(problem(), place=PLACE, rules=rules(), ports=use)
+    assert all(t.end is End.CORRECT and len(t.turns) == 3 for t in group.trajectories)
+    assert {len(p) for p in policy.asked} == {1, 2, 3}
+    assert all(turn.feedback for turn in sink.of(Turn))
+
+
+async def test_an_infra_fault_masks_the_whole_rollout() -> None:
+    use, _, _ = ports(lambda seed, i, length: 3 if i == 1 else 1)
+    group = await play_group(problem(), place=PLACE, rules=rules(), ports=use)
+    broken = next(t for t in group.trajectories if t.end is End.INFRA)
+    assert broken.returns == (None,) and broken.turns[0].reward is None
+
+
+async def test_a_conversation_that_outgrows_the_context_ends_stored_and_masked() -> None:
+    use, sink, _ = ports(lambda seed, i, length: 2, room=2)
+    group = await play_group(problem(), place=PLACE, rules=rules(), ports=use)
+    assert all(t.end is End.CONTEXT_FULL for t in group.trajectories)
+    assert len(sink.of(Turn)) == 8 and group.is_flat
+    assert all(r is None for t in group.trajectories for r in t.returns)
+
+
+async def test_a_problem_that_does_not_fit_at_all_ends_context_full_without_turns() -> None:
+    use, sink, policy = ports(lambda seed, i, length: 1, room=0)
+    group = await play_group(problem(), place=PLACE, rules=rules(), ports=use)
+    assert [t.end for t in group.trajectories] == [End.CONTEXT_FULL] * 4
+    assert not policy.asked and len(sink.of(Trajectory)) == 4
+
+
+async def test_an_answer_without_code_is_rejected_with_words() -> None:
+    use, sink, _ = ports(lambda seed, i, length: 0)
+    await play_group(problem(), place=PLACE, rules=rules(max_turns=1), ports=use)
+    verdicts = [turn.verdict for turn in sink.of(Turn)]
+    assert {(v.status, v.reason) for v in verdicts} == {(Status.REJECTED, "no_code_block")}
+    assert all("code block" in v.detail for v in verdicts)
+
+
+def batch_plan(**changes: Any) -> BatchPlan:
+    base = dict(
+        stage=3, first_step=1, last_step=4, groups_per_step=2, max_replacements=2, max_staleness=1,
+        scale="group", train_truncated=True, publish_timeout_s=5.0,
+    )  # fmt: skip
+    return BatchPlan(**{**base, **changes})
+
+
+async def run_loop(
+    plan: BatchPlan, choose: Any, *, delay: Any = lambda: 0.0
+) -> tuple[list[Batch], list[int]]:
+    """A trainer that publishes one version a batch; returns batches and the staleness of every
+    sample at use."""
+    use, _, policy = ports(choose)
+    published, staleness, batches = PublishedSteps(), [], []
+    send, receive = anyio.create_memory_object_stream[Batch](0)
+    sampler = UniformSampler([problem(f"p{i}") for i in range(5)], seed=0)
+
+    async def train() -> None:
+        async with receive:
+            async for batch in receive:
+                batches.append(batch)
+                await anyio.sleep(delay())
+                staleness.extend(policy.version - s.policy_version for s in batch.samples)
+                policy.version += 1
+                published.advance(batch.step)
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(train)
+            await produce_batches(
+                plan, sampler=sampler, rules=rules(), ports=use, published=published,
+                group_ids=count_from(-1), sample_ids=count_from(-1), out=send,
+            )  # fmt: skip
+    return batches, staleness
+
+
+def mixed(seed: int, i: int, length: int) -> int:
+    return 1 if i % 2 else 2
+
+
+@pytest.mark.parametrize("bound", [0, 1, 2])
+async def test_staleness_never_passes_its_bound(bound: int) -> None:
+    draw = random.Random(bound)
+    batches, staleness = await run_loop(
+        batch_plan(max_staleness=bound, last_step=6),
+        mixed,
+        delay=lambda: draw.choice([0.0, 0.002, 0.01]),
+    )
+    assert [b.step for b in batches] == list(range(1, 7))
+    assert max(staleness) <= bound
+
+
+async def test_flat_groups_are_replaced_within_the_budget_and_leave_no_samples() -> None:
+    flat_problems: set[int] = set()
+
+    def choose(seed: int, i: int, length: int) -> int:
+        return 1 if seed % 3 == 0 else (1 if i % 2 else 2)
+
+    batches, _ = await run_loop(batch_plan(), choose)
+    for batch in batches:
+        flat = {g.group_id for g in batch.groups if g.is_flat}
+        flat_problems |= flat
+        assert len(batch.groups) <= 2 + 2
+        assert not flat & {s.group_id for s in batch.samples}
+    assert flat_problems, "the fake must make some flat groups"
+
+
+async def test_three_batches_without_signal_end_the_run_with_advice() -> None:
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(Stalled, match="3 batches in a row.*more SFT"),
+        allow_unwrapped=True,
+        flatten_subgroups=True,
+    ):
+        await run_loop(batch_plan(), lambda seed, i, length: 2)
+
+
+async def test_a_silent_trainer_is_named() -> None:
+    with pytest.raises(Stalled, match="trainer: no weights published"):
+        await PublishedSteps().wait_for(1, timeout_s=0.01)
+
+
+async def test_advantages_of_a_batch_sum_to_zero_in_each_group() -> None:
+    batches, _ = await run_loop(batch_plan(), mixed)
+    sums: dict[int, float] = {}
+    for sample in (s for b in batches for s in b.samples):
+        assert isinstance(sample, Sample)
+        sums[sample.group_id] = sums.get(sample.group_id, 0.0) + sample.advantage
+    assert sums and all(abs(total) < 1e-6 for total in sums.values())
+
+
+def test_the_sampler_visits_all_and_continues_from_its_state() -> None:
+    problems = [problem(f"p{i}") for i in range(5)]
+    first = UniformSampler(problems, seed=1)
+    seen = [first.next().problem_id for _ in range(7)]
+    assert set(seen[:5]) == {p.problem_id for p in problems}
+    second = UniformSampler(problems, seed=1)
+    second.restore(first.state())
+    assert [second.next() for _ in range(6)] == [first.next() for _ in range(6)]
