@@ -1,1 +1,1 @@
-"""Looking on: a process of its own, reads a run's database read-only, acts through `forge.control`."""
+"""Looking on: its own process, reads a run's database, acts through `forge.control`."""

@@ -36,8 +36,9 @@ def run_command(
     )
     assert process.stdout is not None
     try:
-        _pump(process.stdout, log=log, progress=progress)
-        return process.wait(timeout=60)
+        with process.stdout as output:
+            _pump(output, log=log, progress=progress)
+        return process.wait(timeout=GRACE_S)
     finally:
         if process.poll() is None:
             _end(process)
