@@ -1,3 +1,24 @@
-"""forge: one command that turns a language model into one that writes fast, correct Triton kernels."""
+"""forge: one command that turns a language model into one that writes fast, correct Triton kernels.
+
+In a notebook: `forge.open("quickstart-1").rows("SELECT * FROM v_steps")`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forge.store.reader import open_run as open
 
 __version__ = "0.1.0"
+
+__all__ = ["open"]
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are imported when first used, so that `import forge` costs nothing."""
+    if name == "open":
+        from forge.store.reader import open_run
+
+        return open_run
+    raise AttributeError(f"module 'forge' has no attribute {name!r}")

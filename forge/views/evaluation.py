@@ -1,0 +1,189 @@
+"""From played groups to an Evaluation: the figures that the three evaluations of a run are compared by.
+
+Called by the runner when an evaluation has been played (in a worker thread: the bootstrap takes some 50 ms), and by
+whoever recomputes one from stored turns. Promise: a turn that failed for our reasons counts neither for nor against.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from forge.records import End, Evaluation, Group, Problem, Trajectory, Turn
+from forge.views.passk import Tally, estimate_mean, estimate_pass_at_k
+
+Rollouts = list[tuple[Problem, Trajectory]]
+
+
+def evaluate_groups(
+    groups: Sequence[Group],
+    problems: Iterable[Problem],
+    *,
+    stage: str,
+    step: int,
+    version: int,
+    max_turns: int,
+    at: float,
+) -> Evaluation:
+    """Computes an evaluation; pass@1 counts first turns at temperature 1, greedy rollouts are apart.
+
+    Groups are those played for evaluation, of one policy; all problems they name must be given. Where nothing could be
+    judged, the rates are 0 with the interval 0..1.
+    """
+    by_id = {problem.problem_id: problem for problem in problems}
+    sampled: Rollouts = []
+    greedy: Rollouts = []
+    for group in groups:
+        into = greedy if group.is_greedy else sampled
+        into.extend((by_id[group.problem_id], trajectory) for trajectory in group.trajectories)
+    first = [(problem, t.turns[0]) for problem, t in sampled if _first_counts(t)]
+    tallies = _tallies(first)
+    pass_at_1 = estimate_pass_at_k(list(tallies.values()), 1)
+    return Evaluation(
+        stage=stage,
+        step=step,
+        policy_version=version,
+        at=at,
+        num_problems=len({problem.problem_id for problem, _ in sampled + greedy}),
+        num_samples=_most_rollouts(sampled),
+        max_turns=max_turns,
+        pass_at_1=pass_at_1.value if pass_at_1 else 0.0,
+        ci_low=pass_at_1.low if pass_at_1 else 0.0,
+        ci_high=pass_at_1.high if pass_at_1 else 1.0,
+        pass_at_k=_pass_at_k(tallies),
+        pass_at_1_greedy=_greedy(greedy),
+        pass_at_1_multi=_multi(sampled)["value"],
+        compile_rate=_mean_by_problem(first, lambda turn: turn.verdict.is_compiled),
+        detail=_detail(sampled, greedy, first, tallies),
+    )
+
+
+def _detail(
+    sampled: Rollouts,
+    greedy: Rollouts,
+    first: list[tuple[Problem, Turn]],
+    tallies: dict[str, Tally],
+) -> dict[str, Any]:
+    turns = [turn for _, trajectory in sampled + greedy for turn in trajectory.turns]
+    return {
+        "by_family": _parts(first, lambda problem: problem.family),
+        "by_level": _parts(first, lambda problem: str(problem.level)),
+        "by_turn": _by_turn(sampled),
+        "pass_at_k_ci": _pass_at_k_ci(tallies),
+        "multi": _multi(sampled),
+        "tallies": {name: [tally.num, tally.correct] for name, tally in tallies.items()},
+        "num_turns": len(turns),
+        "num_masked": sum(not turn.verdict.status.is_scored for turn in turns),
+        "num_context_full": sum(t.end is End.CONTEXT_FULL for _, t in sampled + greedy),
+    }
+
+
+def _first_counts(trajectory: Trajectory) -> bool:
+    return bool(trajectory.turns) and trajectory.turns[0].verdict.status.is_scored
+
+
+def _multi_counts(trajectory: Trajectory) -> bool:
+    """A rollout that we failed counts only if it had succeeded before."""
+    return _is_solved(trajectory) or (
+        trajectory.end is not End.INFRA
+        and any(t.verdict.status.is_scored for t in trajectory.turns)
+    )
+
+
+def _is_solved(trajectory: Trajectory) -> bool:
+    return any(turn.verdict.is_correct for turn in trajectory.turns)
+
+
+def _tallies(turns: list[tuple[Problem, Turn]]) -> dict[str, Tally]:
+    found: dict[str, list[bool]] = defaultdict(list)
+    for problem, turn in turns:
+        found[problem.problem_id].append(turn.verdict.is_correct)
+    return {name: Tally(num=len(each), correct=sum(each)) for name, each in found.items()}
+
+
+def _most_rollouts(rollouts: Rollouts) -> int:
+    counts: dict[str, int] = defaultdict(int)
+    for problem, _ in rollouts:
+        counts[problem.problem_id] += 1
+    return max(counts.values(), default=0)
+
+
+def _ks(tallies: dict[str, Tally]) -> range:
+    return range(1, 1 + max((tally.num for tally in tallies.values()), default=0))
+
+
+def _pass_at_k(tallies: dict[str, Tally]) -> dict[int, float]:
+    estimates = {k: estimate_pass_at_k(list(tallies.values()), k) for k in _ks(tallies)}
+    return {k: estimate.value for k, estimate in estimates.items() if estimate}
+
+
+def _pass_at_k_ci(tallies: dict[str, Tally]) -> dict[str, list[float]]:
+    estimates = {k: estimate_pass_at_k(list(tallies.values()), k) for k in _ks(tallies)}
+    return {str(k): [e.low, e.high] for k, e in estimates.items() if e}
+
+
+def _greedy(rollouts: Rollouts) -> float | None:
+    first = [(problem, t.turns[0]) for problem, t in rollouts if _first_counts(t)]
+    return _mean_by_problem(first, lambda turn: turn.verdict.is_correct) if first else None
+
+
+def _multi(rollouts: Rollouts) -> dict[str, float]:
+    """Rollouts with a correct turn, as pass_at_1 is: a mean over problems with its interval."""
+    found: dict[str, list[bool]] = defaultdict(list)
+    for problem, trajectory in rollouts:
+        if _multi_counts(trajectory):
+            found[problem.problem_id].append(_is_solved(trajectory))
+    estimate = estimate_mean([sum(each) / len(each) for each in found.values()])
+    if estimate is None:
+        return {"value": 0.0, "ci_low": 0.0, "ci_high": 1.0}
+    return {"value": estimate.value, "ci_low": estimate.low, "ci_high": estimate.high}
+
+
+def _mean_by_problem(turns: list[tuple[Problem, Turn]], claim: Callable[[Turn], bool]) -> float:
+    found: dict[str, list[bool]] = defaultdict(list)
+    for problem, turn in turns:
+        found[problem.problem_id].append(claim(turn))
+    means = [sum(each) / len(each) for each in found.values()]
+    return sum(means) / len(means) if means else 0.0
+
+
+def _parts(
+    turns: list[tuple[Problem, Turn]], name: Callable[[Problem], str]
+) -> dict[str, dict[str, Any]]:
+    found: dict[str, list[tuple[Problem, Turn]]] = defaultdict(list)
+    for problem, turn in turns:
+        found[name(problem)].append((problem, turn))
+    return {part: _part(found[part]) for part in sorted(found)}
+
+
+def _part(turns: list[tuple[Problem, Turn]]) -> dict[str, Any]:
+    tallies = _tallies(turns)
+    estimate = estimate_pass_at_k(list(tallies.values()), 1)
+    return {
+        "num": len(turns),
+        "num_problems": len(tallies),
+        "pass_at_1": estimate.value if estimate else 0.0,
+        "ci_low": estimate.low if estimate else 0.0,
+        "ci_high": estimate.high if estimate else 1.0,
+        "compile_rate": _mean_by_problem(turns, lambda turn: turn.verdict.is_compiled),
+    }
+
+
+def _by_turn(rollouts: Rollouts) -> dict[str, dict[str, Any]]:
+    """Turn t: of the rollouts that came to it, how many were correct there; and of all, how many by then."""
+    counted = [trajectory for _, trajectory in rollouts if _multi_counts(trajectory)]
+    out: dict[str, dict[str, Any]] = {}
+    for number in range(max((len(t.turns) for t in counted), default=0)):
+        here = [t.turns[number] for t in counted if len(t.turns) > number]
+        scored = [turn for turn in here if turn.verdict.status.is_scored]
+        solved = sum(
+            any(turn.verdict.is_correct for turn in t.turns[: number + 1]) for t in counted
+        )
+        out[str(number)] = {
+            "num": len(scored),
+            "pass_at_1": sum(turn.verdict.is_correct for turn in scored) / max(1, len(scored)),
+            "compile_rate": sum(turn.verdict.is_compiled for turn in scored) / max(1, len(scored)),
+            "solved_by_then": solved / len(counted),
+        }
+    return out

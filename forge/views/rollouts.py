@@ -1,0 +1,166 @@
+"""`forge rollouts RUN`: rollouts found by problem, status and step, and their conversations to read.
+
+Texts come from a model: they are shown through `terminal.printable`, never obeyed.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from forge.errors import ConfigError
+from forge.records import Purpose, Status
+from forge.store.reader import RunReader, Table
+from forge.views.terminal import printable
+
+if TYPE_CHECKING:
+    from rich.console import Group as RichGroup
+    from rich.table import Table as RichTable
+
+_TURN_COLUMNS = (
+    "turn_id, group_id, rollout, turn, stage, step, purpose, is_greedy, problem_id, status, reason, is_compiled, "
+    "reward, discounted_return, speedup, num_launches, num_prompt_tokens, num_completion_tokens, finish, "
+    "min_version, max_version, ended, reward_terms, prompt, completion, code, detail, feedback"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Which rollouts; None means any."""
+
+    problem: str | None = None
+    """A problem_id, or a glob: `softmax-*`."""
+    status: str | None = None
+    """A rollout matches if one of its turns has it."""
+    step: int | None = None
+    stage: int | None = None
+    purpose: str | None = None
+    best: bool = False
+    """Highest reward first, not latest first."""
+    limit: int = 20
+
+
+def load_rollouts(reader: RunReader, wanted: Filter) -> list[dict[str, Any]]:
+    """One dictionary a rollout, with its turns, texts included. Raises ConfigError on a status that does not exist."""
+    _check(wanted)
+    order = (
+        "best_reward DESC, best_speedup DESC NULLS LAST, group_id, rollout"
+        if wanted.best
+        else "last DESC"
+    )
+    found = reader.rows(
+        "SELECT t.group_id, t.rollout, max(t.turn_row) AS last, max(t.reward) AS best_reward, "
+        "max(v.speedup) AS best_speedup FROM turns t JOIN verdicts v USING (group_id, rollout, turn) "
+        "LEFT JOIN groups g USING (group_id) LEFT JOIN trajectories r USING (group_id, rollout) "
+        "WHERE (:problem IS NULL OR coalesce(g.problem_id, r.problem_id) GLOB :problem) "
+        "AND (:step IS NULL OR g.step = :step) AND (:stage IS NULL OR g.stage = :stage) "
+        "AND (:purpose IS NULL OR g.purpose = :purpose) GROUP BY t.group_id, t.rollout "
+        f"HAVING :status IS NULL OR max(v.status = :status) ORDER BY {order} LIMIT :limit",
+        {
+            "problem": wanted.problem,
+            "status": wanted.status,
+            "step": wanted.step,
+            "stage": wanted.stage,
+            "purpose": wanted.purpose,
+            "limit": wanted.limit,
+        },
+    )
+    return [_rollout(reader, row["group_id"], row["rollout"]) for row in found]
+
+
+def _check(wanted: Filter) -> None:
+    for name, value, allowed in (
+        ("status", wanted.status, Status),
+        ("purpose", wanted.purpose, Purpose),
+    ):
+        if value is not None and value not in list(allowed):
+            raise ConfigError(f"--{name} {value}: no such {name}; there are {', '.join(allowed)}")
+    if wanted.limit < 1:
+        raise ConfigError(f"--limit {wanted.limit}: must be 1 or more")
+
+
+def _rollout(reader: RunReader, group_id: int, rollout: int) -> dict[str, Any]:
+    turns = reader.rows(
+        f"SELECT {_TURN_COLUMNS} FROM v_turns WHERE group_id = ? AND rollout = ? ORDER BY turn",
+        (group_id, rollout),
+    )
+    for turn in turns:
+        turn["reward_terms"] = json.loads(turn["reward_terms"])
+    shared = ("stage", "step", "purpose", "problem_id", "is_greedy", "ended")
+    return {
+        "rollout_id": f"g{group_id}.r{rollout}",
+        **{name: turns[0][name] for name in shared},
+        "is_correct": any(turn["status"] == "correct" for turn in turns),
+        "turns": [{k: v for k, v in turn.items() if k not in shared} for turn in turns],
+    }
+
+
+def without_texts(rollouts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What `--json` without `--turns` prints: turns by status and reward only."""
+    texts = ("prompt", "completion", "code", "detail", "feedback")
+    return [
+        {
+            **each,
+            "turns": [{k: v for k, v in turn.items() if k not in texts} for turn in each["turns"]],
+        }
+        for each in rollouts
+    ]
+
+
+def render_list(rollouts: list[dict[str, Any]]) -> RichTable:
+    """A line a rollout."""
+    from forge.views.sql import render_table
+
+    rows = tuple(
+        (
+            each["rollout_id"],
+            each["stage"],
+            each["step"],
+            each["purpose"],
+            each["problem_id"],
+            " → ".join(turn["status"] or "?" for turn in each["turns"]),
+            max((t["reward"] for t in each["turns"] if t["reward"] is not None), default=None),
+            each["ended"],
+        )
+        for each in rollouts
+    )
+    columns = ("rollout", "stage", "step", "purpose", "problem", "turns", "best reward", "ended")
+    return render_table(Table(columns=columns, rows=rows))
+
+
+def render_turns(rollouts: list[dict[str, Any]]) -> RichGroup:
+    """Conversations to read: prompt once, then each answer, what the judge said and what the model was told."""
+    from rich.console import Group as RichGroup
+    from rich.rule import Rule
+    from rich.text import Text
+
+    parts: list[Any] = []
+    for each in rollouts:
+        head = (
+            f"{each['rollout_id']}  {each['problem_id']}  stage {each['stage']} step {each['step']}"
+        )
+        parts.append(Rule(Text(printable(head), style="bold"), align="left"))
+        for turn in each["turns"]:
+            if turn["turn"] == 0:
+                parts += [Text("prompt", style="cyan"), Text(printable(turn["prompt"] or ""))]
+            parts += _turn_parts(turn)
+    return RichGroup(*parts)
+
+
+def _turn_parts(turn: dict[str, Any]) -> list[Any]:
+    from rich.text import Text
+
+    reward = "not scored" if turn["reward"] is None else f"reward {turn['reward']:.3f}"
+    line = (
+        f"{turn['turn_id']}: {turn['status']} ({turn['reason']}), {reward}, {turn['num_completion_tokens']} tokens, "
+        f"{turn['finish']}, policy {turn['min_version']}"
+    )
+    parts = [
+        Text(f"answer {turn['turn'] + 1}", style="cyan"),
+        Text(printable(turn["completion"] or "")),
+    ]
+    parts.append(Text(printable(line), style="green" if turn["status"] == "correct" else "yellow"))
+    if turn["feedback"]:
+        parts += [Text("told", style="cyan"), Text(printable(turn["feedback"]))]
+    return parts

@@ -1,0 +1,179 @@
+"""`forge show RUN`: what came out of a run, for people as tables and for programs as one JSON object.
+
+`load_show` is the one source of both, so they cannot disagree.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+from forge.store.reader import RunReader
+from forge.views.progress import load_progress, load_stages
+from forge.views.terminal import percent, printable, printable_values
+
+if TYPE_CHECKING:
+    from rich.console import Group as RichGroup
+    from rich.table import Table as RichTable
+
+
+def load_show(reader: RunReader) -> dict[str, Any]:
+    """A JSON object: name, state, stages, evaluations (oldest first), best kernel, counters, idle shares."""
+    progress = load_progress(reader, now=time.time())
+    return {
+        "name": reader.paths.name,
+        "path": str(reader.paths.root),
+        "state": progress.state,
+        "attempts": load_attempts(reader),
+        "stages": _stages(reader),
+        "stage": progress.stage,
+        "step": progress.step,
+        "evaluations": load_evaluations(reader),
+        "best_kernel": load_best_kernel(reader),
+        "counters": load_counters(reader),
+        "verdicts": _counts(
+            reader, "SELECT status, count(*) FROM verdicts GROUP BY status ORDER BY 2 DESC"
+        ),
+        "idle": _counts(
+            reader, "SELECT role, avg(idle_share) FROM v_idle GROUP BY role ORDER BY role"
+        ),
+        "policy_version": progress.policy_version,
+    }
+
+
+def load_evaluations(reader: RunReader) -> list[dict[str, Any]]:
+    """Every evaluation, oldest first, as its record has it."""
+    rows = reader.rows("SELECT * FROM evaluations ORDER BY at, evaluation_id")
+    for row in rows:
+        del row["evaluation_id"]
+        row["pass_at_k"] = json.loads(row["pass_at_k"])
+        row["detail"] = json.loads(row["detail"])
+    return rows
+
+
+def load_attempts(reader: RunReader) -> list[dict[str, Any]]:
+    """Each start of the run and how it ended."""
+    return reader.rows(
+        "SELECT attempt, started_at, ended_at, exit_code, reason FROM attempts ORDER BY attempt"
+    )
+
+
+def load_best_kernel(reader: RunReader) -> dict[str, Any] | None:
+    """The best of all problems by the rule of v_best_kernels; untimed ones prefer the harder problem."""
+    return reader.one(
+        "SELECT * FROM v_best_kernels ORDER BY speedup_low DESC NULLS LAST, level DESC, num_launches, "
+        "num_characters, problem_id LIMIT 1"
+    )
+
+
+def load_counters(reader: RunReader) -> dict[str, int]:
+    """Rows, as the terminal's counters say them."""
+    row = reader.one(
+        "SELECT (SELECT count(*) FROM groups WHERE num_rollouts > 0) AS groups, "
+        "(SELECT count(*) FROM trajectories) AS rollouts, count(*) AS turns, "
+        "coalesce(sum(num_prompt_tokens), 0) AS prompt_tokens, "
+        "coalesce(sum(num_completion_tokens), 0) AS completion_tokens, "
+        "(SELECT count(*) FROM problems) AS problems, (SELECT count(*) FROM samples) AS samples, "
+        "(SELECT count(DISTINCT sample_id) FROM sample_uses) AS trained_samples, "
+        "(SELECT count(*) FROM policies) AS policies FROM turns"
+    )
+    return row or {}
+
+
+def render_show(data: dict[str, Any]) -> RichGroup:
+    """The same object as tables."""
+    from rich.console import Group as RichGroup
+    from rich.syntax import Syntax
+    from rich.text import Text
+
+    counters = data["counters"]
+    stages = ", ".join(f"{s['name']} {s['state']}" for s in data["stages"]) or "none"
+    parts: list[Any] = [
+        Text(f"{data['name']}: {data['state']}", style="bold"),
+        Text(f"stages: {stages}"),
+        Text(
+            f"{counters['groups']} groups, {counters['rollouts']} rollouts, {counters['turns']} turns, "
+            f"{counters['completion_tokens']} tokens generated, {counters['trained_samples']} samples trained"
+        ),
+        Text("verdicts: " + (", ".join(f"{k} {v}" for k, v in data["verdicts"].items()) or "none")),
+    ]
+    if data["idle"]:
+        parts.append(
+            Text("idle: " + ", ".join(f"{k} {percent(v)}" for k, v in data["idle"].items()))
+        )
+    if data["evaluations"]:
+        parts += [Text(""), render_evaluations(data["evaluations"])]
+    best = data["best_kernel"]
+    if best is not None:
+        speed = (
+            f"{best['speedup']:.2f}x"
+            if best["speedup"] is not None
+            else f"{best['num_launches']} launch(es)"
+        )
+        parts += [
+            Text(""),
+            Text(
+                f"best kernel: {best['problem_id']}, {speed}, {best['turn_id']} (by {best['chosen_by']})"
+            ),
+            Syntax(printable(best["code"] or ""), "python", background_color="default"),
+        ]
+    return RichGroup(*parts)
+
+
+def render_evaluations(evaluations: list[dict[str, Any]]) -> RichTable:
+    """A line an evaluation; also the table that ends a run."""
+    from rich.table import Table as RichTable
+
+    table = RichTable(
+        show_edge=False, header_style="bold", title="evaluations", title_justify="left"
+    )
+    for name in (
+        "stage",
+        "step",
+        "problems",
+        "pass@1",
+        "95 %",
+        "greedy",
+        "multi-turn",
+        "pass@k",
+        "compiles",
+    ):
+        table.add_column(name, justify="left" if name == "stage" else "right")
+    for row in (printable_values(row) for row in evaluations):
+        last_k = max(row["pass_at_k"], key=int, default=None)
+        table.add_row(
+            row["stage"],
+            str(row["step"]),
+            f"{row['num_problems']} × {row['num_samples']}",
+            percent(row["pass_at_1"]),
+            f"{percent(row['ci_low'])} to {percent(row['ci_high'])}",
+            percent(row["pass_at_1_greedy"]),
+            percent(row["pass_at_1_multi"]),
+            f"{percent(row['pass_at_k'][last_k])} @{last_k}" if last_k else "–",
+            percent(row["compile_rate"]),
+        )
+    return table
+
+
+def _stages(reader: RunReader) -> list[dict[str, Any]]:
+    """Index, name, kind and state (waiting, started, done) of each stage."""
+    marks = reader.rows(
+        "SELECT json_extract(data, '$.stage') AS stage, max(kind = 'stage_end') AS is_done FROM events "
+        "WHERE kind IN ('stage_start', 'stage_end') GROUP BY 1"
+    )
+    states = {row["stage"]: "done" if row["is_done"] else "started" for row in marks}
+    return [
+        {
+            "index": index,
+            "name": f"{stage.get('kind')}-{index}",
+            "kind": stage.get("kind"),
+            "steps": stage.get("steps"),
+            "state": states.get(index, "waiting"),
+        }
+        for index, stage in enumerate(load_stages(reader))
+    ]
+
+
+def _counts(reader: RunReader, sql: str) -> dict[str, Any]:
+    return dict(reader.query(sql).rows)

@@ -1,0 +1,47 @@
+"""Showing a model's words on a terminal without obeying them.
+
+Every view that prints stored text calls `printable`: a completion may hold escape sequences that move the cursor, set
+the title or write to the clipboard, and marks that reverse the order of letters. Rich markup is never parsed: texts are
+wrapped in `rich.text.Text`.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping
+from typing import Any
+
+_KEPT = "\n\t"
+_BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+def printable(text: str) -> str:
+    """The text with control characters made visible: ESC as `␛`, C1 controls and direction marks as `\\x9b`, `\\u202e`."""
+    if text.isprintable():
+        return text
+    return "".join(character if _is_safe(character) else _visible(character) for character in text)
+
+
+def printable_values(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with every text in it made printable."""
+    return {k: printable(v) if isinstance(v, str) else v for k, v in row.items()}
+
+
+def percent(value: float | None) -> str:
+    """`12.5 %`, or a dash where there is no number."""
+    return "–" if value is None else f"{100 * value:.1f} %"
+
+
+def _is_safe(character: str) -> bool:
+    if character in _KEPT:
+        return True
+    return unicodedata.category(character) not in ("Cc", "Cs") and character not in _BIDI
+
+
+def _visible(character: str) -> str:
+    code = ord(character)
+    if code < 0x20:
+        return chr(0x2400 + code)
+    if code == 0x7F:
+        return "\u2421"
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
