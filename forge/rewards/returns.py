@@ -1,20 +1,22 @@
-"""Per-turn returns of one rollout (Kevin, arXiv 2507.11948): return_t = Σ_{i≥t} γ^(i-t) r_i.
+"""Per-turn returns of one rollout, after Kevin (arXiv 2507.11948): R_t = Σ_{i≥t} γ^(i-t) r_i.
 
     γ    discount, 0.4
     r_i  reward of turn i
+    H    max_turns
 
-Our variant: a rollout that stops early because it is good enough is paid as if it had repeated its
-last answer for the
-turns it did not take. Otherwise stopping at a correct kernel would earn less than idling through
-the remaining turns.
+Our variant: every turn looks H turns ahead, and the last answer stands for turns that were not taken:
+
+    R_t = Σ_{j=0}^{H-1} γ^j r_min(t+j, last)
+
+Two reasons. A rollout that stops early because it is good enough loses nothing against one that idles through the
+remaining turns. And a group whose turns all earn the same has equal returns: with the plain sum, first turns come out above
+the group's mean and last turns below it whatever they did, which trains the position of an answer, not its quality.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from collections.abc import Sequence
+from typing import Literal
 
 
 def turn_returns(
@@ -22,7 +24,6 @@ def turn_returns(
     *,
     gamma: float,
     max_turns: int,
-    stopped_early: bool,
     credit: Literal["turn", "trajectory"] = "turn",
 ) -> tuple[float, ...]:
     """Return of each turn taken.
@@ -30,19 +31,12 @@ def turn_returns(
     Args:
         rewards: One a turn, in order. [num_turns]
         gamma: Discount in 0..1.
-        max_turns: Turns that the rollout could have taken.
-        stopped_early: It ended because its last answer was good enough.
+        max_turns: Turns that the rollout could have taken: how far each return looks ahead.
         credit: `turn` gives each turn its own return; `trajectory` gives all turns the first one's.
     """
-    if not rewards:
-        return ()
-    repeats = max_turns - len(rewards) if stopped_early else 0
-    future = sum(rewards[-1] * gamma**i for i in range(1, repeats + 1))
-    returns: list[float] = []
-    for index, reward in enumerate(reversed(rewards)):
-        future = reward + (future if index == 0 else gamma * future)
-        returns.append(future)
-    returns.reverse()
-    if credit == "trajectory":
-        return (returns[0],) * len(returns)
-    return tuple(returns)
+    last = len(rewards) - 1
+    returns = tuple(
+        sum(gamma**ahead * rewards[min(turn + ahead, last)] for ahead in range(max_turns))
+        for turn in range(len(rewards))
+    )
+    return returns[:1] * len(returns) if credit == "trajectory" else returns

@@ -187,7 +187,7 @@ def _no_signal_words(step: int, groups: Sequence[Group]) -> str:
         else "nearly none is correct: more SFT, easier problems, or a larger group_size"
     )
     return (
-        f"rollout: step {step}: {MAX_BATCHES_WITHOUT_SIGNAL} batches in a row in which every group's
-        returns are equal "
+        f"rollout: step {step}: {MAX_BATCHES_WITHOUT_SIGNAL} batches in a row in which every group's "
+        f"returns are equal "
         f"({correct} of {len(turns)} turns correct); {advice}"
     )

@@ -234,7 +234,6 @@ def _ended(
             [turn.reward for turn in turns if turn.reward is not None],
             gamma=rules.gamma,
             max_turns=rules.max_turns,
-            stopped_early=end is End.CORRECT,
             credit="trajectory" if rules.credit == "trajectory" else "turn",
         )
     return Trajectory(

@@ -80,8 +80,8 @@ def _check_disk(name: str, revision: str | None, patterns: list[str]) -> None:
     free = shutil.disk_usage(cache).free
     if needed * FREE_FACTOR > free:
         raise MachineError(
-            f"model.path: {name}: {needed / 1e9:.1f} GB to fetch, {free / 1e9:.1f} GB free in
-            {cache}; "
+            f"model.path: {name}: {needed / 1e9:.1f} GB to fetch, {free / 1e9:.1f} GB free in "
+            f"{cache}; "
             "set HF_HOME to a larger disk"
         )
 

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from forge.data.chat import ChatTemplate
-    from forge.process.child import ProcessObserver
+        from forge.process.child import ProcessObserver
     from forge.rollout.ports import Judge
 
 
@@ -46,20 +45,29 @@ def needs_pairs(experiment: Experiment) -> bool:
 async def prepare_pairs(
     experiment: Experiment, problems: Sequence[Problem], *, paths: RunPaths, judge: Judge
 ) -> list[Pair]:
-    """The SFT rows, from the run directory if they are there already."""
-    file = data_dir(paths) / "pairs.jsonl"
+    """The SFT pairs, from the run directory if they are there already.
+
+    Raises ConfigError where the problems have no answers to train on.
+    """
+    file = _pairs_file(paths)
     if file.exists():
-        return [_pair_from_json(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        return load_pairs(paths)
     if experiment.problems.source != "generated":
         raise ConfigError(
-            f"problems.source = {experiment.problems.source!r} has no answers to train on: an sft
-            stage and "
-            'model.init = "tiny" need source = "generated"; start from a checkpoint with model.path'
+            f'problems.source = "{experiment.problems.source}" has no answers to train on: an sft '
+            'stage and model.init = "tiny" need source = "generated"; '
+            "start from a checkpoint with model.path"
         )
     sft = [problem for problem in problems if problem.split is Split.SFT]
     pairs = await make_pairs(sft, experiment.data, seed=experiment.seed, judge=judge, cache={})
     write_file(file, "".join(json.dumps(asdict(pair)) + "\n" for pair in pairs))
     return pairs
+
+
+def load_pairs(paths: RunPaths) -> list[Pair]:
+    """The pairs that `prepare_pairs` wrote."""
+    lines = _pairs_file(paths).read_text(encoding="utf-8").splitlines()
+    return [_pair_from_json(line) for line in lines]
 
 
 async def prepare_model(
@@ -68,7 +76,6 @@ async def prepare_model(
     problems: Sequence[Problem],
     *,
     paths: RunPaths,
-    socket_dir: Path,
     log_dir: Path,
     observer: ProcessObserver,
 ) -> Path:
@@ -89,40 +96,16 @@ async def prepare_model(
     await run_init_model(
         experiment.model.tiny,
         texts_path=texts,
-        out_dir=target,
-        seed=experiment.seed,
-        socket_dir=socket_dir,
+        model_dir=target,
         log_dir=log_dir,
+        seed=experiment.seed,
         observer=observer,
     )
     return target
 
 
-def write_sft_rows(
-    pairs: Sequence[Pair], chat: ChatTemplate, *, stage: SftStage, path: Path
-) -> tuple[int, int]:
-    """Render pairs to token ids with the answer marked. Returns (rows written, rows dropped as too
-    long).
-
-    The prompt part is rendered exactly as the rollout loop renders it, so the two agree token by
-    token.
-    """
-    lines, dropped = [], 0
-    for pair in pairs:
-        prompt = chat.render(pair.messages[:-1], add_generation_prompt=True)
-        answer = chat.render_answer(pair.messages[-1].content)
-        if len(prompt) + len(answer) > stage.max_length:
-            dropped += 1
-            continue
-        mask = [0] * len(prompt) + [1] * len(answer)
-        lines.append(json.dumps({"input_ids": [*prompt, *answer], "completion_mask": mask}))
-    if not lines:
-        raise ConfigError(
-            f"stage sft: all {dropped} rows are longer than max_length = {stage.max_length} tokens;
-            raise it"
-        )
-    write_file(path, "\n".join(lines) + "\n")
-    return len(lines), dropped
+def _pairs_file(paths: RunPaths) -> Path:
+    return data_dir(paths) / "pairs.jsonl"
 
 
 def _pair_from_json(line: str) -> Pair:

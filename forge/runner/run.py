@@ -36,14 +36,15 @@ from forge.runner.context import Run, ids_from
 from forge.runner.control import Control, serve_control
 from forge.runner.evaluate import run_eval_stage
 from forge.runner.gate import TurnGate
+from forge.runner.grpo import run_grpo_stage
 from forge.runner.observer import StoreObserver
 from forge.runner.plan import plan
 from forge.runner.prepare import needs_pairs, prepare_model, prepare_pairs
 from forge.runner.progress import Progress
 from forge.runner.prompter import TemplatePrompter
+from forge.runner.sft import run_sft_stage
 from forge.runner.stopping import StopRequest, watch_signals
-from forge.runner.training import run_grpo_stage, run_sft_stage
-from forge.runner.weights import Probe, WeightSync
+from forge.runner.weights import WeightSync
 from forge.serve.replicas import open_replicas
 from forge.store.layout import (
     RunPaths,
@@ -257,8 +258,7 @@ class _Work:
         self.progress.label = "prepare: model"
         init_dir = await prepare_model(
             self.experiment, pairs, self.problems,
-            paths=self.paths, socket_dir=self.socket_dir,
-            log_dir=self.paths.logs(self.attempt), observer=self.observer,
+            paths=self.paths, log_dir=self.paths.logs(self.attempt), observer=self.observer,
         )  # fmt: skip
         state = self.past.state
         policy = state.policy if state else None
@@ -338,11 +338,11 @@ class _Work:
             tasks.cancel_scope.cancel()
         if result is None:
             raise Stopped(self.stop.reason or "stopped")
+        interval = f"[{result.ci_low:.1%}, {result.ci_high:.1%}]"
+        size = f"{result.num_problems} problems x {result.num_samples}"
+        compiles = f"compiles {result.compile_rate:.1%}"
         self.console.say(
-            f"eval-{index}: pass@1 {result.pass_at_1:.1%} [{result.ci_low:.1%},
-            {result.ci_high:.1%}]  "
-            f"compiles {result.compile_rate:.1%}  ({result.num_problems} problems x
-            {result.num_samples})"
+            f"eval-{index}: pass@1 {result.pass_at_1:.1%} {interval}  {compiles}  ({size})"
         )
 
 

@@ -33,8 +33,8 @@ def show_summary(paths: RunPaths, console: Console) -> None:
         console.show(Syntax(best["code"], "python", word_wrap=True))
     name = paths.root if paths.root.parent.name != "runs" else paths.name
     console.say(
-        f"look further:  forge show {name} · forge rollouts {name} --best · forge sql {name} --named
-        failures"
+        f"look further:  forge show {name} · forge rollouts {name} --best · forge sql {name} --named "
+        f"failures"
     )
 
 

@@ -127,8 +127,8 @@ class WeightSync:
         if gap > self._limit:
             raise ChildDied(
                 f"serve: a replica acknowledged version {version} and answers with other weights: "
-                f"mean |Δ logprob| {gap:.3g} on {len(probe.completion_ids)} probe tokens, allowed
-                {self._limit:g}"
+                f"mean |Δ logprob| {gap:.3g} on {len(probe.completion_ids)} probe tokens, allowed "
+                f"{self._limit:g}"
             )
         return gap
 

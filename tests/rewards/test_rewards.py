@@ -58,23 +58,28 @@ def test_speedup_is_logarithmic_capped_and_never_negative_by_default() -> None:
 
 
 def test_returns_follow_the_formula() -> None:
-    got = turn_returns([0.0, 0.3, 0.8], gamma=GAMMA, max_turns=3, stopped_early=False)
-    assert got == pytest.approx((0.3 * 0.4 + 0.8 * 0.16, 0.3 + 0.8 * 0.4, 0.8))
+    got = turn_returns([0.0, 0.3, 0.8], gamma=GAMMA, max_turns=3)
+    first = 0.3 * 0.4 + 0.8 * 0.16
+    assert got == pytest.approx((first, 0.3 + 0.8 * (0.4 + 0.16), 0.8 * (1 + 0.4 + 0.16)))
 
 
 def test_trajectory_credit_gives_every_turn_the_first_return() -> None:
-    got = turn_returns(
-        [0.0, 0.8], gamma=GAMMA, max_turns=2, stopped_early=False, credit="trajectory"
-    )
+    got = turn_returns([0.0, 0.8], gamma=GAMMA, max_turns=2, credit="trajectory")
     assert got == pytest.approx((0.32, 0.32))
 
 
 @given(rewards)
 def test_stopping_early_pays_what_idle_repeats_would(taken: list[float]) -> None:
     repeated = taken + [taken[-1]] * (MAX_TURNS - len(taken))
-    stopped = turn_returns(taken, gamma=GAMMA, max_turns=MAX_TURNS, stopped_early=True)
-    idled = turn_returns(repeated, gamma=GAMMA, max_turns=MAX_TURNS, stopped_early=False)
+    stopped = turn_returns(taken, gamma=GAMMA, max_turns=MAX_TURNS)
+    idled = turn_returns(repeated, gamma=GAMMA, max_turns=MAX_TURNS)
     assert stopped == pytest.approx(idled[: len(taken)])
+
+
+@given(st.floats(-1, 2), st.lists(st.integers(1, MAX_TURNS), min_size=2, max_size=8))
+def test_turns_that_all_earn_the_same_make_a_flat_group(each: float, lengths: list[int]) -> None:
+    rows = [turn_returns([each] * n, gamma=GAMMA, max_turns=MAX_TURNS) for n in lengths]
+    assert is_flat(rows)
 
 
 CONSTANT_POLICIES = {
@@ -93,9 +98,9 @@ CONSTANT_POLICIES = {
 @pytest.mark.parametrize("policy", CONSTANT_POLICIES)
 def test_no_constant_policy_earns_half_of_a_correct_first_turn(policy: str) -> None:
     each = [reward(CONSTANT_POLICIES[policy])] * MAX_TURNS
-    constant = turn_returns(each, gamma=GAMMA, max_turns=MAX_TURNS, stopped_early=False)[0]
+    constant = turn_returns(each, gamma=GAMMA, max_turns=MAX_TURNS)[0]
     correct = reward(verdict(Status.CORRECT, compiled=True))
-    good = turn_returns([correct], gamma=GAMMA, max_turns=MAX_TURNS, stopped_early=True)[0]
+    good = turn_returns([correct], gamma=GAMMA, max_turns=MAX_TURNS)[0]
     assert constant < 0.5 * good
 
 

@@ -1,0 +1,67 @@
+"""The sft stage: render the pairs to token ids once, let a trainer train on them, serve what comes out."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio.to_thread
+
+from forge.config.schema import SftStage
+from forge.data.chat import ChatTemplate
+from forge.errors import ConfigError
+from forge.records import Event, Pair
+from forge.rollout.pacing import PublishedSteps
+from forge.runner.context import Run
+from forge.runner.desk import TrainerDesk
+from forge.runner.prepare import data_dir, load_pairs
+from forge.runner.trainer import own_trainer, plugged
+from forge.store.layout import write_file
+
+
+async def run_sft_stage(run: Run, stage: SftStage, index: int, *, start_dir: Path) -> None:
+    """An `[[stage]]` of kind sft. Raises Stopped when the user asked for it, after a checkpoint."""
+    rows = data_dir(run.paths) / f"rows-{index}.jsonl"
+    if not rows.exists():
+        pairs = load_pairs(run.paths)
+        kept, dropped = await anyio.to_thread.run_sync(
+            lambda: write_rows(pairs, run.prompter.chat, stage=stage, path=rows)
+        )
+        words = f"{kept} rows, {dropped} dropped as longer than {stage.max_length} tokens"
+        await run.writer.put(Event(at=time.time(), kind="sft_rows", message=words))
+    desk = TrainerDesk(
+        stage=index, last_step=stage.steps, batches_dir=run.paths.batches, sink=run.writer
+    )
+    published = PublishedSteps()
+    run.progress.enter(f"sft-{index}", stage=index, total=stage.steps, unit="steps", busy={})
+    with plugged(run, desk, published, keep=lambda step: True):
+        await own_trainer(run, stage, desk, published, start_dir=start_dir, rows_path=rows)
+
+
+def write_rows(
+    pairs: Sequence[Pair], chat: ChatTemplate, *, stage: SftStage, path: Path
+) -> tuple[int, int]:
+    """Render pairs to rows of token ids with the answer marked; returns (rows written, rows too long).
+
+    Prompts are rendered as the rollout loop renders them, so that both see the same tokens.
+
+    Raises:
+        ConfigError: no row fits `max_length`.
+    """
+    lines, dropped = [], 0
+    for pair in pairs:
+        row = chat.training_row(pair.messages)
+        if len(row.input_ids) > stage.max_length:
+            dropped += 1
+            continue
+        lines.append(
+            json.dumps({"input_ids": row.input_ids, "completion_mask": row.completion_mask})
+        )
+    if not lines:
+        raise ConfigError(
+            f"stage sft: all {dropped} rows are longer than max_length = {stage.max_length} tokens"
+        )
+    write_file(path, "\n".join(lines) + "\n")
+    return len(lines), dropped
