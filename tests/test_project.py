@@ -73,7 +73,7 @@ def test_a_whole_machine_has_no_fault() -> None:
 def test_each_missing_thing_is_one_line_that_says_how_to_get_it(
     lacking: dict[str, bool | int | None], package: str
 ) -> None:
-    faults = find_faults(replace(WHOLE, **lacking), need_bytes=5 * GIB)  # pyright: ignore[reportArgumentType]
+    faults = find_faults(replace(WHOLE, **lacking), need_bytes=5 * GIB)
     assert len(faults) == 1
     assert package in faults[0]
     assert "\n" not in faults[0]

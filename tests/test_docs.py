@@ -1,0 +1,108 @@
+"""The documents tell the present: their commands, options, queries and files exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from forge.store.run_views import VIEWS
+from forge.store.schema import RUN_MIGRATIONS, migrate
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ("README.md", "CONTRIBUTING.md", "AGENTS.md")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def find_blocks(text: str, *, language: str) -> list[str]:
+    """Bodies of the fenced blocks in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def find_commands(text: str) -> set[tuple[str, frozenset[str]]]:
+    """`forge <command>` with its long options, from inline code and shell blocks."""
+    lines = re.findall(r"`(forge [^`\n]+)`", text)
+    for block in find_blocks(text, language="sh"):
+        lines += re.findall(r"^(?:\.venv/bin/)?(forge [^#\n]*)", block, flags=re.MULTILINE)
+    commands = set()
+    for line in lines:
+        words = shlex.split(line.replace("…", ""))[1:]
+        options = frozenset(word.partition("=")[0] for word in words if word.startswith("--"))
+        name = words[0] if re.fullmatch(r"[a-z]+", words[0]) else ""
+        commands.add((name, options))
+    return commands
+
+
+@cache
+def read_help(command: str) -> str:
+    """What `forge [command] --help` prints, without wrapping or colours."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "forge.cli", *([command] if command else []), "--help"],
+        cwd=ROOT,
+        env={"PATH": "/usr/bin:/bin", "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == 0, f"forge {command} --help: {ran.stderr}"
+    return ran.stdout
+
+
+@pytest.mark.parametrize("name", DOCS)
+def test_every_command_and_option_that_a_document_names_exists(name: str) -> None:
+    for command, options in find_commands((ROOT / name).read_text(encoding="utf-8")):
+        helped = read_help(command)
+        absent = {option for option in options if option not in helped}
+        assert not absent, f"{name}: forge {command} has no {sorted(absent)}"
+
+
+def test_the_readme_has_commands_and_queries_to_check() -> None:
+    assert len(find_commands(README)) >= 8
+    assert len(find_blocks(README, language="sql")) >= 3
+
+
+@pytest.mark.parametrize("query", find_blocks(README, language="sql"))
+def test_every_query_of_the_readme_runs_in_stock_sqlite3(query: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        migrate(connection, path=path, migrations=RUN_MIGRATIONS, views=VIEWS)
+        connection.execute(query).fetchall()
+    if program := shutil.which("sqlite3"):
+        argv = [program, "-bail", str(path), query]
+        ran = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+        assert (ran.returncode, ran.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", DOCS)
+def test_every_file_that_a_document_names_exists(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    named = re.findall(r"`((?:forge|tui|experiments|tests|bench)/[\w./-]*)`", text)
+    named += re.findall(r"\]\((?!https?:|#)([^)#]+)", text)
+    absent = [path for path in named if not (ROOT / path).exists()]
+    assert absent == []
+
+
+def test_the_readme_names_every_folder_of_forge() -> None:
+    folders = [path.parent.name for path in (ROOT / "forge").glob("*/__init__.py")]
+    absent = [folder for folder in folders if f"forge/{folder}/" not in README]
+    assert absent == []
+
+
+def test_the_notes_for_agents_stay_under_60_lines() -> None:
+    assert len((ROOT / "AGENTS.md").read_text(encoding="utf-8").splitlines()) < 60
+
+
+def test_every_make_target_that_a_document_names_exists() -> None:
+    rules = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for name in DOCS:
+        for target in re.findall(r"`make ([a-z]+)", (ROOT / name).read_text(encoding="utf-8")):
+            assert re.search(rf"^{target}:", rules, flags=re.MULTILINE), f"{name}: make {target}"
