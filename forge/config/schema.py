@@ -1,6 +1,8 @@
-"""What a run is told: one frozen pydantic model a table. `forge keys` prints these docstrings; a key without one fails a test.
+"""What a run is told: one frozen pydantic model a table. `forge keys` prints these docstrings; a
+key without one fails a test.
 
-Strict: `true` is no integer and `"8"` no number. Unknown keys are refused. Ranges stand in the fields.
+Strict: `true` is no integer and `"8"` no number. Unknown keys are refused. Ranges stand in the
+fields.
 """
 
 from __future__ import annotations
@@ -41,6 +43,8 @@ class TinyModel(Table):
     """Entries of the BPE tokenizer, trained on the run's own data, special tokens included."""
     max_context_tokens: Annotated[int, Field(ge=128)] = 4096
     """Positions the model is made for."""
+    tie_word_embeddings: bool = True
+    """Share the input embedding with the output layer."""
 
 
 class LoraTable(Table):
@@ -89,7 +93,9 @@ class ProblemsTable(Table):
     num_problems: Annotated[int, Field(ge=64)] = 3200
     """For source = "generated": distinct compositions, split into SFT, GRPO and held-out."""
     num_heldout: Positive = 64
-    """Problems kept for evaluation. For source = "dir": the same files serve GRPO and evaluation when there are too few."""
+    """Problems kept for evaluation. For source = "dir": the same files serve GRPO and evaluation
+    when there are too few.
+    """
     sft_share: Share = 0.5
     """Share of the rest that goes to SFT; what remains is played by GRPO."""
 
@@ -100,7 +106,8 @@ class DataTable(Table):
     pairs_per_problem: Positive = 1
     """One-turn rows a problem."""
     two_turn_share: Share = 0.2
-    """Two-turn rows (broken answer, judge's words, mended answer) as a share of the one-turn rows."""
+    """Two-turn rows (broken answer, judge's words, mended answer) as a share of the one-turn rows.
+    """
 
 
 class DevicesTable(Table):
@@ -130,7 +137,9 @@ class ServeTable(Table):
     context_tokens: Annotated[int, Field(ge=64)] = 1280
     """Prompt and completion of one sequence together."""
     precision: Literal["exact", "fast"] = "exact"
-    """exact: f32 weights and KV, no flash attention, equal to transformers. fast: bf16 weights, f16 KV."""
+    """exact: f32 weights and KV, no flash attention, equal to transformers. fast: bf16 weights, f16
+    KV.
+    """
     python: PathValue | None = None
     """Interpreter of the engine's child; absent means ours."""
     env: dict[str, str] = Field(default_factory=dict)
@@ -149,7 +158,8 @@ class JudgeTable(Table):
     isolation: Literal["auto", "namespaces", "landlock", "none"] = "auto"
     """Sandbox level; auto takes the strongest that works and refuses to run without one."""
     compile: Literal["ttir", "binary"] = "ttir"
-    """How far each kernel is compiled without a GPU: to Triton IR (5 ms) or to a binary (1 s cold)."""
+    """How far each kernel is compiled without a GPU: to Triton IR (5 ms) or to a binary (1 s cold).
+    """
     num_inputs: Annotated[int, Field(ge=1, le=16)] = 2
     """Independent random inputs that a candidate must get right."""
     compile_timeout_s: Annotated[float, Field(gt=0)] = 10.0
@@ -170,7 +180,9 @@ class RewardTable(Table):
     correct: float = 0.5
     """All checked outputs agree."""
     speedup: float = 0.2
-    """Weight of ln(min(speedup_low, speedup_cap)) for correct kernels; nothing where nothing was timed."""
+    """Weight of ln(min(speedup_low, speedup_cap)) for correct kernels; nothing where nothing was
+    timed.
+    """
     speedup_cap: Annotated[float, Field(gt=1)] = 10.0
     """Speed-ups above count as this."""
     slower_penalty: bool = False
@@ -195,7 +207,9 @@ class RolloutTable(Table):
     gamma: Share = 0.4
     """Discount of later turns' rewards: return_t = Σ γ^(i-t) r_i."""
     credit: Literal["turn", "trajectory"] = "turn"
-    """turn: each turn has its own return (Kevin). trajectory: all turns get the first one's (TritonForge)."""
+    """turn: each turn has its own return (Kevin). trajectory: all turns get the first one's
+    (TritonForge).
+    """
     scale: Literal["group", "none"] = "group"
     """Divide advantages by the group's standard deviation, or not (Dr. GRPO)."""
     temperature: Annotated[float, Field(gt=0, le=2)] = 1.0
@@ -232,7 +246,13 @@ class StoreTable(Table):
     """Parent of run directories, relative to the working directory."""
     texts: Literal["plain", "zstd"] = "zstd"
     """How texts are stored; plain lets stock sqlite3 read them."""
-    keep_tokens: Annotated[str, Field(pattern=r"^(all|untrained|last:[1-9]\d*)$")] = "all"
+    keep_tokens: Annotated[
+        str,
+        Field(
+            pattern=r"^(all|untrained|last:[1-9]\d*)$",
+            json_schema_extra={"allowed": '"all", "untrained" or "last:N"'},
+        ),
+    ] = "all"
     """Token ids and logprobs in tokens.db: all, untrained, or last:N steps."""
     min_free_bytes: Annotated[int, Field(ge=0)] = 500_000_000
     """A run stops cleanly when the disk has less."""
@@ -325,7 +345,13 @@ Stage = Annotated[EvalStage | SftStage | GrpoStage, Field(discriminator="kind")]
 class Experiment(Table):
     """A whole experiment file."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    name: Annotated[
+        str,
+        Field(
+            pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+            json_schema_extra={"allowed": "1 to 64 letters, digits, ., _ and -, no mark first"},
+        ),
+    ]
     """Names the run directory: <name>-<n>."""
     seed: Annotated[int, Field(ge=0, lt=1 << 31)] = 0
     """Of everything that is drawn, but for the judge's inputs."""

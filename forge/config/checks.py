@@ -1,0 +1,184 @@
+"""What no single key can say: keys that exclude or need each other, files that must exist, stages
+that cannot work.
+
+Each check is a generator of mistakes over a valid experiment. Checks ask the file system and
+nothing else; what the machine has (GPUs, memory, disk) is asked by `runner.plan`.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forge.config.mistakes import Mistake
+from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Set
+
+    from forge.config.positions import Path as KeyPath
+
+
+def check(experiment: Experiment, *, mistaken: Set[KeyPath] = frozenset()) -> list[Mistake]:
+    """All mistakes between keys; none about a key in `mistaken`, whose value here is only a
+    default.
+    """
+    parts = (_model, _tiny, _problems, _lengths, _stages, _devices)
+    found = chain.from_iterable(part(experiment) for part in parts)
+    return [mistake for mistake in found if mistake.path not in mistaken]
+
+
+def _mistake(text: str, *path: str | int) -> Mistake:
+    return Mistake(path=path, text=text)
+
+
+def _model(experiment: Experiment) -> Iterator[Mistake]:
+    model = experiment.model
+    if model.init and model.path:
+        yield _mistake("found both init and path; exactly one of them", "model", "path")
+    if not model.init and not model.path:
+        yield _mistake(
+            "found no model to start from; "
+            'init = "tiny" for a random one, or path = a directory or a hub name',
+            "model",
+        )
+    if model.path and _looks_local(model.path) and not Path(model.path).expanduser().is_dir():
+        yield _mistake(
+            f'found "{model.path}", which is no directory; a directory or a hub name',
+            "model",
+            "path",
+        )
+    if model.adapter and not (model.adapter / "adapter_config.json").is_file():
+        yield _mistake(
+            f'found "{model.adapter}", which has no adapter_config.json; a PEFT adapter',
+            "model",
+            "adapter",
+        )
+    python = experiment.serve.python
+    if python and not python.is_file():
+        yield _mistake(f'found "{python}", which is no file; an interpreter', "serve", "python")
+
+
+def _looks_local(path: str) -> bool:
+    """A hub name is `name` or `owner/name`."""
+    return path.startswith(("/", ".", "~")) or path.count("/") > 1
+
+
+def _tiny(experiment: Experiment) -> Iterator[Mistake]:
+    if not experiment.model.init:
+        return
+    tiny = experiment.model.tiny
+    if tiny.hidden_size % tiny.num_heads:
+        yield _mistake(
+            f"found {tiny.hidden_size}; a multiple of num_heads = {tiny.num_heads}",
+            *("model", "tiny", "hidden_size"),
+        )
+    elif tiny.hidden_size // tiny.num_heads % 2:
+        yield _mistake(
+            f"found {tiny.hidden_size}, i.e. heads of {tiny.hidden_size // tiny.num_heads}; "
+            f"an even size a head (rotary positions)",
+            *("model", "tiny", "hidden_size"),
+        )
+    if tiny.num_heads % tiny.num_kv_heads:
+        yield _mistake(
+            f"found {tiny.num_kv_heads}; a divisor of num_heads = {tiny.num_heads}",
+            *("model", "tiny", "num_kv_heads"),
+        )
+
+
+def _problems(experiment: Experiment) -> Iterator[Mistake]:
+    problems = experiment.problems
+    if problems.source == "generated":
+        if problems.path:
+            yield _mistake('found a path; allowed with source = "dir" only', "problems", "path")
+        if problems.num_heldout >= problems.num_problems:
+            yield _mistake(
+                f"found {problems.num_heldout}; fewer than num_problems = {problems.num_problems}",
+                *("problems", "num_heldout"),
+            )
+        return
+    if not problems.path:
+        yield _mistake(
+            'found source = "dir" without path; the directory of the problems', "problems", "source"
+        )
+    elif not problems.path.is_dir():
+        yield _mistake(f'found "{problems.path}", which is no directory', "problems", "path")
+    elif not any(problems.path.rglob("*.py")):
+        yield _mistake(f'found "{problems.path}", which has no *.py files', "problems", "path")
+
+
+def _lengths(experiment: Experiment) -> Iterator[Mistake]:
+    context, completion = experiment.serve.context_tokens, experiment.rollout.max_completion_tokens
+    if context <= completion:
+        yield _mistake(
+            f"found {context}; more than rollout.max_completion_tokens = {completion}, "
+            "since prompt and completion share it",
+            *("serve", "context_tokens"),
+        )
+    if not experiment.model.init:
+        return
+    limit = experiment.model.tiny.max_context_tokens
+    if context > limit:
+        yield _mistake(
+            f"found {context}; at most model.tiny.max_context_tokens = {limit}",
+            "serve",
+            "context_tokens",
+        )
+    for index, stage in enumerate(experiment.stage):
+        if isinstance(stage, SftStage) and stage.max_length > limit:
+            yield _mistake(
+                f"found {stage.max_length}; at most model.tiny.max_context_tokens = {limit}",
+                *("stage", index, "max_length"),
+            )
+
+
+def _stages(experiment: Experiment) -> Iterator[Mistake]:
+    is_random = experiment.model.init is not None and experiment.model.adapter is None
+    for index, stage in enumerate(experiment.stage):
+        if isinstance(stage, SftStage):
+            is_random = False
+            if experiment.problems.source == "dir":
+                yield _mistake(
+                    'found "sft", which needs answers, and problems.source = "dir" has none; '
+                    "grpo or eval, from a model that can already write kernels",
+                    *("stage", index, "kind"),
+                )
+        if isinstance(stage, GrpoStage) and is_random:
+            yield _mistake(
+                "found grpo on random weights, where every group is flat and nothing learned; "
+                'put a [[stage]] with kind = "sft" before it, or start from [model] path',
+                *("stage", index, "kind"),
+            )
+        if not isinstance(stage, EvalStage) and stage.warmup_steps > stage.steps:
+            yield _mistake(
+                f"found {stage.warmup_steps}; at most steps = {stage.steps}",
+                *("stage", index, "warmup_steps"),
+            )
+        heldout = experiment.problems.num_heldout
+        if isinstance(stage, EvalStage) and stage.num_problems and stage.num_problems > heldout:
+            yield _mistake(
+                f"found {stage.num_problems}; at most problems.num_heldout = {heldout}",
+                *("stage", index, "num_problems"),
+            )
+
+
+def _devices(experiment: Experiment) -> Iterator[Mistake]:
+    devices, replicas = experiment.devices, experiment.serve.replicas
+    wanted = {"train": devices.train, "serve": devices.serve, "judge": devices.judge}
+    for role, num in wanted.items():
+        if num and devices.gpus is None:
+            yield _mistake(
+                f'found {num}, and devices.gpus is absent; gpus = "auto" or a list of them',
+                *("devices", role),
+            )
+    if devices.serve and replicas > devices.serve and replicas % devices.serve:
+        yield _mistake(
+            f"found {replicas} replicas on {devices.serve} GPUs; one a GPU, or as many on each",
+            *("serve", "replicas"),
+        )
+    if devices.serve > replicas and devices.serve % replicas:
+        yield _mistake(
+            f"found {devices.serve} GPUs for {replicas} replicas; as many GPUs for each",
+            *("devices", "serve"),
+        )

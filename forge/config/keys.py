@@ -1,0 +1,199 @@
+"""Every key of an experiment in words: what `forge keys` prints, what error messages allow, and the
+schema for editors.
+
+The schema's annotations and docstrings are the only source. Units stand in the names (`_s`,
+`_bytes`, `_tokens`).
+"""
+
+from __future__ import annotations
+
+import json
+import types
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+STAGES: dict[str, type[Table]] = {"sft": SftStage, "grpo": GrpoStage, "eval": EvalStage}
+
+UNITS = {
+    "_s": "seconds",
+    "_bytes": "bytes",
+    "_tokens": "tokens",
+    "_length": "tokens",
+    "_steps": "steps",
+    "hours": "hours",
+    "tokens": "tokens",
+    "steps": "steps",
+    "every": "steps",
+}
+"""Unit by the end of the key's name; the first that fits."""
+
+
+SINGULAR: dict[Any, str] = {
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    bool: "true or false",
+    Path: "a path",
+}
+PLURAL: dict[Any, str] = {
+    int: "integers",
+    float: "numbers",
+    str: "strings",
+    bool: "true or false",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """One key, for people."""
+
+    table: str
+    """`model.tiny`, `stage sft`; empty for the top of the file."""
+    name: str
+    type: str
+    """What may stand there, range included: `an integer from 1 to 16`."""
+    default: str
+    """As TOML; `required`, or `absent`."""
+    unit: str
+    doc: str
+
+    @property
+    def path(self) -> str:
+        """As `--set` takes it, but for stages, which take their index."""
+        return f"{self.table}.{self.name}" if self.table else self.name
+
+
+def all_keys() -> list[Key]:
+    """Every key that holds a value, table by table in the order of the schema."""
+    keys = list(_table_keys(Experiment, table=""))
+    for kind, model in STAGES.items():
+        keys += _table_keys(model, table=f"stage {kind}")
+    return keys
+
+
+def keys_of(table: str) -> list[Key]:
+    """The keys of a table and its sub-tables (`stage`: all kinds); empty for an unknown one."""
+    inner = (f"{table}.", f"{table} ")
+    return [key for key in all_keys() if key.table == table or key.table.startswith(inner)]
+
+
+def table_of(annotation: Any) -> type[BaseModel] | None:
+    """The model of a sub-table, also of an optional one; None for a plain value."""
+    for option in _options(annotation):
+        if isinstance(option, type) and issubclass(option, BaseModel):
+            return option
+    return None
+
+
+def allowed(field: FieldInfo) -> str:
+    """What may stand there, in words, range included."""
+    if isinstance(field.json_schema_extra, dict) and "allowed" in field.json_schema_extra:
+        return str(field.json_schema_extra["allowed"])
+    annotation = field.annotation
+    if get_origin(annotation) is list and table_of(get_args(annotation)[0]):
+        return "one [[stage]] or more"
+    return _describe(annotation, limits=field.metadata)
+
+
+def schema_json() -> str:
+    """JSON schema of an experiment file, for editors: `experiments/schema.json`."""
+    schema = Experiment.model_json_schema()
+    schema["properties"]["extends"] = {
+        "type": "string",
+        "description": "Another experiment file, relative to this one, that this one changes.",
+    }
+    return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
+
+
+def _table_keys(model: type[BaseModel], *, table: str) -> Iterator[Key]:
+    inner: list[tuple[str, type[BaseModel]]] = []
+    for name, field in model.model_fields.items():
+        sub_table = table_of(field.annotation)
+        if sub_table is not None:
+            inner.append((f"{table}.{name}" if table else name, sub_table))
+        elif name != "stage":
+            yield Key(
+                table=table,
+                name=name,
+                type=allowed(field),
+                default=_default(field),
+                unit=_unit(name, field),
+                doc=_one_line(field),
+            )
+    for path, sub_table in inner:
+        yield from _table_keys(sub_table, table=path)
+
+
+def _unit(name: str, field: FieldInfo) -> str:
+    if not {int, float} & set(_options(field.annotation)):
+        return ""
+    return next((unit for end, unit in UNITS.items() if name.endswith(end)), "")
+
+
+def _one_line(field: FieldInfo) -> str:
+    return " ".join((field.description or "").split())
+
+
+def _default(field: FieldInfo) -> str:
+    value = field.get_default(call_default_factory=True, validated_data={})
+    if value is PydanticUndefined:
+        return "required"
+    if value is None:
+        return "absent"
+    return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
+
+
+def _options(annotation: Any) -> tuple[Any, ...]:
+    """The members of a union, `Annotated` taken off; a plain annotation is its only member."""
+    while get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    if get_origin(annotation) in (Union, types.UnionType):
+        return tuple(option for member in get_args(annotation) for option in _options(member))
+    return (annotation,)
+
+
+def _describe(annotation: Any, *, limits: Any = ()) -> str:
+    if get_origin(annotation) is Annotated:
+        base, *own = get_args(annotation)
+        nested = [limit.metadata if isinstance(limit, FieldInfo) else [limit] for limit in own]
+        return _describe(base, limits=[*limits, *chain.from_iterable(nested)])
+    if get_origin(annotation) in (Union, types.UnionType):
+        members = [member for member in get_args(annotation) if member is not types.NoneType]
+        return " or ".join(_describe(member, limits=limits) for member in members)
+    if get_origin(annotation) is Literal:
+        values = [json.dumps(value) for value in get_args(annotation)]
+        return values[0] if len(values) == 1 else f"one of {', '.join(values)}"
+    if get_origin(annotation) is list:
+        return f"a list of {_plural(get_args(annotation)[0])}"
+    if get_origin(annotation) is dict:
+        return f"a table of {_plural(get_args(annotation)[1])}"
+    return SINGULAR.get(annotation, "a table") + _range(limits)
+
+
+def _plural(annotation: Any) -> str:
+    return ", ".join(PLURAL.get(option, "values") for option in _options(annotation))
+
+
+def _range(limits: Any) -> str:
+    low = next((limit for limit in limits if isinstance(limit, Ge | Gt)), None)
+    high = next((limit for limit in limits if isinstance(limit, Le | Lt)), None)
+    if isinstance(low, Ge) and isinstance(high, Le):
+        return f" from {low.ge:g} to {high.le:g}"
+    words = []
+    if low is not None:
+        words.append(f"{low.ge} or more" if isinstance(low, Ge) else f"above {low.gt:g}")
+    if high is not None:
+        words.append(f"{high.le:g} or less" if isinstance(high, Le) else f"below {high.lt}")
+    return f", {', '.join(words)}" if words else ""

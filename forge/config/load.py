@@ -1,0 +1,80 @@
+"""Loading an experiment: file, `extends` and `--set` in, a checked `Experiment` out, or all
+mistakes at once.
+
+Called by every command that takes an experiment file, and by resume with the resolved file of the
+run. Paths to things that must exist (model, problems, adapter, interpreter) become absolute, so
+that a resolved experiment means the same from any working directory; `store.dir` stays relative to
+it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from forge.config.checks import check
+from forge.config.mistakes import Mistake, found_mistakes, without
+from forge.config.schema import Experiment
+from forge.config.sources import Sources, read_sources
+from forge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PATH_KEYS = (("problems", "path"), ("model", "adapter"), ("serve", "python"), ("model", "path"))
+
+
+def load_experiment(path: Path | str, *, overrides: Sequence[str] = ()) -> Experiment:
+    """Reads and checks an experiment.
+
+    Args:
+        path: the TOML file.
+        overrides: `table.key=value` each, as given to `--set`; later ones win.
+
+    Raises:
+        ConfigError: with one line a mistake, all of them, in the order of the file.
+    """
+    sources = read_sources(Path(path), overrides=overrides)
+    _make_absolute(sources.values)
+    experiment, mistakes = _validate(sources.values)
+    if experiment is not None:
+        mistakes += check(experiment, mistaken={mistake.path for mistake in mistakes})
+    lines = [*_in_order(mistakes, sources), *sources.mistakes]
+    if lines or experiment is None:
+        raise ConfigError("\n".join(lines))
+    return experiment
+
+
+def _validate(values: dict[str, Any]) -> tuple[Experiment | None, list[Mistake]]:
+    """The experiment, with defaults in place of mistakes where that works; and the mistakes."""
+    try:
+        return Experiment.model_validate(values), []
+    except ValidationError as error:
+        mistakes = found_mistakes(error, values)
+    try:
+        return Experiment.model_validate(without(values, mistakes)), mistakes
+    except ValidationError:
+        return None, mistakes
+
+
+def _make_absolute(values: dict[str, Any]) -> None:
+    for table, key in PATH_KEYS:
+        owner = values.get(table)
+        value = owner.get(key) if isinstance(owner, dict) else None
+        if isinstance(owner, dict) and isinstance(value, str) and value:
+            path = Path(value).expanduser()
+            if key != "path" or table != "model" or path.exists():
+                owner[key] = str(path.absolute())
+
+
+def _in_order(mistakes: list[Mistake], sources: Sources) -> list[str]:
+    """By place: a file's lines in their order, `--set` last."""
+
+    def key(mistake: Mistake) -> tuple[bool, str, int]:
+        place = sources.origin(mistake.path)
+        file, _, line = place.rpartition(":")
+        return place == "--set", file, int(line) if line.isdecimal() else 0
+
+    return [mistake.render(sources) for mistake in sorted(mistakes, key=key)]

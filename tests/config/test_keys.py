@@ -1,0 +1,43 @@
+"""The words about keys: complete, and the same for people, messages and editors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from forge.config.keys import all_keys, keys_of, schema_json
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_key_has_its_line():
+    assert [key.path for key in all_keys() if not key.doc] == []
+
+
+def test_a_key_shows_type_range_default_and_unit():
+    keys = {key.path: key for key in all_keys()}
+    group_size = keys["rollout.group_size"]
+    assert (group_size.type, group_size.default) == ("an integer, 2 or more", "8")
+    timeout = keys["serve.start_timeout_s"]
+    assert (timeout.type, timeout.unit) == ("a number, above 0", "seconds")
+    assert keys["model.init"].default == "absent"
+    assert keys["stage sft.steps"].default == "required"
+    assert keys["judge.workers"].unit == ""
+
+
+def test_keys_of_a_table_include_its_sub_tables_and_all_stages():
+    assert {key.table for key in keys_of("model")} == {"model", "model.tiny", "model.lora"}
+    assert {key.table for key in keys_of("stage")} == {"stage sft", "stage grpo", "stage eval"}
+    assert keys_of("modl") == []
+
+
+def test_the_schema_for_editors_is_fresh():
+    path = ROOT / "experiments" / "schema.json"
+    assert path.read_text() == schema_json(), "run: forge keys --schema > experiments/schema.json"
+
+
+def test_the_schema_for_editors_has_a_description_for_every_key():
+    schema = json.loads(schema_json())
+    tables = [schema, *schema["$defs"].values()]
+    named = [(name, prop) for table in tables for name, prop in table["properties"].items()]
+    assert [name for name, prop in named if "description" not in prop] == []

@@ -1,0 +1,264 @@
+"""Loading experiments: what is right loads, what is wrong says where, what was found and what is
+allowed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from forge.config.dump import dump_experiment, to_toml
+from forge.config.keys import all_keys
+from forge.config.load import load_experiment
+from forge.config.schema import Experiment
+from forge.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+QUICKSTART = ROOT / "experiments" / "quickstart.toml"
+MINIMAL = """\
+name = "x"
+model.init = "tiny"
+[[stage]]
+kind = "eval"
+"""
+
+
+def write(folder: Path, text: str, *, name: str = "x.toml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def mistakes_of(path: Path, *overrides: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_experiment(path, overrides=overrides)
+    return str(caught.value).replace(f"{path.parent}/", "").splitlines()
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "experiments").glob("*.toml")), ids=lambda p: p.name
+)
+def test_every_experiment_loads_and_comes_back_from_its_dump_unchanged(path, tmp_path):
+    experiment = load_experiment(path)
+    dumped = write(tmp_path, dump_experiment(experiment, comment="resolved\nby a test"))
+    assert load_experiment(dumped) == experiment
+
+
+def test_two_mistakes_are_both_shown_with_their_lines_and_did_you_mean(tmp_path):
+    path = write(tmp_path, MINIMAL + "samples = 0\n[rollout]\ngrup_size = 4\n")
+    assert mistakes_of(path) == [
+        "x.toml:5: stage.0.samples: found 0; an integer, 1 or more",
+        "x.toml:7: rollout.grup_size: unknown key; did you mean group_size?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('group_size = "8"', 'found "8"; an integer, 2 or more'),
+        ("group_size = true", "found true; an integer, 2 or more"),
+        ("group_size = 8.5", "found 8.5; an integer, 2 or more"),
+        ("group_size = 1979-05-27", "found the date 1979-05-27; an integer, 2 or more"),
+        ("gamma = 1.5", "found 1.5; a number from 0 to 1"),
+        ("gamma = nan", "found nan; a number from 0 to 1"),
+        ("temperature = 0", "found 0; a number, above 0, 2 or less"),
+        ('credit = "turns"', 'found "turns"; one of "turn", "trajectory"; did you mean turn?'),
+        ("train_truncated = 1", "found 1; true or false"),
+    ],
+)
+def test_a_wrong_value_is_told_in_plain_words(tmp_path, line, words):
+    path = write(tmp_path, f"{MINIMAL}[rollout]\n{line}\n")
+    assert mistakes_of(path) == [f"x.toml:6: rollout.{line.split()[0]}: {words}"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('model.init = "tiny"\n[[stage]]\nkind = "eval"', "x.toml: name: missing; 1 to 64 letters"),
+        ('name = "../x"\nmodel.init = "tiny"\n[[stage]]\nkind = "eval"', "x.toml:1: name: found"),
+        ('name = "x"\nmodel.init = "tiny"', "x.toml: stage: missing; one [[stage]] or more"),
+        ('name = "x"\nmodel.init = "tiny"\nstage = []', "x.toml:3: stage: found []; one [[stage]]"),
+        ('name = "x"\nmodel = 3\n[[stage]]\nkind = "eval"', "x.toml:2: model: found 3; a table"),
+        (f"{MINIMAL}[[stage]]\nsteps = 3", 'x.toml:5: stage.1: missing kind; one of "sft"'),
+        (f'{MINIMAL}[[stage]]\nkind = "gpro"', "x.toml:5: stage.1: found kind = "),
+        (f'{MINIMAL}[[stage]]\nkind = "sft"\nsteps = 1', "x.toml:5: stage.1.learning_rate: missing"),
+        (f"{MINIMAL}[store]\nkeep_tokens = 'last:0'", 'x.toml:6: store.keep_tokens: found "last'),
+        (f"{MINIMAL}[serve]\nenv = {{ A = 1 }}", "x.toml:6: serve.env.A: found 1; a table of"),
+        (f"{MINIMAL}[problms]", "x.toml:5: problms: unknown key; did you mean problems?"),
+        ("name = 'x'\n\nmodel = {", "x.toml:3: not valid TOML: "),
+        ("a = 1\na = 2", "x.toml:2: not valid TOML: Cannot overwrite a value"),
+    ],
+)  # fmt: skip
+def test_a_mistake_names_its_line(tmp_path, text, expected):
+    found = mistakes_of(write(tmp_path, text))
+    assert any(line.startswith(expected) for line in found), found
+    assert not any("pydantic" in line or "_type" in line for line in found)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["model.path=org/x"], "--set model.path: found both init and path"),
+        (["model.tiny.hidden_size=130"], "--set model.tiny.hidden_size: found 130; a multiple of"),
+        (["model.tiny.hidden_size=36"], "--set model.tiny.hidden_size: found 36, i.e. heads of 9"),
+        (["model.tiny.num_kv_heads=3"], "--set model.tiny.num_kv_heads: found 3; a divisor of"),
+        (["serve.context_tokens=384"], "--set serve.context_tokens: found 384; more than rollout."),
+        (
+            ["serve.context_tokens=5000"],
+            "--set serve.context_tokens: found 5000; at most model.tiny",
+        ),
+        (["problems.source=dir"], '--set problems.source: found source = "dir" without path'),
+        (["problems.source=dir", "problems.path=/no/x"], "--set problems.path: found"),
+        (["problems.path=/tmp"], '--set problems.path: found a path; allowed with source = "dir"'),
+        (["problems.num_heldout=3200"], "--set problems.num_heldout: found 3200; fewer than"),
+        (["model.adapter=/no/adapter"], "--set model.adapter: found"),
+        (["serve.python=/no/python"], "--set serve.python: found"),
+        (["devices.train=1"], "--set devices.train: found 1, and devices.gpus is absent"),
+        (["devices.gpus=auto", "devices.serve=2", "serve.replicas=3"], "--set serve.replicas: "),
+        (["stage.1.warmup_steps=9999"], "--set stage.1.warmup_steps: found 9999; at most steps"),
+        (["stage.0.num_problems=65"], "--set stage.0.num_problems: found 65; at most problems."),
+    ],
+)
+def test_keys_that_exclude_each_other_are_told_before_anything_starts(overrides, expected):
+    found = mistakes_of(QUICKSTART, *overrides)
+    assert any(line.startswith(expected) for line in found), found
+
+
+def test_grpo_without_a_model_to_start_from_is_refused_with_advice(tmp_path):
+    grpo = '[[stage]]\nkind = "grpo"\nsteps = 1\nlearning_rate = 1e-4\n'
+    no_model = write(tmp_path, f'name = "x"\n[model]\n{grpo}')
+    assert mistakes_of(no_model)[0].startswith("x.toml:2: model: found no model to start from; ")
+    random = write(tmp_path, f'name = "x"\nmodel.init = "tiny"\n{grpo}')
+    (line,) = mistakes_of(random)
+    assert line.startswith("x.toml:4: stage.0.kind: found grpo on random weights")
+    assert 'put a [[stage]] with kind = "sft" before it' in line
+    from_hub = write(tmp_path, f'name = "x"\nmodel.path = "Qwen/Qwen3-0.6B"\n{grpo}')
+    assert load_experiment(from_hub).model.path == "Qwen/Qwen3-0.6B"
+
+
+def test_sft_on_problems_without_answers_is_refused(tmp_path):
+    (tmp_path / "problem.py").touch()
+    found = mistakes_of(QUICKSTART, "problems.source=dir", f"problems.path={tmp_path}")
+    assert any("stage.1.kind: found " in line and "needs answers" in line for line in found)
+
+
+def test_mistakes_of_both_kinds_are_shown_at_once(tmp_path):
+    path = write(tmp_path, 'name = "x"\n[model]\n[rollout]\ngama = 1\n[[stage]]\nkind = "eval"\n')
+    found = mistakes_of(path, "nothing", "stage.7.x=1")
+    starts = [
+        "x.toml:2: model: ",
+        "x.toml:4: rollout.gama: ",
+        "--set nothing: ",
+        "--set stage.7.x: ",
+    ]
+    assert [line.startswith(start) for line, start in zip(found, starts, strict=True)] == [True] * 4
+
+
+def test_set_takes_toml_values_bare_words_and_stage_indices():
+    experiment = load_experiment(
+        QUICKSTART,
+        overrides=[
+            "name=other",
+            "stage.1.steps=5",
+            'judge.env={ A = "1" }',
+            "problems.include=['a*.py']",
+            "limits.hours = 0.5",
+            "model.tiny.num_layers=2",
+        ],
+    )
+    assert (experiment.name, experiment.judge.env) == ("other", {"A": "1"})
+    assert experiment.stage[1].steps == 5  # pyright: ignore[reportAttributeAccessIssue]
+    assert experiment.problems.include == ["a*.py"]
+    assert (experiment.limits.hours, experiment.model.tiny.num_layers) == (0.5, 2)
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("rollout.grup_size=4", "--set rollout.grup_size: unknown key; did you mean group_size?"),
+        ("rollout.group_size=4x", '--set rollout.group_size: found "4x"; an integer, 2 or more'),
+        ("stage.9.steps=1", "--set stage.9.steps: stage.9 is not there; found 5, counted from 0"),
+        ("name.x=1", "--set name.x: name is not a table"),
+        ("rollout", "--set rollout: found no key=value; write e.g. --set rollout.group_size=4"),
+        ("a b=1", "--set a b=1: found no key=value; write e.g. --set rollout.group_size=4"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_set_names_the_set(override, line):
+    assert mistakes_of(QUICKSTART, override) == [line]
+
+
+def test_extends_composes_and_each_mistake_names_the_file_it_stands_in(tmp_path):
+    write(tmp_path, MINIMAL + "[rollout]\ngamma = 0.5\ngroup_size = 1\n", name="base.toml")
+    path = write(tmp_path, 'extends = "base.toml"\n[rollout]\ngamma = 2\nmax_turns = 1\n')
+    assert mistakes_of(path) == [
+        "base.toml:7: rollout.group_size: found 1; an integer, 2 or more",
+        "x.toml:3: rollout.gamma: found 2; a number from 0 to 1",
+    ]
+    rollout = load_experiment(path, overrides=["rollout.gamma=1", "rollout.group_size=2"]).rollout
+    assert (rollout.gamma, rollout.group_size, rollout.max_turns) == (1.0, 2, 1)
+
+
+def test_stages_of_a_child_replace_those_of_its_base(tmp_path):
+    write(tmp_path, MINIMAL + '[[stage]]\nkind = "eval"\nsamples = 0\n', name="base.toml")
+    path = write(tmp_path, 'extends = "base.toml"\n[[stage]]\nkind = "eval"\n')
+    assert len(load_experiment(path).stage) == 1
+
+
+@pytest.mark.parametrize(
+    ("extends", "expected"),
+    [
+        ('"none.toml"', "x.toml:2: none.toml: no such file; there is x.toml"),
+        ('"x.toml"', "x.toml:2: extends: x.toml is already part of this chain"),
+        ("3", "x.toml:2: extends: found 3; the path of an experiment file"),
+    ],
+)
+def test_a_base_that_cannot_be_read_is_told_with_the_line_that_names_it(
+    tmp_path, extends, expected
+):
+    assert mistakes_of(write(tmp_path, f"\nextends = {extends}\n")) == [expected]
+
+
+def test_a_missing_file_a_directory_and_no_text_are_config_errors(tmp_path):
+    write(tmp_path, MINIMAL, name="near.toml")
+    assert mistakes_of(tmp_path / "no.toml") == ["no.toml: no such file; there is near.toml"]
+    (tmp_path / "dir.toml").mkdir()
+    assert mistakes_of(tmp_path / "dir.toml") == ["dir.toml: Is a directory"]
+    (tmp_path / "bin.toml").write_bytes(b"a = 1\nb = '\xff'")
+    assert mistakes_of(tmp_path / "bin.toml") == ["bin.toml:2: not UTF-8 text, which TOML must be"]
+
+
+def test_a_resolved_experiment_means_the_same_from_any_directory(tmp_path, monkeypatch):
+    (tmp_path / "kb").mkdir()
+    (tmp_path / "kb" / "1.py").touch()
+    monkeypatch.chdir(tmp_path)
+    text = f'{MINIMAL}[problems]\nsource = "dir"\npath = "kb"\n'
+    dumped = write(tmp_path, dump_experiment(load_experiment(write(tmp_path, text))), name="r.toml")
+    monkeypatch.chdir("/")
+    assert load_experiment(dumped).problems.path == tmp_path / "kb"
+
+
+anything = st.recursive(
+    st.none().map(lambda _: "") | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda item: st.lists(item, max_size=2) | st.dictionaries(st.text(max_size=3), item, max_size=2),
+    max_leaves=4,
+)  # fmt: skip
+some_key = st.sampled_from([key.path for key in all_keys() if " " not in key.path])
+some_stage_key = st.sampled_from(
+    ["stage.0.kind", "stage.1.steps", "stage", "stage.3", "model.tiny"]
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.dictionaries(some_key | some_stage_key, anything, max_size=4))
+def test_any_values_give_an_experiment_or_a_config_error(changes):
+    overrides = [f"{key}={to_toml(value)}" for key, value in changes.items()]
+    try:
+        assert isinstance(load_experiment(QUICKSTART, overrides=overrides), Experiment)
+    except ConfigError as caught:
+        error = caught
+    else:
+        return
+    assert all("--set" in line or "quickstart.toml" in line for line in str(error).split("\n"))
