@@ -1,7 +1,9 @@
-"""How texts and token arrays lie in the databases. Called by the writer's thread and by every reader.
+"""How texts and token arrays lie in the databases. Called by the writer's thread and by every
+reader.
 
-Texts are TEXT (plain) or a zstd frame in a BLOB; the value itself tells which. Token ids are little-endian u32 and
-log probabilities little-endian f32, each in a zstd frame: f32 and not f16, so that a batch is rebuilt exactly.
+Texts are TEXT (plain) or a zstd frame in a BLOB; the value itself tells which. Token ids are
+little-endian u32 and log probabilities little-endian f32, each in a zstd frame: f32 and not f16, so
+that a batch is rebuilt exactly.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ class Encoder:
         self._zstd = zstandard.ZstdCompressor(level=ZSTD_LEVEL)
 
     def text(self, value: str) -> Body:
-        """`plain`: the text itself. `zstd`: its frame. A lone surrogate, which UTF-8 cannot hold, becomes `?`."""
+        """`plain`: the text itself. `zstd`: its frame. A lone surrogate, which UTF-8 cannot hold,
+        becomes `?`.
+        """
         raw = value.encode("utf-8", errors="replace")
         return raw.decode("utf-8") if self._is_plain else self._zstd.compress(raw)
 

@@ -1,7 +1,8 @@
 """The run directory: how it is named, what lies where in it, how one is found again, who owns it.
 
-Called by the runner (create, lock), by every command that takes RUN (find) and by the views. Promise: a number is
-given to one run only, also when two start at once; a file written here is complete or absent.
+Called by the runner (create, lock), by every command that takes RUN (find) and by the views.
+Promise: a number is given to one run only, also when two start at once; a file written here is
+complete or absent.
 
     runs/<name>-<n>/
         run.db  tokens.db          what was recorded (store.tables)
@@ -30,7 +31,9 @@ from forge.errors import ConfigError, MachineError
 
 LOCK_TRIES = 10
 LOCK_PAUSE_S = 0.05
-"""`is_owned` holds the lock for microseconds; an owner therefore asks a few times before it gives up."""
+"""`is_owned` holds the lock for microseconds; an owner therefore asks a few times before it gives
+up.
+"""
 
 _RUN_NAME = re.compile(r"^(?P<name>.+)-(?P<number>[1-9]\d*)$")
 
@@ -91,14 +94,16 @@ class RunPaths:
 
 
 def create_run(name: str, *, store_dir: Path) -> RunPaths:
-    """Makes `<store_dir>/<name>-<n>/` with the next free n. Raises MachineError where it cannot be written."""
+    """Makes `<store_dir>/<name>-<n>/` with the next free n. Raises MachineError where it cannot be
+    written.
+    """
     try:
         store_dir.mkdir(parents=True, exist_ok=True)
         number = 1 + max((n for base, n in _numbered(store_dir) if base == name), default=0)
         while True:
             root = store_dir / f"{name}-{number}"
             try:
-                root.mkdir()  # the one atomic step: of two that ask at once, one gets FileExistsError
+                root.mkdir()  # atomic: of two that ask at once, one gets FileExistsError
                 break
             except FileExistsError:
                 number += 1
@@ -110,7 +115,8 @@ def create_run(name: str, *, store_dir: Path) -> RunPaths:
 
 
 def find_run(name: str | Path, *, store_dir: Path) -> RunPaths:
-    """The run that a path, `<name>-<n>`, `<name>` (its highest number) or `last` (written most lately) names.
+    """The run that a path, `<name>-<n>`, `<name>` (its highest number) or `last` (written most
+    lately) names.
 
     Raises ConfigError naming what there is.
     """
@@ -150,7 +156,8 @@ def next_attempt(paths: RunPaths) -> int:
 def open_run_lock(paths: RunPaths) -> Iterator[None]:
     """Holds the run for this process. Raises ConfigError naming the holder when another one has it.
 
-    A flock ends with its process, so a killed supervisor leaves nothing to clean up. It does not reach over NFS.
+    A flock ends with its process, so a killed supervisor leaves nothing to clean up. It does not
+    reach over NFS.
     """
     descriptor = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -199,7 +206,9 @@ def write_file(path: Path, content: str) -> None:
 
 
 def write_status(paths: RunPaths, status: Mapping[str, Any]) -> None:
-    """Rewrites STATUS.json. A reader sees the old one or the new one; it is not fsynced, since run.db is the truth."""
+    """Rewrites STATUS.json. A reader sees the old one or the new one; it is not fsynced, since
+    run.db is the truth.
+    """
     spare = paths.root / f".STATUS.{os.getpid()}"
     spare.write_text(json.dumps(status) + "\n", encoding="utf-8")
     spare.replace(paths.status)
@@ -222,7 +231,9 @@ def _numbered(store_dir: Path) -> list[tuple[str, int]]:
 
 
 def _written_at(paths: RunPaths) -> int:
-    """When the run's database was last written, in ns; the WAL is newer than its database while a run lives."""
+    """When the run's database was last written, in ns; the WAL is newer than its database while a
+    run lives.
+    """
     files = (paths.run_db, paths.root / "run.db-wal")
     return max(file.stat().st_mtime_ns for file in files if file.exists())
 

@@ -1,7 +1,9 @@
-"""Reading a run: read-only, while it is written or long after. Used by the views, `forge sql`, the TUI and notebooks.
+"""Reading a run: read-only, while it is written or long after. Used by the views, `forge sql`, the
+TUI and notebooks.
 
-`text(x)` in SQL decodes a stored body or looks up a text_id. Where texts are compressed, the views and `texts` read
-decoded all the same: a temporary view of the same name stands before each. Promise: nothing here writes to a run.
+`text(x)` in SQL decodes a stored body or looks up a text_id. Where texts are compressed, the views
+and `texts` read decoded all the same: a temporary view of the same name stands before each.
+Promise: nothing here writes to a run.
 """
 
 from __future__ import annotations
@@ -72,7 +74,9 @@ class RunReader:
         return None if row is None else row[0]
 
     def data_version(self) -> int:
-        """Changes when the writer has committed since the last call: 5 us to know that nothing is new."""
+        """Changes when the writer has committed since the last call: 5 us to know that nothing is
+        new.
+        """
         return self._connection.execute("PRAGMA data_version").fetchone()[0]
 
     def _text(self, value: Any) -> str | None:
@@ -85,7 +89,9 @@ class RunReader:
 
 
 def open_run(run: str | Path | RunPaths, *, store_dir: Path = Path("runs")) -> RunReader:
-    """Opens a run by path, name, `name-n` or `last`. Raises ConfigError where there is none or it is newer than us."""
+    """Opens a run by path, name, `name-n` or `last`. Raises ConfigError where there is none or it
+    is newer than us.
+    """
     return RunReader(run if isinstance(run, RunPaths) else find_run(run, store_dir=store_dir))
 
 
@@ -119,7 +125,9 @@ def _connect(paths: RunPaths) -> sqlite3.Connection:
 
 
 def _open(path: Path) -> tuple[sqlite3.Connection, str]:
-    """Read-only; where even WAL's index cannot be made (a read-only medium), the file as it lies there."""
+    """Read-only; where even WAL's index cannot be made (a read-only medium), the file as it lies
+    there.
+    """
     connection = _try_open(path, "mode=ro")
     if connection is not None:
         return connection, "mode=ro"
@@ -151,20 +159,25 @@ def _uri(path: Path, mode: str) -> str:
 
 
 def _decode_views(connection: sqlite3.Connection) -> None:
-    """Puts a decoding view of the same name before `texts` and every view. Harmless where texts are plain."""
+    """Puts a decoding view of the same name before `texts` and every view. Harmless where texts
+    are plain.
+    """
     row = connection.execute("SELECT texts FROM main.runs").fetchone()
     if row is None or row[0] == "plain":
         return
     views = connection.execute("SELECT sql FROM main.sqlite_master WHERE type = 'view'").fetchall()
     connection.execute(
-        "CREATE TEMP VIEW texts AS SELECT text_id, sha256, num_bytes, text(body) AS body FROM main.texts"
+        "CREATE TEMP VIEW texts AS SELECT text_id, sha256, num_bytes, text(body) AS body FROM "
+        "main.texts"
     )
     for (sql,) in views:
         connection.execute(sql.replace("CREATE VIEW", "CREATE TEMP VIEW", 1))
 
 
 def _authorize(action: int, first: str | None, second: str | None, *_: object) -> int:
-    """No pragma that sets something but for a few that only look, and no database attached for writing."""
+    """No pragma that sets something but for a few that only look, and no database attached for
+    writing.
+    """
     if action == sqlite3.SQLITE_ATTACH:
         is_read_only = bool(first) and ("mode=ro" in str(first) or "immutable=1" in str(first))
         return sqlite3.SQLITE_OK if is_read_only else sqlite3.SQLITE_DENY

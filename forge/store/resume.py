@@ -1,17 +1,20 @@
 """What a resumed run needs to know of its past. Read by the runner before anything is opened.
 
-Nothing is deleted: rows past the checkpoint stay, and samples that were trained only past it are offered again.
+Nothing is deleted: rows past the checkpoint stay, and samples that were trained only past it are
+offered again.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge.records import Event, PolicyVersion, Sample
 from forge.store.codec import decode_ids, decode_logprobs
-from forge.store.reader import RunReader
+
+if TYPE_CHECKING:
+    from forge.store.reader import RunReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +62,8 @@ def last_state(reader: RunReader) -> LastState:
 def events(reader: RunReader, *, kind: str | None = None) -> list[Event]:
     """Events in order, of one kind or all."""
     rows = reader.rows(
-        "SELECT at, kind, message, data FROM events WHERE ?1 IS NULL OR kind = ?1 ORDER BY event_id",
+        "SELECT at, kind, message, data FROM events WHERE ?1 IS NULL OR kind = ?1 ORDER BY "
+        "event_id",
         (kind,),
     )
     return [Event(**{**row, "data": json.loads(row["data"])}) for row in rows]
@@ -84,30 +88,38 @@ class Untrained:
     """Samples whose tokens `[store] keep_tokens` had let go; say so in one line."""
 
 
+_UNTRAINED = """
+SELECT s.*, k.prompt_ids, k.completion_ids, k.logprobs
+FROM samples s JOIN groups g USING (group_id)
+LEFT JOIN tokens.tokens k
+    ON k.group_id = s.group_id AND k.rollout = s.rollout AND k.turn = s.turn
+WHERE g.stage = :stage AND NOT EXISTS (
+    SELECT 1 FROM sample_uses u WHERE u.sample_id = s.sample_id AND u.stage = :stage
+        AND (:after IS NULL OR u.step <= :after))
+ORDER BY s.sample_id
+"""
+
+_TRAINED = """
+SELECT u.sample_id, u.group_id, u.rollout, u.turn, u.advantage, s.policy_version,
+    k.prompt_ids, k.completion_ids, k.logprobs
+FROM sample_uses u JOIN samples s USING (sample_id)
+JOIN tokens.tokens k ON k.group_id = u.group_id AND k.rollout = u.rollout AND k.turn = u.turn
+WHERE u.stage = :stage AND u.step = :step AND u.attempt = (
+    SELECT max(attempt) FROM sample_uses WHERE stage = :stage AND step = :step)
+ORDER BY u.sample_id
+"""
+
+
 def untrained_samples(reader: RunReader, *, stage: int, after_step: int | None = None) -> Untrained:
-    """Offered samples of a stage that were never used, or only past `after_step` (the step of the checkpoint)."""
-    rows = reader.rows(
-        "SELECT s.*, k.prompt_ids, k.completion_ids, k.logprobs FROM samples s JOIN groups g USING (group_id) "
-        "LEFT JOIN tokens.tokens k ON k.group_id = s.group_id AND k.rollout = s.rollout AND k.turn = s.turn "
-        "WHERE g.stage = :stage AND NOT EXISTS (SELECT 1 FROM sample_uses u WHERE u.sample_id = s.sample_id "
-        "AND u.stage = :stage AND (:after IS NULL OR u.step <= :after)) ORDER BY s.sample_id",
-        {"stage": stage, "after": after_step},
-    )
+    """Samples of a stage that were never used, or only past `after_step`, the checkpoint's."""
+    rows = reader.rows(_UNTRAINED, {"stage": stage, "after": after_step})
     kept = tuple(_sample(row) for row in rows if row["prompt_ids"] is not None)
     return Untrained(samples=kept, num_without_tokens=len(rows) - len(kept))
 
 
 def step_samples(reader: RunReader, *, stage: int, step: int) -> tuple[Sample, ...]:
-    """The batch that was trained at a step, rebuilt exactly (of the last attempt that trained it)."""
-    rows = reader.rows(
-        "SELECT u.sample_id, u.group_id, u.rollout, u.turn, u.advantage, s.policy_version, k.prompt_ids, "
-        "k.completion_ids, k.logprobs FROM sample_uses u JOIN samples s USING (sample_id) "
-        "JOIN tokens.tokens k ON k.group_id = u.group_id AND k.rollout = u.rollout AND k.turn = u.turn "
-        "WHERE u.stage = :stage AND u.step = :step AND u.attempt = (SELECT max(attempt) FROM sample_uses "
-        "WHERE stage = :stage AND step = :step) ORDER BY u.sample_id",
-        {"stage": stage, "step": step},
-    )
-    return tuple(_sample(row) for row in rows)
+    """The batch of a step rebuilt exactly, of the last attempt that trained it."""
+    return tuple(_sample(row) for row in reader.rows(_TRAINED, {"stage": stage, "step": step}))
 
 
 def _sample(row: dict[str, Any]) -> Sample:

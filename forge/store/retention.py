@@ -1,8 +1,9 @@
-"""Which token arrays stay: `[store] keep_tokens`. Called by the writer's thread when a step was trained.
+"""Which token arrays stay: `[store] keep_tokens`. Called by the writer's thread when a step was
+trained.
 
-`all` keeps every turn's while tokens.db is under 20 GB, beyond that it acts as `untrained`. `untrained` keeps what a
-resume needs: groups that are played, or offered and not yet used. `last:N` keeps those and the last N steps' groups.
-Promise: tokens of an unused sample are never dropped.
+`all` keeps every turn's while tokens.db is under 20 GB, beyond that it acts as `untrained`.
+`untrained` keeps what a resume needs: groups that are played, or offered and not yet used. `last:N`
+keeps those and the last N steps' groups. Promise: tokens of an unused sample are never dropped.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ WITH latest AS (SELECT stage, step FROM groups ORDER BY stage DESC, step DESC LI
 SELECT group_id FROM groups g, latest
 WHERE num_rollouts > 0
     AND (:is_strict OR g.stage < latest.stage OR g.step <= latest.step - :num_steps)
-    AND (purpose <> 'train' OR is_flat OR EXISTS (SELECT 1 FROM samples s WHERE s.group_id = g.group_id))
+    AND (purpose <> 'train' OR is_flat
+        OR EXISTS (SELECT 1 FROM samples s WHERE s.group_id = g.group_id))
     AND NOT EXISTS (SELECT 1 FROM samples s WHERE s.group_id = g.group_id
         AND NOT EXISTS (SELECT 1 FROM sample_uses u WHERE u.sample_id = s.sample_id))
 """

@@ -1,6 +1,8 @@
-"""From a record to its rows: one method a record type. Used by the writer's thread only, inside its transaction.
+"""From a record to its rows: one method a record type. Used by the writer's thread only, inside its
+transaction.
 
-Every write is an upsert on the record's key, so that a resumed run may write again what it had written.
+Every write is an upsert on the record's key, so that a resumed run may write again what it had
+written.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from forge.records import (
     Attempt,
@@ -32,7 +34,9 @@ from forge.records import (
     Turn,
 )
 from forge.records.verdict import TIMING_FIELDS
-from forge.store.codec import Encoder
+
+if TYPE_CHECKING:
+    from forge.store.codec import Encoder
 
 Record = (
     Attempt
@@ -191,7 +195,8 @@ class RowWriter:
 
     def _set_return(self, turn: Turn, value: float | None) -> bool:
         cursor = self._run.execute(
-            "UPDATE turns SET discounted_return = ? WHERE group_id = ? AND rollout = ? AND turn = ?",
+            "UPDATE turns SET discounted_return = ? WHERE group_id = ? AND rollout = ? AND turn = "
+            "?",
             (value, turn.group_id, turn.rollout, turn.turn),
         )
         return cursor.rowcount == 1

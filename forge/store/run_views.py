@@ -1,7 +1,8 @@
 """The views: what a person asks of a run, one view each, so that no query needs a join.
 
-Part of the schema (`store.schema` writes them into run.db), readable by stock sqlite3 where texts are plain. Their first
-comment line is what `forge sql RUN` lists. Texts are taken by subquery, so a view that is not asked for them skips them.
+Part of the schema (`store.schema` writes them into run.db), readable by stock sqlite3 where texts
+are plain. Their first comment line is what `forge sql RUN` lists. Texts are taken by subquery, so a
+view that is not asked for them skips them.
 """
 
 TURN_VIEWS = """
@@ -9,9 +10,10 @@ CREATE VIEW v_turns AS
     -- one row a turn with everything that is known of it, texts included
     SELECT t.turn_id, t.group_id, t.rollout, t.turn, g.stage, g.step, g.purpose, g.is_greedy,
         coalesce(g.problem_id, r.problem_id) AS problem_id, p.family, p.level, p.split,
-        v.status, v.reason, v.status = 'correct' AS is_correct, v.is_compiled, t.reward, t.discounted_return,
-        v.speedup, v.speedup_low, v.candidate_us, v.baseline_us, v.candidate_spread_us, v.baseline_spread_us,
-        v.achieved_gbps, v.achieved_tflops, v.roofline_share, v.torch_share, v.num_launches,
+        v.status, v.reason, v.status = 'correct' AS is_correct, v.is_compiled, t.reward,
+        t.discounted_return, v.speedup, v.speedup_low, v.candidate_us, v.baseline_us,
+        v.candidate_spread_us, v.baseline_spread_us, v.achieved_gbps, v.achieved_tflops,
+        v.roofline_share, v.torch_share, v.num_launches,
         t.num_prompt_tokens, t.num_completion_tokens, t.finish, t.finish = 'length' AS is_truncated,
         t.min_version, t.max_version, r.ended, t.generate_s, t.judge_s, t.attempt, t.recorded_at,
         v.isolation, v.caps, v.device, v.harness, v.phase_s, t.reward_terms,
@@ -32,8 +34,10 @@ CREATE VIEW v_groups AS
     SELECT group_id, stage, step, purpose, is_greedy, problem_id, family, level,
         (SELECT is_flat FROM groups g WHERE g.group_id = v_turns.group_id) AS is_flat,
         count(DISTINCT rollout) AS num_rollouts, count(*) AS num_turns,
-        (SELECT sum(is_correct) FROM trajectories r WHERE r.group_id = v_turns.group_id) AS num_correct,
-        avg(reward) AS reward, min(discounted_return) AS return_low, avg(discounted_return) AS return_mean,
+        (SELECT sum(is_correct) FROM trajectories r
+            WHERE r.group_id = v_turns.group_id) AS num_correct,
+        avg(reward) AS reward, min(discounted_return) AS return_low,
+        avg(discounted_return) AS return_mean,
         max(discounted_return) AS return_high, max(speedup) AS speedup,
         count(DISTINCT completion_id) AS num_distinct_completions,
         sum(num_completion_tokens) AS num_completion_tokens,
@@ -43,15 +47,18 @@ CREATE VIEW v_groups AS
 CREATE VIEW v_steps AS
     -- one row a step of training: reward, pass rate, lengths, waste; the learning curve
     SELECT stage, step, count(DISTINCT group_id) AS num_groups, count(*) AS num_turns,
-        (SELECT sum(is_flat) FROM groups g WHERE g.stage = t.stage AND g.step = t.step AND g.purpose = 'train')
+        (SELECT sum(is_flat) FROM groups g WHERE g.stage = t.stage AND g.step = t.step
+            AND g.purpose = 'train')
             AS num_flat_groups,
         avg(reward) AS reward, avg(discounted_return) AS return_mean,
         avg(CASE WHEN turn = 0 AND reward IS NOT NULL THEN is_correct END) AS pass_rate,
         (SELECT avg(r.is_correct) FROM trajectories r JOIN groups g USING (group_id)
-            WHERE g.stage = t.stage AND g.step = t.step AND g.purpose = 'train' AND r.ended <> 'infra')
+            WHERE g.stage = t.stage AND g.step = t.step AND g.purpose = 'train'
+            AND r.ended <> 'infra')
             AS pass_rate_multi,
         avg(CASE WHEN turn = 0 AND reward IS NOT NULL THEN is_compiled END) AS compile_rate,
-        avg(CASE WHEN is_correct THEN speedup END) AS speedup, max(CASE WHEN is_correct THEN speedup END) AS best_speedup,
+        avg(CASE WHEN is_correct THEN speedup END) AS speedup,
+        max(CASE WHEN is_correct THEN speedup END) AS best_speedup,
         avg(num_completion_tokens) AS completion_tokens, avg(is_truncated) AS truncated_share,
         sum(num_completion_tokens) AS num_completion_tokens,
         sum(status IN ('infra_error', 'needs_gpu')) AS num_masked,
@@ -61,7 +68,8 @@ CREATE VIEW v_steps AS
 
 CREATE VIEW v_levels AS
     -- the learning curve apart by level and family of the problems
-    SELECT stage, step, level, family, count(DISTINCT group_id) AS num_groups, avg(reward) AS reward,
+    SELECT stage, step, level, family, count(DISTINCT group_id) AS num_groups,
+        avg(reward) AS reward,
         avg(CASE WHEN turn = 0 AND reward IS NOT NULL THEN is_correct END) AS pass_rate,
         avg(CASE WHEN turn = 0 AND reward IS NOT NULL THEN is_compiled END) AS compile_rate,
         max(CASE WHEN is_correct THEN speedup END) AS best_speedup
@@ -76,21 +84,31 @@ CREATE VIEW v_failures AS
     GROUP BY stage, step, purpose, status, reason;
 
 CREATE VIEW v_best_kernels AS
-    -- the best correct kernel of each problem: fastest where timed, else fewest launches, then shortest source
-    SELECT problem_id, family, level, chosen_by, speedup_low, speedup, candidate_us, baseline_us, num_launches,
-        length(code) AS num_characters, turn_id, stage, step, purpose, max_version AS policy_version, recorded_at, code
+    -- best correct kernel of each problem: fastest where timed, else fewest launches, then shortest
+    SELECT row_number() OVER (
+            ORDER BY speedup_low DESC NULLS LAST, level DESC, num_launches, length(code), problem_id
+        ) AS rank,
+        problem_id, family, level, ranked_by, speedup_low, speedup, candidate_us, baseline_us,
+        num_launches, length(code) AS num_characters, turn_id, stage, step, purpose,
+        max_version AS policy_version, recorded_at, code
     FROM (
-        SELECT *, CASE WHEN speedup_low IS NULL THEN 'fewest launches, then shortest source' ELSE 'speedup_low' END
-                AS chosen_by,
-            row_number() OVER (PARTITION BY problem_id ORDER BY speedup_low DESC NULLS LAST, num_launches,
-                (SELECT num_bytes FROM texts WHERE text_id = code_id), recorded_at, turn_id) AS place
+        SELECT *,
+            CASE WHEN speedup_low IS NULL THEN 'fewest launches, then shortest source'
+                ELSE 'speedup_low' END AS ranked_by,
+            row_number() OVER (
+                PARTITION BY problem_id
+                ORDER BY speedup_low DESC NULLS LAST, num_launches,
+                    (SELECT num_bytes FROM texts WHERE text_id = code_id), recorded_at, turn_id
+            ) AS place
         FROM v_turns WHERE status = 'correct')
     WHERE place = 1;
 
 CREATE VIEW v_problems AS
     -- one row a problem that was played: how often solved, since when
-    SELECT problem_id, family, level, split, purpose, count(DISTINCT group_id || '.' || rollout) AS num_rollouts,
-        count(*) AS num_turns, sum(is_correct) AS num_correct_turns, avg(is_correct) AS correct_share,
+    SELECT problem_id, family, level, split, purpose,
+        count(DISTINCT group_id || '.' || rollout) AS num_rollouts,
+        count(*) AS num_turns, sum(is_correct) AS num_correct_turns,
+        avg(is_correct) AS correct_share,
         max(reward) AS best_reward, max(CASE WHEN is_correct THEN speedup END) AS best_speedup,
         min(CASE WHEN is_correct THEN max_version END) AS first_solved_by_version,
         max(max_version) AS last_played_by_version
@@ -99,15 +117,19 @@ CREATE VIEW v_problems AS
 CREATE VIEW v_duplicates AS
     -- how varied the answers of a group's first turns are: equal completions, equal kernels
     SELECT stage, step, purpose, group_id, problem_id, count(*) AS num_rollouts,
-        count(DISTINCT completion_id) AS num_distinct_completions, count(DISTINCT code_id) AS num_distinct_kernels,
+        count(DISTINCT completion_id) AS num_distinct_completions,
+        count(DISTINCT code_id) AS num_distinct_kernels,
         1.0 - 1.0 * count(DISTINCT completion_id) / count(*) AS duplicate_share
     FROM v_turns WHERE turn = 0 AND NOT coalesce(is_greedy, 0) GROUP BY group_id;
 
 CREATE VIEW v_judge_noise AS
     -- kernels that were timed more than once: how far the times lie apart, by device
-    SELECT problem_id, code_id, device, count(*) AS num_times, min(candidate_us) AS low_us, avg(candidate_us) AS mean_us,
-        max(candidate_us) AS high_us, (max(candidate_us) - min(candidate_us)) / avg(candidate_us) AS relative_range
-    FROM v_turns WHERE candidate_us IS NOT NULL GROUP BY problem_id, code_id, device HAVING count(*) > 1;
+    SELECT problem_id, code_id, device, count(*) AS num_times, min(candidate_us) AS low_us,
+        avg(candidate_us) AS mean_us,
+        max(candidate_us) AS high_us,
+        (max(candidate_us) - min(candidate_us)) / avg(candidate_us) AS relative_range
+    FROM v_turns WHERE candidate_us IS NOT NULL
+    GROUP BY problem_id, code_id, device HAVING count(*) > 1;
 
 CREATE VIEW v_reward_terms AS
     -- each reward term by step: what it paid on average, and to how many turns
@@ -117,18 +139,23 @@ CREATE VIEW v_reward_terms AS
 
 CREATE VIEW v_phases AS
     -- where the judges' time went: seconds by step and phase of a verdict
-    SELECT stage, step, purpose, phase.key AS phase, count(*) AS num_turns, sum(phase.value) AS total_s,
+    SELECT stage, step, purpose, phase.key AS phase, count(*) AS num_turns,
+        sum(phase.value) AS total_s,
         avg(phase.value) AS mean_s, max(phase.value) AS max_s
-    FROM v_turns, json_each(phase_s) AS phase WHERE phase_s IS NOT NULL GROUP BY stage, step, purpose, phase.key;
+    FROM v_turns, json_each(phase_s) AS phase WHERE phase_s IS NOT NULL
+    GROUP BY stage, step, purpose, phase.key;
 """
 
 TRAINING_VIEWS = """
 CREATE VIEW v_samples AS
     -- one row a trained sample: which turn, at which step, with which advantage
-    SELECT u.stage, u.step, u.attempt, t.turn_id, u.sample_id, u.group_id, u.rollout, u.turn, u.advantage, u.staleness,
-        s.policy_version, t.reward, t.discounted_return, t.num_prompt_tokens, t.num_completion_tokens, t.finish,
+    SELECT u.stage, u.step, u.attempt, t.turn_id, u.sample_id, u.group_id, u.rollout, u.turn,
+        u.advantage, u.staleness,
+        s.policy_version, t.reward, t.discounted_return, t.num_prompt_tokens,
+        t.num_completion_tokens, t.finish,
         g.problem_id, g.step AS admitted_for_step,
-        (SELECT status FROM verdicts v WHERE v.group_id = u.group_id AND v.rollout = u.rollout AND v.turn = u.turn)
+        (SELECT status FROM verdicts v WHERE v.group_id = u.group_id AND v.rollout = u.rollout
+            AND v.turn = u.turn)
             AS status
     FROM sample_uses u LEFT JOIN samples s USING (sample_id)
     LEFT JOIN turns t ON t.group_id = u.group_id AND t.rollout = u.rollout AND t.turn = u.turn
@@ -146,20 +173,24 @@ CREATE VIEW v_untrained AS
     SELECT group_id, stage, step, problem_id, is_flat, num_rollouts,
         (SELECT count(*) FROM samples s WHERE s.group_id = g.group_id) AS num_samples
     FROM groups g WHERE purpose = 'train' AND num_rollouts > 0
-        AND NOT EXISTS (SELECT 1 FROM samples s JOIN sample_uses u USING (sample_id) WHERE s.group_id = g.group_id);
+        AND NOT EXISTS (SELECT 1 FROM samples s JOIN sample_uses u USING (sample_id)
+            WHERE s.group_id = g.group_id);
 
 CREATE VIEW v_metrics AS
     -- every metric by step; of steps that were done twice, the last attempt's
-    SELECT stage, step, key, value, at, max(attempt) AS attempt FROM metrics GROUP BY stage, step, key;
+    SELECT stage, step, key, value, at, max(attempt) AS attempt
+    FROM metrics GROUP BY stage, step, key;
 
 CREATE VIEW v_idle AS
     -- share of each step in which trainer, replicas and judges had nothing to do
-    SELECT stage, step, substr(key, 6, instr(substr(key, 6), '/') - 1) AS role, value AS idle_share, at
+    SELECT stage, step, substr(key, 6, instr(substr(key, 6), '/') - 1) AS role,
+        value AS idle_share, at
     FROM v_metrics WHERE key LIKE 'idle/%/share';
 
 CREATE VIEW v_evaluations AS
     -- every evaluation, oldest first
-    SELECT stage, stage_index, step, policy_version, at, num_problems, num_samples, max_turns, pass_at_1, ci_low, ci_high,
+    SELECT stage, stage_index, step, policy_version, at, num_problems, num_samples, max_turns,
+        pass_at_1, ci_low, ci_high,
         pass_at_1_greedy, pass_at_1_multi, compile_rate, detail
     FROM evaluations ORDER BY at, evaluation_id;
 
@@ -173,13 +204,15 @@ CREATE VIEW v_pass_at_k AS
 CREATE VIEW v_eval_parts AS
     -- evaluations apart by family, level and turn
     SELECT e.stage, e.step, e.policy_version, substr(part.key, 4) AS part, item.key AS name,
-        json_extract(item.value, '$.num') AS num, json_extract(item.value, '$.pass_at_1') AS pass_at_1,
+        json_extract(item.value, '$.num') AS num,
+        json_extract(item.value, '$.pass_at_1') AS pass_at_1,
         json_extract(item.value, '$.compile_rate') AS compile_rate
     FROM evaluations e, json_each(e.detail) AS part, json_each(part.value) AS item
-    WHERE part.key IN ('by_family', 'by_level', 'by_turn') ORDER BY e.at, e.evaluation_id, part, name;
+    WHERE part.key IN ('by_family', 'by_level', 'by_turn')
+    ORDER BY e.at, e.evaluation_id, part, name;
 
 CREATE VIEW v_fast_p AS
-    -- fast_p of evaluations: share of first turns correct and more than p times as fast; null where untimed, but for p = 0
+    -- fast_p of evaluations: first turns correct and over p times as fast; untimed ones only p = 0
     SELECT stage, step, max_version AS policy_version, p.value AS p, count(*) AS num_turns,
         CASE WHEN p.value = 0 THEN avg(is_correct)
              WHEN sum(is_correct AND speedup IS NULL) > 0 THEN NULL
@@ -190,13 +223,15 @@ CREATE VIEW v_fast_p AS
 
 CREATE VIEW v_processes AS
     -- every child process with its attempt, how long it lived and why it ended
-    SELECT attempt, name, pid, devices, datetime(started_at, 'unixepoch') AS started, ended_at - started_at AS lived_s,
+    SELECT attempt, name, pid, devices, datetime(started_at, 'unixepoch') AS started,
+        ended_at - started_at AS lived_s,
         coalesce(reason, 'alive, or killed with its supervisor') AS reason, log_path
     FROM processes ORDER BY started_at;
 
 CREATE VIEW v_events AS
     -- what happened, in order, with readable times
-    SELECT event_id, attempt, datetime(at, 'unixepoch') AS time, kind, message, data, at FROM events ORDER BY event_id;
+    SELECT event_id, attempt, datetime(at, 'unixepoch') AS time, kind, message, data, at
+    FROM events ORDER BY event_id;
 """
 
 VIEWS = TURN_VIEWS + TRAINING_VIEWS

@@ -1,7 +1,8 @@
 """Schema versions: which one a database has, bringing it to ours, refusing a newer one.
 
-Called by the writer (migrate) and the reader (check). Migrations are numbered by position, counted in `PRAGMA
-user_version`, each in one transaction, forward only. Plain sqlite3: sqlite-utils takes 0.78 s to import.
+Called by the writer (migrate) and the reader (check). Migrations are numbered by position, counted
+in `PRAGMA user_version`, each in one transaction, forward only. Plain sqlite3: sqlite-utils takes
+0.78 s to import.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ RUN_VERSION = len(RUN_MIGRATIONS)
 
 
 def check_version(connection: sqlite3.Connection, *, path: Path, known: int = RUN_VERSION) -> int:
-    """The database's schema version. Raises ConfigError for one that is newer than ours or not a database of ours."""
+    """The database's schema version. Raises ConfigError for one that is newer than ours or not a
+    database of ours.
+    """
     found = connection.execute("PRAGMA user_version").fetchone()[0]
     if found > known:
         raise ConfigError(
@@ -37,7 +40,9 @@ def check_version(connection: sqlite3.Connection, *, path: Path, known: int = RU
 def migrate(
     connection: sqlite3.Connection, *, path: Path, migrations: tuple[str, ...], views: str = ""
 ) -> None:
-    """Brings a database to our version. Raises ConfigError before anything is written where it is newer."""
+    """Brings a database to our version. Raises ConfigError before anything is written where it is
+    newer.
+    """
     found = check_version(connection, path=path, known=len(migrations))
     for number, script in enumerate(migrations[found:], start=found + 1):
         _run(

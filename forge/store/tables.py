@@ -1,7 +1,9 @@
-"""The schema: every table with a line per column, kept inside the databases themselves (`forge sql RUN` prints it).
+"""The schema: every table with a line per column, kept inside the databases themselves (`forge sql
+RUN` prints it).
 
-Applied by `store.schema`. Times are Unix seconds (UTC), booleans 0 or 1, shares 0 to 1. A turn is named by
-(group_id, rollout, turn) and printed `g12.r3.t1`. Nothing is ever deleted; a resumed run adds rows with its attempt.
+Applied by `store.schema`. Times are Unix seconds (UTC), booleans 0 or 1, shares 0 to 1. A turn is
+named by (group_id, rollout, turn) and printed `g12.r3.t1`. Nothing is ever deleted; a resumed run
+adds rows with its attempt.
 """
 
 RUN_TABLES_1 = """
@@ -47,7 +49,7 @@ CREATE TABLE events (
     event_id INTEGER PRIMARY KEY,
     attempt INTEGER,
     at REAL NOT NULL,
-    kind TEXT NOT NULL,              -- stage_start, stage_end, no_signal, child_restart, checkpoint, ...
+    kind TEXT NOT NULL,              -- stage_start, stage_end, no_signal, checkpoint, ...
     message TEXT NOT NULL,
     data TEXT NOT NULL               -- JSON
 );
@@ -58,7 +60,7 @@ CREATE TABLE texts (
     text_id INTEGER PRIMARY KEY,
     sha256 BLOB NOT NULL UNIQUE,
     num_bytes INTEGER NOT NULL,      -- of the text in UTF-8, before compression
-    body NOT NULL                    -- TEXT, or a zstd frame: read it with text(body) or through a view
+    body NOT NULL                    -- TEXT, or a zstd frame: text(body) or a view reads it
 );
 
 CREATE TABLE problems (
@@ -129,12 +131,12 @@ CREATE TABLE verdicts (
     group_id INTEGER NOT NULL,
     rollout INTEGER NOT NULL,
     turn INTEGER NOT NULL,
-    status TEXT NOT NULL,            -- correct wrong compile_error runtime_error timeout rejected infra_error needs_gpu
+    status TEXT NOT NULL,            -- correct, wrong, compile_error, ... (records.Status)
     reason TEXT NOT NULL,            -- stable code: ok, mismatch, not_triton, ...
     detail_id INTEGER,               -- texts: traceback, first mismatch, statistics
     is_compiled INTEGER NOT NULL,    -- its own kernel launched and wrote its output
     num_launches INTEGER NOT NULL,   -- kernels in one forward
-    speedup REAL,                    -- baseline_us / candidate_us; null where nothing was timed, as all below
+    speedup REAL,                    -- baseline_us / candidate_us; null if untimed, as all below
     speedup_low REAL,                -- lower end of its interval: what the reward uses
     candidate_us REAL,
     baseline_us REAL,
@@ -227,7 +229,7 @@ CREATE TABLE evaluations (
 
 TOKEN_TABLES_1 = """
 CREATE TABLE tokens (
-    -- exact tokens of each turn, as the engine saw and sampled them; [store] keep_tokens says what stays
+    -- exact tokens of each turn, as sampled; [store] keep_tokens says what stays
     group_id INTEGER NOT NULL,
     rollout INTEGER NOT NULL,
     turn INTEGER NOT NULL,

@@ -1,9 +1,10 @@
 """The one writer of a run: `put` hands records to a thread, `flush` returns when they are on disk.
 
-Opened by the supervisor; nobody else opens the databases read-write. What a `put` holds is one transaction, committed with
-its neighbours at 64 records or 100 ms, and at once when it changes the state of the run. Promises: a row whose flush
-returned survives kill -9 and power loss (WAL, synchronous=FULL); the event loop never waits for the disk; after a full
-disk or an I/O error every later put and flush raises MachineError and what was committed stays.
+Opened by the supervisor; nobody else opens the databases read-write. What a `put` holds is one
+transaction, committed with its neighbours at 64 records or 100 ms, and at once when it changes the
+state of the run. Promises: a row whose flush returned survives kill -9 and power loss (WAL,
+synchronous=FULL); the event loop never waits for the disk; after a full disk or an I/O error every
+later put and flush raises MachineError and what was committed stays.
 
     put ──queue (bounded)──▶ thread: encode, upsert ──▶ tokens.db, then run.db   ──▶ flush returns
 """
@@ -52,7 +53,9 @@ COMMIT_RECORDS = 64
 """Measured: 25,600 rows a second; one row a commit gives a twentieth of that."""
 COMMIT_AFTER_S = 0.1
 QUEUE_PUTS = 1024
-"""Puts that wait for the thread; about 20 MB of turns. A full queue makes `put` wait, off the loop."""
+"""Puts that wait for the thread; about 20 MB of turns. A full queue makes `put` wait, off the
+loop.
+"""
 SILENT_AFTER_S = 60.0
 """A writer that takes longer for a queue or a flush hangs in the disk."""
 DISK_CHECK_S = 1.0
@@ -96,10 +99,11 @@ class Writer:
         self._limiter = anyio.CapacityLimiter(8)
 
     async def put(self, *records: Record) -> None:
-        """Queues records; those of one call are committed together or not at all. Idempotent by key (events apart).
+        """Queues records; those of one call are committed together or not at all. Idempotent by key
+        (events apart).
 
-        Raises MachineError after the disk failed, and, with the records still written, once it has less than
-        `[store] min_free_bytes`.
+        Raises MachineError after the disk failed, and, with the records still written, once it has
+        less than `[store] min_free_bytes`.
         """
         self._thread.check(records)
         try:
@@ -112,7 +116,9 @@ class Writer:
             self._thread.check_disk()
 
     async def flush(self) -> None:
-        """Returns when everything put before is committed. Raises MachineError where it could not be."""
+        """Returns when everything put before is committed. Raises MachineError where it could not
+        be.
+        """
         done: Future[None] = Future()
         self._thread.check(())
         await self._wait(
@@ -125,19 +131,22 @@ class Writer:
             await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._limiter)
         except (queue.Full, FutureTimeout) as error:
             raise Stalled(
-                f"{self._thread.paths.run_db}: the writer was silent for {SILENT_AFTER_S:.0f} s, asked to {asked}"
+                f"{self._thread.paths.run_db}: the writer was silent for {SILENT_AFTER_S:.0f} s, "
+                f"asked to {asked}"
             ) from error
 
 
 @asynccontextmanager
 async def open_writer(
-    run_dir: Path, table: StoreOptions, *, clock: Callable[[], float] = time.time
+    run: Path | RunPaths, table: StoreOptions, *, clock: Callable[[], float] = time.time
 ) -> AsyncIterator[Writer]:
-    """Opens (makes, migrates) run.db and tokens.db and starts the writer; leaving commits all and ends it.
+    """Opens (makes, migrates) run.db and tokens.db and starts the writer; leaving commits all and
+    ends it.
 
     Raises ConfigError on a newer schema and MachineError where the databases cannot be written.
     """
-    thread = _WriterThread(RunPaths(Path(run_dir)), table, clock=clock)
+    paths = run if isinstance(run, RunPaths) else RunPaths(Path(run))
+    thread = _WriterThread(paths, table, clock=clock)
     writer = Writer(thread)
     thread.start()
     await writer._wait(lambda: thread.opened.result(SILENT_AFTER_S), "open")
@@ -178,7 +187,9 @@ class _WriterThread:
             raise queue.Full
 
     def check(self, records: tuple[Record, ...]) -> None:
-        """Raises what made the writer stop, or TypeError for something that is no record, in the caller's place."""
+        """Raises what made the writer stop, or TypeError for something that is no record, in the
+        caller's place.
+        """
         if self.failure is not None:
             raise self.failure
         for record in records:
@@ -213,8 +224,10 @@ class _WriterThread:
         if self.paths.experiment.exists():
             experiment = self.paths.experiment.read_text(encoding="utf-8")
         self._run.execute(
-            "INSERT INTO runs VALUES (?, 'experiment', ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET "
-            "experiment = coalesce(nullif(excluded.experiment, ''), experiment), texts = excluded.texts",
+            "INSERT INTO runs VALUES (?, 'experiment', ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE "
+            "SET "
+            "experiment = coalesce(nullif(excluded.experiment, ''), experiment), texts = "
+            "excluded.texts",
             (self.paths.name, self._clock(), experiment, __version__, self._table.texts),
         )
         encoder = Encoder(texts=self._table.texts)
@@ -295,7 +308,8 @@ class _WriterThread:
             error, sqlite3.IntegrityError | sqlite3.ProgrammingError
         ):
             return MachineError(
-                f"{self.paths.run_db}: cannot write: {error}; {_free_bytes(self.paths.root) // 1_000_000} MB free; "
+                f"{self.paths.run_db}: cannot write: {error}; "
+                f"{_free_bytes(self.paths.root) // 1_000_000} MB free; "
                 f'what was recorded is kept, "forge resume {self.paths.name}" continues'
             )
         return error
@@ -309,8 +323,10 @@ class _WriterThread:
         self._low_disk = None
         if free < least:
             self._low_disk = (
-                f"{self.paths.root}: disk nearly full: {free // 1_000_000} MB free, [store] min_free_bytes is "
-                f'{least // 1_000_000} MB; nothing is lost, "forge resume {self.paths.name}" continues'
+                f"{self.paths.root}: disk nearly full: {free // 1_000_000} MB free, [store] "
+                "min_free_bytes is "
+                f'{least // 1_000_000} MB; nothing is lost, "forge resume {self.paths.name}" '
+                "continues"
             )
 
     def _close(self) -> None:

@@ -1,1 +1,3 @@
-"""What a person asks of a run: plain functions that return data, and for each a render function for the terminal."""
+"""What a person asks of a run: plain functions that return data, and for each a render function
+for the terminal.
+"""

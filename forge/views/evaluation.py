@@ -1,7 +1,9 @@
-"""From played groups to an Evaluation: the figures that the three evaluations of a run are compared by.
+"""From played groups to an Evaluation: the figures that the three evaluations of a run are compared
+by.
 
-Called by the runner when an evaluation has been played (in a worker thread: the bootstrap takes some 50 ms), and by
-whoever recomputes one from stored turns. Promise: a turn that failed for our reasons counts neither for nor against.
+Called by the runner when an evaluation has been played (in a worker thread: the bootstrap takes
+some 50 ms), and by whoever recomputes one from stored turns. Promise: a turn that failed for our
+reasons counts neither for nor against.
 """
 
 from __future__ import annotations
@@ -26,10 +28,11 @@ def evaluate_groups(
     max_turns: int,
     at: float,
 ) -> Evaluation:
-    """Computes an evaluation; pass@1 counts first turns at temperature 1, greedy rollouts are apart.
+    """Computes an evaluation; pass@1 counts first turns at temperature 1, greedy rollouts are
+    apart.
 
-    Groups are those played for evaluation, of one policy; all problems they name must be given. Where nothing could be
-    judged, the rates are 0 with the interval 0..1.
+    Groups are those played for evaluation, of one policy; all problems they name must be given.
+    Where nothing could be judged, the rates are 0 with the interval 0..1.
     """
     by_id = {problem.problem_id: problem for problem in problems}
     sampled: Rollouts = []
@@ -171,7 +174,9 @@ def _part(turns: list[tuple[Problem, Turn]]) -> dict[str, Any]:
 
 
 def _by_turn(rollouts: Rollouts) -> dict[str, dict[str, Any]]:
-    """Turn t: of the rollouts that came to it, how many were correct there; and of all, how many by then."""
+    """Turn t: of the rollouts that came to it, how many were correct there; and of all, how many
+    by then.
+    """
     counted = [trajectory for _, trajectory in rollouts if _multi_counts(trajectory)]
     out: dict[str, dict[str, Any]] = {}
     for number in range(max((len(t.turns) for t in counted), default=0)):

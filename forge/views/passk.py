@@ -1,8 +1,10 @@
-"""pass@k, its interval, and the paired comparison of two evaluations. Pure Python, seeded, no run needed.
+"""pass@k, its interval, and the paired comparison of two evaluations. Pure Python, seeded, no run
+needed.
 
-pass@k is the unbiased estimate of arXiv 2107.03374: of n samples with c correct, the chance that k drawn without
-replacement hold a correct one, 1 − C(n−c, k) / C(n, k); averaged over problems. Samples of one problem are not
-independent, so intervals resample problems, not samples (cluster bootstrap, percentiles).
+pass@k is the unbiased estimate of arXiv 2107.03374: of n samples with c correct, the chance that k
+drawn without replacement hold a correct one, 1 − C(n−c, k) / C(n, k); averaged over problems.
+Samples of one problem are not independent, so intervals resample problems, not samples (cluster
+bootstrap, percentiles).
 """
 
 from __future__ import annotations
@@ -48,10 +50,11 @@ def estimate_pass_at_k(tallies: Sequence[Tally], k: int, *, seed: int = 0) -> Es
 
 
 def estimate_mean(values: Sequence[float], *, seed: int = 0) -> Estimate | None:
-    """Mean of one number in 0..1 a problem, with its cluster-bootstrap interval; None for no problems.
+    """Mean of one number in 0..1 a problem, with its cluster-bootstrap interval; None for no
+    problems.
 
-    Where all problems agree on 0 or 1 every resample does too: the open end is then the exact binomial bound with
-    problems as trials (0 of 64: at most 5.6 %).
+    Where all problems agree on 0 or 1 every resample does too: the open end is then the exact
+    binomial bound with problems as trials (0 of 64: at most 5.6 %).
     """
     if not values:
         return None
@@ -83,7 +86,9 @@ class Difference:
 def compare_paired(
     a: Mapping[str, Tally], b: Mapping[str, Tally], *, k: int = 1, seed: int = 0
 ) -> Difference | None:
-    """How much better b is at pass@k, problem by problem: pairing removes what is hard for both. None without common ones."""
+    """How much better b is at pass@k, problem by problem: pairing removes what is hard for both.
+    None without common ones.
+    """
     both = [name for name in sorted(a.keys() & b.keys()) if min(a[name].num, b[name].num) >= k]
     if not both:
         return None

@@ -8,10 +8,12 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge.store.layout import is_owned
-from forge.store.reader import RunReader
+
+if TYPE_CHECKING:
+    from forge.store.reader import RunReader
 
 RATE_WINDOW_S = 30.0
 """Rates are over the turns of so many seconds before the last one."""
@@ -54,13 +56,16 @@ class Progress:
 
 
 def load_progress(reader: RunReader, *, now: float) -> Progress:
-    """Reads where the run stands. `now` is Unix seconds: a rate of a run that went silent is None, not its last one."""
+    """Reads where the run stands. `now` is Unix seconds: a rate of a run that went silent is None,
+    not its last one.
+    """
     stages = load_stages(reader)
     stage = _current_stage(reader)
     known = stages[stage] if stage is not None and stage < len(stages) else {}
     played = reader.one(
         "SELECT reward, pass_rate FROM v_steps WHERE stage = ? AND step = "
-        "(SELECT max(step) FROM groups WHERE stage = ?1 AND purpose = 'train' AND num_rollouts > 0)",
+        "(SELECT max(step) FROM groups WHERE stage = ?1 AND purpose = 'train' AND num_rollouts > "
+        "0)",
         (stage,),
     )
     step = reader.value("SELECT max(step) FROM metrics WHERE stage = ?", (stage,))
@@ -119,7 +124,8 @@ def load_idle(reader: RunReader, *, stage: int | None, step: int | None) -> dict
 
 def _current_stage(reader: RunReader) -> int | None:
     started = reader.value(
-        "SELECT json_extract(data, '$.stage') FROM events WHERE kind = 'stage_start' ORDER BY event_id DESC LIMIT 1"
+        "SELECT json_extract(data, '$.stage') FROM events WHERE kind = 'stage_start' ORDER BY "
+        "event_id DESC LIMIT 1"
     )
     if started is not None:
         return started
@@ -129,7 +135,8 @@ def _current_stage(reader: RunReader) -> int | None:
 def _rates(reader: RunReader, *, now: float) -> tuple[float | None, float | None]:
     """(completion tokens, verdicts) a second over the last window."""
     row = reader.one(
-        "SELECT count(*) AS turns, sum(num_completion_tokens) AS tokens, min(recorded_at) AS since FROM "
+        "SELECT count(*) AS turns, sum(num_completion_tokens) AS tokens, min(recorded_at) AS since "
+        "FROM "
         "(SELECT * FROM turns ORDER BY turn_row DESC LIMIT 4096) WHERE recorded_at > ?",
         (now - RATE_WINDOW_S,),
     )
@@ -145,7 +152,8 @@ def _eta_s(
     if step is None or num_steps is None:
         return None
     rows = reader.rows(
-        "SELECT step, max(at) AS at FROM metrics WHERE stage = ? AND attempt = (SELECT max(attempt) FROM metrics "
+        "SELECT step, max(at) AS at FROM metrics WHERE stage = ? AND attempt = (SELECT "
+        "max(attempt) FROM metrics "
         "WHERE stage = ?1) GROUP BY step ORDER BY step DESC LIMIT ?2",
         (stage, ETA_STEPS + 1),
     )

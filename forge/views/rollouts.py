@@ -1,4 +1,5 @@
-"""`forge rollouts RUN`: rollouts found by problem, status and step, and their conversations to read.
+"""`forge rollouts RUN`: rollouts found by problem, status and step, and their conversations to
+read.
 
 Texts come from a model: they are shown through `terminal.printable`, never obeyed.
 """
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 _TURN_COLUMNS = (
-    "turn_id, group_id, rollout, turn, stage, step, purpose, is_greedy, problem_id, status, reason, is_compiled, "
-    "reward, discounted_return, speedup, num_launches, num_prompt_tokens, num_completion_tokens, finish, "
+    "turn_id, group_id, rollout, turn, stage, step, purpose, is_greedy, problem_id, status, "
+    "reason, is_compiled, "
+    "reward, discounted_return, speedup, num_launches, num_prompt_tokens, num_completion_tokens, "
+    "finish, "
     "min_version, max_version, ended, reward_terms, prompt, completion, code, detail, feedback"
 )
 
@@ -42,7 +45,9 @@ class Filter:
 
 
 def load_rollouts(reader: RunReader, wanted: Filter) -> list[dict[str, Any]]:
-    """One dictionary a rollout, with its turns, texts included. Raises ConfigError on a status that does not exist."""
+    """One dictionary a rollout, with its turns, texts included. Raises ConfigError on a status
+    that does not exist.
+    """
     _check(wanted)
     order = (
         "best_reward DESC, best_speedup DESC NULLS LAST, group_id, rollout"
@@ -51,7 +56,8 @@ def load_rollouts(reader: RunReader, wanted: Filter) -> list[dict[str, Any]]:
     )
     found = reader.rows(
         "SELECT t.group_id, t.rollout, max(t.turn_row) AS last, max(t.reward) AS best_reward, "
-        "max(v.speedup) AS best_speedup FROM turns t JOIN verdicts v USING (group_id, rollout, turn) "
+        "max(v.speedup) AS best_speedup FROM turns t JOIN verdicts v USING (group_id, rollout, "
+        "turn) "
         "LEFT JOIN groups g USING (group_id) LEFT JOIN trajectories r USING (group_id, rollout) "
         "WHERE (:problem IS NULL OR coalesce(g.problem_id, r.problem_id) GLOB :problem) "
         "AND (:step IS NULL OR g.step = :step) AND (:stage IS NULL OR g.stage = :stage) "
@@ -130,7 +136,9 @@ def render_list(rollouts: list[dict[str, Any]]) -> RichTable:
 
 
 def render_turns(rollouts: list[dict[str, Any]]) -> RichGroup:
-    """Conversations to read: prompt once, then each answer, what the judge said and what the model was told."""
+    """Conversations to read: prompt once, then each answer, what the judge said and what the model
+    was told.
+    """
     from rich.console import Group as RichGroup
     from rich.rule import Rule
     from rich.text import Text
@@ -153,7 +161,8 @@ def _turn_parts(turn: dict[str, Any]) -> list[Any]:
 
     reward = "not scored" if turn["reward"] is None else f"reward {turn['reward']:.3f}"
     line = (
-        f"{turn['turn_id']}: {turn['status']} ({turn['reason']}), {reward}, {turn['num_completion_tokens']} tokens, "
+        f"{turn['turn_id']}: {turn['status']} ({turn['reason']}), {reward}, "
+        f"{turn['num_completion_tokens']} tokens, "
         f"{turn['finish']}, policy {turn['min_version']}"
     )
     parts = [

@@ -1,4 +1,5 @@
-"""`forge show RUN`: what came out of a run, for people as tables and for programs as one JSON object.
+"""`forge show RUN`: what came out of a run, for people as tables and for programs as one JSON
+object.
 
 `load_show` is the one source of both, so they cannot disagree.
 """
@@ -7,9 +8,10 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge.store.reader import RunReader
+from forge.store.reader import RunReader, open_run
 from forge.views.progress import load_progress, load_stages
 from forge.views.terminal import percent, printable, printable_values
 
@@ -17,9 +19,19 @@ if TYPE_CHECKING:
     from rich.console import Group as RichGroup
     from rich.table import Table as RichTable
 
+    from forge.store.layout import RunPaths
+
+
+def show_run(run: str | Path | RunPaths, *, store_dir: Path = Path("runs")) -> dict[str, Any]:
+    """`load_show` of a run by path, name, `name-n` or `last`."""
+    with open_run(run, store_dir=store_dir) as reader:
+        return load_show(reader)
+
 
 def load_show(reader: RunReader) -> dict[str, Any]:
-    """A JSON object: name, state, stages, evaluations (oldest first), best kernel, counters, idle shares."""
+    """A JSON object: name, state, stages, evaluations (oldest first), best kernel, counters, idle
+    shares.
+    """
     progress = load_progress(reader, now=time.time())
     return {
         "name": reader.paths.name,
@@ -60,11 +72,8 @@ def load_attempts(reader: RunReader) -> list[dict[str, Any]]:
 
 
 def load_best_kernel(reader: RunReader) -> dict[str, Any] | None:
-    """The best of all problems by the rule of v_best_kernels; untimed ones prefer the harder problem."""
-    return reader.one(
-        "SELECT * FROM v_best_kernels ORDER BY speedup_low DESC NULLS LAST, level DESC, num_launches, "
-        "num_characters, problem_id LIMIT 1"
-    )
+    """The best of all problems by the rule of v_best_kernels; untimed ones prefer the harder one."""
+    return reader.one("SELECT * FROM v_best_kernels WHERE purpose <> 'chat' ORDER BY rank LIMIT 1")
 
 
 def load_counters(reader: RunReader) -> dict[str, int]:
@@ -93,8 +102,10 @@ def render_show(data: dict[str, Any]) -> RichGroup:
         Text(f"{data['name']}: {data['state']}", style="bold"),
         Text(f"stages: {stages}"),
         Text(
-            f"{counters['groups']} groups, {counters['rollouts']} rollouts, {counters['turns']} turns, "
-            f"{counters['completion_tokens']} tokens generated, {counters['trained_samples']} samples trained"
+            f"{counters['groups']} groups, {counters['rollouts']} rollouts, {counters['turns']} "
+            "turns, "
+            f"{counters['completion_tokens']} tokens generated, {counters['trained_samples']} "
+            "samples trained"
         ),
         Text("verdicts: " + (", ".join(f"{k} {v}" for k, v in data["verdicts"].items()) or "none")),
     ]
@@ -114,7 +125,8 @@ def render_show(data: dict[str, Any]) -> RichGroup:
         parts += [
             Text(""),
             Text(
-                f"best kernel: {best['problem_id']}, {speed}, {best['turn_id']} (by {best['chosen_by']})"
+                f"best kernel: {best['problem_id']}, {speed}, {best['turn_id']} (by "
+                f"{best['ranked_by']})"
             ),
             Syntax(printable(best["code"] or ""), "python", background_color="default"),
         ]
@@ -159,7 +171,8 @@ def render_evaluations(evaluations: list[dict[str, Any]]) -> RichTable:
 def _stages(reader: RunReader) -> list[dict[str, Any]]:
     """Index, name, kind and state (waiting, started, done) of each stage."""
     marks = reader.rows(
-        "SELECT json_extract(data, '$.stage') AS stage, max(kind = 'stage_end') AS is_done FROM events "
+        "SELECT json_extract(data, '$.stage') AS stage, max(kind = 'stage_end') AS is_done FROM "
+        "events "
         "WHERE kind IN ('stage_start', 'stage_end') GROUP BY 1"
     )
     states = {row["stage"]: "done" if row["is_done"] else "started" for row in marks}

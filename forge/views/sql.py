@@ -1,6 +1,7 @@
 """`forge sql RUN "select …"`: any question, read-only; without one, what there is to ask.
 
-A mistake in the query is one ConfigError line. Called by the CLI; the functions return data or a renderable.
+A mistake in the query is one ConfigError line. Called by the CLI; the functions return data or a
+renderable.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def run_named(reader: RunReader, name: str) -> Table:
 def list_relations(reader: RunReader) -> list[Relation]:
     """Views first, then tables; the comments come out of the schema itself."""
     rows = reader.rows(
-        "SELECT name, type, sql FROM main.sqlite_master WHERE type IN ('view', 'table') AND name NOT LIKE 'sqlite_%' "
+        "SELECT name, type, sql FROM main.sqlite_master WHERE type IN ('view', 'table') AND name "
+        "NOT LIKE 'sqlite_%' "
         "ORDER BY type DESC, name"
     )
     return [

@@ -1,8 +1,8 @@
 """Showing a model's words on a terminal without obeying them.
 
-Every view that prints stored text calls `printable`: a completion may hold escape sequences that move the cursor, set
-the title or write to the clipboard, and marks that reverse the order of letters. Rich markup is never parsed: texts are
-wrapped in `rich.text.Text`.
+Every view that prints stored text calls `printable`: a completion may hold escape sequences that
+move the cursor, set the title or write to the clipboard, and marks that reverse the order of
+letters. Rich markup is never parsed: texts are wrapped in `rich.text.Text`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ _BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\
 
 
 def printable(text: str) -> str:
-    """The text with control characters made visible: ESC as `␛`, C1 controls and direction marks as `\\x9b`, `\\u202e`."""
+    """The text with control characters made visible: ESC as `␛`, C1 controls and direction marks
+    as `\\x9b`, `\\u202e`.
+    """
     if text.isprintable():
         return text
     return "".join(character if _is_safe(character) else _visible(character) for character in text)

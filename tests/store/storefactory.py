@@ -30,6 +30,7 @@ from forge.records import (
     Turn,
     Verdict,
 )
+from forge.store.writer import open_writer
 
 EXPERIMENT = """name = "toy"
 [model]
@@ -254,7 +255,9 @@ def evaluation(
 
 
 def small_run(seed: int = 0) -> list:
-    """Every record type, in the order in which a run writes them: one evaluation, three steps of two groups."""
+    """Every record type, in the order in which a run writes them: one evaluation, three steps of
+    two groups.
+    """
     rng = random.Random(seed)
     out: list = [
         attempt(),
@@ -309,14 +312,17 @@ def small_run(seed: int = 0) -> list:
     return out
 
 
+def make_root(root: Path) -> None:
+    """The run directory as the runner makes it: the resolved experiment is there first."""
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "experiment.toml").write_text(EXPERIMENT)
+
+
 async def write_run(
     root: Path, records: list, *, texts: str = "plain", keep_tokens: str = "all"
 ) -> Path:
     """Makes a run directory at `root` holding these records."""
-    from forge.store.writer import open_writer
-
-    root.mkdir(parents=True, exist_ok=True)
-    (root / "experiment.toml").write_text(EXPERIMENT)
+    make_root(root)
     async with open_writer(root, Options(texts=texts, keep_tokens=keep_tokens)) as writer:
         await writer.put(*records)
         await writer.flush()

@@ -1,0 +1,109 @@
+"""The run directory: numbers, finding, owning."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from forge.errors import ConfigError, MachineError
+from forge.store.layout import (
+    RunPaths,
+    create_run,
+    find_run,
+    is_owned,
+    next_attempt,
+    open_run_lock,
+    read_status,
+    write_status,
+)
+
+
+def make_run(store: Path, name: str) -> RunPaths:
+    paths = create_run(name, store_dir=store)
+    paths.run_db.touch()
+    return paths
+
+
+def test_runs_that_start_at_once_get_numbers_of_their_own(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(16) as pool:
+        runs = list(pool.map(lambda _: create_run("toy", store_dir=tmp_path), range(32)))
+    assert sorted(run.name for run in runs) == sorted(f"toy-{n}" for n in range(1, 33))
+
+
+def test_a_name_with_a_number_in_it_counts_apart(tmp_path: Path) -> None:
+    assert create_run("toy-2", store_dir=tmp_path).name == "toy-2-1"
+    assert create_run("toy", store_dir=tmp_path).name == "toy-1"
+
+
+def test_a_run_is_found_by_path_name_number_and_last(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path, "toy") for _ in range(11)]
+    other = make_run(tmp_path, "other")
+    for offset, run in enumerate([*runs, other]):
+        os.utime(run.run_db, (1_000 + offset, 1_000 + offset))
+    assert find_run(str(runs[3].root), store_dir=tmp_path) == runs[3]
+    assert find_run("toy-4", store_dir=tmp_path) == runs[3]
+    assert find_run("toy", store_dir=tmp_path) == runs[10]
+    assert find_run("last", store_dir=tmp_path) == other
+
+
+def test_an_unknown_run_is_one_line_with_a_suggestion(tmp_path: Path) -> None:
+    make_run(tmp_path, "quickstart")
+    with pytest.raises(ConfigError, match=r"quikstart-1: no such run; did you mean quickstart-1\?"):
+        find_run("quikstart-1", store_dir=tmp_path)
+    with pytest.raises(ConfigError, match="holds no runs"):
+        find_run("last", store_dir=tmp_path / "none")
+
+
+def test_a_store_that_cannot_be_written_is_the_machines_fault(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(MachineError, match="cannot make a run directory"):
+        create_run("toy", store_dir=tmp_path / "file")
+
+
+def test_a_run_has_one_owner_and_the_lock_ends_with_its_process(tmp_path: Path) -> None:
+    paths = create_run("toy", store_dir=tmp_path)
+    code = (
+        "import sys, time, pathlib; from forge.store.layout import *\n"
+        "with open_run_lock(RunPaths(pathlib.Path(sys.argv[1]))): print('mine', flush=True); "
+        "time.sleep(60)"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(paths.root)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "mine\n"
+        assert is_owned(paths)
+        with pytest.raises(ConfigError, match=f"already running as pid {holder.pid}"):
+            open_run_lock(paths).__enter__()
+    finally:
+        holder.send_signal(signal.SIGKILL)
+        holder.communicate()
+    assert not is_owned(paths)
+    with open_run_lock(paths):
+        assert is_owned(paths)
+    assert not is_owned(paths)
+
+
+def test_status_is_read_as_it_was_written(tmp_path: Path) -> None:
+    paths = create_run("toy", store_dir=tmp_path)
+    assert read_status(paths) == {}
+    write_status(paths, {"step": 1})
+    write_status(paths, {"step": 2})
+    assert read_status(paths) == {"step": 2}
+    assert [entry for entry in os.listdir(paths.root) if entry.startswith(".")] == []
+
+
+def test_attempts_count_up_and_latest_points_at_the_newest(tmp_path: Path) -> None:
+    paths = create_run("toy", store_dir=tmp_path)
+    assert next_attempt(paths) == 1
+    paths.logs(1)
+    paths.logs(2)
+    assert next_attempt(paths) == 3
+    assert (paths.root / "logs" / "latest").resolve() == paths.logs(2)

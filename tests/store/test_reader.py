@@ -1,0 +1,160 @@
+"""Reading: read-only, decoded, also through stock sqlite3."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+from pathlib import Path
+
+import anyio
+import pytest
+
+import forge
+from forge.errors import ConfigError
+from forge.store.reader import open_run
+from forge.store.run_views import VIEWS
+from tests.store.storefactory import small_run, turn, write_run
+
+
+@pytest.fixture(scope="module")
+def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    base = tmp_path_factory.mktemp("runs")
+    out = {texts: base / texts / "toy-1" for texts in ("plain", "zstd")}
+    for texts, root in out.items():
+        anyio.run(lambda root=root, texts=texts: write_run(root, small_run(), texts=texts))
+    return out
+
+
+def view_names() -> list[str]:
+    return [line.split()[2] for line in VIEWS.splitlines() if line.startswith("CREATE VIEW")]
+
+
+@pytest.mark.parametrize("texts", ["plain", "zstd"])
+@pytest.mark.parametrize("view", view_names())
+def test_every_view_answers_and_has_a_comment(
+    roots: dict[str, Path], view: str, texts: str
+) -> None:
+    with open_run(roots[texts]) as reader:
+        rows = reader.rows(f"SELECT * FROM {view}")
+        sql = reader.value("SELECT sql FROM main.sqlite_master WHERE name = ?", (view,))
+    assert rows or view == "v_judge_noise"
+    assert not any(isinstance(value, bytes) for row in rows for value in row.values())
+    assert "--" in sql.splitlines()[1]
+
+
+def test_compressed_and_plain_runs_read_alike(roots: dict[str, Path]) -> None:
+    query = "SELECT turn_id, prompt, completion, code, detail, feedback FROM v_turns"
+    answers = []
+    for root in roots.values():
+        with open_run(root) as reader:
+            answers.append(reader.rows(query))
+    assert answers[0] == answers[1]
+    assert "@triton.jit" in answers[0][0]["code"]
+
+
+def test_a_compressed_run_is_searched_by_its_words(roots: dict[str, Path]) -> None:
+    with open_run(roots["zstd"]) as reader:
+        assert reader.value("SELECT count(*) FROM v_turns WHERE code LIKE '%kernel_2_0_%'") == 2
+        assert reader.value("SELECT text(prompt_id) FROM turns") == "Write a kernel for softmax."
+        body = reader.value("SELECT body FROM main.texts LIMIT 1")
+    assert isinstance(body, bytes)
+
+
+@pytest.mark.parametrize("view", view_names())
+def test_stock_sqlite3_reads_every_view_of_a_plain_run(roots: dict[str, Path], view: str) -> None:
+    program = shutil.which("sqlite3")
+    query = f"SELECT * FROM {view}"
+    path = roots["plain"] / "run.db"
+    if program is None:
+        connection = sqlite3.connect(path)
+        connection.execute(query).fetchall()
+        connection.close()
+        return
+    done = subprocess.run(
+        [program, "-readonly", str(path), query], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "DELETE FROM turns",
+        "UPDATE turns SET reward = 1",
+        "DROP TABLE turns",
+        "PRAGMA journal_mode = DELETE",
+        "ATTACH 'other.db' AS other",
+        "VACUUM",
+    ],
+)
+def test_a_reader_cannot_write(roots: dict[str, Path], query: str) -> None:
+    with open_run(roots["plain"]) as reader, pytest.raises(sqlite3.DatabaseError):
+        reader.query(query)
+
+
+def test_another_run_is_attached_read_only(roots: dict[str, Path]) -> None:
+    other = roots["zstd"] / "run.db"
+    with open_run(roots["plain"]) as reader:
+        reader.query(f"ATTACH 'file:{other}?mode=ro' AS b")
+        assert reader.value("SELECT count(*) FROM b.turns") == 24
+
+
+def test_the_best_kernel_is_the_fastest_then_the_fewest_launches_then_the_shortest(
+    tmp_path: Path,
+) -> None:
+    from tests.store.storefactory import timing
+
+    root = tmp_path / "toy-1"
+    untimed = [
+        turn(0, 0, code="a" * 50, num_launches=2),
+        turn(0, 1, code="b" * 90, num_launches=1),
+        turn(0, 2, code="c" * 80, num_launches=1),
+    ]
+    anyio.run(write_run, root, untimed)
+    with open_run(root) as reader:
+        best = reader.one("SELECT turn_id, ranked_by FROM v_best_kernels")
+    assert best == {"turn_id": "g0.r2.t0", "ranked_by": "fewest launches, then shortest source"}
+    timed = [turn(0, 3, speed=timing(1.5), num_launches=3), turn(0, 4, speed=timing(1.2))]
+    anyio.run(write_run, root, timed)
+    with open_run(root) as reader:
+        best = reader.one("SELECT turn_id, ranked_by FROM v_best_kernels")
+    assert best == {"turn_id": "g0.r3.t0", "ranked_by": "speedup_low"}
+
+
+def test_steps_and_failures_count_what_was_stored(roots: dict[str, Path]) -> None:
+    with open_run(roots["plain"]) as reader:
+        steps = reader.rows("SELECT * FROM v_steps")
+        failures = reader.rows("SELECT * FROM v_failures WHERE purpose = 'train' AND step = 1")
+    assert [row["step"] for row in steps] == [1, 2, 3]
+    assert all(row["num_groups"] == 2 and row["num_turns"] == 6 for row in steps)
+    assert all(row["pass_rate"] == 0.0 and row["pass_rate_multi"] == 0.5 for row in steps)
+    assert sum(row["num_turns"] for row in failures) == 4
+    assert sum(row["share"] for row in failures) == pytest.approx(1.0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs mount")
+def test_a_run_on_a_read_only_medium_is_read(roots: dict[str, Path], tmp_path: Path) -> None:
+    source = roots["plain"].parent
+    subprocess.run(["mount", "--bind", str(source), str(tmp_path)], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", str(tmp_path)], check=True)
+        with open_run(tmp_path / "toy-1") as reader:
+            assert reader.value("SELECT count(*) FROM v_turns") == 24
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_a_notebook_opens_a_run_by_name(
+    roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (roots["plain"].parent / "runs").symlink_to(roots["plain"].parent)
+    monkeypatch.chdir(roots["plain"].parent)
+    with forge.open("toy-1") as reader:
+        assert len(reader.rows("SELECT * FROM v_steps")) == 3
+
+
+def test_a_directory_that_is_no_run_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such run"):
+        open_run(tmp_path, store_dir=tmp_path)

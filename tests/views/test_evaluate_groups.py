@@ -1,0 +1,81 @@
+"""An evaluation is computed from turns: infra faults count for nothing, greedy is apart."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from forge.records import Evaluation, Group, Purpose, Status
+from forge.views.evaluation import evaluate_groups
+from tests.store.storefactory import group, problem
+
+PROBLEMS = [problem(0), problem(1, family="matmul", level=2)]
+GOOD, BAD, INFRA = Status.CORRECT, Status.WRONG, Status.INFRA_ERROR
+
+
+def played(group_id: int, rows: list[list[Status]], number: int = 0, **more: bool) -> Group:
+    return group(
+        group_id, rows, problem_id=PROBLEMS[number].problem_id, purpose=Purpose.EVAL, **more
+    )
+
+
+def evaluate(*groups: Group) -> Evaluation:
+    return evaluate_groups(groups, PROBLEMS, stage="eval-0", step=0, version=1, max_turns=2, at=5.0)
+
+
+def test_pass_at_1_counts_first_turns_and_multi_any() -> None:
+    result = evaluate(
+        played(0, [[GOOD], [BAD, GOOD], [BAD, BAD], [BAD, BAD]]), played(1, [[BAD, GOOD]] * 4, 1)
+    )
+    assert result.pass_at_1 == pytest.approx(0.125)
+    assert result.pass_at_1_multi == pytest.approx((0.5 + 1.0) / 2)
+    assert result.pass_at_k[4] == pytest.approx(0.5)
+    assert sorted(result.pass_at_k) == [1, 2, 3, 4]
+    assert (result.num_problems, result.num_samples) == (2, 4)
+    assert result.ci_low <= result.pass_at_1 <= result.ci_high
+    assert result.pass_at_1_greedy is None
+
+
+def test_infra_failures_count_neither_for_nor_against() -> None:
+    clean = evaluate(played(0, [[GOOD], [BAD, BAD]]))
+    masked = evaluate(played(0, [[GOOD], [BAD, BAD], [INFRA], [INFRA]]))
+    assert masked.pass_at_1 == clean.pass_at_1 == 0.5
+    assert masked.pass_at_1_multi == clean.pass_at_1_multi
+    assert masked.detail["num_masked"] == 2
+
+
+def test_a_rollout_that_failed_on_us_after_success_is_a_success() -> None:
+    assert evaluate(played(0, [[GOOD, INFRA]])).pass_at_1_multi == 1.0
+    assert evaluate(played(0, [[GOOD], [BAD, INFRA]])).pass_at_1_multi == 1.0
+
+
+def test_greedy_rollouts_are_apart() -> None:
+    result = evaluate(played(0, [[BAD, BAD]] * 2), played(1, [[GOOD]], is_greedy=True))
+    assert result.pass_at_1 == 0.0
+    assert result.pass_at_1_greedy == 1.0
+    assert result.num_samples == 2
+
+
+def test_parts_are_by_family_level_and_turn() -> None:
+    result = evaluate(played(0, [[GOOD], [BAD, GOOD]]), played(1, [[Status.COMPILE_ERROR]] * 2, 1))
+    families = result.detail["by_family"]
+    assert families["softmax"]["pass_at_1"] == 0.5
+    assert families["matmul"] == families["matmul"] | {
+        "num": 2,
+        "pass_at_1": 0.0,
+        "compile_rate": 0.0,
+    }
+    assert set(result.detail["by_level"]) == {"1", "2"}
+    assert result.detail["by_turn"]["1"]["num"] == 1
+    assert result.detail["by_turn"]["1"]["solved_by_then"] == 0.5
+    assert result.compile_rate == 0.5
+    assert set(result.detail["pass_at_k_ci"]) == {"1", "2"}
+    json.dumps(result.detail)
+
+
+def test_nothing_judged_knows_nothing() -> None:
+    result = evaluate(played(0, [[INFRA]]))
+    assert (result.pass_at_1, result.ci_low, result.ci_high) == (0.0, 0.0, 1.0)
+    assert result.pass_at_k == {}
+    assert evaluate().num_problems == 0

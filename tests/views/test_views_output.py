@@ -1,0 +1,237 @@
+"""show, sql, rollouts, runs, progress: the same data for people and programs, and nothing
+obeyed.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from rich.console import Console
+
+from forge.errors import ConfigError
+from forge.store.layout import RunPaths, open_run_lock
+from forge.store.reader import open_run
+from forge.views import rollouts, runs, show, sql
+from forge.views.named_queries import QUERIES
+from forge.views.progress import load_progress
+from forge.views.terminal import printable
+from tests.store.storefactory import small_run, turn, write_run
+
+EVIL = "\x1b]52;c;aGk=\x07\x1b[2J[bold]loud[/bold] \u202egnp.exe \x9b31m\rover"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("views") / "toy-1"
+    anyio.run(lambda: write_run(path, small_run(), texts="zstd"))
+    return path
+
+
+def shown(renderable: Any) -> str:
+    console = Console(width=160, file=io.StringIO(), force_terminal=True, color_system=None)
+    console.print(renderable)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_show_has_what_programs_ask_for(root: Path) -> None:
+    data = json.loads(json.dumps(show.show_run(root)))
+    keys = {
+        "stage",
+        "pass_at_1",
+        "ci_low",
+        "ci_high",
+        "num_problems",
+        "num_samples",
+        "compile_rate",
+    }
+    assert [row["stage"] for row in data["evaluations"]] == ["eval-0", "grpo-1@3"]
+    assert all(keys <= row.keys() for row in data["evaluations"])
+    assert data["name"] == "toy-1"
+    assert data["state"] == "done"
+    assert [(s["name"], s["state"]) for s in data["stages"]] == [
+        ("eval-0", "done"),
+        ("grpo-1", "waiting"),
+    ]
+    assert data["counters"]["turns"] == sum(data["verdicts"].values()) == 24
+    assert data["idle"] == pytest.approx({"judges": 0.6, "trainer": 0.4})
+    assert data["best_kernel"]["problem_id"] == "matmul-0001"
+
+
+def test_show_renders_the_same_numbers(root: Path) -> None:
+    text = shown(show.render_show(show.show_run(root)))
+    assert "toy-1: done" in text
+    assert "grpo-1@3" in text
+    assert "25.0 % to 75.0 %" in text
+    assert "kernel_1_0_0" in text
+
+
+def test_an_empty_run_is_shown(tmp_path: Path) -> None:
+    anyio.run(write_run, tmp_path / "toy-1", [])
+    data = show.show_run(tmp_path / "toy-1")
+    assert data["state"] == "new"
+    assert data["best_kernel"] is None
+    assert "0 turns" in shown(show.render_show(data))
+
+
+@pytest.mark.parametrize("name", sorted(QUERIES))
+def test_every_named_query_answers_here_and_in_stock_sqlite3(
+    root: Path, tmp_path: Path, name: str
+) -> None:
+    with open_run(root) as reader:
+        table = sql.run_named(reader, name)
+        assert json.loads(sql.to_json(table)) is not None
+        shown(sql.render_table(table))
+        assert table.rows or name == "unsolved"
+    connection = sqlite3.connect(root / "run.db")
+    assert len(connection.execute(QUERIES[name].sql).fetchall()) == len(table.rows)
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("selec 1", "syntax error"),
+        ("select nothing from turns", "no such column: nothing"),
+        ("select 1; select 2", "one statement"),
+        ("delete from turns", "read-only"),
+        ("select text(code_id, 1) from turns", "wrong number of arguments"),
+    ],
+)
+def test_a_mistake_in_sql_is_one_line_and_exit_2(root: Path, query: str, words: str) -> None:
+    with open_run(root) as reader, pytest.raises(ConfigError, match=words) as error:
+        sql.run_sql(reader, query)
+    assert "\n" not in str(error.value)
+    assert error.value.exit_code == 2
+
+
+def test_sql_without_a_query_lists_views_and_tables_with_comments(root: Path) -> None:
+    with open_run(root) as reader:
+        relations = sql.list_relations(reader)
+    assert all(relation.comment for relation in relations)
+    assert {"v_turns", "v_steps", "turns", "texts"} <= {relation.name for relation in relations}
+    turns = next(relation for relation in relations if relation.name == "turns")
+    assert "turn_id" in turns.columns
+    assert json.loads(sql.relations_json(relations))
+    assert "learning curve" in shown(sql.render_relations(relations))
+
+
+def test_sql_answers_as_json_and_csv(root: Path) -> None:
+    with open_run(root) as reader:
+        table = sql.run_sql(
+            reader, "SELECT step, 'a,b' AS x, NULL AS y FROM v_steps WHERE step = ?", (2,)
+        )
+    assert json.loads(sql.to_json(table)) == [{"step": 2, "x": "a,b", "y": None}]
+    assert list(csv.reader(io.StringIO(sql.to_csv(table)))) == [
+        ["step", "x", "y"],
+        ["2", "a,b", ""],
+    ]
+
+
+def test_an_unknown_named_query_names_those_there_are(root: Path) -> None:
+    with open_run(root) as reader, pytest.raises(ConfigError, match="failures"):
+        sql.run_named(reader, "failure")
+
+
+def find(root: Path, **wanted: Any) -> list[dict[str, Any]]:
+    with open_run(root) as reader:
+        return rollouts.load_rollouts(reader, rollouts.Filter(**wanted))
+
+
+def test_rollouts_are_found_by_problem_status_and_step(root: Path) -> None:
+    assert len(find(root, limit=100)) == 16
+    assert {r["problem_id"] for r in find(root, problem="soft*")} == {"softmax-0000"}
+    assert {r["step"] for r in find(root, step=2)} == {2}
+    late = find(root, status="timeout", limit=100)
+    assert len(late) == 6
+    assert all(any(t["status"] == "timeout" for t in r["turns"]) for r in late)
+    assert find(root, best=True, limit=1)[0]["is_correct"]
+    assert find(root, purpose="chat") == []
+
+
+@pytest.mark.parametrize("wanted", [{"status": "corect"}, {"purpose": "x"}, {"limit": 0}])
+def test_a_wrong_filter_is_one_line(root: Path, wanted: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="--"):
+        find(root, **wanted)
+
+
+def test_rollouts_in_json_have_texts_only_when_asked(root: Path) -> None:
+    full = find(root, limit=1)
+    assert "completion" in full[0]["turns"][0]
+    short = rollouts.without_texts(full)
+    assert "completion" not in short[0]["turns"][0]
+    json.dumps([full, short])
+
+
+def test_a_model_cannot_command_the_terminal(tmp_path: Path) -> None:
+    evil = turn(0, completion=EVIL, prompt=EVIL, code=EVIL)
+    path = tmp_path / "toy-1"
+    anyio.run(write_run, path, [evil])
+    found = find(path)
+    texts = [
+        shown(rollouts.render_turns(found)),
+        shown(rollouts.render_list(found)),
+        shown(show.render_show(show.show_run(path))),
+    ]
+    with open_run(path) as reader:
+        texts.append(shown(sql.render_table(sql.run_sql(reader, "SELECT completion FROM v_turns"))))
+    for text in texts:
+        assert not set("\x07\x9b\u202e\r") & set(text)
+        assert "\x1b]" not in text
+        assert "\x1b[2J" not in text
+    assert "[bold]loud[/bold]" in texts[0]
+    assert "␛[2J" in texts[0]
+
+
+def test_printable_leaves_ordinary_text_alone() -> None:
+    text = "def f(x):\n\treturn x  # ≥ 2 × π, 漢字 🙂"
+    assert printable(text) == text
+
+
+def test_runs_are_listed_with_state_and_last_evaluation(root: Path, tmp_path: Path) -> None:
+    anyio.run(write_run, tmp_path / "a-1", small_run())
+    (tmp_path / "broken-1").mkdir()
+    (tmp_path / "broken-1" / "run.db").write_text("no database " * 500)
+    with open_run_lock(RunPaths(tmp_path / "a-1")):
+        found = {run["name"]: run for run in runs.load_runs(tmp_path)}
+    assert found["a-1"]["state"] == "running"
+    assert found["a-1"]["stages"] == ["eval", "grpo"]
+    assert found["a-1"]["last_evaluation"]["stage"] == "grpo-1@3"
+    assert found["broken-1"]["state"].startswith("unreadable")
+    assert "50.0 % (grpo-1@3)" in shown(runs.render_runs(list(found.values())))
+
+
+def test_progress_says_where_the_run_stands(tmp_path: Path) -> None:
+    path = tmp_path / "toy-1"
+    records = small_run()[:-1]
+    anyio.run(write_run, path, records)
+    with open_run(path) as reader:
+        last = reader.value("SELECT max(recorded_at) FROM turns")
+        now = load_progress(reader, now=last + 1)
+        later = load_progress(reader, now=last + 1_000)
+    assert now.state == "killed"
+    assert (now.step, now.num_turns, now.policy_version) == (3, 24, 3)
+    assert now.pass_at_1 == 0.5
+    assert now.judged_per_s == pytest.approx(24, rel=0.2)
+    assert now.tokens_per_s == pytest.approx(24 * 12, rel=0.2)
+    assert later.judged_per_s is None
+    json.dumps(now.to_json())
+
+
+def test_reading_a_run_loads_neither_torch_nor_pandas_nor_numpy() -> None:
+    code = (
+        "import sys, forge; from forge.views import show, sql, rollouts, runs, progress\n"
+        "from forge.store import open_run\n"
+        "bad = {'torch', 'numpy', 'pandas', 'sqlite_utils', 'rich', 'transformers'} & "
+        "set(sys.modules)\n"
+        "assert not bad, bad"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
