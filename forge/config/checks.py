@@ -98,6 +98,12 @@ def _problems(experiment: Experiment) -> Iterator[Mistake]:
                 *("problems", "num_heldout"),
             )
         return
+    if experiment.model.init:
+        yield _mistake(
+            'found "dir" with model.init, whose tokenizer learns from answers that "dir" has not; '
+            "start from model.path",
+            *("problems", "source"),
+        )
     if not problems.path:
         yield _mistake(
             'found source = "dir" without path; the directory of the problems', "problems", "source"
@@ -155,10 +161,12 @@ def _stages(experiment: Experiment) -> Iterator[Mistake]:
                 f"found {stage.warmup_steps}; at most steps = {stage.steps}",
                 *("stage", index, "warmup_steps"),
             )
+        is_generated = experiment.problems.source == "generated"
         heldout = experiment.problems.num_heldout
-        if isinstance(stage, EvalStage) and stage.num_problems and stage.num_problems > heldout:
+        wanted = stage.num_problems if isinstance(stage, EvalStage) else None
+        if is_generated and wanted and wanted > heldout:
             yield _mistake(
-                f"found {stage.num_problems}; at most problems.num_heldout = {heldout}",
+                f"found {wanted}; at most problems.num_heldout = {heldout}",
                 *("stage", index, "num_problems"),
             )
 

@@ -90,9 +90,7 @@ def _real_path(loc: tuple[str | int, ...], values: dict[str, Any]) -> KeyPath:
     path: KeyPath = ()
     here: Any = values
     for index, part in enumerate(loc):
-        if isinstance(here, dict) and part in here:
-            path, here = (*path, part), here[part]
-        elif isinstance(here, list) and isinstance(part, int) and part < len(here):
+        if _has(here, part):
             path, here = (*path, part), here[part]
         elif isinstance(here, dict) and index == len(loc) - 1 and part != "[key]":
             path = (*path, part)

@@ -1,0 +1,64 @@
+"""A plan on a terminal: the table of processes, the table of phases, what is unwise. Called by
+`forge plan`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from forge.runner.plan import Plan
+
+
+def render(plan: Plan) -> RenderableType:
+    """Both tables, totals and notes."""
+    params = (
+        "size not known yet" if plan.params is None else f"{plan.params / 1e6:.2f} M parameters"
+    )
+    head = Text(f"{plan.name}: {params}, {plan.cores} cores", style="bold")
+    notes = [Text(f"! {note}", style="yellow") for note in plan.notes]
+    disk = Text(f"disk: {size(plan.disk_bytes)}")
+    return Group(head, Text(), processes(plan), Text(), phases(plan), Text(), disk, *notes)
+
+
+def processes(plan: Plan) -> Table:
+    """Process → device."""
+    table = Table("process", "device", "threads", "memory", "lives in", box=None, pad_edge=False)
+    for each in plan.processes:
+        table.add_row(
+            each.name, each.device, str(each.threads), size(each.memory_bytes), each.stages
+        )
+    table.add_row("together", "", "", size(plan.memory_bytes), style="bold")
+    return table
+
+
+def phases(plan: Plan) -> Table:
+    """Phase → predicted seconds."""
+    table = Table("phase", "work", box=None, pad_edge=False)
+    table.add_column("CPU-s", justify="right")
+    table.add_column("wall", justify="right")
+    for each in plan.phases:
+        table.add_row(each.name, each.work, seconds(each.cpu_s), clock(each.wall_s))
+    table.add_row("together", "", seconds(plan.cpu_s), clock(plan.wall_s), style="bold")
+    return table
+
+
+def size(num_bytes: int | None) -> str:
+    """Bytes for a person."""
+    if num_bytes is None:
+        return "?"
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"
+
+
+def seconds(value: float | None) -> str:
+    """Whole seconds."""
+    return "?" if value is None else f"{value:.0f}"
+
+
+def clock(value: float | None) -> str:
+    """Minutes and seconds."""
+    return "?" if value is None else f"{int(value) // 60}:{int(value) % 60:02d}"
