@@ -170,6 +170,7 @@ class _WriterThread:
         self._table = table
         self._clock = clock
         self._thread = threading.Thread(target=self._main, name="store-writer", daemon=True)
+        self._connections: list[sqlite3.Connection] = []
         self._low_disk: str | None = None
         self._disk_checked = 0.0
         self._num_pending = 0
@@ -206,6 +207,8 @@ class _WriterThread:
         try:
             self._open()
         except Exception as error:  # boundary: the opener raises it
+            for connection in self._connections:
+                connection.close()
             self.opened.set_exception(self._explain(error))
             return
         self.opened.set_result(None)
@@ -217,7 +220,9 @@ class _WriterThread:
 
     def _open(self) -> None:
         self._run = _connect(self.paths.run_db)
+        self._connections.append(self._run)
         self._tokens = _connect(self.paths.tokens_db)
+        self._connections.append(self._tokens)
         migrate(self._run, path=self.paths.run_db, migrations=RUN_MIGRATIONS, views=VIEWS)
         migrate(self._tokens, path=self.paths.tokens_db, migrations=TOKEN_MIGRATIONS)
         experiment = ""
@@ -330,7 +335,7 @@ class _WriterThread:
             )
 
     def _close(self) -> None:
-        for connection in (self._tokens, self._run):
+        for connection in reversed(self._connections):
             try:
                 connection.execute("PRAGMA optimize")
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -72,7 +72,7 @@ def load_attempts(reader: RunReader) -> list[dict[str, Any]]:
 
 
 def load_best_kernel(reader: RunReader) -> dict[str, Any] | None:
-    """The best of all problems by the rule of v_best_kernels; untimed ones prefer the harder one."""
+    """The best of all problems by the rule of v_best_kernels; where untimed, the hardest."""
     return reader.one("SELECT * FROM v_best_kernels WHERE purpose <> 'chat' ORDER BY rank LIMIT 1")
 
 

@@ -272,6 +272,7 @@ def small_run(seed: int = 0) -> list:
         rows = [[Status.CORRECT], [Status.WRONG, Status.CORRECT]]
         out.append(group(i, rows, problem_id=name, purpose=Purpose.EVAL, stage=0, step=0))
     out += [evaluation(), Event(at=1_002.0, kind="stage_end", message="eval", data={"stage": 0})]
+    out.append(Event(at=1_003.0, kind="stage_start", message="grpo", data={"stage": 1}))
     sample_id = 0
     for step in (1, 2, 3):
         for name in ("softmax-0000", "matmul-0001"):

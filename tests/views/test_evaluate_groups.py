@@ -14,9 +14,15 @@ PROBLEMS = [problem(0), problem(1, family="matmul", level=2)]
 GOOD, BAD, INFRA = Status.CORRECT, Status.WRONG, Status.INFRA_ERROR
 
 
-def played(group_id: int, rows: list[list[Status]], number: int = 0, **more: bool) -> Group:
+def played(
+    group_id: int, rows: list[list[Status]], number: int = 0, *, is_greedy: bool = False
+) -> Group:
     return group(
-        group_id, rows, problem_id=PROBLEMS[number].problem_id, purpose=Purpose.EVAL, **more
+        group_id,
+        rows,
+        problem_id=PROBLEMS[number].problem_id,
+        purpose=Purpose.EVAL,
+        is_greedy=is_greedy,
     )
 
 

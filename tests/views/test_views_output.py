@@ -59,7 +59,7 @@ def test_show_has_what_programs_ask_for(root: Path) -> None:
     assert data["state"] == "done"
     assert [(s["name"], s["state"]) for s in data["stages"]] == [
         ("eval-0", "done"),
-        ("grpo-1", "waiting"),
+        ("grpo-1", "started"),
     ]
     assert data["counters"]["turns"] == sum(data["verdicts"].values()) == 24
     assert data["idle"] == pytest.approx({"judges": 0.6, "trainer": 0.4})
@@ -100,7 +100,7 @@ def test_every_named_query_answers_here_and_in_stock_sqlite3(
     ("query", "words"),
     [
         ("selec 1", "syntax error"),
-        ("select nothing from turns", "no such column: nothing"),
+        ("select nope from turns", "no such column: nope"),
         ("select 1; select 2", "one statement"),
         ("delete from turns", "read-only"),
         ("select text(code_id, 1) from turns", "wrong number of arguments"),
