@@ -1,0 +1,199 @@
+"""The judge: one trusted child process, on a Unix socket. `python -m forge.evalpool.judge.app CONFIG`.
+
+    POST /judge {problem: {problem_id, source, entry_point, precision}, code} → Verdict
+    GET /health → {ok, busy_s, num_judged, isolation, caps, harness}
+
+Holds seeds, tolerances, expected outputs and the verdict; imports neither torch nor any problem's
+or candidate's code. Owns a zygote, which forks the oracle and the runners; a zygote that dies is
+replaced here, from the main thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from forge.config.schema import JudgeTable
+from forge.errors import MachineError
+from forge.evalpool.judge.references import References
+from forge.evalpool.judge.sandbox import Isolation
+from forge.evalpool.judge.spawner import Spawner, ZygoteGone
+from forge.evalpool.judge.trial import Stamp, Trials
+from forge.process.busy import BusyClock
+from forge.process.lease import hold_lease
+from forge.process.uds import serve
+from forge.records.problem import Problem, Split
+from forge.records.verdict import Verdict
+
+logger = logging.getLogger(__name__)
+
+FIRST_UID = 61_000
+NUM_UIDS = 4_000
+"""Runners of a root judge get a uid from here each; judges start at different places in it."""
+
+
+class Judge:
+    """What the routes share."""
+
+    def __init__(self, *, table: JudgeTable, folder: Path, concurrency: int = 1) -> None:
+        isolation = Isolation.NONE if table.isolation == "none" else Isolation.NAMESPACES
+        self.table = table
+        self.isolation = isolation
+        self.num_judged = 0
+        self.busy = BusyClock()
+        self.spawner = Spawner(isolation=isolation, folder=folder, memory_bytes=table.memory_bytes)
+        self._uids = _uids(concurrency)
+        self._slots = anyio.Semaphore(concurrency)
+        self._restarting = anyio.Lock()
+        self._references: References | None = None
+        self._trials: Trials | None = None
+
+    async def start(self) -> None:
+        """Zygote up, references and trials wired. Raises ZygoteGone."""
+        self.spawner.start()
+        await anyio.to_thread.run_sync(self.spawner.wait_ready)
+        self._references = References(
+            self.spawner,
+            num_sets=self.table.num_inputs,
+            timeout_s=self.table.compile_timeout_s + self.table.correct_timeout_s,
+            uid=_oracle_uid(),
+            max_bytes=self.table.memory_bytes,
+        )
+        self._trials = Trials(
+            table=self.table, spawner=self.spawner, references=self._references, stamp=self._stamp()
+        )
+
+    async def judge(self, problem: Problem, code: str) -> Verdict:
+        """One verdict. Waits for a free slot."""
+        async with self._slots:
+            with self.busy.running():
+                await self._ensure_zygote()
+                assert self._trials is not None
+                uid = self._uids.pop() if self._uids else None
+                try:
+                    work = partial(self._trials.judge, problem, code, uid=uid)
+                    verdict = await anyio.to_thread.run_sync(work)
+                finally:
+                    if uid is not None:
+                        self._uids.append(uid)
+        self.num_judged += 1
+        return verdict
+
+    async def _ensure_zygote(self) -> None:
+        async with self._restarting:
+            if self.spawner.is_running:
+                return
+            logger.warning("the zygote is gone; a new one is started")
+            assert self._references is not None
+            self._references.forget_oracle()
+            self.spawner.start()
+            try:
+                await anyio.to_thread.run_sync(self.spawner.wait_ready)
+            except ZygoteGone as error:
+                logger.error("%s", error)
+
+    def _stamp(self) -> Stamp:
+        caps = "rlimit"
+        return Stamp(isolation=str(self.isolation), caps=caps, harness=harness(self.spawner.versions))
+
+
+def harness(versions: Mapping[str, str]) -> str:
+    """Short hash of this folder's source and the versions of torch and triton."""
+    digest = hashlib.sha256(repr(sorted(versions.items())).encode())
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def make_app(judge: Judge) -> Starlette:
+    """The routes. Ready (answers /health) once its zygote is."""
+
+    async def health(request: Request) -> JSONResponse:
+        facts = {"ok": True, "busy_s": judge.busy.busy_s, "num_judged": judge.num_judged}
+        return JSONResponse({**facts, "isolation": str(judge.isolation)})
+
+    async def judge_one(request: Request) -> JSONResponse:
+        body = await request.json()
+        try:
+            problem, code = _parse_problem(body["problem"]), str(body["code"])
+        except (KeyError, TypeError) as error:
+            return JSONResponse({"error": f"bad request: {error!r}"}, status_code=422)
+        return JSONResponse((await judge.judge(problem, code)).to_json())
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        try:
+            await judge.start()
+        except ZygoteGone as error:
+            _refuse(error)
+        try:
+            yield
+        finally:
+            judge.spawner.close()
+
+    routes = [Route("/health", health), Route("/judge", judge_one, methods=["POST"])]
+    return Starlette(routes=routes, lifespan=lifespan)
+
+
+def main() -> None:
+    """Runs until SIGTERM."""
+    config = hold_lease()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    table = JudgeTable.model_validate(config["table"])
+    with tempfile.TemporaryDirectory(prefix="forge-root-", ignore_cleanup_errors=True) as folder:
+        judge = Judge(table=table, folder=Path(folder), concurrency=int(config.get("concurrency", 1)))
+        serve(make_app(judge), Path(config["socket_path"]))
+
+
+def _parse_problem(data: Mapping[str, Any]) -> Problem:
+    return Problem(
+        problem_id=str(data["problem_id"]),
+        source=str(data["source"]),
+        family=str(data.get("family", "")),
+        level=int(data.get("level", 0)),
+        split=Split.GRPO,
+        entry_point=str(data.get("entry_point", "Model")),
+        precision=str(data.get("precision", "fp32")),
+    )
+
+
+def _uids(count: int) -> list[int]:
+    """Uids for concurrent runners; none where we are not root and cannot give them."""
+    if os.geteuid() != 0:
+        return []
+    start = os.getpid() * (count + 1) % NUM_UIDS
+    return [FIRST_UID + (start + number) % NUM_UIDS for number in range(1, count + 1)]
+
+
+def _oracle_uid() -> int | None:
+    return FIRST_UID + NUM_UIDS + os.getpid() % NUM_UIDS if os.geteuid() == 0 else None
+
+
+def _refuse(error: ZygoteGone) -> None:
+    """No sandbox, no judge: says so where the supervisor reads it, and ends with its exit code."""
+    message = (
+        f"no sandbox for candidates on this machine: {error}. Allow user namespaces (sysctl "
+        f'user.max_user_namespaces, kernel.unprivileged_userns_clone), run as root, or write [judge] isolation = "none"'
+    )
+    logger.error("MachineError: %s", message)
+    sys.stderr.flush()
+    os._exit(MachineError.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Does an output agree with the reference? Numpy only, on private copies of shared bytes.
+
+Called by `trial.py`. Tolerance (design, section 6, row 7), element by element:
+
+    |got - ref| ≤ tol · (rms(ref) + |ref|) + 4 · e
+
+    tol  1e-4 for fp32, 1e-2 for fp16 and bf16: by the problem's precision
+    rms  over the finite elements of the reference output
+    e    |eager - eager in float64| on the same inputs: what an honest kernel may lose too
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forge.evalpool.judge.shm import TensorSpec
+
+TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 1e-2}
+ERROR_FACTOR = 4.0
+NUMPY_TYPES = {
+    "float64": np.float64,
+    "float32": np.float32,
+    "float16": np.float16,
+    "int64": np.int64,
+    "int32": np.int32,
+    "int16": np.int16,
+    "int8": np.int8,
+    "uint8": np.uint8,
+    "bool": np.uint8,
+}
+FLOATING = ("float64", "float32", "float16", "bfloat16")
+UNWRITTEN_BYTE = 0xA5
+"""Fills slots that have no NaN."""
+
+Values = NDArray[np.generic]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """One output of the reference, ready to compare with."""
+
+    spec: TensorSpec
+    values: NDArray[np.float64]
+    """[shape] as float64; integers and bools too (exact below 2^53)."""
+    allowed: NDArray[np.float64]
+    """[shape] largest accepted |got - ref|; 0 for integers."""
+
+    @classmethod
+    def make(cls, spec: TensorSpec, data: bytes, *, error: bytes, precision: str) -> Expected:
+        """From the bytes that the oracle wrote; `error` is float32 or empty."""
+        values = decode(spec, data)
+        if spec.dtype not in FLOATING:
+            return cls(spec=spec, values=values, allowed=np.zeros_like(values))
+        finite = values[np.isfinite(values)]
+        rms = float(np.sqrt(np.mean(np.square(finite)))) if finite.size else 0.0
+        own_error = np.frombuffer(error, np.float32).astype(np.float64)
+        own_error = own_error.reshape(values.shape) if own_error.size == values.size else np.zeros_like(values)
+        with np.errstate(invalid="ignore"):
+            allowed = TOLERANCE[precision] * (rms + np.abs(values)) + ERROR_FACTOR * own_error
+        return cls(spec=spec, values=values, allowed=allowed)
+
+
+def decode(spec: TensorSpec, data: bytes) -> NDArray[np.float64]:
+    """Shared bytes as float64 of the tensor's shape."""
+    if spec.dtype == "bfloat16":
+        wide = (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
+        return wide.astype(np.float64).reshape(spec.shape)
+    return np.frombuffer(data, NUMPY_TYPES[spec.dtype]).astype(np.float64).reshape(spec.shape)
+
+
+def unwritten(spec: TensorSpec) -> bytes:
+    """What an output slot holds before the call: NaN, or a byte pattern for other types."""
+    if spec.dtype in FLOATING:
+        return b"\xff" * spec.num_bytes
+    return bytes([UNWRITTEN_BYTE]) * spec.num_bytes
+
+
+def mismatch(expected: Expected, data: bytes, *, name: str = "output") -> str | None:
+    """None when it agrees; else the first mismatch with statistics, in one line."""
+    if expected.values.size == 0:
+        return None
+    with np.errstate(invalid="ignore"):
+        got = decode(expected.spec, data)
+        difference = np.abs(got - expected.values)
+        agrees = difference <= expected.allowed
+    special = ~np.isfinite(expected.values)
+    if special.any():
+        same = (got == expected.values) | (np.isnan(got) & np.isnan(expected.values))
+        agrees = np.where(special, same, agrees)
+    if agrees.all():
+        return None
+    return _describe(expected, got, ~agrees, difference, name=name)
+
+
+def _describe(
+    expected: Expected,
+    got: NDArray[np.float64],
+    differs: NDArray[np.bool_],
+    difference: NDArray[np.float64],
+    *,
+    name: str,
+) -> str:
+    index = np.unravel_index(int(np.argmax(differs)), differs.shape)
+    where = f"{name}[{', '.join(str(int(i)) for i in index)}]" if index else name
+    share = 100.0 * np.count_nonzero(differs) / differs.size
+    finite = difference[np.isfinite(difference)]
+    words = f"{where}: expected {expected.values[index]:.4g}, got {got[index]:.4g}"
+    words += f"; {_percent(share)} of elements differ"
+    if finite.size:
+        words += f", max abs error {finite.max():.3g}"
+    unset = int(np.count_nonzero(np.isnan(got) & ~np.isnan(expected.values)))
+    if unset:
+        words += f", {_percent(100.0 * unset / got.size)} are NaN"
+    return words
+
+
+def _percent(share: float) -> str:
+    if share >= 99.5 and share < 100:
+        return ">99%"
+    return f"{share:.0f}%" if share >= 1 else "<1%"

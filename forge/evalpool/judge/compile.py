@@ -1,0 +1,229 @@
+"""Compiling each launched kernel for a GPU that is not there, beside Triton's interpreter.
+
+One process holds both of Triton's personalities: imported with TRITON_INTERPRET=1 it runs kernels
+as numpy, and for every interpreted function this file keeps a real JITFunction. `Personalities`
+swaps the ~300 attributes that differ, which takes 0.1 ms instead of another process; it also
+spares the interpreter its own patching at every call (a softmax launch: 22 ms before, 9 after).
+
+Built once in the zygote, used in runners. Imports nothing of forge. Promise: `compile_launch`
+gives the compiler exactly what a launch on a GPU would (types, constexprs, options), and raises
+`Refused` in the compiler's words.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import triton
+import triton.compiler.code_generator  # imports gluon, which insists on the personality it starts in
+import triton.language as tl
+from triton import knobs
+from triton._C.libtriton import ir
+from triton.backends.compiler import GPUTarget
+from triton.compiler.compiler import ASTSource, make_backend
+from triton.compiler.errors import CompilationError
+from triton.runtime import interpreter
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.jit import JITFunction, create_function_from_signature
+
+TARGET = GPUTarget("cuda", 90, 32)
+LANGUAGE_MODULES = ("triton.language", "triton.language.standard", "triton.language.core")
+_ABSENT = object()
+
+
+class Refused(Exception):
+    """The compiler does not take a kernel. `line` is the candidate's, where it is known."""
+
+    def __init__(self, message: str, *, line: int | None) -> None:
+        super().__init__(message)
+        self.line = line
+
+
+class Twin(JITFunction):
+    """The compilable side of an interpreted function. What it sees of its globals are twins too."""
+
+    def get_capture_scope(self) -> dict[str, Any]:
+        scope = super().get_capture_scope()
+        return {name: self.translate(value) for name, value in scope.items()}
+
+    def translate(self, value: Any) -> Any:
+        return value
+
+
+class Personalities:
+    """Swaps triton.language between running and compiling. It is left in the running one."""
+
+    def __init__(self) -> None:
+        self._twins: dict[int, Twin] = {}
+        self._originals: dict[int, Any] = {}
+        self._swaps: list[tuple[Any, str, Any, Any]] = []
+        self._note_builtins()
+        self._note_standard_library()
+        for _, _, compiled, running in self._swaps:
+            self._originals[id(running)] = compiled
+        self._enter_running()
+        interpreter._patch_lang = lambda fn: _NoPatch()
+        Autotuner.do_bench = property(lambda self: _take_first)  # pyright: ignore
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Within: triton.language as the compiler needs it."""
+        for owner, name, compiled, _ in self._swaps:
+            _set(owner, name, compiled)
+        knobs.runtime.interpret = False
+        try:
+            yield
+        finally:
+            self._enter_running()
+
+    def twin(self, function: interpreter.InterpretedFunction) -> Twin:
+        """The compilable side of a function; one a function."""
+        key = id(function.fn)
+        if key not in self._twins:
+            allowed = ("do_not_specialize", "do_not_specialize_on_alignment", "debug", "noinline", "repr")
+            options = {name: function.kwargs.get(name) for name in allowed}
+            twin = Twin(function.fn, **options)
+            twin.translate = self._translate
+            self._twins[key] = twin
+        return self._twins[key]
+
+    def _translate(self, value: Any) -> Any:
+        if isinstance(value, interpreter.InterpretedFunction):
+            return self.twin(value)
+        return self._originals.get(id(value), value)
+
+    def _enter_running(self) -> None:
+        for owner, name, _, running in self._swaps:
+            _set(owner, name, running)
+        knobs.runtime.interpret = True
+
+    def _note_builtins(self) -> None:
+        """What the interpreter replaces at every launch: learnt by letting it, then undone."""
+        space = {"tl": tl, "core": tl.core}
+        scope = interpreter._patch_lang(types.FunctionType((lambda: None).__code__, space))
+        seen: dict[tuple[int, str], tuple[Any, Any]] = {}
+        for owner, name, original in scope._changes:
+            raw = _ABSENT if original is interpreter._MISSING else original
+            seen.setdefault((id(owner), name), (owner, raw))
+        noted = [(owner, name, raw, vars(owner)[name]) for (_, name), (owner, raw) in seen.items()]
+        scope.restore()
+        for owner, name, raw, running in noted:
+            self._swaps.append((owner, name, vars(owner).get(name, raw), running))
+
+    def _note_standard_library(self) -> None:
+        """tl.sum, tl.zeros, ...: interpreted functions, in modules and as methods of tl.tensor."""
+        for module in _language_modules():
+            for name, value in list(vars(module).items()):
+                if isinstance(value, interpreter.InterpretedFunction):
+                    self._swaps.append((module, name, self.twin(value), value))
+        for name, value in list(vars(tl.tensor).items()):
+            inner = _wrapped_function(value)
+            if inner is not None:
+                self._swaps.append((tl.tensor, name, self.twin(inner), value))
+
+
+class Compiler:
+    """Compiles what was launched, once a kernel and signature."""
+
+    def __init__(self, personalities: Personalities) -> None:
+        self._personalities = personalities
+        self._backend = make_backend(TARGET)
+
+    def compile_launch(
+        self, function: interpreter.InterpretedFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, depth: str
+    ) -> str:
+        """Compiles one kernel as launched with these arguments; returns a key of what was compiled.
+
+        Args:
+            depth: `ttir`, or `binary` for all stages.
+
+        Raises:
+            Refused: with the compiler's words.
+        """
+        with self._personalities.compiling():
+            try:
+                return self._compile(function, args, dict(kwargs), depth=depth)
+            except CompilationError as error:
+                raise self._refused(error) from error
+            except Exception as error:
+                words = str(error) or type(error).__name__
+                raise Refused(f"{type(error).__name__}: {words}", line=None) from error
+
+    def _compile(
+        self, function: interpreter.InterpretedFunction, args: tuple[Any, ...], kwargs: dict[str, Any], *, depth: str
+    ) -> str:
+        twin = self._personalities.twin(function)
+        binder = create_function_from_signature(twin.signature, twin.params, self._backend)
+        kwargs |= {"debug": False, "instrumentation_mode": "", "fpsan_homomorphic_casts": False}
+        bound, specialization, options = binder(*args, **kwargs)
+        options, signature, constexprs, attributes = twin._pack_args(
+            self._backend, kwargs, bound, specialization, options
+        )
+        source = ASTSource(twin, signature, constexprs, attributes)
+        context = ir.context()
+        ir.load_dialects(context)
+        self._backend.load_dialects(context)
+        functions = self._backend.get_codegen_implementation(options)
+        module = source.make_ir(TARGET, options, functions, self._backend.get_module_map(), context)
+        if depth == "binary":
+            self._lower(module, source, options)
+        return f"{twin.__name__}{sorted(signature.items())}{sorted(constexprs.items())}"
+
+    def _lower(self, module: Any, source: ASTSource, options: Any) -> None:
+        metadata = {"hash": "", "target": TARGET, "triton_version": triton.__version__, **options.__dict__}
+        stages: dict[str, Any] = {}
+        self._backend.add_stages(stages, options, source.language)
+        for lower in stages.values():
+            module = lower(module, metadata)
+
+    def _refused(self, error: BaseException) -> Refused:
+        """The innermost message, at the innermost line that is the candidate's."""
+        starts = {twin.src: twin.def_file_line_number for twin in self._personalities._twins.values() if not twin.module.startswith("triton.")}
+        line, message = None, ""
+        chain: BaseException | None = error
+        while chain is not None:
+            if isinstance(chain, CompilationError):
+                start = starts.get(chain.src or "")
+                if start is not None and hasattr(chain.node, "lineno"):
+                    line = start + chain.node.lineno - 1
+                message = chain.error_message or message
+            elif not message:
+                message = f"{type(chain).__name__}: {chain}"
+            chain = chain.__cause__
+        return Refused(message or str(error), line=line)
+
+
+class _NoPatch:
+    """Stands for the scope the interpreter would restore: the running personality stays."""
+
+    def restore(self) -> None:
+        return
+
+
+def _take_first(call: Any, quantiles: Any = None) -> list[float]:
+    """A benchmarker that measures nothing: all configurations tie and the first one is taken."""
+    return [1.0, 1.0, 1.0]
+
+
+def _set(owner: Any, name: str, value: Any) -> None:
+    if value is _ABSENT:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, value)
+
+
+def _language_modules() -> list[Any]:
+    import sys
+
+    return [module for name, module in sys.modules.items() if name.startswith("triton.language") and module]
+
+
+def _wrapped_function(value: Any) -> interpreter.InterpretedFunction | None:
+    """The interpreted function behind a method that `tl.core` made of it."""
+    for cell in getattr(value, "__closure__", None) or ():
+        if isinstance(cell.cell_contents, interpreter.InterpretedFunction):
+            return cell.cell_contents
+    return None

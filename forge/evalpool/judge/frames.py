@@ -1,0 +1,160 @@
+"""Fixed-format frames between the judge and its children: a header, a JSON object, descriptors.
+
+Both ends of every socket pair in this folder use it, but for the runner, which carries its own
+copy of the reading side (it imports nothing of forge). Promise: a peer that lies about lengths,
+sends rubbish or nothing costs the reader at most `MAX_BODY_BYTES` and the deadline; nothing that
+arrives is ever unpickled or evaluated.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import socket
+import struct
+import time
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+HEADER = struct.Struct("!4sBI")
+"""Magic, kind, length of the body in bytes."""
+MAGIC = b"FRG1"
+MAX_BODY_BYTES = 4 << 20
+MAX_FDS = 4
+ANCILLARY_BYTES = socket.CMSG_SPACE(4 * MAX_FDS) + socket.CMSG_SPACE(12)
+"""Room for descriptors and for the sender's credentials; the kernel drops what does not fit."""
+
+
+class Kind(IntEnum):
+    """What a frame says."""
+
+    READY = 1
+    """Zygote: imported everything; facts about itself."""
+    SPAWN = 2
+    """Judge to zygote: fork a sandboxed child onto the attached socket."""
+    SPAWNED = 3
+    REAP = 4
+    """Judge to zygote: kill this child and say how it ended."""
+    REAPED = 5
+    HELLO = 6
+    """Runner or oracle: stands in its sandbox and waits to be inspected."""
+    CANDIDATE = 7
+    """Judge to runner: code, constructor arguments, layout of the attached memory; does call 0."""
+    CALL = 8
+    """Judge to runner: call once more."""
+    DONE = 9
+    FAILED = 10
+    PROBLEM = 11
+    """Judge to oracle: source of a reference."""
+    LAYOUT = 12
+    """Oracle: the tensors it has computed."""
+    FILL = 13
+    """Judge to oracle: write them into the attached memory."""
+
+
+class FrameError(Exception):
+    """The peer broke the format."""
+
+
+class PeerGone(Exception):
+    """The peer closed its end: it ended."""
+
+
+class DeadlinePassed(Exception):
+    """The peer was silent past the deadline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    kind: Kind
+    body: dict[str, Any]
+    fds: tuple[int, ...] = ()
+    """Ours to close."""
+
+
+def send(sock: socket.socket, kind: Kind, body: dict[str, Any], *, fds: tuple[int, ...] = (), timeout_s: float = 10.0) -> None:
+    """Raises DeadlinePassed or PeerGone."""
+    data = json.dumps(body, separators=(",", ":")).encode()
+    header = HEADER.pack(MAGIC, kind, len(data))
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    sock.settimeout(timeout_s)
+    try:
+        sock.sendmsg([header], rights)
+        sock.sendall(data)
+    except TimeoutError as error:
+        raise DeadlinePassed(f"not read within {timeout_s:g} s") from error
+    except OSError as error:
+        raise PeerGone(str(error)) from error
+
+
+def receive(
+    sock: socket.socket, *, deadline: float, expected: tuple[Kind, ...], takes_fds: bool = False
+) -> Frame:
+    """One frame of an expected kind, before `deadline` (monotonic). Descriptors are closed unless
+    asked for.
+
+    Raises:
+        FrameError: not the format, too long, or another kind.
+        PeerGone: the other end is closed.
+        DeadlinePassed: not complete in time.
+    """
+    fds: list[int] = []
+    try:
+        magic, kind, length = HEADER.unpack(_read(sock, HEADER.size, deadline=deadline, fds=fds))
+        if magic != MAGIC or length > MAX_BODY_BYTES:
+            raise FrameError(f"bad header: magic {magic!r}, length {length}")
+        body = _parse(_read(sock, length, deadline=deadline, fds=fds))
+        if kind not in [int(one) for one in expected]:
+            raise FrameError(f"frame kind {kind} where {[one.name for one in expected]} may come")
+        frame = Frame(kind=Kind(kind), body=body, fds=tuple(fds) if takes_fds else ())
+    except BaseException:
+        _close(fds)
+        raise
+    if not takes_fds:
+        _close(fds)
+    return frame
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _parse(data: bytes) -> dict[str, Any]:
+    try:
+        body = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise FrameError(f"body is no JSON: {type(error).__name__}") from error
+    if not isinstance(body, dict):
+        raise FrameError(f"body is a {type(body).__name__}, not an object")
+    return body
+
+
+def _read(sock: socket.socket, size: int, *, deadline: float, fds: list[int]) -> bytes:
+    parts = bytearray()
+    while len(parts) < size:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise DeadlinePassed("silent past the deadline")
+        sock.settimeout(left_s)
+        try:
+            data, ancillary, _, _ = sock.recvmsg(min(size - len(parts), 1 << 16), ANCILLARY_BYTES)
+        except TimeoutError as error:
+            raise DeadlinePassed("silent past the deadline") from error
+        except OSError as error:
+            raise PeerGone(str(error)) from error
+        _keep_fds(ancillary, fds)
+        if not data:
+            raise PeerGone("closed")
+        parts += data
+    return bytes(parts)
+
+
+def _keep_fds(ancillary: list[tuple[int, int, bytes]], fds: list[int]) -> None:
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            received = array.array("i")
+            received.frombytes(data[: len(data) - len(data) % received.itemsize])
+            fds.extend(received)

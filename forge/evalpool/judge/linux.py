@@ -1,0 +1,103 @@
+"""The system calls that a sandbox is made of and that Python 3.11 has no name for.
+
+Called by `root.py`, `sandbox.py` and the zygote, in processes of one thread. Each raises OSError
+naming what was refused.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+CLONE_NEWNS = 0x0002_0000
+CLONE_NEWIPC = 0x0800_0000
+CLONE_NEWUSER = 0x1000_0000
+CLONE_NEWPID = 0x2000_0000
+CLONE_NEWNET = 0x4000_0000
+
+MS_RDONLY = 1
+MS_NOSUID = 2
+MS_NODEV = 4
+MS_NOEXEC = 8
+MS_REMOUNT = 32
+MS_BIND = 4096
+MS_REC = 16384
+MS_PRIVATE = 1 << 18
+
+MNT_DETACH = 2
+
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_CAPBSET_DROP = 24
+PR_SET_NO_NEW_PRIVS = 38
+PR_CAP_AMBIENT = 47
+PR_CAP_AMBIENT_CLEAR_ALL = 4
+
+CAPABILITY_VERSION_3 = 0x2008_0522
+LAST_CAPABILITY = 63
+"""The kernel refuses numbers it does not know; asking for more than there are is harmless."""
+PIVOT_ROOT_NUMBERS = {"x86_64": 155, "aarch64": 41}
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _CapHeader(ctypes.Structure):
+    _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]
+
+
+def mount(source: str | None, target: str, *, kind: str | None = None, flags: int = 0, data: str = "") -> None:
+    """mount(2)."""
+    encode = lambda text: None if text is None else os.fsencode(text)  # noqa: E731
+    _check(
+        _libc.mount(encode(source), encode(target), encode(kind), ctypes.c_ulong(flags), encode(data)),
+        f"mount {kind or source} on {target}",
+    )
+
+
+def unmount(target: str) -> None:
+    """umount2(2), lazily."""
+    _check(_libc.umount2(os.fsencode(target), MNT_DETACH), f"unmount {target}")
+
+
+def unshare(flags: int) -> None:
+    """unshare(2)."""
+    _check(_libc.unshare(ctypes.c_int(flags)), f"unshare {flags:#x}")
+
+
+def setns(fd: int, *, kind: int) -> None:
+    """setns(2)."""
+    _check(_libc.setns(fd, ctypes.c_int(kind)), f"setns {kind:#x}")
+
+
+def pivot_root(new_root: str) -> None:
+    """Makes `new_root` (a mount point) the root and lets go of the old one."""
+    os.chdir(new_root)
+    number = PIVOT_ROOT_NUMBERS[os.uname().machine]
+    _check(_libc.syscall(ctypes.c_long(number), b".", b"."), f"pivot_root to {new_root}")
+    unmount(".")
+    os.chdir("/")
+
+
+def prctl(option: int, argument: int = 0) -> None:
+    """prctl(2) with one argument."""
+    _check(_libc.prctl(option, ctypes.c_ulong(argument), 0, 0, 0), f"prctl {option}")
+
+
+def drop_bounding_set() -> None:
+    """No capability can be gained again. Needs CAP_SETPCAP: comes before the uid changes."""
+    for number in range(LAST_CAPABILITY):
+        if _libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(number), 0, 0, 0) != 0:
+            break
+
+
+def drop_capabilities() -> None:
+    """Empties the ambient, permitted, effective and inheritable sets."""
+    _libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+    header = _CapHeader(CAPABILITY_VERSION_3, 0)
+    _check(_libc.capset(ctypes.byref(header), (ctypes.c_uint32 * 6)()), "capset to nothing")
+
+
+def _check(result: int, doing: str) -> None:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{doing}: {os.strerror(number)}")

@@ -1,0 +1,234 @@
+"""Runs references (third-party code too) in a sandbox of its own; no candidate ever enters it.
+
+Forked by the zygote, one per judge. For a problem: seeds from the OS, parameters moved away from
+their defaults, inputs of several distributions, eager outputs, and the error of eager against
+float64; then writes all of it into memory that the judge owns.
+
+    judge ── PROBLEM ──▶ compute ── LAYOUT | FAILED ──▶ judge ── FILL (+ memory) ──▶ ── DONE ──▶
+"""
+
+from __future__ import annotations
+
+import copy
+import mmap
+import os
+import socket
+import time
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from forge.evalpool.judge import frames
+from forge.evalpool.judge.frames import Kind
+from forge.evalpool.judge.shm import TensorSpec, offsets
+
+Tree = list[Any]
+IDLE_S = 1e9
+"""An oracle waits for its judge for ever; the judge's end of the socket ends it."""
+TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 1e-2}
+"""Only to choose distributions; the verdict's tolerance is the judge's own."""
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+PERTURBATION = 0.1
+"""Standard deviation added to each floating parameter, relative to its own rms + 0.1."""
+
+VARIANTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "given": lambda x: x,
+    "centred": lambda x: (x - x.mean()) * 3 + 0.5,
+    "shifted": lambda x: x + 1.5,
+    "wide": lambda x: x * 10,
+}
+"""Distributions of floating inputs, in the order of the input sets. A set whose reference is not
+finite, or whose own error exceeds the tolerance, falls back to `given`."""
+
+
+class Unjudgeable(Exception):
+    """The problem's reference cannot be run or described."""
+
+
+@dataclass(slots=True, kw_only=True)
+class InputSet:
+    inputs: list[Any]
+    outputs: list[torch.Tensor]
+    errors: list[torch.Tensor]
+    variant: str
+
+
+class Describer:
+    """Turns values into a JSON tree, gathering the tensors on the way."""
+
+    def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+
+    def add(self, tensor: torch.Tensor) -> int:
+        self.tensors.append(tensor.detach().contiguous())
+        return len(self.tensors) - 1
+
+    def tree(self, value: Any) -> Tree:
+        if isinstance(value, torch.Tensor):
+            return ["tensor", self.add(value)]
+        if isinstance(value, list | tuple):
+            return ["list" if isinstance(value, list) else "tuple", [self.tree(item) for item in value]]
+        if isinstance(value, dict):
+            return ["dict", [[str(key), self.tree(item)] for key, item in value.items()]]
+        if isinstance(value, torch.dtype):
+            return ["dtype", str(value).removeprefix("torch.")]
+        if value is None or isinstance(value, bool | int | float | str):
+            return ["value", value]
+        raise Unjudgeable(f"an argument of type {type(value).__name__} cannot be handed to a candidate")
+
+
+def main(sock: socket.socket) -> None:
+    """Serves the judge on `sock` until it hangs up."""
+    while True:
+        request = frames.receive(sock, deadline=time.monotonic() + IDLE_S, expected=(Kind.PROBLEM,)).body
+        try:
+            layout, tensors = _compute(request)
+        except BaseException as error:  # a reference may raise anything; the judge is told
+            body = {"type": type(error).__name__, "message": str(error)[:1000]}
+            frames.send(sock, Kind.FAILED, body)
+            continue
+        frames.send(sock, Kind.LAYOUT, layout)
+        fill = frames.receive(sock, deadline=time.monotonic() + IDLE_S, expected=(Kind.FILL,), takes_fds=True)
+        _fill(fill, tensors)
+        frames.send(sock, Kind.DONE, {})
+
+
+def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor]]:
+    module = types.ModuleType("problem")
+    exec(compile(request["source"], "problem.py", "exec"), module.__dict__)
+    torch.manual_seed(int.from_bytes(os.urandom(8)) >> 1)
+    precision = request["precision"]
+    with torch.no_grad():
+        init = list(module.get_init_inputs())
+        model = getattr(module, request["entry_point"])(*init)
+        _perturb(model)
+        _cast(model, precision)
+        state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        variants = list(VARIANTS)
+        sets = [
+            _make_set(module, model, variant=variants[number % len(variants)], precision=precision)
+            for number in range(request["num_sets"])
+        ]
+    return _describe(init, state=state, sets=sets)
+
+
+def _describe(init: list[Any], *, state: dict[str, torch.Tensor], sets: list[InputSet]) -> tuple[dict[str, Any], list[torch.Tensor]]:
+    describer = Describer()
+    layout = {
+        "init": describer.tree(init),
+        "state": [[name, describer.add(tensor)] for name, tensor in state.items()],
+        "sets": [
+            {
+                "variant": one.variant,
+                "inputs": describer.tree(one.inputs),
+                "outputs": [describer.add(tensor) for tensor in one.outputs],
+                "errors": [describer.add(tensor) for tensor in one.errors],
+            }
+            for one in sets
+        ],
+    }
+    layout["tensors"] = [[_dtype(tensor), list(tensor.shape)] for tensor in describer.tensors]
+    return layout, describer.tensors
+
+
+def _make_set(module: Any, model: Any, *, variant: str, precision: str) -> InputSet:
+    """Inputs of one distribution; of the given one where the reference does not bear the other."""
+    given = [_cast(value, precision) for value in module.get_inputs()]
+    if variant != "given":
+        changed = [_vary(value, variant) for value in given]
+        made = _run(model, changed, variant=variant)
+        if _is_bearable(made, tolerance=TOLERANCE.get(precision, 1e-4)):
+            return made
+    return _run(model, given, variant="given")
+
+
+def _vary(value: Any, variant: str) -> Any:
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return VARIANTS[variant](value.float()).to(value.dtype)
+    return value
+
+
+def _run(model: Any, inputs: list[Any], *, variant: str) -> InputSet:
+    """Eager outputs (on copies: a reference may work in place) and their error against float64."""
+    outputs = _flatten(copy.deepcopy(model)(*copy.deepcopy(inputs)))
+    exact = _run_exact(model, inputs)
+    errors = [_error(output, exact, number) for number, output in enumerate(outputs)]
+    return InputSet(inputs=inputs, outputs=outputs, errors=errors, variant=variant)
+
+
+def _run_exact(model: Any, inputs: list[Any]) -> list[torch.Tensor] | None:
+    try:
+        doubled = [_to_double(value) for value in copy.deepcopy(inputs)]
+        return _flatten(copy.deepcopy(model).double()(*doubled))
+    except Exception:  # a reference may insist on its dtype: then nothing is added to the tolerance
+        return None
+
+
+def _error(output: torch.Tensor, exact: list[torch.Tensor] | None, number: int) -> torch.Tensor:
+    if exact is None or not output.is_floating_point() or exact[number].shape != output.shape:
+        return torch.zeros(0, dtype=torch.float32)
+    error = (output.double() - exact[number].double()).abs()
+    return torch.nan_to_num(error, nan=0.0, posinf=0.0, neginf=0.0).float()
+
+
+def _is_bearable(made: InputSet, *, tolerance: float) -> bool:
+    for output, error in zip(made.outputs, made.errors, strict=True):
+        if not output.is_floating_point():
+            continue
+        if not torch.isfinite(output).all():
+            return False
+        wide = output.double()
+        allowed = tolerance * (wide.square().mean().sqrt() + wide.abs())
+        if error.numel() and (error > allowed).any():
+            return False
+    return True
+
+
+def _perturb(model: Any) -> None:
+    """Moves floating parameters off their defaults, so that a constant cannot stand for them."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point() and parameter.numel():
+            scale = PERTURBATION * (parameter.float().square().mean().sqrt() + 0.1)
+            parameter.add_(torch.randn_like(parameter) * scale)
+
+
+def _cast(value: Any, precision: str) -> Any:
+    """Model or input tensor to the problem's precision; fp32 leaves what the problem made."""
+    if precision == "fp32":
+        return value
+    if isinstance(value, torch.nn.Module):
+        return value.to(DTYPES[precision])
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return value.to(DTYPES[precision])
+    return value
+
+
+def _to_double(value: Any) -> Any:
+    return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+def _flatten(result: Any) -> list[torch.Tensor]:
+    if isinstance(result, torch.Tensor):
+        return [result]
+    if isinstance(result, list | tuple):
+        return [leaf for item in result for leaf in _flatten(item)]
+    raise Unjudgeable(f"the reference returns a {type(result).__name__}; tensors are judged")
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _fill(frame: frames.Frame, tensors: list[torch.Tensor]) -> None:
+    specs = [TensorSpec(_dtype(tensor), tuple(tensor.shape)) for tensor in tensors]
+    starts, num_bytes = offsets(specs)
+    fd = frame.fds[0]
+    memory = mmap.mmap(fd, num_bytes)
+    os.close(fd)
+    for tensor, spec, start in zip(tensors, specs, starts, strict=True):
+        if spec.num_bytes:
+            target = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=start)
+            target.copy_(tensor.flatten())

@@ -1,0 +1,73 @@
+"""The judge looks at a child's sandbox from outside, before anything untrusted enters it.
+
+Called by `candidate.py` and `references.py` between a child's HELLO and its first work. What is
+read comes from the kernel (/proc of the child, credentials of its socket), never from the child.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+
+from forge.evalpool.judge.sandbox import Isolation
+
+CREDENTIALS = struct.Struct("3i")
+SO_PASSCRED = 16
+SCM_CREDENTIALS = 2
+NAMESPACES = ("pid", "mnt", "ipc", "net")
+
+
+class WeakSandbox(Exception):
+    """A child stands in a weaker sandbox than its level promises. An infra error, never a verdict."""
+
+
+def ask_for_credentials(sock: socket.socket) -> None:
+    """Makes the kernel attach the sender's pid, in our numbering, to what arrives."""
+    sock.setsockopt(socket.SOL_SOCKET, SO_PASSCRED, 1)
+
+
+def peer_pid(sock: socket.socket) -> int:
+    """The pid of who sent the next byte (not consumed). The kernel's word."""
+    _, ancillary, _, _ = sock.recvmsg(1, socket.CMSG_SPACE(CREDENTIALS.size), socket.MSG_PEEK)
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == SCM_CREDENTIALS:
+            return CREDENTIALS.unpack(data[: CREDENTIALS.size])[0]
+    raise WeakSandbox("the kernel gave no credentials with the child's first frame")
+
+
+def check_sandbox(pid: int, *, isolation: Isolation, uid: int | None, mounts: frozenset[str]) -> None:
+    """Raises WeakSandbox unless the process has no capability, no way back, and only known mounts."""
+    status = _read_status(pid)
+    for field in ("CapEff", "CapPrm", "CapInh", "CapBnd", "CapAmb"):
+        if int(status[field], 16) != 0:
+            raise WeakSandbox(f"{field} is {status[field]}, not 0")
+    if status["NoNewPrivs"] != "1":
+        raise WeakSandbox("no_new_privs is not set")
+    uids = {int(word) for word in status["Uid"].split()}
+    if uid is not None and uids != {uid}:
+        raise WeakSandbox(f"its uids are {sorted(uids)}, not {uid}")
+    if isolation is Isolation.NONE:
+        return
+    if 0 in uids:
+        raise WeakSandbox("it runs as root")
+    if status.get("Seccomp", "2") != "2":
+        raise WeakSandbox("no seccomp filter")
+    for name in NAMESPACES:
+        if os.readlink(f"/proc/{pid}/ns/{name}") == os.readlink(f"/proc/self/ns/{name}"):
+            raise WeakSandbox(f"it shares our {name} namespace")
+    unknown = read_mounts(pid) ^ mounts
+    if unknown:
+        raise WeakSandbox(f"mounts differ from the allow-list: {sorted(unknown)[:5]}")
+
+
+def read_mounts(pid: int) -> frozenset[str]:
+    """Mount points of a process as it sees them."""
+    with open(f"/proc/{pid}/mountinfo") as file:
+        return frozenset(line.split()[4] for line in file)
+
+
+def _read_status(pid: int) -> dict[str, str]:
+    with open(f"/proc/{pid}/status") as file:
+        pairs = (line.split(":", 1) for line in file)
+        return {name: value.strip() for name, value in pairs}

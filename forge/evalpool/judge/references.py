@@ -1,0 +1,228 @@
+"""Reference results, by problem: what a candidate is given, and what it is compared with.
+
+Called by `trial.py`. Asks the oracle, keeps the results of a bounded number of problems, and
+has them made anew with fresh OS-random seeds after `MAX_USES` candidates. A candidate cannot carry
+anything from one judgement to the next, so sharing inputs among a few of them tells it nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+from forge.evalpool.judge import frames
+from forge.evalpool.judge.compare import Expected, unwritten
+from forge.evalpool.judge.frames import Kind
+from forge.evalpool.judge.shm import LayoutError, TensorSpec, offsets, shared_memory
+from forge.evalpool.judge.spawner import SandboxedChild, Spawner
+from forge.evalpool.judge.words import clean
+from forge.records.problem import Problem
+
+logger = logging.getLogger(__name__)
+
+MAX_PROBLEMS = 64
+MAX_CACHED_BYTES = 256 << 20
+MAX_USES = 32
+"""Candidates judged on one draw of inputs and parameters: a group of 8 with 3 turns on 2 judges
+needs it once."""
+MAX_TENSORS = 20_000
+
+Tree = list[Any]
+
+
+class ReferenceFailed(Exception):
+    """The problem's own reference cannot be run. Infra: no candidate is to blame."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slots:
+    """Where a call leaves its outputs, by index into the tensors of the memory."""
+
+    indices: tuple[int, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class Reference:
+    """One draw of a problem. `request` and `image` go to a candidate; the rest never does."""
+
+    request: dict[str, Any]
+    """Body of the CANDIDATE frame, but for the code."""
+    image: bytes
+    """The shared memory before the first call: inputs, parameters, unwritten slots."""
+    inputs_end: int
+    """Inputs lie in front of this byte."""
+    starts: list[int]
+    specs: list[TensorSpec]
+    slots: list[Slots]
+    """One a call: the input sets in order, then the ghost."""
+    expected: list[list[Expected]]
+    """By input set."""
+    num_uses: int = 0
+
+    def read(self, memory: bytes, index: int) -> bytes:
+        start = self.starts[index]
+        return memory[start : start + self.specs[index].num_bytes]
+
+
+class References:
+    """The oracle and its cache. Safe to call from several threads."""
+
+    def __init__(self, spawner: Spawner, *, num_sets: int, timeout_s: float, uid: int | None, max_bytes: int) -> None:
+        self._spawner = spawner
+        self._num_sets = num_sets
+        self._timeout_s = timeout_s
+        self._uid = uid
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._oracle: SandboxedChild | None = None
+        self._cache: OrderedDict[str, Reference] = OrderedDict()
+
+    def get(self, problem: Problem) -> Reference:
+        """Raises ReferenceFailed, or ZygoteGone."""
+        text = f"{problem.entry_point}\0{problem.precision}\0{problem.source}"
+        key = hashlib.sha256(text.encode()).hexdigest()
+        with self._lock:
+            cached = self._cache.get(key)
+            if cached is None or cached.num_uses >= MAX_USES:
+                cached = self._cache[key] = self._draw(problem)
+            self._cache.move_to_end(key)
+            while len(self._cache) > MAX_PROBLEMS or (len(self._cache) > 1 and self._size() > MAX_CACHED_BYTES):
+                self._cache.popitem(last=False)
+            cached.num_uses += 1
+            return cached
+
+    def forget_oracle(self) -> None:
+        """After the zygote was replaced: its oracle went with it."""
+        with self._lock:
+            if self._oracle is not None:
+                self._oracle.sock.close()
+                self._oracle = None
+
+    def _size(self) -> int:
+        return sum(len(one.image) * 4 for one in self._cache.values())
+
+    def _draw(self, problem: Problem) -> Reference:
+        if self._oracle is None:
+            self._oracle = self._spawner.spawn(role="oracle", uid=self._uid)
+        try:
+            return self._ask(self._oracle, problem)
+        except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError, LayoutError) as error:
+            oracle, self._oracle = self._oracle, None
+            self._spawner.end(oracle)
+            words = f"the reference of {problem.problem_id} ended its oracle: {type(error).__name__}: {error}"
+            raise ReferenceFailed(clean(words)) from error
+
+    def _ask(self, oracle: SandboxedChild, problem: Problem) -> Reference:
+        body = {
+            "source": problem.source,
+            "entry_point": problem.entry_point,
+            "precision": problem.precision,
+            "num_sets": self._num_sets,
+        }
+        deadline = time.monotonic() + self._timeout_s
+        frames.send(oracle.sock, Kind.PROBLEM, body)
+        answer = frames.receive(oracle.sock, deadline=deadline, expected=(Kind.LAYOUT, Kind.FAILED))
+        if answer.kind is Kind.FAILED:
+            words = f"the reference of {problem.problem_id} fails: {answer.body.get('type')}: {answer.body.get('message')}"
+            raise ReferenceFailed(clean(words))
+        specs = _parse_specs(answer.body.get("tensors"))
+        starts, num_bytes = offsets(specs)
+        if num_bytes > self._max_bytes:
+            raise LayoutError(f"{num_bytes} bytes of inputs and outputs; {self._max_bytes} are allowed")
+        with shared_memory(num_bytes) as (fd, memory):
+            frames.send(oracle.sock, Kind.FILL, {}, fds=(fd,))
+            frames.receive(oracle.sock, deadline=deadline, expected=(Kind.DONE,))
+            data = memory[:]
+        parts = [data[start : start + spec.num_bytes] for start, spec in zip(starts, specs, strict=True)]
+        try:
+            return _Builder(specs, parts, precision=problem.precision).build(answer.body)
+        except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
+            raise LayoutError(f"{type(error).__name__}: {error}") from error
+
+
+class _Builder:
+    """Arranges an oracle's tensors into a candidate's memory: inputs, then parameters, then slots."""
+
+    def __init__(self, specs: list[TensorSpec], parts: list[bytes], *, precision: str) -> None:
+        self._specs = specs
+        self._parts = parts
+        self._precision = precision
+        self._chosen: list[TensorSpec] = []
+        self._contents: list[bytes] = []
+
+    def build(self, layout: dict[str, Any]) -> Reference:
+        inputs = [self._tree(one["inputs"]) for one in layout["sets"]]
+        if not inputs:
+            raise LayoutError("no input set")
+        num_inputs = len(self._chosen)
+        init = self._tree(layout["init"])
+        state = [[str(name), self._take(index)] for name, index in layout["state"]]
+        expected = [self._expected(one) for one in layout["sets"]]
+        slots = [self._slots(one) for one in [*expected, expected[0]]]
+        starts, num_bytes = offsets(self._chosen)
+        image = bytearray(num_bytes)
+        for start, content in zip(starts, self._contents, strict=True):
+            image[start : start + len(content)] = content
+        inputs_end = starts[num_inputs] if num_inputs < len(starts) else num_bytes
+        tensors = [[spec.dtype, list(spec.shape), start] for spec, start in zip(self._chosen, starts, strict=True)]
+        request = {
+            "init": init,
+            "state": state,
+            "sets": inputs,
+            "tensors": tensors,
+            "num_bytes": num_bytes,
+            "slots": list(slots[0].indices),
+        }
+        return Reference(
+            request=request,
+            image=bytes(image),
+            inputs_end=inputs_end,
+            starts=starts,
+            specs=self._chosen,
+            slots=slots,
+            expected=expected,
+        )
+
+    def _tree(self, tree: Any) -> Tree:
+        """The same tree with our indices; refuses one that is not well-formed."""
+        kind, value = tree
+        if kind == "tensor":
+            return ["tensor", self._take(value)]
+        if kind in ("list", "tuple"):
+            return [kind, [self._tree(item) for item in value]]
+        if kind == "dict":
+            return [kind, [[str(key), self._tree(item)] for key, item in value]]
+        if kind in ("value", "dtype"):
+            return [kind, value]
+        raise LayoutError(f"unknown kind of argument {str(kind)[:40]}")
+
+    def _take(self, index: Any) -> int:
+        if type(index) is not int or not 0 <= index < len(self._specs):
+            raise LayoutError(f"no tensor {str(index)[:40]}")
+        return self._append(self._specs[index], self._parts[index])
+
+    def _append(self, spec: TensorSpec, content: bytes) -> int:
+        self._chosen.append(spec)
+        self._contents.append(content)
+        return len(self._chosen) - 1
+
+    def _expected(self, one: dict[str, Any]) -> list[Expected]:
+        pairs = zip(one["outputs"], one["errors"], strict=True)
+        return [
+            Expected.make(self._specs[output], self._parts[output], error=self._parts[error], precision=self._precision)
+            for output, error in pairs
+        ]
+
+    def _slots(self, expected: list[Expected]) -> Slots:
+        return Slots(indices=tuple(self._append(one.spec, unwritten(one.spec)) for one in expected))
+
+
+def _parse_specs(data: Any) -> list[TensorSpec]:
+    if not isinstance(data, list) or len(data) > MAX_TENSORS:
+        raise LayoutError("no list of tensors")
+    return [TensorSpec.parse(item) for item in data]

@@ -1,0 +1,249 @@
+"""Untrusted: runs one candidate in the sandbox and leaves its outputs in judge-owned memory.
+
+Forked by the zygote into a process of its own; imports nothing of forge and knows no reference, no
+tolerance, no expected output. What it reports of itself (launches, compiled kernels) is evidence,
+not proof: the judge trusts only what it reads from the shared memory and from the kernel.
+
+    judge ── CANDIDATE (+ memory) ──▶ import, construct, load parameters, call 0   ── DONE | FAILED ──▶
+          ── CALL set k ────────────▶ call on inputs k                              ── DONE | FAILED ──▶
+          ── CALL ghost ────────────▶ call 0 again with launches doing nothing      ── DONE | FAILED ──▶
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import socket
+import struct
+import sys
+import traceback
+import types
+from typing import Any
+
+import torch
+from triton.runtime import interpreter
+
+HEADER = struct.Struct("!4sBI")
+MAGIC = b"FRG1"
+CANDIDATE, CALL, DONE, FAILED = 7, 8, 9, 10
+FILE = "/tmp/work/candidate.py"
+MAX_MESSAGE_CHARACTERS = 1000
+
+
+class KernelRefused(Exception):
+    """The compiler does not take a kernel that the candidate launched."""
+
+
+class Session:
+    """One candidate: its module, its model, its tensors, its launches."""
+
+    def __init__(self, request: dict[str, Any], *, memory: mmap.mmap, compiler: Any, refused: type, file: str) -> None:
+        self.request = request
+        self.file = file
+        self.compiler = compiler
+        self.refused = refused
+        self.stage = "import"
+        self.num_launches = 0
+        self.is_ghost = False
+        self.compiled: set[str] = set()
+        self.compile_line: int | None = None
+        self.tensors = [_tensor(memory, *spec) for spec in request["tensors"]]
+        self.kept: list[Any] = []
+        """Outputs stay alive, so that no later allocation finds an answer in freed memory."""
+        self.model: Any = None
+
+    def prepare(self) -> None:
+        """Import, construct, load parameters."""
+        module = _import(self.request["code"], self.file)
+        self.stage = "init"
+        arguments = self._decode(self.request["init"])
+        self.model = getattr(module, self.request["entry_point"])(*arguments)
+        self.stage = "load"
+        state = {name: self.tensors[index] for name, index in self.request["state"]}
+        with torch.no_grad():
+            _load_state(self.model, state)
+
+    def call(self, number: int, *, slots: list[int]) -> list[Any]:
+        """One forward pass on input set `number`; outputs go to the slots. Returns what came out."""
+        self.stage = "call"
+        self.num_launches = 0
+        inputs = self._decode(self.request["sets"][number])
+        with torch.no_grad():
+            result = self.model(*inputs)
+        outputs = _flatten(result)
+        self.kept.append(result)
+        for output, slot in zip(outputs, slots, strict=False):
+            target = self.tensors[slot]
+            if type(output) in (torch.Tensor, torch.nn.Parameter) and _same_form(output, target):
+                target.copy_(output.detach())
+        return [[type(output).__name__, *_form(output)] for output in outputs]
+
+    def launched(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Told of every launch. Compiles it the first time; answers whether it is to be run."""
+        self.num_launches += 1
+        if self.is_ghost:
+            return False
+        name = function.fn.__name__
+        if name not in self.compiled:
+            try:
+                self.compiler.compile_launch(function, args, kwargs, depth=self.request["depth"])
+            except self.refused as error:
+                self.compile_line = error.line or function.fn.__code__.co_firstlineno
+                raise KernelRefused(f"in kernel {name}: {error}") from None
+            self.compiled.add(name)
+        return True
+
+    def _decode(self, tree: Any) -> Any:
+        kind, value = tree
+        if kind == "tensor":
+            return self.tensors[value]
+        if kind == "dict":
+            return {key: self._decode(item) for key, item in value}
+        if kind in ("list", "tuple"):
+            items = [self._decode(item) for item in value]
+            return items if kind == "list" else tuple(items)
+        return getattr(torch, value) if kind == "dtype" else value
+
+
+def main(sock: socket.socket, *, compiler: Any, refused: type, file: str = FILE) -> None:
+    """Serves the judge on `sock` until it hangs up. Never returns an answer of its own."""
+    kind, request, fds = _receive(sock)
+    if kind != CANDIDATE or not fds:
+        return
+    memory = mmap.mmap(fds[0], request["num_bytes"])
+    session = Session(request, memory=memory, compiler=compiler, refused=refused, file=file)
+    _watch_launches(session)
+    _answer(sock, session, lambda: _first_call(session))
+    while True:
+        kind, request, _ = _receive(sock)
+        session.is_ghost = bool(request["ghost"])
+        if session.is_ghost:
+            torch.use_deterministic_algorithms(True, warn_only=True)  # fills torch.empty with NaN
+        number, slots = request["set"], request["slots"]
+        _answer(sock, session, lambda number=number, slots=slots: session.call(number, slots=slots))
+
+
+def _first_call(session: Session) -> list[Any]:
+    session.prepare()
+    return session.call(0, slots=session.request["slots"])
+
+
+def _answer(sock: socket.socket, session: Session, work: Any) -> None:
+    """Does the work and reports it. The boundary: whatever a candidate raises ends here."""
+    try:
+        outputs = work()
+    except BaseException as error:  # also SystemExit and KeyboardInterrupt of the candidate
+        _send(sock, FAILED, _describe(error, session))
+        return
+    body = {"outputs": outputs, "num_launches": session.num_launches, "kernels": sorted(session.compiled)}
+    _send(sock, DONE, body)
+
+
+def _describe(error: BaseException, session: Session) -> dict[str, Any]:
+    """The innermost error behind the interpreter's wrappers, at the candidate's innermost line."""
+    line = _candidate_line(error, session.file)
+    while isinstance(error, interpreter.InterpreterError) and error.__cause__ is not None:
+        error = error.__cause__
+        line = _candidate_line(error, session.file) or line
+    is_refused = isinstance(error, KernelRefused)
+    return {
+        "stage": "compile" if is_refused else session.stage,
+        "type": type(error).__name__,
+        "message": str(error)[:MAX_MESSAGE_CHARACTERS],
+        "line": session.compile_line if is_refused else line,
+        "num_launches": session.num_launches,
+        "kernels": sorted(session.compiled),
+    }
+
+
+def _candidate_line(error: BaseException, file: str) -> int | None:
+    if isinstance(error, SyntaxError) and error.filename == file:
+        return error.lineno
+    lines = [number for frame, number in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == file]
+    return lines[-1] if lines else None
+
+
+def _watch_launches(session: Session) -> None:
+    original = interpreter.InterpretedFunction.run
+
+    def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        if not warmup and session.launched(self, args, kwargs):
+            return original(self, *args, grid=grid, warmup=False, **kwargs)
+        return None
+
+    interpreter.InterpretedFunction.run = run  # pyright: ignore
+
+
+def _import(code: str, file: str) -> types.ModuleType:
+    """Runs the candidate as a module of a real file: Triton reads kernel sources from it."""
+    with open(file, "w") as out:
+        out.write(code)
+    module = types.ModuleType("candidate")
+    module.__file__ = file
+    sys.modules["candidate"] = module
+    exec(compile(code, file, "exec"), module.__dict__)
+    return module
+
+
+def _load_state(model: Any, state: dict[str, torch.Tensor]) -> None:
+    """The reference's parameters into the candidate: its own hook, else by name, else by order."""
+    hook = getattr(model, "load_reference", None)
+    if callable(hook):
+        hook(state)
+        return
+    own = model.state_dict()
+    by_name = {name: tensor for name, tensor in state.items() if name in own and own[name].shape == tensor.shape}
+    for name, tensor in by_name.items():
+        own[name].copy_(tensor)
+    rest_own = [tensor for name, tensor in own.items() if name not in by_name]
+    rest = [tensor for name, tensor in state.items() if name not in by_name]
+    for target in rest_own:
+        match = next((tensor for tensor in rest if tensor.shape == target.shape), None)
+        if match is not None:
+            target.copy_(match)
+            rest = [tensor for tensor in rest if tensor is not match]
+
+
+def _flatten(result: Any) -> list[Any]:
+    if isinstance(result, list | tuple):
+        return [leaf for item in result for leaf in _flatten(item)]
+    return [result]
+
+
+def _form(output: Any) -> tuple[str, list[int]]:
+    if not isinstance(output, torch.Tensor):
+        return "", []
+    return str(output.dtype).removeprefix("torch."), list(output.shape)
+
+
+def _same_form(output: torch.Tensor, target: torch.Tensor) -> bool:
+    return output.shape == target.shape and output.dtype == target.dtype
+
+
+def _tensor(memory: mmap.mmap, dtype: str, shape: list[int], offset: int) -> torch.Tensor:
+    kind = getattr(torch, dtype)
+    count = math.prod(shape)
+    if count == 0:
+        return torch.empty(shape, dtype=kind)
+    return torch.frombuffer(memory, dtype=kind, count=count, offset=offset).view(shape)
+
+
+def _receive(sock: socket.socket) -> tuple[int, dict[str, Any], list[int]]:
+    """The judge is trusted: it may send any length. Exits when it has hung up."""
+    data, fds, _, _ = socket.recv_fds(sock, HEADER.size, 4)
+    if len(data) < HEADER.size:
+        sys.exit(0)
+    _, kind, length = HEADER.unpack(data)
+    parts = bytearray()
+    while len(parts) < length:
+        part = sock.recv(length - len(parts))
+        if not part:
+            sys.exit(0)
+        parts += part
+    return kind, json.loads(parts), fds
+
+
+def _send(sock: socket.socket, kind: int, body: dict[str, Any]) -> None:
+    data = json.dumps(body).encode()
+    sock.sendall(HEADER.pack(MAGIC, kind, len(data)) + data)

@@ -1,0 +1,131 @@
+"""Putting a process into its sandbox: the zygote's own, once, and a smaller one for each child.
+
+    judge ──spawns──▶ launcher ──unshare pid, mount, ipc, net (+ user)──▶ zygote, pid 1, in the root
+                                     zygote ──unshare pid──▶ child (runner or oracle), pid 1 of its own:
+                                        own mount and ipc namespace, /proc, tmpfs, uid, no capability
+
+The zygote being pid 1 of a namespace, its end is the end of every child, whatever a child did; a
+child being pid 1 of its own, killing it kills all that it started. So no warden process is needed:
+one fork of a large process less a candidate. What this does not cover: the network namespace is
+shared by the children of one judge (with loopback down), who may not make sockets (seccomp).
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from dataclasses import dataclass
+from enum import StrEnum
+
+from forge.evalpool.judge import linux, root, seccomp
+
+SCRATCH_BYTES = 64 << 20
+SCRATCH_FILES = 4096
+MAX_PROCESSES = 64
+"""Processes and threads of a child; counted by kernel per uid, so real only where it has its own."""
+MAX_FILE_BYTES = 64 << 20
+MAX_OPEN_FILES = 256
+OOM_SCORE = 1000
+"""The kernel ends a child before anybody else."""
+SCRATCH_FOLDERS = ("work", "home", "shm", "triton")
+CHILD_ENVIRONMENT = {
+    "HOME": "/tmp/home",
+    "TMPDIR": "/tmp",
+    "TRITON_CACHE_DIR": "/tmp/triton",
+    "TRITON_INTERPRET": "1",
+    "PATH": "/nonexistent",
+    "LANG": "C.UTF-8",
+}
+
+
+class Isolation(StrEnum):
+    """How strong the sandbox is. Recorded in every verdict."""
+
+    NAMESPACES = "namespaces"
+    """Own pid, mount, ipc and net namespaces, allow-list root, own uid where we are root."""
+    NONE = "none"
+    """Limits and no_new_privs only: files, sockets and other processes are within reach."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildLimits:
+    """What one child may use."""
+
+    uid: int | None
+    """Its own uid, where we are root."""
+    memory_bytes: int
+    """Beyond what is mapped already."""
+
+
+def enter_zygote_namespaces() -> None:
+    """First half, in the launcher: namespaces for all that follows. The next fork is pid 1 there."""
+    uid, gid = os.geteuid(), os.getegid()
+    flags = linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWIPC | linux.CLONE_NEWNET
+    if uid == 0:
+        linux.unshare(flags)
+        return
+    linux.unshare(flags | linux.CLONE_NEWUSER)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+
+
+def enter_root(plan: root.RootPlan, *, at: str) -> None:
+    """Second half, in the zygote: the allow-list root, with the /proc of its own pid namespace."""
+    root.build_root(plan, at=at)
+    linux.mount("proc", f"{at}/proc", kind="proc", flags=_proc_flags())
+    linux.pivot_root(at)
+    root.seal_root()
+
+
+def enter_child_sandbox(limits: ChildLimits, *, isolation: Isolation, mapped_bytes: int) -> None:
+    """In a freshly forked child (pid 1 of its namespace): everything down to the filter.
+
+    Promise: returns only if each step succeeded; the judge looks at the result from outside too.
+    """
+    if isolation is Isolation.NAMESPACES:
+        linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWIPC)
+        linux.mount("proc", "/proc", kind="proc", flags=_proc_flags())
+        options = f"size={SCRATCH_BYTES},nr_inodes={SCRATCH_FILES},mode=1777"
+        linux.mount("tmpfs", root.SCRATCH, kind="tmpfs", flags=_proc_flags(), data=options)
+        for name in SCRATCH_FOLDERS:
+            os.mkdir(f"{root.SCRATCH}/{name}")
+            os.chmod(f"{root.SCRATCH}/{name}", 0o777)
+        os.chdir(f"{root.SCRATCH}/work")
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write(str(OOM_SCORE))
+    _limit(limits, mapped_bytes=mapped_bytes)
+    linux.drop_bounding_set()
+    if limits.uid is not None:
+        os.setgroups([])
+        os.setresgid(limits.uid, limits.uid, limits.uid)
+        os.setresuid(limits.uid, limits.uid, limits.uid)
+    linux.prctl(linux.PR_SET_PDEATHSIG, 9)
+    linux.drop_capabilities()
+    linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+    if isolation is Isolation.NAMESPACES:
+        seccomp.install()
+    os.environ.clear()
+    os.environ.update(CHILD_ENVIRONMENT)
+
+
+def mapped_bytes() -> int:
+    """Address space of this process. torch maps far more than it uses."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _limit(limits: ChildLimits, *, mapped_bytes: int) -> None:
+    address_space = mapped_bytes + limits.memory_bytes
+    for kind, value in (
+        (resource.RLIMIT_AS, address_space),
+        (resource.RLIMIT_NPROC, MAX_PROCESSES),
+        (resource.RLIMIT_FSIZE, MAX_FILE_BYTES),
+        (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        resource.setrlimit(kind, (value, value))
+
+
+def _proc_flags() -> int:
+    return linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC

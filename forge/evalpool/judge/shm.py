@@ -1,0 +1,87 @@
+"""Shared buffers: sealed memfds owned by the judge, and where each tensor lies in one.
+
+A layout is a list of `TensorSpec` (dtype, shape); both sides compute the same offsets from it. On
+a GPU these will be device allocations passed the same way (design, section 6, row 6).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+ALIGNMENT_BYTES = 64
+"""What torch aligns its own allocations to: an honest kernel may rely on 16."""
+MAX_DIMENSIONS = 16
+ITEM_BYTES = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
+"""Types that a tensor may have; others make a problem unjudgeable."""
+
+F_ADD_SEALS = 1033
+SEAL_SIZE = 0x1 | 0x2 | 0x4
+"""F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW: nobody can truncate it under the judge (SIGBUS)."""
+
+
+class LayoutError(Exception):
+    """A layout from a child is malformed or larger than allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor: element type by torch's name, and shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return ITEM_BYTES[self.dtype] * math.prod(self.shape)
+
+    @classmethod
+    def parse(cls, data: Any) -> TensorSpec:
+        """From `[dtype, shape]` as a child sent it. Raises LayoutError."""
+        if not isinstance(data, list) or len(data) != 2 or data[0] not in ITEM_BYTES:
+            raise LayoutError(f"no tensor spec: {str(data)[:80]}")
+        shape = data[1]
+        if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS:
+            raise LayoutError(f"no shape: {str(shape)[:80]}")
+        if not all(type(size) is int and 0 <= size < 1 << 40 for size in shape):
+            raise LayoutError(f"no shape: {str(shape)[:80]}")
+        return cls(data[0], tuple(shape))
+
+
+def offsets(specs: Sequence[TensorSpec]) -> tuple[list[int], int]:
+    """Where each tensor starts, and how long the whole is (at least one byte)."""
+    starts, end = [], 0
+    for spec in specs:
+        starts.append(end)
+        end += -(-spec.num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    return starts, max(end, 1)
+
+
+@contextmanager
+def shared_memory(num_bytes: int) -> Iterator[tuple[int, mmap.mmap]]:
+    """A zeroed memfd of this size, sealed against resizing, and our mapping of it."""
+    fd = os.memfd_create("forge", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, num_bytes)
+        fcntl.fcntl(fd, F_ADD_SEALS, SEAL_SIZE)
+        with mmap.mmap(fd, num_bytes) as memory:
+            yield fd, memory
+    finally:
+        os.close(fd)

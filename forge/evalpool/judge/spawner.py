@@ -1,0 +1,160 @@
+"""The judge's handle on its zygote: start it, have it fork children, have them killed.
+
+Promise: a child is returned only after the judge has looked at its sandbox from outside; a zygote
+that does not answer is `ZygoteGone`, which is our fault (infra) and never a verdict.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from forge.evalpool.judge import frames, proof
+from forge.evalpool.judge.frames import Kind
+from forge.evalpool.judge.sandbox import Isolation
+
+logger = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 60.0
+"""Imports of torch and triton on a busy machine."""
+FORK_TIMEOUT_S = 10.0
+PASSED_ON = ("LD_LIBRARY_PATH", "PYTHONPATH")
+"""The zygote's environment is empty but for these."""
+
+
+class ZygoteGone(Exception):
+    """The zygote died or is silent. Infra: it is restarted, nobody is blamed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxedChild:
+    """A runner or oracle that has been inspected and waits for work."""
+
+    sock: socket.socket
+    pid: int
+    """As the zygote numbers it."""
+
+
+class Spawner:
+    """Owns one zygote at a time. `start` from the main thread only (death signals are per thread)."""
+
+    def __init__(self, *, isolation: Isolation, folder: Path, memory_bytes: int) -> None:
+        self.isolation = isolation
+        self.is_running = False
+        self.versions: dict[str, str] = {}
+        self._folder = folder
+        self._memory_bytes = memory_bytes
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._mounts: frozenset[str] = frozenset()
+        self._sock: socket.socket | None = None
+
+    def start(self) -> None:
+        """Spawns the zygote; `wait_ready` must follow."""
+        self.close()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        ours, theirs = socket.socketpair()
+        proof.ask_for_credentials(ours)
+        config = {"isolation": self.isolation, "folder": str(self._folder), "judge_pid": os.getpid()}
+        command = [sys.executable, "-m", "forge.evalpool.judge.zygote", str(theirs.fileno()), json.dumps(config)]
+        env = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            command, env=env, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL
+        )
+        theirs.close()
+        self._sock = ours
+
+    def wait_ready(self) -> None:
+        """Raises ZygoteGone: with namespaces forbidden it ends at once, saying why on stderr."""
+        assert self._sock is not None
+        try:
+            deadline = time.monotonic() + START_TIMEOUT_S
+            if not _has_data(self._sock, deadline=deadline):
+                raise ZygoteGone("the zygote ended while starting")
+            pid = proof.peer_pid(self._sock)
+            frame = frames.receive(self._sock, deadline=deadline, expected=(Kind.READY,))
+            self._mounts = proof.read_mounts(pid) | {"/tmp"}
+        except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError, OSError) as error:
+            raise ZygoteGone(f"the zygote did not get ready: {error}") from error
+        self.versions = {name: str(value) for name, value in frame.body.items()}
+        self.is_running = True
+
+    def spawn(self, *, role: str, uid: int | None) -> SandboxedChild:
+        """A new child, inspected. Raises ZygoteGone or WeakSandbox."""
+        ours, theirs = socket.socketpair()
+        try:
+            proof.ask_for_credentials(ours)
+            body = {"role": role, "uid": uid, "memory_bytes": self._memory_bytes}
+            pid = int(self._ask(Kind.SPAWN, body, fds=(theirs.fileno(),), answer=Kind.SPAWNED)["pid"])
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        child = SandboxedChild(sock=ours, pid=pid)
+        try:
+            self._inspect(child, uid=uid)
+        except BaseException:
+            self.end(child)
+            raise
+        return child
+
+    def end(self, child: SandboxedChild) -> int:
+        """Kills everything of a child and returns its wait status: how it ended, if it had."""
+        child.sock.close()
+        return int(self._ask(Kind.REAP, {"pid": child.pid}, answer=Kind.REAPED)["status"])
+
+    def close(self) -> None:
+        """Ends the zygote and with it every child."""
+        self.is_running = False
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def _inspect(self, child: SandboxedChild, *, uid: int | None) -> None:
+        deadline = time.monotonic() + FORK_TIMEOUT_S
+        try:
+            if not _has_data(child.sock, deadline=deadline):
+                raise ZygoteGone("a forked child ended before it said hello; its words are in the log")
+            pid = proof.peer_pid(child.sock)
+            frames.receive(child.sock, deadline=deadline, expected=(Kind.HELLO,))
+            proof.check_sandbox(pid, isolation=self.isolation, uid=uid, mounts=self._mounts)
+        except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError, OSError) as error:
+            raise ZygoteGone(f"a forked child gave no hello: {error}") from error
+        child.sock.setsockopt(socket.SOL_SOCKET, proof.SO_PASSCRED, 0)
+
+    def _ask(self, kind: Kind, body: dict[str, object], *, answer: Kind, fds: tuple[int, ...] = ()) -> dict[str, object]:
+        with self._lock:
+            if self._sock is None:
+                raise ZygoteGone("no zygote is running")
+            try:
+                frames.send(self._sock, kind, body, fds=fds, timeout_s=FORK_TIMEOUT_S)
+                return frames.receive(
+                    self._sock, deadline=time.monotonic() + FORK_TIMEOUT_S, expected=(answer,)
+                ).body
+            except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError) as error:
+                self.is_running = False
+                raise ZygoteGone(f"the zygote was asked to {kind.name.lower()} and: {error}") from error
+
+
+def _has_data(sock: socket.socket, *, deadline: float) -> bool:
+    """Waits for the first byte. False when the peer has closed."""
+    sock.settimeout(max(0.001, deadline - time.monotonic()))
+    try:
+        return bool(sock.recv(1, socket.MSG_PEEK))
+    except TimeoutError as error:
+        raise frames.DeadlinePassed("silent past the deadline") from error

@@ -1,0 +1,303 @@
+"""One candidate, judged: screen → sandbox → compile and first call → further inputs → ghost → verdict.
+
+Called by `app.py` in a worker thread, several at once if the config says so. The judge's side of
+the runner: it sends code and memory, waits under a deadline, reads what lies in the memory, and
+kills. Promise: every way a candidate can end gives a verdict; what is our fault is `infra_error`.
+"""
+
+from __future__ import annotations
+
+import mmap
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from forge.config.schema import JudgeTable
+from forge.evalpool.judge import frames, words
+from forge.evalpool.judge.compare import mismatch, unwritten
+from forge.evalpool.judge.frames import Kind
+from forge.evalpool.judge.proof import WeakSandbox
+from forge.evalpool.judge.references import Reference, ReferenceFailed, References
+from forge.evalpool.judge.screen import screen
+from forge.evalpool.judge.shm import shared_memory
+from forge.evalpool.judge.spawner import SandboxedChild, Spawner, ZygoteGone
+from forge.records.problem import Problem
+from forge.records.verdict import Status, Verdict
+
+NEEDS_GPU_MARKS = (
+    "Torch not compiled with CUDA enabled",
+    "Found no NVIDIA driver",
+    "No CUDA GPUs are available",
+    "extern_elementwise not supported in interpreter mode",
+    "inline_asm not supported in interpreter mode",
+)
+NEEDS_GPU_LINES = ("is_cuda", '"cuda"', "'cuda'")
+"""An assertion on a line that has one of these asks for a GPU, not for a mended kernel."""
+OUT_OF_MEMORY_MARKS = ("MemoryError", "can't allocate memory", "not enough memory", "Cannot allocate memory")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stamp:
+    """What every verdict of a judge carries."""
+
+    isolation: str
+    caps: str
+    harness: str
+    device: str = "cpu"
+
+
+@dataclass(slots=True)
+class Phases:
+    """Seconds by phase of one judgement."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - started, 6)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A verdict without its stamp."""
+
+    status: Status
+    reason: str
+    detail: str = ""
+    is_compiled: bool = False
+    num_launches: int = 0
+
+
+class Decided(Exception):
+    """A candidate stops at the first stage it fails."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(finding.reason)
+        self.finding = finding
+
+
+class Trials:
+    """Judges candidates one at a time each; holds what they share."""
+
+    def __init__(self, *, table: JudgeTable, spawner: Spawner, references: References, stamp: Stamp) -> None:
+        self._table = table
+        self._spawner = spawner
+        self._references = references
+        self._stamp = stamp
+
+    def judge(self, problem: Problem, code: str, *, uid: int | None) -> Verdict:
+        """Blocks until the verdict, at most the sum of all deadlines. `uid` is the runner's own."""
+        phases = Phases()
+        try:
+            finding = self._find(problem, code, uid=uid, phases=phases)
+        except Decided as decided:
+            finding = decided.finding
+        except ReferenceFailed as error:
+            finding = Finding(status=Status.INFRA_ERROR, reason="reference_failed", detail=str(error))
+        except WeakSandbox as error:
+            finding = Finding(status=Status.INFRA_ERROR, reason="weak_sandbox", detail=str(error))
+        except ZygoteGone as error:
+            finding = Finding(status=Status.INFRA_ERROR, reason="zygote_gone", detail=words.clean(str(error)))
+        return self.stamped(finding, phases=phases)
+
+    def stamped(self, finding: Finding, *, phases: Phases) -> Verdict:
+        return Verdict(
+            status=finding.status,
+            reason=finding.reason,
+            detail=words.clean(finding.detail),
+            is_compiled=finding.is_compiled,
+            num_launches=finding.num_launches,
+            isolation=self._stamp.isolation,
+            caps=self._stamp.caps,
+            device=self._stamp.device,
+            harness=self._stamp.harness,
+            phase_s=dict(phases.seconds),
+        )
+
+    def _find(self, problem: Problem, code: str, *, uid: int | None, phases: Phases) -> Finding:
+        entry_point = f"{problem.entry_point}New"
+        with phases.timed("screen"):
+            screening = screen(code, entry_point=entry_point)
+        if not screening.is_ok:
+            status = Status.COMPILE_ERROR if screening.is_compile_error else Status.REJECTED
+            return Finding(status=status, reason=screening.reason, detail=screening.detail)
+        with phases.timed("reference"):
+            reference = self._references.get(problem)
+        with shared_memory(len(reference.image)) as (fd, memory):
+            memory[:] = reference.image
+            with phases.timed("sandbox"):
+                child = self._spawner.spawn(role="runner", uid=uid)
+            run = _Run(code, reference=reference, memory=memory, spawner=self._spawner, child=child, phases=phases)
+            try:
+                return run.check(entry_point, table=self._table, fd=fd)
+            finally:
+                with phases.timed("end"):
+                    run.end()
+
+
+@dataclass(slots=True)
+class _Run:
+    """One runner from its first frame to its end."""
+
+    code: str
+    reference: Reference
+    memory: mmap.mmap
+    spawner: Spawner
+    child: SandboxedChild
+    phases: Phases
+    is_compiled: bool = False
+    num_launches: int = 0
+    is_ended: bool = False
+
+    def __init__(self, code: str, *, reference: Reference, memory: mmap.mmap, spawner: Spawner, child: SandboxedChild, phases: Phases) -> None:
+        self.code, self.reference, self.memory = code, reference, memory
+        self.spawner, self.child, self.phases = spawner, child, phases
+        self.is_compiled, self.num_launches, self.is_ended = False, 0, False
+
+    def end(self) -> int:
+        """Kills it. Answers how it had ended, once."""
+        if self.is_ended:
+            return 0
+        self.is_ended = True
+        return self.spawner.end(self.child)
+
+    def check(self, entry_point: str, *, table: JudgeTable, fd: int) -> Finding:
+        body = {**self.reference.request, "code": self.code, "entry_point": entry_point, "depth": table.compile}
+        with self.phases.timed("compile"):
+            done = self._ask(Kind.CANDIDATE, body, fds=(fd,), phase="compile", timeout_s=table.compile_timeout_s)
+        self.num_launches = _count(done.body.get("num_launches"))
+        deadline = time.monotonic() + table.correct_timeout_s
+        with self.phases.timed("correct"):
+            self._compare(done.body, call=0)
+            for number in range(1, len(self.reference.expected)):
+                self._compare(self._call(number, deadline=deadline), call=number)
+        with self.phases.timed("evidence"):
+            self._require_work(deadline=deadline)
+        return self._finding(Status.CORRECT, "ok")
+
+    def _call(self, number: int, *, deadline: float, is_ghost: bool = False) -> dict[str, Any]:
+        slots = self.reference.slots[-1 if is_ghost else number]
+        body = {"set": number, "slots": list(slots.indices), "ghost": is_ghost}
+        left_s = max(0.05, deadline - time.monotonic())
+        return self._ask(Kind.CALL, body, phase="correct", timeout_s=left_s).body
+
+    def _ask(self, kind: Kind, body: dict[str, Any], *, phase: str, timeout_s: float, fds: tuple[int, ...] = ()) -> frames.Frame:
+        """Sends work and waits for it. Raises Decided for whatever went wrong."""
+        try:
+            frames.send(self.child.sock, kind, body, fds=fds, timeout_s=timeout_s)
+            answer = frames.receive(
+                self.child.sock, deadline=time.monotonic() + timeout_s, expected=(Kind.DONE, Kind.FAILED)
+            )
+        except frames.DeadlinePassed:
+            detail = f"no answer within {timeout_s:.3g} s: does a loop end?"
+            raise Decided(self._finding(Status.TIMEOUT, f"deadline:{phase}", detail)) from None
+        except frames.FrameError:
+            detail = "something other than the runner wrote on its channel"
+            raise Decided(self._finding(Status.REJECTED, "forged_frame", detail)) from None
+        except frames.PeerGone:
+            raise Decided(self._crashed(self.end())) from None
+        if answer.kind is Kind.FAILED:
+            raise Decided(self._failed(answer.body))
+        return answer
+
+    def _compare(self, done: dict[str, Any], *, call: int) -> None:
+        """Raises Decided unless call `call` left the right outputs and nothing else."""
+        expected, slots = self.reference.expected[call], self.reference.slots[call].indices
+        data = self.memory[:]  # a private copy: the runner still runs
+        outputs = [self.reference.read(data, slot) for slot in slots]
+        is_written = any(output != unwritten(one.spec) for output, one in zip(outputs, expected, strict=True))
+        if call == 0:
+            self.is_compiled = is_written and self.num_launches > 0
+        form = _form_mismatch(done.get("outputs"), self.reference, slots)
+        if form is not None:
+            raise Decided(self._finding(Status.WRONG, "shape", form))
+        if self.num_launches == 0:
+            detail = "forward launches no kernel of its own"
+            raise Decided(self._finding(Status.REJECTED, "no_kernel_launch", detail))
+        if expected and not is_written and any(one.values.size for one in expected):
+            detail = "the output is all NaN: the kernel never writes it"
+            raise Decided(self._finding(Status.WRONG, "output_not_written", detail))
+        for number, (one, output) in enumerate(zip(expected, outputs, strict=True)):
+            name = "output" if len(expected) == 1 else f"output {number}"
+            found = mismatch(one, output, name=name)
+            if found is not None:
+                raise Decided(self._finding(Status.WRONG, "mismatch", found))
+        end = self.reference.inputs_end
+        if data[:end] != self.reference.image[:end]:
+            detail = "forward changes its inputs; write to a new tensor"
+            raise Decided(self._finding(Status.WRONG, "inputs_modified", detail))
+
+    def _require_work(self, *, deadline: float) -> None:
+        """Ghost replay: with launches doing nothing, the answer must not stay right."""
+        try:
+            self._call(0, deadline=deadline, is_ghost=True)
+        except Decided as decided:
+            if decided.finding.status in (Status.RUNTIME_ERROR, Status.WRONG, Status.COMPILE_ERROR):
+                return
+            raise
+        data = self.memory[:]
+        slots = self.reference.slots[-1].indices
+        outputs = [self.reference.read(data, slot) for slot in slots]
+        pairs = zip(self.reference.expected[0], outputs, strict=True)
+        if all(mismatch(one, output) is None for one, output in pairs):
+            detail = "the output does not depend on the kernel: it is computed elsewhere"
+            raise Decided(self._finding(Status.REJECTED, "decoy_kernel", detail))
+
+    def _failed(self, body: dict[str, Any]) -> Finding:
+        """A FAILED frame in the judge's words. Its content is the candidate's: only quoted."""
+        stage, kind, message, line = (body.get(name) for name in ("stage", "type", "message", "line"))
+        text = f"{kind}: {message}" if message else f"{kind}"
+        source = self.code.split("\n")[line - 1] if type(line) is int and 0 < line <= self.code.count("\n") + 1 else ""
+        if stage == "compile":
+            detail = words.at_line(self.code, line, f"Triton does not compile this {message}")
+            return self._finding(Status.COMPILE_ERROR, "not_triton", detail)
+        if _needs_gpu(text, source, kind):
+            return self._finding(Status.NEEDS_GPU, "needs_gpu", words.at_line(self.code, line, text))
+        detail = words.at_line(self.code, line, text)
+        if any(mark in text for mark in OUT_OF_MEMORY_MARKS):
+            return self._finding(Status.RUNTIME_ERROR, "out_of_memory", detail)
+        if stage == "import":
+            return self._finding(Status.COMPILE_ERROR, "import_error", detail)
+        return self._finding(Status.RUNTIME_ERROR, "exception", detail)
+
+    def _crashed(self, status: int) -> Finding:
+        return self._finding(Status.RUNTIME_ERROR, "crash", words.exit_in_words(status))
+
+    def _finding(self, status: Status, reason: str, detail: str = "") -> Finding:
+        return Finding(
+            status=status, reason=reason, detail=detail, is_compiled=self.is_compiled, num_launches=self.num_launches
+        )
+
+
+def _form_mismatch(outputs: Any, reference: Reference, slots: tuple[int, ...]) -> str | None:
+    """Compares what the runner says came out with what must; its lie would leave a slot unwritten."""
+    if not isinstance(outputs, list):
+        return "forward returned nothing that can be read"
+    if len(outputs) != len(slots):
+        return f"forward returned {len(outputs)} outputs, expected {len(slots)}"
+    for output, slot in zip(outputs, slots, strict=True):
+        spec = reference.specs[slot]
+        kind, dtype, shape = output if isinstance(output, list) and len(output) == 3 else ("?", "", [])
+        if kind not in ("Tensor", "Parameter"):
+            return f"forward returned {str(kind)[:40]}, expected a tensor"
+        if shape != list(spec.shape):
+            return f"output shape is {str(shape)[:80]}, expected {list(spec.shape)}"
+        if dtype != spec.dtype:
+            return f"output dtype is {str(dtype)[:40]}, expected {spec.dtype}"
+    return None
+
+
+def _needs_gpu(text: str, source: str, kind: object) -> bool:
+    if any(mark in text for mark in NEEDS_GPU_MARKS):
+        return True
+    return kind == "AssertionError" and any(mark in source for mark in NEEDS_GPU_LINES)
+
+
+def _count(value: object) -> int:
+    return value if type(value) is int and 0 <= value < 1 << 31 else 0

@@ -1,0 +1,51 @@
+"""The judge's words to the model: short, with the failing line, without paths or control characters.
+
+Called where a verdict is made. What a candidate raised is quoted under the judge's own prefix.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+
+MAX_DETAIL_CHARACTERS = 2000
+TYPICAL_CHARACTERS = 300
+"""Messages are cut here: a small model has to read them."""
+MAX_LINE_CHARACTERS = 100
+
+_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+_PATH = re.compile(r"(?:/[\w.+-]+){2,}")
+SIGNALS = {
+    signal.SIGSEGV: "segmentation fault (a load or store out of bounds?)",
+    signal.SIGBUS: "bus error (a load or store out of bounds?)",
+    signal.SIGABRT: "aborted (memory corrupted by a store out of bounds?)",
+    signal.SIGFPE: "arithmetic fault (integer division by zero?)",
+    signal.SIGKILL: "killed (out of memory?)",
+    signal.SIGSYS: "killed for a forbidden system call",
+}
+
+
+def clean(text: str, *, limit: int = MAX_DETAIL_CHARACTERS) -> str:
+    """Printable text: control characters gone, paths cut to their last part, not too long."""
+    text = _PATH.sub(lambda found: os.path.basename(found.group()), _CONTROL.sub(" ", text))
+    text = "\n".join(line.rstrip() for line in text.strip().split("\n") if line.strip())
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def at_line(code: str, line: object, message: str) -> str:
+    """`line 12: y = foo(x)` and the message below it; the message alone where no line is known."""
+    message = clean(message, limit=TYPICAL_CHARACTERS)
+    lines = code.split("\n")
+    if not isinstance(line, int) or not 0 < line <= len(lines):
+        return message
+    source = clean(lines[line - 1].strip(), limit=MAX_LINE_CHARACTERS)
+    return f"line {line}: {source}\n{message}"
+
+
+def exit_in_words(status: int) -> str:
+    """How a runner ended by itself, from its wait status."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        return f"the kernel's process crashed: {SIGNALS.get(signal.Signals(number), f'signal {number}')}"
+    return f"the candidate ended its process (exit {os.WEXITSTATUS(status)})"
