@@ -1,0 +1,17 @@
+"""The model answering: engines as child processes, one client for all of them, replicas kept alive.
+
+`open_replicas` is what a run uses; `ReplicaClient` speaks to any one engine.
+"""
+
+from forge.serve.client import ReplicaClient, StreamChunk
+from forge.serve.engines import check_engine
+from forge.serve.replicas import Replicas, ServeStats, open_replicas
+
+__all__ = [
+    "ReplicaClient",
+    "Replicas",
+    "ServeStats",
+    "StreamChunk",
+    "check_engine",
+    "open_replicas",
+]

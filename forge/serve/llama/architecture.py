@@ -1,21 +1,26 @@
-"""What a served model is made of: sizes read from `config.json`, and the tensors a complete checkpoint must hold.
+"""What a served model is made of: sizes read from `config.json`, and the tensors a complete
+checkpoint must hold.
 
-Called by `checkpoint` and `convert`. Promise: a model that llama.cpp would compute differently from transformers
-is refused here with one line, so nothing downstream needs to ask.
+Called by `checkpoint` and `convert`. Promise: a model that llama.cpp would compute differently from
+transformers is refused here with one line, so nothing downstream needs to ask.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Everything of a dense Qwen3 that decides shapes or arithmetic. Two equal ones can swap weights in place."""
+    """Everything of a dense Qwen3 that decides shapes or arithmetic. Two equal ones can swap
+    weights in place.
+    """
 
     hidden_size: int
     num_layers: int
@@ -40,7 +45,9 @@ class Slot:
 
 
 def sizes_from(config: Mapping[str, Any], *, where: str) -> Sizes:
-    """Read the fields of a transformers config (4.x and 5.x spelling). `where` opens each error line."""
+    """Read the fields of a transformers config (4.x and 5.x spelling). `where` opens each error
+    line.
+    """
     if (kind := config.get("model_type")) != "qwen3":
         raise ConfigError(f"{where}: model_type is {kind!r}; the llama engine serves 'qwen3'")
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}

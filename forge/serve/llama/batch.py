@@ -1,21 +1,24 @@
 """The tokens of one `llama_decode`: numpy columns under a `llama_batch` that points at them.
 
-Filled by `engine` and `score`, read by `model`. Promise: never more tokens than the context was made for, nor more rows of
-logits than it reserves (llama.cpp aborts the process on either).
+Filled by `engine` and `score`, read by `model`. Promise: never more tokens than the context was
+made for, nor more rows of logits than it reserves (llama.cpp aborts the process on either).
 """
 
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forge.serve.llama.binding import Binding
+if TYPE_CHECKING:
+    from forge.serve.llama.binding import Binding
 
 
 class Batch:
-    """Columns of up to `capacity` tokens. Rows of logits come back in the order in which outputs were asked for."""
+    """Columns of up to `capacity` tokens. Rows of logits come back in the order in which outputs
+    were asked for.
+    """
 
     def __init__(self, binding: Binding, *, capacity: int) -> None:
         self.capacity = capacity
@@ -54,7 +57,8 @@ class Batch:
     def add_step(self, sequences: np.ndarray, tokens: np.ndarray, positions: np.ndarray) -> None:
         """One token of each sequence, with logits."""
         end = sequences.size
-        assert self.size == 0 and end <= self.capacity
+        assert self.size == 0
+        assert end <= self.capacity
         self.token[:end] = tokens
         self.position[:end] = positions
         self.sequence[:end] = sequences

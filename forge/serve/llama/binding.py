@@ -1,8 +1,10 @@
-"""llama.cpp's C functions as we call them: the ctypes module, the few functions it does not declare, its log.
+"""llama.cpp's C functions as we call them: the ctypes module, the few functions it does not
+declare, its log.
 
-Called by `model` only. Promise: what llama.cpp prints goes to our logger, warnings and errors are kept for the next error
-message, and nothing here runs before `start` (a process that only converts never loads a backend).
-Pinned to llama-cpp-python 0.3.36: structs are passed by value, so another version is another binding.
+Called by `model` only. Promise: what llama.cpp prints goes to our logger, warnings and errors are
+kept for the next error message, and nothing here runs before `start` (a process that only converts
+never loads a backend). Pinned to llama-cpp-python 0.3.36: structs are passed by value, so another
+version is another binding.
 """
 
 from __future__ import annotations
@@ -19,9 +21,13 @@ from forge.errors import MachineError
 logger = logging.getLogger(__name__)
 
 TENSOR_MAP_SYMBOL = "_Z29llama_internal_get_tensor_mapB5cxx11PK11llama_model"
-"""Exported by libllama, declared nowhere: std::vector<std::pair<std::string, ggml_tensor *>> const & of a model."""
+"""Exported by libllama, declared nowhere: std::vector<std::pair<std::string, ggml_tensor *>> const
+& of a model.
+"""
 TENSOR_MAP_STRIDE = 40
 """Bytes of one pair: std::string of libstdc++ (32), pointer (8)."""
+EXPECTED = "dummy tokens"
+"""Said of every model without a vocabulary, as ours are."""
 LOG_ERROR = 4
 LOG_WARNING = 3
 
@@ -30,7 +36,7 @@ _recent: deque[str] = deque(maxlen=5)
 
 def _take_log(level: int, text: bytes, _user: object) -> None:
     line = text.decode("utf-8", "replace").rstrip()
-    if level in (LOG_WARNING, LOG_ERROR) and line:
+    if level in (LOG_WARNING, LOG_ERROR) and line and EXPECTED not in line:
         _recent.append(line)
         logger.warning("%s", line)
 
@@ -42,9 +48,13 @@ class Binding:
         try:
             self.c: Any = importlib.import_module("llama_cpp.llama_cpp")
             loader: Any = importlib.import_module("llama_cpp._ctypes_extensions")
-            self.base: Any = loader.load_shared_library("ggml-base", Path(self.c.__file__).parent / "lib")
+            self.base: Any = loader.load_shared_library(
+                "ggml-base", Path(self.c.__file__).parent / "lib"
+            )
         except (ImportError, OSError, RuntimeError) as error:
-            raise MachineError(f"llama_cpp cannot be loaded: {error}; `make setup` builds it") from error
+            raise MachineError(
+                f"llama_cpp cannot be loaded: {error}; `make setup` builds it"
+            ) from error
         self._log = self.c.llama_log_callback(_take_log)
         self.c.llama_log_set(self._log, None)
         self.c.llama_backend_init()
@@ -65,9 +75,11 @@ class Binding:
         base.ggml_get_name.restype = ctypes.c_char_p
 
     def tensor_addresses(self, model: Any) -> dict[str, list[int]] | None:
-        """ggml tensors of a model by name (an embedding that serves as output head has two on a GPU).
+        """ggml tensors of a model by name (an embedding that serves as output head has two on a
+        GPU).
 
-        None where this build does not export the map, or lays it out otherwise: then weights are reloaded.
+        None where this build does not export the map, or lays it out otherwise: then weights are
+        reloaded.
         """
         function = getattr(self.c._lib, TENSOR_MAP_SYMBOL, None)
         if function is None:
@@ -98,7 +110,9 @@ _binding: Binding | None = None
 
 
 def start() -> Binding:
-    """Load the library once for this process. Raises MachineError where it is not installed or does not load."""
+    """Load the library once for this process. Raises MachineError where it is not installed or does
+    not load.
+    """
     global _binding
     if _binding is None:
         _binding = Binding()

@@ -1,7 +1,8 @@
-"""Directories of weights as trainers write them: a full Hugging Face checkpoint, or a PEFT LoRA adapter.
+"""Directories of weights as trainers write them: a full Hugging Face checkpoint, or a PEFT LoRA
+adapter.
 
-Called by `weights` (start and every publish). Promise: what `open_weights` returns is complete and of the right shapes; anything
-else is a ConfigError of one line that names the file.
+Called by `weights` (start and every publish). Promise: what `open_weights` returns is complete and
+of the right shapes; anything else is a ConfigError of one line that names the file.
 """
 
 from __future__ import annotations
@@ -9,14 +10,16 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError
 from forge.serve.llama.architecture import Sizes, sizes_from, tensor_layout
 from forge.serve.llama.safetensors_file import StoredTensor, list_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
 
 LORA_KEY = re.compile(r"^(?:base_model\.model\.)?(?P<module>.*)\.lora_(?P<side>[AB])\.weight$")
 
@@ -52,7 +55,9 @@ class Adapter:
 
 
 def open_weights(path: Path, *, served: Sizes | None) -> Checkpoint | Adapter:
-    """Look at a directory and check it. With `served`, its shapes must be those of the model that is being served."""
+    """Look at a directory and check it. With `served`, its shapes must be those of the model that
+    is being served.
+    """
     if not path.is_dir():
         raise ConfigError(f"{path}: no such directory of weights")
     if (path / "adapter_config.json").exists():
@@ -109,7 +114,13 @@ def _open_adapter(path: Path, sizes: Sizes) -> Adapter:
     config = _read_json(where)
     if (kind := config.get("peft_type")) != "LORA":
         raise ConfigError(f"{where}: peft_type is {kind!r}; allowed is 'LORA'")
-    for key in ("use_dora", "modules_to_save", "fan_in_fan_out", "lora_bias", "alora_invocation_tokens"):
+    for key in (
+        "use_dora",
+        "modules_to_save",
+        "fan_in_fan_out",
+        "lora_bias",
+        "alora_invocation_tokens",
+    ):
         if config.get(key):
             raise ConfigError(f"{where}: {key} is {config[key]!r}; the llama engine needs it off")
     if config.get("bias", "none") != "none":

@@ -1,23 +1,29 @@
-"""Weights in GGUF's terms: arrays for an update in place, and the files llama.cpp loads (a model, a LoRA adapter).
+"""Weights in GGUF's terms: arrays for an update in place, and the files llama.cpp loads (a model, a
+LoRA adapter).
 
-Called by `model`. Promise: matrices are f32 (`exact`) or bf16 (`fast`), vectors always f32, all finite; LoRA scaling is folded
-into B, so rsLoRA and alpha_pattern come out right. Files hold no vocabulary: tokenising is ours, and llama.cpp aborts on it.
+Called by `model`. Promise: matrices are f32 (`exact`) or bf16 (`fast`), vectors always f32, all
+finite; LoRA scaling is folded into B, so rsLoRA and alpha_pattern come out right. Files hold no
+vocabulary: tokenising is ours, and llama.cpp aborts on it.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from enum import StrEnum
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import gguf
 import numpy as np
 
 from forge.errors import ConfigError
-from forge.serve.llama.architecture import Sizes
-from forge.serve.llama.checkpoint import Adapter, Checkpoint
-from forge.serve.llama.safetensors_file import StoredTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from forge.serve.llama.architecture import Sizes
+    from forge.serve.llama.checkpoint import Adapter, Checkpoint
+    from forge.serve.llama.safetensors_file import StoredTensor
 
 ARCHITECTURE = "qwen3"
 

@@ -1,21 +1,23 @@
 """Continuous batching: requests in, samples out, one `llama_decode` a step.
 
-Driven by `worker` (one thread). A step carries one token of every running sequence plus a chunk of waiting prompts. A group's
-prompt is evaluated once; its KV is saved and restored into each sample's own sequence, and kept while samples wait for a slot.
+Driven by `worker` (one thread). A step carries one token of every running sequence plus a chunk of
+waiting prompts. A group's prompt is evaluated once; its KV is saved and restored into each sample's
+own sequence, and kept while samples wait for a slot.
 
-    add ─▶ prefills (prompts to evaluate, FIFO) ─▶ forks (prompt done, samples to start) ─▶ slots (running) ─▶ finished
-                      ▲                                                                        │
-                      └────────── new weights: what runs is evaluated again and goes on ───────┘
+    add ─▶ prefills (to evaluate) ─▶ forks (evaluated, waiting for slots) ─▶ slots ─▶ finished
+               ▲                                                               │
+               └──────── new weights: what runs is evaluated again, goes on ───┘
 
-Promises: no request makes llama.cpp abort (Request.check, before it is queued); every token knows its policy version; with the
-same requests in the same order a seed gives the same tokens; one sequence id is kept for scoring, so a score never waits.
+Promises: no request makes llama.cpp abort (Request.check, before it is queued); every token knows
+its policy version; with the same requests in the same order a seed gives the same tokens; one
+sequence id is kept for scoring, so a score never waits.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,6 +29,9 @@ from forge.serve.llama.request import Request, Sample
 from forge.serve.llama.sampler import Draw, Sampler, uniforms
 from forge.serve.llama.score import score
 from forge.serve.llama.slots import Slots
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MAX_SLOTS = MAX_SEQUENCES - 1
 """One id is kept for scoring."""
@@ -54,7 +59,9 @@ class Fork:
 
 @dataclass(slots=True, eq=False)
 class Starts:
-    """Samples that get their first token in this step: their slots, and the row of logits of each."""
+    """Samples that get their first token in this step: their slots, and the row of logits of
+    each.
+    """
 
     slots: list[int] = field(default_factory=list)
     rows: list[np.ndarray] = field(default_factory=list)
@@ -91,9 +98,13 @@ class Engine:
 
     # -- requests --------------------------------------------------------------------------------
 
-    def add(self, request: Request) -> None:
-        """Queue a request. Raises ConfigError for one that cannot be served."""
+    def check(self, request: Request) -> None:
+        """Raise ConfigError for a request that cannot be served."""
         request.check(num_vocab=self.model.num_vocab, context_tokens=self.context_tokens)
+
+    def add(self, request: Request) -> None:
+        """Queue a request, once checked."""
+        self.check(request)
         request.prompt = request.prompt.astype(np.int32)
         request.samples = [Sample(request, index) for index in range(request.n)]
         self._prefills.append(Prefill(tokens=request.prompt, samples=list(request.samples)))
@@ -129,12 +140,16 @@ class Engine:
     def new_tokens(self, sample: Sample, start: int) -> list[int]:
         """Tokens of a sample from a place on, running or not."""
         slot = self._slots.slot_of(sample)
-        return sample.tokens[start:].tolist() if slot is None else self._slots.tokens_from(slot, start)
+        return (
+            sample.tokens[start:].tolist() if slot is None else self._slots.tokens_from(slot, start)
+        )
 
     # -- weights ---------------------------------------------------------------------------------
 
     def load_weights(self, path: Path, *, version: int) -> None:
-        """Serve new weights; what runs is evaluated again under them. Raises ConfigError, nothing changed, if refused."""
+        """Serve new weights; what runs is evaluated again under them. Raises ConfigError, nothing
+        changed, if refused.
+        """
         self.model.load_weights(path)
         self.version = version
         self._recompute()
@@ -158,7 +173,9 @@ class Engine:
         return Prefill(tokens=tokens, samples=[sample], done=done, slot=slot)
 
     def score(self, prompt: np.ndarray, completion: np.ndarray) -> np.ndarray:
-        """Log probability at temperature 1 of each completion token, teacher forced. Raises ConfigError. [T]"""
+        """Log probability at temperature 1 of each completion token, teacher forced. Raises
+        ConfigError. [T]
+        """
         sequence = self.model.settings.num_sequences - 1
         return score(self.model, self._batch, prompt, completion, sequence=sequence)
 
@@ -172,9 +189,13 @@ class Engine:
             self._compact()
         running = self._slots.running if not starts.slots else self._running_but(starts)
         self._batch.clear()
-        self._batch.add_step(running, self._slots.next_token[running], self._slots.num_cells[running])
+        self._batch.add_step(
+            running, self._slots.next_token[running], self._slots.num_cells[running]
+        )
         evaluated = self._add_prompts()
-        logits = self.model.decode(self._batch) if self._batch.size else np.empty((0, 0), np.float32)
+        logits = (
+            self.model.decode(self._batch) if self._batch.size else np.empty((0, 0), np.float32)
+        )
         self._slots.num_cells[running] += 1
         self._finish_prompts(evaluated, logits[running.size :], starts)
         self.counts.steps += 1
@@ -211,7 +232,9 @@ class Engine:
         return complete
 
     def _finish_prompts(self, complete: list[Prefill], logits: np.ndarray, starts: Starts) -> None:
-        """Start the first sample of each evaluated prompt where its KV lies, the others from a copy."""
+        """Start the first sample of each evaluated prompt where its KV lies, the others from a
+        copy.
+        """
         for prefill, row in zip(complete, logits, strict=True):
             self._prefills.remove(prefill)
             assert prefill.slot is not None
@@ -267,7 +290,9 @@ class Engine:
         return self._record(slots[kept], finite)
 
     def _give_up(self, slots: np.ndarray) -> list[Sample]:
-        """Samples whose logits were not finite: an overflow of the weights, which no token can answer."""
+        """Samples whose logits were not finite: an overflow of the weights, which no token can
+        answer.
+        """
         ended = [self._end(slot) for slot in slots.tolist()]
         for sample in ended:
             sample.finish = Finish.ABORT

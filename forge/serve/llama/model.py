@@ -1,10 +1,12 @@
 """A llama.cpp model with its context: weights, KV memory by sequence, one decode at a time.
 
-Owned by `engine`; the only file that calls llama.cpp. Promises: every argument that llama.cpp answers with abort() is checked
-before the call; a weight set that is refused leaves the old one in place; one thread uses an object at a time.
+Owned by `engine`; the only file that calls llama.cpp. Promises: every argument that llama.cpp
+answers with abort() is checked before the call; a weight set that is refused leaves the old one in
+place; one thread uses an object at a time.
 
-KV is per sequence, not unified: attention then scans a sequence's own cells only (up to 1.9× faster, measured), and room for
-a sequence is certain from the start. Sequences are copied by saved state: `llama_memory_seq_cp` would copy the whole buffer.
+KV is per sequence, not unified: attention then scans a sequence's own cells only (up to 1.9×
+faster, measured), and room for a sequence is certain from the start. Sequences are copied by saved
+state: `llama_memory_seq_cp` would copy the whole buffer.
 """
 
 from __future__ import annotations
@@ -13,17 +15,20 @@ import ctypes
 import logging
 import os
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from forge.errors import ConfigError
 from forge.serve.llama import binding as binding_module
-from forge.serve.llama.batch import Batch
 from forge.serve.llama.binding import failure
 from forge.serve.llama.checkpoint import Adapter, Checkpoint, open_weights
 from forge.serve.llama.convert import Precision, arrays, write_adapter, write_model
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from forge.serve.llama.batch import Batch
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +65,9 @@ class Model:
 
     def __init__(self, settings: ModelSettings) -> None:
         if not 1 <= settings.num_sequences <= MAX_SEQUENCES:
-            raise ConfigError(f"num_sequences: {settings.num_sequences}; allowed is 1 to {MAX_SEQUENCES}")
+            raise ConfigError(
+                f"num_sequences: {settings.num_sequences}; allowed is 1 to {MAX_SEQUENCES}"
+            )
         checkpoint = open_weights(settings.model_dir, served=None)
         assert isinstance(checkpoint, Checkpoint)
         self.settings = settings
@@ -77,9 +84,11 @@ class Model:
     # -- weights ---------------------------------------------------------------------------------
 
     def load_weights(self, path: Path) -> None:
-        """Serve the weights of a directory: a full checkpoint, or an adapter on the last full one. KV is dropped.
+        """Serve the weights of a directory: a full checkpoint, or an adapter on the last full one.
+        KV is dropped.
 
-        Raises ConfigError, with the old weights still served, where the directory is not complete or of another model.
+        Raises ConfigError, with the old weights still served, where the directory is not complete
+        or of another model.
         """
         weights = open_weights(path, served=self.sizes)
         if isinstance(weights, Adapter):
@@ -134,7 +143,9 @@ class Model:
         return params
 
     def _find_tensors(self, checkpoint: Checkpoint) -> dict[str, list[int]]:
-        """Addresses for updates in place; empty unless names and sizes are exactly those we would write."""
+        """Addresses for updates in place; empty unless names and sizes are exactly those we would
+        write.
+        """
         found = self.binding.tensor_addresses(self._model) or {}
         if found.keys() != checkpoint.tensors.keys():
             logger.warning("weights will be reloaded: this build's tensor map is not understood")
@@ -154,7 +165,9 @@ class Model:
         for name, array in new.items():
             array = np.ascontiguousarray(array)
             for address in self._tensors[name]:
-                self.binding.base.ggml_backend_tensor_set(address, array.ctypes.data, 0, array.nbytes)
+                self.binding.base.ggml_backend_tensor_set(
+                    address, array.ctypes.data, 0, array.nbytes
+                )
         self._set_adapter(None)
 
     def _load_adapter(self, adapter: Adapter) -> None:
@@ -170,7 +183,9 @@ class Model:
         self._set_adapter(new)
 
     def _set_adapter(self, new: Any) -> None:
-        """Point the context at the new adapter, and only then free the old: the context holds raw pointers."""
+        """Point the context at the new adapter, and only then free the old: the context holds raw
+        pointers.
+        """
         if new is None:
             self._c.llama_set_adapters_lora(self._context, None, 0, None)
         else:
@@ -183,8 +198,11 @@ class Model:
     # -- decoding --------------------------------------------------------------------------------
 
     def decode(self, batch: Batch) -> np.ndarray:
-        """Run a batch; logits of the tokens that asked for them, in batch order. [num_outputs, V], valid until the next."""
-        assert 0 < batch.size <= BATCH_TOKENS and batch.num_outputs <= self.settings.num_sequences
+        """Run a batch; logits of the tokens that asked for them, in batch order. [num_outputs, V],
+        valid until the next.
+        """
+        assert 0 < batch.size <= BATCH_TOKENS
+        assert batch.num_outputs <= self.settings.num_sequences
         batch.c_batch.n_tokens = batch.size
         if (code := self._c.llama_decode(self._context, batch.c_batch)) != 0:
             raise failure(f"llama_decode answered {code}")

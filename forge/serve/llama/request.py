@@ -1,17 +1,20 @@
 """What the engine is asked and what it answers: requests, their samples.
 
-Made by `completions`, carried through `engine` and `worker`. Promise: a request that `check` lets through cannot make llama.cpp
-abort the process.
+Made by `completions`, carried through `engine` and `worker`. Promise: a request that `check` lets
+through cannot make llama.cpp abort the process.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from forge.errors import ConfigError
-from forge.records import Finish
+
+if TYPE_CHECKING:
+    from forge.records import Finish
 
 MAX_SAMPLES = 4096
 """Of one request: a bound on what one line of JSON can queue."""

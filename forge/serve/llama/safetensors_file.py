@@ -1,8 +1,9 @@
-"""Reading safetensors without torch: numpy has no bfloat16, so tensors come as raw bytes with their element type.
+"""Reading safetensors without torch: numpy has no bfloat16, so tensors come as raw bytes with their
+element type.
 
-Called by `checkpoint`. Promise: a truncated or malformed file is a ConfigError before any tensor is read, and files are
-read, never mapped (a file rewritten under a mapping kills the process with SIGBUS).
-The format: 8 bytes little-endian header length, JSON header, tensor bytes.
+Called by `checkpoint`. Promise: a truncated or malformed file is a ConfigError before any tensor is
+read, and files are read, never mapped (a file rewritten under a mapping kills the process with
+SIGBUS). The format: 8 bytes little-endian header length, JSON header, tensor bytes.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from forge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MAX_HEADER_BYTES = 100_000_000
 """The limit of the reference implementation."""
@@ -29,7 +32,11 @@ class Element(StrEnum):
     F16 = "F16"
 
 
-RAW_DTYPE = {Element.F32: np.dtype("<f4"), Element.BF16: np.dtype("<u2"), Element.F16: np.dtype("<f2")}
+RAW_DTYPE = {
+    Element.F32: np.dtype("<f4"),
+    Element.BF16: np.dtype("<u2"),
+    Element.F16: np.dtype("<f2"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

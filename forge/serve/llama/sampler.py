@@ -1,8 +1,10 @@
-"""Drawing one token for each row of logits, all rows at once in numpy: per-row Python would cost more than a small model.
+"""Drawing one token for each row of logits, all rows at once in numpy: per-row Python would cost
+more than a small model.
 
-Called by `engine`. Promises: temperature, then top-k, then top-p (the order of transformers and vLLM; llama.cpp's own chains
-differ, and then logprobs match no trainer's); the random number of a token depends only on (seed, sample, position), not on
-what else is in the batch. Shapes: R rows, V vocabulary, K blocks of W.
+Called by `engine`. Promises: temperature, then top-k, then top-p (the order of transformers and
+vLLM; llama.cpp's own chains differ, and then logprobs match no trainer's); the random number of a
+token depends only on (seed, sample, position), not on what else is in the batch. Shapes: R rows, V
+vocabulary, K blocks of W.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 BLOCK = 256
-"""Width of a block whose probabilities are summed at once: cumulative sums then run over V/256 numbers and one block."""
+"""Width of a block whose probabilities are summed at once: cumulative sums then run over V/256
+numbers and one block.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +50,9 @@ class Draw:
 
 
 def uniforms(seed: np.ndarray, sample: np.ndarray, position: np.ndarray) -> np.ndarray:
-    """Counter-based numbers in [0, 1): two rounds of splitmix64's finaliser over the mixed counters. [R]"""
+    """Counter-based numbers in [0, 1): two rounds of splitmix64's finaliser over the mixed
+    counters. [R]
+    """
     x = seed.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     x += sample.astype(np.uint64) * np.uint64(0xD1B54A32D192ED03)
     x += position.astype(np.uint64) * np.uint64(0x8CB92BA72F3D8DD7)
@@ -88,7 +94,9 @@ class Sampler:
         if cut.any():
             log_total = log_total.copy()
             for row in np.flatnonzero(cut):
-                log_total[row] = _truncate(probs[row], int(knobs.top_k[row]), float(knobs.top_p[row]))
+                log_total[row] = _truncate(
+                    probs[row], int(knobs.top_k[row]), float(knobs.top_p[row])
+                )
         token = self._invert(len(logits), uniform)
         if greedy.any():
             token = np.where(greedy, logits.argmax(axis=1), token)
@@ -100,7 +108,9 @@ class Sampler:
         )
 
     def _invert(self, num_rows: int, uniform: np.ndarray) -> np.ndarray:
-        """First index whose cumulative probability passes uniform · total: the block, then the place in it. [R]"""
+        """First index whose cumulative probability passes uniform · total: the block, then the
+        place in it. [R]
+        """
         rows = np.arange(num_rows)
         blocks = self._padded[:num_rows].reshape(num_rows, self._num_blocks, BLOCK)
         ends = blocks.sum(axis=2).cumsum(axis=1, dtype=np.float64)
@@ -110,7 +120,7 @@ class Sampler:
         inner = blocks[rows, block].cumsum(axis=1, dtype=np.float64)
         place = np.minimum((inner <= (target - before)[:, None]).sum(axis=1), BLOCK - 1)
         token = block * BLOCK + place
-        # Rounding at a block's end may leave an impossible token: step back to the last possible one.
+        # Rounding at a block's end may leave an impossible token: step back to a possible one.
         for row in np.flatnonzero(self._padded[rows, token] == 0.0):
             possible = np.flatnonzero(self._padded[row, : token[row]])
             token[row] = possible[-1] if possible.size else 0

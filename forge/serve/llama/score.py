@@ -1,16 +1,21 @@
-"""Teacher forcing: the log probability of given tokens. What publish probes and tests compare with the trainer.
+"""Teacher forcing: the log probability of given tokens. What publish probes and tests compare with
+the trainer.
 
-Called by `engine` between two steps, in a sequence id of its own. Promise: the sequence is empty again afterwards, and inputs
-are checked before llama.cpp sees them.
+Called by `engine` between two steps, in a sequence id of its own. Promise: the sequence is empty
+again afterwards, and inputs are checked before llama.cpp sees them.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from forge.serve.llama.batch import Batch
-from forge.serve.llama.model import Model
 from forge.serve.llama.request import check_length, check_tokens
+
+if TYPE_CHECKING:
+    from forge.serve.llama.batch import Batch
+    from forge.serve.llama.model import Model
 
 
 def score(
@@ -27,7 +32,9 @@ def score(
         model.drop(sequence)
 
 
-def _score(model: Model, batch: Batch, tokens: np.ndarray, num_prompt: int, sequence: int) -> np.ndarray:
+def _score(
+    model: Model, batch: Batch, tokens: np.ndarray, num_prompt: int, sequence: int
+) -> np.ndarray:
     """Position p's logits score token p + 1, so rows are wanted from the prompt's last token on."""
     start, logprobs = 0, []
     while start < num_prompt - 1:

@@ -1,8 +1,9 @@
 """The running sequences: one row of numpy tables for each, indexed by llama.cpp's sequence id.
 
-Owned by `engine`. Tables rather than objects, so that a step costs the same few numpy calls for one sequence or thirty-two.
-Promise: the lowest free id is handed out first. llama.cpp evaluates sequences as one graph only where ids are consecutive, so
-a hole costs up to a third of the speed (measured); `hole` names the move that closes one.
+Owned by `engine`. Tables rather than objects, so that a step costs the same few numpy calls for one
+sequence or thirty-two. Promise: the lowest free id is handed out first. llama.cpp evaluates
+sequences as one graph only where ids are consecutive, so a hole costs up to a third of the speed
+(measured); `hole` names the move that closes one.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class Slots:
         self._index = np.zeros(num_slots, np.int64)
         self._stop = np.full((num_slots, MAX_STOP_IDS), NO_TOKEN, np.int64)
         self._knobs = Knobs(
-            temperature=np.zeros(num_slots), top_k=np.zeros(num_slots, np.int64), top_p=np.ones(num_slots)
+            temperature=np.zeros(num_slots),
+            top_k=np.zeros(num_slots, np.int64),
+            top_p=np.ones(num_slots),
         )
         self._token = np.zeros((num_slots, context_tokens), np.int32)
         self._logprob = np.zeros((num_slots, context_tokens), np.float32)
@@ -85,7 +88,9 @@ class Slots:
     # -- samples ---------------------------------------------------------------------------------
 
     def enter(self, slot: int, sample: Sample, *, num_cells: int) -> None:
-        """Run a sample under a held id whose KV has `num_cells` tokens; what it produced before is taken up again."""
+        """Run a sample under a held id whose KV has `num_cells` tokens; what it produced before is
+        taken up again.
+        """
         request, count = sample.request, sample.tokens.size
         self._sample[slot] = sample
         self.num_cells[slot] = num_cells
@@ -141,7 +146,9 @@ class Slots:
         return self._seed[slots], self._index[slots], self.num_out[slots]
 
     def append(self, slots: np.ndarray, draw: Draw, *, version: int) -> list[int]:
-        """Record one token for each slot; ids of the samples that are finished by it, with their finish set."""
+        """Record one token for each slot; ids of the samples that are finished by it, with their
+        finish set.
+        """
         place = self.num_out[slots]
         self._token[slots, place] = draw.token
         self._logprob[slots, place] = draw.logprob

@@ -1,0 +1,202 @@
+"""Speaking to one engine: token ids in, completions out, over its Unix socket.
+
+Used by `replica`, by `forge chat` and by tests. Promises: every call has a deadline and ends in an
+answer or in an error that names the engine (ChildDied: it hung up; Stalled: it was silent;
+ConfigError: it refused; MachineError: it could not); answers over 64 kB are parsed in a thread, so
+that the loop never stalls.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import anyio
+import anyio.to_thread
+
+from forge.errors import ChildDied, ConfigError, MachineError, Stalled
+from forge.process.uds import open_client
+from forge.records import Completion, Finish
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from pathlib import Path
+
+
+T = TypeVar("T")
+
+THREAD_BYTES = 64 * 1024
+"""JSON above this is parsed off the loop: 64 kB take about 1 ms."""
+SHORT_TIMEOUT_S = 10.0
+"""For /health."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamChunk:
+    """What one step added to one sample."""
+
+    index: int
+    token_ids: tuple[int, ...]
+    text: str
+    """Empty where the checkpoint has no tokenizer."""
+    finish: Finish | None
+
+
+class ReplicaClient:
+    """A client of one engine. `aclose` when done, or use it in `async with`."""
+
+    def __init__(self, socket_path: Path, *, name: str = "", timeout_s: float = 300.0) -> None:
+        self.name = name or socket_path.stem
+        self.timeout_s = timeout_s
+        # Deadlines are ours; httpx's own only ends what ours could not.
+        self._http = open_client(socket_path, timeout_s=timeout_s + 5.0)
+
+    async def __aenter__(self) -> ReplicaClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        with anyio.CancelScope(shield=True), anyio.move_on_after(SHORT_TIMEOUT_S):
+            await self._http.aclose()
+
+    async def complete(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        n: int = 1,
+        max_tokens: int,
+        temperature: float = 1.0,
+        seed: int = 0,
+        stop_token_ids: Sequence[int] = (),
+    ) -> list[Completion]:
+        """Sample `n` continuations of a prompt, in the order of their index."""
+        body = {
+            "prompt": list(prompt_ids),
+            "n": n,
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "seed": seed,
+            "stop_token_ids": list(stop_token_ids),
+        }
+        return await self._ask("/v1/completions", body, parse=_completions)
+
+    async def stream(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        max_tokens: int,
+        temperature: float = 1.0,
+        seed: int = 0,
+        stop_token_ids: Sequence[int] = (),
+    ) -> AsyncIterator[StreamChunk]:
+        """One continuation as it is made. Leaving the iteration aborts it in the engine."""
+        body = {
+            "prompt": list(prompt_ids),
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "seed": seed,
+            "stop_token_ids": list(stop_token_ids),
+            "stream": True,
+        }
+        with _named(self.name, "POST /v1/completions (stream)", self.timeout_s):
+            async with self._http.stream("POST", "/v1/completions", json=body) as response:
+                if response.status_code != 200:
+                    raise _refused(self.name, response.status_code, await response.aread())
+                async for line in response.aiter_lines():
+                    if (chunk := self._chunk(line)) is not None:
+                        yield chunk
+
+    def _chunk(self, line: str) -> StreamChunk | None:
+        if not line.startswith("data: {"):
+            return None
+        event = json.loads(line.removeprefix("data: "))
+        if "error" in event:
+            raise MachineError(f"{self.name}: {event['error']['message']}")
+        if "token_ids" not in event:
+            return None
+        finish = event.get("finish_reason")
+        return StreamChunk(
+            index=event["index"],
+            token_ids=tuple(event["token_ids"]),
+            text=event["text"],
+            finish=None if finish is None else Finish(finish),
+        )
+
+    async def load_weights(self, path: Path, *, version: int) -> float:
+        """Serve the weights of a directory as `version`. Seconds it took inside the engine."""
+        body = {"path": str(path.absolute()), "version": version}
+        answer = await self._ask("/weights", body, parse=json.loads)
+        if answer["version"] != version:
+            raise MachineError(
+                f"{self.name} acknowledged version {answer['version']}; asked was {version}"
+            )
+        return float(answer["seconds"])
+
+    async def score(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> list[float]:
+        """Log probability of each completion token at temperature 1, teacher forced."""
+        body = {"prompt_ids": list(prompt_ids), "completion_ids": list(completion_ids)}
+        return (await self._ask("/score", body, parse=json.loads))["logprobs"]
+
+    async def health(self) -> dict[str, Any]:
+        """What GET /health says."""
+        with _named(self.name, "GET /health", SHORT_TIMEOUT_S), anyio.fail_after(SHORT_TIMEOUT_S):
+            return (await self._http.get("/health")).json()
+
+    async def _ask(self, path: str, body: Mapping[str, Any], *, parse: Callable[[bytes], T]) -> T:
+        with _named(self.name, f"POST {path}", self.timeout_s), anyio.fail_after(self.timeout_s):
+            response = await self._http.post(path, content=json.dumps(body).encode())
+        content = response.content
+        if response.status_code != 200:
+            raise _refused(self.name, response.status_code, content)
+        if len(content) <= THREAD_BYTES:
+            return parse(content)
+        return await anyio.to_thread.run_sync(parse, content)
+
+
+class _named:
+    """Turns silence and hang-ups inside a `with` into errors that name the engine and the
+    question.
+    """
+
+    def __init__(self, name: str, asked: str, timeout_s: float) -> None:
+        self._name, self._asked, self._timeout_s = name, asked, timeout_s
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        import httpx
+
+        if isinstance(error, TimeoutError | httpx.TimeoutException):
+            raise Stalled(
+                f"{self._name} was silent for {self._timeout_s:.0f} s; asked: {self._asked}"
+            ) from error
+        if isinstance(error, httpx.TransportError):
+            said = str(error) or type(error).__name__
+            raise ChildDied(f"{self._name} hung up; asked: {self._asked}: {said}") from error
+
+
+def _refused(name: str, status: int, content: bytes) -> ConfigError | MachineError:
+    try:
+        message = json.loads(content)["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        message = content[:200].decode("utf-8", "replace")
+    kind = ConfigError if 400 <= status < 500 else MachineError
+    return kind(f"{name}: {message}")
+
+
+def _completions(content: bytes) -> list[Completion]:
+    return [
+        Completion(
+            token_ids=tuple(choice["token_ids"]),
+            logprobs=tuple(choice["logprobs"]["token_logprobs"]),
+            finish=Finish(choice["finish_reason"]),
+            min_version=choice["min_version"],
+            max_version=choice["max_version"],
+        )
+        for choice in json.loads(content)["choices"]
+    ]

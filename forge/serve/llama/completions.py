@@ -1,0 +1,115 @@
+"""The words of `/v1/completions` and `/score`: JSON to requests, finished requests to JSON.
+
+Called by `app` and `chat`. Promise: whatever JSON arrives, the answer is a Request or a ConfigError
+that names the field, what was found and what is allowed.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from forge.errors import ConfigError
+from forge.serve.llama.request import Request, Sample
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's."""
+IGNORED = frozenset({"model", "user", "logprobs", "stream", "stream_options"})
+"""Accepted for clients written for other servers; logprobs are always there."""
+KNOWN = frozenset(
+    {"prompt", "n", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop_token_ids"}
+)
+
+
+def request_from(body: Mapping[str, Any], *, prompt: np.ndarray, stop: Sequence[int]) -> Request:
+    """Read the fields that say how to continue a prompt. `stop` holds where the body names no stop
+    tokens.
+    """
+    if unknown := sorted(body.keys() - KNOWN - IGNORED):
+        raise ConfigError(f"{unknown[0]}: unknown field; allowed are {', '.join(sorted(KNOWN))}")
+    given = body.get("stop_token_ids")
+    seed = body.get("seed")
+    return Request(
+        prompt=prompt,
+        n=_integer(body, "n", 1),
+        max_tokens=_integer(body, "max_tokens", DEFAULT_MAX_TOKENS),
+        temperature=_number(body, "temperature", 1.0),
+        top_p=_number(body, "top_p", 1.0),
+        top_k=_integer(body, "top_k", 0),
+        seed=_integer(body, "seed", 0) if seed is not None else int.from_bytes(os.urandom(8)),
+        stop_token_ids=tuple(stop if given is None else token_ids(body, "stop_token_ids").tolist()),
+    )
+
+
+def token_ids(body: Mapping[str, Any], name: str) -> np.ndarray:
+    """A list of token ids, as int64. Range is checked by the engine."""
+    found = body.get(name)
+    if not isinstance(found, list) or any(type(token) is not int for token in found):
+        raise ConfigError(f"{name}: found {_shown(found)}; allowed is a list of token ids")
+    try:
+        return np.asarray(found, np.int64)
+    except OverflowError as error:
+        raise ConfigError(f"{name}: found a token id beyond 64 bits") from error
+
+
+def answer(request: Request) -> dict[str, Any]:
+    """A finished request as `/v1/completions` answers it."""
+    return {
+        "object": "text_completion",
+        "choices": [choice(sample) for sample in request.samples],
+        "usage": usage(request),
+    }
+
+
+def choice(sample: Sample) -> dict[str, Any]:
+    """One finished sample. Versions are those of its own tokens."""
+    return {
+        "index": sample.index,
+        "token_ids": sample.tokens.tolist(),
+        "logprobs": {
+            "token_logprobs": _rounded(sample.logprobs),
+            "token_logprobs_t1": _rounded(sample.logprobs_t1),
+        },
+        "finish_reason": str(sample.finish),
+        "min_version": int(sample.versions.min()),
+        "max_version": int(sample.versions.max()),
+    }
+
+
+def usage(request: Request) -> dict[str, int]:
+    """Token counts in OpenAI's words."""
+    completion = sum(sample.tokens.size for sample in request.samples)
+    return {
+        "prompt_tokens": int(request.prompt.size),
+        "completion_tokens": completion,
+        "total_tokens": int(request.prompt.size) + completion,
+    }
+
+
+def _rounded(logprobs: np.ndarray) -> list[float]:
+    """Seven decimals hold what float32 knows, and halve the JSON."""
+    return np.round(logprobs.astype(np.float64), 7).tolist()
+
+
+def _integer(body: Mapping[str, Any], name: str, default: int) -> int:
+    found = body.get(name, default)
+    if type(found) is not int:
+        raise ConfigError(f"{name}: found {_shown(found)}; allowed is an integer")
+    return found
+
+
+def _number(body: Mapping[str, Any], name: str, default: float) -> float:
+    found = body.get(name, default)
+    if type(found) not in (int, float):
+        raise ConfigError(f"{name}: found {_shown(found)}; allowed is a number")
+    return float(found)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,93 @@
+"""Server-sent events: a streamed answer, one line a step.
+
+Called by `app`. Promise: it runs in the task that serves the connection, so when the client hangs
+up the request is cancelled there and then (an async generator would be closed later, by the
+collector, in another task).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+import anyio
+from starlette.responses import Response
+
+from forge.errors import ForgeError
+from forge.serve.llama.worker import Chunk, Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from starlette.types import Receive, Scope, Send
+
+    from forge.serve.llama.request import Request
+
+logger = logging.getLogger(__name__)
+
+HEADERS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
+
+
+class EventStream(Response):
+    """Generates a request and sends `event(chunk)` for each of its chunks, `last()`, then
+    [DONE].
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        request: Request,
+        *,
+        event: Callable[[Chunk], dict[str, Any]],
+        last: Callable[[], dict[str, Any]],
+    ) -> None:
+        super().__init__()
+        self._worker = worker
+        self._request = request
+        self._event = event
+        self._last = last
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        async with anyio.create_task_group() as group:
+
+            async def produce() -> None:
+                await self._produce(send)
+                group.cancel_scope.cancel()
+
+            group.start_soon(produce)
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            group.cancel_scope.cancel()
+
+    async def _produce(self, send: Send) -> None:
+        offer, chunks = anyio.create_memory_object_stream[Chunk](float("inf"))
+        error: list[ForgeError] = []
+
+        def hear(chunk: Chunk) -> None:
+            try:
+                offer.send_nowait(chunk)
+            except (anyio.ClosedResourceError, anyio.BrokenResourceError):
+                logger.debug("a chunk came after its client had gone")
+
+        async def generate() -> None:
+            with offer:
+                try:
+                    await self._worker.generate(self._request, on_chunk=hear)
+                except ForgeError as failure:
+                    error.append(failure)
+
+        async with anyio.create_task_group() as group, chunks:
+            group.start_soon(generate)
+            async for chunk in chunks:
+                await _send_line(send, json.dumps(self._event(chunk)))
+        last = {"error": {"message": str(error[0])}} if error else self._last()
+        await _send_line(send, json.dumps(last))
+        await _send_line(send, "[DONE]")
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _send_line(send: Send, data: str) -> None:
+    body = f"data: {data}\n\n".encode()
+    await send({"type": "http.response.body", "body": body, "more_body": True})

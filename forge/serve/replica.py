@@ -1,0 +1,219 @@
+"""One replica as the supervisor sees it: a child that is kept alive, with the weights it must
+serve.
+
+Owned by `replicas`. Promises: a restarted child has the current weights before it answers anything;
+what it generated is counted when the answer is here, so a retry counts once; the first start is not
+retried, since it fails for a reason.
+
+    start ─▶ push weights ─▶ up ──died──▶ back-off ─▶ start ...   too many deaths: ChildDied
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.abc
+
+from forge.errors import ChildDied, Stalled
+from forge.process.busy import BusyClock
+from forge.process.child import Child, ChildSpec, ProcessObserver, open_child
+from forge.serve.client import ReplicaClient
+from forge.serve.restarts import Restarts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from forge.records import Completion
+
+logger = logging.getLogger(__name__)
+
+RETRY_PAUSE_S = 0.1
+"""Between a hang-up and the next look whether the child is up again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """What must be served: a full checkpoint, and an adapter on it."""
+
+    version: int
+    full: Path
+    full_version: int
+    """Version under which `full` was published."""
+    adapter: Path | None = None
+
+    def then(self, path: Path, *, version: int) -> Weights:
+        """These weights after publishing a directory. An adapter lies on the last full
+        checkpoint.
+        """
+        if (path / "adapter_config.json").exists():
+            return replace(self, version=version, adapter=path)
+        return Weights(version=version, full=path, full_version=version)
+
+    def paths_from(self, served: Weights) -> list[Path]:
+        """Directories to load, in order, where `served` is served now."""
+        if self.adapter is None:
+            return [self.full]
+        return (
+            [self.adapter]
+            if served.full_version == self.full_version
+            else [self.full, self.adapter]
+        )
+
+
+class Replica:
+    """A child, its client and its counters."""
+
+    def __init__(
+        self,
+        spec: ChildSpec,
+        *,
+        weights: Weights,
+        request_timeout_s: float,
+        observer: ProcessObserver | None,
+        on_up: Callable[[], None],
+    ) -> None:
+        assert spec.socket_path is not None
+        self.name = spec.name
+        self.wanted = weights
+        self.generated_tokens = 0
+        self.num_deaths = 0
+        self.load = 0
+        """Samples asked and not yet answered."""
+        self._base = weights
+        self._spec = spec
+        self._observer = observer
+        self._on_up = on_up
+        self._restarts = Restarts()
+        self._client = ReplicaClient(spec.socket_path, name=spec.name, timeout_s=request_timeout_s)
+        self._child: Child | None = None
+        self._served: Weights | None = None
+        self._busy = BusyClock()
+
+    @property
+    def is_up(self) -> bool:
+        """Alive, and serving what is wanted."""
+        return self._served == self.wanted and self._child is not None and self._child.is_alive
+
+    @property
+    def busy_s(self) -> float:
+        return self._busy.busy_s
+
+    # -- life ------------------------------------------------------------------------------------
+
+    async def keep(
+        self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Keep the child up until cancelled. Raises ChildDied or Stalled where that is not
+        possible.
+        """
+        try:
+            await self._live(task_status)
+            while True:
+                await self._live(anyio.TASK_STATUS_IGNORED)
+        finally:
+            await self._client.aclose()
+
+    async def _live(self, task_status: anyio.abc.TaskStatus[None]) -> None:
+        """One life of the child: up to its death, and the pause after it."""
+        was_up = False
+        try:
+            async with open_child(self._spec, observer=self._observer) as child:
+                self._child, self._served = child, self._base
+                await self._push()
+                was_up = True
+                task_status.started()
+                self._on_up()
+                await child.wait()
+                raise child.died(doing="serving")
+        except ChildDied as death:
+            self._child = self._served = None
+            if not was_up and self.num_deaths == 0:
+                raise
+            await self._pause(death)
+
+    async def _pause(self, death: ChildDied) -> None:
+        self.num_deaths += 1
+        delay_s = self._restarts.after_death(time.monotonic())
+        if delay_s is None:
+            raise ChildDied(
+                f"{self.name} died more than {self._restarts.limit} times in"
+                f" {self._restarts.window_s / 60:.0f} min. The last time: {death}"
+            ) from death
+        logger.warning("%s; starting it again in %.1f s", death, delay_s)
+        await anyio.sleep(delay_s)
+
+    # -- weights ---------------------------------------------------------------------------------
+
+    async def serve(self, weights: Weights, *, timeout_s: float) -> None:
+        """Return once the child serves these weights, through restarts. Raises ConfigError where it
+        refuses them.
+        """
+        self.wanted = weights
+        asked = f"serving version {weights.version}"
+        with anyio.move_on_after(timeout_s):
+            while not self.is_up:
+                if self._child is not None and self._child.is_alive:
+                    try:
+                        await self._push()
+                        continue
+                    except ChildDied as error:
+                        logger.warning("%s; waiting for its restart", error)
+                await anyio.sleep(RETRY_PAUSE_S)
+            return
+        raise Stalled(f"{self.name} was silent for {timeout_s:.0f} s; asked: {asked}")
+
+    async def _push(self) -> None:
+        """Load what is wanted. `wanted` may change meanwhile: then again."""
+        while (wanted := self.wanted) != (served := self._served or self._base):
+            for path in wanted.paths_from(served):
+                seconds = await self._client.load_weights(path, version=wanted.version)
+                logger.info("%s serves version %d (%.3f s)", self.name, wanted.version, seconds)
+            self._served = wanted
+        self._on_up()
+
+    # -- requests --------------------------------------------------------------------------------
+
+    async def complete(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        n: int,
+        max_tokens: int,
+        temperature: float,
+        seed: int,
+        stop_token_ids: Sequence[int],
+    ) -> list[Completion]:
+        """Sample; counted once the answer is complete."""
+        self.load += n
+        try:
+            with self._busy.running():
+                completions = await self._client.complete(
+                    prompt_ids,
+                    n=n,
+                    max_tokens=max_tokens,
+                    temperature=temperature,
+                    seed=seed,
+                    stop_token_ids=stop_token_ids,
+                )
+        except Stalled as error:
+            raise self._silent(error) from error
+        finally:
+            self.load -= n
+        self.generated_tokens += sum(len(completion.token_ids) for completion in completions)
+        return completions
+
+    async def score(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> list[float]:
+        """Log probabilities under what it serves."""
+        return await self._client.score(prompt_ids, completion_ids)
+
+    def _silent(self, error: Stalled) -> Stalled:
+        """The stacks of the silent child go to its log, for whoever reads the error."""
+        if self._child is None:
+            return error
+        self._child.dump_stacks()
+        return Stalled(f"{error}. Its stacks are in {self._spec.log_path}")
