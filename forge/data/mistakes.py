@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from random import Random
 
-from forge.data.families.ops import OPS, triton_lines
+from forge.data.families.ops import OPS
 from forge.data.generator import Composition, render_answer
 
 Mistake = Callable[[Composition, Random], str | None]
@@ -14,7 +14,7 @@ Mistake = Callable[[Composition, Random], str | None]
 
 
 def _chain_lines(composition: Composition) -> list[str]:
-    return [f"    {line}\n" for line in triton_lines(composition.chain)]
+    return [f"    x = {OPS[name].triton}\n" for name in composition.chain]
 
 
 def wrong_op(composition: Composition, rng: Random) -> str | None:

@@ -30,8 +30,8 @@ MAX_TWO_TURN_ROWS = 300
 
 
 def answer_text(composition: Composition, code: str) -> str:
-    """What the model is to say: a plan that names the steps in order, then the code."""
-    plan = " ".join((composition.family, composition.variant, *composition.chain))
+    """What the model is to say: a short plan, then the code, whose comments quote the reference."""
+    plan = f"{composition.family} {composition.variant}"
     return f"<think>\n{plan}\n</think>\n\n```python\n{code}```"
 
 

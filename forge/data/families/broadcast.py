@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING
 from forge.data.families.layout import (
     ROW_HEAD,
     ROW_LOAD,
-    ROW_STORE,
     Family,
     answer_source,
     problem_source,
     row_launch,
     row_sizes,
+    row_store,
 )
-from forge.data.families.ops import Chain, torch_lines, triton_lines
+from forge.data.families.ops import Chain, last_name, torch_lines, triton_lines
 
 if TYPE_CHECKING:
     from random import Random
 
 _JOIN = {
-    "add": ("x + y", "x + y"),
-    "sub": ("x - y", "x - y"),
-    "mul": ("x * y", "x * y"),
+    "add": ("torch.add(x, y)", "x + y"),
+    "sub": ("torch.sub(x, y)", "x - y"),
+    "mul": ("torch.mul(x, y)", "x * y"),
     "max": ("torch.maximum(x, y)", "tl.maximum(x, y)"),
 }
 _SHAPE = {"row": "COLS", "col": "ROWS, 1"}
@@ -37,7 +37,7 @@ def render_problem(variant: str, chain: Chain, *, rng: Random) -> str:
     return problem_source(
         row_sizes(rng),
         inputs=["torch.randn(ROWS, COLS)", f"torch.randn({_SHAPE[axis]})"],
-        forward=[f"x = {_JOIN[join][0]}", *torch_lines(chain)],
+        forward=[f"x = {_JOIN[join][0]}", *torch_lines(chain), f"return {last_name(chain)}"],
         args="x, y",
     )
 
@@ -52,7 +52,7 @@ def render_answer(variant: str, chain: Chain) -> str:
             _LOAD[axis],
             f"x = {_JOIN[join][1]}",
             *triton_lines(chain),
-            ROW_STORE,
+            row_store(last_name(chain)),
         ],
         forward=row_launch("x, y, out"),
         args="x, y",

@@ -5,38 +5,36 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from forge.data.families.layout import Family, answer_source, problem_source
-from forge.data.families.ops import Chain, is_sound, torch_lines, triton_lines
+from forge.data.families.ops import Chain, is_sound, last_name, torch_lines, triton_lines
 
 if TYPE_CHECKING:
     from random import Random
 
 BLOCK = 256
 """Elements a program; with at most 1000 elements there are at most four programs."""
-_RESIDUAL = {"plain": ((), ()), "residual": (("y = x",), ("x = x + y",))}
-"""Lines before and after the chain, the same in reference and kernel."""
+_RESULT = {"plain": "{}", "residual": "x + {}"}
+"""Of the chain's last variable, the same in reference and kernel."""
 
 
 def render_problem(variant: str, chain: Chain, *, rng: Random) -> str:
-    keep, join = _RESIDUAL[variant]
+    result = _RESULT[variant].format(last_name(chain))
     return problem_source(
         {"SIZE": rng.choice((300, 500, 700, 900, 1000))},
         inputs=["torch.randn(SIZE)"],
-        forward=[*keep, *torch_lines(chain), *join],
+        forward=[*torch_lines(chain), f"return {result}"],
     )
 
 
 def render_answer(variant: str, chain: Chain) -> str:
-    keep, join = _RESIDUAL[variant]
+    result = _RESULT[variant].format(last_name(chain))
     return answer_source(
         "x_ptr, out_ptr, n",
         kernel=[
             "cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)",
             "mask = cols < n",
             "x = tl.load(x_ptr + cols, mask=mask, other=0.0)",
-            *keep,
             *triton_lines(chain),
-            *join,
-            "tl.store(out_ptr + cols, x, mask=mask)",
+            f"tl.store(out_ptr + cols, {result}, mask=mask)",
         ],
         forward=[
             "n = x.numel()",
@@ -53,7 +51,7 @@ def accepts(variant: str, chain: Chain) -> bool:
 
 ELEMENTWISE = Family(
     name="elementwise",
-    variants=tuple(_RESIDUAL),
+    variants=tuple(_RESULT),
     render_problem=render_problem,
     render_answer=render_answer,
     accepts=accepts,

@@ -88,7 +88,7 @@ def problem_source(
 
 class Model(torch.nn.Module):
 {parameters.render()}    def forward(self, {args}):
-{_indent([*forward, "return x"], 8)}
+{_indent(forward, 8)}
 
 
 def get_inputs():
@@ -128,7 +128,11 @@ class ModelNew(torch.nn.Module):
 ROW_HEAD = ("row = tl.program_id(0)", "cols = tl.arange(0, BLOCK)", "mask = cols < n")
 """First lines of a kernel with one program a row."""
 ROW_LOAD = "x = tl.load(x_ptr + row * n + cols, mask=mask, other=0.0)"
-ROW_STORE = "tl.store(out_ptr + row * n + cols, x, mask=mask)"
+
+
+def row_store(name: str) -> str:
+    """Writes variable `name` to the program's row."""
+    return f"tl.store(out_ptr + row * n + cols, {name}, mask=mask)"
 
 
 def row_launch(arguments: str, *, out: str = "torch.empty_like(x)") -> tuple[str, ...]:

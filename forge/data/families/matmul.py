@@ -15,7 +15,7 @@ from forge.data.families.layout import (
     answer_source,
     problem_source,
 )
-from forge.data.families.ops import Chain, torch_lines, triton_lines
+from forge.data.families.ops import Chain, last_name, torch_lines, triton_lines
 
 if TYPE_CHECKING:
     from random import Random
@@ -29,7 +29,11 @@ _PARAMETERS = {
     "weight": Parameters(args=", k, n", lines=(_WEIGHT,), init_inputs="K, N"),
     "bias": Parameters(args=", k, n", lines=(_WEIGHT, _BIAS), init_inputs="K, N"),
 }
-_PRODUCT = {"input": "x @ y", "weight": "x @ self.w", "bias": "x @ self.w + self.b"}
+_PRODUCT = {
+    "input": "torch.matmul(x, y)",
+    "weight": "torch.matmul(x, self.w)",
+    "bias": "torch.addmm(self.b, x, self.w)",
+}
 _OPERANDS = {"input": ("y",), "weight": ("self.w",), "bias": ("self.w", "self.b")}
 
 
@@ -40,7 +44,7 @@ def render_problem(variant: str, chain: Chain, *, rng: Random) -> str:
     return problem_source(
         {name: rng.choice(_SIZES) for name in ("M", "K", "N")},
         inputs=inputs,
-        forward=[f"x = {_PRODUCT[variant]}", *torch_lines(chain)],
+        forward=[f"x = {_PRODUCT[variant]}", *torch_lines(chain), f"return {last_name(chain)}"],
         args="x, y" if variant == "input" else "x",
         parameters=_PARAMETERS[variant],
     )
@@ -60,7 +64,7 @@ def render_answer(variant: str, chain: Chain) -> str:
             'x = tl.dot(x, y, input_precision="ieee")',
             *bias,
             *triton_lines(chain),
-            "tl.store(out_ptr + rows * n + cols, x, mask=(rows < m) & (cols < n))",
+            f"tl.store(out_ptr + rows * n + cols, {last_name(chain)}, mask=(rows < m) & (cols < n))",
         ],
         forward=[
             "m, k = x.shape",

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 from forge.data.families.layout import (
     ROW_HEAD,
     ROW_LOAD,
-    ROW_STORE,
     Family,
     Parameters,
     answer_source,
     problem_source,
     row_launch,
     row_sizes,
+    row_store,
 )
-from forge.data.families.ops import Chain, torch_lines, triton_lines
+from forge.data.families.ops import Chain, last_name, torch_lines, triton_lines
 
 if TYPE_CHECKING:
     from random import Random
@@ -25,6 +25,7 @@ _WEIGHT = Parameters(
     lines=("self.w = torch.nn.Parameter(torch.ones(dim))",),
     init_inputs="COLS",
 )
+_TORCH = "torch.nn.functional.{}(x, self.w.shape, self.w, eps=1e-5)"
 _CENTRE = {"rms_norm": (), "layer_norm": ("x = tl.where(mask, x - tl.sum(x, axis=0) / n, 0.0)",)}
 
 
@@ -33,8 +34,9 @@ def render_problem(variant: str, chain: Chain, *, rng: Random) -> str:
         row_sizes(rng),
         inputs=["torch.randn(ROWS, COLS)"],
         forward=[
-            f"x = torch.nn.functional.{variant}(x, self.w.shape, self.w, eps=1e-5)",
+            f"x = {_TORCH.format(variant)}",
             *torch_lines(chain),
+            f"return {last_name(chain)}",
         ],
         parameters=_WEIGHT,
     )
@@ -50,7 +52,7 @@ def render_answer(variant: str, chain: Chain) -> str:
             "x = x * tl.rsqrt(tl.sum(x * x, axis=0) / n + 1e-5)",
             "x = x * tl.load(w_ptr + cols, mask=mask, other=0.0)",
             *triton_lines(chain),
-            ROW_STORE,
+            row_store(last_name(chain)),
         ],
         forward=row_launch("x, self.w, out"),
         parameters=_WEIGHT,

@@ -8,6 +8,7 @@ without effect.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import permutations
@@ -36,6 +37,9 @@ class Op:
     """The same on a Python float."""
 
 
+_F = "torch.nn.functional."
+
+
 def _sigmoid(x: float) -> float:
     return 1.0 / (1.0 + math.exp(-x)) if x > -700 else 0.0
 
@@ -48,44 +52,44 @@ _ALL = (
     _op("relu", "torch.relu(x)", "tl.maximum(x, 0.0)", lambda x: max(x, 0.0)),
     _op("sigmoid", "torch.sigmoid(x)", "tl.sigmoid(x)", _sigmoid),
     _op("tanh", "torch.tanh(x)", "2.0 * tl.sigmoid(2.0 * x) - 1.0", math.tanh),
-    _op("silu", "x * torch.sigmoid(x)", "x * tl.sigmoid(x)", lambda x: x * _sigmoid(x)),
+    _op("silu", _F + "silu(x)", "x * tl.sigmoid(x)", lambda x: x * _sigmoid(x)),
     _op("abs", "torch.abs(x)", "tl.abs(x)", abs),
-    _op("neg", "-x", "-x", lambda x: -x),
-    _op("square", "x * x", "x * x", lambda x: x * x),
+    _op("neg", "torch.neg(x)", "-x", lambda x: -x),
+    _op("square", "torch.square(x)", "x * x", lambda x: x * x),
     _op("sin", "torch.sin(x)", "tl.sin(x)", math.sin),
     _op("cos", "torch.cos(x)", "tl.cos(x)", math.cos),
     _op(
-        "leaky",
-        "torch.where(x > 0, x, 0.1 * x)",
-        "tl.where(x > 0, x, 0.1 * x)",
-        lambda x: x if x > 0 else 0.1 * x,
+        "leaky_relu",
+        _F + "leaky_relu(x)",
+        "tl.where(x > 0, x, 0.01 * x)",
+        lambda x: x if x > 0 else 0.01 * x,
     ),
     _op(
         "elu",
-        "torch.nn.functional.elu(x)",
+        _F + "elu(x)",
         "tl.where(x > 0, x, tl.exp(x) - 1.0)",
         lambda x: x if x > 0 else math.exp(x) - 1.0,
     ),
     _op(
-        "clamp",
-        "torch.clamp(x, -1.0, 1.0)",
-        "tl.minimum(tl.maximum(x, -1.0), 1.0)",
-        lambda x: min(max(x, -1.0), 1.0),
+        "hardsigmoid",
+        _F + "hardsigmoid(x)",
+        "tl.clamp(x / 6.0 + 0.5, 0.0, 1.0)",
+        lambda x: min(max(x / 6.0 + 0.5, 0.0), 1.0),
     ),
-    _op("exp", "torch.exp(-torch.abs(x))", "tl.exp(-tl.abs(x))", lambda x: math.exp(-abs(x))),
+    _op("hardtanh", _F + "hardtanh(x)", "tl.clamp(x, -1.0, 1.0)", lambda x: min(max(x, -1.0), 1.0)),
+    _op("softsign", _F + "softsign(x)", "x / (1.0 + tl.abs(x))", lambda x: x / (1.0 + abs(x))),
     _op(
-        "log",
-        "torch.log(1.0 + torch.abs(x))",
-        "tl.log(1.0 + tl.abs(x))",
-        lambda x: math.log(1.0 + abs(x)),
+        "softplus",
+        _F + "softplus(x)",
+        "tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))",
+        lambda x: max(x, 0.0) + math.log(1.0 + math.exp(-abs(x))),
     ),
     _op(
-        "sqrt",
-        "torch.sqrt(1.0 + torch.abs(x))",
-        "tl.sqrt(1.0 + tl.abs(x))",
-        lambda x: math.sqrt(1.0 + abs(x)),
+        "logsigmoid",
+        _F + "logsigmoid(x)",
+        "tl.minimum(x, 0.0) - tl.log(1.0 + tl.exp(-tl.abs(x)))",
+        lambda x: min(x, 0.0) - math.log(1.0 + math.exp(-abs(x))),
     ),
-    _op("shift", "x + 2.0", "x + 2.0", lambda x: x + 2.0),
 )
 OPS: dict[str, Op] = {op.name: op for op in _ALL}
 
@@ -133,11 +137,29 @@ def chains(length: int) -> Iterator[Chain]:
     return permutations(OPS, length)
 
 
+NAMES = ("a", "b", "c", "d")
+"""What the steps of a chain are called, in reference and kernel alike."""
+
+
+def last_name(chain: Chain) -> str:
+    """The variable that holds the chain's result."""
+    return NAMES[len(chain) - 1]
+
+
 def torch_lines(chain: Chain) -> list[str]:
-    """Statements of the chain in a reference's `forward`."""
-    return [f"x = {OPS[name].torch}" for name in chain]
+    """Statements of the chain in a reference's `forward`, from `x` on."""
+    return _assign([OPS[name].torch for name in chain])
 
 
 def triton_lines(chain: Chain) -> list[str]:
-    """Statements of the chain in a kernel."""
-    return [f"x = {OPS[name].triton}" for name in chain]
+    """Statements of the chain in a kernel, from `x` on."""
+    return _assign([OPS[name].triton for name in chain])
+
+
+def _assign(expressions: list[str]) -> list[str]:
+    lines: list[str] = []
+    value = "x"
+    for name, expression in zip(NAMES, expressions, strict=False):
+        lines.append(f"{name} = " + re.sub(r"\bx\b", value, expression))
+        value = name
+    return lines

@@ -15,16 +15,16 @@ from forge.data.families.layout import (
     row_launch,
     row_sizes,
 )
-from forge.data.families.ops import OPS, Chain, is_sound, torch_lines, triton_lines
+from forge.data.families.ops import OPS, Chain, is_sound, last_name, torch_lines, triton_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _TORCH = {
-    "sum": "torch.sum(x, dim=1)",
-    "mean": "torch.mean(x, dim=1)",
-    "max": "torch.amax(x, dim=1)",
-    "min": "torch.amin(x, dim=1)",
+    "sum": "torch.sum({}, dim=1)",
+    "mean": "torch.mean({}, dim=1)",
+    "max": "torch.amax({}, dim=1)",
+    "min": "torch.amin({}, dim=1)",
 }
 _TRITON = {
     "sum": ("0.0", "tl.sum(x, axis=0)"),
@@ -45,7 +45,7 @@ def render_problem(variant: str, chain: Chain, *, rng: Random) -> str:
     return problem_source(
         row_sizes(rng),
         inputs=["torch.randn(ROWS, COLS)"],
-        forward=[*torch_lines(chain), f"x = {_TORCH[variant]}"],
+        forward=[*torch_lines(chain), f"return {_TORCH[variant].format(last_name(chain))}"],
     )
 
 
@@ -57,7 +57,7 @@ def render_answer(variant: str, chain: Chain) -> str:
             *ROW_HEAD,
             ROW_LOAD,
             *triton_lines(chain),
-            f"x = tl.where(mask, x, {neutral})",
+            f"x = tl.where(mask, {last_name(chain)}, {neutral})",
             f"x = {reduce}",
             "tl.store(out_ptr + row, x)",
         ],

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from forge.data.families.layout import (
     ROW_HEAD,
     ROW_LOAD,
-    ROW_STORE,
     Family,
     answer_source,
     problem_source,
     row_launch,
     row_sizes,
+    row_store,
 )
-from forge.data.families.ops import Chain, is_sound, torch_lines, triton_lines
+from forge.data.families.ops import Chain, last_name, torch_lines, triton_lines
 
 if TYPE_CHECKING:
     from random import Random
@@ -29,7 +29,7 @@ def render_problem(variant: str, chain: Chain, *, rng: Random) -> str:
     return problem_source(
         row_sizes(rng),
         inputs=["torch.randn(ROWS, COLS)"],
-        forward=[*torch_lines(chain), f"x = torch.{variant}(x, dim=1)"],
+        forward=[*torch_lines(chain), f"return torch.{variant}({last_name(chain)}, dim=1)"],
     )
 
 
@@ -40,18 +40,13 @@ def render_answer(variant: str, chain: Chain) -> str:
             *ROW_HEAD,
             ROW_LOAD,
             *triton_lines(chain),
-            'x = tl.where(mask, x, float("-inf"))',
+            f'x = tl.where(mask, {last_name(chain)}, float("-inf"))',
             "x = x - tl.max(x, axis=0)",
             *_TRITON[variant],
-            ROW_STORE,
+            row_store("x"),
         ],
         forward=row_launch("x, out"),
     )
-
-
-def accepts(variant: str, chain: Chain) -> bool:
-    """Sound, and not ending in a shift, which softmax undoes."""
-    return chain[-1] != "shift" and is_sound(chain)
 
 
 SOFTMAX = Family(
@@ -59,5 +54,4 @@ SOFTMAX = Family(
     variants=tuple(_TRITON),
     render_problem=render_problem,
     render_answer=render_answer,
-    accepts=accepts,
 )
