@@ -119,7 +119,7 @@ def main(sock: socket.socket, *, compiler: Any, refused: type, file: str = FILE)
         kind, request, _ = _receive(sock)
         session.is_ghost = bool(request["ghost"])
         if session.is_ghost:
-            torch.use_deterministic_algorithms(True, warn_only=True)  # fills torch.empty with NaN
+            torch._C._set_deterministic_algorithms(True, warn_only=True)  # torch.empty is NaN
         number, slots = request["set"], request["slots"]
         _answer(sock, session, lambda number=number, slots=slots: session.call(number, slots=slots))
 

@@ -1,0 +1,89 @@
+"""From a completion to a candidate's source. Pure; called by the loop before a judge is asked.
+
+Promise: never raises, whatever a model writes, and says why there is nothing to judge. The rule:
+thinking is removed first (a thought is no answer, and an unclosed one leaves none), then the last
+complete fenced or `<triton>` block that defines the entry point counts.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([^\n`]*)$", re.MULTILINE)
+_TRITON = re.compile(r"<triton>(.*?)</triton>", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extraction:
+    """What was found in a completion."""
+
+    code: str
+    """Source to judge; empty unless reason is `ok`."""
+    reason: str
+    """`ok`, `no_code_block`, `no_entry_point` or `unclosed_thinking`."""
+
+    @property
+    def is_ok(self) -> bool:
+        return self.reason == "ok"
+
+
+def extract(completion_text: str, *, entry_point: str = "Model") -> Extraction:
+    """The candidate in a completion: a block that defines class `<entry_point>New`."""
+    text = _without_thinking(completion_text)
+    if text is None:
+        return Extraction(code="", reason="unclosed_thinking")
+    blocks = sorted([*_fenced_blocks(text), *_triton_blocks(text)])
+    if not blocks:
+        return Extraction(code="", reason="no_code_block")
+    defines = re.compile(rf"^class\s+{re.escape(entry_point)}New\b", re.MULTILINE)
+    for _, code in reversed(blocks):
+        if defines.search(code):
+            return Extraction(code=code, reason="ok")
+    return Extraction(code="", reason="no_entry_point")
+
+
+def _without_thinking(text: str) -> str | None:
+    """The text behind each thought; None when the last thought does not end.
+
+    A template may have opened the thought in the prompt, so a lone `</think>` closes one too.
+    """
+    kept = []
+    rest = text
+    while THINK_CLOSE in rest:
+        thought, rest = rest.split(THINK_CLOSE, 1)
+        kept.append(thought.split(THINK_OPEN, 1)[0] if THINK_OPEN in thought else "")
+    if THINK_OPEN in rest:
+        return None
+    return "\n".join([*kept, rest])
+
+
+def _fenced_blocks(text: str) -> list[tuple[int, str]]:
+    """(position, content) of each complete fenced block; a fence ends with one at least as long."""
+    blocks = []
+    opened: re.Match[str] | None = None
+    for fence in _FENCE.finditer(text):
+        if opened is None:
+            opened = fence
+        elif _closes(fence, opened):
+            blocks.append((opened.start(), text[opened.end() + 1 : fence.start()]))
+            opened = None
+        elif fence.group(2).strip():
+            opened = fence  # the earlier one was never closed
+    return blocks
+
+
+def _closes(fence: re.Match[str], opened: re.Match[str]) -> bool:
+    same = fence.group(1)[0] == opened.group(1)[0]
+    return same and len(fence.group(1)) >= len(opened.group(1)) and not fence.group(2).strip()
+
+
+def _triton_blocks(text: str) -> list[tuple[int, str]]:
+    return [(found.start(), _inner(found.group(1))) for found in _TRITON.finditer(text)]
+
+
+def _inner(text: str) -> str:
+    """A fenced block inside `<triton>` counts as its content."""
+    blocks = _fenced_blocks(text)
+    return blocks[-1][1] if blocks else text.strip("\n")

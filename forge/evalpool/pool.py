@@ -1,0 +1,336 @@
+"""The judges of a run, seen from the supervisor: who is free, who died, what was asked before.
+
+    judge(problem, code) ─▶ cache ─▶ least loaded living judge ─HTTP─▶ verdict
+                                       │ died or infra fault: once more, on another judge
+    one keeper a judge: open child ─▶ waits for its end ─▶ back-off ─▶ opens it again
+
+Promises: a dead judge is always started again; a kernel is never blamed for a judge; at most
+`MAX_QUEUED` requests wait; an identical (problem, code) is judged once, while it is remembered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import sys
+from collections import OrderedDict
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.abc
+
+from forge.errors import ChildDied, MachineError, Stalled
+from forge.process.child import ChildSpec, open_child
+from forge.process.environment import child_env
+from forge.process.sockets import open_socket_dir
+from forge.process.uds import open_client
+from forge.records.verdict import Status, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    import httpx
+
+    from forge.config.schema import JudgeTable
+    from forge.process.child import ProcessObserver
+    from forge.records.problem import Problem
+
+logger = logging.getLogger(__name__)
+
+MAX_QUEUED = 4096
+MAX_REMEMBERED = 20_000
+"""Verdicts kept by hash of (problem, code): a small model repeats itself."""
+CONCURRENCY = 1
+"""Candidates at once in one judge: a runner is one busy thread, and judges are as many as cores."""
+FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.2, 10.0
+READY_TIMEOUT_S = 120.0
+NO_JUDGE_TIMEOUT_S = 120.0
+"""How long a request waits for any judge to live."""
+SLACK_S = 60.0
+"""Above the candidate's own deadlines: fork, reference, and up to CONCURRENCY others before it."""
+
+
+@dataclass(slots=True)
+class _Seat:
+    """One judge's place: who sits there now."""
+
+    name: str
+    socket_path: Path
+    client: httpx.AsyncClient | None = None
+    """Open while the judge lives. One for all requests: making one reads certificates (20 ms)."""
+    num_waiting: int = 0
+    free: anyio.Semaphore = field(default_factory=lambda: anyio.Semaphore(CONCURRENCY))
+
+    @property
+    def is_up(self) -> bool:
+        return self.client is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolStats:
+    """For displays and idle shares."""
+
+    num_judged: int
+    """Verdicts given, cached ones not counted."""
+    num_cached: int
+    """Answers from memory."""
+    num_infra: int
+    """Infra faults seen, retried ones too."""
+    queue_length: int
+    busy_s: dict[str, float]
+    """Seconds with at least one candidate in judgement, by judge."""
+
+
+class Pool:
+    """Judges behind one call. Made by `open_pool`."""
+
+    def __init__(self, table: JudgeTable, seats: list[_Seat]) -> None:
+        self._table = table
+        self._seats = seats
+        self._changed = anyio.Event()
+        self._remembered: OrderedDict[str, Verdict] = OrderedDict()
+        self._running: dict[str, anyio.Event] = {}
+        self._room = anyio.Semaphore(MAX_QUEUED)
+        self._busy = {seat.name: _Busy() for seat in seats}
+        self._num_judged = self._num_cached = self._num_infra = 0
+
+    async def judge(self, problem: Problem, code: str) -> Verdict:
+        """The verdict. Raises Stalled when no judge lives for `NO_JUDGE_TIMEOUT_S`."""
+        key = _key(problem, code)
+        while (running := self._running.get(key)) is not None:
+            with anyio.move_on_after(self.request_timeout_s * 4):
+                await running.wait()
+        cached = self._remembered.get(key)
+        if cached is not None:
+            self._num_cached += 1
+            self._remembered.move_to_end(key)
+            return cached
+        done = self._running[key] = anyio.Event()
+        try:
+            async with self._room:
+                verdict = await self._judge_twice(problem, code)
+        finally:
+            del self._running[key]
+            done.set()
+        self._remember(key, verdict)
+        return verdict
+
+    def stats(self) -> PoolStats:
+        """Now."""
+        waiting = sum(seat.num_waiting for seat in self._seats)
+        return PoolStats(
+            num_judged=self._num_judged,
+            num_cached=self._num_cached,
+            num_infra=self._num_infra,
+            queue_length=max(0, waiting - sum(seat.is_up for seat in self._seats)),
+            busy_s={name: busy.seconds for name, busy in self._busy.items()},
+        )
+
+    async def _judge_twice(self, problem: Problem, code: str) -> Verdict:
+        """Once more, on another judge where there is one, for infra faults only."""
+        verdict, seat = await self._judge_once(problem, code, avoid=None)
+        if verdict.status is Status.INFRA_ERROR:
+            self._num_infra += 1
+            logger.warning("%s: %s: %s; judged again", seat.name, verdict.reason, verdict.detail)
+            verdict, _ = await self._judge_once(problem, code, avoid=seat)
+            self._num_infra += verdict.status is Status.INFRA_ERROR
+        self._num_judged += 1
+        return verdict
+
+    async def _judge_once(
+        self, problem: Problem, code: str, *, avoid: _Seat | None
+    ) -> tuple[Verdict, _Seat]:
+        seat = await self._pick(avoid=avoid)
+        seat.num_waiting += 1
+        try:
+            async with seat.free:
+                with self._busy[seat.name].running():
+                    return await self._ask(seat, problem, code), seat
+        finally:
+            seat.num_waiting -= 1
+
+    async def _ask(self, seat: _Seat, problem: Problem, code: str) -> Verdict:
+        import httpx
+
+        described = {
+            "problem_id": problem.problem_id,
+            "source": problem.source,
+            "entry_point": problem.entry_point,
+            "precision": problem.precision,
+        }
+        body = {"problem": described, "code": code}
+        try:
+            if seat.client is None:
+                raise ValueError("it ended while this request waited")
+            response = await seat.client.post("/judge", json=body)
+            response.raise_for_status()
+            return Verdict.from_json(response.json())
+        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+            words = f"{seat.name} did not answer: {type(error).__name__}: {error}"
+            return Verdict(status=Status.INFRA_ERROR, reason="judge_lost", detail=words[:500])
+
+    async def _pick(self, *, avoid: _Seat | None) -> _Seat:
+        """The least loaded living judge, another than `avoid` if any other lives."""
+        with anyio.move_on_after(NO_JUDGE_TIMEOUT_S):
+            while True:
+                living = [seat for seat in self._seats if seat.is_up]
+                others = [seat for seat in living if seat is not avoid]
+                if living:
+                    return min(others or living, key=lambda seat: seat.num_waiting)
+                await self._changed.wait()
+        raise Stalled(f"no judge was alive for {NO_JUDGE_TIMEOUT_S:.0f} s; see their logs")
+
+    def seat_changed(self, seat: _Seat, client: httpx.AsyncClient | None) -> None:
+        """Told by the keeper of a seat."""
+        seat.client = client
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    def _remember(self, key: str, verdict: Verdict) -> None:
+        if verdict.status is Status.INFRA_ERROR:
+            return
+        self._remembered[key] = verdict
+        while len(self._remembered) > MAX_REMEMBERED:
+            self._remembered.popitem(last=False)
+
+    @property
+    def request_timeout_s(self) -> float:
+        return 2 * (self._table.compile_timeout_s + self._table.correct_timeout_s) + SLACK_S
+
+
+@asynccontextmanager
+async def open_pool(
+    table: JudgeTable,
+    *,
+    socket_dir: Path,
+    log_dir: Path,
+    observer: ProcessObserver | None = None,
+    threads: int = 1,
+) -> AsyncIterator[Pool]:
+    """Starts `table.workers` judges, yields when all are ready, ends them with everything in them.
+
+    Raises:
+        MachineError: this machine gives no sandbox.
+        ChildDied, Stalled: a judge did not get ready.
+    """
+    seats = [
+        _Seat(f"judge-{number}", socket_dir / f"judge-{number}.sock")
+        for number in range(table.workers)
+    ]
+    pool = Pool(table, seats)
+    async with anyio.create_task_group() as keepers:
+        async with anyio.create_task_group() as starting:
+            for seat in seats:
+                spec = _spec(seat, table=table, log_dir=log_dir, threads=threads)
+                starting.start_soon(_start_keeper, keepers, pool, seat, spec, observer)
+        try:
+            yield pool
+        finally:
+            keepers.cancel_scope.cancel()
+
+
+async def judge_file(problem_path: Path, code: str, table: JudgeTable) -> Verdict:
+    """One verdict for one file, with a judge of its own. `code` is Python or a completion."""
+    import tempfile
+
+    from forge.evalpool.extract import extract
+    from forge.evalpool.problem_file import load_problem
+
+    problem = load_problem(problem_path)
+    found = extract(code, entry_point=problem.entry_point)
+    single = table.model_copy(update={"workers": 1})
+    with open_socket_dir() as socket_dir, tempfile.TemporaryDirectory() as log_dir:
+        async with open_pool(single, socket_dir=socket_dir, log_dir=Path(log_dir)) as pool:
+            return await pool.judge(problem, found.code if found.is_ok else code)
+
+
+async def _start_keeper(
+    keepers: anyio.abc.TaskGroup,
+    pool: Pool,
+    seat: _Seat,
+    spec: ChildSpec,
+    observer: ProcessObserver | None,
+) -> None:
+    with anyio.fail_after(READY_TIMEOUT_S + SLACK_S):
+        await keepers.start(_keep, pool, seat, spec, observer)
+
+
+async def _keep(
+    pool: Pool,
+    seat: _Seat,
+    spec: ChildSpec,
+    observer: ProcessObserver | None,
+    *,
+    task_status: anyio.abc.TaskStatus[None],
+) -> None:
+    """Keeps a seat taken. The first start must succeed; later ones are repeated for ever."""
+    backoff_s, is_first = FIRST_BACKOFF_S, True
+    while True:
+        try:
+            async with (
+                open_child(spec, observer=observer) as child,
+                open_client(seat.socket_path, timeout_s=pool.request_timeout_s) as client,
+            ):
+                pool.seat_changed(seat, client)
+                if is_first:
+                    task_status.started()
+                    is_first = False
+                backoff_s = FIRST_BACKOFF_S
+                try:
+                    logger.warning("%s ended: %s; started again", seat.name, await child.wait())
+                finally:
+                    pool.seat_changed(seat, None)
+        except (ChildDied, Stalled) as error:
+            if is_first:
+                raise _first_failure(error) from error
+            logger.error("%s cannot be started again: %s", seat.name, error)
+        await anyio.sleep(backoff_s)
+        backoff_s = min(backoff_s * 2, LONGEST_BACKOFF_S)
+
+
+def _first_failure(error: Exception) -> Exception:
+    """A judge that found no sandbox says `MachineError: ...` in its log: that is what to show."""
+    _, mark, words = str(error).partition("MachineError: ")
+    return MachineError(words.split("\n", 1)[0]) if mark else error
+
+
+def _spec(seat: _Seat, *, table: JudgeTable, log_dir: Path, threads: int) -> ChildSpec:
+    config = {
+        "socket_path": str(seat.socket_path),
+        "table": table.model_dump(mode="json"),
+        "concurrency": CONCURRENCY,
+    }
+    return ChildSpec(
+        name=seat.name,
+        argv=(sys.executable, "-m", "forge.evalpool.judge.app"),
+        log_path=log_dir / f"{seat.name}.log",
+        env=child_env(threads=threads, extra=table.env),
+        socket_path=seat.socket_path,
+        config=config,
+        ready_timeout_s=READY_TIMEOUT_S,
+    )
+
+
+def _key(problem: Problem, code: str) -> str:
+    digest = hashlib.sha256()
+    for part in (problem.source, problem.entry_point, problem.precision, code):
+        digest.update(part.encode(errors="surrogatepass"))
+        digest.update(b"\0")
+    return digest.hexdigest()
+
+
+class _Busy:
+    """BusyClock, bound to this process's clock."""
+
+    def __init__(self) -> None:
+        from forge.process.busy import BusyClock
+
+        self._clock = BusyClock()
+        self.running = self._clock.running
+
+    @property
+    def seconds(self) -> float:
+        return self._clock.busy_s
