@@ -1,0 +1,208 @@
+"""Conversations to token ids and back, without torch or transformers: `tokenizers` and jinja2 on the checkpoint's files.
+
+Called by the runner (SFT rows), the rollout loop (prompts, decoding) and `forge chat`. Promises: for ordinary text the
+ids equal transformers' `apply_chat_template`; and whatever a message's text contains, only the template writes special
+tokens: `<|im_end|>` inside the judge's feedback or a candidate's code is tokenised as the letters it is made of.
+What this does not cover: tokens that are added but not special (`<think>`) are recognised wherever they stand.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forge.errors import ConfigError
+from forge.records import Message
+
+if TYPE_CHECKING:
+    import jinja2
+    from tokenizers import Tokenizer
+
+# A Unicode noncharacter: never in interchanged text, so it can break a special token's name inside a message's text
+# while the template runs, and be taken out again.
+_GUARD = "\ufdd0"
+_SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRow:
+    """A conversation ready for SFT."""
+
+    input_ids: list[int]
+    completion_mask: list[int]
+    """1 where the token is trained: the answer and the token that ends it. Same length as input_ids."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatTemplate:
+    """A checkpoint's tokenizer and chat template. Not thread-safe."""
+
+    tokenizer: Tokenizer
+    template: jinja2.Template
+    special_tokens: Mapping[str, str]
+    """Names the template may use: `eos_token` and its siblings."""
+    stop_token_ids: tuple[int, ...]
+    """Ids that end an answer: generation_config.json's and the tokenizer's end of sequence."""
+    _special_ids: Mapping[str, int] = field(repr=False)
+
+    @classmethod
+    def load(cls, model_dir: Path) -> ChatTemplate:
+        """Read a model directory. Raises ConfigError where a file is missing or broken."""
+        from tokenizers import Tokenizer
+
+        path = model_dir / "tokenizer.json"
+        if not path.is_file():
+            raise ConfigError(f"{path}: not found; a model directory needs tokenizer.json")
+        tokenizer = Tokenizer.from_file(str(path))
+        config = _read_json(model_dir / "tokenizer_config.json")
+        names = {k: _token_text(config[k]) for k in _SPECIAL_NAMES if config.get(k)}
+        added = tokenizer.get_added_tokens_decoder()
+        return cls(
+            tokenizer=tokenizer,
+            template=_compile(_template_source(model_dir, config)),
+            special_tokens=names,
+            stop_token_ids=_stop_ids(model_dir, tokenizer, names.get("eos_token")),
+            _special_ids={t.content: i for i, t in added.items() if t.special},
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """Entries of the tokenizer, added tokens included."""
+        return self.tokenizer.get_vocab_size(with_added_tokens=True)
+
+    def render_text(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        """The conversation as the template writes it. For reading: `render` is what makes ids."""
+        return self._apply(messages, add_generation_prompt).replace(_GUARD, "")
+
+    def render(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True
+    ) -> list[int]:
+        """Token ids of the conversation, ready for the model's next turn."""
+        text = self._apply(messages, add_generation_prompt)
+        if _GUARD not in text:
+            return self.tokenizer.encode(text, add_special_tokens=False).ids
+        ids: list[int] = []
+        for piece in self._special_pattern.split(text):
+            known = self._special_ids.get(piece)
+            ids += self.encode_plain(piece.replace(_GUARD, "")) if known is None else [known]
+        return ids
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Token ids of a text in which nothing is a special token."""
+        self.tokenizer.encode_special_tokens = True
+        try:
+            return self.tokenizer.encode(text, add_special_tokens=False).ids
+        finally:
+            self.tokenizer.encode_special_tokens = False
+
+    def render_answer(self, content: str) -> list[int]:
+        """Token ids of an answer as the model has to write it: its text, then the token that ends a turn."""
+        return [*self.encode_plain(content), self.stop_token_ids[0]]
+
+    def training_row(self, messages: Sequence[Message]) -> TrainingRow:
+        """The prompt as the engine will see it, then the last message as the model has to write it."""
+        prompt_ids = self.render(messages[:-1], add_generation_prompt=True)
+        answer_ids = self.render_answer(messages[-1].content)
+        mask = [0] * len(prompt_ids) + [1] * len(answer_ids)
+        return TrainingRow(input_ids=prompt_ids + answer_ids, completion_mask=mask)
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        """Text of token ids."""
+        return self.tokenizer.decode(list(ids), skip_special_tokens=skip_special)
+
+    @cached_property
+    def _special_pattern(self) -> re.Pattern[str]:
+        """Splits a text at special tokens, which stay in the result. Longest first."""
+        names = sorted(self._special_ids, key=len, reverse=True)
+        return (
+            re.compile("(" + "|".join(map(re.escape, names)) + ")") if names else re.compile("$^")
+        )
+
+    def _apply(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        dicts = [{"role": m.role, "content": self._guarded(m.content)} for m in messages]
+        return self.template.render(
+            messages=dicts,
+            add_generation_prompt=add_generation_prompt,
+            tools=None,
+            documents=None,
+            **self.special_tokens,
+        )
+
+    def _guarded(self, text: str) -> str:
+        """The text with every special token's name broken after its first character."""
+        text = text.replace(_GUARD, "")
+        if not any(name in text for name in self._special_ids):
+            return text
+        return self._special_pattern.sub(lambda m: m[0][0] + _GUARD + m[0][1:], text)
+
+
+def _template_source(model_dir: Path, config: Mapping[str, Any]) -> str:
+    path = model_dir / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text()
+    found = config.get("chat_template")
+    if isinstance(found, list):  # several, by name
+        found = next((t["template"] for t in found if t["name"] == "default"), None)
+    if not isinstance(found, str):
+        raise ConfigError(f"{path}: not found, and tokenizer_config.json has no chat_template")
+    return found
+
+
+def _compile(source: str) -> jinja2.Template:
+    """Compile as transformers does: sandboxed and immutable, since a template is a stranger's code."""
+    import jinja2
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """`{% generation %}` marks what a trainer trains; here its body is simply written."""
+
+        tags = {"generation"}  # noqa: RUF012  # jinja2 declares it so
+
+        def parse(self, parser: Any) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    def tojson(value: Any, indent: int | None = None, **kwargs: Any) -> str:
+        return json.dumps(value, ensure_ascii=False, indent=indent, **kwargs)
+
+    env = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    env.filters["tojson"] = tojson
+    env.globals["raise_exception"] = raise_exception
+    env.globals["strftime_now"] = lambda form: datetime.now().astimezone().strftime(form)
+    try:
+        return env.from_string(source)
+    except jinja2.TemplateSyntaxError as err:
+        raise ConfigError(f"chat template: line {err.lineno}: {err.message}") from err
+
+
+def _stop_ids(model_dir: Path, tokenizer: Tokenizer, eos_token: str | None) -> tuple[int, ...]:
+    ids: list[int] = []
+    if eos_token is not None and (eos := tokenizer.token_to_id(eos_token)) is not None:
+        ids.append(eos)
+    found = _read_json(model_dir / "generation_config.json").get("eos_token_id")
+    ids += found if isinstance(found, list) else [] if found is None else [found]
+    if not ids:
+        raise ConfigError(
+            f"{model_dir}: no eos_token in tokenizer_config.json, no eos_token_id in generation_config.json"
+        )
+    return tuple(dict.fromkeys(ids))
+
+
+def _token_text(token: Any) -> str:
+    return token["content"] if isinstance(token, Mapping) else token
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.is_file() else {}

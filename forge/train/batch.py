@@ -1,0 +1,76 @@
+"""Samples on their way to the trainer: one .npz file a batch, flat arrays and offsets.
+
+Written by the runner, which names the file in its answer to `take`; read by the GRPO child; kept for replay. Numpy only.
+Promise: a file is complete or absent, and what is read equals what was written (logprobs as f32).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forge.records import Sample
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_INTS = ("sample_id", "group_id", "rollout", "turn", "policy_version")
+
+
+def write_batch(path: Path, samples: Sequence[Sample]) -> None:
+    """Write the samples, in order, under a temporary name and rename."""
+    import numpy as np
+
+    arrays: dict[str, np.ndarray] = {
+        name: np.array([getattr(s, name) for s in samples], dtype=np.int64) for name in _INTS
+    }
+    arrays["advantage"] = np.array([s.advantage for s in samples], dtype=np.float64)
+    for name, lists in (
+        ("prompt", [s.prompt_ids for s in samples]),
+        ("completion", [s.completion_ids for s in samples]),
+    ):
+        arrays[f"{name}_ids"] = np.fromiter(_flat(lists), dtype=np.int32)
+        arrays[f"{name}_offsets"] = np.cumsum([0, *map(len, lists)], dtype=np.int64)
+    arrays["logprobs"] = np.fromiter(_flat(s.logprobs for s in samples), dtype=np.float32)
+    assert len(arrays["logprobs"]) == len(arrays["completion_ids"]), "one logprob a token"
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("wb") as file:
+        np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]  # its stub names allow_pickle
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(path)
+
+
+def read_batch(path: Path) -> list[Sample]:
+    """The samples of a file, in the order they were written."""
+    import numpy as np
+
+    with np.load(path) as file:
+        found = {name: file[name] for name in file.files}
+    ints = {name: found[name].tolist() for name in _INTS}
+    advantages = found["advantage"].tolist()
+    prompts = _cut(found["prompt_ids"], found["prompt_offsets"])
+    completions = _cut(found["completion_ids"], found["completion_offsets"])
+    logprobs = _cut(found["logprobs"], found["completion_offsets"])
+    return [
+        Sample(
+            **{name: values[i] for name, values in ints.items()},
+            prompt_ids=prompts[i],
+            completion_ids=completions[i],
+            logprobs=logprobs[i],
+            advantage=advantage,
+        )
+        for i, advantage in enumerate(advantages)
+    ]
+
+
+def _flat(lists: Iterable[Sequence[float]]) -> Iterable[float]:
+    return itertools.chain.from_iterable(lists)
+
+
+def _cut(flat: np.ndarray, offsets: np.ndarray) -> list[tuple]:
+    values, ends = flat.tolist(), offsets.tolist()
+    return [tuple(values[a:b]) for a, b in itertools.pairwise(ends)]

@@ -1,0 +1,74 @@
+"""Directories that are complete or absent: written beside their place, fsynced, renamed. No torch.
+
+Used by the trainer children for checkpoints, published weights and new models; `find_last_checkpoint` by the host too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+STAGING = ".staging"
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+
+
+@contextmanager
+def whole_dir(path: Path, *, sync: bool = True) -> Iterator[Path]:
+    """An empty directory to fill; it takes the place of `path` when the block ends without an error.
+
+    `sync = False` for what need not outlive a power cut (published weights: the checkpoint is the durable copy).
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    yield partial
+    put_in_place(partial, path, sync=sync)
+
+
+def put_in_place(partial: Path, path: Path, *, sync: bool = True) -> None:
+    """Move a finished directory to its name, replacing what stands there."""
+    if sync:
+        _sync_tree(partial)
+    if path.exists():
+        old = path.with_name(f".{path.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        path.rename(old)
+        partial.rename(path)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        partial.rename(path)
+    if sync:
+        _sync(path.parent)
+
+
+def find_last_checkpoint(work_dir: Path) -> Path | None:
+    """The checkpoint with the highest step. Staged ones are no checkpoints, so what is found is whole."""
+    found = checkpoints(work_dir)
+    return found[-1] if found else None
+
+
+def checkpoints(work_dir: Path) -> list[Path]:
+    """Whole checkpoints, oldest first."""
+    if not work_dir.is_dir():
+        return []
+    steps = {p: int(m[1]) for p in work_dir.iterdir() if (m := _CHECKPOINT.fullmatch(p.name))}
+    return sorted(steps, key=lambda p: steps[p])
+
+
+def _sync_tree(path: Path) -> None:
+    for folder, _, names in os.walk(path):
+        for name in names:
+            _sync(Path(folder, name))
+        _sync(Path(folder))
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

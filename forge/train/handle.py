@@ -1,0 +1,147 @@
+"""What the runner holds of training: starting trainer children and the model maker. No torch.
+
+`open_trainer` gives a Child that speaks to control.sock by itself; the runner watches it and serves that socket.
+A child that ends with exit 0 has trained and published all its steps, or was told to stop and has saved a checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from forge.config.schema import GrpoStage, ModelTable, RolloutTable, SftStage, TinyModel
+from forge.process.child import Child, ChildSpec, ProcessObserver, open_child
+from forge.process.environment import child_env
+from forge.train.durable import find_last_checkpoint
+
+__all__ = ["NewModel", "find_last_checkpoint", "open_trainer", "run_init_model"]
+
+# A step on its way when we stop is finished and saved first.
+STOP_GRACE_S = 60.0
+# Progress bars and notices that would only fill the log.
+QUIET = {"TQDM_DISABLE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+# Imports take 5 s, a tokenizer on a few MB of text another 5.
+INIT_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewModel:
+    """What `run_init_model` made."""
+
+    model_dir: Path
+    num_parameters: int
+    vocab_size: int
+    """Entries of the tokenizer; at most `[model.tiny] vocab_size`."""
+
+
+@asynccontextmanager
+async def open_trainer(
+    stage: SftStage | GrpoStage,
+    *,
+    model: ModelTable,
+    model_dir: Path,
+    rows_path: Path | None,
+    work_dir: Path,
+    weights_dir: Path,
+    control_socket: Path,
+    socket_dir: Path,
+    log_dir: Path,
+    seed: int,
+    rollout: RolloutTable | None = None,
+    gpus: Sequence[str] = (),
+    observer: ProcessObserver | None = None,
+) -> AsyncIterator[Child]:
+    """Start the trainer of a stage; it resumes from the last whole checkpoint in `work_dir`, if there is one.
+
+    Args:
+        model_dir: the base model, complete and local. `model.adapter` is put on it.
+        rows_path: for SFT, JSON lines with `input_ids` and `completion_mask`, as `ChatTemplate.training_row` makes them.
+        work_dir: of this stage alone: `checkpoint-N` and their staging.
+        weights_dir: what is published appears here, each in a directory of its own, the runner's from then on.
+        rollout: temperature and max_completion_tokens enter the loss.
+    """
+    if isinstance(stage, SftStage) and rows_path is None:
+        raise ValueError("an sft stage needs rows_path")
+    work_dir.mkdir(parents=True, exist_ok=True)
+    config: dict[str, Any] = {
+        "stage": stage.model_dump(mode="json"),
+        "model": _absolute(model),
+        "rollout": (rollout or RolloutTable()).model_dump(mode="json"),
+        "model_dir": str(model_dir.absolute()),
+        "rows_path": None if rows_path is None else str(rows_path.absolute()),
+        "work_dir": str(work_dir.absolute()),
+        "weights_dir": str(weights_dir.absolute()),
+        "control_socket": str(control_socket),
+        "seed": seed,
+    }
+    spec = ChildSpec(
+        name="trainer",
+        argv=(sys.executable, "-m", f"forge.train.trainer.{stage.kind}"),
+        log_path=log_dir / "trainer.log",
+        env=child_env(threads=stage.threads, gpus=gpus, extra=QUIET),
+        socket_path=None,
+        config=config,
+        stop_grace_s=STOP_GRACE_S,
+        devices=",".join(gpus) or "cpu",
+    )
+    async with open_child(spec, observer=observer) as child:
+        yield child
+
+
+async def run_init_model(
+    tiny: TinyModel,
+    *,
+    texts_path: Path,
+    out_dir: Path,
+    socket_dir: Path,
+    log_dir: Path,
+    seed: int,
+    threads: int = 1,
+    observer: ProcessObserver | None = None,
+) -> NewModel:
+    """Make a random model and its tokenizer in `out_dir`. Raises ChildDied with the last lines of its log.
+
+    Args:
+        texts_path: JSON lines, each a string: what the tokenizer is trained on.
+    """
+    result_path = log_dir / "init-model.result.json"
+    result_path.unlink(missing_ok=True)
+    out_dir.parent.mkdir(parents=True, exist_ok=True)
+    spec = ChildSpec(
+        name="init-model",
+        argv=(sys.executable, "-m", "forge.train.trainer.init_model"),
+        log_path=log_dir / "init-model.log",
+        env=child_env(threads=threads, extra=QUIET),
+        socket_path=None,
+        config={
+            "tiny": tiny.model_dump(mode="json"),
+            "texts_path": str(texts_path.absolute()),
+            "model_dir": str(out_dir.absolute()),
+            "result_path": str(result_path.absolute()),
+            "seed": seed,
+        },
+    )
+    async with open_child(spec, observer=observer) as child:
+        with anyio.move_on_after(INIT_TIMEOUT_S) as scope:
+            await child.wait()
+        if scope.cancelled_caught:
+            child.dump_stacks()
+            raise child.stalled(asked="a random model", silent_s=INIT_TIMEOUT_S)
+        if not result_path.is_file():
+            raise child.died(doing="making the model")
+    return NewModel(model_dir=out_dir, **json.loads(result_path.read_text()))
+
+
+def _absolute(model: ModelTable) -> dict[str, Any]:
+    """The table as JSON, with the adapter's path absolute: a child may have another working directory."""
+    table = model.model_dump(mode="json")
+    if model.adapter is not None:
+        table["adapter"] = str(model.adapter.absolute())
+    return table

@@ -1,0 +1,60 @@
+"""Checkpoints that are whole or absent, mixed into TRL's trainers.
+
+A stock save writes straight into `checkpoint-N`, `trainer_state.json` last: killed midway it leaves a directory that
+resume picks and fails on (measured, transformers 5.23). Here it is written under `.staging`, fsynced and renamed.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forge.train.durable import STAGING, checkpoints, put_in_place
+
+if TYPE_CHECKING:
+    from transformers import Trainer
+
+    Base = Trainer
+else:
+    Base = object
+
+logger = logging.getLogger(__name__)
+
+# The last for resume, one more in case its step turns out to be the one that diverged.
+KEEP_CHECKPOINTS = 2
+
+
+class WholeCheckpoints(Base):
+    """Trainer mixin; goes before the trainer class. One process only: several ranks would need barriers."""
+
+    _is_staging = False
+    kept_steps: frozenset[int] = frozenset()
+    """Checkpoints that are never rotated away."""
+
+    def _get_output_dir(self, trial: object) -> str:
+        """Where the trainer's own code puts `checkpoint-N`."""
+        final = super()._get_output_dir(trial)  # pyright: ignore[reportArgumentType]
+        return str(Path(final, STAGING)) if self._is_staging else final
+
+    def _save_checkpoint(self, model: object, trial: object) -> None:
+        work_dir = Path(super()._get_output_dir(trial))  # pyright: ignore[reportArgumentType]
+        staging = work_dir / STAGING
+        shutil.rmtree(staging, ignore_errors=True)
+        self._is_staging = True
+        try:
+            super()._save_checkpoint(model, trial)  # pyright: ignore
+        finally:
+            self._is_staging = False
+        name = f"checkpoint-{self.state.global_step}"
+        put_in_place(staging / name, work_dir / name)
+        self._rotate(work_dir)
+
+    def _rotate(self, work_dir: Path) -> None:
+        for old in checkpoints(work_dir)[:-KEEP_CHECKPOINTS]:
+            logger.info("removing %s", old)
+            shutil.rmtree(old)
+
+    def create_model_card(self, *args: object, **kwargs: object) -> None:
+        """No model card: TRL would write one, with a template to load, at every save."""

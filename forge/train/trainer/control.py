@@ -1,0 +1,142 @@
+"""The trainer's side of control.sock: takes batches, says what was trained, published, saved.
+
+Requests are blocking, each with a deadline; the supervisor answers `take` with `wait` well before it, so a silent
+supervisor is noticed. When the supervisor is gone, the lease ends this process; nothing here has to.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import httpx
+
+from forge.errors import Stalled
+
+logger = logging.getLogger(__name__)
+
+# The supervisor answers a long poll within 30 s; three times that is silence.
+TAKE_TIMEOUT_S = 90.0
+# A publish ends when every replica has loaded the weights and passed its probe.
+PUBLISH_TIMEOUT_S = 600.0
+ANSWER_TIMEOUT_S = 30.0
+
+
+class StopAsked(Exception):
+    """SIGTERM arrived while nothing was in progress."""
+
+
+class StopFlag:
+    """Remembers SIGTERM. While `take` waits there is no step to finish, so it ends the wait instead."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self._is_waiting = False
+
+    def install(self) -> None:
+        """Become the handler of SIGTERM. Main thread only."""
+        assert threading.current_thread() is threading.main_thread()
+        signal.signal(signal.SIGTERM, self._on_signal)
+
+    def __enter__(self) -> None:
+        self._is_waiting = True
+        if self.is_set:
+            raise StopAsked
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._is_waiting = False
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        self.is_set = True
+        if self._is_waiting:
+            self._is_waiting = False
+            raise StopAsked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What `take` gave: a step to train."""
+
+    step: int
+    samples_path: Path
+    wait_s: float
+    """Since take was called."""
+
+
+class Control:
+    """A blocking client of control.sock."""
+
+    def __init__(self, socket_path: Path, *, stop: StopFlag) -> None:
+        self._client = httpx.Client(
+            transport=httpx.HTTPTransport(uds=str(socket_path)),
+            base_url="http://forge",
+            trust_env=False,
+        )
+        self._stop = stop
+
+    def take(self, *, step: int) -> Batch | None:
+        """The batch after `step`; None when there is none to come or SIGTERM asked us to stop."""
+        start = time.monotonic()
+        try:
+            with self._stop:
+                while True:
+                    answer = self._post("/take", {"step": step}, timeout_s=TAKE_TIMEOUT_S)
+                    if answer["kind"] != "wait":
+                        break
+        except StopAsked:
+            return None
+        if answer["kind"] != "batch":
+            logger.info("take: %s", answer["kind"])
+            return None
+        return Batch(
+            step=answer["step"],
+            samples_path=Path(answer["samples_path"]),
+            wait_s=time.monotonic() - start,
+        )
+
+    def publish(self, *, step: int, path: Path, probe: Mapping[str, Any]) -> int:
+        """Offer new weights; returns the policy version that all replicas now have."""
+        body = {"step": step, "path": str(path), "probe": probe}
+        return self._post("/publish", body, timeout_s=PUBLISH_TIMEOUT_S)["version"]
+
+    def trained(self, *, step: int, metrics: Mapping[str, float]) -> None:
+        """Acknowledge a batch."""
+        self._post("/trained", {"step": step, "metrics": _finite(metrics)})
+
+    def checkpoint(self, *, step: int, path: Path) -> None:
+        """Say that a whole checkpoint stands at `path`."""
+        self._post("/checkpoint", {"step": step, "path": str(path)})
+
+    def progress(self, *, step: int, total: int, metrics: Mapping[str, float]) -> None:
+        """Say how far we are. Best effort: a busy supervisor costs a line in the log, not the training."""
+        try:
+            body = {"step": step, "total": total, "metrics": _finite(metrics)}
+            self._post("/progress", body, timeout_s=5.0)
+        except (Stalled, httpx.HTTPError) as err:
+            logger.warning("progress of step %d was not taken: %s", step, err)
+
+    def _post(self, path: str, body: dict, *, timeout_s: float = ANSWER_TIMEOUT_S) -> dict:
+        try:
+            answer = self._client.post(path, json=body, timeout=timeout_s)
+        except httpx.TimeoutException as err:
+            raise Stalled(f"control.sock was silent for {timeout_s:.0f} s; asked: {path}") from err
+        if answer.is_error:
+            raise httpx.HTTPStatusError(
+                f"control.sock answered {answer.status_code} to {path}: {answer.text[:500]}",
+                request=answer.request,
+                response=answer,
+            )
+        return answer.json()
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    """JSON has no NaN; what is not a number is left out."""
+    return {k: float(v) for k, v in metrics.items() if math.isfinite(v)}

@@ -1,0 +1,62 @@
+"""A BPE tokenizer trained on the run's own texts, in the files that `tokenizers` and transformers read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+# Added, not special: they are text that the model writes, and survive `skip_special_tokens`.
+THINKING = ("<think>", "</think>")
+# Words that the chat template writes; they must not cost several tokens a message.
+_TEMPLATE_WORDS = ("system\n", "user\n", "assistant\n")
+
+# Cut before BPE, for Python: a line break takes the next line's indentation with it; words and names, with the space
+# before them; digits one by one, so that a number is read the same everywhere; runs of punctuation.
+_PIECES = r"[\r\n]+[ \t]*|[ \t]{2,}| ?[\p{L}_]+|\p{N}| ?[^\s\p{L}\p{N}_]+|\s"
+
+
+def train_tokenizer(texts: Sequence[str], *, vocab_size: int) -> Tokenizer:
+    """Byte-level BPE with at most `vocab_size` entries, special and added tokens included. Deterministic."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(  # pyright: ignore[reportAttributeAccessIssue]
+        [
+            pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(THINKING),
+        special_tokens=[END_OF_TEXT, TURN_START, TURN_END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    words = ["".join(_TEMPLATE_WORDS)] * max(1, len(texts))
+    tokenizer.train_from_iterator([*texts, *words], trainer)
+    tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in THINKING])
+    return tokenizer
+
+
+def save_tokenizer(
+    tokenizer: Tokenizer, model_dir: Path, *, chat_template: Path, max_tokens: int
+) -> None:
+    """tokenizer.json, tokenizer_config.json and chat_template.jinja."""
+    tokenizer.save(str(model_dir / "tokenizer.json"))
+    config = {
+        # The class that takes tokenizer.json as it is; Qwen2Tokenizer would put its own pre-tokenizer in.
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": TURN_END,
+        "pad_token": END_OF_TEXT,
+        "bos_token": None,
+        "unk_token": None,
+        "add_bos_token": False,
+        "add_prefix_space": False,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": max_tokens,
+    }
+    (model_dir / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n")
+    (model_dir / "chat_template.jinja").write_text(chat_template.read_text())

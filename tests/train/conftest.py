@@ -1,0 +1,119 @@
+"""Shared by the trainer's tests: a tiny model made once, and a control.sock that plays the supervisor."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from forge.config.schema import TinyModel
+from forge.process.sockets import open_socket_dir
+from forge.process.uds import serve_task
+from forge.records import Sample
+from forge.train.batch import write_batch
+
+SIZES = TinyModel(
+    hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1, intermediate_size=64, vocab_size=320
+)
+TEXTS = [
+    f"def f(x):\n    y = tl.load(x_ptr + {n})\n    return <think>{n * n}</think>\n"
+    for n in range(30)
+]
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model directory as `run_init_model` leaves it, made in this process."""
+    from forge.train.trainer.init_model import CHAT_TEMPLATE, random_qwen3
+    from forge.train.trainer.tokenizer import save_tokenizer, train_tokenizer
+
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    tokenizer = train_tokenizer(TEXTS, vocab_size=SIZES.vocab_size)
+    random_qwen3(SIZES.model_dump(), tokenizer=tokenizer, seed=0).save_pretrained(path)
+    save_tokenizer(tokenizer, path, chat_template=CHAT_TEMPLATE, max_tokens=512)
+    return path
+
+
+@dataclass
+class FakeSupervisor:
+    """Hands out batches in order and remembers what the trainer said."""
+
+    socket: Path
+    batches: Sequence[Sequence[Sample]] = ()
+    version: int = 0
+    published: list[dict[str, Any]] = field(default_factory=list)
+    trained: list[dict[str, Any]] = field(default_factory=list)
+    progress: list[dict[str, Any]] = field(default_factory=list)
+    checkpoints: list[dict[str, Any]] = field(default_factory=list)
+    order: list[str] = field(default_factory=list)
+    on_checkpoint: Callable[[int], None] = lambda step: None
+    num_waits: int = 1
+    """Long polls that end without a batch before each batch."""
+    _waits: int = 0
+
+    def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """What the supervisor says to a POST."""
+        self.order.append(path)
+        match path:
+            case "/take":
+                return self._take(body["step"])
+            case "/publish":
+                self.version += 1
+                self.published.append(body)
+                return {"version": self.version}
+            case "/trained":
+                self.trained.append(body)
+            case "/progress":
+                self.progress.append(body)
+            case "/checkpoint":
+                self.checkpoints.append(body)
+                self.on_checkpoint(body["step"])
+        return {}
+
+    def _take(self, step: int) -> dict[str, Any]:
+        if step >= len(self.batches):
+            return {"kind": "done"}
+        if self._waits < self.num_waits:
+            self._waits += 1
+            return {"kind": "wait"}
+        self._waits = 0
+        path = self.socket.with_name(f"batch-{step + 1}.npz")
+        write_batch(path, self.batches[step])
+        return {"kind": "batch", "step": step + 1, "samples_path": str(path)}
+
+
+Served = Callable[[FakeSupervisor], AbstractAsyncContextManager[None]]
+
+
+@pytest.fixture
+def supervisor() -> Iterator[FakeSupervisor]:
+    with open_socket_dir() as folder:
+        yield FakeSupervisor(socket=folder / "control.sock")
+
+
+@pytest.fixture
+def served() -> Served:
+    """Serves a FakeSupervisor while inside."""
+
+    @asynccontextmanager
+    async def serve(fake: FakeSupervisor) -> AsyncIterator[None]:
+        from starlette.applications import Starlette
+        from starlette.requests import Request
+        from starlette.responses import JSONResponse
+        from starlette.routing import Route
+
+        async def respond(request: Request) -> JSONResponse:
+            return JSONResponse(fake.answer(request.url.path, await request.json()))
+
+        app = Starlette(routes=[Route("/{any}", respond, methods=["POST"])])
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(serve_task, app, fake.socket)
+            yield
+            tasks.cancel_scope.cancel()
+
+    return serve

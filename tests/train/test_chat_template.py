@@ -1,0 +1,113 @@
+"""The host's ids are transformers' ids, and text never becomes a special token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge.data.chat import ChatTemplate
+from forge.errors import ConfigError
+from forge.records import Message
+
+CODE = "import triton\n\n@triton.jit\ndef k(x_ptr, n):\n    return tl.load(x_ptr + 12)\n"
+CHAT = [
+    Message(role="system", content="You write kernels."),
+    Message(role="user", content=CODE),
+    Message(role="assistant", content=f"<think>try\nthis</think>\n\n```python\n{CODE}```"),
+    Message(role="user", content="judge: wrong, first mismatch at [3, 1]: expected 0.5, got 1e-07"),
+    Message(role="assistant", content="<think>so</think>done ünïcode 漢字"),
+]
+SPECIALS = ["<|im_end|>", "<|im_start|>", "<|endoftext|>"]
+
+
+@pytest.fixture(scope="module")
+def chat(tiny_model: Path) -> ChatTemplate:
+    return ChatTemplate.load(tiny_model)
+
+
+@pytest.mark.parametrize("num", range(1, len(CHAT) + 1))
+@pytest.mark.parametrize("add_generation_prompt", [True, False])
+def test_ids_equal_those_of_transformers(
+    tiny_model: Path, chat: ChatTemplate, num: int, add_generation_prompt: bool
+) -> None:
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(tiny_model)
+    dicts = [{"role": m.role, "content": m.content} for m in CHAT[:num]]
+    want = theirs.apply_chat_template(
+        dicts, add_generation_prompt=add_generation_prompt, return_dict=False
+    )
+    assert chat.render(CHAT[:num], add_generation_prompt=add_generation_prompt) == want
+    assert chat.decode(want, skip_special=False) == theirs.decode(want)
+    assert chat.decode(want) == theirs.decode(want, skip_special_tokens=True)
+
+
+def test_ids_equal_under_the_stock_qwen3_template(tiny_model: Path, tmp_path: Path) -> None:
+    import shutil
+
+    import trl
+    from transformers import AutoTokenizer
+
+    stock = Path(str(trl.__file__)).parent / "chat_templates" / "qwen3_training.jinja"
+    shutil.copytree(tiny_model, tmp_path / "m")
+    (tmp_path / "m" / "chat_template.jinja").write_text(stock.read_text())
+    want = AutoTokenizer.from_pretrained(tmp_path / "m").apply_chat_template(
+        [{"role": m.role, "content": m.content} for m in CHAT], return_dict=False
+    )
+    assert ChatTemplate.load(tmp_path / "m").render(CHAT, add_generation_prompt=False) == want
+
+
+@given(parts=st.lists(st.sampled_from([*SPECIALS, "<|im_", "end|>", "<", "a\n", "\ufdd0"])))
+def test_text_of_a_message_never_becomes_a_special_token(
+    chat: ChatTemplate, parts: list[str]
+) -> None:
+    text = "".join(parts)
+    ids = chat.render([Message(role="user", content=text)])
+    ours = chat.render([Message(role="user", content="")])
+    special = {chat.tokenizer.token_to_id(name) for name in SPECIALS}
+    assert [i for i in ids if i in special] == [i for i in ours if i in special]
+    assert not special & set(chat.encode_plain(text))
+    assert not special & set(chat.render_answer(text)[:-1])
+    if "\ufdd0" not in text:
+        shown = f"<|im_start|>user\n{text}<|im_end|><|im_start|>assistant\n"
+        assert chat.decode(ids, skip_special=False) == shown
+        assert (
+            chat.render_text([Message(role="user", content=text)], add_generation_prompt=True)
+            == shown
+        )
+
+
+def test_thinking_stays_in_the_last_answer_only(chat: ChatTemplate) -> None:
+    text = chat.render_text(CHAT, add_generation_prompt=False)
+    assert "<think>so</think>" in text
+    assert "try" not in text
+
+
+def test_a_training_row_is_the_prompt_and_then_the_answer(chat: ChatTemplate) -> None:
+    row = chat.training_row(CHAT[:3])
+    prompt = chat.render(CHAT[:2])
+    assert row.input_ids[: len(prompt)] == prompt
+    assert row.completion_mask == [0] * len(prompt) + [1] * (len(row.input_ids) - len(prompt))
+    assert chat.decode(row.input_ids[len(prompt) :], skip_special=False) == (
+        CHAT[2].content + "<|im_end|>"
+    )
+    assert row.input_ids[-1] == chat.stop_token_ids[0]
+
+
+def test_the_template_costs_four_tokens_a_message(chat: ChatTemplate) -> None:
+    for role in ("system", "user", "assistant"):
+        ids = chat.render([Message(role=role, content="")], add_generation_prompt=False)
+        assert len(ids) == 4
+
+
+def test_digits_and_indentation_are_single_tokens(chat: ChatTemplate) -> None:
+    assert len(chat.encode_plain("1234")) == 4
+    assert len(chat.encode_plain("\n    ")) == 1
+
+
+def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
+        ChatTemplate.load(tmp_path)
