@@ -7,9 +7,10 @@ The schema's annotations and docstrings are the only source. Units stand in the 
 
 from __future__ import annotations
 
+import difflib
 import json
 import types
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
@@ -20,6 +21,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage, Table
+from forge.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,6 +71,10 @@ class Key:
     unit: str
     doc: str
 
+    def to_json(self) -> dict[str, str]:
+        """For programs."""
+        return {"path": self.path, **asdict(self)}
+
     @property
     def path(self) -> str:
         """As `--set` takes it, but for stages, which take their index."""
@@ -87,6 +93,19 @@ def keys_of(table: str) -> list[Key]:
     """The keys of a table and its sub-tables (`stage`: all kinds); empty for an unknown one."""
     inner = (f"{table}.", f"{table} ")
     return [key for key in all_keys() if key.table == table or key.table.startswith(inner)]
+
+
+def find_keys(table: str) -> list[Key]:
+    """The keys of a table, or all for "". Raises ConfigError for a table that is not there."""
+    found = keys_of(table) if table else all_keys()
+    if not found:
+        tables = dict.fromkeys(key.table.split(" ")[0] for key in all_keys())
+        near = difflib.get_close_matches(table, tables, n=1)
+        hint = (
+            f"did you mean {near[0]}?" if near else f"there are {', '.join(filter(None, tables))}"
+        )
+        raise ConfigError(f"forge keys {table}: no such table; {hint}")
+    return found
 
 
 def table_of(annotation: Any) -> type[BaseModel] | None:

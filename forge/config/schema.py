@@ -17,7 +17,11 @@ class Table(BaseModel):
     """Base of every table."""
 
     model_config = ConfigDict(
-        strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True
+        strict=True,
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        defer_build=True,  # tables are built once, as parts of Experiment
     )
 
 

@@ -1,0 +1,318 @@
+"""The command line. Each command names a function elsewhere; nothing heavy is imported before it
+runs.
+
+The only place where an error becomes one line and an exit code (`main`): 0 done, 2 config, 3
+machine, 4 a child failed, 5 stalled, 70 our bug (with traceback), 130 stopped by the user.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.console import RenderableType
+
+    from forge.store.layout import RunPaths
+
+app = typer.Typer(
+    help="Turn a language model into one that writes fast, correct Triton kernels.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+ExperimentFile = Annotated[Path, typer.Argument(metavar="X.toml", help="Experiment file.")]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="Directory, name, name-n, or `last`.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key: rollout.group_size=4."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Store = Annotated[Path, typer.Option("--store", help="Where run directories are.")]
+RUNS = Path("runs")
+
+
+@app.command()
+def run(
+    file: ExperimentFile,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Leave it running.")] = False,
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Run an experiment from the start."""
+    _require_linux()
+    if detach:
+        from forge.config.load import load_experiment
+        from forge.runner.detach import run_detached
+
+        store_dir = load_experiment(file, overrides=overrides or ()).store.dir
+        argv = ["run", str(file), *(f"--set={item}" for item in overrides or ())]
+        paths = run_detached(argv, store_dir=store_dir)
+    else:
+        from forge.runner.run import run_experiment
+
+        paths = run_experiment(file, overrides=overrides or (), quiet=as_json)
+    _say_where(paths, as_json=as_json)
+
+
+@app.command()
+def plan(file: ExperimentFile, overrides: Overrides = None, as_json: Json = False) -> None:
+    """Check an experiment and this machine; print who runs where and how long it takes."""
+    from forge.config.load import load_experiment
+    from forge.runner.plan import plan as make_plan
+
+    made = make_plan(load_experiment(file, overrides=overrides or ()))
+    if as_json:
+        return _print_json(made.to_json())
+    from forge.runner.plan_view import render
+
+    _print_rich(render(made))
+
+
+@app.command()
+def resume(run: RunName, store: Store = RUNS, as_json: Json = False) -> None:
+    """Continue a run where it stood."""
+    _require_linux()
+    from forge.runner.run import resume_run
+
+    _say_where(resume_run(_find(run, store), quiet=as_json), as_json=as_json)
+
+
+@app.command()
+def stop(run: RunName = "last", store: Store = RUNS) -> None:
+    """Let a running run finish its step, save, and end."""
+    from forge.control.client import ControlClient
+
+    paths = _find(run, store)
+    ControlClient(_control_socket(paths)).stop()
+    _print(f'{paths.name} is stopping; "forge resume {paths.name}" continues it')
+
+
+@app.command()
+def status(run: RunName = "last", store: Store = RUNS, as_json: Json = False) -> None:
+    """Where a run stands."""
+    import time
+
+    from forge.store.reader import open_run
+    from forge.views.progress import load_progress
+
+    with open_run(_find(run, store)) as reader:
+        progress = load_progress(reader, now=time.time())
+    if as_json:
+        return _print_json(progress.to_json())
+    _print(f"{progress.run}: {progress.state}, attempt {progress.attempt}")
+    if progress.state == "running":
+        from forge.control.client import ControlClient
+
+        _print(ControlClient(_control_socket(_find(run, store))).status().to_line())
+
+
+@app.command()
+def logs(
+    run: RunName = "last",
+    process: Annotated[str | None, typer.Argument(help="serve-0, judge-1, trainer, ...")] = None,
+    num_lines: Annotated[int, typer.Option("-n", min=1, help="Lines of each.")] = 20,
+    is_followed: Annotated[
+        bool, typer.Option("--follow", "-f", help="Until the run ends.")
+    ] = False,
+    store: Store = RUNS,
+) -> None:
+    """The last lines of a run's processes."""
+    from forge.runner.logs import follow, last_lines, log_files
+
+    paths = _find(run, store)
+    files = log_files(paths, process=process)
+    _print_lines(last_lines(files, num_lines=num_lines))
+    if is_followed:
+        _print_lines(follow(paths, files))
+
+
+@app.command()
+def runs(store: Store = RUNS, as_json: Json = False) -> None:
+    """Every run, its state and its last evaluation."""
+    from forge.views.runs import load_runs, render_runs
+
+    found = load_runs(store)
+    _print_json(found) if as_json else _print_rich(render_runs(found))
+
+
+@app.command()
+def show(run: RunName = "last", store: Store = RUNS, as_json: Json = False) -> None:
+    """What came out of a run: evaluations, the best kernel, counters."""
+    from forge.views.show import render_show, show_run
+
+    data = show_run(_find(run, store))
+    _print_json(data) if as_json else _print_rich(render_show(data))
+
+
+@app.command()
+def sql(
+    run: Annotated[str, typer.Argument(metavar="[RUN]")] = "last",
+    query: Annotated[str | None, typer.Argument(metavar='["SELECT ..."]')] = None,
+    named: Annotated[str | None, typer.Option("--named", help="A query that has a name.")] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    store: Store = RUNS,
+    as_json: Json = False,
+) -> None:
+    """Ask a run anything, read-only. Without a query: what there is to ask."""
+    from forge.store.reader import open_run
+    from forge.views import sql as view
+
+    if query is None and " " in run:
+        run, query = "last", run
+    with open_run(_find(run, store)) as reader:
+        if query is None and named is None:
+            relations = view.list_relations(reader)
+            return (
+                _print(view.relations_json(relations))
+                if as_json
+                else _print_rich(view.render_relations(relations))
+            )
+        table = view.run_named(reader, named) if named else view.run_sql(reader, query or "")
+    if as_json or as_csv:
+        return _print(view.to_json(table) if as_json else view.to_csv(table).rstrip("\r\n"))
+    _print_rich(view.render_table(table))
+
+
+@app.command()
+def rollouts(
+    run: RunName = "last",
+    problem: Annotated[str | None, typer.Option(help="Id or glob: softmax-*.")] = None,
+    status: Annotated[str | None, typer.Option(help="With a turn of this status.")] = None,
+    stage: Annotated[int | None, typer.Option(help="Index of the stage.")] = None,
+    step: Annotated[int | None, typer.Option(help="Training step.")] = None,
+    purpose: Annotated[str | None, typer.Option(help="train, eval or chat.")] = None,
+    best: Annotated[bool, typer.Option("--best", help="Highest reward first.")] = False,
+    turns: Annotated[bool, typer.Option("--turns", help="Whole conversations.")] = False,
+    limit: Annotated[int, typer.Option(help="How many.")] = 20,
+    store: Store = RUNS,
+    as_json: Json = False,
+) -> None:
+    """Rollouts of a run, latest first."""
+    from forge.store.reader import open_run
+    from forge.views import rollouts as view
+
+    wanted = view.Filter(
+        problem=problem, status=status, stage=stage, step=step, purpose=purpose, best=best, limit=limit
+    )  # fmt: skip
+    with open_run(_find(run, store)) as reader:
+        found = view.load_rollouts(reader, wanted)
+    if as_json:
+        return _print_json(found if turns else view.without_texts(found))
+    _print_rich(view.render_turns(found) if turns else view.render_list(found))
+
+
+@app.command()
+def keys(
+    table: Annotated[str, typer.Argument(help="model, rollout, stage, ...; all if absent.")] = "",
+    schema: Annotated[bool, typer.Option("--schema", help="JSON schema for editors.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Every key of an experiment file: type, range, default, unit and what it is."""
+    from forge.config import keys as view
+
+    if schema:
+        return _print(view.schema_json().rstrip("\n"))
+    found = view.find_keys(table)
+    if as_json:
+        return _print_json([key.to_json() for key in found])
+    from forge.config.keys_view import render
+
+    _print_rich(render(found))
+
+
+@app.command()
+def doctor(store: Store = RUNS, as_json: Json = False) -> None:
+    """What this machine has, and what to do about what it lacks."""
+    from forge.runner.doctor import examine
+    from forge.runner.doctor_view import render, to_json
+
+    findings = examine(store)
+    _print_json(to_json(findings)) if as_json else _print_rich(render(findings))
+    if not all(finding.is_ok for finding in findings):
+        raise typer.Exit(3)
+
+
+def main() -> None:
+    """Entry point: runs a command and exits with its code."""
+    sys.exit(run_command(sys.argv[1:]))
+
+
+def run_command(argv: list[str]) -> int:
+    """Runs one command line and returns its exit code; what went wrong is on stderr."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        code = app(argv, prog_name="forge", standalone_mode=False)
+        sys.stdout.flush()
+    except BaseException as error:
+        from forge.exits import explain
+
+        return explain(error)
+    return code if isinstance(code, int) else 0
+
+
+def _find(run: str, store: Path) -> RunPaths:
+    from forge.store.layout import find_run
+
+    return find_run(run, store_dir=store)
+
+
+def _control_socket(paths: RunPaths) -> Path:
+    from forge.errors import ConfigError
+    from forge.store.layout import is_owned, read_status
+
+    socket_path = read_status(paths).get("control_socket")
+    if not is_owned(paths) or not socket_path:
+        raise ConfigError(
+            f'{paths.name} is not running; "forge show {paths.name}" has what it left'
+        )
+    return Path(socket_path)
+
+
+def _require_linux() -> None:
+    if sys.platform != "linux":
+        from forge.errors import MachineError
+
+        raise MachineError(
+            f"forge runs on Linux only, and this is {sys.platform}; reading commands work"
+        )
+
+
+def _say_where(paths: RunPaths, *, as_json: bool) -> None:
+    if as_json:
+        return _print_json({"name": paths.name, "path": str(paths.root)})
+    _print(str(paths.root))
+
+
+def _print(text: str) -> None:
+    print(text)
+
+
+def _print_lines(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line, flush=True)
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, ensure_ascii=False, default=str))
+
+
+def _print_rich(renderable: RenderableType) -> None:
+    """A terminal gets its own width; a pipe gets whole lines."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else 200
+    Console(width=width, highlight=False).print(renderable)
+
+
+if __name__ == "__main__":
+    main()

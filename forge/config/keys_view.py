@@ -1,0 +1,28 @@
+"""Keys on a terminal: a table a `[table]`. Called by `forge keys`."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from forge.config.keys import Key
+
+
+def render(keys: list[Key]) -> RenderableType:
+    """One block a table, in the order of the schema."""
+    parts: list[RenderableType] = []
+    for name, members in groupby(keys, key=lambda key: key.table):
+        title = f"[{name}]" if name else "top of the file"
+        title = f"[[stage]] {name.removeprefix('stage ')}" if name.startswith("stage ") else title
+        table = Table("key", "type", "default", "unit", "", box=None, pad_edge=False)
+        for key in members:
+            table.add_row(
+                *(Text(cell) for cell in (key.name, key.type, key.default, key.unit, key.doc))
+            )
+        parts += [Text(title, style="bold"), table, Text()]
+    return Group(*parts[:-1])
