@@ -15,6 +15,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from functools import cache
 from typing import TYPE_CHECKING, Any, get_args
 
 from forge.records import (
@@ -117,13 +118,8 @@ class RowWriter:
         db: sqlite3.Connection | None = None,
     ) -> None:
         """Upsert: a row with this key is rewritten in place and keeps its rowid."""
-        columns = ", ".join(row)
-        rest = ", ".join(f"{name} = excluded.{name}" for name in row if name not in key)
-        (db or self._run).execute(
-            f"INSERT INTO {table} ({columns}) VALUES ({', '.join('?' * len(row))}) "
-            f"ON CONFLICT ({', '.join(key)}) DO " + (f"UPDATE SET {rest}" if rest else "NOTHING"),
-            tuple(row.values()),
-        )
+        statement = _upsert(table, key, tuple(row))
+        (db or self._run).execute(statement, tuple(row.values()))
 
     def _text(self, value: str) -> int | None:
         """The text_id of a text, which is written if it is new; None for an empty one."""
@@ -351,6 +347,15 @@ class RowWriter:
         self._run.execute(
             f"INSERT INTO events ({', '.join(row)}) VALUES (?, ?, ?, ?, ?)", tuple(row.values())
         )
+
+
+@cache
+def _upsert(table: str, key: tuple[str, ...], columns: tuple[str, ...]) -> str:
+    rest = ", ".join(f"{name} = excluded.{name}" for name in columns if name not in key)
+    return (
+        f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))}) "
+        f"ON CONFLICT ({', '.join(key)}) DO UPDATE SET {rest}"
+    )
 
 
 def _json(value: Mapping[str, Any]) -> str:

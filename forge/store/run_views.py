@@ -92,15 +92,19 @@ CREATE VIEW v_best_kernels AS
         num_launches, length(code) AS num_characters, turn_id, stage, step, purpose,
         max_version AS policy_version, recorded_at, code
     FROM (
-        SELECT *,
-            CASE WHEN speedup_low IS NULL THEN 'fewest launches, then shortest source'
+        SELECT t.group_id, t.rollout, t.turn,
+            CASE WHEN v.speedup_low IS NULL THEN 'fewest launches, then shortest source'
                 ELSE 'speedup_low' END AS ranked_by,
             row_number() OVER (
-                PARTITION BY problem_id
-                ORDER BY speedup_low DESC NULLS LAST, num_launches,
-                    (SELECT num_bytes FROM texts WHERE text_id = code_id), recorded_at, turn_id
+                PARTITION BY coalesce(g.problem_id, r.problem_id)
+                ORDER BY v.speedup_low DESC NULLS LAST, v.num_launches, c.num_bytes, t.turn_row
             ) AS place
-        FROM v_turns WHERE status = 'correct')
+        FROM verdicts v JOIN turns t USING (group_id, rollout, turn)
+        LEFT JOIN groups g USING (group_id)
+        LEFT JOIN trajectories r USING (group_id, rollout)
+        LEFT JOIN texts c ON c.text_id = t.code_id
+        WHERE v.status = 'correct')
+    JOIN v_turns USING (group_id, rollout, turn)
     WHERE place = 1;
 
 CREATE VIEW v_problems AS

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from forge.records import End, Evaluation, Group, Problem, Trajectory, Turn
-from forge.views.passk import Tally, estimate_mean, estimate_pass_at_k
+from forge.views.passk import Estimate, Tally, estimate_mean, estimate_pass_at_k
 
 Rollouts = list[tuple[Problem, Trajectory]]
 
@@ -42,7 +42,8 @@ def evaluate_groups(
         into.extend((by_id[group.problem_id], trajectory) for trajectory in group.trajectories)
     first = [(problem, t.turns[0]) for problem, t in sampled if _first_counts(t)]
     tallies = _tallies(first)
-    pass_at_1 = estimate_pass_at_k(list(tallies.values()), 1)
+    at_k = _pass_at_ks(tallies)
+    multi = _multi(sampled)
     return Evaluation(
         stage=stage,
         step=step,
@@ -51,34 +52,31 @@ def evaluate_groups(
         num_problems=len({problem.problem_id for problem, _ in sampled + greedy}),
         num_samples=_most_rollouts(sampled),
         max_turns=max_turns,
-        pass_at_1=pass_at_1.value if pass_at_1 else 0.0,
-        ci_low=pass_at_1.low if pass_at_1 else 0.0,
-        ci_high=pass_at_1.high if pass_at_1 else 1.0,
-        pass_at_k=_pass_at_k(tallies),
+        pass_at_1=at_k[1].value if at_k else 0.0,
+        ci_low=at_k[1].low if at_k else 0.0,
+        ci_high=at_k[1].high if at_k else 1.0,
+        pass_at_k={k: estimate.value for k, estimate in at_k.items()},
         pass_at_1_greedy=_greedy(greedy),
-        pass_at_1_multi=_multi(sampled)["value"],
+        pass_at_1_multi=multi["value"],
         compile_rate=_mean_by_problem(first, lambda turn: turn.verdict.is_compiled),
-        detail=_detail(sampled, greedy, first, tallies),
+        detail={
+            "by_family": _parts(first, lambda problem: problem.family),
+            "by_level": _parts(first, lambda problem: str(problem.level)),
+            "by_turn": _by_turn(sampled),
+            "pass_at_k_ci": {str(k): [each.low, each.high] for k, each in at_k.items()},
+            "multi": multi,
+            "tallies": {name: [tally.num, tally.correct] for name, tally in tallies.items()},
+            **_counts(sampled + greedy),
+        },
     )
 
 
-def _detail(
-    sampled: Rollouts,
-    greedy: Rollouts,
-    first: list[tuple[Problem, Turn]],
-    tallies: dict[str, Tally],
-) -> dict[str, Any]:
-    turns = [turn for _, trajectory in sampled + greedy for turn in trajectory.turns]
+def _counts(rollouts: Rollouts) -> dict[str, int]:
+    turns = [turn for _, trajectory in rollouts for turn in trajectory.turns]
     return {
-        "by_family": _parts(first, lambda problem: problem.family),
-        "by_level": _parts(first, lambda problem: str(problem.level)),
-        "by_turn": _by_turn(sampled),
-        "pass_at_k_ci": _pass_at_k_ci(tallies),
-        "multi": _multi(sampled),
-        "tallies": {name: [tally.num, tally.correct] for name, tally in tallies.items()},
         "num_turns": len(turns),
         "num_masked": sum(not turn.verdict.status.is_scored for turn in turns),
-        "num_context_full": sum(t.end is End.CONTEXT_FULL for _, t in sampled + greedy),
+        "num_context_full": sum(t.end is End.CONTEXT_FULL for _, t in rollouts),
     }
 
 
@@ -112,18 +110,11 @@ def _most_rollouts(rollouts: Rollouts) -> int:
     return max(counts.values(), default=0)
 
 
-def _ks(tallies: dict[str, Tally]) -> range:
-    return range(1, 1 + max((tally.num for tally in tallies.values()), default=0))
-
-
-def _pass_at_k(tallies: dict[str, Tally]) -> dict[int, float]:
-    estimates = {k: estimate_pass_at_k(list(tallies.values()), k) for k in _ks(tallies)}
-    return {k: estimate.value for k, estimate in estimates.items() if estimate}
-
-
-def _pass_at_k_ci(tallies: dict[str, Tally]) -> dict[str, list[float]]:
-    estimates = {k: estimate_pass_at_k(list(tallies.values()), k) for k in _ks(tallies)}
-    return {str(k): [e.low, e.high] for k, e in estimates.items() if e}
+def _pass_at_ks(tallies: dict[str, Tally]) -> dict[int, Estimate]:
+    """pass@k for every k that some problem has the samples for."""
+    counts = list(tallies.values())
+    ks = range(1, 1 + max((tally.num for tally in counts), default=0))
+    return {k: found for k in ks if (found := estimate_pass_at_k(counts, k)) is not None}
 
 
 def _greedy(rollouts: Rollouts) -> float | None:

@@ -13,6 +13,8 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from operator import itemgetter
 
 NUM_RESAMPLES = 2000
 """Percentiles at 2.5 % then rest on 50 resamples in each tail; 64 problems take 10 ms."""
@@ -101,11 +103,18 @@ def compare_paired(
 
 def _percentiles(values: Sequence[float], *, seed: int) -> tuple[float, float]:
     """2.5 and 97.5 % of the means of resampled problems, interpolated between neighbours."""
-    rng = random.Random(seed)
-    means = sorted(
-        math.fsum(rng.choices(values, k=len(values))) / len(values) for _ in range(NUM_RESAMPLES)
-    )
+    if len(values) == 1:
+        return values[0], values[0]
+    num = len(values)
+    means = sorted(math.fsum(draw(values)) / num for draw in _resamples(num, seed))
     return _quantile(means, TAIL), _quantile(means, 1.0 - TAIL)
+
+
+@lru_cache(maxsize=8)
+def _resamples(num: int, seed: int) -> tuple[itemgetter, ...]:
+    """The draws for so many problems: the figures of one evaluation share them, 4 times quicker."""
+    rng = random.Random(seed)
+    return tuple(itemgetter(*rng.choices(range(num), k=num)) for _ in range(NUM_RESAMPLES))
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:

@@ -21,6 +21,14 @@ ETA_STEPS = 10
 """The last steps whose mean duration predicts the rest of a stage."""
 
 
+_PLAYED = """
+SELECT avg(reward) AS reward,
+    avg(CASE WHEN turn = 0 AND reward IS NOT NULL THEN is_correct END) AS pass_rate
+FROM v_turns WHERE stage = :stage AND purpose = 'train' AND step = (
+    SELECT max(step) FROM groups WHERE stage = :stage AND purpose = 'train' AND num_rollouts > 0)
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """One look at a run. A field without an answer yet is None."""
@@ -62,12 +70,7 @@ def load_progress(reader: RunReader, *, now: float) -> Progress:
     stages = load_stages(reader)
     stage = _current_stage(reader)
     known = stages[stage] if stage is not None and stage < len(stages) else {}
-    played = reader.one(
-        "SELECT reward, pass_rate FROM v_steps WHERE stage = ? AND step = "
-        "(SELECT max(step) FROM groups WHERE stage = ?1 AND purpose = 'train' AND num_rollouts > "
-        "0)",
-        (stage,),
-    )
+    played = reader.one(_PLAYED, {"stage": stage})
     step = reader.value("SELECT max(step) FROM metrics WHERE stage = ?", (stage,))
     rates = _rates(reader, now=now)
     return Progress(
