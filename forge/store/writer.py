@@ -11,90 +11,34 @@ later put and flush raises MachineError and what was committed stays.
 
 from __future__ import annotations
 
-import logging
-import os
 import queue
-import shutil
-import sqlite3
-import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.to_thread
 
-from forge import __version__
-from forge.errors import ForgeError, MachineError, Stalled
-from forge.records import (
-    Attempt,
-    AttemptEnd,
-    Evaluation,
-    Event,
-    PolicyVersion,
-    ProcessEnd,
-    ProcessStart,
-    SampleUse,
-)
-from forge.store.codec import Encoder
+from forge.errors import Stalled
+from forge.records import AttemptEnd, Event, ProcessEnd
 from forge.store.layout import RunPaths
-from forge.store.retention import drop_tokens, spent_groups
-from forge.store.rows import RECORD_TYPES, Record, RowWriter
-from forge.store.run_views import VIEWS
-from forge.store.schema import RUN_MIGRATIONS, TOKEN_MIGRATIONS, migrate
+from forge.store.writer_thread import SILENT_AFTER_S, StoreOptions, WriterThread
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from forge.store.rows import Record
 
-COMMIT_RECORDS = 64
-"""Measured: 25,600 rows a second; one row a commit gives a twentieth of that."""
-COMMIT_AFTER_S = 0.1
-QUEUE_PUTS = 1024
-"""Puts that wait for the thread; about 20 MB of turns. A full queue makes `put` wait, off the
-loop.
-"""
-SILENT_AFTER_S = 60.0
-"""A writer that takes longer for a queue or a flush hangs in the disk."""
-DISK_CHECK_S = 1.0
-CHECKPOINT_PAGES = 4000
-"""16 MB of WAL before it is copied into the database."""
-
-_AT_ONCE = (
-    Attempt,
-    AttemptEnd,
-    Evaluation,
-    Event,
-    PolicyVersion,
-    ProcessEnd,
-    ProcessStart,
-    SampleUse,
-)
 _LAST_WORDS = (AttemptEnd, Event, ProcessEnd)
 """What is still written when the disk is nearly full: how the run ended."""
-
-
-class StoreOptions(Protocol):
-    """The part of `[store]` that the writer needs."""
-
-    @property
-    def texts(self) -> str: ...
-    @property
-    def keep_tokens(self) -> str: ...
-    @property
-    def min_free_bytes(self) -> int: ...
-
-
-_Item = tuple[Record, ...] | Future[None] | None
-"""A put, a flush that waits, or the end."""
 
 
 class Writer:
     """The loop's side: checks, queues and waits. All SQLite work is on the thread."""
 
-    def __init__(self, thread: _WriterThread) -> None:
+    def __init__(self, thread: WriterThread) -> None:
         self._thread = thread
         self._limiter = anyio.CapacityLimiter(8)
 
@@ -146,7 +90,7 @@ async def open_writer(
     Raises ConfigError on a newer schema and MachineError where the databases cannot be written.
     """
     paths = run if isinstance(run, RunPaths) else RunPaths(Path(run))
-    thread = _WriterThread(paths, table, clock=clock)
+    thread = WriterThread(paths, table, clock=clock)
     writer = Writer(thread)
     thread.start()
     await writer._wait(lambda: thread.opened.result(SILENT_AFTER_S), "open")
@@ -157,207 +101,3 @@ async def open_writer(
             await writer._wait(thread.end, "close")
     if thread.failure is not None:
         raise thread.failure
-
-
-class _WriterThread:
-    """The thread's side: owns both connections, batches puts, commits, answers flushes."""
-
-    def __init__(self, paths: RunPaths, table: StoreOptions, *, clock: Callable[[], float]) -> None:
-        self.paths = paths
-        self.queue: queue.Queue[_Item] = queue.Queue(QUEUE_PUTS)
-        self.opened: Future[None] = Future()
-        self.failure: Exception | None = None
-        self._table = table
-        self._clock = clock
-        self._thread = threading.Thread(target=self._main, name="store-writer", daemon=True)
-        self._connections: list[sqlite3.Connection] = []
-        self._low_disk: str | None = None
-        self._disk_checked = 0.0
-        self._num_pending = 0
-        self._first_pending = 0.0
-        self._trained_something = False
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def end(self) -> None:
-        """Ends the thread after everything queued. Raises queue.Full where it hangs."""
-        self.queue.put(None, timeout=SILENT_AFTER_S)
-        self._thread.join(SILENT_AFTER_S)
-        if self._thread.is_alive():
-            raise queue.Full
-
-    def check(self, records: tuple[Record, ...]) -> None:
-        """Raises what made the writer stop, or TypeError for something that is no record, in the
-        caller's place.
-        """
-        if self.failure is not None:
-            raise self.failure
-        for record in records:
-            if type(record) not in RECORD_TYPES:
-                raise TypeError(f"the store has no table for {type(record).__name__}")
-
-    def check_disk(self) -> None:
-        if self._low_disk is not None:
-            raise MachineError(self._low_disk)
-
-    # ---- on the thread
-
-    def _main(self) -> None:
-        try:
-            self._open()
-        except Exception as error:  # boundary: the opener raises it
-            for connection in self._connections:
-                connection.close()
-            self.opened.set_exception(self._explain(error))
-            return
-        self.opened.set_result(None)
-        try:
-            while self._step():
-                pass
-        finally:
-            self._close()
-
-    def _open(self) -> None:
-        self._run = _connect(self.paths.run_db)
-        self._connections.append(self._run)
-        self._tokens = _connect(self.paths.tokens_db)
-        self._connections.append(self._tokens)
-        migrate(self._run, path=self.paths.run_db, migrations=RUN_MIGRATIONS, views=VIEWS)
-        migrate(self._tokens, path=self.paths.tokens_db, migrations=TOKEN_MIGRATIONS)
-        experiment = ""
-        if self.paths.experiment.exists():
-            experiment = self.paths.experiment.read_text(encoding="utf-8")
-        self._run.execute(
-            "INSERT INTO runs VALUES (?, 'experiment', ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE "
-            "SET "
-            "experiment = coalesce(nullif(excluded.experiment, ''), experiment), texts = "
-            "excluded.texts",
-            (self.paths.name, self._clock(), experiment, __version__, self._table.texts),
-        )
-        encoder = Encoder(texts=self._table.texts)
-        self._rows = RowWriter(self._run, tokens=self._tokens, encoder=encoder, clock=self._clock)
-
-    def _step(self) -> bool:
-        """One item of the queue, or one commit that is due; False at the end."""
-        self._look_at_disk()
-        try:
-            item = self.queue.get(timeout=self._patience_s())
-        except queue.Empty:
-            self._commit()
-            return True
-        if isinstance(item, tuple):
-            self._write(item)
-            return True
-        self._commit()
-        if item is not None:
-            item.set_exception(self.failure) if self.failure else item.set_result(None)
-        return item is not None
-
-    def _patience_s(self) -> float:
-        if not self._num_pending:
-            return DISK_CHECK_S
-        return max(0.0, self._first_pending + COMMIT_AFTER_S - time.monotonic())
-
-    def _write(self, records: tuple[Record, ...]) -> None:
-        if self.failure is not None:
-            return
-        try:
-            if not self._num_pending:
-                self._tokens.execute("BEGIN IMMEDIATE")
-                self._run.execute("BEGIN IMMEDIATE")
-                self._first_pending = time.monotonic()
-            self._num_pending += len(records)
-            for record in records:
-                self._rows.write(record)
-        except Exception as error:  # boundary: raised by the next put or flush
-            self._fail(error)
-            return
-        self._trained_something |= any(isinstance(record, SampleUse) for record in records)
-        if self._num_pending >= COMMIT_RECORDS or any(isinstance(r, _AT_ONCE) for r in records):
-            self._commit()
-
-    def _commit(self) -> None:
-        """Tokens first: a turn in run.db then always has its tokens, wherever the power goes."""
-        if not self._num_pending or self.failure is not None:
-            return
-        try:
-            self._tokens.execute("COMMIT")
-            self._run.execute("COMMIT")
-            self._num_pending = 0
-            if self._trained_something:
-                self._trained_something = False
-                self._let_tokens_go()
-        except Exception as error:  # boundary: raised by the next put or flush
-            self._fail(error)
-
-    def _let_tokens_go(self) -> None:
-        size = self.paths.tokens_db.stat().st_size
-        groups = spent_groups(self._run, keep_tokens=self._table.keep_tokens, token_bytes=size)
-        if groups:
-            drop_tokens(self._tokens, groups)
-
-    def _fail(self, error: Exception) -> None:
-        self.failure = self._explain(error)
-        logger.error("%s", self.failure)
-        for connection in (self._tokens, self._run):
-            if connection.in_transaction:
-                connection.rollback()
-        self._num_pending = 0
-
-    def _explain(self, error: Exception) -> Exception:
-        """What the machine refuses is MachineError; anything else is our bug and stays as it is."""
-        if isinstance(error, ForgeError):
-            return error
-        if isinstance(error, sqlite3.DatabaseError | OSError) and not isinstance(
-            error, sqlite3.IntegrityError | sqlite3.ProgrammingError
-        ):
-            return MachineError(
-                f"{self.paths.run_db}: cannot write: {error}; "
-                f"{_free_bytes(self.paths.root) // 1_000_000} MB free; "
-                f'what was recorded is kept, "forge resume {self.paths.name}" continues'
-            )
-        return error
-
-    def _look_at_disk(self) -> None:
-        now = time.monotonic()
-        if now - self._disk_checked < DISK_CHECK_S:
-            return
-        self._disk_checked = now
-        free, least = _free_bytes(self.paths.root), self._table.min_free_bytes
-        self._low_disk = None
-        if free < least:
-            self._low_disk = (
-                f"{self.paths.root}: disk nearly full: {free // 1_000_000} MB free, [store] "
-                "min_free_bytes is "
-                f'{least // 1_000_000} MB; nothing is lost, "forge resume {self.paths.name}" '
-                "continues"
-            )
-
-    def _close(self) -> None:
-        for connection in reversed(self._connections):
-            try:
-                connection.execute("PRAGMA optimize")
-                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            except sqlite3.Error as error:  # a full disk: the WAL stays and is read all the same
-                logger.warning("%s: checkpoint at close: %s", self.paths.root, error)
-            connection.close()
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=True)
-    for pragma in (
-        "busy_timeout = 5000",
-        "journal_mode = WAL",
-        "synchronous = FULL",
-        "temp_store = MEMORY",
-        "cache_size = -65536",
-        f"wal_autocheckpoint = {CHECKPOINT_PAGES}",
-    ):
-        connection.execute(f"PRAGMA {pragma}")
-    return connection
-
-
-def _free_bytes(path: Path) -> int:
-    """Free for us, not for root; a directory that is gone has none."""
-    return shutil.disk_usage(path).free if os.path.isdir(path) else 0

@@ -20,7 +20,8 @@ from forge.errors import ConfigError, MachineError
 from forge.records import Event, Metrics, Sample, Status
 from forge.store.codec import Encoder, decode_ids, decode_logprobs, decode_text
 from forge.store.reader import open_run
-from forge.store.writer import COMMIT_AFTER_S, open_writer
+from forge.store.writer import open_writer
+from forge.store.writer_thread import COMMIT_AFTER_S
 from tests.store.storefactory import (
     Options,
     attempt,
@@ -156,7 +157,8 @@ async def test_the_loop_is_not_blocked_while_much_is_written(tmp_path: Path) -> 
 KILLED = """
 import sys, pathlib, anyio
 from tests.store.storefactory import Options, turn
-from forge.store.writer import COMMIT_AFTER_S, open_writer
+from forge.store.writer import open_writer
+from forge.store.writer_thread import COMMIT_AFTER_S
 
 async def main():
     root = pathlib.Path(sys.argv[1])
@@ -244,7 +246,7 @@ def test_a_full_disk_is_one_machine_error_and_loses_nothing_recorded(tmp_path: P
 def test_a_database_that_may_not_grow_keeps_what_was_flushed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from forge.store import writer as module
+    from forge.store import writer_thread as module
 
     connect = module._connect
 
