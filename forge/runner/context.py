@@ -103,9 +103,11 @@ class Run:
         is absent."""
         found: dict[str, float] = {}
         if self.replicas is not None:
-            found["serve"] = self.replicas.stats().busy_s
+            stats = self.replicas.stats()
+            found["serve"] = stats.busy_s / stats.num_replicas
         if self.pool is not None:
-            found["judge"] = self.pool.stats().busy_s
+            busy = self.pool.stats().busy_s.values()
+            found["judge"] = sum(busy) / max(len(busy), 1)
         return found
 
 

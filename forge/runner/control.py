@@ -151,14 +151,14 @@ async def serve_control(control: Control, socket_path: Path):
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(server.serve)
         with anyio.fail_after(10):
-            while not server.started:
+            while not server.started:  # noqa: ASYNC110  (uvicorn has no event for it)
                 await anyio.sleep(0.01)
-        socket_path.chmod(0o600)
+        await anyio.Path(socket_path).chmod(0o600)
         try:
             yield
         finally:
             server.should_exit = True
             with anyio.move_on_after(3, shield=True):
-                while server.servers and any(s.is_serving() for s in server.servers):
+                while any(s.is_serving() for s in server.servers):  # noqa: ASYNC110
                     await anyio.sleep(0.02)
             tasks.cancel_scope.cancel()

@@ -1,7 +1,8 @@
 """The grpo stage: rollouts, trainer and weights at once, at most `max_staleness` steps apart.
 
 produce_batches ──▶ desk ──▶ trainer ── publish ──▶ weights ──▶ replicas
-    ▲── PublishedSteps.advance ◀────────────┘ (pacing)   every n steps: evaluate, beside the training
+    ▲── PublishedSteps.advance ◀────────────┘ (pacing)   every n steps: evaluate, beside the
+    training
 """
 
 from __future__ import annotations
@@ -9,29 +10,35 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio
-from anyio.streams.memory import MemoryObjectReceiveStream
 
-from forge.config.schema import GrpoStage
 from forge.records import Metrics, Split
 from forge.rollout.batches import Batch, BatchPlan, produce_batches
 from forge.rollout.pacing import PublishedSteps
 from forge.rollout.play import Rules
 from forge.rollout.sampler import UniformSampler
-from forge.runner.context import Run
 from forge.runner.desk import TrainerDesk
 from forge.runner.evaluate import EvalSettings, evaluate, spread
 from forge.runner.progress import GroupNumbers
 from forge.runner.trainer import own_trainer, plugged
 from forge.store.layout import write_file
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from anyio.streams.memory import MemoryObjectReceiveStream
+
+    from forge.config.schema import GrpoStage
+    from forge.runner.context import Run
+
 
 async def run_grpo_stage(run: Run, stage: GrpoStage, index: int, *, start_dir: Path) -> None:
-    """An `[[stage]]` of kind grpo. Raises Stopped when the user asked for it, after a checkpoint."""
+    """An `[[stage]]` of kind grpo. Raises Stopped when the user asked for it, after a
+    checkpoint."""
     desk = TrainerDesk(
         stage=index, last_step=stage.steps, batches_dir=run.paths.batches, sink=run.writer
     )
@@ -80,7 +87,8 @@ async def run_grpo_stage(run: Run, stage: GrpoStage, index: int, *, start_dir: P
 async def _offer(
     run: Run, desk: TrainerDesk, saved: _SamplerFile, batches: MemoryObjectReceiveStream[Batch]
 ) -> None:
-    """Make each batch durable, then available, then forgettable: the order is what resume relies on."""
+    """Make each batch durable, then available, then forgettable: the order is what resume relies
+    on."""
     async with batches:
         async for batch in batches:
             await desk.offer(batch)
@@ -148,7 +156,8 @@ class _Midway:
         self._done = anyio.Event()
 
     def after(self, step: int) -> None:
-        """Called at each publish. One that comes while an earlier one is still played is skipped."""
+        """Called at each publish. One that comes while an earlier one is still played is
+        skipped."""
         every = self._run.experiment.eval.every
         if every and step % every == 0 and step < self._stage.steps:
             with suppress(anyio.WouldBlock):
@@ -179,7 +188,8 @@ class _Midway:
 
 
 def _keeps(stage: GrpoStage) -> Callable[[int], bool]:
-    """Weights of checkpointed steps and of the last stay, so that `forge chat RUN@step` has them."""
+    """Weights of checkpointed steps and of the last stay, so that `forge chat RUN@step` has
+    them."""
     return lambda step: step % stage.save_every == 0 or step == stage.steps
 
 

@@ -126,8 +126,8 @@ def _require(experiment: Experiment, machine: Machine) -> None:
     if machine.free_disk_bytes < store.min_free_bytes:
         raise MachineError(
             f"{store.dir}: {machine.free_disk_bytes / 1e9:.2f} GB of disk are free; a run stops "
-            f"below store.min_free_bytes = {store.min_free_bytes / 1e9:.2f} GB. Put runs elsewhere with "
-            f"--set store.dir=DIR"
+            f"below store.min_free_bytes = {store.min_free_bytes / 1e9:.2f} GB. Put runs "
+            f"elsewhere with --set store.dir=DIR"
         )
     if is_served(experiment) and not serve.python and serve.engine not in machine.engines:
         raise MachineError(

@@ -1,9 +1,8 @@
-"""Prepare: problems, SFT pairs, tokenizer and model, before the first stage. Each product is
-complete or absent, so resuming skips it.
+"""Prepare: problems, SFT pairs, tokenizer and model, before the first stage.
 
-problems ──▶ pairs (broken answers are really judged) ──▶ texts ──▶ init_model task ──▶ weights/v0
-                                                                          └──▶ chat template ──▶ sft
-                                                                          rows (token ids)
+Each product is complete or absent, so a resumed run skips it.
+
+    problems ──▶ pairs (broken answers are really judged) ──▶ texts ──▶ init_model ──▶ weights/init
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-        from forge.process.child import ProcessObserver
+    from forge.process.child import ProcessObserver
     from forge.rollout.ports import Judge
 
 
@@ -76,6 +75,7 @@ async def prepare_model(
     problems: Sequence[Problem],
     *,
     paths: RunPaths,
+    socket_dir: Path,
     log_dir: Path,
     observer: ProcessObserver,
 ) -> Path:
@@ -96,7 +96,8 @@ async def prepare_model(
     await run_init_model(
         experiment.model.tiny,
         texts_path=texts,
-        model_dir=target,
+        out_dir=target,
+        socket_dir=socket_dir,
         log_dir=log_dir,
         seed=experiment.seed,
         observer=observer,

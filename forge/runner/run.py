@@ -198,27 +198,29 @@ class _Work:
     problems: Sequence[Problem]
 
     async def run(self) -> None:
-        """Everything from pairs to the last stage."""
+        """Everything from pairs to the last stage. What is opened later is closed earlier."""
         done = set(self.past.state.finished_stages) if self.past.state else set()
         stages = [(i, s) for i, s in enumerate(self.experiment.stage) if i not in done]
-        last_use = max((i for i, s in stages if _needs_serving(s)), default=-1)
+        last_served = max((i for i, s in stages if _needs_serving(s)), default=-1)
         async with AsyncExitStack() as opened:
             pool = None
-            if needs_pairs(self.experiment) or last_use >= 0:
+            if needs_pairs(self.experiment) or last_served >= 0:
                 pool = await opened.enter_async_context(self._open_pool())
-            context = await self._prepare(pool)
-            context.pool = pool
-            async with self._controlled(context):
+            run = await self._prepare(pool)
+            run.pool = pool
+            async with self._controlled(run):
+                async with AsyncExitStack() as serving:
+                    for index, stage in stages:
+                        if index > last_served:
+                            break
+                        if _needs_serving(stage) and run.replicas is None:
+                            replicas = await serving.enter_async_context(self._open_replicas(run))
+                            run.replicas = run.weights.serving = replicas
+                        await self._run_stage(run, index, stage)
+                run.replicas = run.weights.serving = None
                 for index, stage in stages:
-                    if _needs_serving(stage) and context.replicas is None:
-                        context.replicas = await opened.enter_async_context(
-                            self._open_replicas(context)
-                        )
-                        context.weights.serving = context.replicas
-                    await self._run_stage(context, index, stage)
-                    if index >= last_use and context.replicas is not None:
-                        context.weights.serving = context.replicas = None
-                        await opened.aclose()
+                    if index > last_served:
+                        await self._run_stage(run, index, stage)
 
     @asynccontextmanager
     async def _open_pool(self) -> AsyncIterator:
@@ -258,7 +260,8 @@ class _Work:
         self.progress.label = "prepare: model"
         init_dir = await prepare_model(
             self.experiment, pairs, self.problems,
-            paths=self.paths, log_dir=self.paths.logs(self.attempt), observer=self.observer,
+            paths=self.paths, socket_dir=self.socket_dir,
+            log_dir=self.paths.logs(self.attempt), observer=self.observer,
         )  # fmt: skip
         state = self.past.state
         policy = state.policy if state else None

@@ -1,24 +1,28 @@
-"""The sft stage: render the pairs to token ids once, let a trainer train on them, serve what comes out."""
+"""The sft stage: render the pairs to token ids once, train on them, serve what comes out."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import anyio.to_thread
 
-from forge.config.schema import SftStage
-from forge.data.chat import ChatTemplate
 from forge.errors import ConfigError
 from forge.records import Event, Pair
 from forge.rollout.pacing import PublishedSteps
-from forge.runner.context import Run
 from forge.runner.desk import TrainerDesk
 from forge.runner.prepare import data_dir, load_pairs
 from forge.runner.trainer import own_trainer, plugged
 from forge.store.layout import write_file
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from forge.config.schema import SftStage
+    from forge.data.chat import ChatTemplate
+    from forge.runner.context import Run
 
 
 async def run_sft_stage(run: Run, stage: SftStage, index: int, *, start_dir: Path) -> None:
@@ -43,7 +47,8 @@ async def run_sft_stage(run: Run, stage: SftStage, index: int, *, start_dir: Pat
 def write_rows(
     pairs: Sequence[Pair], chat: ChatTemplate, *, stage: SftStage, path: Path
 ) -> tuple[int, int]:
-    """Render pairs to rows of token ids with the answer marked; returns (rows written, rows too long).
+    """Render pairs to rows of token ids with the answer marked; returns (rows written, rows too
+    long).
 
     Prompts are rendered as the rollout loop renders them, so that both see the same tokens.
 

@@ -32,10 +32,13 @@ def show_summary(paths: RunPaths, console: Console) -> None:
         )
         console.show(Syntax(best["code"], "python", word_wrap=True))
     name = paths.root if paths.root.parent.name != "runs" else paths.name
-    console.say(
-        f"look further:  forge show {name} · forge rollouts {name} --best · forge sql {name} --named "
-        f"failures"
+    commands = (
+        f"show {name}",
+        f"rollouts {name} --best",
+        f"sql {name} --named failures",
+        f"chat {name}",
     )
+    console.say("look further:  " + "  ·  ".join(f"forge {command}" for command in commands))
 
 
 def evaluation_table(evaluations: list[dict[str, Any]]) -> Any:

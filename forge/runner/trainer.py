@@ -1,7 +1,10 @@
-"""Owning the trainer child of a stage: plug its desk into control.sock, watch it, restart it from its last checkpoint.
+"""Owning the trainer child of a stage: its desk in control.sock, a watchdog, restarts from
+checkpoints.
 
-_own ── open_trainer ──▶ child ── take, trained, publish, checkpoint ──▶ control.sock ──▶ desk, weights
-    └── watch: silent past step_timeout_s: stacks dumped, named, ended      stop: SIGTERM, it saves, exit 0
+    own_trainer ── open_trainer ──▶ child ── take, trained, publish, checkpoint ──▶ control.sock ──▶
+    desk
+        ├── watch: silent past step_timeout_s: stacks dumped, named, ended
+        └── stop:  SIGTERM; it finishes its step, saves, exits 0
 """
 
 from __future__ import annotations
@@ -9,22 +12,25 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from forge.config.schema import GrpoStage, SftStage
 from forge.errors import ForgeError, Stopped
-from forge.process.child import Child
 from forge.records import Event, Metrics
-from forge.rollout.pacing import PublishedSteps
-from forge.runner.context import Run
-from forge.runner.desk import TrainerDesk
-from forge.runner.weights import Probe
 from forge.train.handle import open_trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from forge.config.schema import GrpoStage, SftStage
+    from forge.process.child import Child
+    from forge.rollout.pacing import PublishedSteps
+    from forge.runner.context import Run
+    from forge.runner.desk import TrainerDesk
+    from forge.runner.weights import Probe
 
 WATCH_EVERY_S = 1.0
 STOP_GRACE_S = 120.0
@@ -105,7 +111,8 @@ async def own_trainer(
     start_dir: Path,
     rows_path: Path | None = None,
 ) -> None:
-    """Run the trainer until the last step is published; restart a dead one from its last checkpoint.
+    """Run the trainer until the last step is published; restart a dead one from its last
+    checkpoint.
 
     Raises:
         Stopped: the user asked for it; the trainer has saved.
@@ -119,6 +126,7 @@ async def own_trainer(
             model_dir=start_dir,
             rows_path=rows_path,
             work_dir=run.paths.checkpoints / f"stage-{desk.stage}",
+            weights_dir=run.paths.weights,
             control_socket=run.control_socket,
             socket_dir=run.socket_dir,
             log_dir=run.log_dir,

@@ -1,0 +1,224 @@
+"""`forge chat RUN[@step]` and `forge.solve(code)`: ask a run's model for a kernel, judge every
+turn, store it with the run.
+
+The same loop as in training plays one rollout; only its Generate port differs, which shows tokens
+as they come.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from forge.config.load import load_experiment
+from forge.data.chat import ChatTemplate
+from forge.data.problems import from_source
+from forge.errors import ConfigError
+from forge.evalpool.pool import open_pool
+from forge.process.sockets import open_socket_dir
+from forge.records import Completion, Finish, Problem, Purpose, Trajectory, Turn
+from forge.rollout.play import Place, Ports, Rules, play_group
+from forge.runner.prompter import TemplatePrompter
+from forge.serve.client import ReplicaClient
+from forge.serve.replicas import open_replicas
+from forge.store.layout import RunPaths, find_run, next_attempt, open_run_lock
+from forge.store.reader import open_run
+from forge.store.resume import last_state
+from forge.store.writer import open_writer
+
+if TYPE_CHECKING:
+    from forge.config.schema import Experiment
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    """What to ask, and how long to go on."""
+
+    run: str
+    """A run, or `RUN@step` for the weights that were published after that step."""
+    source: str
+    """A problem file, or a bare function."""
+    name: str = "stdin"
+    """Of the problem, in messages and in the store."""
+    turns: int = 3
+    temperature: float = 1.0
+    seed: int = 0
+
+
+def solve(
+    code: str,
+    *,
+    run: str = "last",
+    turns: int = 3,
+    store_dir: Path = Path("runs"),
+    say: Say | None = None,
+) -> Trajectory:
+    """A kernel for a torch function or problem file, from Python:
+    `forge.solve(code).turns[-1].code`.
+
+    Raises ConfigError for a run or a text that cannot be used, MachineError where engine or sandbox
+    cannot be had.
+    """
+    return chat(ChatRequest(run=run, source=code, turns=turns), store_dir=store_dir, say=say)
+
+
+def chat(request: ChatRequest, *, store_dir: Path, say: Say | None = None) -> Trajectory:
+    """Play one rollout and store it as a group of purpose `chat`. `say` receives text as it
+    comes."""
+    name, _, step = request.run.partition("@")
+    paths = find_run(name, store_dir=store_dir)
+    problem = from_source(request.source, name=request.name)
+    weights = find_weights(paths, step)
+    with open_run_lock(paths):
+        return anyio.run(_chat, paths, weights, problem, request, say or (lambda text: None))
+
+
+def find_weights(paths: RunPaths, step: str) -> tuple[Path, int]:
+    """Directory and policy version of a step's weights; the newest that are still there for an
+    empty `step`.
+
+    Raises ConfigError naming the steps that there are.
+    """
+    with open_run(paths) as reader:
+        rows = reader.rows("SELECT version, step, path FROM policies ORDER BY version DESC")
+    kept = [row for row in rows if Path(row["path"]).is_dir()]
+    for row in kept:
+        if not step or str(row["step"]) == step:
+            return Path(row["path"]), row["version"]
+    initial = paths.weights / "init"
+    if not rows and initial.is_dir():
+        return initial, 0
+    steps = ", ".join(str(row["step"]) for row in reversed(kept)) or "none"
+    raise ConfigError(f"{paths.name}@{step}: no weights of that step were kept; there are: {steps}")
+
+
+async def _chat(
+    paths: RunPaths, weights: tuple[Path, int], problem: Problem, request: ChatRequest, say: Say
+) -> Trajectory:
+    experiment = load_experiment(paths.experiment)
+    with open_run(paths) as reader:
+        group_id = last_state(reader).group_id + 1
+    log_dir = paths.logs(next_attempt(paths))
+    model_dir, version = weights
+    chat_template = ChatTemplate.load(model_dir)
+    serve = experiment.serve.model_copy(update={"replicas": 1})
+    judge = experiment.judge.model_copy(update={"workers": 1})
+    with ExitStack() as opened:
+        socket_dir = opened.enter_context(open_socket_dir())
+        async with (
+            open_writer(paths.root, experiment.store) as writer,
+            open_pool(judge, socket_dir=socket_dir, log_dir=log_dir) as pool,
+            open_replicas(
+                serve,
+                model_dir=model_dir,
+                stop_token_ids=chat_template.stop_token_ids,
+                socket_dir=socket_dir,
+                log_dir=log_dir,
+                work_dir=socket_dir / "serve",
+                version=version,
+            ),
+            ReplicaClient(socket_dir / "serve-0.sock", timeout_s=serve.request_timeout_s) as client,
+        ):
+            await writer.put(problem)
+            group = await play_group(
+                problem,
+                place=Place(group_id=group_id, purpose=Purpose.CHAT, stage=-1, step=0),
+                rules=_rules(experiment, request),
+                ports=Ports(
+                    generate=_Streamed(client, chat_template.stop_token_ids, version, say),
+                    judge=pool.judge,
+                    sink=_Told(writer, say),
+                    prompter=TemplatePrompter(
+                        chat=chat_template,
+                        context_tokens=serve.context_tokens,
+                        max_completion_tokens=experiment.rollout.max_completion_tokens,
+                    ),
+                ),
+            )
+            await writer.flush()
+    return group.trajectories[0]
+
+
+def _rules(experiment: Experiment, request: ChatRequest) -> Rules:
+    rollout = experiment.rollout
+    return Rules(
+        group_size=1,
+        max_turns=request.turns,
+        gamma=rollout.gamma,
+        credit=rollout.credit,
+        temperature=request.temperature,
+        max_completion_tokens=rollout.max_completion_tokens,
+        reward=experiment.reward,
+        seed=request.seed,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Streamed:
+    """The Generate port over a stream: says each piece, then has the tokens scored for their log
+    probabilities."""
+
+    client: ReplicaClient
+    stop_token_ids: Sequence[int]
+    version: int
+    say: Say
+
+    async def __call__(
+        self, prompt_ids: Sequence[int], *, n: int, max_tokens: int, temperature: float, seed: int
+    ) -> list[Completion]:
+        assert n == 1, "a chat plays one rollout"
+        ids: list[int] = []
+        finish = Finish.LENGTH
+        async for chunk in self.client.stream(
+            prompt_ids,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            seed=seed,
+            stop_token_ids=self.stop_token_ids,
+        ):
+            ids += chunk.token_ids
+            finish = chunk.finish or finish
+            self.say(chunk.text)
+        self.say("\n")
+        return [
+            Completion(
+                token_ids=tuple(ids),
+                logprobs=tuple(await self.client.score(prompt_ids, ids)),
+                finish=finish,
+                min_version=self.version,
+                max_version=self.version,
+            )
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """A sink that also says each verdict."""
+
+    sink: Any
+    say: Say
+
+    async def put(self, *records: Any) -> None:
+        for record in records:
+            if isinstance(record, Turn):
+                self.say(f"\n{record.feedback}\n\n")
+        await self.sink.put(*records)
+
+
+def read_source(path: str) -> tuple[str, str]:
+    """Text and name of a problem file, or of standard input for `-`. Raises ConfigError for one
+    that cannot be read."""
+    if path == "-":
+        return sys.stdin.read(), "stdin"
+    try:
+        return Path(path).read_text(encoding="utf-8"), Path(path).stem
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
