@@ -35,7 +35,11 @@ def only_setup_here():
     import fcntl
 
     with (ROOT / "pyproject.toml").open("rb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.stderr.write("setup: waiting for another make in this checkout\n")
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
