@@ -76,6 +76,10 @@ class Sampler:
 
     def draw(self, logits: np.ndarray, knobs: Knobs, uniform: np.ndarray) -> Draw:
         """One token a row. logits [R, V] are left as they are."""
+        with np.errstate(invalid="ignore", over="ignore"):  # is_finite tells of it
+            return self._draw(logits, knobs, uniform)
+
+    def _draw(self, logits: np.ndarray, knobs: Knobs, uniform: np.ndarray) -> Draw:
         rows = np.arange(len(logits))
         top = logits.max(axis=1)
         shifted = logits - top[:, None]

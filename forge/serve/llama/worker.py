@@ -16,8 +16,9 @@ import os
 import queue
 import threading
 import time
+from collections import Counter
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from forge.errors import ForgeError, MachineError
@@ -66,7 +67,7 @@ class Pending:
 
     done: Future[None]
     on_chunk: Callable[[Chunk], None] | None
-    sent: list[int]
+    sent: Counter[int] = field(default_factory=Counter)
     """Tokens already streamed, by sample."""
 
 
@@ -123,7 +124,7 @@ class Worker:
         future: Future[None] = Future()
         future.set_running_or_notify_cancel()
         listener = on_chunk and _threadsafe(on_chunk)
-        pending = Pending(done=future, on_chunk=listener, sent=[0] * max(request.n, 0))
+        pending = Pending(done=future, on_chunk=listener)
         await self.call(lambda engine: self._admit(engine, request, pending))
         try:
             await asyncio.wrap_future(future)

@@ -1,0 +1,96 @@
+"""Small random Qwen3 checkpoints, and transformers' word on what they compute."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+if TYPE_CHECKING:
+    import numpy as np
+
+torch.set_num_threads(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """A checkpoint, and the same weights in transformers (f32)."""
+
+    path: Path
+    model: Any
+
+    def logits(self, prompt: Sequence[int], completion: Sequence[int]) -> torch.Tensor:
+        """Logits that predict each completion token. [T, V]"""
+        ids = torch.tensor([[*prompt, *completion]])
+        with torch.no_grad():
+            return self.model(ids).logits[0, len(prompt) - 1 : -1]
+
+    def logprobs(
+        self, prompt: Sequence[int], completion: Sequence[int], *, temperature: float = 1.0
+    ) -> np.ndarray:
+        """Log probability of each completion token. [T]"""
+        table = torch.log_softmax(self.logits(prompt, completion) / temperature, dim=-1)
+        return table.gather(1, torch.tensor(completion)[:, None])[:, 0].numpy()
+
+
+def make_reference(path: Path, *, seed: int, is_tied: bool = True) -> Reference:
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        intermediate_size=128,
+        vocab_size=512,
+        max_position_embeddings=2048,
+        tie_word_embeddings=is_tied,
+        # Far from uniform, so that wrong weights or positions cannot pass.
+        initializer_range=0.1,
+    )
+    model = Qwen3ForCausalLM(config).eval().float()
+    model.save_pretrained(path)
+    return Reference(path=path, model=model)
+
+
+@pytest.fixture(scope="session")
+def tied(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    return make_reference(tmp_path_factory.mktemp("tied"), seed=0)
+
+
+@pytest.fixture(scope="session")
+def newer(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """Other weights of the same shapes as `tied`."""
+    return make_reference(tmp_path_factory.mktemp("newer"), seed=1)
+
+
+@pytest.fixture(scope="session")
+def untied(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    return make_reference(tmp_path_factory.mktemp("untied"), seed=2, is_tied=False)
+
+
+@pytest.fixture(scope="session")
+def make_adapter(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Reference]:
+    """Makes a random PEFT adapter on a checkpoint; keywords go to LoraConfig."""
+    from peft import LoraConfig, get_peft_model
+
+    def make(base: Reference, **config: Any) -> Reference:
+        torch.manual_seed(7)
+        path = tmp_path_factory.mktemp("adapter")
+        lora = LoraConfig(
+            target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM", **config
+        )
+        with warnings.catch_warnings():
+            # peft 0.18 asks transformers 5 by a name that is going away.
+            warnings.simplefilter("ignore", FutureWarning)
+            model = get_peft_model(Qwen3ForCausalLM.from_pretrained(base.path), lora).eval()
+        model.save_pretrained(str(path))
+        return Reference(path=path, model=model)
+
+    return make

@@ -1,0 +1,270 @@
+"""Real engine processes behind `open_replicas` and `ReplicaClient`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import numpy as np
+import pytest
+
+from forge.config.schema import ServeTable
+from forge.errors import ChildDied, ConfigError, MachineError, Stalled
+from forge.process.sockets import open_socket_dir
+from forge.process.uds import open_client
+from forge.records import Finish
+from forge.serve import ReplicaClient, Replicas, check_engine, open_replicas
+
+if TYPE_CHECKING:
+    import httpx
+    from conftest import Reference
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+PROMPT = list(range(30))
+DEADLINE_S = 60.0
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Lives:
+    """A ProcessObserver that keeps pids."""
+
+    def __init__(self) -> None:
+        self.pids: dict[str, list[int]] = {}
+
+    def started(self, name: str, *, pid: int, devices: str, log_path: Path) -> None:
+        self.pids.setdefault(name, []).append(pid)
+
+    def ended(self, name: str, *, pid: int, reason: str) -> None:
+        assert pid in self.pids[name]
+
+
+@asynccontextmanager
+async def served(
+    reference: Reference, tmp_path: Path, *, lives: Lives | None = None, **table: Any
+) -> AsyncIterator[tuple[Replicas, Path]]:
+    """Replicas, and the directory of their sockets."""
+    values = {"slots": 8, "context_tokens": 1024, "replicas": 1, **table}
+    with open_socket_dir() as sockets, anyio.fail_after(DEADLINE_S):
+        async with open_replicas(
+            ServeTable(**values),
+            model_dir=reference.path,
+            stop_token_ids=(),
+            socket_dir=sockets,
+            log_dir=tmp_path / "logs",
+            work_dir=tmp_path / "work",
+            observer=lives,
+        ) as replicas:
+            yield replicas, sockets
+
+
+async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
+    with anyio.fail_after(DEADLINE_S):
+        while not await is_so():  # noqa: ASYNC110
+            await anyio.sleep(0.02)
+
+
+async def test_a_publish_reaches_all_a_stale_one_is_seen_and_a_killed_one_comes_back_with_it(
+    tied: Reference, newer: Reference, tmp_path: Path
+) -> None:
+    lives, completion = Lives(), list(range(50, 90))
+    old, new = (reference.logprobs(PROMPT, completion) for reference in (tied, newer))
+    async with served(tied, tmp_path, lives=lives, replicas=2) as (replicas, sockets):
+        await replicas.publish(newer.path, 7)
+        for found in await replicas.probe(PROMPT, completion):
+            assert np.abs(new - found).mean() <= 1e-4
+        async with ReplicaClient(sockets / "serve-1.sock") as client:
+            await client.load_weights(tied.path, version=6)
+        fresh, stale = await replicas.probe(PROMPT, completion)
+        assert np.abs(new - fresh).mean() <= 1e-4
+        assert np.abs(new - stale).mean() > 0.05
+        assert np.abs(old - stale).mean() <= 1e-4
+
+        answers: list[int] = []
+        async with anyio.create_task_group() as group:
+
+            async def ask(seed: int) -> None:
+                found = await replicas.generate(
+                    PROMPT, n=2, max_tokens=300, temperature=1.0, seed=seed
+                )
+                answers.extend(len(one.token_ids) for one in found)
+
+            for seed in range(8):
+                group.start_soon(ask, seed)
+            await anyio.sleep(0.05)
+            os.kill(lives.pids["serve-1"][0], signal.SIGKILL)
+        assert answers == [300] * 16
+        stats = replicas.stats()
+        assert stats.generated_tokens == 16 * 300, "what was lost is not counted"
+        assert stats.running == stats.waiting == 0
+
+        async def is_back() -> bool:
+            return all(replica.is_up for replica in replicas.all)
+
+        await until(is_back)
+        assert replicas.stats().num_restarts == 1
+        again = (await replicas.probe(PROMPT, completion))[1]
+        assert np.abs(new - again).mean() <= 1e-4, "the restarted one has the current weights"
+
+
+async def test_a_refused_publish_leaves_the_old_weights_everywhere(
+    tied: Reference,
+    newer: Reference,
+    make_adapter: Callable[..., Reference],
+    tmp_path: Path,
+) -> None:
+    completion = list(range(60, 90))
+    adapted = make_adapter(tied, r=4)
+    damaged = tmp_path / "damaged"
+    shutil.copytree(newer.path, damaged)
+    weights = damaged / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-500])
+    async with served(tied, tmp_path, replicas=2) as (replicas, _):
+        await replicas.publish(adapted.path, 1)
+        with pytest.raises(ConfigError, match="truncated"):
+            await replicas.publish(damaged, 2)
+        assert replicas.version == 1
+        for found in await replicas.probe(PROMPT, completion):
+            assert np.abs(adapted.logprobs(PROMPT, completion) - found).mean() <= 1e-4
+        (one,) = await replicas.generate(PROMPT, n=1, max_tokens=9, temperature=1.0, seed=0)
+        assert (one.min_version, one.max_version, one.finish) == (1, 1, Finish.LENGTH)
+
+
+BAD_COMPLETIONS: list[tuple[Any, str]] = [
+    ({"prompt": []}, "found no token"),
+    ({"prompt": [512]}, "found token 512; allowed is 0 to 511"),
+    ({"prompt": [10**30]}, "beyond 64 bits"),
+    ({"prompt": "text"}, "allowed is a list of token ids"),
+    ({"prompt": [1.5]}, "allowed is a list of token ids"),
+    ({"prompt": [True]}, "allowed is a list of token ids"),
+    ({}, "prompt: found None"),
+    ({"prompt": [1] * 1020, "max_tokens": 5}, "= 1025; allowed is 1024"),
+    ({"prompt": [1], "n": 0}, "n: found 0"),
+    ({"prompt": [1], "n": 10**9}, "n: found 1000000000"),
+    ({"prompt": [1], "n": "2"}, "allowed is an integer"),
+    ({"prompt": [1], "temperature": -1}, "temperature: found -1"),
+    ({"prompt": [1], "max_tokens": 10**40}, "max_tokens: found"),
+    ({"prompt": [1], "stop_token_ids": [-5]}, "found token -5"),
+    ({"prompt": [1], "stop_token_ids": None, "logit_bias": {}}, "logit_bias: unknown field"),
+    ([1, 2], "no object"),
+    (b"{", "not JSON"),
+    (b"[" * 200_000, "not JSON"),
+    (b'{"prompt": [1], "temperature": NaN}', "temperature: found nan"),
+]
+
+
+async def test_nothing_that_a_client_sends_stops_a_replica(tied: Reference, tmp_path: Path) -> None:
+    async with (
+        served(tied, tmp_path) as (replicas, sockets),
+        open_client(sockets / "serve-0.sock", timeout_s=10.0) as http,
+    ):
+
+        async def post(path: str, body: Any) -> httpx.Response:
+            content = body if isinstance(body, bytes) else json.dumps(body).encode()
+            return await http.post(path, content=content)
+
+        for body, said in BAD_COMPLETIONS:
+            response = await post("/v1/completions", body)
+            assert response.status_code == 400, body
+            assert said in response.json()["error"]["message"]
+        for path, body in [
+            ("/weights", {"path": "/nowhere", "version": 1}),
+            ("/weights", {"path": 3, "version": 1}),
+            ("/weights", {"path": str(tied.path), "version": "1"}),
+            ("/score", {"prompt_ids": [1], "completion_ids": []}),
+            ("/score", {"prompt_ids": [1], "completion_ids": [512]}),
+            ("/score", {"prompt_ids": [1] * 1000, "completion_ids": [1] * 25}),
+            ("/v1/completions", {"prompt": [1], "stream": True, "n": 0}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+            ("/v1/chat/completions", {"messages": []}),
+        ]:
+            response = await post(path, body)
+            assert response.status_code == 400, (path, body)
+            assert "\n" not in response.json()["error"]["message"]
+        assert (await http.get("/nowhere")).status_code == 404
+        (one,) = await replicas.generate(PROMPT, n=1, max_tokens=5, temperature=0.0, seed=0)
+        assert len(one.token_ids) == 5
+        assert replicas.stats().num_restarts == 0
+
+
+async def test_a_client_that_hangs_up_frees_its_slots(tied: Reference, tmp_path: Path) -> None:
+    async with (
+        served(tied, tmp_path) as (_, sockets),
+        ReplicaClient(sockets / "serve-0.sock") as client,
+    ):
+
+        async def running() -> int:
+            found = await client.health()
+            return found["running"] + found["waiting"]
+
+        async def is_idle() -> bool:
+            return await running() == 0
+
+        with anyio.move_on_after(0.1):
+            await client.complete(PROMPT, n=20, max_tokens=990)
+        await until(is_idle)
+        assert (await client.health())["generated_tokens"] < 20 * 990
+        async for chunk in client.stream(PROMPT, max_tokens=990):
+            assert chunk.finish is None
+            assert await running() == 1
+            break
+        await until(is_idle)
+
+
+async def test_a_stream_is_the_same_tokens_in_steps(tied: Reference, tmp_path: Path) -> None:
+    async with (
+        served(tied, tmp_path) as (_, sockets),
+        ReplicaClient(sockets / "serve-0.sock") as client,
+    ):
+        (whole,) = await client.complete(PROMPT, max_tokens=50, seed=3)
+        chunks = [chunk async for chunk in client.stream(PROMPT, max_tokens=50, seed=3)]
+        assert tuple(t for chunk in chunks for t in chunk.token_ids) == whole.token_ids
+        assert chunks[-1].finish is Finish.LENGTH
+        assert len(chunks) > 10
+
+
+async def test_a_silent_replica_is_named(tied: Reference, tmp_path: Path) -> None:
+    lives = Lives()
+    async with served(tied, tmp_path, lives=lives, request_timeout_s=1.0) as (replicas, _):
+        os.kill(lives.pids["serve-0"][0], signal.SIGSTOP)
+        with pytest.raises(Stalled, match=r"serve-0 was silent for 1 s; asked: POST /v1/comp"):
+            await replicas.generate(PROMPT, n=1, max_tokens=5, temperature=1.0, seed=0)
+        os.kill(lives.pids["serve-0"][0], signal.SIGCONT)
+
+
+async def test_a_replica_that_cannot_start_says_why(tied: Reference, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    reference = type(tied)(path=empty, model=tied.model)
+    with pytest.RaisesGroup(ChildDied, flatten_subgroups=True) as raised:
+        async with served(reference, tmp_path):
+            pytest.fail("it came up")
+    (error,) = leaves(raised.value)
+    assert "serve-0 died" in str(error)
+    assert "config.json: No such file" in str(error)
+
+
+def leaves(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in leaves(inner)]
+    return [error]
+
+
+async def test_a_missing_engine_is_one_line_that_says_what_installs_it(tmp_path: Path) -> None:
+    check_engine()
+    bare = tmp_path / "python"
+    bare.write_text("#!/bin/sh\nexit 1\n")
+    bare.chmod(0o755)
+    with pytest.raises(MachineError, match=r"llama_cpp is not installed.*make setup") as raised:
+        check_engine(ServeTable(python=bare))
+    assert "\n" not in str(raised.value)
