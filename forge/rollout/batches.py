@@ -85,6 +85,7 @@ async def produce_batches(
     without_signal = 0
     async with out:
         for step in range(plan.first_step, plan.last_step + 1):
+            groups: list[Group] = []
             samples: list[Sample] = []
             while not samples:
                 await published.wait_for(
@@ -187,7 +188,6 @@ def _no_signal_words(step: int, groups: Sequence[Group]) -> str:
         else "nearly none is correct: more SFT, easier problems, or a larger group_size"
     )
     return (
-        f"rollout: step {step}: {MAX_BATCHES_WITHOUT_SIGNAL} batches in a row in which every group's "
-        f"returns are equal "
-        f"({correct} of {len(turns)} turns correct); {advice}"
+        f"rollout: step {step}: {MAX_BATCHES_WITHOUT_SIGNAL} batches in a row in which every "
+        f"group's returns are equal ({correct} of {len(turns)} turns correct); {advice}"
     )

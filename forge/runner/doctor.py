@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import platform
 import shutil
+import subprocess
 import sys
 from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING
 
 from forge.errors import ForgeError
+from forge.process.environment import child_env
 from forge.process.sockets import open_socket_dir
 from forge.runner.machine import ENGINE_PACKAGES, this_machine
 
@@ -20,6 +22,20 @@ if TYPE_CHECKING:
 MIN_MEMORY_BYTES = 4 << 30
 """The quickstart's need, with room."""
 MIN_DISK_BYTES = 2 << 30
+SANDBOX_PROBE = """
+import os
+from forge.evalpool.judge import linux, sandbox
+sandbox.enter_zygote_namespaces()
+linux.mount(None, "/", flags=linux.MS_REC | linux.MS_PRIVATE)  # else the host would see our /proc
+if (pid := os.fork()) == 0:
+    linux.mount("proc", "/proc", kind="proc")
+    os._exit(0)
+os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+SANDBOX_FIX = (
+    "allow user namespaces (sysctl user.max_user_namespaces), or run as root; "
+    'judge.isolation = "none" runs without'
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +50,7 @@ class Finding:
 
 def examine(store_dir: Path) -> list[Finding]:
     """Everything, in the order in which it matters."""
-    return [*_software(), *_engines(store_dir), *_hardware(store_dir), _sockets()]
+    return [*_software(), *_engines(store_dir), *_hardware(store_dir), _sandbox(), _sockets()]
 
 
 def _software() -> Iterator[Finding]:
@@ -96,6 +112,21 @@ def _hardware(store_dir: Path) -> Iterator[Finding]:
     for gpu in machine.gpus:
         free = f"{gpu.free_bytes / 1e9:.0f} of {gpu.memory_bytes / 1e9:.0f} GB free"
         yield Finding(name=f"GPU {gpu.index}", found=f"{gpu.name}, {free}, {gpu.uuid}")
+
+
+def _sandbox() -> Finding:
+    """Tries the namespaces that the judge's sandbox is made of, and a fresh /proc, in a process."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", SANDBOX_PROBE],
+            env=child_env(threads=1), capture_output=True, text=True, timeout=20, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Finding(name="sandbox", found=f"none: {error}", is_ok=False, fix=SANDBOX_FIX)
+    if done.returncode == 0:
+        return Finding(name="sandbox", found="namespaces")
+    why = (done.stderr.strip().splitlines() or ["no words"])[-1]
+    return Finding(name="sandbox", found=f"none: {why}", is_ok=False, fix=SANDBOX_FIX)
 
 
 def _sockets() -> Finding:

@@ -88,14 +88,16 @@ async def evaluate(
             for problem in problems:
                 for rule in rules:
                     tasks.start_soon(play, problem, rule, ports)
-    result = evaluate_groups(
-        groups,
-        problems,
-        stage=label,
-        step=step,
-        version=version,
-        max_turns=settings.max_turns,
-        at=time.time(),
+    result = await anyio.to_thread.run_sync(
+        lambda: evaluate_groups(
+            groups,
+            problems,
+            stage=label,
+            step=step,
+            version=version,
+            max_turns=settings.max_turns,
+            at=time.time(),
+        )
     )
     await run.writer.put(result)
     return result

@@ -74,7 +74,7 @@ def _check_disk(name: str, revision: str | None, patterns: list[str]) -> None:
     from huggingface_hub import constants, snapshot_download
 
     planned = snapshot_download(name, revision=revision, allow_patterns=patterns, dry_run=True)
-    needed = sum(file.file_size for file in planned if file.will_download)
+    needed = sum(file.file_size or 0 for file in planned if file.will_download)
     cache = Path(constants.HF_HUB_CACHE)
     cache.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(cache).free

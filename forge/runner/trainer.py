@@ -169,6 +169,7 @@ async def _until_exit(
                 await anyio.sleep(1.0)
                 raise child.stalled(asked=f"step {desk.trained_step + 1}", silent_s=silent_s)
 
+    reason = ""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(pass_on_stop)
         tasks.start_soon(watch)

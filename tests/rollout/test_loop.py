@@ -44,10 +44,16 @@ def problem(name: str = "p") -> Problem:
 
 
 def rules(**changes: Any) -> Rules:
-    base = dict(
-        group_size=4, max_turns=3, gamma=0.4, credit="turn", temperature=1.0,
-        max_completion_tokens=8, reward=RewardTable(), seed=0,
-    )  # fmt: skip
+    base: dict[str, Any] = {
+        "group_size": 4,
+        "max_turns": 3,
+        "gamma": 0.4,
+        "credit": "turn",
+        "temperature": 1.0,
+        "max_completion_tokens": 8,
+        "reward": RewardTable(),
+        "seed": 0,
+    }
     return Rules(**{**base, **changes})
 
 
@@ -145,14 +151,16 @@ async def test_an_infra_fault_masks_the_whole_rollout() -> None:
     use, _, _ = ports(lambda seed, i, length: 3 if i == 1 else 1)
     group = await play_group(problem(), place=PLACE, rules=rules(), ports=use)
     broken = next(t for t in group.trajectories if t.end is End.INFRA)
-    assert broken.returns == (None,) and broken.turns[0].reward is None
+    assert broken.returns == (None,)
+    assert broken.turns[0].reward is None
 
 
 async def test_a_conversation_that_outgrows_the_context_ends_stored_and_masked() -> None:
     use, sink, _ = ports(lambda seed, i, length: 2, room=2)
     group = await play_group(problem(), place=PLACE, rules=rules(), ports=use)
     assert all(t.end is End.CONTEXT_FULL for t in group.trajectories)
-    assert len(sink.of(Turn)) == 8 and group.is_flat
+    assert len(sink.of(Turn)) == 8
+    assert group.is_flat
     assert all(r is None for t in group.trajectories for r in t.returns)
 
 
@@ -160,7 +168,8 @@ async def test_a_problem_that_does_not_fit_at_all_ends_context_full_without_turn
     use, sink, policy = ports(lambda seed, i, length: 1, room=0)
     group = await play_group(problem(), place=PLACE, rules=rules(), ports=use)
     assert [t.end for t in group.trajectories] == [End.CONTEXT_FULL] * 4
-    assert not policy.asked and len(sink.of(Trajectory)) == 4
+    assert not policy.asked
+    assert len(sink.of(Trajectory)) == 4
 
 
 async def test_an_answer_without_code_is_rejected_with_words() -> None:
@@ -172,10 +181,17 @@ async def test_an_answer_without_code_is_rejected_with_words() -> None:
 
 
 def batch_plan(**changes: Any) -> BatchPlan:
-    base = dict(
-        stage=3, first_step=1, last_step=4, groups_per_step=2, max_replacements=2, max_staleness=1,
-        scale="group", train_truncated=True, publish_timeout_s=5.0,
-    )  # fmt: skip
+    base: dict[str, Any] = {
+        "stage": 3,
+        "first_step": 1,
+        "last_step": 4,
+        "groups_per_step": 2,
+        "max_replacements": 2,
+        "max_staleness": 1,
+        "scale": "group",
+        "train_truncated": True,
+        "publish_timeout_s": 5.0,
+    }
     return BatchPlan(**{**base, **changes})
 
 
@@ -259,7 +275,8 @@ async def test_advantages_of_a_batch_sum_to_zero_in_each_group() -> None:
     for sample in (s for b in batches for s in b.samples):
         assert isinstance(sample, Sample)
         sums[sample.group_id] = sums.get(sample.group_id, 0.0) + sample.advantage
-    assert sums and all(abs(total) < 1e-6 for total in sums.values())
+    assert sums
+    assert all(abs(total) < 1e-6 for total in sums.values())
 
 
 def test_the_sampler_visits_all_and_continues_from_its_state() -> None:

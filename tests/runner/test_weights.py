@@ -1,0 +1,137 @@
+"""Publishing: at turn boundaries, numbered, and a replica that lags behind is noticed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from forge.errors import ChildDied, Stalled
+from forge.records import Event, PolicyVersion
+from forge.runner.gate import TurnGate
+from forge.runner.weights import Probe, WeightSync
+
+pytestmark = pytest.mark.anyio
+PROBE = Probe(prompt_ids=[1], completion_ids=[2, 3], logprobs=[-1.0, -2.0])
+
+
+class FakeServing:
+    """Replicas whose answers lag `behind` publishes behind what they acknowledge."""
+
+    def __init__(self, *, behind: int = 0) -> None:
+        self.behind = behind
+        self.published: list[int] = []
+
+    async def publish(self, path: Path, version: int) -> None:
+        self.published.append(version)
+
+    async def probe(self, prompt_ids: Any, completion_ids: Any) -> list[list[float]]:
+        lag = 0.008 * self.behind
+        self.behind = max(self.behind - 1, 0)
+        return [[-1.0, -2.0], [-1.0 + lag, -2.0 - lag]]
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.records: list[Any] = []
+
+    async def put(self, *records: Any) -> None:
+        self.records += records
+
+
+def weight_sync(tmp_path: Path, serving: FakeServing) -> tuple[WeightSync, Recorder]:
+    sink = Recorder()
+    sync = WeightSync(
+        path=tmp_path,
+        version=7,
+        attempt=1,
+        precision="exact",
+        gate=TurnGate(timeout_s=5),
+        sink=sink,
+    )
+    sync.serving = serving
+    return sync, sink
+
+
+def new_dir(tmp_path: Path, name: str) -> Path:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "model.safetensors").write_bytes(name.encode())
+    return tmp_path / name
+
+
+async def test_versions_are_numbered_by_publish_and_recorded(tmp_path: Path) -> None:
+    sync, sink = weight_sync(tmp_path, FakeServing())
+    for step in (1, 2):
+        await sync.publish(
+            new_dir(tmp_path, f"w{step}"), stage=3, step=step, probe=PROBE, keep=True
+        )
+    rows = [r for r in sink.records if isinstance(r, PolicyVersion)]
+    assert [r.version for r in rows] == [8, 9]
+    assert rows[0].sha256 != rows[1].sha256
+    assert rows[0].probe_gap == 0.0
+    assert sync.path == tmp_path / "w2"
+
+
+async def test_a_replica_one_version_behind_fails_the_probe(tmp_path: Path) -> None:
+    sync, _ = weight_sync(tmp_path, FakeServing(behind=2))
+    with pytest.raises(ChildDied, match=r"version 8.*other weights.*0\.008"):
+        await sync.publish(new_dir(tmp_path, "w"), stage=3, step=1, probe=PROBE, keep=True)
+    assert sync.version == 7
+
+
+async def test_a_replica_that_catches_up_is_published_to_once_more(tmp_path: Path) -> None:
+    serving = FakeServing(behind=1)
+    sync, sink = weight_sync(tmp_path, serving)
+    await sync.publish(new_dir(tmp_path, "w"), stage=3, step=1, probe=PROBE, keep=True)
+    assert serving.published == [8, 8]
+    assert [r.kind for r in sink.records if isinstance(r, Event)] == ["probe_failed"]
+
+
+async def test_weights_that_nobody_keeps_go_when_the_next_version_serves(tmp_path: Path) -> None:
+    sync, _ = weight_sync(tmp_path, FakeServing())
+    first, second = new_dir(tmp_path, "w1"), new_dir(tmp_path, "w2")
+    await sync.publish(first, stage=3, step=1, probe=None, keep=False)
+    assert first.exists()
+    await sync.publish(second, stage=3, step=2, probe=None, keep=True)
+    assert not first.exists()
+    await sync.publish(new_dir(tmp_path, "w3"), stage=3, step=3, probe=None, keep=False)
+    assert second.exists()
+
+
+async def test_a_publish_waits_for_running_turns_and_holds_back_new_ones() -> None:
+    gate, order = TurnGate(timeout_s=5), []
+
+    async def turn(name: str, started: anyio.Event, end: anyio.Event) -> None:
+        async with gate.turn():
+            order.append(f"{name} begins")
+            started.set()
+            await end.wait()
+            order.append(f"{name} ends")
+
+    async def publish() -> None:
+        async with gate.publish():
+            order.append("publish")
+
+    events = [anyio.Event() for _ in range(4)]
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(turn, "old", events[0], events[1])
+            await events[0].wait()
+            tasks.start_soon(publish)
+            await anyio.wait_all_tasks_blocked()
+            tasks.start_soon(turn, "new", events[2], events[3])
+            await anyio.wait_all_tasks_blocked()
+            events[1].set()
+            await events[2].wait()
+            events[3].set()
+    assert order == ["old begins", "old ends", "publish", "new begins", "new ends"]
+
+
+async def test_a_publish_that_never_gets_its_turn_says_so() -> None:
+    gate = TurnGate(timeout_s=0.05)
+    async with gate.turn():
+        with pytest.raises(Stalled, match="running turns to end"):
+            async with gate.publish():
+                raise AssertionError("unreachable")
