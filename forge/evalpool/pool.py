@@ -232,19 +232,17 @@ async def open_pool(
             keepers.cancel_scope.cancel()
 
 
-async def judge_file(problem_path: Path, code: str, table: JudgeTable) -> Verdict:
-    """One verdict for one file, with a judge of its own. `code` is Python or a completion."""
+async def judge_alone(problem: Problem, text: str, *, table: JudgeTable) -> Verdict:
+    """One verdict, by a judge started for it: `forge judge`. `text` is Python or a completion."""
     import tempfile
 
     from forge.evalpool.extract import extract
-    from forge.evalpool.problem_file import load_problem
 
-    problem = load_problem(problem_path)
-    found = extract(code, entry_point=problem.entry_point)
+    found = extract(text, entry_point=problem.entry_point)
     single = table.model_copy(update={"workers": 1})
     with open_socket_dir() as socket_dir, tempfile.TemporaryDirectory() as log_dir:
         async with open_pool(single, socket_dir=socket_dir, log_dir=Path(log_dir)) as pool:
-            return await pool.judge(problem, found.code if found.is_ok else code)
+            return await pool.judge(problem, found.code if found.is_ok else text)
 
 
 async def _start_keeper(

@@ -71,7 +71,7 @@ class Judge:
             self.spawner,
             num_sets=self.table.num_inputs,
             timeout_s=self.table.compile_timeout_s + self.table.correct_timeout_s,
-            uid=_oracle_uid(),
+            uid=oracle_uid(),
             max_bytes=self.table.memory_bytes,
         )
         self._trials = Trials(
@@ -180,7 +180,7 @@ def _uids(count: int) -> list[int]:
     return [FIRST_UID + (start + number) % NUM_UIDS for number in range(1, count + 1)]
 
 
-def _oracle_uid() -> int | None:
+def oracle_uid() -> int | None:
     return FIRST_UID + NUM_UIDS + os.getpid() % NUM_UIDS if os.geteuid() == 0 else None
 
 

@@ -12,6 +12,8 @@ gives the compiler exactly what a launch on a GPU would (types, constexprs, opti
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import types
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -65,6 +67,9 @@ class Personalities:
         for _, _, compiled, running in self._swaps:
             self._originals[id(running)] = compiled
         self._enter_running()
+        # As on a GPU outside debug mode. The interpreter's default doubles the cost of a launch.
+        options = dataclasses.replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
+        interpreter.interpreter_builder.options = options
         interpreter._patch_lang = lambda fn: _NoPatch()
         Autotuner.do_bench = property(lambda self: _take_first)  # pyright: ignore
 
@@ -149,7 +154,7 @@ class Compiler:
             except CompilationError as error:
                 raise self._refused(error) from error
             except Exception as error:
-                words = str(error) or type(error).__name__
+                words = str(error).replace("dynamic_func()", f"{function.fn.__name__}()")
                 raise Refused(f"{type(error).__name__}: {words}", line=None) from error
 
     def _compile(
@@ -193,7 +198,13 @@ class Compiler:
             elif not message:
                 message = f"{type(chain).__name__}: {chain}"
             chain = chain.__cause__
-        return Refused(message or str(error), line=line)
+        return Refused(_plain(message or str(error)), line=line)
+
+
+def _plain(message: str) -> str:
+    """`NameError('x is not defined')`, as the compiler has it, to `NameError: x is not defined`."""
+    found = re.fullmatch(r"(\w+)\((['\"])(.*)\2\)", message, re.DOTALL)
+    return f"{found.group(1)}: {found.group(3)}" if found else message
 
 
 class _NoPatch:

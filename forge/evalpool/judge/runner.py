@@ -90,7 +90,7 @@ class Session:
                 self.compiler.compile_launch(function, args, kwargs, depth=self.request["depth"])
             except self.refused as error:
                 self.compile_line = error.line or function.fn.__code__.co_firstlineno
-                raise KernelRefused(f"in kernel {name}: {error}") from None
+                raise KernelRefused(f"{name}: {error}") from None
             self.compiled.add(name)
         return True
 

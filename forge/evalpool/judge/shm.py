@@ -55,7 +55,7 @@ class TensorSpec:
     @classmethod
     def parse(cls, data: Any) -> TensorSpec:
         """From `[dtype, shape]` as a child sent it. Raises LayoutError."""
-        if not isinstance(data, list) or len(data) != 2 or data[0] not in ITEM_BYTES:
+        if not isinstance(data, list) or len(data) != 2 or str(data[0]) not in ITEM_BYTES:
             raise LayoutError(f"no tensor spec: {str(data)[:80]}")
         shape = data[1]
         if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS:

@@ -89,7 +89,7 @@ class Trials:
         self._table = table
         self._spawner = spawner
         self._references = references
-        self._stamp = stamp
+        self.stamp = stamp
 
     def judge(self, problem: Problem, code: str, *, uid: int | None) -> Verdict:
         """Blocks until the verdict, at most the sum of all deadlines. `uid` is the runner's own."""
@@ -113,10 +113,10 @@ class Trials:
             detail=words.clean(finding.detail),
             is_compiled=finding.is_compiled,
             num_launches=finding.num_launches,
-            isolation=self._stamp.isolation,
-            caps=self._stamp.caps,
-            device=self._stamp.device,
-            harness=self._stamp.harness,
+            isolation=self.stamp.isolation,
+            caps=self.stamp.caps,
+            device=self.stamp.device,
+            harness=self.stamp.harness,
             phase_s=dict(phases.seconds),
         )
 
@@ -255,7 +255,7 @@ class _Run:
         text = f"{kind}: {message}" if message else f"{kind}"
         source = self.code.split("\n")[line - 1] if type(line) is int and 0 < line <= self.code.count("\n") + 1 else ""
         if stage == "compile":
-            detail = words.at_line(self.code, line, f"Triton does not compile this {message}")
+            detail = words.at_line(self.code, line, f"Triton cannot compile {message}")
             return self._finding(Status.COMPILE_ERROR, "not_triton", detail)
         if _needs_gpu(text, source, kind):
             return self._finding(Status.NEEDS_GPU, "needs_gpu", words.at_line(self.code, line, text))

@@ -1,0 +1,141 @@
+"""One judge's insides (zygote, oracle, trials) for all tests of this folder, and ways to poke it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from forge.config.schema import JudgeTable
+from forge.evalpool.judge import frames
+from forge.evalpool.judge.app import oracle_uid
+from forge.evalpool.judge.frames import Kind
+from forge.evalpool.judge.references import References
+from forge.evalpool.judge.sandbox import Isolation
+from forge.evalpool.judge.shm import shared_memory
+from forge.evalpool.judge.spawner import Spawner
+from forge.evalpool.judge.trial import Stamp, Trials
+from forge.records.problem import Problem, Split
+from forge.records.verdict import Verdict
+
+RUNNER_UID = 61_001 if os.geteuid() == 0 else None
+TABLE = JudgeTable(compile_timeout_s=20.0, correct_timeout_s=20.0)
+ROOT = Path(__file__).parents[2]
+
+RELU = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x) * 2
+def get_inputs():
+    return [torch.randn(16, 64)]
+def get_init_inputs():
+    return []
+"""
+
+HEAD = "import torch\nimport triton\nimport triton.language as tl\n"
+
+RELU_KERNEL = (
+    HEAD
+    + """
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n)
+    tl.store(y + i, tl.maximum(value, 0.0) * 2, mask=i < n)
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        y = torch.empty_like(x)
+        kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
+        return y
+"""
+)
+
+
+@dataclasses.dataclass
+class Bench:
+    """Everything one judge process holds, without the process."""
+
+    spawner: Spawner
+    references: References
+    trials: Trials
+
+    def judge(self, code: str, *, problem: str = RELU, table: JudgeTable | None = None) -> Verdict:
+        trials = self.trials
+        if table is not None:
+            trials = Trials(
+                table=table, spawner=self.spawner, references=self.references, stamp=self.trials.stamp
+            )
+        return trials.judge(make_problem(problem), code, uid=RUNNER_UID)
+
+    def explore(self, code: str) -> str:
+        """Runs Python in a runner past the screen; what it raises as `Told(...)` is returned."""
+        reference = self.references.get(make_problem(RELU))
+        source = f"class Told(Exception): pass\n{code}"
+        with shared_memory(len(reference.image)) as (fd, _):
+            child = self.spawner.spawn(role="runner", uid=RUNNER_UID)
+            try:
+                body = {**reference.request, "code": source, "entry_point": "X", "depth": "ttir"}
+                frames.send(child.sock, Kind.CANDIDATE, body, fds=(fd,))
+                expected = (Kind.FAILED, Kind.DONE)
+                answer = frames.receive(
+                    child.sock, deadline=time.monotonic() + 20, expected=expected
+                ).body
+            finally:
+                self.spawner.end(child)
+        return f"{answer['type']}: {answer['message']}"
+
+    def refused(self, statement: str) -> str:
+        """The error that a statement meets inside; fails if it meets none."""
+        body = "\n    ".join(statement.strip().split("\n"))
+        told = self.explore(
+            f"import os, sys, socket, ctypes\ntry:\n    {body}\n"
+            "except BaseException as error:\n    raise Told(repr(error))\nraise Told('it works')"
+        )
+        assert "it works" not in told, statement
+        return told
+
+
+def make_problem(source: str, *, problem_id: str = "p", precision: str = "fp32") -> Problem:
+    return Problem(
+        problem_id=problem_id,
+        source=source,
+        family="test",
+        level=1,
+        split=Split.GRPO,
+        precision=precision,
+    )
+
+
+@pytest.fixture(scope="session")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    spawner = Spawner(
+        isolation=Isolation.NAMESPACES,
+        folder=tmp_path_factory.mktemp("root"),
+        memory_bytes=1 << 30,
+    )
+    previous = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = str(ROOT)
+    spawner.start()
+    if previous is None:
+        del os.environ["PYTHONPATH"]
+    else:
+        os.environ["PYTHONPATH"] = previous
+    spawner.wait_ready()
+    references = References(
+        spawner, num_sets=2, timeout_s=20, uid=oracle_uid(), max_bytes=1 << 30
+    )
+    stamp = Stamp(isolation="namespaces", caps="rlimit", harness="test")
+    trials = Trials(table=TABLE, spawner=spawner, references=references, stamp=stamp)
+    yield Bench(spawner, references, trials)
+    spawner.close()
+
+
+@pytest.fixture(scope="session")
+def judge(bench: Bench) -> Callable[..., Verdict]:
+    return bench.judge

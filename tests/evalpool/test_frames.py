@@ -1,0 +1,110 @@
+"""Frames: what the judge accepts from a peer that it does not trust."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forge.evalpool.judge import frames
+from forge.evalpool.judge.frames import HEADER, MAGIC, Kind
+from forge.evalpool.judge.shm import LayoutError, TensorSpec, offsets, shared_memory
+
+Pair = tuple[socket.socket, socket.socket]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    left, right = socket.socketpair()
+    yield left, right
+    left.close()
+    right.close()
+
+
+def receive(sock: socket.socket, *, within_s: float = 1.0) -> frames.Frame:
+    deadline = time.monotonic() + within_s
+    return frames.receive(sock, deadline=deadline, expected=(Kind.DONE,))
+
+
+def test_round_trip_with_a_descriptor(pair: Pair) -> None:
+    with shared_memory(64) as (fd, memory):
+        memory[:3] = b"abc"
+        frames.send(pair[0], Kind.DONE, {"x": [1, "two"]}, fds=(fd,))
+        deadline = time.monotonic() + 1
+        frame = frames.receive(pair[1], deadline=deadline, expected=(Kind.DONE,), takes_fds=True)
+        assert frame.body == {"x": [1, "two"]}
+        assert os.pread(frame.fds[0], 3, 0) == b"abc"
+        os.close(frame.fds[0])
+
+
+def test_descriptors_nobody_asked_for_are_closed(pair: Pair) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    frames.send(pair[0], Kind.DONE, {}, fds=(0, 0))
+    receive(pair[1])
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"x" * 64,
+        HEADER.pack(MAGIC, Kind.DONE, frames.MAX_BODY_BYTES + 1),
+        HEADER.pack(MAGIC, Kind.SPAWN, 2) + b"{}",
+        HEADER.pack(MAGIC, Kind.DONE, 2) + b"[]",
+        HEADER.pack(MAGIC, Kind.DONE, 2) + b"{x",
+        HEADER.pack(MAGIC, Kind.DONE, 100_000) + b"[" * 100_000,
+    ],
+)
+def test_a_broken_frame_is_an_error_not_a_wait(pair: Pair, data: bytes) -> None:
+    pair[0].sendall(data)
+    with pytest.raises(frames.FrameError):
+        receive(pair[1])
+
+
+def test_a_silent_peer_costs_the_deadline_only(pair: Pair) -> None:
+    pair[0].sendall(HEADER.pack(MAGIC, Kind.DONE, 10))
+    started = time.monotonic()
+    with pytest.raises(frames.DeadlinePassed):
+        receive(pair[1], within_s=0.05)
+    assert time.monotonic() - started < 1
+
+
+def test_a_gone_peer_is_told_apart(pair: Pair) -> None:
+    pair[0].close()
+    with pytest.raises(frames.PeerGone):
+        receive(pair[1])
+
+
+@settings(max_examples=50)
+@given(st.binary(max_size=200))
+def test_no_bytes_make_the_judge_raise_anything_else(data: bytes) -> None:
+    left, right = socket.socketpair()
+    with left, right:
+        left.sendall(data)
+        left.shutdown(socket.SHUT_WR)
+        with pytest.raises((frames.FrameError, frames.PeerGone)):
+            receive(right)
+
+
+def test_shared_memory_cannot_be_resized() -> None:
+    with shared_memory(100) as (fd, _), pytest.raises(PermissionError):
+        os.ftruncate(fd, 10)
+
+
+def test_tensors_are_aligned_and_do_not_overlap() -> None:
+    specs = [TensorSpec("float32", (3,)), TensorSpec("bool", ()), TensorSpec("int64", (0, 5))]
+    assert offsets([*specs, TensorSpec("float16", (64,))]) == ([0, 64, 128, 128], 256)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [["object", [1]], ["float32", [-1]], ["float32", "x"], ["float32", [True]], [[], []], None],
+)
+def test_a_bad_layout_is_refused(data: object) -> None:
+    with pytest.raises(LayoutError):
+        TensorSpec.parse(data)

@@ -1,0 +1,152 @@
+"""What a candidate meets that got past the screen: one promise of the sandbox a test.
+
+Each runs Python inside a real runner; on this machine as root, and (at the end) in user namespaces.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge.evalpool.judge import proof
+from forge.evalpool.judge.sandbox import Isolation
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_socket_outside_cannot_be_reached(bench: Any, tmp_path: Path) -> None:
+    path = tmp_path / "control.sock"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+        bench.refused(f"socket.socket(socket.AF_UNIX).connect({str(path)!r})")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        str(ROOT / "forge/errors.py"),
+        str(ROOT / "pyproject.toml"),
+        "/etc/passwd",
+        "/root/.bashrc",
+        "/usr/bin/env",
+        "/sys/kernel/notes",
+    ],
+)
+def test_files_outside_the_allow_list_are_not_there(bench: Any, path: str) -> None:
+    assert "FileNotFoundError" in bench.refused(f"open({path!r}).read()")
+
+
+def test_forge_cannot_be_imported(bench: Any) -> None:
+    assert "No module named 'forge'" in bench.refused("import forge")
+    assert "ModuleNotFoundError" in bench.refused("import forge.data.generator")
+    assert "ModuleNotFoundError" in bench.refused("import transformers")
+
+
+def test_it_sees_only_its_own_processes(bench: Any) -> None:
+    told = bench.explore("import os\nraise Told(sorted(p for p in os.listdir('/proc') if p.isdigit()))")
+    assert told == "Told: ['1']"
+
+
+def test_the_environment_tells_nothing(bench: Any) -> None:
+    told = bench.explore("import os\nraise Told(sorted(os.environ))")
+    assert told == "Told: ['HOME', 'LANG', 'PATH', 'TMPDIR', 'TRITON_CACHE_DIR', 'TRITON_INTERPRET']"
+    environ = bench.explore("raise Told(len(open('/proc/1/environ').read()))")
+    assert environ.startswith(("Told: 0", "PermissionError", "Told:"))
+    assert "forge" not in bench.explore("raise Told(open('/proc/1/environ').read())")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "ctypes.CDLL(None, use_errno=True).mount(None, b'/', None, 32 | 4096, None) == 0 or 1 / 0",
+        "ctypes.CDLL(None).umount2(b'/proc', 2) == 0 or 1 / 0",
+        "os.mknod('/tmp/work/disk', 0o60666, os.makedev(254, 0))",
+        "os.chroot('/tmp')",
+        "ctypes.CDLL(None).unshare(0x10000000) == 0 or 1 / 0",
+        "ctypes.CDLL(None).setns(0, 0) == 0 or 1 / 0",
+        "ctypes.CDLL(None).ptrace(16, 1, 0, 0) == 0 or 1 / 0",
+        "ctypes.CDLL(None).syscall(321, 0, 0, 0) >= 0 or 1 / 0",
+        "os.setuid(0)",
+        "os.setsid()",
+        "ctypes.CDLL(None).prctl(1, 0, 0, 0, 0) == 0 or 1 / 0",
+        "open('/dev/vda', 'rb')",
+        "open('/proc/sys/kernel/core_pattern', 'w')",
+        "open('/proc/sysrq-trigger', 'w')",
+    ],
+)
+def test_privileged_calls_are_refused(bench: Any, statement: str) -> None:
+    bench.refused(statement)
+
+
+@pytest.mark.parametrize("folder", ["/", "/usr/lib", "/dev", "/proc"])
+def test_only_its_scratch_is_writable(bench: Any, folder: str) -> None:
+    bench.refused(f"open({folder!r} + '/x', 'w')")
+
+
+def test_there_is_no_network(bench: Any) -> None:
+    bench.refused("socket.socket(socket.AF_INET, socket.SOCK_STREAM)")
+    bench.refused("socket.create_connection(('127.0.0.1', 80), timeout=1)")
+
+
+def test_a_fork_bomb_is_bounded(bench: Any) -> None:
+    code = """
+import os, time
+n = 0
+try:
+    while n < 1000:
+        if os.fork() == 0:
+            time.sleep(60)
+            os._exit(0)
+        n += 1
+except OSError:
+    pass
+raise Told(n)
+"""
+    told = bench.explore(code)
+    assert told.startswith("Told: ")
+    assert int(told.removeprefix("Told: ")) < 100
+
+
+def test_memory_is_bounded(bench: Any) -> None:
+    assert "MemoryError" in bench.refused("bytearray(3 << 30)")
+    bench.refused("import mmap\nmmap.mmap(-1, 3 << 30)")
+
+
+def test_files_are_bounded(bench: Any) -> None:
+    code = "open('/tmp/work/big', 'wb').write(bytes(80 << 20))"
+    assert "OSError" in bench.refused(code)
+    assert "OSError" in bench.refused("open('/dev/shm/big', 'wb').write(bytes(80 << 20))")
+
+
+def test_a_torch_op_works_inside(bench: Any) -> None:
+    told = bench.explore("import torch\nraise Told((torch.ones(64, 64) @ torch.ones(64, 64)).sum().item())")
+    assert told == "Told: 262144.0"
+
+
+def test_the_judge_refuses_a_weak_sandbox() -> None:
+    with pytest.raises(proof.WeakSandbox):
+        proof.check_sandbox(os.getpid(), isolation=Isolation.NAMESPACES, uid=None, mounts=frozenset())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="shows an ordinary user's case from root")
+def test_an_ordinary_user_gets_the_same_by_user_namespaces() -> None:
+    """The same promises without root: this file again, as nobody, who can see the interpreter."""
+    home = Path.home()
+    script = (
+        'set -e; mkdir -p "$0"; mount --bind "$1" "$0"; mount -t tmpfs -o mode=755 tmpfs "$1"; '
+        'for d in .pyenv .local; do mkdir "$1/$d"; mount --bind "$0/$d" "$1/$d" 2>/dev/null || true; done; '
+        'shift; exec setpriv --reuid 65534 --regid 65534 --clear-groups --inh-caps=-all '
+        '--bounding-set=-all "$@"'
+    )
+    test = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not bomb", __file__]
+    command = ["unshare", "-m", "bash", "-c", script, "/tmp/forge-test-home", str(home), *test]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]

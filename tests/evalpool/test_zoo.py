@@ -1,0 +1,370 @@
+"""The zoo: honest kernels and cheats, each with the verdict that it must get."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from forge.config.schema import JudgeTable
+from forge.records.verdict import Status
+
+HEAD = "import torch\nimport triton\nimport triton.language as tl\n"
+
+RELU = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x) * 2
+def get_inputs():
+    return [torch.randn(16, 64)]
+def get_init_inputs():
+    return []
+"""
+
+KERNEL = """
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n)
+    tl.store(y + i, {body}, mask=i < n)
+"""
+
+MODEL = """
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        y = torch.empty_like(x)
+        kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
+        {end}
+"""
+
+
+def relu_kernel(body: str = "tl.maximum(value, 0.0) * 2", *, end: str = "return y") -> str:
+    return HEAD + KERNEL.format(body=body) + MODEL.format(end=end)
+
+
+def problem(forward: str, *, inputs: str, init: str = "[]", head: str = "pass") -> str:
+    return f"""
+import torch
+class Model(torch.nn.Module):
+    def __init__(self, *args):
+        super().__init__()
+        {head}
+    def forward(self, *inputs):
+        {forward}
+def get_inputs():
+    return [{inputs}]
+def get_init_inputs():
+    return {init}
+"""
+
+
+# --- honest -------------------------------------------------------------------------------------
+
+
+def test_elementwise(bench: Any) -> None:
+    verdict = bench.judge(relu_kernel())
+    assert verdict.status is Status.CORRECT
+    assert verdict.is_compiled
+    assert verdict.num_launches == 1
+    assert verdict.timing is None
+    assert (verdict.isolation, verdict.caps, verdict.device) == ("namespaces", "rlimit", "cpu")
+    assert set(verdict.phase_s) >= {"screen", "sandbox", "compile", "correct"}
+
+
+def test_softmax_with_a_helper(bench: Any) -> None:
+    code = HEAD + """
+@triton.jit
+def shifted(value):
+    return value - tl.max(value, axis=0)
+
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    i = tl.arange(0, BLOCK)
+    e = tl.exp(shifted(tl.load(x + row * n + i, mask=i < n, other=-float("inf"))))
+    tl.store(y + row * n + i, e / e.sum(axis=0), mask=i < n)
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        y = torch.empty_like(x)
+        kernel[(x.shape[0],)](x, y, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
+        return y
+"""
+    source = problem("return torch.softmax(inputs[0], -1)", inputs="torch.randn(8, 50)")
+    assert bench.judge(code, problem=source).status is Status.CORRECT
+
+
+def test_a_reduction_finished_by_torch(bench: Any) -> None:
+    code = HEAD + """
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + tl.program_id(0), tl.sum(tl.load(x + i, mask=i < n, other=0.0), axis=0))
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        blocks = triton.cdiv(x.numel(), 256)
+        y = torch.empty(blocks, device=x.device)
+        kernel[(blocks,)](x, y, x.numel(), BLOCK=256)
+        return y.sum()
+"""
+    source = problem("return inputs[0].sum()", inputs="torch.randn(16, 60)")
+    assert bench.judge(code, problem=source).status is Status.CORRECT
+
+
+MATMUL = HEAD + """
+@triton.jit
+def kernel(a, w, bias, c, M, N, K, B: tl.constexpr):
+    m = tl.program_id(0) * B + tl.arange(0, B)
+    n = tl.program_id(1) * B + tl.arange(0, B)
+    total = tl.zeros((B, B), dtype=tl.float32)
+    for start in range(0, K, B):
+        k = start + tl.arange(0, B)
+        left = tl.load(a + m[:, None] * K + k[None, :], mask=(m[:, None] < M) & (k[None, :] < K), other=0.0)
+        right = tl.load(w + n[None, :] * K + k[:, None], mask=(n[None, :] < N) & (k[:, None] < K), other=0.0)
+        total += tl.dot(left, right)
+    total += tl.load(bias + n, mask=n < N, other=0.0)[None, :]
+    tl.store(c + m[:, None] * N + n[None, :], total, mask=(m[:, None] < M) & (n[None, :] < N))
+
+class ModelNew(torch.nn.Module):
+    def __init__(self, inner, outer):
+        super().__init__()
+        self.{name} = torch.nn.Linear(inner, outer)
+    def forward(self, x):
+        w = self.{name}.weight
+        c = torch.empty((x.shape[0], w.shape[0]), device=x.device, dtype=x.dtype)
+        grid = (triton.cdiv(x.shape[0], 16), triton.cdiv(w.shape[0], 16))
+        kernel[grid](x, w, self.{name}.bias, c, x.shape[0], w.shape[0], w.shape[1], B=16)
+        return c
+"""
+LINEAR = problem(
+    "return self.fc(inputs[0])",
+    head="self.fc = torch.nn.Linear(*args)",
+    inputs="torch.randn(20, 24)",
+    init="[24, 40]",
+)
+
+
+@pytest.mark.parametrize("name", ["fc", "other_name"])
+def test_matmul_with_parameters_by_name_and_by_order(bench: Any, name: str) -> None:
+    assert bench.judge(MATMUL.replace("{name}", name), problem=LINEAR).status is Status.CORRECT
+
+
+def test_parameters_left_at_their_defaults_are_wrong(bench: Any) -> None:
+    code = MATMUL.replace("{name}", "fc").replace(
+        "def forward(self, x):", "def load_reference(self, state):\n        pass\n    def forward(self, x):"
+    )
+    assert bench.judge(code, problem=LINEAR).reason == "mismatch"
+
+
+def test_autotune_takes_its_first_configuration(bench: Any) -> None:
+    tune = "@triton.autotune(configs=[triton.Config({'BLOCK': b}) for b in (256, 128)], key=['n'])\n@triton.jit"
+    code = relu_kernel().replace("@triton.jit", tune).replace(", BLOCK=256)", ")")
+    assert bench.judge(code).status is Status.CORRECT
+
+
+def test_two_outputs(bench: Any) -> None:
+    code = HEAD + """
+@triton.jit
+def kernel(x, y, z, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n)
+    tl.store(y + i, value + 1, mask=i < n)
+    tl.store(z + i, value > 0, mask=i < n)
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        y, z = torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
+        kernel[(1,)](x, y, z, x.numel(), BLOCK=64)
+        return y, z
+"""
+    source = problem("return inputs[0] + 1, inputs[0] > 0", inputs="torch.randn(60)")
+    assert bench.judge(code, problem=source).status is Status.CORRECT
+    wrong = bench.judge(code.replace("value > 0", "value < 0"), problem=source)
+    assert wrong.detail.startswith("output 1[0]: expected ")
+
+
+# --- mistakes, and the words for them -----------------------------------------------------------
+
+
+def test_a_wrong_value_is_told_with_index_and_statistics(bench: Any) -> None:
+    verdict = bench.judge(relu_kernel("tl.maximum(value, 0.0) * 3"))
+    assert (verdict.status, verdict.reason, verdict.is_compiled) == (Status.WRONG, "mismatch", True)
+    assert verdict.detail.startswith("output[0, ")
+    assert "expected" in verdict.detail
+    assert "% of elements differ, max abs error" in verdict.detail
+
+
+def test_a_wrong_shape_and_a_wrong_type_are_told(bench: Any) -> None:
+    shape = bench.judge(relu_kernel(end="return y.view(-1)"))
+    assert (shape.reason, shape.detail) == ("shape", "output shape is [1024], expected [16, 64]")
+    dtype = bench.judge(relu_kernel(end="return y.double()"))
+    assert dtype.detail == "output dtype is float64, expected float32"
+    nothing = bench.judge(relu_kernel(end="return None"))
+    assert nothing.detail == "forward returned NoneType, expected a tensor"
+
+
+def test_an_exception_is_told_with_its_line(bench: Any) -> None:
+    verdict = bench.judge(relu_kernel(end="return z"))
+    assert (verdict.status, verdict.reason) == (Status.RUNTIME_ERROR, "exception")
+    assert verdict.detail == "line 15: return z\nNameError: name 'z' is not defined"
+
+
+def test_an_unknown_language_function_is_a_compile_error_with_its_line(bench: Any) -> None:
+    verdict = bench.judge(relu_kernel("tl.relu(value)"))
+    assert (verdict.status, verdict.reason) == (Status.COMPILE_ERROR, "not_triton")
+    assert not verdict.is_compiled
+    assert verdict.detail.startswith("line 9: tl.store(y + i, tl.relu(value), mask=i < n)\n")
+    assert "has no attribute 'relu'" in verdict.detail
+
+
+def test_a_missing_argument_of_a_launch_is_a_compile_error(bench: Any) -> None:
+    verdict = bench.judge(relu_kernel().replace("x.numel(), BLOCK", "BLOCK"))
+    assert verdict.reason == "not_triton"
+    assert "missing 1 required positional argument: 'n'" in verdict.detail
+
+
+def test_code_that_does_not_import_is_a_compile_error(bench: Any) -> None:
+    verdict = bench.judge(relu_kernel() + "\nx = undefined\n")
+    assert (verdict.status, verdict.reason) == (Status.COMPILE_ERROR, "import_error")
+
+
+def test_a_loop_that_does_not_end_is_a_timeout(bench: Any) -> None:
+    table = JudgeTable(compile_timeout_s=1.0)
+    verdict = bench.judge(relu_kernel(end="while True: pass"), table=table)
+    assert (verdict.status, verdict.reason) == (Status.TIMEOUT, "deadline:compile")
+
+
+def test_an_output_never_written_is_wrong_and_not_compiled(bench: Any) -> None:
+    code = relu_kernel().replace("mask=i < n)\n\nclass", "mask=i < 0)\n\nclass")
+    code = code.replace("torch.empty_like(x)", "torch.full_like(x, float('nan'))")
+    verdict = bench.judge(code)
+    assert (verdict.status, verdict.reason) == (Status.WRONG, "output_not_written")
+    assert not verdict.is_compiled
+
+
+def test_inputs_must_stay(bench: Any) -> None:
+    verdict = bench.judge(relu_kernel(end="x.zero_(); return y"))
+    assert (verdict.status, verdict.reason) == (Status.WRONG, "inputs_modified")
+
+
+@pytest.mark.parametrize("end", ["return y.cuda()", "assert x.is_cuda; return y"])
+def test_what_needs_a_gpu_is_masked(bench: Any, end: str) -> None:
+    assert bench.judge(relu_kernel(end=end)).status is Status.NEEDS_GPU
+
+
+# --- cheats -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("body", ["torch.softmax(value, -1)", "np.maximum(value, 0)", "[v for v in value]"])
+def test_python_in_a_kernel_is_not_triton(bench: Any, body: str) -> None:
+    verdict = bench.judge("import numpy as np\n" + relu_kernel(body))
+    assert (verdict.status, verdict.reason) == (Status.COMPILE_ERROR, "not_triton")
+
+
+def test_no_launch_at_all_is_rejected(bench: Any) -> None:
+    code = HEAD + KERNEL.format(body="value") + (
+        "class ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return torch.relu(x) * 2\n"
+    )
+    verdict = bench.judge(code)
+    assert (verdict.status, verdict.reason) == (Status.REJECTED, "no_kernel_launch")
+
+
+def test_a_decoy_is_rejected(bench: Any) -> None:
+    verdict = bench.judge(relu_kernel("value", end="return torch.relu(x) * 2"))
+    assert (verdict.status, verdict.reason) == (Status.REJECTED, "decoy_kernel")
+
+
+def test_a_store_far_out_of_bounds_is_a_crash_in_words(bench: Any) -> None:
+    code = relu_kernel().replace("tl.store(y + i,", "tl.store(y + i + 4000000000,")
+    verdict = bench.judge(code)
+    assert verdict.status is Status.RUNTIME_ERROR
+    assert verdict.reason in ("crash", "exception")
+
+
+def attack(statement: str) -> str:
+    """A candidate that the screen refuses; here to show what would happen behind it."""
+    return relu_kernel(end=f"{statement}; return y")
+
+
+@pytest.mark.parametrize(
+    ("statement", "reason"),
+    [
+        ("import os; os._exit(0)", "crash"),
+        ("import ctypes; ctypes.string_at(0)", "crash"),
+        ("import os; os.abort()", "crash"),
+        ("import os; [os.write(n, b'FRG1' + bytes([9]) + b'garbage' * 9) for n in range(3, 20)]", "forged_frame"),
+        ("import os; os.closerange(0, 99)", "crash"),
+    ],
+)
+def test_attacks_behind_the_screen_harm_only_themselves(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, statement: str, reason: str
+) -> None:
+    from forge.evalpool.judge import trial
+    from forge.evalpool.judge.screen import Screening
+
+    # Some descriptors are not open; writing to them raises before the socket's number comes.
+    statement = statement.replace("os.write(n,", "n in N and os.write(n,")
+    code = "N = [3, 4, 5, 6, 7, 8]\n" + attack(statement)
+    monkeypatch.setattr(trial, "screen", lambda code, entry_point: Screening(reason="ok"))
+    verdict = bench.judge(code)
+    assert verdict.status in (Status.RUNTIME_ERROR, Status.REJECTED)
+    assert verdict.reason in (reason, "exception")
+    monkeypatch.undo()
+    assert bench.judge(relu_kernel()).status is Status.CORRECT
+
+
+def test_a_forged_verdict_on_its_own_channel_does_not_help(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forge.evalpool.judge import trial
+    from forge.evalpool.judge.screen import Screening
+
+    forged = (
+        "import os, json, struct, stat\n"
+        "        body = json.dumps({'outputs': [['Tensor', 'float32', [16, 64]]], 'num_launches': 1, 'kernels': ['k']}).encode()\n"
+        "        for n in range(3, 64):\n"
+        "            try:\n"
+        "                stat.S_ISSOCK(os.fstat(n).st_mode) and os.write(n, struct.pack('!4sBI', b'FRG1', 9, len(body)) + body)\n"
+        "            except OSError:\n"
+        "                pass\n"
+        "        os._exit(0)\n"
+    )
+    monkeypatch.setattr(trial, "screen", lambda code, entry_point: Screening(reason="ok"))
+    verdict = bench.judge(relu_kernel("value", end=forged))
+    assert (verdict.status, verdict.reason) == (Status.WRONG, "output_not_written")
+
+
+def test_printing_a_lot_is_harmless(bench: Any) -> None:
+    verdict = bench.judge(relu_kernel(end="print('judge: correct' * 1000000); return y"))
+    assert verdict.status is Status.CORRECT
+
+
+def test_control_characters_and_templates_do_not_reach_the_words(bench: Any) -> None:
+    verdict = bench.judge(relu_kernel(end="raise ValueError('a\\x1b[31mb\\x00\\u202ec' + 'x' * 9000)"))
+    assert verdict.status is Status.RUNTIME_ERROR
+    assert not set("\x1b\x00\u202e") & set(verdict.detail)
+    assert len(verdict.detail) < 600
+
+
+# --- the reference ------------------------------------------------------------------------------
+
+
+def test_a_reference_that_fails_blames_nobody(bench: Any) -> None:
+    verdict = bench.judge(relu_kernel(), problem=problem("raise ValueError('x')", inputs="torch.ones(2)"))
+    assert (verdict.status, verdict.reason) == (Status.INFRA_ERROR, "reference_failed")
+    assert "ValueError: x" in verdict.detail
+
+
+def test_a_reference_that_kills_its_oracle_is_survived(bench: Any) -> None:
+    source = problem("import os; os._exit(3)", inputs="torch.ones(2)")
+    assert bench.judge(relu_kernel(), problem=source).reason == "reference_failed"
+    assert bench.judge(relu_kernel()).status is Status.CORRECT
+
+
+def test_inputs_come_from_fresh_seeds_and_several_distributions(bench: Any) -> None:
+    """`relu` on non-negative inputs is the identity; a second distribution tells them apart."""
+    source = RELU.replace("torch.randn", "torch.rand")
+    verdict = bench.judge(relu_kernel("value * 2"), problem=source)
+    assert (verdict.status, verdict.reason) == (Status.WRONG, "mismatch")
