@@ -137,6 +137,48 @@ def logs(
 
 
 @app.command()
+def judge(
+    problem: Annotated[Path, typer.Argument(metavar="PROBLEM.py", help="Reference module.")],
+    candidate: Annotated[Path, typer.Argument(metavar="CANDIDATE.py", help="Kernel or answer.")],
+    device: Annotated[str, typer.Option(help="cpu")] = "cpu",
+    isolation: Annotated[str, typer.Option(help="As judge.isolation.")] = "auto",
+    as_json: Json = False,
+) -> None:
+    """One verdict for one file."""
+    _require_linux()
+    from forge.runner.judging import judge_files, make_table, verdict_lines
+
+    table = make_table(device=device, isolation=isolation)
+    verdict = judge_files(problem, candidate, table=table)
+    _print_json(verdict.to_json()) if as_json else _print_lines(verdict_lines(verdict))
+
+
+@app.command()
+def chat(
+    run: Annotated[str, typer.Argument(metavar="RUN[@STEP]", help="Run, at a step if given.")],
+    problem: Annotated[str, typer.Option(help="Problem file or bare function.")] = "-",
+    turns: Annotated[int, typer.Option(min=1, max=16, help="Attempts.")] = 3,
+    temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="0 is greedy.")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the sampling.")] = 0,
+    store: Store = RUNS,
+    as_json: Json = False,
+) -> None:
+    """Ask a run's model for a kernel; every turn is judged and stored."""
+    _require_linux()
+    from dataclasses import asdict
+
+    from forge.runner import chat as view
+
+    source, name = view.read_source(problem)
+    request = view.ChatRequest(
+        run=run, source=source, name=name, turns=turns, temperature=temperature, seed=seed
+    )
+    played = view.chat(request, store_dir=store, say=None if as_json else _write)
+    if as_json:
+        _print_json(asdict(played))
+
+
+@app.command()
 def runs(store: Store = RUNS, as_json: Json = False) -> None:
     """Every run, its state and its last evaluation."""
     from forge.views.runs import load_runs, render_runs
@@ -202,7 +244,8 @@ def rollouts(
     from forge.views import rollouts as view
 
     wanted = view.Filter(
-        problem=problem, status=status, stage=stage, step=step, purpose=purpose, best=best, limit=limit
+        problem=problem, status=status, stage=stage, step=step, purpose=purpose, best=best,
+        limit=limit,
     )  # fmt: skip
     with open_run(_find(run, store)) as reader:
         found = view.load_rollouts(reader, wanted)
@@ -295,6 +338,13 @@ def _say_where(paths: RunPaths, *, as_json: bool) -> None:
 
 def _print(text: str) -> None:
     print(text)
+
+
+def _write(text: str) -> None:
+    """As it comes: a model's words, so control characters are made visible."""
+    from forge.views.terminal import printable
+
+    print(printable(text), end="", flush=True)
 
 
 def _print_lines(lines: Iterable[str]) -> None:

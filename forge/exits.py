@@ -35,7 +35,9 @@ UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 def explain(error: BaseException) -> int:
     """Says what went wrong on stderr; returns the exit code."""
-    if isinstance(error, BrokenPipeError):
+    # typer turns a broken pipe of its own process into SystemExit(1).
+    cause = error.__context__ if isinstance(error, SystemExit) else error
+    if isinstance(cause, BrokenPipeError):
         # The reader of our output has gone (`forge sql ... | head`); Python must not flush to it
         # again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -17,7 +17,7 @@ from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage
 if TYPE_CHECKING:
     from collections.abc import Iterator, Set
 
-    from forge.config.positions import Path as KeyPath
+    from forge.config.positions import KeyPath
 
 
 def check(experiment: Experiment, *, mistaken: Set[KeyPath] = frozenset()) -> list[Mistake]:

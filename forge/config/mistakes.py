@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
     from pydantic.fields import FieldInfo
 
-    from forge.config.positions import Path as KeyPath
+    from forge.config.positions import KeyPath
 
 LONGEST_VALUE = 60
 """Characters of a found value that a message shows."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 import tomllib
 
-Path = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
 
 BARE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
 BLANK = " \t"
@@ -19,7 +19,7 @@ VALUE_ENDS = ",]}\n#"
 """What ends a number, a date or a bool: they hold none of these."""
 
 
-def key_lines(text: str) -> dict[Path, int]:
+def key_lines(text: str) -> dict[KeyPath, int]:
     """The line, from 1, on which each key or array element of a valid document first stands."""
     scanner = _Scanner(text.replace("\r\n", "\n"))
     scanner.document()
@@ -48,13 +48,13 @@ class _Scanner:
     def __init__(self, text: str) -> None:
         self.text = text
         self.at = 0
-        self.lines: dict[Path, int] = {}
+        self.lines: dict[KeyPath, int] = {}
         self._breaks = [index for index, char in enumerate(text) if char == "\n"]
-        self._arrays: dict[Path, int] = {}
+        self._arrays: dict[KeyPath, int] = {}
         """Index of the last `[[table]]` of each array of tables."""
 
     def document(self) -> None:
-        table: Path = ()
+        table: KeyPath = ()
         while self._skip_blank_lines():
             if self.text.startswith("[[", self.at):
                 table = self._array_header()
@@ -73,21 +73,21 @@ class _Scanner:
             self._skip(BLANK)
         return tuple(parts)
 
-    def _header(self) -> Path:
+    def _header(self) -> KeyPath:
         self.at += 1
         self._skip(BLANK)
         start = self.at
-        path: Path = ()
+        path: KeyPath = ()
         for part in self.dotted_key():
             path = self._inside_last((*path, part), start)
         self.at += 1
         return path
 
-    def _array_header(self) -> Path:
+    def _array_header(self) -> KeyPath:
         self.at += 2
         self._skip(BLANK)
         start = self.at
-        path: Path = ()
+        path: KeyPath = ()
         *parents, name = self.dotted_key()
         for part in parents:
             path = self._inside_last((*path, part), start)
@@ -97,7 +97,7 @@ class _Scanner:
         self.at += 2
         return self._inside_last(path, start)
 
-    def _inside_last(self, path: Path, start: int) -> Path:
+    def _inside_last(self, path: KeyPath, start: int) -> KeyPath:
         """Marks a table; what follows an array of tables belongs to its last element."""
         self._mark(path, start)
         if path not in self._arrays:
@@ -106,7 +106,7 @@ class _Scanner:
         self._mark(path, start)
         return path
 
-    def _pair(self, table: Path) -> None:
+    def _pair(self, table: KeyPath) -> None:
         start = self.at
         path = table
         for part in self.dotted_key():
@@ -116,7 +116,7 @@ class _Scanner:
         self._skip(BLANK)
         self._value(path)
 
-    def _value(self, path: Path) -> None:
+    def _value(self, path: KeyPath) -> None:
         char = self.text[self.at]
         if char in "\"'":
             self._string()
@@ -128,7 +128,7 @@ class _Scanner:
             while self.at < len(self.text) and self.text[self.at] not in VALUE_ENDS:
                 self.at += 1
 
-    def _array(self, path: Path) -> None:
+    def _array(self, path: KeyPath) -> None:
         self.at += 1
         index = 0
         while self._skip_to_element():
@@ -137,7 +137,7 @@ class _Scanner:
             index += 1
         self.at += 1
 
-    def _inline_table(self, path: Path) -> None:
+    def _inline_table(self, path: KeyPath) -> None:
         self.at += 1
         while self._skip_to_element():
             self._pair(path)
@@ -191,5 +191,5 @@ class _Scanner:
             self._skip(BLANK + "\n")
         return self.at < len(self.text)
 
-    def _mark(self, path: Path, at: int) -> None:
+    def _mark(self, path: KeyPath, at: int) -> None:
         self.lines.setdefault(path, bisect.bisect_left(self._breaks, at) + 1)

@@ -13,8 +13,7 @@ import tomllib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from forge.config.positions import Path as KeyPath
-from forge.config.positions import key_lines, split_key
+from forge.config.positions import KeyPath, key_lines, split_key
 from forge.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ class ControlClient:
             connection.request(
                 method,
                 path,
-                body=json.dumps(body or {}),
+                body=None if body is None else json.dumps(body),
                 headers={"Content-Type": "application/json"},
             )
             response = connection.getresponse()

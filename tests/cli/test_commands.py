@@ -1,0 +1,215 @@
+"""The command line: what each error becomes, and that nothing heavy is imported to say so."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import forge
+from forge import cli
+from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled, Stopped
+from forge.exits import explain
+
+ROOT = Path(__file__).parents[2]
+QUICKSTART = ROOT / "experiments" / "quickstart.toml"
+
+
+def run(*argv: str, **kwargs) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "forge.cli", *argv],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        **kwargs,
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (ConfigError("x.toml:1: bad"), 2, "forge: x.toml:1: bad\n"),
+        (MachineError("no GPU"), 3, "forge: no GPU\n"),
+        (ChildDied("judge-0 died"), 4, "forge: judge-0 died\n"),
+        (Stalled("trainer was silent"), 5, "forge: trainer was silent\n"),
+        (Stopped("resume with"), 130, "forge: resume with\n"),
+        (ConfigError("a.toml:1: x\na.toml:2: y"), 2, "a.toml:1: x\na.toml:2: y\n"),
+        (KeyboardInterrupt(), 130, "forge: stopped by Ctrl-C\n"),
+        (OSError(errno.ENOSPC, "No space", "a.db"), 3, "forge: a.db: the disk is full; "),
+        (sqlite3.OperationalError("database or disk is full"), 3, "forge: run.db: the disk is "),
+        (SystemExit(7), 7, ""),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
+)
+def test_an_error_is_one_line_and_its_exit_code(error, code, line, capsys):
+    assert explain(error) == code
+    assert capsys.readouterr().err.startswith(line)
+
+
+def test_of_several_errors_the_cause_is_told_and_not_its_consequences(capsys):
+    inner = ExceptionGroup("", [ValueError("x"), Stalled("trainer waits")])
+    group = BaseExceptionGroup("", [inner, ChildDied("serve-0 died")])
+    assert explain(group) == 4
+    assert capsys.readouterr().err == "forge: serve-0 died\n"
+    full = ExceptionGroup("", [ChildDied("judge died"), OSError(errno.ENOSPC, "x", "run.db")])
+    assert explain(full) == 3
+
+
+def test_anything_else_is_our_bug_with_its_traceback(capsys):
+    try:
+        raise ExceptionGroup("", [ZeroDivisionError("1/0")])
+    except ExceptionGroup as error:
+        code = explain(error)
+    told = capsys.readouterr().err
+    assert code == 70
+    assert "ZeroDivisionError: 1/0" in told
+    assert "this is a bug in forge" in told.splitlines()[-1]
+
+
+def test_every_exit_code_of_the_design_belongs_to_one_error():
+    codes = {kind.__name__: kind.exit_code for kind in ForgeError.__subclasses__()}
+    assert sorted(codes.values()) == [2, 3, 4, 5, 130]
+
+
+def test_a_wrong_command_line_exits_2_and_names_what_is_wrong():
+    done = run("plan", "--nonsense", str(QUICKSTART))
+    assert done.returncode == 2
+    assert "--nonsense" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_without_arguments_the_commands_are_listed():
+    done = run()
+    assert "resume" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "resume"])
+def test_elsewhere_than_on_linux_a_run_is_refused_with_exit_3(command, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert cli.run_command([command, "x"]) == 3
+    assert "forge runs on Linux only" in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_is_no_error():
+    command = f"{sys.executable} -m forge.cli keys --json | head -c 10; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["bash", "-c", command],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_plan_prints_json_and_imports_nothing_heavy(tmp_path):
+    heavy = "torch", "transformers", "trl", "datasets", "triton", "numpy", "pandas", "httpx"
+    code = (
+        "import sys; from forge.cli import run_command;"
+        f"code = run_command(['plan', {str(QUICKSTART)!r}, '--json']);"
+        f"print([name for name in {heavy} if name in sys.modules], file=sys.stderr);"
+        "sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=ROOT,
+    )
+    if done.returncode == 3:
+        pytest.skip(done.stderr)
+    assert done.stderr == "[]\n"
+    planned = json.loads(done.stdout)
+    assert planned["name"] == "quickstart"
+    assert planned["cpu_s"] > 0
+
+
+def test_help_needs_neither_pydantic_nor_rich():
+    code = (
+        "import sys; from forge.cli import run_command; run_command(['--help']);"
+        "print([name for name in ('pydantic', 'rich', 'anyio', 'sqlite3') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True, text=True, timeout=60, check=True, cwd=ROOT,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_bad_experiment_exits_2_with_every_mistake_and_makes_no_run(tmp_path):
+    text = QUICKSTART.read_text() + "\n[rollout]\ngrup_size = 1\ngamma = 7\n"
+    (tmp_path / "x.toml").write_text(text)
+    for command in ("plan", "run"):
+        done = run(command, "x.toml", cwd=tmp_path)
+        assert done.returncode == 2, done.stderr
+        assert "rollout.grup_size: unknown key; did you mean group_size?" in done.stderr
+        assert "rollout.gamma: found 7; a number from 0 to 1" in done.stderr
+        assert "Traceback" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["x.toml"]
+
+
+def test_a_missing_file_and_a_missing_run_exit_2_naming_what_there_is(tmp_path):
+    done = run("plan", "quickstat.toml", cwd=ROOT / "experiments")
+    assert (done.returncode, "there is quickstart.toml" in done.stderr) == (2, True)
+    done = run("show", "nothing", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == "forge: nothing: no such run; runs/ holds no runs\n"
+
+
+def test_stop_of_a_run_that_is_not_running_says_so(tmp_path):
+    folder = tmp_path / "runs" / "x-1"
+    folder.mkdir(parents=True)
+    (folder / "run.db").touch()
+    done = run("stop", "x", cwd=tmp_path)
+    assert (done.returncode, "x-1 is not running" in done.stderr) == (2, True)
+
+
+def test_a_detached_run_that_cannot_start_says_why_with_the_same_exit_code(tmp_path):
+    asked = ("--set=devices.gpus=auto", "--set=devices.train=99", "--set=store.dir=r")
+    done = run("run", "-d", str(QUICKSTART), *asked, cwd=tmp_path)
+    assert done.returncode == 3
+    assert "needs 99 GPUs (train 99)" in done.stderr
+    assert list((tmp_path / "r").iterdir()) == []
+
+
+def test_judging_a_file_that_is_no_problem_exits_2_naming_it(tmp_path):
+    (tmp_path / "p.py").write_text("class Model: pass\n")
+    (tmp_path / "c.py").write_text("x = 1\n")
+    done = run("judge", "p.py", "c.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "p.py" in done.stderr
+    assert "get_inputs" in done.stderr
+    done = run("judge", "p.py", "c.py", "--isolation", "weak", cwd=tmp_path)
+    assert (done.returncode, "one of auto" in done.stderr) == (2, True)
+
+
+def test_keys_prints_a_table_or_says_which_there_are():
+    done = run("keys", "rollout")
+    assert done.returncode == 0
+    assert "group_size" in done.stdout
+    done = run("keys", "rolout")
+    assert (done.returncode, "did you mean rollout?" in done.stderr) == (2, True)
+
+
+def test_doctor_reports_in_json_with_an_exit_code_that_agrees():
+    done = run("doctor", "--json")
+    report = json.loads(done.stdout)
+    assert done.returncode == (0 if report["ok"] else 3)
+    assert {"python", "memory", "sockets"} <= {each["name"] for each in report["findings"]}
+
+
+def test_the_entry_point_is_what_pyproject_names():
+    text = (ROOT / "pyproject.toml").read_text()
+    assert 'forge = "forge.cli:main"' in text
+    assert forge.__version__

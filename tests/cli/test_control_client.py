@@ -1,0 +1,97 @@
+"""The client of control.sock against a server on a real socket."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import TYPE_CHECKING
+
+import pytest
+
+from forge.control import ControlClient
+from forge.errors import ConfigError, Stalled
+from forge.process.sockets import open_socket_dir
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+STATUS = {
+    "ok": True, "run": "x-1", "stage": "grpo-3", "done": 4, "total": 16, "unit": "steps",
+    "elapsed_s": 9.0, "eta_s": 125.0, "tokens_per_s": 900.0, "judged_per_s": 3.0,
+    "idle": {"trainer": 0.25}, "numbers": {"reward": 0.5}, "of a newer runner": 1,
+}  # fmt: skip
+
+
+class Handler(BaseHTTPRequestHandler):
+    asked: list[tuple[str, str]] = []  # noqa: RUF012
+
+    def do_GET(self) -> None:
+        self._answer(STATUS)
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        self.asked.append((self.path, body))
+        self._answer({})
+
+    def _answer(self, value: dict) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(value).encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+class UnixServer(HTTPServer):
+    address_family = socket.AF_UNIX
+
+    def server_bind(self) -> None:
+        self.socket.bind(self.server_address)
+
+    def get_request(self):
+        request, _ = self.socket.accept()
+        return request, ("", 0)
+
+
+@contextmanager
+def serving() -> Iterator[Path]:
+    with open_socket_dir() as folder:
+        path = folder / "control.sock"
+        server = UnixServer(str(path), Handler)  # pyright: ignore[reportArgumentType]
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield path
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+
+def test_status_is_one_line_and_survives_a_newer_runner():
+    with serving() as path:
+        status = ControlClient(path).status()
+    assert status.to_line() == (
+        "grpo-3 4/16 steps  reward 0.5  900 tok/s  3.0 judged/s  idle trainer 25%  ETA 2:05"
+    )
+
+
+def test_stop_posts_its_reason():
+    with serving() as path:
+        ControlClient(path).stop(reason="enough")
+    assert Handler.asked[-1] == ("/stop", '{"reason": "enough"}')
+
+
+def test_a_run_that_has_ended_is_told_from_one_that_is_silent():
+    with open_socket_dir() as folder:
+        with pytest.raises(ConfigError, match="no supervisor answers there"):
+            ControlClient(folder / "control.sock").status()
+        with socket.socket(socket.AF_UNIX) as silent:
+            silent.bind(str(folder / "control.sock"))
+            silent.listen(1)
+            with pytest.raises(Stalled, match=r"was silent for 0\.1 s; asked: GET /status"):
+                ControlClient(folder / "control.sock", timeout_s=0.1).status()

@@ -1,0 +1,133 @@
+"""Plans: pure in experiment and machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from forge.config.load import load_experiment
+from forge.config.schema import TinyModel
+from forge.errors import MachineError
+from forge.process.devices import Gpu, Vendor
+from forge.runner.costs import tiny_params
+from forge.runner.machine import Machine, this_machine
+from forge.runner.plan import Plan, plan
+from forge.runner.plan_view import render
+
+ROOT = Path(__file__).parents[2]
+
+
+def make_machine(*, num_gpus: int = 0, cores: int = 2, **changes) -> Machine:
+    gpus = tuple(
+        Gpu(
+            vendor=Vendor.NVIDIA, index=index, uuid=f"GPU-{index}", name="H200",
+            memory_bytes=140 << 30, free_bytes=140 << 30,
+        )
+        for index in range(num_gpus)
+    )  # fmt: skip
+    facts = {
+        "memory_bytes": 16 << 30,
+        "free_disk_bytes": 100 << 30,
+        "engines": frozenset({"llama"}),
+    }
+    return Machine(**{"cores": cores, "gpus": gpus, **facts, **changes})
+
+
+def plan_of(*overrides: str, machine: Machine | None = None) -> Plan:
+    experiment = load_experiment(ROOT / "experiments" / "quickstart.toml", overrides=overrides)
+    return plan(experiment, machine=machine or make_machine())
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "experiments").glob("*.toml")), ids=lambda p: p.name
+)
+def test_every_experiment_plans_on_a_large_machine(path):
+    assert plan(load_experiment(path), machine=make_machine(num_gpus=8, cores=64)).phases
+
+
+def test_the_quickstart_fits_ten_minutes_and_six_gib_on_two_cores():
+    planned = plan_of()
+    assert planned.wall_s is not None
+    assert planned.memory_bytes is not None
+    assert planned.wall_s <= 600
+    assert planned.memory_bytes <= 6 << 30
+    assert planned.phases[0].name == "prepare"
+    assert sum(phase.cpu_s or 0 for phase in planned.phases) == planned.cpu_s
+
+
+def test_more_gpus_than_there_are_is_a_machine_error_that_shows_the_split():
+    asked = ("devices.gpus=auto", "devices.train=1", "devices.serve=1", "devices.judge=2")
+    with pytest.raises(MachineError) as caught:
+        plan_of(*asked, machine=make_machine(num_gpus=2))
+    assert str(caught.value) == (
+        "quickstart needs 4 GPUs (serve 1, judge 2, train 1); this machine has 2. "
+        '"forge plan" shows the split; experiments/quickstart.toml needs none.'
+    )
+
+
+def test_each_card_has_one_role_and_one_place_in_the_table():
+    asked = ("devices.gpus=['3', '2', 'GPU-1', '0']", "devices.serve=2", "serve.replicas=2")
+    planned = plan_of(
+        *asked, "devices.judge=1", "devices.train=1", machine=make_machine(num_gpus=4)
+    )
+    devices = {process.name: process.device for process in planned.processes}
+    assert devices == {
+        "supervisor": "cpu", "serve-0": "GPU-3", "serve-1": "GPU-2", "judge-0": "GPU-1",
+        "trainer": "GPU-0",
+    }  # fmt: skip
+    assert planned.wall_s is None, "nothing is predicted for a GPU"
+
+
+def test_a_card_that_is_not_there_is_named():
+    with pytest.raises(MachineError, match=r'found "7"; the GPUs of this machine are: 0 \(GPU-0\)'):
+        plan_of("devices.gpus=['7']", "devices.train=1", machine=make_machine(num_gpus=1))
+
+
+def test_a_disk_below_the_limit_and_a_missing_engine_are_machine_errors():
+    with pytest.raises(MachineError, match=r"0.10 GB of disk are free"):
+        plan_of(machine=make_machine(free_disk_bytes=10**8))
+    with pytest.raises(MachineError, match=r'"llama" is not installed; "make setup"'):
+        plan_of(machine=make_machine(engines=frozenset()))
+
+
+def test_what_is_allowed_and_unwise_is_noted():
+    planned = plan_of("serve.threads=3", machine=make_machine(memory_bytes=1 << 30))
+    notes = " ".join(planned.notes)
+    assert "GB of memory; this machine has 1.1 GB" in notes
+    assert "threads for 2 cores" in notes
+
+
+def test_more_work_costs_more_and_more_cores_take_less_time():
+    base, more = plan_of(), plan_of("stage.1.steps=2000", "stage.3.steps=100")
+    wide = plan_of("judge.workers=8", "serve.threads=4", machine=make_machine(cores=16))
+    for smaller, larger in ((base.cpu_s, more.cpu_s), (wide.wall_s, base.wall_s)):
+        assert smaller is not None
+        assert larger is not None
+        assert smaller < larger
+
+
+def test_the_rendered_plan_has_every_process_and_phase():
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    planned = plan_of()
+    console.print(render(planned))
+    console.file.close()
+    text = console.export_text()
+    assert all(each.name in text for each in (*planned.processes, *planned.phases))
+    assert json.loads(json.dumps(planned.to_json()))["phases"][0]["name"] == "prepare"
+
+
+def test_parameters_of_the_tiny_model_are_those_of_qwen3():
+    tiny = TinyModel(hidden_size=64, num_layers=1, num_heads=2, num_kv_heads=1)
+    attention = 64 * 64 + 2 * 64 * 32 + 64 * 64 + 2 * 32
+    block = attention + 3 * 64 * 384 + 2 * 64
+    assert tiny_params(tiny) == 1024 * 64 + block + 64
+
+
+def test_this_machine_has_cores_memory_and_disk(tmp_path):
+    machine = this_machine(tmp_path / "runs")
+    assert machine.cores >= 1
+    assert machine.memory_bytes > 1 << 28
+    assert machine.free_disk_bytes > 0
