@@ -12,12 +12,14 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forge.config.schema import ServeTable
 from forge.errors import MachineError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+if TYPE_CHECKING:
+    from forge.config.schema import ServeTable
 
 IMPORT_TIMEOUT_S = 60.0
 """For another interpreter to say whether it has the engine."""
@@ -53,7 +55,10 @@ def check_engine(table: ServeTable | None = None) -> None:
     """Raise MachineError, in one line, where the engine cannot run here. Loads nothing into this
     process.
     """
-    table = ServeTable() if table is None else table
+    if table is None:
+        from forge.config.schema import ServeTable
+
+        table = ServeTable()
     kind = ENGINES[table.engine]
     lacks = _lacks if table.python is None else _lacks_elsewhere(table.python)
     if missing := [name for name in kind.requires if lacks(name)]:

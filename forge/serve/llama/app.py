@@ -179,6 +179,8 @@ def _answered(handler: Handler) -> Callable[[HttpRequest], Awaitable[Response]]:
             return _refusal(400, error)
         except MachineError as error:
             return _refusal(503, error)
+        except OSError as error:
+            return _refusal(503, MachineError(f"{error}"))
 
     return endpoint
 
