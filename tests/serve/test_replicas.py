@@ -21,6 +21,7 @@ from forge.process.sockets import open_socket_dir
 from forge.process.uds import open_client
 from forge.records import Finish
 from forge.serve import ReplicaClient, Replicas, check_engine, open_replicas
+from forge.serve.restarts import Restarts
 
 if TYPE_CHECKING:
     import httpx
@@ -240,6 +241,21 @@ async def test_a_silent_replica_is_named(tied: Reference, tmp_path: Path) -> Non
         with pytest.raises(Stalled, match=r"serve-0 was silent for 1 s; asked: POST /v1/comp"):
             await replicas.generate(PROMPT, n=1, max_tokens=5, temperature=1.0, seed=0)
         os.kill(lives.pids["serve-0"][0], signal.SIGCONT)
+
+
+async def test_a_replica_that_keeps_dying_ends_the_run(
+    tied: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lives = Lives()
+    with pytest.RaisesGroup(ChildDied, flatten_subgroups=True) as raised:
+        async with served(tied, tmp_path, lives=lives) as (replicas, _):
+            monkeypatch.setattr(replicas.all[0], "_restarts", Restarts(limit=1, first_delay_s=0.01))
+            for _ in range(2):
+                os.kill(lives.pids["serve-0"][-1], signal.SIGKILL)
+                await replicas.generate(PROMPT, n=1, max_tokens=5, temperature=1.0, seed=0)
+            pytest.fail("it was restarted")
+    (error,) = leaves(raised.value)
+    assert "serve-0 died more than 1 times in 10 min" in str(error)
 
 
 async def test_a_replica_that_cannot_start_says_why(tied: Reference, tmp_path: Path) -> None:
