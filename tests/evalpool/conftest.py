@@ -1,12 +1,12 @@
-"""One judge's insides (zygote, oracle, trials) for all tests of this folder, and ways to poke it."""
+"""One judge's insides (zygote, oracle, trials) for all tests here, and ways to poke it."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,7 +20,11 @@ from forge.evalpool.judge.shm import shared_memory
 from forge.evalpool.judge.spawner import Spawner
 from forge.evalpool.judge.trial import Stamp, Trials
 from forge.records.problem import Problem, Split
-from forge.records.verdict import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from forge.records.verdict import Verdict
 
 RUNNER_UID = 61_001 if os.geteuid() == 0 else None
 TABLE = JudgeTable(compile_timeout_s=20.0, correct_timeout_s=20.0)
@@ -69,7 +73,10 @@ class Bench:
         trials = self.trials
         if table is not None:
             trials = Trials(
-                table=table, spawner=self.spawner, references=self.references, stamp=self.trials.stamp
+                table=table,
+                spawner=self.spawner,
+                references=self.references,
+                stamp=self.trials.stamp,
             )
         return trials.judge(make_problem(problem), code, uid=RUNNER_UID)
 
@@ -127,12 +134,11 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     else:
         os.environ["PYTHONPATH"] = previous
     spawner.wait_ready()
-    references = References(
-        spawner, num_sets=2, timeout_s=20, uid=oracle_uid(), max_bytes=1 << 30
-    )
+    references = References(spawner, num_sets=2, timeout_s=20, uid=oracle_uid(), max_bytes=1 << 30)
     stamp = Stamp(isolation="namespaces", caps="rlimit", harness="test")
     trials = Trials(table=TABLE, spawner=spawner, references=references, stamp=stamp)
     yield Bench(spawner, references, trials)
+    references.forget_oracle()
     spawner.close()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +14,9 @@ from hypothesis import strategies as st
 from forge.evalpool.judge import frames
 from forge.evalpool.judge.frames import HEADER, MAGIC, Kind
 from forge.evalpool.judge.shm import LayoutError, TensorSpec, offsets, shared_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Pair = tuple[socket.socket, socket.socket]
 

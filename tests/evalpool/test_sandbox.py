@@ -50,13 +50,17 @@ def test_forge_cannot_be_imported(bench: Any) -> None:
 
 
 def test_it_sees_only_its_own_processes(bench: Any) -> None:
-    told = bench.explore("import os\nraise Told(sorted(p for p in os.listdir('/proc') if p.isdigit()))")
+    told = bench.explore(
+        "import os\nraise Told(sorted(p for p in os.listdir('/proc') if p.isdigit()))"
+    )
     assert told == "Told: ['1']"
 
 
 def test_the_environment_tells_nothing(bench: Any) -> None:
     told = bench.explore("import os\nraise Told(sorted(os.environ))")
-    assert told == "Told: ['HOME', 'LANG', 'PATH', 'TMPDIR', 'TRITON_CACHE_DIR', 'TRITON_INTERPRET']"
+    assert (
+        told == "Told: ['HOME', 'LANG', 'PATH', 'TMPDIR', 'TRITON_CACHE_DIR', 'TRITON_INTERPRET']"
+    )
     environ = bench.explore("raise Told(len(open('/proc/1/environ').read()))")
     assert environ.startswith(("Told: 0", "PermissionError", "Told:"))
     assert "forge" not in bench.explore("raise Told(open('/proc/1/environ').read())")
@@ -126,13 +130,17 @@ def test_files_are_bounded(bench: Any) -> None:
 
 
 def test_a_torch_op_works_inside(bench: Any) -> None:
-    told = bench.explore("import torch\nraise Told((torch.ones(64, 64) @ torch.ones(64, 64)).sum().item())")
+    told = bench.explore(
+        "import torch\nraise Told((torch.ones(64, 64) @ torch.ones(64, 64)).sum().item())"
+    )
     assert told == "Told: 262144.0"
 
 
 def test_the_judge_refuses_a_weak_sandbox() -> None:
     with pytest.raises(proof.WeakSandbox):
-        proof.check_sandbox(os.getpid(), isolation=Isolation.NAMESPACES, uid=None, mounts=frozenset())
+        proof.check_sandbox(
+            os.getpid(), isolation=Isolation.NAMESPACES, uid=None, mounts=frozenset()
+        )
 
 
 @pytest.mark.slow
@@ -142,11 +150,23 @@ def test_an_ordinary_user_gets_the_same_by_user_namespaces() -> None:
     home = Path.home()
     script = (
         'set -e; mkdir -p "$0"; mount --bind "$1" "$0"; mount -t tmpfs -o mode=755 tmpfs "$1"; '
-        'for d in .pyenv .local; do mkdir "$1/$d"; mount --bind "$0/$d" "$1/$d" 2>/dev/null || true; done; '
-        'shift; exec setpriv --reuid 65534 --regid 65534 --clear-groups --inh-caps=-all '
+        'mkdir "$1/.pyenv"; mount --bind "$0/.pyenv" "$1/.pyenv" || true; '
+        "shift; exec setpriv --reuid 65534 --regid 65534 --clear-groups --inh-caps=-all "
         '--bounding-set=-all "$@"'
     )
-    test = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not bomb", __file__]
+    test = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        "not bomb",
+        __file__,
+    ]
     command = ["unshare", "-m", "bash", "-c", script, "/tmp/forge-test-home", str(home), *test]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]

@@ -82,6 +82,8 @@ def test_the_class_and_a_kernel_must_be_there() -> None:
     assert screen("class ModelNew: pass", entry_point="ModelNew").reason == "no_kernel"
 
 
-@pytest.mark.parametrize("code", ["\0", "(" * 5000, "x" * 100_000, "\ud800", "if 1:\n\tx\n        y"])
+@pytest.mark.parametrize(
+    "code", ["\0", "(" * 5000, "x" * 100_000, "\ud800", "if 1:\n\tx\n        y"]
+)
 def test_never_raises(code: str) -> None:
     assert not screen(code, entry_point="ModelNew").is_ok

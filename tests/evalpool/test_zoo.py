@@ -73,7 +73,9 @@ def test_elementwise(bench: Any) -> None:
 
 
 def test_softmax_with_a_helper(bench: Any) -> None:
-    code = HEAD + """
+    code = (
+        HEAD
+        + """
 @triton.jit
 def shifted(value):
     return value - tl.max(value, axis=0)
@@ -91,12 +93,15 @@ class ModelNew(torch.nn.Module):
         kernel[(x.shape[0],)](x, y, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
         return y
 """
+    )
     source = problem("return torch.softmax(inputs[0], -1)", inputs="torch.randn(8, 50)")
     assert bench.judge(code, problem=source).status is Status.CORRECT
 
 
 def test_a_reduction_finished_by_torch(bench: Any) -> None:
-    code = HEAD + """
+    code = (
+        HEAD
+        + """
 @triton.jit
 def kernel(x, y, n, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -109,11 +114,14 @@ class ModelNew(torch.nn.Module):
         kernel[(blocks,)](x, y, x.numel(), BLOCK=256)
         return y.sum()
 """
+    )
     source = problem("return inputs[0].sum()", inputs="torch.randn(16, 60)")
     assert bench.judge(code, problem=source).status is Status.CORRECT
 
 
-MATMUL = HEAD + """
+MATMUL = (
+    HEAD
+    + """
 @triton.jit
 def kernel(a, w, bias, c, M, N, K, B: tl.constexpr):
     m = tl.program_id(0) * B + tl.arange(0, B)
@@ -121,8 +129,10 @@ def kernel(a, w, bias, c, M, N, K, B: tl.constexpr):
     total = tl.zeros((B, B), dtype=tl.float32)
     for start in range(0, K, B):
         k = start + tl.arange(0, B)
-        left = tl.load(a + m[:, None] * K + k[None, :], mask=(m[:, None] < M) & (k[None, :] < K), other=0.0)
-        right = tl.load(w + n[None, :] * K + k[:, None], mask=(n[None, :] < N) & (k[:, None] < K), other=0.0)
+        inside = (m[:, None] < M) & (k[None, :] < K)
+        left = tl.load(a + m[:, None] * K + k[None, :], mask=inside, other=0.0)
+        inside = (n[None, :] < N) & (k[:, None] < K)
+        right = tl.load(w + n[None, :] * K + k[:, None], mask=inside, other=0.0)
         total += tl.dot(left, right)
     total += tl.load(bias + n, mask=n < N, other=0.0)[None, :]
     tl.store(c + m[:, None] * N + n[None, :], total, mask=(m[:, None] < M) & (n[None, :] < N))
@@ -138,6 +148,7 @@ class ModelNew(torch.nn.Module):
         kernel[grid](x, w, self.{name}.bias, c, x.shape[0], w.shape[0], w.shape[1], B=16)
         return c
 """
+)
 LINEAR = problem(
     "return self.fc(inputs[0])",
     head="self.fc = torch.nn.Linear(*args)",
@@ -153,19 +164,23 @@ def test_matmul_with_parameters_by_name_and_by_order(bench: Any, name: str) -> N
 
 def test_parameters_left_at_their_defaults_are_wrong(bench: Any) -> None:
     code = MATMUL.replace("{name}", "fc").replace(
-        "def forward(self, x):", "def load_reference(self, state):\n        pass\n    def forward(self, x):"
+        "def forward(self, x):",
+        "def load_reference(self, state):\n        pass\n    def forward(self, x):",
     )
     assert bench.judge(code, problem=LINEAR).reason == "mismatch"
 
 
 def test_autotune_takes_its_first_configuration(bench: Any) -> None:
-    tune = "@triton.autotune(configs=[triton.Config({'BLOCK': b}) for b in (256, 128)], key=['n'])\n@triton.jit"
+    configs = "[triton.Config({'BLOCK': b}) for b in (256, 128)]"
+    tune = f"@triton.autotune(configs={configs}, key=['n'])\n@triton.jit"
     code = relu_kernel().replace("@triton.jit", tune).replace(", BLOCK=256)", ")")
     assert bench.judge(code).status is Status.CORRECT
 
 
 def test_two_outputs(bench: Any) -> None:
-    code = HEAD + """
+    code = (
+        HEAD
+        + """
 @triton.jit
 def kernel(x, y, z, n, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)
@@ -179,6 +194,7 @@ class ModelNew(torch.nn.Module):
         kernel[(1,)](x, y, z, x.numel(), BLOCK=64)
         return y, z
 """
+    )
     source = problem("return inputs[0] + 1, inputs[0] > 0", inputs="torch.randn(60)")
     assert bench.judge(code, problem=source).status is Status.CORRECT
     wrong = bench.judge(code.replace("value > 0", "value < 0"), problem=source)
@@ -257,15 +273,22 @@ def test_what_needs_a_gpu_is_masked(bench: Any, end: str) -> None:
 # --- cheats -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("body", ["torch.softmax(value, -1)", "np.maximum(value, 0)", "[v for v in value]"])
+@pytest.mark.parametrize(
+    "body", ["torch.softmax(value, -1)", "np.maximum(value, 0)", "[v for v in value]"]
+)
 def test_python_in_a_kernel_is_not_triton(bench: Any, body: str) -> None:
     verdict = bench.judge("import numpy as np\n" + relu_kernel(body))
     assert (verdict.status, verdict.reason) == (Status.COMPILE_ERROR, "not_triton")
 
 
 def test_no_launch_at_all_is_rejected(bench: Any) -> None:
-    code = HEAD + KERNEL.format(body="value") + (
-        "class ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return torch.relu(x) * 2\n"
+    code = (
+        HEAD
+        + KERNEL.format(body="value")
+        + (
+            "class ModelNew(torch.nn.Module):\n"
+            "    def forward(self, x):\n        return torch.relu(x) * 2\n"
+        )
     )
     verdict = bench.judge(code)
     assert (verdict.status, verdict.reason) == (Status.REJECTED, "no_kernel_launch")
@@ -294,7 +317,10 @@ def attack(statement: str) -> str:
         ("import os; os._exit(0)", "crash"),
         ("import ctypes; ctypes.string_at(0)", "crash"),
         ("import os; os.abort()", "crash"),
-        ("import os; [os.write(n, b'FRG1' + bytes([9]) + b'garbage' * 9) for n in range(3, 20)]", "forged_frame"),
+        (
+            "import os; [os.write(n, b'FRG1' + bytes([9]) + b'garbage' * 9) for n in range(3, 20)]",
+            "forged_frame",
+        ),
         ("import os; os.closerange(0, 99)", "crash"),
     ],
 )
@@ -321,16 +347,17 @@ def test_a_forged_verdict_on_its_own_channel_does_not_help(
     from forge.evalpool.judge import trial
     from forge.evalpool.judge.screen import Screening
 
-    forged = (
-        "import os, json, struct, stat\n"
-        "        body = json.dumps({'outputs': [['Tensor', 'float32', [16, 64]]], 'num_launches': 1, 'kernels': ['k']}).encode()\n"
-        "        for n in range(3, 64):\n"
-        "            try:\n"
-        "                stat.S_ISSOCK(os.fstat(n).st_mode) and os.write(n, struct.pack('!4sBI', b'FRG1', 9, len(body)) + body)\n"
-        "            except OSError:\n"
-        "                pass\n"
-        "        os._exit(0)\n"
-    )
+    forged = """import os, json, struct, stat
+        body = {"outputs": [["Tensor", "float32", [16, 64]]], "num_launches": 1, "kernels": []}
+        body = json.dumps(body).encode()
+        for n in range(3, 64):
+            try:
+                if stat.S_ISSOCK(os.fstat(n).st_mode):
+                    os.write(n, struct.pack("!4sBI", b"FRG1", 9, len(body)) + body)
+            except OSError:
+                pass
+        os._exit(0)
+"""
     monkeypatch.setattr(trial, "screen", lambda code, entry_point: Screening(reason="ok"))
     verdict = bench.judge(relu_kernel("value", end=forged))
     assert (verdict.status, verdict.reason) == (Status.WRONG, "output_not_written")
@@ -342,7 +369,9 @@ def test_printing_a_lot_is_harmless(bench: Any) -> None:
 
 
 def test_control_characters_and_templates_do_not_reach_the_words(bench: Any) -> None:
-    verdict = bench.judge(relu_kernel(end="raise ValueError('a\\x1b[31mb\\x00\\u202ec' + 'x' * 9000)"))
+    verdict = bench.judge(
+        relu_kernel(end="raise ValueError('a\\x1b[31mb\\x00\\u202ec' + 'x' * 9000)")
+    )
     assert verdict.status is Status.RUNTIME_ERROR
     assert not set("\x1b\x00\u202e") & set(verdict.detail)
     assert len(verdict.detail) < 600
@@ -352,7 +381,9 @@ def test_control_characters_and_templates_do_not_reach_the_words(bench: Any) -> 
 
 
 def test_a_reference_that_fails_blames_nobody(bench: Any) -> None:
-    verdict = bench.judge(relu_kernel(), problem=problem("raise ValueError('x')", inputs="torch.ones(2)"))
+    verdict = bench.judge(
+        relu_kernel(), problem=problem("raise ValueError('x')", inputs="torch.ones(2)")
+    )
     assert (verdict.status, verdict.reason) == (Status.INFRA_ERROR, "reference_failed")
     assert "ValueError: x" in verdict.detail
 

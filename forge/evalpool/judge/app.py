@@ -1,4 +1,6 @@
-"""The judge: one trusted child process, on a Unix socket. `python -m forge.evalpool.judge.app CONFIG`.
+"""The judge: one trusted child process, on a Unix socket.
+
+`python -m forge.evalpool.judge.app CONFIG` serves:
 
     POST /judge {problem: {problem_id, source, entry_point, precision}, code} → Verdict
     GET /health → {ok, busy_s, num_judged, isolation, caps, harness}
@@ -15,16 +17,14 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
 from starlette.applications import Starlette
-from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
@@ -38,7 +38,13 @@ from forge.process.busy import BusyClock
 from forge.process.lease import hold_lease
 from forge.process.uds import serve
 from forge.records.problem import Problem, Split
-from forge.records.verdict import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from starlette.requests import Request
+
+    from forge.records.verdict import Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +63,7 @@ class Judge:
         self.num_judged = 0
         self.busy = BusyClock()
         self.spawner = Spawner(isolation=isolation, folder=folder, memory_bytes=table.memory_bytes)
-        self._uids = _uids(concurrency)
+        self._uids = _uids(concurrency) if isolation is Isolation.NAMESPACES else []
         self._slots = anyio.Semaphore(concurrency)
         self._restarting = anyio.Lock()
         self._references: References | None = None
@@ -71,12 +77,18 @@ class Judge:
             self.spawner,
             num_sets=self.table.num_inputs,
             timeout_s=self.table.compile_timeout_s + self.table.correct_timeout_s,
-            uid=oracle_uid(),
+            uid=oracle_uid() if self.isolation is Isolation.NAMESPACES else None,
             max_bytes=self.table.memory_bytes,
         )
         self._trials = Trials(
             table=self.table, spawner=self.spawner, references=self._references, stamp=self._stamp()
         )
+
+    def close(self) -> None:
+        """Ends the zygote with all its children."""
+        if self._references is not None:
+            self._references.forget_oracle()
+        self.spawner.close()
 
     async def judge(self, problem: Problem, code: str) -> Verdict:
         """One verdict. Waits for a free slot."""
@@ -109,7 +121,9 @@ class Judge:
 
     def _stamp(self) -> Stamp:
         caps = "rlimit"
-        return Stamp(isolation=str(self.isolation), caps=caps, harness=harness(self.spawner.versions))
+        return Stamp(
+            isolation=str(self.isolation), caps=caps, harness=harness(self.spawner.versions)
+        )
 
 
 def harness(versions: Mapping[str, str]) -> str:
@@ -144,7 +158,7 @@ def make_app(judge: Judge) -> Starlette:
         try:
             yield
         finally:
-            judge.spawner.close()
+            judge.close()
 
     routes = [Route("/health", health), Route("/judge", judge_one, methods=["POST"])]
     return Starlette(routes=routes, lifespan=lifespan)
@@ -156,7 +170,9 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     table = JudgeTable.model_validate(config["table"])
     with tempfile.TemporaryDirectory(prefix="forge-root-", ignore_cleanup_errors=True) as folder:
-        judge = Judge(table=table, folder=Path(folder), concurrency=int(config.get("concurrency", 1)))
+        judge = Judge(
+            table=table, folder=Path(folder), concurrency=int(config.get("concurrency", 1))
+        )
         serve(make_app(judge), Path(config["socket_path"]))
 
 
@@ -188,7 +204,8 @@ def _refuse(error: ZygoteGone) -> None:
     """No sandbox, no judge: says so where the supervisor reads it, and ends with its exit code."""
     message = (
         f"no sandbox for candidates on this machine: {error}. Allow user namespaces (sysctl "
-        f'user.max_user_namespaces, kernel.unprivileged_userns_clone), run as root, or write [judge] isolation = "none"'
+        f"user.max_user_namespaces, kernel.unprivileged_userns_clone), run as root, or write "
+        f'[judge] isolation = "none"'
     )
     logger.error("MachineError: %s", message)
     sys.stderr.flush()

@@ -12,11 +12,13 @@ Called by `trial.py`. Tolerance (design, section 6, row 7), element by element:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from forge.evalpool.judge.shm import TensorSpec
+if TYPE_CHECKING:
+    from forge.evalpool.judge.shm import TensorSpec
 
 TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 1e-2}
 ERROR_FACTOR = 4.0
@@ -57,7 +59,11 @@ class Expected:
         finite = values[np.isfinite(values)]
         rms = float(np.sqrt(np.mean(np.square(finite)))) if finite.size else 0.0
         own_error = np.frombuffer(error, np.float32).astype(np.float64)
-        own_error = own_error.reshape(values.shape) if own_error.size == values.size else np.zeros_like(values)
+        own_error = (
+            own_error.reshape(values.shape)
+            if own_error.size == values.size
+            else np.zeros_like(values)
+        )
         with np.errstate(invalid="ignore"):
             allowed = TOLERANCE[precision] * (rms + np.abs(values)) + ERROR_FACTOR * own_error
         return cls(spec=spec, values=values, allowed=allowed)
@@ -76,6 +82,15 @@ def unwritten(spec: TensorSpec) -> bytes:
     if spec.dtype in FLOATING:
         return b"\xff" * spec.num_bytes
     return bytes([UNWRITTEN_BYTE]) * spec.num_bytes
+
+
+def is_unwritten(expected: Expected, data: bytes) -> bool:
+    """Whether nothing that can be told from an unwritten slot is there, though it should be."""
+    if expected.values.size == 0 or expected.spec.dtype not in FLOATING:
+        return expected.values.size > 0 and data == unwritten(expected.spec)
+    if np.isnan(expected.values).all():
+        return False
+    return bool(np.isnan(decode(expected.spec, data)).all())
 
 
 def mismatch(expected: Expected, data: bytes, *, name: str = "output") -> str | None:

@@ -15,12 +15,11 @@ from __future__ import annotations
 import dataclasses
 import re
 import types
-from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import triton
-import triton.compiler.code_generator  # imports gluon, which insists on the personality it starts in
+import triton.compiler.code_generator  # imports gluon: only in the personality it starts in
 import triton.language as tl
 from triton import knobs
 from triton._C.libtriton import ir
@@ -30,6 +29,9 @@ from triton.compiler.errors import CompilationError
 from triton.runtime import interpreter
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction, create_function_from_signature
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 TARGET = GPUTarget("cuda", 90, 32)
 LANGUAGE_MODULES = ("triton.language", "triton.language.standard", "triton.language.core")
@@ -68,10 +70,12 @@ class Personalities:
             self._originals[id(running)] = compiled
         self._enter_running()
         # As on a GPU outside debug mode. The interpreter's default doubles the cost of a launch.
-        options = dataclasses.replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
+        options = dataclasses.replace(
+            interpreter.interpreter_builder.options, sanitize_overflow=False
+        )
         interpreter.interpreter_builder.options = options
         interpreter._patch_lang = lambda fn: _NoPatch()
-        Autotuner.do_bench = property(lambda self: _take_first)  # pyright: ignore
+        Autotuner.do_bench = property(lambda self: _take_first)
 
     @contextmanager
     def compiling(self) -> Iterator[None]:
@@ -88,7 +92,13 @@ class Personalities:
         """The compilable side of a function; one a function."""
         key = id(function.fn)
         if key not in self._twins:
-            allowed = ("do_not_specialize", "do_not_specialize_on_alignment", "debug", "noinline", "repr")
+            allowed = (
+                "do_not_specialize",
+                "do_not_specialize_on_alignment",
+                "debug",
+                "noinline",
+                "repr",
+            )
             options = {name: function.kwargs.get(name) for name in allowed}
             twin = Twin(function.fn, **options)
             twin.translate = self._translate
@@ -135,10 +145,15 @@ class Compiler:
 
     def __init__(self, personalities: Personalities) -> None:
         self._personalities = personalities
-        self._backend = make_backend(TARGET)
+        self._backend: Any = make_backend(TARGET)
 
     def compile_launch(
-        self, function: interpreter.InterpretedFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, depth: str
+        self,
+        function: interpreter.InterpretedFunction,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        depth: str,
     ) -> str:
         """Compiles one kernel as launched with these arguments; returns a key of what was compiled.
 
@@ -158,7 +173,12 @@ class Compiler:
                 raise Refused(f"{type(error).__name__}: {words}", line=None) from error
 
     def _compile(
-        self, function: interpreter.InterpretedFunction, args: tuple[Any, ...], kwargs: dict[str, Any], *, depth: str
+        self,
+        function: interpreter.InterpretedFunction,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        depth: str,
     ) -> str:
         twin = self._personalities.twin(function)
         binder = create_function_from_signature(twin.signature, twin.params, self._backend)
@@ -178,7 +198,12 @@ class Compiler:
         return f"{twin.__name__}{sorted(signature.items())}{sorted(constexprs.items())}"
 
     def _lower(self, module: Any, source: ASTSource, options: Any) -> None:
-        metadata = {"hash": "", "target": TARGET, "triton_version": triton.__version__, **options.__dict__}
+        metadata = {
+            "hash": "",
+            "target": TARGET,
+            "triton_version": triton.__version__,
+            **options.__dict__,
+        }
         stages: dict[str, Any] = {}
         self._backend.add_stages(stages, options, source.language)
         for lower in stages.values():
@@ -186,14 +211,19 @@ class Compiler:
 
     def _refused(self, error: BaseException) -> Refused:
         """The innermost message, at the innermost line that is the candidate's."""
-        starts = {twin.src: twin.def_file_line_number for twin in self._personalities._twins.values() if not twin.module.startswith("triton.")}
+        starts = {
+            twin.src: twin.def_file_line_number
+            for twin in self._personalities._twins.values()
+            if not twin.module.startswith("triton.")
+        }
         line, message = None, ""
         chain: BaseException | None = error
         while chain is not None:
             if isinstance(chain, CompilationError):
                 start = starts.get(chain.src or "")
-                if start is not None and hasattr(chain.node, "lineno"):
-                    line = start + chain.node.lineno - 1
+                own_line = getattr(chain.node, "lineno", None)
+                if start is not None and own_line is not None:
+                    line = start + own_line - 1
                 message = chain.error_message or message
             elif not message:
                 message = f"{type(chain).__name__}: {chain}"
@@ -229,7 +259,11 @@ def _set(owner: Any, name: str, value: Any) -> None:
 def _language_modules() -> list[Any]:
     import sys
 
-    return [module for name, module in sys.modules.items() if name.startswith("triton.language") and module]
+    return [
+        module
+        for name, module in sys.modules.items()
+        if name.startswith("triton.language") and module
+    ]
 
 
 def _wrapped_function(value: Any) -> interpreter.InterpretedFunction | None:

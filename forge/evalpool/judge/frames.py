@@ -74,7 +74,14 @@ class Frame:
     """Ours to close."""
 
 
-def send(sock: socket.socket, kind: Kind, body: dict[str, Any], *, fds: tuple[int, ...] = (), timeout_s: float = 10.0) -> None:
+def send(
+    sock: socket.socket,
+    kind: Kind,
+    body: dict[str, Any],
+    *,
+    fds: tuple[int, ...] = (),
+    timeout_s: float = 10.0,
+) -> None:
     """Raises DeadlinePassed or PeerGone."""
     data = json.dumps(body, separators=(",", ":")).encode()
     header = HEADER.pack(MAGIC, kind, len(data))

@@ -45,11 +45,15 @@ class _CapHeader(ctypes.Structure):
     _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]
 
 
-def mount(source: str | None, target: str, *, kind: str | None = None, flags: int = 0, data: str = "") -> None:
+def mount(
+    source: str | None, target: str, *, kind: str | None = None, flags: int = 0, data: str = ""
+) -> None:
     """mount(2)."""
     encode = lambda text: None if text is None else os.fsencode(text)  # noqa: E731
     _check(
-        _libc.mount(encode(source), encode(target), encode(kind), ctypes.c_ulong(flags), encode(data)),
+        _libc.mount(
+            encode(source), encode(target), encode(kind), ctypes.c_ulong(flags), encode(data)
+        ),
         f"mount {kind or source} on {target}",
     )
 

@@ -12,18 +12,20 @@ from __future__ import annotations
 import copy
 import mmap
 import os
-import socket
 import time
 import types
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from forge.evalpool.judge import frames
 from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.shm import TensorSpec, offsets
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
 
 Tree = list[Any]
 IDLE_S = 1e9
@@ -70,20 +72,27 @@ class Describer:
         if isinstance(value, torch.Tensor):
             return ["tensor", self.add(value)]
         if isinstance(value, list | tuple):
-            return ["list" if isinstance(value, list) else "tuple", [self.tree(item) for item in value]]
+            return [
+                "list" if isinstance(value, list) else "tuple",
+                [self.tree(item) for item in value],
+            ]
         if isinstance(value, dict):
             return ["dict", [[str(key), self.tree(item)] for key, item in value.items()]]
         if isinstance(value, torch.dtype):
             return ["dtype", str(value).removeprefix("torch.")]
         if value is None or isinstance(value, bool | int | float | str):
             return ["value", value]
-        raise Unjudgeable(f"an argument of type {type(value).__name__} cannot be handed to a candidate")
+        raise Unjudgeable(
+            f"an argument of type {type(value).__name__} cannot be handed to a candidate"
+        )
 
 
 def main(sock: socket.socket) -> None:
     """Serves the judge on `sock` until it hangs up."""
     while True:
-        request = frames.receive(sock, deadline=time.monotonic() + IDLE_S, expected=(Kind.PROBLEM,)).body
+        request = frames.receive(
+            sock, deadline=time.monotonic() + IDLE_S, expected=(Kind.PROBLEM,)
+        ).body
         try:
             layout, tensors = _compute(request)
         except BaseException as error:  # a reference may raise anything; the judge is told
@@ -91,7 +100,9 @@ def main(sock: socket.socket) -> None:
             frames.send(sock, Kind.FAILED, body)
             continue
         frames.send(sock, Kind.LAYOUT, layout)
-        fill = frames.receive(sock, deadline=time.monotonic() + IDLE_S, expected=(Kind.FILL,), takes_fds=True)
+        fill = frames.receive(
+            sock, deadline=time.monotonic() + IDLE_S, expected=(Kind.FILL,), takes_fds=True
+        )
         _fill(fill, tensors)
         frames.send(sock, Kind.DONE, {})
 
@@ -115,7 +126,9 @@ def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor
     return _describe(init, state=state, sets=sets)
 
 
-def _describe(init: list[Any], *, state: dict[str, torch.Tensor], sets: list[InputSet]) -> tuple[dict[str, Any], list[torch.Tensor]]:
+def _describe(
+    init: list[Any], *, state: dict[str, torch.Tensor], sets: list[InputSet]
+) -> tuple[dict[str, Any], list[torch.Tensor]]:
     describer = Describer()
     layout = {
         "init": describer.tree(init),
@@ -207,7 +220,9 @@ def _cast(value: Any, precision: str) -> Any:
 
 
 def _to_double(value: Any) -> Any:
-    return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+    return (
+        value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+    )
 
 
 def _flatten(result: Any) -> list[torch.Tensor]:
@@ -230,5 +245,7 @@ def _fill(frame: frames.Frame, tensors: list[torch.Tensor]) -> None:
     os.close(fd)
     for tensor, spec, start in zip(tensors, specs, starts, strict=True):
         if spec.num_bytes:
-            target = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=start)
+            target = torch.frombuffer(
+                memory, dtype=tensor.dtype, count=tensor.numel(), offset=start
+            )
             target.copy_(tensor.flatten())

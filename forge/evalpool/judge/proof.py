@@ -19,7 +19,7 @@ NAMESPACES = ("pid", "mnt", "ipc", "net")
 
 
 class WeakSandbox(Exception):
-    """A child stands in a weaker sandbox than its level promises. An infra error, never a verdict."""
+    """A child stands in a weaker sandbox than its level promises. Infra, never a verdict."""
 
 
 def ask_for_credentials(sock: socket.socket) -> None:
@@ -36,8 +36,10 @@ def peer_pid(sock: socket.socket) -> int:
     raise WeakSandbox("the kernel gave no credentials with the child's first frame")
 
 
-def check_sandbox(pid: int, *, isolation: Isolation, uid: int | None, mounts: frozenset[str]) -> None:
-    """Raises WeakSandbox unless the process has no capability, no way back, and only known mounts."""
+def check_sandbox(
+    pid: int, *, isolation: Isolation, uid: int | None, mounts: frozenset[str]
+) -> None:
+    """Raises WeakSandbox unless it has no capability, no way back, and only known mounts."""
     status = _read_status(pid)
     for field in ("CapEff", "CapPrm", "CapInh", "CapBnd", "CapAmb"):
         if int(status[field], 16) != 0:

@@ -13,15 +13,17 @@ import threading
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge import frames
 from forge.evalpool.judge.compare import Expected, unwritten
 from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.shm import LayoutError, TensorSpec, offsets, shared_memory
-from forge.evalpool.judge.spawner import SandboxedChild, Spawner
 from forge.evalpool.judge.words import clean
-from forge.records.problem import Problem
+
+if TYPE_CHECKING:
+    from forge.evalpool.judge.spawner import SandboxedChild, Spawner
+    from forge.records.problem import Problem
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +74,9 @@ class Reference:
 class References:
     """The oracle and its cache. Safe to call from several threads."""
 
-    def __init__(self, spawner: Spawner, *, num_sets: int, timeout_s: float, uid: int | None, max_bytes: int) -> None:
+    def __init__(
+        self, spawner: Spawner, *, num_sets: int, timeout_s: float, uid: int | None, max_bytes: int
+    ) -> None:
         self._spawner = spawner
         self._num_sets = num_sets
         self._timeout_s = timeout_s
@@ -91,7 +95,9 @@ class References:
             if cached is None or cached.num_uses >= MAX_USES:
                 cached = self._cache[key] = self._draw(problem)
             self._cache.move_to_end(key)
-            while len(self._cache) > MAX_PROBLEMS or (len(self._cache) > 1 and self._size() > MAX_CACHED_BYTES):
+            while len(self._cache) > MAX_PROBLEMS or (
+                len(self._cache) > 1 and self._size() > MAX_CACHED_BYTES
+            ):
                 self._cache.popitem(last=False)
             cached.num_uses += 1
             return cached
@@ -114,7 +120,8 @@ class References:
         except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError, LayoutError) as error:
             oracle, self._oracle = self._oracle, None
             self._spawner.end(oracle)
-            words = f"the reference of {problem.problem_id} ended its oracle: {type(error).__name__}: {error}"
+            cause = f"{type(error).__name__}: {error}"
+            words = f"the reference of {problem.problem_id} ended its oracle: {cause}"
             raise ReferenceFailed(clean(words)) from error
 
     def _ask(self, oracle: SandboxedChild, problem: Problem) -> Reference:
@@ -128,17 +135,22 @@ class References:
         frames.send(oracle.sock, Kind.PROBLEM, body)
         answer = frames.receive(oracle.sock, deadline=deadline, expected=(Kind.LAYOUT, Kind.FAILED))
         if answer.kind is Kind.FAILED:
-            words = f"the reference of {problem.problem_id} fails: {answer.body.get('type')}: {answer.body.get('message')}"
+            cause = f"{answer.body.get('type')}: {answer.body.get('message')}"
+            words = f"the reference of {problem.problem_id} fails: {cause}"
             raise ReferenceFailed(clean(words))
         specs = _parse_specs(answer.body.get("tensors"))
         starts, num_bytes = offsets(specs)
         if num_bytes > self._max_bytes:
-            raise LayoutError(f"{num_bytes} bytes of inputs and outputs; {self._max_bytes} are allowed")
+            raise LayoutError(
+                f"{num_bytes} bytes of inputs and outputs; {self._max_bytes} are allowed"
+            )
         with shared_memory(num_bytes) as (fd, memory):
             frames.send(oracle.sock, Kind.FILL, {}, fds=(fd,))
             frames.receive(oracle.sock, deadline=deadline, expected=(Kind.DONE,))
             data = memory[:]
-        parts = [data[start : start + spec.num_bytes] for start, spec in zip(starts, specs, strict=True)]
+        parts = [
+            data[start : start + spec.num_bytes] for start, spec in zip(starts, specs, strict=True)
+        ]
         try:
             return _Builder(specs, parts, precision=problem.precision).build(answer.body)
         except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
@@ -146,7 +158,7 @@ class References:
 
 
 class _Builder:
-    """Arranges an oracle's tensors into a candidate's memory: inputs, then parameters, then slots."""
+    """Arranges an oracle's tensors into a candidate's memory: inputs, parameters, slots."""
 
     def __init__(self, specs: list[TensorSpec], parts: list[bytes], *, precision: str) -> None:
         self._specs = specs
@@ -169,7 +181,10 @@ class _Builder:
         for start, content in zip(starts, self._contents, strict=True):
             image[start : start + len(content)] = content
         inputs_end = starts[num_inputs] if num_inputs < len(starts) else num_bytes
-        tensors = [[spec.dtype, list(spec.shape), start] for spec, start in zip(self._chosen, starts, strict=True)]
+        tensors = [
+            [spec.dtype, list(spec.shape), start]
+            for spec, start in zip(self._chosen, starts, strict=True)
+        ]
         request = {
             "init": init,
             "state": state,
@@ -214,7 +229,12 @@ class _Builder:
     def _expected(self, one: dict[str, Any]) -> list[Expected]:
         pairs = zip(one["outputs"], one["errors"], strict=True)
         return [
-            Expected.make(self._specs[output], self._parts[output], error=self._parts[error], precision=self._precision)
+            Expected.make(
+                self._specs[output],
+                self._parts[output],
+                error=self._parts[error],
+                precision=self._precision,
+            )
             for output, error in pairs
         ]
 

@@ -58,7 +58,7 @@ def plan_root() -> RootPlan:
 
 
 def build_root(plan: RootPlan, *, at: str) -> None:
-    """Makes the root on a tmpfs at `at` (an empty directory). Needs a mount namespace of our own."""
+    """Makes the root on a tmpfs at `at` (an empty directory), in a mount namespace of our own."""
     linux.mount(None, "/", flags=linux.MS_REC | linux.MS_PRIVATE)
     linux.mount("tmpfs", at, kind="tmpfs", flags=linux.MS_NOSUID, data="size=1m,mode=755")
     for name in ("dev", "proc", "tmp", "etc"):
@@ -66,7 +66,9 @@ def build_root(plan: RootPlan, *, at: str) -> None:
     for path in plan.shown:
         _show(path, at=at)
     for path in plan.hidden:
-        linux.mount("tmpfs", at + path, kind="tmpfs", flags=linux.MS_RDONLY, data="size=4k,mode=755")
+        linux.mount(
+            "tmpfs", at + path, kind="tmpfs", flags=linux.MS_RDONLY, data="size=4k,mode=755"
+        )
     for path, target in plan.links:
         os.symlink(target, at + path)
     for name in DEVICES:
@@ -111,7 +113,11 @@ def _shared_python() -> list[str]:
     name = sysconfig.get_config_var("INSTSONAME") or ""
     path = os.path.realpath(f"{folder}/{name}")
     outside = not path.startswith(("/usr/lib", "/lib"))
-    return [path] if name.startswith("libpython") and ".so" in name and outside and os.path.exists(path) else []
+    return (
+        [path]
+        if name.startswith("libpython") and ".so" in name and outside and os.path.exists(path)
+        else []
+    )
 
 
 @dataclass(slots=True)
@@ -155,4 +161,6 @@ def _is_importable(path: str) -> bool:
 def sandbox_sys_path(plan: RootPlan) -> list[str]:
     """What sys.path becomes inside: the standard library and the shown part of site-packages."""
     stdlib = os.path.realpath(sysconfig.get_paths()["stdlib"])
-    return [*dict.fromkeys([stdlib, f"{stdlib}/lib-dynload", plan.site_packages])] if sys.path else []
+    return (
+        [*dict.fromkeys([stdlib, f"{stdlib}/lib-dynload", plan.site_packages])] if sys.path else []
+    )

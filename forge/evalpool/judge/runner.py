@@ -4,9 +4,9 @@ Forked by the zygote into a process of its own; imports nothing of forge and kno
 tolerance, no expected output. What it reports of itself (launches, compiled kernels) is evidence,
 not proof: the judge trusts only what it reads from the shared memory and from the kernel.
 
-    judge ── CANDIDATE (+ memory) ──▶ import, construct, load parameters, call 0   ── DONE | FAILED ──▶
-          ── CALL set k ────────────▶ call on inputs k                              ── DONE | FAILED ──▶
-          ── CALL ghost ────────────▶ call 0 again with launches doing nothing      ── DONE | FAILED ──▶
+    judge ── CANDIDATE (+ memory) ─▶ import, construct, load parameters, call 0 ── DONE | FAILED ──▶
+          ── CALL set k ───────────▶ call on inputs k                           ── DONE | FAILED ──▶
+          ── CALL ghost ───────────▶ call 0 with launches doing nothing         ── DONE | FAILED ──▶
 """
 
 from __future__ import annotations
@@ -38,7 +38,15 @@ class KernelRefused(Exception):
 class Session:
     """One candidate: its module, its model, its tensors, its launches."""
 
-    def __init__(self, request: dict[str, Any], *, memory: mmap.mmap, compiler: Any, refused: type, file: str) -> None:
+    def __init__(
+        self,
+        request: dict[str, Any],
+        *,
+        memory: mmap.mmap,
+        compiler: Any,
+        refused: type[Exception],
+        file: str,
+    ) -> None:
         self.request = request
         self.file = file
         self.compiler = compiler
@@ -65,7 +73,7 @@ class Session:
             _load_state(self.model, state)
 
     def call(self, number: int, *, slots: list[int]) -> list[Any]:
-        """One forward pass on input set `number`; outputs go to the slots. Returns what came out."""
+        """One forward pass on input set `number`; outputs go to the slots. Returns their forms."""
         self.stage = "call"
         self.num_launches = 0
         inputs = self._decode(self.request["sets"][number])
@@ -80,7 +88,7 @@ class Session:
         return [[type(output).__name__, *_form(output)] for output in outputs]
 
     def launched(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Told of every launch. Compiles it the first time; answers whether it is to be run."""
+        """Told of every launch. Compiles it the first time; answers whether to run it."""
         self.num_launches += 1
         if self.is_ghost:
             return False
@@ -89,7 +97,9 @@ class Session:
             try:
                 self.compiler.compile_launch(function, args, kwargs, depth=self.request["depth"])
             except self.refused as error:
-                self.compile_line = error.line or function.fn.__code__.co_firstlineno
+                self.compile_line = (
+                    getattr(error, "line", None) or function.fn.__code__.co_firstlineno
+                )
                 raise KernelRefused(f"{name}: {error}") from None
             self.compiled.add(name)
         return True
@@ -106,7 +116,7 @@ class Session:
         return getattr(torch, value) if kind == "dtype" else value
 
 
-def main(sock: socket.socket, *, compiler: Any, refused: type, file: str = FILE) -> None:
+def main(sock: socket.socket, *, compiler: Any, refused: type[Exception], file: str = FILE) -> None:
     """Serves the judge on `sock` until it hangs up. Never returns an answer of its own."""
     kind, request, fds = _receive(sock)
     if kind != CANDIDATE or not fds:
@@ -114,12 +124,13 @@ def main(sock: socket.socket, *, compiler: Any, refused: type, file: str = FILE)
     memory = mmap.mmap(fds[0], request["num_bytes"])
     session = Session(request, memory=memory, compiler=compiler, refused=refused, file=file)
     _watch_launches(session)
+    # Makes torch.empty NaN: what a kernel leaves unwritten is told from what it wrote. The public
+    # function imports the compiler stack (2 s).
+    torch._C._set_deterministic_algorithms(True, warn_only=True)
     _answer(sock, session, lambda: _first_call(session))
     while True:
         kind, request, _ = _receive(sock)
         session.is_ghost = bool(request["ghost"])
-        if session.is_ghost:
-            torch._C._set_deterministic_algorithms(True, warn_only=True)  # torch.empty is NaN
         number, slots = request["set"], request["slots"]
         _answer(sock, session, lambda number=number, slots=slots: session.call(number, slots=slots))
 
@@ -136,7 +147,11 @@ def _answer(sock: socket.socket, session: Session, work: Any) -> None:
     except BaseException as error:  # also SystemExit and KeyboardInterrupt of the candidate
         _send(sock, FAILED, _describe(error, session))
         return
-    body = {"outputs": outputs, "num_launches": session.num_launches, "kernels": sorted(session.compiled)}
+    body = {
+        "outputs": outputs,
+        "num_launches": session.num_launches,
+        "kernels": sorted(session.compiled),
+    }
     _send(sock, DONE, body)
 
 
@@ -160,7 +175,11 @@ def _describe(error: BaseException, session: Session) -> dict[str, Any]:
 def _candidate_line(error: BaseException, file: str) -> int | None:
     if isinstance(error, SyntaxError) and error.filename == file:
         return error.lineno
-    lines = [number for frame, number in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == file]
+    lines = [
+        number
+        for frame, number in traceback.walk_tb(error.__traceback__)
+        if frame.f_code.co_filename == file
+    ]
     return lines[-1] if lines else None
 
 
@@ -172,7 +191,7 @@ def _watch_launches(session: Session) -> None:
             return original(self, *args, grid=grid, warmup=False, **kwargs)
         return None
 
-    interpreter.InterpretedFunction.run = run  # pyright: ignore
+    interpreter.InterpretedFunction.run = run
 
 
 def _import(code: str, file: str) -> types.ModuleType:
@@ -193,7 +212,11 @@ def _load_state(model: Any, state: dict[str, torch.Tensor]) -> None:
         hook(state)
         return
     own = model.state_dict()
-    by_name = {name: tensor for name, tensor in state.items() if name in own and own[name].shape == tensor.shape}
+    by_name = {
+        name: tensor
+        for name, tensor in state.items()
+        if name in own and own[name].shape == tensor.shape
+    }
     for name, tensor in by_name.items():
         own[name].copy_(tensor)
     rest_own = [tensor for name, tensor in own.items() if name not in by_name]

@@ -1,8 +1,8 @@
 """Putting a process into its sandbox: the zygote's own, once, and a smaller one for each child.
 
-    judge ──spawns──▶ launcher ──unshare pid, mount, ipc, net (+ user)──▶ zygote, pid 1, in the root
-                                     zygote ──unshare pid──▶ child (runner or oracle), pid 1 of its own:
-                                        own mount and ipc namespace, /proc, tmpfs, uid, no capability
+    judge ─spawns─▶ launcher ──unshare pid, mount, ipc, net (+ user)──▶ zygote: pid 1, in the root
+       zygote ──unshare pid──▶ child (runner or oracle): pid 1 of its own, with its own mount and ipc
+                               namespace, /proc, tmpfs and uid, and no capability
 
 The zygote being pid 1 of a namespace, its end is the end of every child, whatever a child did; a
 child being pid 1 of its own, killing it kills all that it started. So no warden process is needed:
@@ -22,7 +22,7 @@ from forge.evalpool.judge import linux, root, seccomp
 SCRATCH_BYTES = 64 << 20
 SCRATCH_FILES = 4096
 MAX_PROCESSES = 64
-"""Processes and threads of a child; counted by kernel per uid, so real only where it has its own."""
+"""Processes and threads of a child. The kernel counts by uid and user namespace."""
 MAX_FILE_BYTES = 64 << 20
 MAX_OPEN_FILES = 256
 OOM_SCORE = 1000
@@ -58,14 +58,18 @@ class ChildLimits:
 
 
 def enter_zygote_namespaces() -> None:
-    """First half, in the launcher: namespaces for all that follows. The next fork is pid 1 there."""
+    """First half, in the launcher: namespaces for what follows. The next fork is pid 1 there."""
     uid, gid = os.geteuid(), os.getegid()
     flags = linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWIPC | linux.CLONE_NEWNET
     if uid == 0:
         linux.unshare(flags)
         return
     linux.unshare(flags | linux.CLONE_NEWUSER)
-    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{uid} {uid} 1"),
+        ("gid_map", f"{gid} {gid} 1"),
+    ):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
 

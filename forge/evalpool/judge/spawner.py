@@ -16,11 +16,16 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forge.evalpool.judge import frames, proof
 from forge.evalpool.judge.frames import Kind
-from forge.evalpool.judge.sandbox import Isolation
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from forge.evalpool.judge.sandbox import Isolation
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
@@ -45,11 +50,10 @@ class SandboxedChild:
 
 
 class Spawner:
-    """Owns one zygote at a time. `start` from the main thread only (death signals are per thread)."""
+    """Owns one zygote at a time. `start` from the main thread only: death signals go by thread."""
 
     def __init__(self, *, isolation: Isolation, folder: Path, memory_bytes: int) -> None:
         self.isolation = isolation
-        self.is_running = False
         self.versions: dict[str, str] = {}
         self._folder = folder
         self._memory_bytes = memory_bytes
@@ -57,6 +61,12 @@ class Spawner:
         self._process: subprocess.Popen[bytes] | None = None
         self._mounts: frozenset[str] = frozenset()
         self._sock: socket.socket | None = None
+        self._is_ready = False
+
+    @property
+    def is_running(self) -> bool:
+        """Whether children can be had: ready, not found broken, and not ended."""
+        return self._is_ready and self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
         """Spawns the zygote; `wait_ready` must follow."""
@@ -64,8 +74,18 @@ class Spawner:
         self._folder.mkdir(parents=True, exist_ok=True)
         ours, theirs = socket.socketpair()
         proof.ask_for_credentials(ours)
-        config = {"isolation": self.isolation, "folder": str(self._folder), "judge_pid": os.getpid()}
-        command = [sys.executable, "-m", "forge.evalpool.judge.zygote", str(theirs.fileno()), json.dumps(config)]
+        config = {
+            "isolation": self.isolation,
+            "folder": str(self._folder),
+            "judge_pid": os.getpid(),
+        }
+        command = [
+            sys.executable,
+            "-m",
+            "forge.evalpool.judge.zygote",
+            str(theirs.fileno()),
+            json.dumps(config),
+        ]
         env = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
@@ -87,7 +107,7 @@ class Spawner:
         except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError, OSError) as error:
             raise ZygoteGone(f"the zygote did not get ready: {error}") from error
         self.versions = {name: str(value) for name, value in frame.body.items()}
-        self.is_running = True
+        self._is_ready = True
 
     def spawn(self, *, role: str, uid: int | None) -> SandboxedChild:
         """A new child, inspected. Raises ZygoteGone or WeakSandbox."""
@@ -95,7 +115,9 @@ class Spawner:
         try:
             proof.ask_for_credentials(ours)
             body = {"role": role, "uid": uid, "memory_bytes": self._memory_bytes}
-            pid = int(self._ask(Kind.SPAWN, body, fds=(theirs.fileno(),), answer=Kind.SPAWNED)["pid"])
+            pid = int(
+                self._ask(Kind.SPAWN, body, fds=(theirs.fileno(),), answer=Kind.SPAWNED)["pid"]
+            )
         except BaseException:
             ours.close()
             raise
@@ -116,7 +138,7 @@ class Spawner:
 
     def close(self) -> None:
         """Ends the zygote and with it every child."""
-        self.is_running = False
+        self._is_ready = False
         if self._sock is not None:
             self._sock.close()
             self._sock = None
@@ -129,7 +151,9 @@ class Spawner:
         deadline = time.monotonic() + FORK_TIMEOUT_S
         try:
             if not _has_data(child.sock, deadline=deadline):
-                raise ZygoteGone("a forked child ended before it said hello; its words are in the log")
+                raise ZygoteGone(
+                    "a forked child ended before it said hello; its words are in the log"
+                )
             pid = proof.peer_pid(child.sock)
             frames.receive(child.sock, deadline=deadline, expected=(Kind.HELLO,))
             proof.check_sandbox(pid, isolation=self.isolation, uid=uid, mounts=self._mounts)
@@ -137,7 +161,9 @@ class Spawner:
             raise ZygoteGone(f"a forked child gave no hello: {error}") from error
         child.sock.setsockopt(socket.SOL_SOCKET, proof.SO_PASSCRED, 0)
 
-    def _ask(self, kind: Kind, body: dict[str, object], *, answer: Kind, fds: tuple[int, ...] = ()) -> dict[str, object]:
+    def _ask(
+        self, kind: Kind, body: dict[str, Any], *, answer: Kind, fds: tuple[int, ...] = ()
+    ) -> dict[str, Any]:
         with self._lock:
             if self._sock is None:
                 raise ZygoteGone("no zygote is running")
@@ -147,8 +173,10 @@ class Spawner:
                     self._sock, deadline=time.monotonic() + FORK_TIMEOUT_S, expected=(answer,)
                 ).body
             except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError) as error:
-                self.is_running = False
-                raise ZygoteGone(f"the zygote was asked to {kind.name.lower()} and: {error}") from error
+                self._is_ready = False
+                raise ZygoteGone(
+                    f"the zygote was asked to {kind.name.lower()} and: {error}"
+                ) from error
 
 
 def _has_data(sock: socket.socket, *, deadline: float) -> bool:

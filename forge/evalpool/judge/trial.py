@@ -1,4 +1,4 @@
-"""One candidate, judged: screen → sandbox → compile and first call → further inputs → ghost → verdict.
+"""One candidate, judged: screen → sandbox → compile, first call → further inputs → ghost → verdict.
 
 Called by `app.py` in a worker thread, several at once if the config says so. The judge's side of
 the runner: it sends code and memory, waits under a deadline, reads what lies in the memory, and
@@ -7,24 +7,27 @@ kills. Promise: every way a candidate can end gives a verdict; what is our fault
 
 from __future__ import annotations
 
-import mmap
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from forge.config.schema import JudgeTable
 from forge.evalpool.judge import frames, words
-from forge.evalpool.judge.compare import mismatch, unwritten
+from forge.evalpool.judge.compare import is_unwritten, mismatch
 from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.proof import WeakSandbox
 from forge.evalpool.judge.references import Reference, ReferenceFailed, References
 from forge.evalpool.judge.screen import screen
 from forge.evalpool.judge.shm import shared_memory
 from forge.evalpool.judge.spawner import SandboxedChild, Spawner, ZygoteGone
-from forge.records.problem import Problem
 from forge.records.verdict import Status, Verdict
+
+if TYPE_CHECKING:
+    import mmap
+    from collections.abc import Iterator
+
+    from forge.config.schema import JudgeTable
+    from forge.records.problem import Problem
 
 NEEDS_GPU_MARKS = (
     "Torch not compiled with CUDA enabled",
@@ -35,7 +38,12 @@ NEEDS_GPU_MARKS = (
 )
 NEEDS_GPU_LINES = ("is_cuda", '"cuda"', "'cuda'")
 """An assertion on a line that has one of these asks for a GPU, not for a mended kernel."""
-OUT_OF_MEMORY_MARKS = ("MemoryError", "can't allocate memory", "not enough memory", "Cannot allocate memory")
+OUT_OF_MEMORY_MARKS = (
+    "MemoryError",
+    "can't allocate memory",
+    "not enough memory",
+    "Cannot allocate memory",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +93,9 @@ class Decided(Exception):
 class Trials:
     """Judges candidates one at a time each; holds what they share."""
 
-    def __init__(self, *, table: JudgeTable, spawner: Spawner, references: References, stamp: Stamp) -> None:
+    def __init__(
+        self, *, table: JudgeTable, spawner: Spawner, references: References, stamp: Stamp
+    ) -> None:
         self._table = table
         self._spawner = spawner
         self._references = references
@@ -99,11 +109,15 @@ class Trials:
         except Decided as decided:
             finding = decided.finding
         except ReferenceFailed as error:
-            finding = Finding(status=Status.INFRA_ERROR, reason="reference_failed", detail=str(error))
+            finding = Finding(
+                status=Status.INFRA_ERROR, reason="reference_failed", detail=str(error)
+            )
         except WeakSandbox as error:
             finding = Finding(status=Status.INFRA_ERROR, reason="weak_sandbox", detail=str(error))
         except ZygoteGone as error:
-            finding = Finding(status=Status.INFRA_ERROR, reason="zygote_gone", detail=words.clean(str(error)))
+            finding = Finding(
+                status=Status.INFRA_ERROR, reason="zygote_gone", detail=words.clean(str(error))
+            )
         return self.stamped(finding, phases=phases)
 
     def stamped(self, finding: Finding, *, phases: Phases) -> Verdict:
@@ -133,7 +147,14 @@ class Trials:
             memory[:] = reference.image
             with phases.timed("sandbox"):
                 child = self._spawner.spawn(role="runner", uid=uid)
-            run = _Run(code, reference=reference, memory=memory, spawner=self._spawner, child=child, phases=phases)
+            run = _Run(
+                code,
+                reference=reference,
+                memory=memory,
+                spawner=self._spawner,
+                child=child,
+                phases=phases,
+            )
             try:
                 return run.check(entry_point, table=self._table, fd=fd)
             finally:
@@ -155,7 +176,16 @@ class _Run:
     num_launches: int = 0
     is_ended: bool = False
 
-    def __init__(self, code: str, *, reference: Reference, memory: mmap.mmap, spawner: Spawner, child: SandboxedChild, phases: Phases) -> None:
+    def __init__(
+        self,
+        code: str,
+        *,
+        reference: Reference,
+        memory: mmap.mmap,
+        spawner: Spawner,
+        child: SandboxedChild,
+        phases: Phases,
+    ) -> None:
         self.code, self.reference, self.memory = code, reference, memory
         self.spawner, self.child, self.phases = spawner, child, phases
         self.is_compiled, self.num_launches, self.is_ended = False, 0, False
@@ -168,9 +198,16 @@ class _Run:
         return self.spawner.end(self.child)
 
     def check(self, entry_point: str, *, table: JudgeTable, fd: int) -> Finding:
-        body = {**self.reference.request, "code": self.code, "entry_point": entry_point, "depth": table.compile}
+        body = {
+            **self.reference.request,
+            "code": self.code,
+            "entry_point": entry_point,
+            "depth": table.compile,
+        }
         with self.phases.timed("compile"):
-            done = self._ask(Kind.CANDIDATE, body, fds=(fd,), phase="compile", timeout_s=table.compile_timeout_s)
+            done = self._ask(
+                Kind.CANDIDATE, body, fds=(fd,), phase="compile", timeout_s=table.compile_timeout_s
+            )
         self.num_launches = _count(done.body.get("num_launches"))
         deadline = time.monotonic() + table.correct_timeout_s
         with self.phases.timed("correct"):
@@ -187,12 +224,22 @@ class _Run:
         left_s = max(0.05, deadline - time.monotonic())
         return self._ask(Kind.CALL, body, phase="correct", timeout_s=left_s).body
 
-    def _ask(self, kind: Kind, body: dict[str, Any], *, phase: str, timeout_s: float, fds: tuple[int, ...] = ()) -> frames.Frame:
+    def _ask(
+        self,
+        kind: Kind,
+        body: dict[str, Any],
+        *,
+        phase: str,
+        timeout_s: float,
+        fds: tuple[int, ...] = (),
+    ) -> frames.Frame:
         """Sends work and waits for it. Raises Decided for whatever went wrong."""
         try:
             frames.send(self.child.sock, kind, body, fds=fds, timeout_s=timeout_s)
             answer = frames.receive(
-                self.child.sock, deadline=time.monotonic() + timeout_s, expected=(Kind.DONE, Kind.FAILED)
+                self.child.sock,
+                deadline=time.monotonic() + timeout_s,
+                expected=(Kind.DONE, Kind.FAILED),
             )
         except frames.DeadlinePassed:
             detail = f"no answer within {timeout_s:.3g} s: does a loop end?"
@@ -211,7 +258,8 @@ class _Run:
         expected, slots = self.reference.expected[call], self.reference.slots[call].indices
         data = self.memory[:]  # a private copy: the runner still runs
         outputs = [self.reference.read(data, slot) for slot in slots]
-        is_written = any(output != unwritten(one.spec) for output, one in zip(outputs, expected, strict=True))
+        pairs = list(zip(expected, outputs, strict=True))
+        is_written = not pairs or not all(is_unwritten(one, output) for one, output in pairs)
         if call == 0:
             self.is_compiled = is_written and self.num_launches > 0
         form = _form_mismatch(done.get("outputs"), self.reference, slots)
@@ -220,10 +268,10 @@ class _Run:
         if self.num_launches == 0:
             detail = "forward launches no kernel of its own"
             raise Decided(self._finding(Status.REJECTED, "no_kernel_launch", detail))
-        if expected and not is_written and any(one.values.size for one in expected):
+        if not is_written:
             detail = "the output is all NaN: the kernel never writes it"
             raise Decided(self._finding(Status.WRONG, "output_not_written", detail))
-        for number, (one, output) in enumerate(zip(expected, outputs, strict=True)):
+        for number, (one, output) in enumerate(pairs):
             name = "output" if len(expected) == 1 else f"output {number}"
             found = mismatch(one, output, name=name)
             if found is not None:
@@ -251,14 +299,22 @@ class _Run:
 
     def _failed(self, body: dict[str, Any]) -> Finding:
         """A FAILED frame in the judge's words. Its content is the candidate's: only quoted."""
-        stage, kind, message, line = (body.get(name) for name in ("stage", "type", "message", "line"))
+        stage, kind, message, line = (
+            body.get(name) for name in ("stage", "type", "message", "line")
+        )
         text = f"{kind}: {message}" if message else f"{kind}"
-        source = self.code.split("\n")[line - 1] if type(line) is int and 0 < line <= self.code.count("\n") + 1 else ""
+        source = (
+            self.code.split("\n")[line - 1]
+            if type(line) is int and 0 < line <= self.code.count("\n") + 1
+            else ""
+        )
         if stage == "compile":
             detail = words.at_line(self.code, line, f"Triton cannot compile {message}")
             return self._finding(Status.COMPILE_ERROR, "not_triton", detail)
         if _needs_gpu(text, source, kind):
-            return self._finding(Status.NEEDS_GPU, "needs_gpu", words.at_line(self.code, line, text))
+            return self._finding(
+                Status.NEEDS_GPU, "needs_gpu", words.at_line(self.code, line, text)
+            )
         detail = words.at_line(self.code, line, text)
         if any(mark in text for mark in OUT_OF_MEMORY_MARKS):
             return self._finding(Status.RUNTIME_ERROR, "out_of_memory", detail)
@@ -271,19 +327,25 @@ class _Run:
 
     def _finding(self, status: Status, reason: str, detail: str = "") -> Finding:
         return Finding(
-            status=status, reason=reason, detail=detail, is_compiled=self.is_compiled, num_launches=self.num_launches
+            status=status,
+            reason=reason,
+            detail=detail,
+            is_compiled=self.is_compiled,
+            num_launches=self.num_launches,
         )
 
 
 def _form_mismatch(outputs: Any, reference: Reference, slots: tuple[int, ...]) -> str | None:
-    """Compares what the runner says came out with what must; its lie would leave a slot unwritten."""
+    """What the runner says came out against what must; its lie would leave a slot unwritten."""
     if not isinstance(outputs, list):
         return "forward returned nothing that can be read"
     if len(outputs) != len(slots):
         return f"forward returned {len(outputs)} outputs, expected {len(slots)}"
     for output, slot in zip(outputs, slots, strict=True):
         spec = reference.specs[slot]
-        kind, dtype, shape = output if isinstance(output, list) and len(output) == 3 else ("?", "", [])
+        kind, dtype, shape = (
+            output if isinstance(output, list) and len(output) == 3 else ("?", "", [])
+        )
         if kind not in ("Tensor", "Parameter"):
             return f"forward returned {str(kind)[:40]}, expected a tensor"
         if shape != list(spec.shape):

@@ -26,12 +26,12 @@ class _Pointer:
 
 
 @triton.jit
-def _half(x):  # pyright: ignore
+def _half(x):
     return x * 0.5
 
 
 @triton.jit
-def _rows(x, y, n, BLOCK: tl.constexpr):  # pyright: ignore
+def _rows(x, y, n, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     columns = tl.arange(0, BLOCK)
     mask = columns < n
@@ -42,7 +42,7 @@ def _rows(x, y, n, BLOCK: tl.constexpr):  # pyright: ignore
 
 
 @triton.jit
-def _dots(a, b, c, n, BLOCK: tl.constexpr):  # pyright: ignore
+def _dots(a, b, c, n, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     k = tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
@@ -54,7 +54,7 @@ def _dots(a, b, c, n, BLOCK: tl.constexpr):  # pyright: ignore
 
 
 @triton.jit
-def _nothing(n, BLOCK: tl.constexpr):  # pyright: ignore
+def _nothing(n, BLOCK: tl.constexpr):
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     value = tl.exp(index.to(tl.float32) * 0.01)
     value = tl.where(index < n, value, 0.0) / tl.sum(value, axis=0) + tl.max(value, axis=0)
@@ -70,4 +70,5 @@ def warm_up(compiler: Any) -> None:
     x = _Pointer(torch.float32)
     compiler.compile_launch(_rows, (x, x, 64), {"BLOCK": 64}, depth="ttir")
     compiler.compile_launch(_dots, (x, x, x, 32), {"BLOCK": 32}, depth="ttir")
-    _nothing[(1,)](16, BLOCK=16)  # pyright: ignore
+    launch: Any = _nothing[(1,)]
+    launch(16, BLOCK=16)

@@ -1,4 +1,4 @@
-"""The judge's words to the model: short, with the failing line, without paths or control characters.
+"""The judge's words to the model: short, with the failing line, without paths and escapes.
 
 Called where a verdict is made. What a candidate raised is quoted under the judge's own prefix.
 """
@@ -16,7 +16,7 @@ MAX_LINE_CHARACTERS = 100
 
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _PATH = re.compile(r"(?:/[\w.+-]+){2,}")
-SIGNALS = {
+SIGNALS: dict[int, str] = {
     signal.SIGSEGV: "segmentation fault (a load or store out of bounds?)",
     signal.SIGBUS: "bus error (a load or store out of bounds?)",
     signal.SIGABRT: "aborted (memory corrupted by a store out of bounds?)",
@@ -47,5 +47,5 @@ def exit_in_words(status: int) -> str:
     """How a runner ended by itself, from its wait status."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        return f"the kernel's process crashed: {SIGNALS.get(signal.Signals(number), f'signal {number}')}"
+        return f"the candidate crashed: {SIGNALS.get(number, f'signal {number}')}"
     return f"the candidate ended its process (exit {os.WEXITSTATUS(status)})"

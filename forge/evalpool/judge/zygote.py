@@ -50,7 +50,10 @@ class Zygote:
         """Forks and reaps on request, until the judge hangs up."""
         while True:
             request = frames.receive(
-                self.sock, deadline=time.monotonic() + IDLE_S, expected=(Kind.SPAWN, Kind.REAP), takes_fds=True
+                self.sock,
+                deadline=time.monotonic() + IDLE_S,
+                expected=(Kind.SPAWN, Kind.REAP),
+                takes_fds=True,
             )
             if request.kind is Kind.SPAWN:
                 pid = self._spawn(request)
@@ -86,7 +89,9 @@ class Zygote:
             os.close(self.own_pid_namespace)
         gc.disable()
         limits = ChildLimits(uid=body["uid"], memory_bytes=body["memory_bytes"])
-        sandbox.enter_child_sandbox(limits, isolation=self.isolation, mapped_bytes=self.mapped_bytes)
+        sandbox.enter_child_sandbox(
+            limits, isolation=self.isolation, mapped_bytes=self.mapped_bytes
+        )
         role = body["role"]
         if role == "runner":
             _silence()
@@ -132,7 +137,9 @@ def main() -> None:
     _be_zygote(socket.socket(fileno=fd), isolation=isolation, plan=plan, folder=config["folder"])
 
 
-def _be_zygote(sock: socket.socket, *, isolation: Isolation, plan: root.RootPlan, folder: str) -> None:
+def _be_zygote(
+    sock: socket.socket, *, isolation: Isolation, plan: root.RootPlan, folder: str
+) -> None:
     os.environ.update(IMPORT_ENVIRONMENT)
     compiler, refused = _import_all()
     namespace = None

@@ -1,0 +1,233 @@
+"""The pool with real judges: remembered, retried, restarted, and gone with their supervisor."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from forge.config.schema import JudgeTable
+from forge.evalpool import pool as pool_module
+from forge.evalpool.pool import Pool, judge_alone, open_pool
+from forge.process.sockets import open_socket_dir
+from forge.records.problem import Problem, Split
+from forge.records.verdict import Status
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+pytestmark = pytest.mark.anyio
+
+ROOT = Path(__file__).parents[2]
+SOURCE = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return x + 1
+def get_inputs():
+    return [torch.randn(64)]
+def get_init_inputs():
+    return []
+"""
+CODE = """
+import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(y + i, tl.load(x + i, mask=i < n) + 1, mask=i < n)
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        y = torch.empty_like(x)
+        kernel[(1,)](x, y, x.numel(), BLOCK=64)
+        return y
+"""
+SPIN = CODE.replace("return y", "while True: pass")
+PROBLEM = Problem(problem_id="p", source=SOURCE, family="f", level=1, split=Split.GRPO)
+TABLE = JudgeTable(workers=1, compile_timeout_s=5.0, correct_timeout_s=5.0)
+
+
+class Observer:
+    """Remembers the pids of judges."""
+
+    def __init__(self) -> None:
+        self.pids: list[int] = []
+
+    def started(self, name: str, *, pid: int, devices: str, log_path: Path) -> None:
+        self.pids.append(pid)
+
+    def ended(self, name: str, *, pid: int, reason: str) -> None:
+        return
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def observer() -> Observer:
+    return Observer()
+
+
+@pytest.fixture(scope="module")
+async def pool(tmp_path_factory: pytest.TempPathFactory, observer: Observer) -> AsyncIterator[Pool]:
+    with open_socket_dir() as socket_dir:
+        log_dir = tmp_path_factory.mktemp("logs")
+        async with open_pool(
+            TABLE, socket_dir=socket_dir, log_dir=log_dir, observer=observer
+        ) as opened:
+            yield opened
+
+
+def descendants(pid: int) -> set[int]:
+    """Of one process, itself included, with their children's children."""
+    parents = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(entry.name)] = int(
+                (entry / "stat").read_text().rsplit(")", 1)[1].split()[1]
+            )
+        except OSError:
+            continue
+    found: set[int] = set()
+    fresh = {pid}
+    while fresh:
+        found |= fresh
+        fresh = {child for child, parent in parents.items() if parent in fresh} - found
+    return found
+
+
+def alive(pids: set[int]) -> set[int]:
+    """Those that still run; zombies do not."""
+    running = set()
+    for pid in pids:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        except OSError:
+            continue
+        if state != "Z":
+            running.add(pid)
+    return running
+
+
+async def wait_until_gone(pids: set[int]) -> None:
+    with anyio.fail_after(5):
+        while alive(pids):  # noqa: ASYNC110  # other processes set no event
+            await anyio.sleep(0.02)
+
+
+async def test_an_honest_kernel_is_correct(pool: Pool) -> None:
+    verdict = await pool.judge(PROBLEM, CODE)
+    assert verdict.status is Status.CORRECT
+    assert verdict.harness
+
+
+async def test_the_same_candidate_is_judged_once_also_at_the_same_time(pool: Pool) -> None:
+    before = pool.stats()
+    code = CODE + "# once"
+    async with anyio.create_task_group() as tg:
+        for _ in range(5):
+            tg.start_soon(pool.judge, PROBLEM, code)
+    after = pool.stats()
+    assert after.num_judged - before.num_judged == 1
+    assert after.num_cached - before.num_cached == 4
+    assert sum(after.busy_s.values()) > sum(before.busy_s.values())
+
+
+async def test_infra_faults_are_retried_and_never_remembered(pool: Pool) -> None:
+    broken = Problem(problem_id="b", source=SOURCE + "1 / 0", family="", level=1, split=Split.GRPO)
+    for _ in range(2):
+        before = pool.stats().num_infra
+        assert (await pool.judge(broken, CODE)).status is Status.INFRA_ERROR
+        assert pool.stats().num_infra == before + 2
+
+
+async def test_a_zygote_that_dies_is_replaced(pool: Pool, observer: Observer) -> None:
+    judge = observer.pids[-1]
+    children = descendants(judge) - {judge}
+    for pid in sorted(children)[:1]:
+        os.kill(pid, signal.SIGKILL)
+    await wait_until_gone(children)
+    assert (await pool.judge(PROBLEM, CODE + "# again")).status is Status.CORRECT
+    assert observer.pids[-1] == judge
+
+
+async def test_a_judge_that_is_killed_leaves_nothing_and_its_request_is_judged_again(
+    pool: Pool, observer: Observer
+) -> None:
+    judge = observer.pids[-1]
+    verdicts = []
+
+    async def ask() -> None:
+        verdicts.append(await pool.judge(PROBLEM, SPIN))
+
+    async with anyio.create_task_group() as tg:
+        tg.start_soon(ask)
+        with anyio.fail_after(5):
+            family = set[int]()
+            while len(family) < 4:  # judge, launcher, zygote, runner
+                await anyio.sleep(0.02)
+                family = descendants(judge)
+        os.kill(judge, signal.SIGKILL)
+        await wait_until_gone(family)
+    assert verdicts[0].status is Status.TIMEOUT
+    assert observer.pids[-1] != judge
+
+
+@pytest.mark.slow
+async def test_nothing_is_left_when_the_supervisor_is_killed() -> None:
+    program = f"""
+import anyio, sys
+from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from forge.config.schema import JudgeTable
+from forge.evalpool.pool import open_pool
+from forge.process.sockets import open_socket_dir
+from forge.records.problem import Problem, Split
+problem = Problem(problem_id="p", source={SOURCE!r}, family="", level=1, split=Split.GRPO)
+async def main():
+    with open_socket_dir() as folder:
+        async with open_pool(JudgeTable(workers=1), socket_dir=folder, log_dir=folder) as pool:
+            await pool.judge(problem, {CODE!r})
+            print("up", flush=True)
+            await pool.judge(problem, {SPIN!r})
+anyio.run(main)
+"""
+    command = [sys.executable, "-c", program]
+    async with await anyio.open_process(command, cwd=ROOT, stderr=None) as process:
+        assert process.stdout is not None
+        with anyio.fail_after(60):
+            assert await process.stdout.receive() == b"up\n"
+        await anyio.sleep(0.5)
+        family = descendants(process.pid)
+        assert len(family) >= 5
+        process.kill()
+        await process.wait()
+        await wait_until_gone(family - {process.pid})
+
+
+@pytest.mark.slow
+async def test_one_candidate_can_be_judged_alone_without_isolation_if_that_was_written() -> None:
+    table = JudgeTable(isolation="none")
+    verdict = await judge_alone(PROBLEM, f"here:\n```python\n{CODE}```", table=table)
+    assert verdict.status is Status.CORRECT
+    assert verdict.isolation == "none"
+
+
+async def test_a_machine_without_a_sandbox_is_a_machine_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    error = pool_module._first_failure(
+        RuntimeError("log:\n... MachineError: no sandbox here\nmore")
+    )
+    assert str(error) == "no sandbox here"
+    assert error.__class__.__name__ == "MachineError"
