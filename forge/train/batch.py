@@ -1,7 +1,8 @@
 """Samples on their way to the trainer: one .npz file a batch, flat arrays and offsets.
 
-Written by the runner, which names the file in its answer to `take`; read by the GRPO child; kept for replay. Numpy only.
-Promise: a file is complete or absent, and what is read equals what was written (logprobs as f32).
+Written by the runner, which names the file in its answer to `take`; read by the GRPO child; kept
+for replay. Numpy only. Promise: a file is complete or absent, and what is read equals what was
+written (logprobs as f32).
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ def write_batch(path: Path, samples: Sequence[Sample]) -> None:
     assert len(arrays["logprobs"]) == len(arrays["completion_ids"]), "one logprob a token"
     partial = path.with_name(f".{path.name}.partial")
     with partial.open("wb") as file:
-        np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]  # its stub names allow_pickle
-        file.flush()
+        np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]  # its stub names
+        allow_pickle file.flush()
         os.fsync(file.fileno())
     partial.rename(path)
 

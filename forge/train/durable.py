@@ -1,6 +1,7 @@
 """Directories that are complete or absent: written beside their place, fsynced, renamed. No torch.
 
-Used by the trainer children for checkpoints, published weights and new models; `find_last_checkpoint` by the host too.
+Used by the trainer children for checkpoints, published weights and new models;
+`find_last_checkpoint` by the host too.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
 @contextmanager
 def whole_dir(path: Path, *, sync: bool = True) -> Iterator[Path]:
-    """An empty directory to fill; it takes the place of `path` when the block ends without an error.
+    """An empty directory to fill; it takes the place of `path` when the block ends without an
+    error.
 
-    `sync = False` for what need not outlive a power cut (published weights: the checkpoint is the durable copy).
+    `sync = False` for what need not outlive a power cut (published weights: the checkpoint is the
+    durable copy).
     """
     partial = path.with_name(f".{path.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -46,7 +49,8 @@ def put_in_place(partial: Path, path: Path, *, sync: bool = True) -> None:
 
 
 def find_last_checkpoint(work_dir: Path) -> Path | None:
-    """The checkpoint with the highest step. Staged ones are no checkpoints, so what is found is whole."""
+    """The checkpoint with the highest step. Staged ones are no checkpoints, so what is found is
+    whole."""
     found = checkpoints(work_dir)
     return found[-1] if found else None
 

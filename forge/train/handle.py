@@ -1,7 +1,8 @@
 """What the runner holds of training: starting trainer children and the model maker. No torch.
 
-`open_trainer` gives a Child that speaks to control.sock by itself; the runner watches it and serves that socket.
-A child that ends with exit 0 has trained and published all its steps, or was told to stop and has saved a checkpoint.
+`open_trainer` gives a Child that speaks to control.sock by itself; the runner watches it and serves
+that socket. A child that ends with exit 0 has trained and published all its steps, or was told to
+stop and has saved a checkpoint.
 """
 
 from __future__ import annotations
@@ -58,13 +59,16 @@ async def open_trainer(
     gpus: Sequence[str] = (),
     observer: ProcessObserver | None = None,
 ) -> AsyncIterator[Child]:
-    """Start the trainer of a stage; it resumes from the last whole checkpoint in `work_dir`, if there is one.
+    """Start the trainer of a stage; it resumes from the last whole checkpoint in `work_dir`, if
+    there is one.
 
     Args:
         model_dir: the base model, complete and local. `model.adapter` is put on it.
-        rows_path: for SFT, JSON lines with `input_ids` and `completion_mask`, as `ChatTemplate.training_row` makes them.
+        rows_path: for SFT, JSON lines with `input_ids` and `completion_mask`, as
+        `ChatTemplate.training_row` makes them.
         work_dir: of this stage alone: `checkpoint-N` and their staging.
-        weights_dir: what is published appears here, each in a directory of its own, the runner's from then on.
+        weights_dir: what is published appears here, each in a directory of its own, the runner's
+        from then on.
         rollout: temperature and max_completion_tokens enter the loss.
     """
     if isinstance(stage, SftStage) and rows_path is None:
@@ -106,7 +110,8 @@ async def run_init_model(
     threads: int = 1,
     observer: ProcessObserver | None = None,
 ) -> NewModel:
-    """Make a random model and its tokenizer in `out_dir`. Raises ChildDied with the last lines of its log.
+    """Make a random model and its tokenizer in `out_dir`. Raises ChildDied with the last lines of
+    its log.
 
     Args:
         texts_path: JSON lines, each a string: what the tokenizer is trained on.
@@ -140,7 +145,8 @@ async def run_init_model(
 
 
 def _absolute(model: ModelTable) -> dict[str, Any]:
-    """The table as JSON, with the adapter's path absolute: a child may have another working directory."""
+    """The table as JSON, with the adapter's path absolute: a child may have another working
+    directory."""
     table = model.model_dump(mode="json")
     if model.adapter is not None:
         table["adapter"] = str(model.adapter.absolute())

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -14,8 +14,12 @@ import pytest
 from forge.config.schema import TinyModel
 from forge.process.sockets import open_socket_dir
 from forge.process.uds import serve_task
-from forge.records import Sample
 from forge.train.batch import write_batch
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from forge.records import Sample
 
 SIZES = TinyModel(
     hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1, intermediate_size=64, vocab_size=320
@@ -103,7 +107,6 @@ def served() -> Served:
     @asynccontextmanager
     async def serve(fake: FakeSupervisor) -> AsyncIterator[None]:
         from starlette.applications import Starlette
-        from starlette.requests import Request
         from starlette.responses import JSONResponse
         from starlette.routing import Route
 

@@ -1,7 +1,8 @@
 """Supervised fine-tuning with TRL's SFTTrainer, on rows the host has tokenised.
 
-What is trained is exactly what the host wrote: no template and no tokenizer runs here. Batches hold rows of like length,
-in an order fixed by the seed. After the last step the weights are published once. SIGTERM: finish the step, save, end.
+What is trained is exactly what the host wrote: no template and no tokenizer runs here. Batches hold
+rows of like length, in an order fixed by the seed. After the last step the weights are published
+once. SIGTERM: finish the step, save, end.
 """
 
 from __future__ import annotations
@@ -10,11 +11,10 @@ import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from datasets import Dataset
-from torch.utils.data import Sampler
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from trl import SFTConfig, SFTTrainer
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
@@ -32,6 +32,9 @@ from forge.train.trainer.settings import (
     trainer_arguments,
 )
 from forge.train.trainer.weights import free_dir, probe, save_weights
+
+if TYPE_CHECKING:
+    from torch.utils.data import Sampler
 
 logger = logging.getLogger(__name__)
 
@@ -82,8 +85,9 @@ def make_trainer(settings: Settings, *, rows: Dataset) -> AnswerTrainer:
 
 @dataclass
 class RightPadded(DataCollatorForLanguageModeling):
-    """Padding on the right, and no attention mask to go with it: under causal attention no real token sees the padding
-    behind it, and without a mask torch takes its faster causal kernel (8 % of a step, 1M parameters on CPU)."""
+    """Padding on the right, and no attention mask to go with it: under causal attention no real
+    token sees the padding behind it, and without a mask torch takes its faster causal kernel (8 %
+    of a step, 1M parameters on CPU)."""
 
     def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
         batch = super().torch_call(examples)

@@ -1,7 +1,8 @@
 """Checkpoints that are whole or absent, mixed into TRL's trainers.
 
-A stock save writes straight into `checkpoint-N`, `trainer_state.json` last: killed midway it leaves a directory that
-resume picks and fails on (measured, transformers 5.23). Here it is written under `.staging`, fsynced and renamed.
+A stock save writes straight into `checkpoint-N`, `trainer_state.json` last: killed midway it leaves
+a directory that resume picks and fails on (measured, transformers 5.23). Here it is written under
+`.staging`, fsynced and renamed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ KEEP_CHECKPOINTS = 2
 
 
 class WholeCheckpoints(Base):
-    """Trainer mixin; goes before the trainer class. One process only: several ranks would need barriers."""
+    """Trainer mixin; goes before the trainer class. One process only: several ranks would need
+    barriers."""
 
     _is_staging = False
     kept_steps: frozenset[int] = frozenset()

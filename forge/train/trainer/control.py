@@ -1,7 +1,8 @@
 """The trainer's side of control.sock: takes batches, says what was trained, published, saved.
 
-Requests are blocking, each with a deadline; the supervisor answers `take` with `wait` well before it, so a silent
-supervisor is noticed. When the supervisor is gone, the lease ends this process; nothing here has to.
+Requests are blocking, each with a deadline; the supervisor answers `take` with `wait` well before
+it, so a silent supervisor is noticed. When the supervisor is gone, the lease ends this process;
+nothing here has to.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class StopAsked(Exception):
 
 
 class StopFlag:
-    """Remembers SIGTERM. While `take` waits there is no step to finish, so it ends the wait instead."""
+    """Remembers SIGTERM. While `take` waits there is no step to finish, so it ends the wait
+    instead."""
 
     def __init__(self) -> None:
         self.is_set = False
@@ -116,7 +118,8 @@ class Control:
         self._post("/checkpoint", {"step": step, "path": str(path)})
 
     def progress(self, *, step: int, total: int, metrics: Mapping[str, float]) -> None:
-        """Say how far we are. Best effort: a busy supervisor costs a line in the log, not the training."""
+        """Say how far we are. Best effort: a busy supervisor costs a line in the log, not the
+        training."""
         try:
             body = {"step": step, "total": total, "metrics": _finite(metrics)}
             self._post("/progress", body, timeout_s=5.0)

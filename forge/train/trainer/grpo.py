@@ -1,4 +1,5 @@
-"""`python -m forge.train.trainer.grpo CONFIG.json`: the trainer child of an `[[stage]]` of kind grpo."""
+"""`python -m forge.train.trainer.grpo CONFIG.json`: the trainer child of an `[[stage]]` of kind
+grpo."""
 
 from __future__ import annotations
 

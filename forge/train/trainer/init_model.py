@@ -1,7 +1,9 @@
-"""`python -m forge.train.trainer.init_model CONFIG.json`: a random Qwen3 and a tokenizer trained on the run's texts.
+"""`python -m forge.train.trainer.init_model CONFIG.json`: a random Qwen3 and a tokenizer trained on
+the run's texts.
 
-Config: `tiny` (the [model.tiny] table), `texts_path` (JSON lines, a string each), `model_dir`, `seed`, `result_path`.
-The model directory appears when it is whole; the result file says how large it became. Same seed and texts, same bytes.
+Config: `tiny` (the [model.tiny] table), `texts_path` (JSON lines, a string each), `model_dir`,
+`seed`, `result_path`. The model directory appears when it is whole; the result file says how large
+it became. Same seed and texts, same bytes.
 """
 
 from __future__ import annotations

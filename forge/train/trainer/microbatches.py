@@ -1,19 +1,23 @@
-"""A batch of samples cut into micro-batches: rows of like length, padded on the right, within a budget of tokens.
+"""A batch of samples cut into micro-batches: rows of like length, padded on the right, within a
+budget of tokens.
 
-Shapes: B rows, T tokens of the longest, P prompt tokens that all rows of a micro-batch have in common, C = T - P.
-TRL's names are kept. Its "prompt" is here only the first P columns, which need no scores; `tool_mask` says which of the
-C columns are the model's own tokens. Padding stands on the right, where causal attention keeps it out of sight of every
-real token: masks for attention are all ones, which takes torch's faster kernel.
+Shapes: B rows, T tokens of the longest, P prompt tokens that all rows of a micro-batch have in
+common, C = T - P. TRL's names are kept. Its "prompt" is here only the first P columns, which need
+no scores; `tool_mask` says which of the C columns are the model's own tokens. Padding stands on the
+right, where causal attention keeps it out of sight of every real token: masks for attention are all
+ones, which takes torch's faster kernel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
-from forge.records import Sample
+if TYPE_CHECKING:
+    from forge.records import Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +32,8 @@ class MicroBatch:
 
 
 def cut_batch(samples: Sequence[Sample], *, max_tokens: int) -> list[MicroBatch]:
-    """Micro-batches of the samples, longest first. A sample longer than `max_tokens` gets one of its own."""
+    """Micro-batches of the samples, longest first. A sample longer than `max_tokens` gets one of
+    its own."""
     ordered = sorted(samples, key=_length, reverse=True)
     total = sum(len(s.completion_ids) for s in samples)
     cut: list[MicroBatch] = []

@@ -11,13 +11,14 @@ from pathlib import Path
 from datasets import Dataset
 from torch.utils.data import Sampler
 
-# A shuffled stretch of this many batches is sorted by length before it is cut: long enough that lengths in a batch
-# nearly agree, short enough that batches stay random.
+# A shuffled stretch of this many batches is sorted by length before it is cut: long enough that
+# lengths in a batch nearly agree, short enough that batches stay random.
 BATCHES_SORTED_TOGETHER = 32
 
 
 def read_rows(path: Path) -> Dataset:
-    """JSON lines with `input_ids` and `completion_mask`; what the mask leaves out gets the label -100."""
+    """JSON lines with `input_ids` and `completion_mask`; what the mask leaves out gets the label
+    -100."""
     with path.open() as lines:
         rows = [json.loads(line) for line in lines]
     labels = [
@@ -28,7 +29,8 @@ def read_rows(path: Path) -> Dataset:
 
 
 class BatchOrder(Sampler[int]):
-    """Row indices for a whole stage, batch after batch: every row once a pass, rows of like length together.
+    """Row indices for a whole stage, batch after batch: every row once a pass, rows of like length
+    together.
 
     A function of the seed alone, so that a resumed stage continues where it was.
     """

@@ -1,4 +1,5 @@
-"""What the SFT and the GRPO child have in common: the config they are given, the arguments TRL is given, the model."""
+"""What the SFT and the GRPO child have in common: the config they are given, the arguments TRL is
+given, the model."""
 
 from __future__ import annotations
 
@@ -67,7 +68,8 @@ def start_logging() -> None:
 
 
 def trainer_arguments(settings: Settings, *, updates_per_step: int = 1) -> dict[str, Any]:
-    """Arguments that SFTConfig and GRPOConfig share. Nothing is logged by the step unless a callback asks."""
+    """Arguments that SFTConfig and GRPOConfig share. Nothing is logged by the step unless a
+    callback asks."""
     stage = settings.stage
     on_gpu = torch.cuda.is_available()
     return {
@@ -95,7 +97,11 @@ def trainer_arguments(settings: Settings, *, updates_per_step: int = 1) -> dict[
 
 
 def load_model(settings: Settings) -> PreTrainedModel | PeftModel:
-    """The base model, with the adapter of `[model] adapter` on it where one is given. f32 on CPU, bf16 on GPU."""
+    """The base model, with the adapter of `[model] adapter` on it where one is given.
+
+    In f32, also on a GPU (where autocast computes in bf16): bf16 weights would round small updates
+    away. A base under an adapter is not updated, so there it may be bf16.
+    """
     import transformers
     from transformers import AutoConfig
 
@@ -104,12 +110,13 @@ def load_model(settings: Settings) -> PreTrainedModel | PeftModel:
     )
     names = config.architectures or ()
     architecture = getattr(transformers, names[0], None) if names else None
+    adapter = settings.model["adapter"]
+    is_frozen = adapter is not None or settings.model["lora"] is not None
     model = (architecture or transformers.AutoModelForCausalLM).from_pretrained(
         settings.model_dir,
-        dtype=torch.bfloat16 if torch.cuda.is_available() else torch.float32,
+        dtype=torch.bfloat16 if is_frozen and torch.cuda.is_available() else torch.float32,
         trust_remote_code=settings.model["trust_remote_code"],
     )
-    adapter = settings.model["adapter"]
     if adapter is None:
         return model
     from peft import PeftModel
@@ -118,7 +125,8 @@ def load_model(settings: Settings) -> PreTrainedModel | PeftModel:
 
 
 def new_adapter(settings: Settings) -> LoraConfig | None:
-    """`[model.lora]` as PEFT names it; None for full training, and where `[model] adapter` is trained further."""
+    """`[model.lora]` as PEFT names it; None for full training, and where `[model] adapter` is
+    trained further."""
     lora = settings.model["lora"]
     if lora is None or settings.model["adapter"] is not None:
         return None

@@ -1,4 +1,5 @@
-"""`python -m forge.train.trainer.sft CONFIG.json`: the trainer child of an `[[stage]]` of kind sft."""
+"""`python -m forge.train.trainer.sft CONFIG.json`: the trainer child of an `[[stage]]` of kind
+sft."""
 
 from __future__ import annotations
 

@@ -56,7 +56,8 @@ class StepStats:
     def add(
         self, micro_batch: MicroBatch, logps_BC: torch.Tensor, entropies_BC: torch.Tensor
     ) -> None:
-        """Tokens of one forward. The gap to the engine counts tokens of current samples, seen before any update."""
+        """Tokens of one forward. The gap to the engine counts tokens of current samples, seen
+        before any update."""
         inputs = micro_batch.inputs
         mask_BC = inputs["tool_mask"].to(logps_BC.device) == 1
         old_BC = inputs["old_per_token_logps"].to(logps_BC.device)

@@ -1,4 +1,5 @@
-"""A BPE tokenizer trained on the run's own texts, in the files that `tokenizers` and transformers read."""
+"""A BPE tokenizer trained on the run's own texts, in the files that `tokenizers` and transformers
+read."""
 
 from __future__ import annotations
 
@@ -14,15 +15,18 @@ THINKING = ("<think>", "</think>")
 # Words that the chat template writes; they must not cost several tokens a message.
 _TEMPLATE_WORDS = ("system\n", "user\n", "assistant\n")
 
-# Cut before BPE, for Python: a line break takes the next line's indentation with it; words and names, with the space
-# before them; digits one by one, so that a number is read the same everywhere; runs of punctuation.
+# Cut before BPE, for Python: a line break takes the next line's indentation with it; words and
+# names, with the space before them; digits one by one, so that a number is read the same
+# everywhere; runs of punctuation.
 _PIECES = r"[\r\n]+[ \t]*|[ \t]{2,}| ?[\p{L}_]+|\p{N}| ?[^\s\p{L}\p{N}_]+|\s"
 
 
 def train_tokenizer(texts: Sequence[str], *, vocab_size: int) -> Tokenizer:
-    """Byte-level BPE with at most `vocab_size` entries, special and added tokens included. Deterministic."""
+    """Byte-level BPE with at most `vocab_size` entries, special and added tokens included.
+    Deterministic."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(  # pyright:
+    ignore[reportAttributeAccessIssue]
         [
             pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
@@ -47,7 +51,8 @@ def save_tokenizer(
     """tokenizer.json, tokenizer_config.json and chat_template.jinja."""
     tokenizer.save(str(model_dir / "tokenizer.json"))
     config = {
-        # The class that takes tokenizer.json as it is; Qwen2Tokenizer would put its own pre-tokenizer in.
+        # The class that takes tokenizer.json as it is; Qwen2Tokenizer would put its own
+        # pre-tokenizer in.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": TURN_END,
         "pad_token": END_OF_TEXT,

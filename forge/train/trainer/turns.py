@@ -189,9 +189,10 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
                 **wants_router,
             )
         logps_BC = outputs.log_probs[:, -logits_to_keep:]
+        if not torch.is_grad_enabled():  # the reference: its head computes no entropies
+            return logps_BC, None, outputs.aux_loss
         entropies_BC = outputs.entropy[:, -logits_to_keep:]
-        if torch.is_grad_enabled():
-            self.stats.add(self._current, logps_BC.detach(), entropies_BC.detach())
+        self.stats.add(self._current, logps_BC.detach(), entropies_BC.detach())
         return logps_BC, entropies_BC, outputs.aux_loss
 
     # --- around a step --------------------------------------------------------------------------------------------

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forge.records import Sample
 from forge.train.durable import whole_dir
 
 if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
+
+    from forge.records import Sample
 
 # What a model directory holds besides its weights; copied, so that each published directory is complete.
 _SIDE_FILES = (

@@ -1,0 +1,131 @@
+"""TRL's loss on our micro-batches is the formula, whatever the batch is cut into: value and gradient."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from forge.config.schema import GrpoStage, ModelTable, RolloutTable
+from forge.records import Sample
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+
+TEMPERATURE, MAX_TOKENS = 0.8, 30
+CLIP_LOW, CLIP_HIGH = 0.2, 0.28
+
+
+def make_samples(num: int) -> list[Sample]:
+    """Samples far enough from the policy that some ratios are clipped on each side."""
+    draw = torch.Generator().manual_seed(0)
+
+    def ids(low: int, high: int) -> tuple[int, ...]:
+        size = int(torch.randint(low, high, (1,), generator=draw))
+        return tuple(torch.randint(5, 300, (size,), generator=draw).tolist())
+
+    found = []
+    for i in range(num):
+        answer = ids(1, 30)
+        noise = torch.randn(len(answer), generator=draw) * 0.4 - 5.8
+        found.append(
+            Sample(
+                sample_id=i, group_id=0, rollout=i, turn=0, policy_version=0,
+                prompt_ids=ids(3, 20), completion_ids=answer,
+                logprobs=tuple(noise.tolist()), advantage=float(torch.randn(1, generator=draw)),
+            )
+        )  # fmt: skip
+    return found
+
+
+def plain_loss(model: Any, samples: list[Sample], kind: str) -> torch.Tensor:
+    """The clipped loss, a sample at a time, as the papers write it."""
+    per_sample = []
+    for s in samples:
+        ids = torch.tensor([[*s.prompt_ids, *s.completion_ids]])
+        logits = model(input_ids=ids).logits[0, len(s.prompt_ids) - 1 : -1] / TEMPERATURE
+        logps = logits.log_softmax(-1).gather(-1, torch.tensor(s.completion_ids)[:, None])[:, 0]
+        ratio = (logps - torch.tensor(s.logprobs)).exp()
+        clipped = ratio.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)
+        per_sample.append(-torch.min(ratio * s.advantage, clipped * s.advantage))
+    if kind == "grpo":
+        return torch.stack([x.mean() for x in per_sample]).mean()
+    if kind == "dr_grpo":
+        return torch.stack([x.sum() for x in per_sample]).sum() / (len(samples) * MAX_TOKENS)
+    return torch.cat(per_sample).mean()
+
+
+def trainer_of(model_dir: Path, at: Path, **stage: Any) -> Any:
+    from forge.train.trainer.settings import Settings
+    from forge.train.trainer.turns import make_trainer
+
+    table = GrpoStage(
+        kind="grpo", steps=1, learning_rate=1e-3, clip_low=CLIP_LOW, clip_high=CLIP_HIGH, **stage
+    )
+    rollout = RolloutTable(temperature=TEMPERATURE, max_completion_tokens=MAX_TOKENS)
+    settings = Settings(
+        stage=table.model_dump(mode="json"),
+        model=ModelTable(path=str(model_dir)).model_dump(mode="json"),
+        rollout=rollout.model_dump(mode="json"),
+        model_dir=model_dir,
+        rows_path=None,
+        work_dir=at / "work",
+        weights_dir=at / "weights",
+        control_socket=at / "none.sock",
+        seed=0,
+    )
+    return make_trainer(settings, control=None)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("kind", ["dapo", "bnpo", "dr_grpo", "grpo"])
+def test_loss_and_gradient_equal_the_formula_however_the_batch_is_cut(
+    tiny_model: Path, tmp_path: Path, kind: str
+) -> None:
+    from transformers import Qwen3ForCausalLM
+
+    from forge.train.trainer.microbatches import cut_batch
+
+    samples = make_samples(9)
+    plain = Qwen3ForCausalLM.from_pretrained(tiny_model)
+    want = plain_loss(plain, samples, kind)
+    want.backward()
+    trainer = trainer_of(tiny_model, tmp_path, loss=kind)
+    trainer.current_gradient_accumulation_steps = 1
+    for max_tokens in (10, 90, 10_000):
+        trainer._cut = cut_batch(samples, max_tokens=max_tokens)
+        trainer.stats.begin_pass()
+        trainer.model.zero_grad()
+        loss = trainer.training_step(trainer.model, {"micro_batches": trainer._cut})
+        assert loss.item() == pytest.approx(want.item(), abs=1e-6)
+        for (name, p), q in zip(trainer.model.named_parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad, atol=1e-6, rtol=1e-4, msg=name)
+    assert trainer.stats._sums["clipped"] > 0
+
+
+def test_the_reference_adds_its_penalty(tiny_model: Path, tmp_path: Path) -> None:
+    from forge.train.trainer.microbatches import cut_batch
+
+    samples = make_samples(4)
+    trainer = trainer_of(tiny_model, tmp_path, beta=0.5)
+    trainer.current_gradient_accumulation_steps = 1
+    trainer._cut = cut_batch(samples, max_tokens=100)
+    trainer.stats.begin_pass()
+    same = trainer.training_step(trainer.model, {"micro_batches": trainer._cut}).item()
+    with torch.no_grad():
+        for p in trainer.ref_model.parameters():
+            p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(1)) * 0.05)
+    away = trainer.training_step(trainer.model, {"micro_batches": trainer._cut}).item()
+    assert away > same + 1e-3
+
+
+def test_micro_batches_hold_every_sample_once_within_the_budget() -> None:
+    from forge.train.trainer.microbatches import cut_batch
+
+    samples = make_samples(20)
+    cut = cut_batch(samples, max_tokens=100)
+    assert sorted(s.sample_id for m in cut for s in m.samples) == list(range(20))
+    for m in cut:
+        width = m.inputs["prompt_ids"].size(1) + m.inputs["completion_ids"].size(1)
+        assert len(m.samples) == 1 or len(m.samples) * width <= 100
+    assert sum(m.num_tokens for m in cut) == sum(len(s.completion_ids) for s in samples)

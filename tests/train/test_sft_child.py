@@ -1,0 +1,132 @@
+"""The SFT child: killed in the middle, resumed, it ends with the weights of a run that nobody disturbed."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+import torch
+
+from forge.config.schema import ModelTable, RolloutTable, SftStage
+from forge.train.durable import find_last_checkpoint
+from forge.train.handle import open_trainer
+
+if TYPE_CHECKING:
+    from tests.train.conftest import FakeSupervisor, Served
+
+STAGE = SftStage(
+    kind="sft", steps=9, learning_rate=3e-3, batch_size=8, save_every=3, warmup_steps=2
+)
+
+
+def write_rows(path: Path) -> None:
+    """40 rows that count upwards, of different lengths; the first three tokens are prompt."""
+    draw = random.Random(0)
+    with path.open("w") as file:
+        for _ in range(40):
+            start, size = draw.randrange(5, 200), draw.randrange(6, 40)
+            row = {
+                "input_ids": list(range(start, start + size)),
+                "completion_mask": [0] * 3 + [1] * (size - 3),
+            }
+            file.write(json.dumps(row) + "\n")
+
+
+async def train(
+    fake: FakeSupervisor, served: Served, *, model: Path, at: Path, kill_at: int
+) -> str:
+    """Run the child; killed outright once it has saved step `kill_at`."""
+    saved = anyio.Event()
+    fake.on_checkpoint = lambda step: saved.set() if step == kill_at else None
+    async with (
+        served(fake),
+        open_trainer(
+            STAGE,
+            model=ModelTable(path=str(model)),
+            model_dir=model,
+            rows_path=at / "rows.jsonl",
+            work_dir=at / "work",
+            weights_dir=at / "weights",
+            control_socket=fake.socket,
+            socket_dir=fake.socket.parent,
+            log_dir=at / "logs",
+            seed=1,
+        ) as child,
+    ):
+        with anyio.fail_after(100):
+            if kill_at:
+                await saved.wait()
+                await child.kill()
+            return await child.wait()
+
+
+def undisturbed(model: Path, at: Path) -> dict[str, torch.Tensor]:
+    """The same stage trained in this process, in one go."""
+    from forge.train.trainer.answers import make_trainer, read_rows
+    from forge.train.trainer.settings import Settings
+
+    settings = Settings(
+        stage=STAGE.model_dump(mode="json"),
+        model=ModelTable(path=str(model)).model_dump(mode="json"),
+        rollout=RolloutTable().model_dump(mode="json"),
+        model_dir=model,
+        rows_path=at / "rows.jsonl",
+        work_dir=at / "undisturbed",
+        weights_dir=at / "weights",
+        control_socket=at / "none.sock",
+        seed=1,
+    )
+    trainer = make_trainer(settings, rows=read_rows(at / "rows.jsonl"))
+    trainer.train()
+    return trainer.model.state_dict()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_a_killed_stage_resumes_and_ends_as_if_it_had_not_been(
+    tiny_model: Path, supervisor: FakeSupervisor, served: Served, tmp_path: Path
+) -> None:
+    from transformers import Qwen3ForCausalLM
+
+    write_rows(tmp_path / "rows.jsonl")
+    reason = anyio.run(lambda: train(supervisor, served, model=tiny_model, at=tmp_path, kill_at=3))
+    assert "killed" in reason
+    assert not supervisor.published
+    torn = tmp_path / "work" / ".staging" / "checkpoint-6"
+    torn.mkdir(parents=True, exist_ok=True)
+    last = find_last_checkpoint(tmp_path / "work")
+    assert last is not None
+    assert last.name in ("checkpoint-3", "checkpoint-6")
+
+    reason = anyio.run(lambda: train(supervisor, served, model=tiny_model, at=tmp_path, kill_at=0))
+    log = (tmp_path / "logs" / "trainer.log").read_text()
+    assert reason == "exit 0", log[-3000:]
+    assert f"from {last}" in log
+    assert [c["step"] for c in supervisor.checkpoints][-1] == 9
+    assert supervisor.progress[-1]["step"] == supervisor.progress[-1]["total"] == 9
+    assert supervisor.progress[-1]["metrics"]["loss"] < 5.5
+    assert [p["step"] for p in supervisor.published] == [9]
+    published = Qwen3ForCausalLM.from_pretrained(supervisor.published[0]["path"]).state_dict()
+    for name, tensor in undisturbed(tiny_model, tmp_path).items():
+        assert torch.equal(published[name], tensor), name
+
+
+def test_batches_hold_rows_of_like_length_and_every_row_once_a_pass() -> None:
+    from forge.train.trainer.rows import BatchOrder
+
+    draw = random.Random(0)
+    lengths = [draw.randrange(10, 400) for _ in range(64)]
+    order = list(BatchOrder(lengths, batch_size=8, num_batches=12, seed=3))
+    assert sorted(order[:64]) == list(range(64))
+    assert len(order) == 96
+    spreads = [
+        max(lengths[i] for i in order[k : k + 8]) - min(lengths[i] for i in order[k : k + 8])
+        for k in range(0, 64, 8)
+    ]
+    assert sum(spreads) / len(spreads) < 100
+    assert order == list(BatchOrder(lengths, batch_size=8, num_batches=12, seed=3))
+    assert order != list(BatchOrder(lengths, batch_size=8, num_batches=12, seed=4))
