@@ -23,7 +23,7 @@ import anyio
 import anyio.abc
 
 from forge.errors import ChildDied, MachineError, Stalled
-from forge.process.child import ChildSpec, open_child
+from forge.process.child import Child, ChildSpec, open_child
 from forge.process.environment import child_env
 from forge.process.sockets import open_socket_dir
 from forge.process.uds import open_client
@@ -47,6 +47,8 @@ CONCURRENCY = 1
 """Candidates at once in one judge: a runner is one busy thread, and judges are as many as cores."""
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.2, 10.0
 READY_TIMEOUT_S = 120.0
+END_NOTICE_S = 1.0
+"""A broken connection is mostly a death: how long its notice may take before we end it ourselves."""
 NO_JUDGE_TIMEOUT_S = 120.0
 """How long a request waits for any judge to live."""
 SLACK_S = 60.0
@@ -62,6 +64,8 @@ class _Seat:
     client: httpx.AsyncClient | None = None
     """Open while the judge lives. One for all requests: making one reads certificates (20 ms)."""
     num_waiting: int = 0
+    lost: anyio.Event = field(default_factory=anyio.Event)
+    """Set when it broke a connection or was silent: its keeper replaces it."""
     free: anyio.Semaphore = field(default_factory=lambda: anyio.Semaphore(CONCURRENCY))
 
     @property
@@ -168,9 +172,13 @@ class Pool:
             response = await seat.client.post("/judge", json=body)
             response.raise_for_status()
             return Verdict.from_json(response.json())
+        except httpx.TransportError as error:
+            # Out of the choice at once: its keeper may learn of its death only later.
+            self.seat_changed(seat, None)
+            seat.lost.set()
+            return _lost(seat, error)
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-            words = f"{seat.name} did not answer: {type(error).__name__}: {error}"
-            return Verdict(status=Status.INFRA_ERROR, reason="judge_lost", detail=words[:500])
+            return _lost(seat, error)
 
     async def _pick(self, *, avoid: _Seat | None) -> _Seat:
         """The least loaded living judge, another than `avoid` if any other lives."""
@@ -272,13 +280,15 @@ async def _keep(
                 open_child(spec, observer=observer) as child,
                 open_client(seat.socket_path, timeout_s=pool.request_timeout_s) as client,
             ):
+                seat.lost = anyio.Event()
                 pool.seat_changed(seat, client)
                 if is_first:
                     task_status.started()
                     is_first = False
                 backoff_s = FIRST_BACKOFF_S
                 try:
-                    logger.warning("%s ended: %s; started again", seat.name, await child.wait())
+                    reason = await _until_ended(seat, child)
+                    logger.warning("%s %s; started again", seat.name, reason)
                 finally:
                     pool.seat_changed(seat, None)
         except (ChildDied, Stalled) as error:
@@ -287,6 +297,27 @@ async def _keep(
             logger.error("%s cannot be started again: %s", seat.name, error)
         await anyio.sleep(backoff_s)
         backoff_s = min(backoff_s * 2, LONGEST_BACKOFF_S)
+
+
+async def _until_ended(seat: _Seat, child: Child) -> str:
+    """Until a judge ends, or is found not to answer. Says which."""
+    reasons: list[str] = []
+
+    async def end() -> None:
+        reasons.append(f"ended: {await child.wait()}")
+        tg.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as tg:
+        tg.start_soon(end)
+        await seat.lost.wait()
+        await anyio.sleep(END_NOTICE_S)
+        tg.cancel_scope.cancel()
+    return reasons[0] if reasons else "did not answer"
+
+
+def _lost(seat: _Seat, error: Exception) -> Verdict:
+    words = f"{seat.name} did not answer: {type(error).__name__}: {error}"
+    return Verdict(status=Status.INFRA_ERROR, reason="judge_lost", detail=words[:500])
 
 
 def _first_failure(error: Exception) -> Exception:

@@ -1,8 +1,8 @@
 """Putting a process into its sandbox: the zygote's own, once, and a smaller one for each child.
 
     judge ─spawns─▶ launcher ──unshare pid, mount, ipc, net (+ user)──▶ zygote: pid 1, in the root
-       zygote ──unshare pid──▶ child (runner or oracle): pid 1 of its own, with its own mount and ipc
-                               namespace, /proc, tmpfs and uid, and no capability
+       zygote ─unshare pid─▶ child (runner or oracle): pid 1 of its own, with its own mount and ipc
+                             namespace, /proc, tmpfs and uid, and no capability
 
 The zygote being pid 1 of a namespace, its end is the end of every child, whatever a child did; a
 child being pid 1 of its own, killing it kills all that it started. So no warden process is needed:
