@@ -1,12 +1,10 @@
-"""Conversations to token ids and back, without torch or transformers: `tokenizers` and jinja2 on
-the checkpoint's files.
+"""Conversations to token ids and back by `tokenizers` and jinja2, without torch or transformers.
 
 Called by the runner (SFT rows), the rollout loop (prompts, decoding) and `forge chat`. Promises:
 for ordinary text the ids equal transformers' `apply_chat_template`; and whatever a message's text
-contains, only the template writes special
-tokens: `<|im_end|>` inside the judge's feedback or a candidate's code is tokenised as the letters
-it is made of. What this does not cover: tokens that are added but not special (`<think>`) are
-recognised wherever they stand.
+contains, only the template writes special tokens: `<|im_end|>` inside the judge's feedback or a
+candidate's code is tokenised as the letters it is made of. What this does not cover: tokens that
+are added but not special (`<think>`) are recognised wherever they stand.
 """
 
 from __future__ import annotations
@@ -40,8 +38,7 @@ class TrainingRow:
 
     input_ids: list[int]
     completion_mask: list[int]
-    """1 where the token is trained: the answer and the token that ends it. Same length as
-    input_ids."""
+    """1 where the token is trained: the answer and the token that ends it. [T]"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,13 +104,11 @@ class ChatTemplate:
             self.tokenizer.encode_special_tokens = False
 
     def render_answer(self, content: str) -> list[int]:
-        """Token ids of an answer as the model has to write it: its text, then the token that ends a
-        turn."""
+        """Token ids of an answer as the model has to write it, the end of the turn included."""
         return [*self.encode_plain(content), self.stop_token_ids[0]]
 
     def training_row(self, messages: Sequence[Message]) -> TrainingRow:
-        """The prompt as the engine will see it, then the last message as the model has to write
-        it."""
+        """The prompt as the engine sees it, then the last message as the model has to write it."""
         prompt_ids = self.render(messages[:-1], add_generation_prompt=True)
         answer_ids = self.render_answer(messages[-1].content)
         mask = [0] * len(prompt_ids) + [1] * len(answer_ids)
@@ -162,8 +157,7 @@ def _template_source(model_dir: Path, config: Mapping[str, Any]) -> str:
 
 
 def _compile(source: str) -> jinja2.Template:
-    """Compile as transformers does: sandboxed and immutable, since a template is a stranger's
-    code."""
+    """Compile as transformers does: in a sandbox, since a template is a stranger's code."""
     import jinja2
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -203,8 +197,8 @@ def _stop_ids(model_dir: Path, tokenizer: Tokenizer, eos_token: str | None) -> t
     ids += found if isinstance(found, list) else [] if found is None else [found]
     if not ids:
         raise ConfigError(
-            f"{model_dir}: no eos_token in tokenizer_config.json, no eos_token_id in
-            generation_config.json"
+            f"{model_dir}: no eos_token in tokenizer_config.json, "
+            "no eos_token_id in generation_config.json"
         )
     return tuple(dict.fromkeys(ids))
 

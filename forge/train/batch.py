@@ -39,8 +39,8 @@ def write_batch(path: Path, samples: Sequence[Sample]) -> None:
     assert len(arrays["logprobs"]) == len(arrays["completion_ids"]), "one logprob a token"
     partial = path.with_name(f".{path.name}.partial")
     with partial.open("wb") as file:
-        np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]  # its stub names
-        allow_pickle file.flush()
+        np.savez(file, allow_pickle=False, **arrays)
+        file.flush()
         os.fsync(file.fileno())
     partial.rename(path)
 
