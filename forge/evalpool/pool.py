@@ -48,7 +48,7 @@ CONCURRENCY = 1
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.2, 10.0
 READY_TIMEOUT_S = 120.0
 END_NOTICE_S = 1.0
-"""A broken connection is mostly a death: how long its notice may take before we end it ourselves."""
+"""A broken connection is mostly a death: how long its notice may take before we end the judge."""
 NO_JUDGE_TIMEOUT_S = 120.0
 """How long a request waits for any judge to live."""
 SLACK_S = 60.0
