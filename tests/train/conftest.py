@@ -1,4 +1,4 @@
-"""Shared by the trainer's tests: a tiny model made once, and a control.sock that plays the supervisor."""
+"""Shared by the trainer's tests: a tiny model, and a control.sock that plays the supervisor."""
 
 from __future__ import annotations
 
@@ -56,6 +56,8 @@ class FakeSupervisor:
     checkpoints: list[dict[str, Any]] = field(default_factory=list)
     order: list[str] = field(default_factory=list)
     on_checkpoint: Callable[[int], None] = lambda step: None
+    at_end: str = "done"
+    """Answer to `take` when all batches are given."""
     num_waits: int = 1
     """Long polls that end without a batch before each batch."""
     _waits: int = 0
@@ -81,7 +83,7 @@ class FakeSupervisor:
 
     def _take(self, step: int) -> dict[str, Any]:
         if step >= len(self.batches):
-            return {"kind": "done"}
+            return {"kind": self.at_end}
         if self._waits < self.num_waits:
             self._waits += 1
             return {"kind": "wait"}

@@ -1,4 +1,4 @@
-"""TRL's loss on our micro-batches is the formula, whatever the batch is cut into: value and gradient."""
+"""TRL's loss on our micro-batches is the formula, however the batch is cut."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def plain_loss(model: Any, samples: list[Sample], kind: str) -> torch.Tensor:
 
 
 def trainer_of(model_dir: Path, at: Path, **stage: Any) -> Any:
+    from forge.train.trainer.grpo_stage import make_trainer
     from forge.train.trainer.settings import Settings
-    from forge.train.trainer.turns import make_trainer
 
     table = GrpoStage(
         kind="grpo", steps=1, learning_rate=1e-3, clip_low=CLIP_LOW, clip_high=CLIP_HIGH, **stage

@@ -1,4 +1,4 @@
-"""The SFT child: killed in the middle, resumed, it ends with the weights of a run that nobody disturbed."""
+"""The SFT child: killed midway and resumed, it ends with an undisturbed run's weights."""
 
 from __future__ import annotations
 
@@ -82,6 +82,7 @@ def undisturbed(model: Path, at: Path) -> dict[str, torch.Tensor]:
     )
     trainer = make_trainer(settings, rows=read_rows(at / "rows.jsonl"))
     trainer.train()
+    assert trainer.model is not None
     return trainer.model.state_dict()
 
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from datasets import Dataset
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from trl import SFTConfig, SFTTrainer
-from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
+from trl.trainer.sft_config import SFTConfig
+from trl.trainer.sft_trainer import DataCollatorForLanguageModeling, SFTTrainer
 
 from forge.train.durable import find_last_checkpoint
 from forge.train.trainer.checkpoint import WholeCheckpoints
@@ -57,15 +57,17 @@ def train_answers(settings: Settings) -> None:
         logger.info("stopped after step %d of %d, saved", step, trainer.state.max_steps)
         return
     path = free_dir(settings.weights_dir, f"sft-{step:06d}")
-    save_weights(trainer.model, path, model_dir=settings.model_dir, sync=True)
-    control.publish(step=step, path=path, probe=probe(trainer.model, None, seed=settings.seed))
+    model: Any = trainer.model
+    save_weights(model, path, model_dir=settings.model_dir, sync=True)
+    control.publish(step=step, path=path, probe=probe(model, None, seed=settings.seed))
 
 
 def make_trainer(settings: Settings, *, rows: Dataset) -> AnswerTrainer:
     """The trainer for a stage's rows."""
     score_labelled_positions_only()
     stage, tokenizer = settings.stage, load_tokenizer(settings)
-    packing = stage["packing"]
+    packing, pad_id = stage["packing"], tokenizer.pad_token_id
+    assert isinstance(pad_id, int)
     arguments = SFTConfig(
         **trainer_arguments(settings),
         per_device_train_batch_size=min(stage["batch_size"], len(rows)),
@@ -77,7 +79,7 @@ def make_trainer(settings: Settings, *, rows: Dataset) -> AnswerTrainer:
         model=load_model(settings),
         args=arguments,
         train_dataset=rows,
-        data_collator=None if packing else RightPadded(pad_token_id=tokenizer.pad_token_id),
+        data_collator=None if packing else RightPadded(pad_token_id=pad_id),
         processing_class=tokenizer,
         peft_config=new_adapter(settings),
     )
@@ -85,9 +87,11 @@ def make_trainer(settings: Settings, *, rows: Dataset) -> AnswerTrainer:
 
 @dataclass
 class RightPadded(DataCollatorForLanguageModeling):
-    """Padding on the right, and no attention mask to go with it: under causal attention no real
-    token sees the padding behind it, and without a mask torch takes its faster causal kernel (8 %
-    of a step, 1M parameters on CPU)."""
+    """Padding on the right, and an attention mask of ones.
+
+    Under causal attention no real token sees the padding behind it, and without a mask torch takes
+    its faster causal kernel (8 % of a step, 1M parameters on CPU).
+    """
 
     def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
         batch = super().torch_call(examples)
@@ -97,6 +101,8 @@ class RightPadded(DataCollatorForLanguageModeling):
 
 class AnswerTrainer(WholeCheckpoints, SFTTrainer):
     """SFTTrainer whose one epoch is the whole stage, in `BatchOrder`'s order."""
+
+    args: SFTConfig
 
     @property
     def rows(self) -> Dataset:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forge.train.durable import STAGING, checkpoints, put_in_place
 
@@ -28,25 +28,22 @@ KEEP_CHECKPOINTS = 2
 
 
 class WholeCheckpoints(Base):
-    """Trainer mixin; goes before the trainer class. One process only: several ranks would need
-    barriers."""
+    """Trainer mixin, before the trainer class. One process: several ranks would need barriers."""
 
     _is_staging = False
-    kept_steps: frozenset[int] = frozenset()
-    """Checkpoints that are never rotated away."""
 
-    def _get_output_dir(self, trial: object) -> str:
+    def _get_output_dir(self, trial: Any) -> str:
         """Where the trainer's own code puts `checkpoint-N`."""
-        final = super()._get_output_dir(trial)  # pyright: ignore[reportArgumentType]
+        final = super()._get_output_dir(trial)
         return str(Path(final, STAGING)) if self._is_staging else final
 
-    def _save_checkpoint(self, model: object, trial: object) -> None:
-        work_dir = Path(super()._get_output_dir(trial))  # pyright: ignore[reportArgumentType]
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        work_dir = Path(super()._get_output_dir(trial))
         staging = work_dir / STAGING
         shutil.rmtree(staging, ignore_errors=True)
         self._is_staging = True
         try:
-            super()._save_checkpoint(model, trial)  # pyright: ignore
+            super()._save_checkpoint(model, trial)
         finally:
             self._is_staging = False
         name = f"checkpoint-{self.state.global_step}"

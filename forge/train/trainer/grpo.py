@@ -9,8 +9,8 @@ from forge.process.lease import hold_lease
 def main() -> None:
     config = hold_lease()
     # After the lease: these imports take seconds in which our owner may die.
+    from forge.train.trainer.grpo_stage import train_turns
     from forge.train.trainer.settings import Settings, start_logging
-    from forge.train.trainer.turns import train_turns
 
     start_logging()
     train_turns(Settings.load(config))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def score_labelled_positions_only() -> None:
     """Make TRL's head pick the labelled positions on CPU too."""
-    trl.trainer.utils._use_triton = _picks_labelled  # pyright: ignore[reportAttributeAccessIssue]
+    trl.trainer.utils._use_triton = _picks_labelled  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _picks_labelled(device: torch.device) -> bool:

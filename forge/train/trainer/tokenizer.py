@@ -22,17 +22,12 @@ _PIECES = r"[\r\n]+[ \t]*|[ \t]{2,}| ?[\p{L}_]+|\p{N}| ?[^\s\p{L}\p{N}_]+|\s"
 
 
 def train_tokenizer(texts: Sequence[str], *, vocab_size: int) -> Tokenizer:
-    """Byte-level BPE with at most `vocab_size` entries, special and added tokens included.
-    Deterministic."""
+    """Byte-level BPE, at most `vocab_size` entries in all. The same texts give the same ids."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(  # pyright:
-    ignore[reportAttributeAccessIssue]
-        [
-            pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    split = pre_tokenizers.Split(Regex(_PIECES), behavior="isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(THINKING),
         special_tokens=[END_OF_TEXT, TURN_START, TURN_END],

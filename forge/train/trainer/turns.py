@@ -1,11 +1,12 @@
-"""GRPO with TRL's GRPOTrainer on samples that were played, judged and given their advantages elsewhere.
+"""GRPO with TRL's GRPOTrainer on samples that were played, judged and rewarded elsewhere.
 
-    control.sock ── take ──▶ batch ──▶ micro-batches ──▶ TRL's loss ──▶ optimizer step(s) ── trained, publish ──▶
+    take ──▶ batch ──▶ micro-batches ──▶ TRL's loss ──▶ optimizer step(s) ──▶ trained, publish
 
-TRL has the loss, the optimizer, PEFT, schedules and checkpoints. Its generation batch (`rollout_func`, groups of fixed
-size, rewards, padding to the longest of all) is stepped over at one seam: `get_batch_samples` hands the loop one batch
-an optimizer step, and `training_step` runs its micro-batches. So a step may have any number of samples, and every
-`loss_type` averages over the whole batch, however it is cut. One process; several ranks would each need a share.
+TRL has the loss, the optimizer, PEFT, schedules and checkpoints. Its generation batch
+(`rollout_func`, groups of fixed size, rewards, padding to the longest of all) is stepped over at
+one seam: `get_batch_samples` hands the loop one batch an optimizer step, and `training_step` runs
+its micro-batches. So a step may have any number of samples, and every `loss_type` averages over the
+whole batch, however it is cut. One process; several ranks would each need a share.
 """
 
 from __future__ import annotations
@@ -14,81 +15,26 @@ import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from datasets import Dataset
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from trl import GRPOConfig, GRPOTrainer
+from transformers import Trainer
+from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import use_adapter
 
 from forge.train.batch import read_batch
-from forge.train.durable import find_last_checkpoint
 from forge.train.trainer.checkpoint import WholeCheckpoints
-from forge.train.trainer.control import Batch, Control, StopFlag
 from forge.train.trainer.microbatches import MicroBatch, cut_batch
-from forge.train.trainer.scoring import score_labelled_positions_only
-from forge.train.trainer.settings import (
-    Settings,
-    load_model,
-    load_tokenizer,
-    new_adapter,
-    trainer_arguments,
-)
 from forge.train.trainer.stepstats import StepStats
 from forge.train.trainer.weights import free_dir, probe, save_weights
 
+if TYPE_CHECKING:
+    from forge.records import Sample
+    from forge.train.trainer.control import Batch, Control
+    from forge.train.trainer.settings import Settings
+
 logger = logging.getLogger(__name__)
-
-
-def train_turns(settings: Settings) -> None:
-    """Train the stage to its end, to the supervisor's `done` or `stop`, or to a SIGTERM."""
-    stop = StopFlag()
-    stop.install()
-    control = Control(settings.control_socket, stop=stop)
-    trainer = make_trainer(settings, control=control)
-    trainer.add_callback(Reporter(trainer, stop=stop))
-    last = find_last_checkpoint(settings.work_dir)
-    logger.info("training from %s", last or settings.model_dir)
-    trainer.train(resume_from_checkpoint=None if last is None else str(last))
-    logger.info("ended after step %d of %d", trainer.step, settings.stage["steps"])
-
-
-def make_trainer(settings: Settings, *, control: Control) -> TurnTrainer:
-    """The trainer of a stage."""
-    score_labelled_positions_only()
-    stage, rollout = settings.stage, settings.rollout
-    arguments = GRPOConfig(
-        **trainer_arguments(settings, updates_per_step=stage["updates_per_batch"]),
-        loss_type=stage["loss"],
-        beta=stage["beta"],
-        epsilon=stage["clip_low"],
-        epsilon_high=stage["clip_high"],
-        temperature=rollout["temperature"],
-        max_completion_length=rollout["max_completion_tokens"],
-        scale_rewards="none",
-        mask_truncated_completions=False,
-        # TRL checks these against each other; none of them decides anything here.
-        num_generations=2,
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=1,
-        steps_per_generation=1,
-    )
-    return TurnTrainer(
-        settings=settings,
-        control=control,
-        model=load_model(settings),
-        args=arguments,
-        reward_funcs=_rewarded_elsewhere,
-        train_dataset=Dataset.from_dict({"prompt": [""] * arguments.max_steps}),
-        processing_class=load_tokenizer(settings),
-        peft_config=new_adapter(settings),
-    )
-
-
-def _rewarded_elsewhere(**kwargs: Any) -> list[float]:
-    raise AssertionError("samples come with their advantages")
 
 
 class TurnTrainer(WholeCheckpoints, GRPOTrainer):
@@ -107,6 +53,11 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
         self._current: MicroBatch | None = None
 
     @property
+    def policy(self) -> Any:
+        """The model, which TRL's types know too many shapes of."""
+        return self.model
+
+    @property
     def updates_per_step(self) -> int:
         return self.settings.stage["updates_per_batch"]
 
@@ -115,16 +66,15 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
         """Batches trained. TRL's global_step counts optimizer updates."""
         return self.state.global_step // self.updates_per_step
 
-    # --- the seam -------------------------------------------------------------------------------------------------
-
     def get_train_dataloader(self) -> DataLoader:
         """Only counts updates; the samples come from `get_batch_samples`."""
-        return DataLoader(list(range(self.args.max_steps)), batch_size=1)  # pyright: ignore[reportArgumentType]
+        updates: Any = range(self.args.max_steps)
+        return DataLoader(updates, batch_size=1)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator, num_batches: int, device: torch.device
     ) -> tuple[list, None]:
-        """One batch, for one optimizer update. No batch left: an empty list, and the loop ends after saving."""
+        """One batch, for one update. None left: an empty list, and the loop ends after saving."""
         if self._passes_left == 0 and not self._take():
             self.control.should_training_stop = True
             self.control.should_save = self._is_unsaved
@@ -145,17 +95,17 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
         self._metrics["train"].clear()
         return loss
 
-    def _prepare_inputs(self, generation_batch: dict[str, Any]) -> dict[str, Any]:
-        """To the device, past TRL's generation; the reference's log probabilities where they are asked for."""
-        inputs = Trainer._prepare_inputs(self, generation_batch)
+    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """To the device, past TRL's generation; with the reference's scores where it has one."""
+        inputs = Trainer._prepare_inputs(self, inputs)
         if self.beta != 0.0:
             inputs["ref_per_token_logps"] = self._reference_logps(inputs)
         return inputs
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
-        """TRL's loss averages over the rows or tokens of a micro-batch; weight it by the share that it has of the batch.
+        """TRL's mean over a micro-batch's rows or tokens, weighted by its share of the batch.
 
-        dapo needs none: it divides by `num_items_in_batch`, the tokens of the whole batch.
+        dapo needs no weight: it divides by `num_items_in_batch`, the tokens of the whole batch.
         """
         assert self._current is not None
         loss = super()._compute_loss(model, inputs)
@@ -167,7 +117,7 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
 
     def _get_per_token_logps_and_entropies(
         self,
-        model: torch.nn.Module,
+        model: Any,
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor,
         logits_to_keep: int,
@@ -195,10 +145,8 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
         self.stats.add(self._current, logps_BC.detach(), entropies_BC.detach())
         return logps_BC, entropies_BC, outputs.aux_loss
 
-    # --- around a step --------------------------------------------------------------------------------------------
-
     def _take(self) -> bool:
-        """Wait for the next batch. False when there is none to come, or SIGTERM asked us to stop."""
+        """Wait for a batch. False when there is none to come, or SIGTERM asked us to stop."""
         batch = self.server.take(step=self.step)
         if batch is None:
             return False
@@ -223,15 +171,19 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
         """Offer the weights as they are to every replica."""
         started = time.monotonic()
         path = free_dir(self.settings.weights_dir, f"grpo-{self.step:06d}")
-        save_weights(self.model, path, model_dir=self.settings.model_dir, sync=False)
+        save_weights(self.policy, path, model_dir=self.settings.model_dir, sync=False)
         shortest = min((m.samples[-1] for m in self._cut), key=_num_tokens, default=None)
-        tokens = probe(self.model, shortest, seed=self.settings.seed)
+        tokens = probe(self.policy, shortest, seed=self.settings.seed)
         saved_s = time.monotonic() - started
         self.version = self.server.publish(step=self.step, path=path, probe=tokens)
+        published_s = time.monotonic() - started
         logger.info(
             "step %d: version %d, saved in %.3f s, published in %.3f s",
-            self.step, self.version, saved_s, time.monotonic() - started,
-        )  # fmt: skip
+            self.step,
+            self.version,
+            saved_s,
+            published_s,
+        )
 
     @property
     def _is_unsaved(self) -> bool:
@@ -239,20 +191,21 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
         return self.state.global_step > 0 and not path.exists()
 
     def _reference_logps(self, inputs: dict[str, Any]) -> torch.Tensor:
-        """Log probabilities under the model that the stage began with."""
+        """Log probabilities under the model that the stage began with. [B, C]"""
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
         mask = torch.ones_like(ids)
         width = inputs["completion_ids"].size(1)
+        score = self._get_per_token_logps_and_entropies
         with torch.no_grad():
             if self.ref_model is not None:
-                return self._get_per_token_logps_and_entropies(self.ref_model, ids, mask, width)[0]
-            name = "ref" if "ref" in self.model.peft_config else None
-            with use_adapter(self.model, adapter_name=name):
-                return self._get_per_token_logps_and_entropies(self.model, ids, mask, width)[0]
+                return score(self.ref_model, ids, mask, width)[0]
+            name = "ref" if "ref" in self.policy.peft_config else None
+            with use_adapter(self.policy, adapter_name=name):
+                return score(self.policy, ids, mask, width)[0]
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
-        """Kept for the metrics. An update that is not a number would destroy the weights: it is left out, and counted."""
-        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        """For the metrics. An update that is not a number would destroy the weights: left out."""
+        norm: Any = super()._get_grad_norm(model, grad_norm=grad_norm)
         self.stats.grad_norm = float(norm)
         if not self.stats.is_finite:
             logger.error("update left out: gradient norm %s, loss %s", norm, self.stats.loss)
@@ -264,47 +217,5 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
         return 0
 
 
-class Reporter(TrainerCallback):
-    """Calls the trainer at the ends of steps, and answers SIGTERM."""
-
-    def __init__(self, trainer: TurnTrainer, *, stop: StopFlag) -> None:
-        self._trainer = trainer
-        self._stop = stop
-
-    def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
-    ) -> None:
-        """After a resume the replicas may hold weights of steps that no longer are: publish first."""
-        if state.global_step > 0:
-            self._trainer.publish()
-
-    def on_step_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
-    ) -> None:
-        if state.global_step % self._trainer.updates_per_step:
-            return
-        self._trainer.finish_step()
-        if self._stop.is_set:
-            control.should_save = control.should_training_stop = True
-
-    def on_save(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
-    ) -> None:
-        path = Path(self._trainer.settings.work_dir, f"checkpoint-{state.global_step}")
-        self._trainer.server.checkpoint(step=self._trainer.step, path=path)
-
-
-def _num_tokens(sample: Any) -> int:
+def _num_tokens(sample: Sample) -> int:
     return len(sample.prompt_ids) + len(sample.completion_ids)

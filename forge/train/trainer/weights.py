@@ -1,4 +1,5 @@
-"""Weights on their way out of a trainer: complete directories that an engine, PEFT or transformers can load."""
+"""Weights on their way out of a trainer: complete directories that an engine, PEFT or transformers
+can load."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
     from forge.records import Sample
 
-# What a model directory holds besides its weights; copied, so that each published directory is complete.
+# What a model directory holds besides its weights; copied, so that each published directory is
+# complete.
 _SIDE_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -37,16 +39,18 @@ PROBE_PROMPT_TOKENS = 256
 def save_weights(
     model: PreTrainedModel | PeftModel, path: Path, *, model_dir: Path, sync: bool
 ) -> None:
-    """Write a directory: full weights with config and tokenizer, or the adapter alone for a PEFT model."""
+    """Write a directory: full weights with config and tokenizer, or the adapter alone for a PEFT
+    model."""
     with whole_dir(path, sync=sync) as partial:
-        model.save_pretrained(partial)
+        model.save_pretrained(str(partial))
         for name in _SIDE_FILES:
             if (model_dir / name).is_file():
                 _copy(model_dir / name, partial / name)
 
 
 def free_dir(parent: Path, name: str) -> Path:
-    """A path nobody used: a resumed stage publishes a step again, and the first may still be read."""
+    """A path nobody used: a resumed stage publishes a step again, and the first may still be
+    read."""
     path, number = parent / name, 1
     while path.exists():
         number += 1
@@ -59,7 +63,8 @@ def probe(
 ) -> dict[str, Any]:
     """A few tokens with their log probabilities under the weights as they are, at temperature 1.
 
-    The tokens are a sample's; before there is one, random ones (any ids will do to compare two forward passes).
+    The tokens are a sample's; before there is one, random ones (any ids will do to compare two
+    forward passes).
     """
     if sample is None:
         generator = torch.Generator().manual_seed(seed)

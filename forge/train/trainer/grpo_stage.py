@@ -1,0 +1,122 @@
+"""A GRPO stage from its settings: the trainer, its arguments, what it says at ends of steps.
+
+Called by the child's main. Ends when the last step is trained, when the supervisor answers `take`
+with `done` or `stop`, or after a SIGTERM; always with a checkpoint of the last step.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from datasets import Dataset
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from trl.trainer.grpo_config import GRPOConfig
+
+from forge.train.durable import find_last_checkpoint
+from forge.train.trainer.control import Control, StopFlag
+from forge.train.trainer.scoring import score_labelled_positions_only
+from forge.train.trainer.settings import (
+    load_model,
+    load_tokenizer,
+    new_adapter,
+    trainer_arguments,
+)
+from forge.train.trainer.turns import TurnTrainer
+
+if TYPE_CHECKING:
+    from forge.train.trainer.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+def train_turns(settings: Settings) -> None:
+    """Train the stage, from its last checkpoint where there is one."""
+    stop = StopFlag()
+    stop.install()
+    control = Control(settings.control_socket, stop=stop)
+    trainer = make_trainer(settings, control=control)
+    trainer.add_callback(Reporter(trainer, stop=stop))
+    last = find_last_checkpoint(settings.work_dir)
+    logger.info("training from %s", last or settings.model_dir)
+    trainer.train(resume_from_checkpoint=None if last is None else str(last))
+    logger.info("ended after step %d of %d", trainer.step, settings.stage["steps"])
+
+
+def make_trainer(settings: Settings, *, control: Control) -> TurnTrainer:
+    """The trainer of a stage."""
+    score_labelled_positions_only()
+    stage, rollout = settings.stage, settings.rollout
+    arguments = GRPOConfig(
+        **trainer_arguments(settings, updates_per_step=stage["updates_per_batch"]),
+        loss_type=stage["loss"],
+        beta=stage["beta"],
+        epsilon=stage["clip_low"],
+        epsilon_high=stage["clip_high"],
+        temperature=rollout["temperature"],
+        max_completion_length=rollout["max_completion_tokens"],
+        scale_rewards="none",
+        mask_truncated_completions=False,
+        # TRL checks these against each other; none of them decides anything here.
+        num_generations=2,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=1,
+        steps_per_generation=1,
+    )
+    return TurnTrainer(
+        settings=settings,
+        control=control,
+        model=load_model(settings),
+        args=arguments,
+        reward_funcs=_rewarded_elsewhere,
+        train_dataset=Dataset.from_dict({"prompt": [""] * arguments.max_steps}),
+        processing_class=load_tokenizer(settings),
+        peft_config=new_adapter(settings),
+    )
+
+
+def _rewarded_elsewhere(**kwargs: Any) -> list[float]:
+    raise AssertionError("samples come with their advantages")
+
+
+class Reporter(TrainerCallback):
+    """Calls the trainer at the ends of steps, and answers SIGTERM."""
+
+    def __init__(self, trainer: TurnTrainer, *, stop: StopFlag) -> None:
+        self._trainer = trainer
+        self._stop = stop
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        """After a resume the replicas may hold weights that no longer are: publish first."""
+        if state.global_step > 0:
+            self._trainer.publish()
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        if state.global_step % self._trainer.updates_per_step:
+            return
+        self._trainer.finish_step()
+        if self._stop.is_set:
+            control.should_save = control.should_training_stop = True
+
+    def on_save(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        path = Path(self._trainer.settings.work_dir, f"checkpoint-{state.global_step}")
+        self._trainer.server.checkpoint(step=self._trainer.step, path=path)
