@@ -62,9 +62,24 @@ def generate_problems(table: ProblemsTable, *, seed: int) -> list[Problem]:
     heldout = _take_evenly(cells, num=table.num_heldout, rng=rng)
     rest = [composition for cell in sorted(cells) for composition in cells[cell]]
     rng.shuffle(rest)
-    num_sft = round(table.sft_share * len(rest))
-    parts = ((Split.HELDOUT, heldout), (Split.SFT, rest[:num_sft]), (Split.GRPO, rest[num_sft:]))
+    sft, grpo = _demonstrate(rest, by_level=table.sft_by_level)
+    parts = ((Split.HELDOUT, heldout), (Split.SFT, sft), (Split.GRPO, grpo))
     return [_problem(c, split=split, seed=seed) for split, part in parts for c in part]
+
+
+def _demonstrate(
+    rest: list[Composition], *, by_level: list[int]
+) -> tuple[list[Composition], list[Composition]]:
+    """Compositions whose answers are shown, at most `by_level` of each length, and the others."""
+    left = dict(enumerate(by_level, start=1))
+    shown: list[Composition] = []
+    others: list[Composition] = []
+    for composition in rest:
+        level = len(composition.chain)
+        part = shown if left.get(level, 0) > 0 else others
+        part.append(composition)
+        left[level] = left.get(level, 0) - 1
+    return shown, others
 
 
 def _take_evenly(

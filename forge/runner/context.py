@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from forge.data.splits import in_split
 from forge.rollout.play import Ports
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Run:
 
     def of(self, split: Split) -> list[Problem]:
         """The problems of one split, in their order."""
-        return [problem for problem in self.problems if problem.split is split]
+        return in_split(self.problems, split)
 
     async def judge(self, problem: Problem, code: str) -> Verdict:
         """The Judge port."""

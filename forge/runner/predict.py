@@ -56,7 +56,7 @@ def _prepare(experiment: Experiment, *, machine: Machine) -> PhasePlan:
     problems, workers = experiment.problems, experiment.judge.workers
     num_judged = 0
     if any(isinstance(stage, SftStage) for stage in experiment.stage):
-        num_sft = (problems.num_problems - problems.num_heldout) * problems.sft_share
+        num_sft = min(sum(problems.sft_by_level), problems.num_problems - problems.num_heldout)
         num_judged = int(num_sft * experiment.data.two_turn_share)
     start_s = costs.START_S["supervisor"] + workers * costs.START_S["judge"]
     start_s += costs.START_S["replica"] * experiment.serve.replicas * is_served(experiment)

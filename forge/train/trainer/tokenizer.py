@@ -18,7 +18,9 @@ _TEMPLATE_WORDS = ("system\n", "user\n", "assistant\n")
 # Cut before BPE, for Python: a line break takes the next line's indentation with it; words and
 # names, with the space before them; digits one by one, so that a number is read the same
 # everywhere; runs of punctuation.
-_PIECES = r"[\r\n]+[ \t]*|[ \t]{2,}| ?[\p{L}_]+|\p{N}| ?[^\s\p{L}\p{N}_]+|\s"
+_PIECES = (
+    r"[\r\n]+[ \t]*(?:[\p{L}_]+ =)?|[ \t]{2,}| ?[\p{L}_.]+\(?|\p{N}| ?[^\s\p{L}\p{N}_.]+|\s|\."
+)
 
 
 def train_tokenizer(texts: Sequence[str], *, vocab_size: int) -> Tokenizer:
