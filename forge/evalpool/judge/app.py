@@ -3,7 +3,7 @@
 `python -m forge.evalpool.judge.app CONFIG` serves:
 
     POST /judge {problem: {problem_id, source, entry_point, precision}, code} → Verdict
-    GET /health → {ok, busy_s, num_judged, isolation, caps, harness}
+    GET /health → {ok, busy_s, num_judged, isolation}
 
 Holds seeds, tolerances, expected outputs and the verdict; imports neither torch nor any problem's
 or candidate's code. Owns a zygote, which forks the oracle and the runners; a zygote that dies is
@@ -16,7 +16,6 @@ import hashlib
 import logging
 import os
 import sys
-import tempfile
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -169,11 +168,10 @@ def main() -> None:
     config = hold_lease()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     table = JudgeTable.model_validate(config["table"])
-    with tempfile.TemporaryDirectory(prefix="forge-root-", ignore_cleanup_errors=True) as folder:
-        judge = Judge(
-            table=table, folder=Path(folder), concurrency=int(config.get("concurrency", 1))
-        )
-        serve(make_app(judge), Path(config["socket_path"]))
+    socket_path = Path(config["socket_path"])
+    folder = socket_path.with_suffix(".root")  # in the run's private directory, removed with it
+    concurrency = int(config.get("concurrency", 1))
+    serve(make_app(Judge(table=table, folder=folder, concurrency=concurrency)), socket_path)
 
 
 def _parse_problem(data: Mapping[str, Any]) -> Problem:

@@ -96,6 +96,8 @@ def enter_child_sandbox(limits: ChildLimits, *, isolation: Isolation, mapped_byt
             os.mkdir(f"{root.SCRATCH}/{name}")
             os.chmod(f"{root.SCRATCH}/{name}", 0o777)
         os.chdir(f"{root.SCRATCH}/work")
+    else:
+        os.setsid()  # what it starts can be killed with it, if it stays in the group
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write(str(OOM_SCORE))
     _limit(limits, mapped_bytes=mapped_bytes)

@@ -59,7 +59,7 @@ class Zygote:
                 pid = self._spawn(request)
                 frames.send(self.sock, Kind.SPAWNED, {"pid": pid})
             else:
-                frames.send(self.sock, Kind.REAPED, {"status": _reap(request.body["pid"])})
+                frames.send(self.sock, Kind.REAPED, {"status": self._reap(request.body["pid"])})
 
     def _spawn(self, request: frames.Frame) -> int:
         fd = request.fds[0]
@@ -83,6 +83,15 @@ class Zygote:
             linux.setns(self.own_pid_namespace, kind=linux.CLONE_NEWPID)
         os.close(fd)
         return pid
+
+    def _reap(self, pid: int) -> int:
+        """Kills a child, with everything in its namespace or group, and returns its wait status."""
+        kill = os.killpg if self.own_pid_namespace is None else os.kill
+        try:
+            kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            os.kill(pid, signal.SIGKILL)  # not yet a group of its own
+        return os.waitpid(pid, 0)[1]
 
     def _be_child(self, body: dict[str, Any], sock: socket.socket) -> None:
         if self.own_pid_namespace is not None:
@@ -185,15 +194,6 @@ def _import_all() -> tuple[Any, type]:
     compiler = compiling.Compiler(compiling.Personalities())
     warmup.warm_up(compiler)
     return compiler, compiling.Refused
-
-
-def _reap(pid: int) -> int:
-    """Kills a child, with everything in its pid namespace, and returns its wait status."""
-    try:
-        os.kill(pid, signal.SIGKILL)
-        return os.waitpid(pid, 0)[1]
-    except (ProcessLookupError, ChildProcessError):
-        return 0
 
 
 def _silence() -> None:
