@@ -1,4 +1,5 @@
-"""Errors raised on purpose, by who can fix them. `cli.py` turns each into one line and an exit code.
+"""Errors raised on purpose, by who can fix them. `cli.py` turns each into one line and an exit
+code.
 
     ForgeError
     ├── ConfigError     2   the experiment file or the command line
@@ -12,31 +13,36 @@ Everything else is our bug and keeps its traceback (exit 70).
 
 
 class ForgeError(Exception):
-    """Base of every error with a message meant for the user. `exit_code` is what the process returns."""
+    """Base of every error with a message meant for the user. `exit_code` is what the process
+    returns."""
 
     exit_code = 70
 
 
 class ConfigError(ForgeError):
-    """What the user wrote cannot be run. The message has one `file:line: key: found; allowed` line a mistake."""
+    """What the user wrote cannot be run. The message has one `file:line: key: found; allowed`
+    line a mistake."""
 
     exit_code = 2
 
 
 class MachineError(ForgeError):
-    """The machine cannot do it: no such GPU, no memory, disk full, an engine that is not installed."""
+    """The machine cannot do it: no such GPU, no memory, disk full, an engine that is not
+    installed."""
 
     exit_code = 3
 
 
 class ChildDied(ForgeError):
-    """A child process ended unasked. The message names it, its exit reason and the last lines of its log."""
+    """A child process ended unasked. The message names it, its exit reason and the last lines of
+    its log."""
 
     exit_code = 4
 
 
 class Stalled(ForgeError):
-    """A wait passed its deadline. The message names who was silent, for how long, and what it was asked."""
+    """A wait passed its deadline. The message names who was silent, for how long, and what it
+    was asked."""
 
     exit_code = 5
 

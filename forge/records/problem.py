@@ -25,8 +25,8 @@ class Problem:
     problem_id: str
     """Unique in a run, stable over runs with the same seed: `softmax-0042`, `level1/19_ReLU`."""
     source: str
-    """Python source with `Model`, `get_inputs()` and `get_init_inputs()`, module constants already
-    overridden."""
+    """Python source with `Model`, `get_inputs()` and `get_init_inputs()`, module constants
+    already overridden."""
     family: str
     """What it is made of: `elementwise`, `softmax`, ...; for a directory, the name of the file's
     folder."""

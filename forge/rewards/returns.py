@@ -4,13 +4,15 @@
     r_i  reward of turn i
     H    max_turns
 
-Our variant: every turn looks H turns ahead, and the last answer stands for turns that were not taken:
+Our variant: every turn looks H turns ahead, and the last answer stands for turns that were not
+taken:
 
     R_t = Σ_{j=0}^{H-1} γ^j r_min(t+j, last)
 
-Two reasons. A rollout that stops early because it is good enough loses nothing against one that idles through the
-remaining turns. And a group whose turns all earn the same has equal returns: with the plain sum, first turns come out above
-the group's mean and last turns below it whatever they did, which trains the position of an answer, not its quality.
+Two reasons. A rollout that stops early because it is good enough loses nothing against one that
+idles through the remaining turns. And a group whose turns all earn the same has equal returns: with
+the plain sum, first turns come out above the group's mean and last turns below it whatever they
+did, which trains the position of an answer, not its quality.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ def turn_returns(
         gamma: Discount in 0..1.
         max_turns: Turns that the rollout could have taken: how far each return looks ahead.
         credit: `turn` gives each turn its own return; `trajectory` gives all turns the first one's.
+
     """
     last = len(rewards) - 1
     returns = tuple(

@@ -2,8 +2,8 @@
 stored.
 
 To add a term: give it a weight in `[reward]` (`forge/config/schema.py`), compute it here, and
-extend the property test
-that no constant policy earns half of a correct first turn (`tests/rewards/test_rewards.py`).
+extend the property test that no constant policy earns half of a correct first turn
+(`tests/rewards/test_rewards.py`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ def reward_terms(verdict: Verdict, table: RewardTable) -> dict[str, float] | Non
     needs a GPU).
 
     `compiled` is paid only where the candidate's own kernel compiled, launched and wrote its slot
-    (`is_compiled`), so that
-    a decoy earns nothing.
+    (`is_compiled`), so that a decoy earns nothing.
     """
     if not verdict.status.is_scored:
         return None

@@ -1,8 +1,7 @@
 """Batches: which groups make a training step, and the samples they become.
 
 Called by `runner.grpo`. Flat groups carry no signal: they are stored, counted and replaced within a
-budget; three steps
-without any signal end the run with advice.
+budget; three steps without any signal end the run with advice.
 """
 
 from __future__ import annotations

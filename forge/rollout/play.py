@@ -2,13 +2,14 @@
 judge → feedback.
 
 Called by the loop (training) and by evaluations. Every turn goes to the sink as soon as it is
-judged, so that a crash loses
-no turn that was paid for; trajectory and group follow when they are whole.
+judged, so that a crash loses no turn that was paid for; trajectory and group follow when they are
+whole.
 
     play_group ── one request for the group's first turn (the prompt is evaluated once)
         ├─ rollout 0: judge → [stop] or prompt → generate → judge → ...
         └─ rollout 1: ...                                         all at once, bounded by engine and
         judge queues
+
 """
 
 from __future__ import annotations
@@ -123,8 +124,8 @@ async def _play_rollout(
     rules: Rules,
     ports: Ports,
 ) -> Trajectory:
-    """Judge the first answer, then go on until it is good enough, out of turns, out of context or
-    out of luck."""
+    """Judge the first answer, then go on until it is good enough, out of turns, out of context
+    or out of luck."""
     turns: list[Turn] = []
     end = End.MAX_TURNS
     while True:
@@ -224,8 +225,8 @@ NO_ANSWER_WORDS = {
 def _ended(
     place: Place, problem: Problem, rollout: int, turns: tuple[Turn, ...], end: End, rules: Rules
 ) -> Trajectory:
-    """The trajectory with its returns; all masked where the rollout ended for a reason that is not
-    the model's."""
+    """The trajectory with its returns; all masked where the rollout ended for a reason that is
+    not the model's."""
     returns: Sequence[float | None]
     if end in (End.INFRA, End.CONTEXT_FULL):
         returns = (None,) * len(turns)

@@ -44,8 +44,8 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """A rendered conversation: the very tokens that the engine sees, that are trained and that are
-    stored."""
+    """A rendered conversation: the very tokens that the engine sees, that are trained and that
+    are stored."""
 
     ids: tuple[int, ...]
     text: str

@@ -1,5 +1,5 @@
-"""Seeds for sampling: one number per request, from the run's seed and the request's place, so that
-a rerun repeats it."""
+"""Seeds for sampling: one number per request, from the run's seed and the request's place, so
+that a rerun repeats it."""
 
 from __future__ import annotations
 

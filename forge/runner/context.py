@@ -73,8 +73,8 @@ class Run:
     async def generate(
         self, prompt_ids: Sequence[int], *, n: int, max_tokens: int, temperature: float, seed: int
     ) -> list[Completion]:
-        """The Generate port for training: a publish waits until the turn ends, and a turn until the
-        publish does."""
+        """The Generate port for training: a publish waits until the turn ends, and a turn until
+        the publish does."""
         assert self.replicas is not None
         async with self.weights.gate.turn():
             return await self.replicas.generate(
@@ -88,8 +88,8 @@ class Run:
 
     @asynccontextmanager
     async def pinned_ports(self) -> AsyncIterator[Ports]:
-        """Ports whose weights do not change while inside: what an evaluation plays with. Publishes
-        wait."""
+        """Ports whose weights do not change while inside: what an evaluation plays with.
+        Publishes wait."""
         assert self.replicas is not None
         async with self.weights.gate.turn():
             yield Ports(
@@ -100,8 +100,8 @@ class Run:
             )
 
     def busy(self) -> dict[str, float]:
-        """Busy seconds so far by role, averaged over the role's processes; a role without processes
-        is absent."""
+        """Busy seconds so far by role, averaged over the role's processes; a role without
+        processes is absent."""
         found: dict[str, float] = {}
         if self.replicas is not None:
             stats = self.replicas.stats()

@@ -2,8 +2,8 @@
 reports for the trainer.
 
 Served inside the supervisor's event loop, so every handler is short or waits; JSON bodies here are
-small (samples travel as
-files). An error in a handler that is ours ends the run; it does not vanish into a 500.
+small (samples travel as files). An error in a handler that is ours ends the run; it does not vanish
+into a 500.
 """
 
 from __future__ import annotations

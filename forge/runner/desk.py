@@ -5,9 +5,8 @@ trainer reports.
     trained, publish, checkpoint
 
 A batch file stays until a checkpoint covers its step. A trainer that restarts at step k asks for
-step k + 1 and gets the same
-batch again: what was taken but not trained is offered again, and a crash trains nothing twice that
-counted.
+step k + 1 and gets the same batch again: what was taken but not trained is offered again, and a
+crash trains nothing twice that counted.
 """
 
 from __future__ import annotations
@@ -53,8 +52,8 @@ class TrainerDesk:
     _changed: anyio.Event = field(default_factory=anyio.Event)
 
     def recover(self) -> int:
-        """Take up the batch files that an earlier attempt left; returns the last step among them, 0
-        for none."""
+        """Take up the batch files that an earlier attempt left; returns the last step among
+        them, 0 for none."""
         for path in self.batches_dir.glob(f"{self.stage}-*.npz"):
             if match := re.fullmatch(r"\d+-(\d+)\.npz", path.name):
                 self._offered[int(match[1])] = path

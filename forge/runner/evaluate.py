@@ -59,6 +59,7 @@ async def evaluate(
     Args:
         label: `eval-2`, or `grpo-3@5` for one in between.
         show: Drive the progress display (not while a trainer's stage owns it).
+
     """
     groups: list[Group] = []
     version = run.weights.version
@@ -114,8 +115,8 @@ async def run_eval_stage(run: Run, stage: EvalStage, index: int) -> Evaluation:
 
 
 def spread(problems: Sequence[Problem], count: int) -> list[Problem]:
-    """`count` problems spread evenly over the list, so that a part has every family that the whole
-    has."""
+    """`count` problems spread evenly over the list, so that a part has every family that the
+    whole has."""
     if count >= len(problems):
         return list(problems)
     return [problems[i * len(problems) // count] for i in range(count)]

@@ -1,8 +1,8 @@
 """The turn gate: a publish takes effect at a turn boundary, so no completion mixes two policies.
 
-turns (many at once)      async with gate.turn()      wait while a publish waits or holds
-publish (one)             async with gate.publish()   waits until running turns have ended,
-preferred over new ones
+turns (many at once)      async with gate.turn()      wait while a publish waits or holds publish
+(one)             async with gate.publish()   waits until running turns have ended, preferred over
+new ones
 """
 
 from __future__ import annotations

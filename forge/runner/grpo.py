@@ -3,6 +3,7 @@
 produce_batches ──▶ desk ──▶ trainer ── publish ──▶ weights ──▶ replicas
     ▲── PublishedSteps.advance ◀────────────┘ (pacing)   every n steps: evaluate, beside the
     training
+
 """
 
 from __future__ import annotations

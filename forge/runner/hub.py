@@ -1,5 +1,5 @@
-"""A model by directory or by hub name, found before any child starts: offline, gated or missing is
-one line."""
+"""A model by directory or by hub name, found before any child starts: offline, gated or missing
+is one line."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ def resolve_model(table: ModelTable) -> Path:
     disk.
 
     Raises ConfigError for what the user can mend (no such directory or model, gated, no revision),
-    MachineError for the
-    network and the disk.
+    MachineError for the network and the disk.
     """
     assert table.path is not None
     local = Path(table.path).expanduser()

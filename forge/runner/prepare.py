@@ -3,6 +3,7 @@
 Each product is complete or absent, so a resumed run skips it.
 
     problems ──▶ pairs (broken answers are really judged) ──▶ texts ──▶ init_model ──▶ weights/init
+
 """
 
 from __future__ import annotations

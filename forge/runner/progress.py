@@ -70,8 +70,8 @@ class Progress:
         self.numbers, self.idle, self._busy_at_start = {}, {}, dict(busy)
 
     def measure_idle(self, busy: Mapping[str, float]) -> None:
-        """Idle share by role: 1 - busy seconds / wall seconds since the stage began. `busy` counts
-        per process, averaged."""
+        """Idle share by role: 1 - busy seconds / wall seconds since the stage began. `busy`
+        counts per process, averaged."""
         wall = max(time.monotonic() - self.stage_started_at, 1e-9)
         self.idle = {
             role: min(max(1.0 - (seconds - self._busy_at_start.get(role, 0.0)) / wall, 0.0), 1.0)

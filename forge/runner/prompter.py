@@ -1,5 +1,5 @@
-"""The real Prompter: the checkpoint's chat template, the prompts of `forge.data`, the extractor of
-`forge.evalpool`."""
+"""The real Prompter: the checkpoint's chat template, the prompts of `forge.data`, the extractor
+of `forge.evalpool`."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ run_experiment / resume_run          decide what to do, own the run directory
    └─ prepare → stages in order      each opens what it needs, and closes what no later stage needs
       ├─ pool       judges           needed by pairs, eval, grpo
       └─ replicas   engines          needed by eval, grpo
+
 """
 
 from __future__ import annotations
@@ -308,8 +309,8 @@ class _Work:
     async def _run_stage(
         self, run: Run, index: int, stage: EvalStage | SftStage | GrpoStage
     ) -> None:
-        """One stage, between a start and an end event; a stop in an evaluation drops it, a trainer
-        saves first."""
+        """One stage, between a start and an end event; a stop in an evaluation drops it, a
+        trainer saves first."""
         start_dir = (self.past.stage_weights or {}).get(index, str(run.weights.path))
         await self.writer.put(
             Event(

@@ -54,6 +54,7 @@ def write_rows(
 
     Raises:
         ConfigError: no row fits `max_length`.
+
     """
     lines, dropped = [], 0
     for pair in pairs:

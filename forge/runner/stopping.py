@@ -1,9 +1,8 @@
 """How a run is stopped: the Ctrl-C ladder and `forge stop`.
 
 first  (SIGINT, SIGTERM, forge stop)   admit nothing new, finish the step, checkpoint, flush, exit
-130
-second                                 stop now; what is recorded stays
-third                                  SIGKILL to every child, and leave
+130 second                                 stop now; what is recorded stays third
+SIGKILL to every child, and leave
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ checkpoints.
     desk
         ├── watch: silent past step_timeout_s: stacks dumped, named, ended
         └── stop:  SIGTERM; it finishes its step, saves, exits 0
+
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ def plugged(
     Args:
         keep: Whether the weights of a step stay on disk when the next version takes over.
         after: Called once a step's weights are served.
+
     """
 
     async def on_publish(path: Path, step: int, probe: Probe | None) -> int:
@@ -117,6 +119,7 @@ async def own_trainer(
     Raises:
         Stopped: the user asked for it; the trainer has saved.
         ChildDied, Stalled: it ended or fell silent more often than `restarts` allows.
+
     """
     for restart in range(stage.restarts + 1):
         desk.last_heard = time.monotonic()

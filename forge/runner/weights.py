@@ -2,8 +2,7 @@
 and numbers the version.
 
 Called by the control socket when a trainer publishes, and by the runner when replicas open. A
-version is numbered by publish
-and never reused, also after a restart.
+version is numbered by publish and never reused, also after a restart.
 """
 
 from __future__ import annotations
@@ -30,10 +29,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PROBE_LIMIT = {"exact": 1e-3, "fast": 0.05}
-"""Largest mean |Δ logprob| between trainer and engine on the probe tokens, in nats. Fresh weights
-in exact precision give
-about 1e-6, one version behind 8e-3 (notes/trl.md); bf16 rounding gives up to 0.03
-(notes/llama.md)."""
+"""Largest mean |Δ logprob| between trainer and engine on the probe tokens, in nats. Fresh
+weights in exact precision give about 1e-6, one version behind 8e-3 (notes/trl.md); bf16
+rounding gives up to 0.03 (notes/llama.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +86,7 @@ class WeightSync:
             keep: Leave it in place when the next version takes over.
         Raises:
             ChildDied: a replica serves other weights than it acknowledged, twice.
+
         """
         began, version, gap = time.monotonic(), self.version + 1, 0.0
         digest = await anyio.to_thread.run_sync(_sha256_of_weights, path)

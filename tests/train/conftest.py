@@ -113,7 +113,10 @@ def served() -> Served:
         from starlette.routing import Route
 
         async def respond(request: Request) -> JSONResponse:
-            return JSONResponse(fake.answer(request.url.path, await request.json()))
+            answer = fake.answer(request.url.path, await request.json())
+            if answer.get("kind") == "wait":
+                await anyio.sleep(0.05)
+            return JSONResponse(answer)
 
         app = Starlette(routes=[Route("/{any}", respond, methods=["POST"])])
         async with anyio.create_task_group() as tasks:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,11 +32,9 @@ def samples(draw: st.DrawFn) -> Sample:
 
 
 @given(batch=st.lists(samples(), max_size=4))
-def test_a_batch_is_read_as_it_was_written(tmp_path_factory: object, batch: list[Sample]) -> None:
-    path = Path(np.random.default_rng().bytes(4).hex())
-    path = Path("/tmp") / f"forge-test-{path}.npz"
-    try:
+def test_a_batch_is_read_as_it_was_written(batch: list[Sample]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "batch.npz")
         write_batch(path, batch)
         assert read_batch(path) == batch
-    finally:
-        path.unlink(missing_ok=True)
+        assert [p.name for p in Path(folder).iterdir()] == ["batch.npz"]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
-import torch
 
-from forge.config.schema import GrpoStage, ModelTable
+from forge.config.schema import GrpoStage, LoraTable, ModelTable, RolloutTable
 from forge.records import Sample
 from forge.train.handle import find_last_checkpoint, open_trainer
 
@@ -18,83 +18,85 @@ if TYPE_CHECKING:
 
 STAGE = GrpoStage(
     kind="grpo",
-    steps=3,
+    steps=5,
     learning_rate=1e-3,
     micro_batch_tokens=60,
     save_every=2,
-    updates_per_batch=1,
 )
 
 
 def make_samples(num: int, *, seed: int, version: int, model_dir: Path) -> list[Sample]:
-    """Random tokens of random lengths, with the model's own log probabilities, shifted a little."""
+    """Random tokens of random lengths, with the model's own log probabilities."""
     from transformers import Qwen3ForCausalLM
 
     from forge.train.trainer.weights import score
 
     model = Qwen3ForCausalLM.from_pretrained(model_dir)
-    draw = torch.Generator().manual_seed(seed)
+    draw = random.Random(seed)
     found = []
     for i in range(num):
-        prompt = torch.randint(
-            5, 300, (int(torch.randint(4, 20, (1,), generator=draw)),), generator=draw
-        )
-        answer = torch.randint(
-            5, 300, (int(torch.randint(1, 25, (1,), generator=draw)),), generator=draw
-        )
-        logprobs = torch.tensor(score(model, prompt.tolist(), answer.tolist()))
+        prompt = [draw.randrange(5, 300) for _ in range(draw.randrange(4, 20))]
+        answer = [draw.randrange(5, 300) for _ in range(draw.randrange(1, 25))]
         found.append(
             Sample(
                 sample_id=100 * seed + i,
                 group_id=seed,
                 rollout=i,
                 turn=0,
-                prompt_ids=tuple(prompt.tolist()),
-                completion_ids=tuple(answer.tolist()),
-                logprobs=tuple(logprobs.tolist()),
-                advantage=float(torch.randn(1, generator=draw)),
+                prompt_ids=tuple(prompt),
+                completion_ids=tuple(answer),
+                logprobs=tuple(score(model, prompt, answer)),
+                advantage=draw.gauss(0, 1),
                 policy_version=version,
             )
         )
     return found
 
 
-async def train(
-    fake: FakeSupervisor, served: Served, stage: GrpoStage, *, model: Path, at: Path
-) -> str:
-    """Run the child to its end."""
-    with anyio.fail_after(100):
-        async with (
-            served(fake),
-            open_trainer(
-                stage,
-                model=ModelTable(path=str(model)),
-                model_dir=model,
-                rows_path=None,
-                work_dir=at / "work",
-                weights_dir=at / "weights",
-                control_socket=fake.socket,
-                socket_dir=fake.socket.parent,
-                log_dir=at / "logs",
-                seed=1,
-            ) as child,
-        ):
+async def train(fake: FakeSupervisor, served: Served, *, model: Path, at: Path) -> None:
+    """Run the child to its end: its own, or SIGTERM once the last batch is published."""
+    async with (
+        served(fake),
+        open_trainer(
+            STAGE,
+            model=ModelTable(path=str(model)),
+            model_dir=model,
+            rows_path=None,
+            work_dir=at / "work",
+            weights_dir=at / "weights",
+            control_socket=fake.socket,
+            socket_dir=fake.socket.parent,
+            log_dir=at / "logs",
+            seed=1,
+        ) as child,
+    ):
+        with anyio.fail_after(100):
+            if fake.at_end == "wait":
+                while child.is_alive and fake.order[-2:] != ["/take", "/take"]:  # noqa: ASYNC110
+                    await anyio.sleep(0.1)
+                await child.stop()
             reason = await child.wait()
-            assert reason == "exit 0", child.last_log_lines(60)
-            return reason
+            assert reason.startswith("exit 0"), child.last_log_lines(60)
+
+
+def mean_gap(model_dir: str, probe: dict[str, Any]) -> float:
+    """Mean |Δ logprob| of a published directory to a probe."""
+    from transformers import Qwen3ForCausalLM
+
+    from forge.train.trainer.weights import score
+
+    model = Qwen3ForCausalLM.from_pretrained(model_dir)
+    got = score(model, probe["prompt_ids"], probe["completion_ids"])
+    return sum(abs(a - b) for a, b in zip(got, probe["logprobs"], strict=True)) / len(got)
 
 
 @pytest.mark.slow
 def test_a_stage_is_trained_published_saved_and_resumed(
     tiny_model: Path, supervisor: FakeSupervisor, served: Served, tmp_path: Path
 ) -> None:
-    from transformers import AutoTokenizer, Qwen3ForCausalLM
-
-    from forge.train.trainer.weights import score
-
     batches = [make_samples(n, seed=n, version=0, model_dir=tiny_model) for n in (5, 1, 8)]
     supervisor.batches = batches[:2]
-    anyio.run(lambda: train(supervisor, served, STAGE, model=tiny_model, at=tmp_path))
+    anyio.run(lambda: train(supervisor, served, model=tiny_model, at=tmp_path))
 
     assert [t["step"] for t in supervisor.trained] == [1, 2]
     assert [p["step"] for p in supervisor.published] == [1, 2]
@@ -107,26 +109,62 @@ def test_a_stage_is_trained_published_saved_and_resumed(
     # The second batch is of version 0 too, now one behind: none of its samples is current.
     assert "train/logprob_gap/mean" not in second
     assert second["train/kl_behaviour/mean"] > 0
-    probe = supervisor.published[-1]["probe"]
-    loaded = Qwen3ForCausalLM.from_pretrained(supervisor.published[-1]["path"])
-    AutoTokenizer.from_pretrained(supervisor.published[-1]["path"])
-    again = score(loaded, probe["prompt_ids"], probe["completion_ids"])
-    assert again == pytest.approx(probe["logprobs"], abs=1e-6)
-    behind = Qwen3ForCausalLM.from_pretrained(supervisor.published[0]["path"])
-    old = score(behind, probe["prompt_ids"], probe["completion_ids"])
-    gap = sum(abs(a - b) for a, b in zip(old, probe["logprobs"], strict=True)) / len(old)
-    assert gap > 1e-3, "a replica one version behind must be seen"
+    before, after = supervisor.published
+    assert mean_gap(after["path"], after["probe"]) < 1e-6
+    assert mean_gap(before["path"], after["probe"]) > 1e-3, "one version behind must be seen"
 
     last = find_last_checkpoint(tmp_path / "work")
     assert last is not None
     assert last.name == "checkpoint-2"
-    supervisor.batches = batches
+    supervisor.batches, supervisor.at_end = batches, "wait"
     supervisor.order.clear()
-    anyio.run(lambda: train(supervisor, served, STAGE, model=tiny_model, at=tmp_path))
-    assert supervisor.order[0] == "/publish"
+    anyio.run(lambda: train(supervisor, served, model=tiny_model, at=tmp_path))
+
+    assert supervisor.order[0] == "/publish", "before anything is generated"
     assert [p["step"] for p in supervisor.published] == [1, 2, 2, 3]
-    assert supervisor.published[2]["path"] != supervisor.published[1]["path"]
+    again = supervisor.published[2]
+    assert again["path"] != after["path"]
+    weights = [Path(p["path"], "model.safetensors").read_bytes() for p in (after, again)]
+    assert weights[0] == weights[1]
     assert [t["step"] for t in supervisor.trained] == [1, 2, 3]
-    resumed = Qwen3ForCausalLM.from_pretrained(supervisor.published[2]["path"]).state_dict()
-    for name, tensor in loaded.state_dict().items():
-        assert torch.equal(resumed[name], tensor)
+    assert [c["step"] for c in supervisor.checkpoints] == [2, 3], "SIGTERM saves what was trained"
+    last = find_last_checkpoint(tmp_path / "work")
+    assert last is not None
+    assert last.name == "checkpoint-3"
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_an_adapter_is_published_alone_and_loads_onto_its_base(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    from peft import PeftModel
+    from transformers import Qwen3ForCausalLM
+
+    from forge.train.trainer.grpo_stage import make_trainer
+    from forge.train.trainer.settings import Settings
+    from forge.train.trainer.weights import probe, save_weights, score
+
+    table = ModelTable(path=str(tiny_model), lora=LoraTable(r=4))
+    settings = Settings(
+        stage=STAGE.model_dump(mode="json"),
+        model=table.model_dump(mode="json"),
+        rollout=RolloutTable().model_dump(mode="json"),
+        model_dir=tiny_model,
+        rows_path=None,
+        work_dir=tmp_path / "work",
+        weights_dir=tmp_path / "weights",
+        control_socket=tmp_path / "none.sock",
+        seed=0,
+    )
+    trainer = make_trainer(settings, control=None)  # pyright: ignore[reportArgumentType]
+    for name, parameter in trainer.policy.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_()
+    save_weights(trainer.policy, tmp_path / "a", model_dir=tiny_model, sync=False)
+    assert (tmp_path / "a" / "adapter_model.safetensors").is_file()
+    assert not (tmp_path / "a" / "model.safetensors").exists()
+    wanted = probe(trainer.policy, None, seed=0)
+    base = Qwen3ForCausalLM.from_pretrained(tiny_model)
+    loaded = PeftModel.from_pretrained(base, str(tmp_path / "a"))
+    got = score(loaded, wanted["prompt_ids"], wanted["completion_ids"])
+    assert got == pytest.approx(wanted["logprobs"], abs=1e-5)
