@@ -1,0 +1,73 @@
+"""The model maker: a complete directory, the same for the same seed; or an error that says why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import anyio
+import pytest
+
+from forge.config.schema import TinyModel
+from forge.data.chat import ChatTemplate
+from forge.errors import ChildDied
+from forge.train.durable import find_last_checkpoint, whole_dir
+from forge.train.handle import NewModel, run_init_model
+
+SIZES = TinyModel(
+    hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1, intermediate_size=64, vocab_size=310
+)
+
+
+def make(at: Path, name: str) -> NewModel:
+    return anyio.run(
+        lambda: run_init_model(
+            SIZES,
+            texts_path=at / "texts.jsonl",
+            out_dir=at / name,
+            socket_dir=at,
+            log_dir=at / "logs",
+            seed=5,
+        )
+    )
+
+
+@pytest.mark.slow
+def test_the_same_seed_makes_the_same_bytes(tmp_path: Path) -> None:
+    texts = [f"def f{n}(x):\n    return tl.exp(x)\n" for n in range(40)]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(t) + "\n" for t in texts))
+    one, two = make(tmp_path, "one"), make(tmp_path, "two")
+    names = {p.name for p in one.model_dir.iterdir()}
+    assert names >= {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"}
+    for name in names:
+        assert (one.model_dir / name).read_bytes() == (two.model_dir / name).read_bytes(), name
+    assert one.num_parameters == two.num_parameters > 0
+    assert ChatTemplate.load(one.model_dir).vocab_size == one.vocab_size <= SIZES.vocab_size
+
+
+@pytest.mark.slow
+def test_a_maker_that_fails_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ChildDied, match=r"init-model died .*(.|\n)*FileNotFoundError"):
+        make(tmp_path, "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_directory_appears_only_when_it_is_whole(tmp_path: Path) -> None:
+    def fill() -> None:
+        with whole_dir(tmp_path / "d") as partial:
+            (partial / "a").write_text("1")
+            raise RuntimeError("power cut")
+
+    with pytest.raises(RuntimeError):
+        fill()
+    assert not (tmp_path / "d").exists()
+    with whole_dir(tmp_path / "d") as partial:
+        (partial / "b").write_text("2")
+    assert [p.name for p in (tmp_path / "d").iterdir()] == ["b"]
+
+
+def test_the_last_checkpoint_is_the_highest_whole_one(tmp_path: Path) -> None:
+    assert find_last_checkpoint(tmp_path / "missing") is None
+    for name in ("checkpoint-9", "checkpoint-10", ".staging/checkpoint-11", "checkpoint-x"):
+        (tmp_path / name).mkdir(parents=True)
+    assert find_last_checkpoint(tmp_path) == tmp_path / "checkpoint-10"
