@@ -4,40 +4,44 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
-from forge.data.families.ops import OPS
+from forge.data.families.ops import OPS, Chain
 from forge.data.generator import Composition, render_answer
 
 Mistake = Callable[[Composition, Random], str | None]
 """A broken answer, or None where this mistake cannot be made in it."""
 
 
-def _chain_lines(composition: Composition) -> list[str]:
-    return [f"    x = {OPS[name].triton}\n" for name in composition.chain]
+def _with_chain(composition: Composition, chain: Chain) -> str:
+    """The honest answer to another chain: what a model writes that copied the steps wrongly."""
+    return render_answer(replace(composition, chain=chain))
 
 
 def wrong_op(composition: Composition, rng: Random) -> str | None:
     """One step computes something else."""
-    line = rng.choice(_chain_lines(composition))
-    other = rng.choice([op for op in OPS.values() if op.name not in composition.chain])
-    return render_answer(composition).replace(line, f"    x = {other.triton}\n", 1)
+    chain = list(composition.chain)
+    chain[rng.randrange(len(chain))] = rng.choice([name for name in OPS if name not in chain])
+    return _with_chain(composition, tuple(chain))
 
 
 def missing_op(composition: Composition, rng: Random) -> str | None:
     """One step is left out."""
-    line = rng.choice(_chain_lines(composition))
-    return render_answer(composition).replace(line, "", 1)
+    if len(composition.chain) < 2:
+        return None
+    at = rng.randrange(len(composition.chain))
+    return _with_chain(composition, composition.chain[:at] + composition.chain[at + 1 :])
 
 
 def swapped_ops(composition: Composition, rng: Random) -> str | None:
     """Two neighbouring steps change places."""
     if len(composition.chain) < 2:
         return None
-    lines = _chain_lines(composition)
-    at = rng.randrange(len(lines) - 1)
-    first, second = lines[at : at + 2]
-    return render_answer(composition).replace(first + second, second + first, 1)
+    chain = list(composition.chain)
+    at = rng.randrange(len(chain) - 1)
+    chain[at : at + 2] = chain[at + 1], chain[at]
+    return _with_chain(composition, tuple(chain))
 
 
 def missing_mask(composition: Composition, rng: Random) -> str | None:
