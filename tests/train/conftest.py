@@ -33,13 +33,10 @@ TEXTS = [
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model directory as `run_init_model` leaves it, made in this process."""
-    from forge.train.trainer.init_model import CHAT_TEMPLATE, random_qwen3
-    from forge.train.trainer.tokenizer import save_tokenizer, train_tokenizer
+    from forge.train.trainer.init_model import make_model
 
     path = tmp_path_factory.mktemp("models") / "tiny"
-    tokenizer = train_tokenizer(TEXTS, vocab_size=SIZES.vocab_size)
-    random_qwen3(SIZES.model_dump(), tokenizer=tokenizer, seed=0).save_pretrained(path)
-    save_tokenizer(tokenizer, path, chat_template=CHAT_TEMPLATE, max_tokens=512)
+    make_model(SIZES.model_dump(), texts=TEXTS, model_dir=path, seed=0)
     return path
 
 

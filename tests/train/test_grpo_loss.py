@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -78,45 +79,52 @@ def trainer_of(model_dir: Path, at: Path, **stage: Any) -> Any:
     return make_trainer(settings, control=None)  # pyright: ignore[reportArgumentType]
 
 
+@pytest.fixture(scope="module")
+def trainer(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Made once, since that takes seconds; each test sets the loss it is about."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return trainer_of(tiny_model, tmp_path_factory.mktemp("trainer"), beta=0.5)
+
+
+def loss_of(trainer: Any, samples: list[Sample], *, max_tokens: int) -> float:
+    """Loss of a whole batch; leaves its gradient."""
+    from forge.train.trainer.microbatches import cut_batch
+
+    trainer.current_gradient_accumulation_steps = 1
+    trainer._cut = cut_batch(samples, max_tokens=max_tokens)
+    trainer.stats.begin_pass()
+    trainer.model.zero_grad()
+    return trainer.training_step(trainer.model, {"micro_batches": trainer._cut}).item()
+
+
 @pytest.mark.parametrize("kind", ["dapo", "bnpo", "dr_grpo", "grpo"])
 def test_loss_and_gradient_equal_the_formula_however_the_batch_is_cut(
-    tiny_model: Path, tmp_path: Path, kind: str
+    trainer: Any, tiny_model: Path, kind: str
 ) -> None:
     from transformers import Qwen3ForCausalLM
-
-    from forge.train.trainer.microbatches import cut_batch
 
     samples = make_samples(9)
     plain = Qwen3ForCausalLM.from_pretrained(tiny_model)
     want = plain_loss(plain, samples, kind)
     want.backward()
-    trainer = trainer_of(tiny_model, tmp_path, loss=kind)
-    trainer.current_gradient_accumulation_steps = 1
+    trainer.loss_type, trainer.beta = kind, 0.0
     for max_tokens in (10, 90, 10_000):
-        trainer._cut = cut_batch(samples, max_tokens=max_tokens)
-        trainer.stats.begin_pass()
-        trainer.model.zero_grad()
-        loss = trainer.training_step(trainer.model, {"micro_batches": trainer._cut})
-        assert loss.item() == pytest.approx(want.item(), abs=1e-6)
+        got = loss_of(trainer, samples, max_tokens=max_tokens)
+        assert got == pytest.approx(want.item(), abs=1e-6)
         for (name, p), q in zip(trainer.model.named_parameters(), plain.parameters(), strict=True):
             torch.testing.assert_close(p.grad, q.grad, atol=1e-6, rtol=1e-4, msg=name)
     assert trainer.stats._sums["clipped"] > 0
 
 
-def test_the_reference_adds_its_penalty(tiny_model: Path, tmp_path: Path) -> None:
-    from forge.train.trainer.microbatches import cut_batch
-
+def test_the_reference_adds_its_penalty(trainer: Any) -> None:
     samples = make_samples(4)
-    trainer = trainer_of(tiny_model, tmp_path, beta=0.5)
-    trainer.current_gradient_accumulation_steps = 1
-    trainer._cut = cut_batch(samples, max_tokens=100)
-    trainer.stats.begin_pass()
-    same = trainer.training_step(trainer.model, {"micro_batches": trainer._cut}).item()
+    trainer.loss_type, trainer.beta = "dapo", 0.5
+    same = loss_of(trainer, samples, max_tokens=100)
     with torch.no_grad():
         for p in trainer.ref_model.parameters():
             p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(1)) * 0.05)
-    away = trainer.training_step(trainer.model, {"micro_batches": trainer._cut}).item()
-    assert away > same + 1e-3
+    assert loss_of(trainer, samples, max_tokens=100) > same + 1e-3
 
 
 def test_micro_batches_hold_every_sample_once_within_the_budget() -> None:

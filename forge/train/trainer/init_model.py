@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,16 +29,27 @@ CHAT_TEMPLATE = Path(__file__).parents[2] / "data" / "chat_template.jinja"
 def main() -> None:
     config = hold_lease()
     from forge.train.trainer.settings import start_logging
-    from forge.train.trainer.tokenizer import save_tokenizer, train_tokenizer
 
     start_logging()
     with Path(config["texts_path"]).open() as lines:
         texts = [json.loads(line) for line in lines]
-    tiny = config["tiny"]
+    made = make_model(
+        config["tiny"], texts=texts, model_dir=Path(config["model_dir"]), seed=config["seed"]
+    )
+    Path(config["result_path"]).write_text(json.dumps(made))
+    logger.info("made %s: %s", config["model_dir"], made)
+
+
+def make_model(
+    tiny: Mapping[str, Any], *, texts: Sequence[str], model_dir: Path, seed: int
+) -> dict[str, int]:
+    """Write the directory; returns its sizes."""
+    from forge.train.trainer.tokenizer import save_tokenizer, train_tokenizer
+
     tokenizer = train_tokenizer(texts, vocab_size=tiny["vocab_size"])
-    model = random_qwen3(tiny, tokenizer=tokenizer, seed=config["seed"])
-    with whole_dir(Path(config["model_dir"])) as partial:
-        model.save_pretrained(partial)
+    model = random_qwen3(tiny, tokenizer=tokenizer, seed=seed)
+    with whole_dir(model_dir) as partial:
+        model.save_pretrained(str(partial))
         save_tokenizer(
             tokenizer,
             partial,
@@ -46,9 +57,7 @@ def main() -> None:
             max_tokens=tiny["max_context_tokens"],
         )
     num_parameters = sum(p.numel() for p in model.parameters())
-    result = {"num_parameters": num_parameters, "vocab_size": tokenizer.get_vocab_size()}
-    Path(config["result_path"]).write_text(json.dumps(result))
-    logger.info("made %s: %s", config["model_dir"], result)
+    return {"num_parameters": num_parameters, "vocab_size": tokenizer.get_vocab_size()}
 
 
 def random_qwen3(tiny: Mapping[str, Any], *, tokenizer: Tokenizer, seed: int) -> Qwen3ForCausalLM:
