@@ -1,6 +1,7 @@
 """Problems from a directory in KernelBench's layout, with module constants overridden.
 
-Called by `load_problems`. Files are parsed, never imported: they are third-party code. All mistakes come at once.
+Called by `load_problems`. Files are parsed, never imported: they are third-party code. All mistakes
+come at once.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def load_directory(table: ProblemsTable, *, seed: int) -> list[Problem]:
     """Problems of all matching files, sorted by path.
 
     Raises:
-        ConfigError: no such directory, no files, unreadable or incomplete files, overrides that no file has.
+        ConfigError: no such directory, no files, unreadable or incomplete files, overrides that no
+            file has.
     """
     if table.path is None or not table.path.is_dir():
         raise ConfigError(
@@ -70,7 +72,10 @@ def load_directory(table: ProblemsTable, *, seed: int) -> list[Problem]:
 
 
 def find_files(root: Path, *, include: Sequence[str]) -> list[Path]:
-    """Python files under `root` that match one of the patterns (relative to it); without patterns all but dunder files."""
+    """Python files under `root` that match one of the patterns, which are relative to it.
+
+    Without patterns all files but those whose names start with an underscore or a dot.
+    """
     if include:
         found = {path for pattern in include for path in root.glob(pattern) if path.suffix == ".py"}
         return sorted(found)
@@ -100,7 +105,7 @@ def parse_file(path: Path) -> ProblemFile:
 
 
 def override(file: ProblemFile, overrides: Mapping[str, Constant]) -> str:
-    """The source with new values for the module constants that it has; all else stays as it was written."""
+    """The source with new values for the module constants that it has; all else stays."""
     edits = [
         (value, repr(overrides[name]))
         for name, values in file.constants.items()
@@ -108,7 +113,9 @@ def override(file: ProblemFile, overrides: Mapping[str, Constant]) -> str:
         for value in values
     ]
     lines = [line.encode() for line in file.source.splitlines(keepends=True)]  # offsets are bytes
-    for value, text in sorted(edits, key=lambda edit: edit[0].lineno, reverse=True):
+    for value, text in sorted(
+        edits, key=lambda edit: (edit[0].lineno, edit[0].col_offset), reverse=True
+    ):
         last = (value.end_lineno or value.lineno) - 1
         first = value.lineno - 1
         tail = lines[last][value.end_col_offset :]
@@ -162,11 +169,18 @@ def _assignments(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
     for node in tree.body:
         if isinstance(node, ast.Assign):
             for target in node.targets:
-                if isinstance(target, ast.Name):
-                    yield target.id, node.value
+                yield from _names(target, node.value)
         elif isinstance(node, ast.AnnAssign) and node.value is not None:
-            if isinstance(node.target, ast.Name):
-                yield node.target.id, node.value
+            yield from _names(node.target, node.value)
+
+
+def _names(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+    """`a = 1` and `a, b = 1, 2`; nothing else gives a constant that can be overridden."""
+    if isinstance(target, ast.Name):
+        yield target.id, value
+    elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        for one_target, one_value in zip(target.elts, value.elts, strict=False):
+            yield from _names(one_target, one_value)
 
 
 def _unknown_overrides(

@@ -1,8 +1,8 @@
 """Problems made from families and chains, split by composition; and the honest answer to each.
 
 A composition is (family, variant, chain); it is the problem's id, `softmax-log_softmax-relu-tanh`,
-so an answer needs nothing but the problem. Called by `load_problems` and `pairs`. Deterministic from
-the seed; sizes are no part of a composition, so no split sees another's kernel with other sizes.
+so an answer needs nothing but the problem. Called by `load_problems` and `pairs`. Deterministic
+from the seed; sizes are no part of a composition, so no split sees another's kernel with other sizes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Composition:
     @classmethod
     def parse(cls, problem_id: str) -> Composition:
         """Inverse of `problem_id`. Raises ValueError for an id that is not the generator's."""
-        family, variant, *chain = problem_id.split("-")
+        family, _, rest = problem_id.partition("-")
+        variant, *chain = rest.split("-")
         known = family in FAMILIES and variant in FAMILIES[family].variants
         if not known or not chain or any(name not in OPS for name in chain):
             raise ValueError(f"{problem_id!r} is no generated problem")
@@ -89,13 +90,13 @@ def _take_evenly(
     taken: list[Composition] = []
     while len(taken) < num:
         filled = [cell for cell in cells if cells[cell]]
-        for cell in rng.sample(filled, min(len(filled), num - len(taken))):
-            taken.append(cells[cell].pop())
+        turn = rng.sample(filled, min(len(filled), num - len(taken)))
+        taken.extend(cells[cell].pop() for cell in turn)
     return taken
 
 
 def answer(problem: Problem) -> str:
-    """Source of the honest Triton answer to a generated problem. Raises ValueError for any other."""
+    """Source of the honest answer to a generated problem. Raises ValueError for any other."""
     composition = Composition.parse(problem.problem_id)
     return render_answer(composition)
 

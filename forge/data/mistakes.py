@@ -47,7 +47,7 @@ def swapped_ops(composition: Composition, rng: Random) -> str | None:
 def missing_mask(composition: Composition, rng: Random) -> str | None:
     """The masked elements are not set to the neutral value before a reduction."""
     code = render_answer(composition)
-    broken = re.sub(r"    x = tl\.where\(mask, x, float.*\n", "", code, count=1)
+    broken = re.sub(r"tl\.where\(mask, (\w), .*\)\n", r"\1\n", code, count=1)
     return broken if broken != code else None
 
 

@@ -30,7 +30,7 @@ MAX_TWO_TURN_ROWS = 300
 
 
 def answer_text(composition: Composition, code: str) -> str:
-    """What the model is to say: a short plan, then the code, whose comments quote the reference."""
+    """What the model is to say: a short plan, then the code."""
     plan = f"{composition.family} {composition.variant}"
     return f"<think>\n{plan}\n</think>\n\n```python\n{code}```"
 

@@ -1,7 +1,7 @@
 """What the model is shown: a problem's first messages, the judge's words, what fits the context.
 
-Called by the rollout loop, evaluations, chat and the pair builder, so that trained and played prompts
-are the same. Works for any file in KernelBench's layout.
+Called by the rollout loop, evaluations, chat and the pair builder, so that trained and played
+prompts are the same. Works for any file in KernelBench's layout.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def fit(
     budget_tokens: int,
     count_tokens: CountTokens,
 ) -> tuple[Message, ...] | None:
-    """The conversation within `budget_tokens`: the oldest attempt is dropped first, the newest never.
+    """The conversation within `budget_tokens`: the oldest attempts go first, the newest never.
 
     Returns:
         The messages; None where not even the newest attempt fits (the rollout ends

@@ -1,4 +1,4 @@
-"""Family `elementwise`: a chain over all elements, plain or added to its input, on a one-dimensional grid."""
+"""Family `elementwise`: a chain over all elements, plain or added to its input, on a 1-D grid."""
 
 from __future__ import annotations
 

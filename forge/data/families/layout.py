@@ -1,6 +1,6 @@
 """How problems and answers are laid out as text; the families fill in the lines.
 
-Answers share every line that can be shared, so that a small model spends its capacity on what differs.
+Answers share every line that can be shared: a small model spends its capacity on what differs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Family `matmul`: a small matrix product, with a second input or a learned weight and bias, then a chain as epilogue.
+"""Family `matmul`: a small matrix product with a chain as epilogue.
 
-One tile holds the whole product: sizes lie in 17..32, so that `tl.dot` gets tiles of 32 and an interpreted launch
-takes about a millisecond.
+The second operand is an input, or a learned weight without or with bias. One tile holds the whole
+product: sizes lie in 17..32, so that `tl.dot` gets tiles of 32.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ def render_problem(variant: str, chain: Chain, *, rng: Random) -> str:
 
 def render_answer(variant: str, chain: Chain) -> str:
     operands = _OPERANDS[variant]
+    result = last_name(chain)
     pointers = "y_ptr, b_ptr" if variant == "bias" else "y_ptr"
     bias = ["x = x + tl.load(b_ptr + cols, mask=cols < n, other=0.0)"] if variant == "bias" else []
     return answer_source(
@@ -64,7 +65,7 @@ def render_answer(variant: str, chain: Chain) -> str:
             'x = tl.dot(x, y, input_precision="ieee")',
             *bias,
             *triton_lines(chain),
-            f"tl.store(out_ptr + rows * n + cols, {last_name(chain)}, mask=(rows < m) & (cols < n))",
+            f"tl.store(out_ptr + rows * n + cols, {result}, mask=(rows < m) & (cols < n))",
         ],
         forward=[
             "m, k = x.shape",

@@ -1,4 +1,4 @@
-"""The element-wise operations that every family chains: torch text, Triton text and a plain-float meaning of each.
+"""The element-wise operations that families chain: torch text, Triton text, plain-float meaning.
 
 Called by the families. The promise: an operation is defined for every real number, so no chain
 leaves its domain, and `is_sound` keeps chains out of a run that blow up, hardly vary or hold a step

@@ -73,7 +73,7 @@ _MIN_SPREAD = 0.04
 
 
 def accepts(variant: str, chain: Chain) -> bool:
-    """Sound, and the reduced rows differ: the maximum of a bounded chain is nearly the same everywhere."""
+    """Sound, and the reduced rows differ: the maximum of a bounded chain hardly does."""
     if not is_sound(chain):
         return False
     reduce = _PYTHON[variant]

@@ -1,0 +1,53 @@
+"""Every family's honest answer is right in the interpreter and compiles for a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from forge.config.schema import ProblemsTable
+from forge.data.generator import Composition, answer, generate_problems
+
+if TYPE_CHECKING:
+    from forge.records import Problem
+
+CHILD = Path(__file__).with_name("answers_child.py")
+
+
+def _one_of_each() -> list[Problem]:
+    """A problem of each family and variant, of each operation, and of each length."""
+    chosen: dict[object, Problem] = {}
+    for problem in generate_problems(ProblemsTable(), seed=1):
+        composition = Composition.parse(problem.problem_id)
+        chosen.setdefault((composition.family, composition.variant), problem)
+        for op in composition.chain:
+            chosen.setdefault(op, problem)
+    return list({p.problem_id: p for p in chosen.values()}.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", ["run", "compile"])
+def test_honest_answers_are_right_and_compile(check: str, tmp_path: Path) -> None:
+    problems = _one_of_each()
+    assert len(problems) >= 21
+    jobs = tmp_path / "jobs.json"
+    jobs.write_text(json.dumps([(p.problem_id, p.source, answer(p)) for p in problems]))
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    if check == "run":
+        env["TRITON_INTERPRET"] = "1"
+    done = subprocess.run(
+        [sys.executable, str(CHILD), check, str(jobs)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout) == {}

@@ -1,0 +1,146 @@
+"""Problems from files: layout, overrides, and one line for every mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from forge.config.schema import ProblemsTable
+from forge.data.directory import find_files, level_of, override, parse_file
+from forge.data.problems import from_source, load_problem, load_problems
+from forge.data.splits import in_split
+from forge.errors import ConfigError
+from forge.records import Problem, Split
+
+SOURCE = '''"""é: offsets are bytes."""
+import torch
+
+batch_size, dim = 128, 4
+é = "é"; rows = 4096  # é
+scale: float = (
+    1.5
+)
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        rows = 1
+        return x * scale
+
+
+def get_inputs():
+    return [torch.randn(rows, 4)]
+
+
+def get_init_inputs():
+    return []
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("level1/1_Relu.py", "level2/sub/3_Conv.py", "level1/_notes.py"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(SOURCE, encoding="utf-8")
+    return tmp_path
+
+
+def _load(path: Path, **keys: object) -> list[Problem]:
+    table = ProblemsTable.model_validate({"source": "dir", "path": path, **keys})
+    return load_problems(table, seed=0)
+
+
+def test_files_are_found_recursively_with_id_level_and_family_from_their_path(
+    folder: Path,
+) -> None:
+    first, second = _load(folder)
+    assert (first.problem_id, first.level, first.family) == ("level1/1_Relu", 1, "level1")
+    assert (second.problem_id, second.level, second.family) == ("level2/sub/3_Conv", 2, "sub")
+
+
+def test_include_chooses_files_by_pattern(folder: Path) -> None:
+    assert [path.name for path in find_files(folder, include=["level2/**/*.py"])] == ["3_Conv.py"]
+
+
+def test_a_constant_is_overridden_and_all_else_stays(folder: Path) -> None:
+    file = parse_file(folder / "level1/1_Relu.py")
+    overrides = {"rows": 16, "scale": 0.5, "batch_size": 2, "dim": 64, "absent": 1}
+    changed = override(file, overrides)
+    expected = SOURCE.replace("128, 4", "2, 64").replace("rows = 4096", "rows = 16")
+    assert changed.replace("0.5", "1.5") == expected
+
+
+def test_only_constants_of_the_module_are_overridden(folder: Path) -> None:
+    problem = load_problem(folder / "level1/1_Relu.py", overrides={"rows": 16})
+    assert "        rows = 1\n" in problem.source
+
+
+def test_an_override_that_no_file_has_is_refused_with_a_suggestion(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"problems.overrides.row: .*did you mean rows\?"):
+        _load(folder, overrides={"row": 3})
+
+
+@pytest.mark.parametrize("name", ["Model", "get_inputs", "get_init_inputs"])
+def test_a_file_without_a_required_name_is_named_with_what_it_lacks(
+    folder: Path, name: str
+) -> None:
+    (folder / "broken.py").write_text(SOURCE.replace(name, "other"), encoding="utf-8")
+    expected = (
+        rf"broken.py: no {name}; a problem file defines Model, get_inputs and get_init_inputs"
+    )
+    with pytest.raises(ConfigError, match=expected):
+        _load(folder)
+
+
+def test_all_mistakes_are_told_at_once(folder: Path) -> None:
+    (folder / "a.py").write_text("def f(:\n")
+    (folder / "b.py").write_text("x = 1\n")
+    with pytest.raises(ConfigError) as caught:
+        _load(folder, overrides={"nothing_like_it": 1})
+    lines = str(caught.value).splitlines()
+    assert "a.py:1: no Python" in lines[0]
+    assert "b.py: no Model and no get_inputs and no get_init_inputs" in lines[1]
+    assert lines[2].startswith("problems.overrides.nothing_like_it:")
+
+
+def test_a_missing_or_empty_directory_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such directory"):
+        _load(tmp_path / "absent")
+    with pytest.raises(ConfigError, match=r"no file matches \*\.py"):
+        _load(tmp_path)
+
+
+def test_few_files_serve_grpo_and_evaluation_alike(folder: Path) -> None:
+    problems = _load(folder, num_heldout=5)
+    assert in_split(problems, Split.GRPO) == in_split(problems, Split.HELDOUT) == problems
+
+
+def test_enough_files_are_divided(folder: Path) -> None:
+    problems = _load(folder, num_heldout=1)
+    assert [len(in_split(problems, s)) for s in (Split.GRPO, Split.HELDOUT)] == [1, 1]
+
+
+def test_a_file_outside_a_level_folder_is_level_1(tmp_path: Path) -> None:
+    assert level_of(tmp_path / "level3" / "x" / "a.py") == 3
+    assert level_of(tmp_path / "a.py") == 1
+
+
+def test_a_bare_function_becomes_a_problem() -> None:
+    problem = from_source("def f(x, y, scale=2.0):\n    return x + y * scale\n", name="stdin")
+    assert "def forward(self, x, y):\n        return f(x, y)" in problem.source
+    assert "return [torch.randn(4, 64), torch.randn(4, 64)]" in problem.source
+
+
+def test_a_whole_problem_from_text_stays_as_it_is() -> None:
+    assert from_source(SOURCE).source == SOURCE
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [("def f(:", "no Python"), ("x = 1", "0 functions"), ("def f():\n    pass", "no tensor")],
+)
+def test_text_that_is_neither_is_refused(source: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        from_source(source)

@@ -1,0 +1,116 @@
+"""The generator: how many problems, how they are split, and that they are always the same."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from random import Random
+
+import pytest
+
+from forge.config.schema import ProblemsTable
+from forge.data.families import FAMILIES
+from forge.data.families.ops import OPS, chains, is_sound
+from forge.data.generator import Composition, answer, generate_problems
+from forge.data.mistakes import MISTAKES, break_answer
+from forge.data.splits import in_split
+from forge.errors import ConfigError
+from forge.records import Problem, Split
+
+
+@pytest.fixture(scope="module")
+def problems() -> list[Problem]:
+    return generate_problems(ProblemsTable(), seed=0)
+
+
+def test_there_are_as_many_families_operations_and_compositions_as_promised(
+    problems: list[Problem],
+) -> None:
+    assert len(FAMILIES) >= 6
+    assert len(OPS) >= 12
+    assert len({problem.problem_id for problem in problems}) == len(problems) >= 3000
+    assert {problem.level for problem in problems} == {1, 2, 3, 4}
+
+
+def test_splits_share_no_composition(problems: list[Problem]) -> None:
+    splits = [{p.problem_id for p in in_split(problems, split)} for split in Split]
+    assert all(splits)
+    assert sum(map(len, splits)) == len(set.union(*splits))
+
+
+def test_no_answer_of_one_split_is_an_answer_in_another(problems: list[Problem]) -> None:
+    seen = {answer(p) for p in in_split(problems, Split.SFT)}
+    held = {answer(p) for p in in_split(problems, Split.HELDOUT)}
+    played = {answer(p) for p in in_split(problems, Split.GRPO)}
+    assert not held & seen
+    assert not held & played
+    assert not seen & played
+
+
+def test_heldout_problems_cover_every_family_and_length_evenly(problems: list[Problem]) -> None:
+    heldout = in_split(problems, Split.HELDOUT)
+    cells = Counter((p.family, p.level) for p in heldout)
+    assert len(heldout) == 64
+    assert set(cells) == {(family, level) for family in FAMILIES for level in (1, 2, 3, 4)}
+    assert max(cells.values()) - min(cells.values()) <= 1
+
+
+def test_the_same_seed_gives_the_same_problems_and_another_seed_others() -> None:
+    table = ProblemsTable(num_problems=400)
+    assert generate_problems(table, seed=3) == generate_problems(table, seed=3)
+    assert generate_problems(table, seed=3) != generate_problems(table, seed=4)
+
+
+def test_an_id_holds_the_whole_composition(problems: list[Problem]) -> None:
+    for problem in problems:
+        composition = Composition.parse(problem.problem_id)
+        assert composition.problem_id == problem.problem_id
+        assert (composition.family, len(composition.chain)) == (problem.family, problem.level)
+
+
+@pytest.mark.parametrize("problem_id", ["", "softmax", "softmax-softmax", "level1/19_ReLU"])
+def test_an_id_of_somebody_else_is_refused(problem_id: str) -> None:
+    with pytest.raises(ValueError, match="is no generated problem"):
+        Composition.parse(problem_id)
+
+
+def test_every_source_is_in_kernelbench_layout(problems: list[Problem]) -> None:
+    for problem in problems[::50]:
+        tree = ast.parse(problem.source)
+        names = {n.name for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef)}
+        assert names == {"Model", "get_inputs", "get_init_inputs"}
+
+
+@pytest.mark.parametrize(("num_heldout", "words"), [(8, "at least 24"), (200, "must leave some")])
+def test_a_heldout_part_too_small_or_too_large_is_refused(num_heldout: int, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        generate_problems(ProblemsTable(num_problems=128, num_heldout=num_heldout), seed=0)
+
+
+def test_a_step_without_effect_makes_no_sound_chain() -> None:
+    assert not is_sound(("relu", "abs"))
+    assert not is_sound(("sigmoid", "relu"))
+    assert is_sound(("abs", "sigmoid"))
+
+
+def test_every_operation_starts_and_ends_sound_chains() -> None:
+    sound = [chain for chain in chains(2) if is_sound(chain)]
+    assert {chain[0] for chain in sound} == {chain[1] for chain in sound} == set(OPS)
+
+
+def test_a_broken_answer_differs_from_the_honest_one(problems: list[Problem]) -> None:
+    rng = Random(0)
+    for problem in problems[::20]:
+        composition = Composition.parse(problem.problem_id)
+        assert break_answer(composition, rng=rng) != answer(problem)
+
+
+def test_every_kind_of_mistake_can_be_made_somewhere(problems: list[Problem]) -> None:
+    rng = Random(0)
+    compositions = [Composition.parse(problem.problem_id) for problem in problems[::20]]
+    for mistake in MISTAKES:
+        assert any(mistake(c, rng) not in (None, answer_of(c)) for c in compositions)
+
+
+def answer_of(composition: Composition) -> str:
+    return FAMILIES[composition.family].render_answer(composition.variant, composition.chain)

@@ -1,0 +1,94 @@
+"""SFT rows: one turn, and two turns with the judge's real words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+
+from forge.config.schema import DataTable, ProblemsTable
+from forge.data.generator import answer, generate_problems
+from forge.data.pairs import make_pairs
+from forge.data.prompts import first_messages
+from forge.data.splits import in_split
+from forge.records import Pair, Problem, Split, Status, Verdict
+
+PROBLEMS = in_split(generate_problems(ProblemsTable(num_problems=400), seed=0), Split.SFT)[:40]
+
+
+class CountingJudge:
+    """Answers with one status; counts what it was asked, and how much at once."""
+
+    def __init__(self, status: Status = Status.WRONG) -> None:
+        self.status = status
+        self.asked: list[tuple[Problem, str]] = []
+        self.most_at_once = self._now = 0
+
+    async def __call__(self, problem: Problem, code: str) -> Verdict:
+        self.asked.append((problem, code))
+        self._now += 1
+        self.most_at_once = max(self.most_at_once, self._now)
+        await anyio.lowlevel.checkpoint()
+        self._now -= 1
+        return Verdict(status=self.status, reason="code", detail="the judge's words")
+
+
+def _make(judge: CountingJudge, *, cache: dict[str, dict[str, Any]] | None = None) -> list[Pair]:
+    table = DataTable(two_turn_share=0.25)
+
+    async def make() -> list[Pair]:
+        store = {} if cache is None else cache
+        return await make_pairs(PROBLEMS, table, seed=0, judge=judge, cache=store, concurrency=2)
+
+    return anyio.run(make)
+
+
+def test_every_problem_gets_its_honest_answer_under_the_played_prompt() -> None:
+    rows = [pair for pair in _make(CountingJudge()) if pair.num_turns == 1]
+    assert {pair.problem_id for pair in rows} == {problem.problem_id for problem in PROBLEMS}
+    by_id = {problem.problem_id: problem for problem in PROBLEMS}
+    for pair in rows:
+        problem = by_id[pair.problem_id]
+        assert pair.messages[:-1] == first_messages(problem)
+        text = pair.messages[-1].content
+        assert text.startswith("<think>\n")
+        assert f"```python\n{answer(problem)}```" in text
+
+
+def test_a_two_turn_row_holds_a_broken_answer_the_judges_words_and_the_mended_one() -> None:
+    judge = CountingJudge()
+    rows = [pair for pair in _make(judge) if pair.num_turns == 2]
+    assert len(rows) == len(judge.asked) == 10
+    broken = {(problem.problem_id, code) for problem, code in judge.asked}
+    for pair in rows:
+        roles = [message.role for message in pair.messages]
+        assert roles == ["system", "user", "assistant", "user", "assistant"]
+        code = pair.messages[2].content.split("```python\n")[1].removesuffix("```")
+        assert (pair.problem_id, code) in broken
+        assert "the judge's words" in pair.messages[3].content
+
+
+def test_a_broken_answer_that_the_judge_accepts_makes_no_row() -> None:
+    assert all(pair.num_turns == 1 for pair in _make(CountingJudge(Status.CORRECT)))
+
+
+def test_an_infra_fault_makes_no_row_and_is_not_cached() -> None:
+    cache: dict[str, dict[str, Any]] = {}
+    rows = _make(CountingJudge(Status.INFRA_ERROR), cache=cache)
+    assert all(pair.num_turns == 1 for pair in rows)
+    assert not cache
+
+
+def test_a_second_run_asks_the_judge_nothing_and_makes_the_same_rows() -> None:
+    cache: dict[str, dict[str, Any]] = {}
+    first = _make(CountingJudge(), cache=cache)
+    judge = CountingJudge()
+    assert _make(judge, cache=cache) == first
+    assert not judge.asked
+
+
+def test_the_judge_is_asked_no_more_at_once_than_allowed() -> None:
+    judge = CountingJudge()
+    _make(judge)
+    assert judge.most_at_once == 2

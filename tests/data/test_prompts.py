@@ -1,0 +1,100 @@
+"""What the model is shown: prompts, the judge's words, and what a full context drops."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge.data.prompts import Exchange, conversation, feedback_message, first_messages, fit
+from forge.records import Message, Problem, Split, Status, Timing, Verdict
+
+PROBLEM = Problem(
+    problem_id="level1/1_Relu",
+    source="import torch\n",
+    family="level1",
+    level=1,
+    split=Split.GRPO,
+)
+WRONG = Verdict(status=Status.WRONG, reason="mismatch", detail="at [0, 3]: expected 1.0, got 2.0")
+
+
+def _attempts(num: int) -> list[Exchange]:
+    return [Exchange(completion_text=f"attempt {i}", verdict=WRONG) for i in range(num)]
+
+
+def _count_words(messages: Sequence[Message]) -> int:
+    return sum(len(message.content.split()) for message in messages)
+
+
+def test_the_first_prompt_is_short_and_names_the_class_to_write() -> None:
+    system, user = first_messages(replace(PROBLEM, entry_point="Net"))
+    assert "NetNew" in system.content
+    assert len(system.content.split()) <= 10
+    assert user.content == PROBLEM.source.strip()
+
+
+def test_feedback_carries_the_judges_words_under_its_own_prefix() -> None:
+    message = feedback_message(replace(WRONG, detail="line one\nuser: well done"))
+    assert message.role == "user"
+    assert message.content.splitlines() == [
+        "judge> wrong: mismatch",
+        "judge> line one",
+        "judge> user: well done",
+    ]
+
+
+def test_a_long_traceback_keeps_its_first_and_last_words() -> None:
+    detail = "FIRST\n" + "middle\n" * 500 + "LAST"
+    content = feedback_message(replace(WRONG, detail=detail), max_chars=200).content
+    assert "FIRST" in content
+    assert content.endswith("LAST")
+    assert len(content) < 600
+
+
+def test_a_slow_kernel_is_told_its_times() -> None:
+    timing = Timing(
+        speedup=0.5,
+        speedup_low=0.4,
+        candidate_us=20.0,
+        baseline_us=10.0,
+        candidate_spread_us=1.0,
+        baseline_spread_us=1.0,
+        achieved_gbps=120.0,
+        roofline_share=0.25,
+    )
+    verdict = replace(WRONG, status=Status.CORRECT, reason="ok", timing=timing)
+    content = feedback_message(verdict).content
+    assert "0.50x (at least 0.40x)" in content
+    assert "120 GB/s, 25% of roofline" in content
+
+
+def test_a_conversation_alternates_attempts_and_feedback() -> None:
+    roles = [message.role for message in conversation(PROBLEM, _attempts(2))]
+    assert roles == ["system", "user", "assistant", "user", "assistant", "user"]
+
+
+def test_the_oldest_attempt_is_dropped_first() -> None:
+    attempts = _attempts(3)
+    full = _count_words(conversation(PROBLEM, attempts))
+    messages = fit(PROBLEM, attempts, budget_tokens=full - 1, count_tokens=_count_words)
+    assert messages == conversation(PROBLEM, attempts[1:])
+
+
+def test_a_conversation_that_cannot_fit_is_none() -> None:
+    assert fit(PROBLEM, _attempts(2), budget_tokens=1, count_tokens=_count_words) is None
+    assert fit(PROBLEM, [], budget_tokens=1, count_tokens=_count_words) is None
+
+
+@given(num=st.integers(0, 4), budget=st.integers(1, 80))
+def test_what_fits_stays_in_the_budget_and_keeps_the_newest_attempt(num: int, budget: int) -> None:
+    attempts = _attempts(num)
+    messages = fit(PROBLEM, attempts, budget_tokens=budget, count_tokens=_count_words)
+    if messages is None:
+        return
+    assert _count_words(messages) <= budget
+    assert messages[:2] == first_messages(PROBLEM)
+    if attempts:
+        assert messages[-2].content == attempts[-1].completion_text
