@@ -2,7 +2,7 @@
 
 A composition is (family, variant, chain); it is the problem's id, `softmax-log_softmax-relu-tanh`,
 so an answer needs nothing but the problem. Called by `load_problems` and `pairs`. Deterministic
-from the seed; sizes are no part of a composition, so no split sees another's kernel with other sizes.
+from the seed. Sizes are no part of a composition: no split sees another's kernel with other sizes.
 """
 
 from __future__ import annotations
