@@ -69,16 +69,10 @@ def _tiny(experiment: Experiment) -> Iterator[Mistake]:
     if not experiment.model.init:
         return
     tiny = experiment.model.tiny
-    if tiny.hidden_size % tiny.num_heads:
+    if tiny.head_dim % 2:
         yield _mistake(
-            f"found {tiny.hidden_size}; a multiple of num_heads = {tiny.num_heads}",
-            *("model", "tiny", "hidden_size"),
-        )
-    elif tiny.hidden_size // tiny.num_heads % 2:
-        yield _mistake(
-            f"found {tiny.hidden_size}, i.e. heads of {tiny.hidden_size // tiny.num_heads}; "
-            f"an even size a head (rotary positions)",
-            *("model", "tiny", "hidden_size"),
+            f"found {tiny.head_dim}; an even size (rotary positions)",
+            *("model", "tiny", "head_dim"),
         )
     if tiny.num_heads % tiny.num_kv_heads:
         yield _mistake(

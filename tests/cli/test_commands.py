@@ -148,7 +148,7 @@ def test_help_needs_neither_pydantic_nor_rich():
 
 
 def test_a_bad_experiment_exits_2_with_every_mistake_and_makes_no_run(tmp_path):
-    text = QUICKSTART.read_text() + "\n[rollout]\ngrup_size = 1\ngamma = 7\n"
+    text = QUICKSTART.read_text().replace("[rollout]\n", "[rollout]\ngrup_size = 1\ngamma = 7\n")
     (tmp_path / "x.toml").write_text(text)
     for command in ("plan", "run"):
         done = run(command, "x.toml", cwd=tmp_path)

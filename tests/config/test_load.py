@@ -102,10 +102,9 @@ def test_a_mistake_names_its_line(tmp_path, text, expected):
     ("overrides", "expected"),
     [
         (["model.path=org/x"], "--set model.path: found both init and path"),
-        (["model.tiny.hidden_size=130"], "--set model.tiny.hidden_size: found 130; a multiple of"),
-        (["model.tiny.hidden_size=36"], "--set model.tiny.hidden_size: found 36, i.e. heads of 9"),
+        (["model.tiny.head_dim=33"], "--set model.tiny.head_dim: found 33; an even size"),
         (["model.tiny.num_kv_heads=3"], "--set model.tiny.num_kv_heads: found 3; a divisor of"),
-        (["serve.context_tokens=384"], "--set serve.context_tokens: found 384; more than rollout."),
+        (["serve.context_tokens=352"], "--set serve.context_tokens: found 352; more than rollout."),
         (
             ["serve.context_tokens=5000"],
             "--set serve.context_tokens: found 5000; at most model.tiny",
@@ -162,7 +161,7 @@ def test_set_takes_toml_values_bare_words_and_stage_indices():
         QUICKSTART,
         overrides=[
             "name=other",
-            "stage.1.steps=5",
+            "stage.1.steps=50",
             'judge.env={ A = "1" }',
             "problems.include=['a*.py']",
             "limits.hours = 0.5",
@@ -170,7 +169,7 @@ def test_set_takes_toml_values_bare_words_and_stage_indices():
         ],
     )
     assert (experiment.name, experiment.judge.env) == ("other", {"A": "1"})
-    assert experiment.stage[1].steps == 5  # pyright: ignore[reportAttributeAccessIssue]
+    assert experiment.stage[1].steps == 50  # pyright: ignore[reportAttributeAccessIssue]
     assert experiment.problems.include == ["a*.py"]
     assert (experiment.limits.hours, experiment.model.tiny.num_layers) == (0.5, 2)
 

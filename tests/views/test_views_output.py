@@ -220,8 +220,8 @@ def test_progress_says_where_the_run_stands(tmp_path: Path) -> None:
     assert now.state == "killed"
     assert (now.step, now.num_turns, now.policy_version) == (3, 24, 3)
     assert now.pass_at_1 == 0.5
-    assert now.judged_per_s == pytest.approx(24, rel=0.2)
-    assert now.tokens_per_s == pytest.approx(24 * 12, rel=0.2)
+    assert now.judged_per_s == pytest.approx(24, rel=0.5)
+    assert now.tokens_per_s == pytest.approx(24 * 12, rel=0.5)
     assert later.judged_per_s is None
     json.dumps(now.to_json())
 
