@@ -1,6 +1,7 @@
 """forge: one command that turns a language model into one that writes fast, correct Triton kernels.
 
-In a notebook: `forge.open("quickstart-1").rows("SELECT * FROM v_steps")`.
+From Python: `forge.open("quickstart-1").rows("SELECT * FROM v_steps")` reads a run, and
+`forge.solve("def f(x): return torch.relu(x)")` asks the latest run's model for a kernel.
 """
 
 from __future__ import annotations
@@ -8,11 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from forge.runner.chat import solve
     from forge.store.reader import open_run as open
 
 __version__ = "0.1.0"
 
-__all__ = ["open"]
+__all__ = ["open", "solve"]
 
 
 def __getattr__(name: str) -> Any:
@@ -21,4 +23,8 @@ def __getattr__(name: str) -> Any:
         from forge.store.reader import open_run
 
         return open_run
+    if name == "solve":
+        from forge.runner.chat import solve
+
+        return solve
     raise AttributeError(f"module 'forge' has no attribute {name!r}")

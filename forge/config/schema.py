@@ -120,6 +120,9 @@ class DataTable(Table):
 
     pairs_per_problem: Positive = 1
     """One-turn rows a problem."""
+    fused_share: Share = 0.0
+    """Share of one-turn answers that write a chain as one expression, inside out, instead of one
+    statement a step: honest as well, and harder to get right."""
     two_turn_share: Share = 0.2
     """Two-turn rows (broken answer, judge's words, mended answer) as a share of the one-turn rows.
     """
@@ -310,6 +313,8 @@ class TrainStage(Table):
     """Of the learning rate after warm-up."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """AdamW."""
+    adam_beta2: Annotated[float, Field(gt=0, lt=1)] = 0.999
+    """Decay of AdamW's second moment; 0.95 suits short runs from random weights."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Clip."""
     threads: Positive = 1

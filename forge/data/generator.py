@@ -12,7 +12,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from forge.data.families import FAMILIES
-from forge.data.families.ops import MAX_CHAIN, OPS, Chain, chains
+from forge.data.families.ops import MAX_CHAIN, OPS, Chain, Style, chains
 from forge.errors import ConfigError
 from forge.records import Problem, Split
 
@@ -101,9 +101,10 @@ def answer(problem: Problem) -> str:
     return render_answer(composition)
 
 
-def render_answer(composition: Composition) -> str:
+def render_answer(composition: Composition, *, style: Style = Style.STEPS) -> str:
+    """Source of the honest answer to a composition, in either style."""
     family = FAMILIES[composition.family]
-    return family.render_answer(composition.variant, composition.chain)
+    return family.render_answer(composition.variant, composition.chain, style=style)
 
 
 def _check(table: ProblemsTable, *, num_cells: int, num_drawn: int) -> None:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from forge.data.generator import Composition, answer, render_answer
+from forge.data.families.ops import Style, can_fuse
+from forge.data.generator import Composition, render_answer
 from forge.data.mistakes import break_answer
 from forge.data.prompts import Exchange, conversation, first_messages
 from forge.records import Message, Pair, Problem, Verdict
@@ -29,15 +30,16 @@ MAX_TWO_TURN_ROWS = 300
 """Each costs a judgement (about 0.1 s) before the run can begin."""
 
 
-def answer_text(composition: Composition, code: str) -> str:
-    """What the model is to say: a short plan, then the code."""
-    plan = f"{composition.family} {composition.variant}"
+def answer_text(composition: Composition, code: str, *, style: Style = Style.STEPS) -> str:
+    """What the model is to say: a short plan that ends with the style, then the code."""
+    plan = f"{composition.family} {composition.variant} {style}"
     return f"<think>\n{plan}\n</think>\n\n```python\n{code}```"
 
 
-def one_turn_pair(problem: Problem) -> Pair:
-    """A generated problem and its honest answer."""
-    text = answer_text(Composition.parse(problem.problem_id), answer(problem))
+def one_turn_pair(problem: Problem, *, style: Style = Style.STEPS) -> Pair:
+    """A generated problem and its honest answer in one style."""
+    composition = Composition.parse(problem.problem_id)
+    text = answer_text(composition, render_answer(composition, style=style), style=style)
     messages = (*first_messages(problem), Message(role="assistant", content=text))
     return Pair(problem_id=problem.problem_id, messages=messages, num_turns=1)
 
@@ -75,7 +77,11 @@ async def make_pairs(
         cache: Verdicts by `cache_key`; read and added to.
     """
     rng = Random(seed)
-    rows = [one_turn_pair(p) for p in problems for _ in range(table.pairs_per_problem)]
+    rows = [
+        one_turn_pair(p, style=_draw_style(p, table, rng=rng))
+        for p in problems
+        for _ in range(table.pairs_per_problem)
+    ]
     num = min(round(table.two_turn_share * len(rows)), MAX_TWO_TURN_ROWS)
     chosen = [problems[i % len(problems)] for i in rng.sample(range(len(rows)), num)]
     broken = [(p, break_answer(Composition.parse(p.problem_id), rng=rng)) for p in chosen]
@@ -83,6 +89,12 @@ async def make_pairs(
     rows.extend(_mended(broken, verdicts))
     rng.shuffle(rows)
     return rows
+
+
+def _draw_style(problem: Problem, table: DataTable, *, rng: Random) -> Style:
+    wants_fused = rng.random() < table.fused_share
+    can = can_fuse(Composition.parse(problem.problem_id).chain)
+    return Style.FUSED if wants_fused and can else Style.STEPS
 
 
 def _mended(broken: Sequence[tuple[Problem, str]], verdicts: Sequence[Verdict]) -> Iterator[Pair]:

@@ -27,7 +27,7 @@ from forge.config.load import load_experiment
 from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage
 from forge.data.chat import ChatTemplate
 from forge.data.problems import load_problems
-from forge.errors import ForgeError, Stopped
+from forge.errors import ForgeError, MachineError, Stopped
 from forge.evalpool.pool import open_pool
 from forge.process.sockets import open_socket_dir
 from forge.records import AttemptEnd, Evaluation, Event, Problem
@@ -83,6 +83,7 @@ def run_experiment(path: Path, *, overrides: Sequence[str] = (), quiet: bool = F
     """
     experiment = load_experiment(path, overrides=overrides)
     plan(experiment)
+    _refuse_gpus(experiment)
     paths = create_run(experiment.name, store_dir=experiment.store.dir)
     from forge.config.dump import dump_experiment
 
@@ -95,6 +96,7 @@ def resume_run(paths: RunPaths, *, quiet: bool = False) -> RunPaths:
     """Continue a run where it stood. What is finished is skipped; nothing recorded is deleted."""
     experiment = load_experiment(paths.experiment)
     plan(experiment)
+    _refuse_gpus(experiment)
     with open_run(paths) as reader:
         past = Past(
             state=last_state(reader),
@@ -104,6 +106,17 @@ def resume_run(paths: RunPaths, *, quiet: bool = False) -> RunPaths:
         )
     _own(paths, experiment, past, quiet=quiet)
     return paths
+
+
+def _refuse_gpus(experiment: Experiment) -> None:
+    """`plan` lays GPUs out; a run would leave them idle without a word. Raises MachineError."""
+    devices = experiment.devices
+    asked = {role: getattr(devices, role) for role in ("train", "serve", "judge")}
+    if any(asked.values()):
+        words = ", ".join(f"devices.{role} = {count}" for role, count in asked.items() if count)
+        raise MachineError(
+            f"{words}: this version plans GPUs but runs on the CPU only; set them to 0"
+        )
 
 
 def _own(paths: RunPaths, experiment: Experiment, past: Past, *, quiet: bool) -> None:

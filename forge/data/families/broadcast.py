@@ -14,7 +14,7 @@ from forge.data.families.layout import (
     row_sizes,
     row_store,
 )
-from forge.data.families.ops import Chain, last_name, torch_lines, triton_lines
+from forge.data.families.ops import Chain, Style, kernel_body, last_name, torch_lines
 
 if TYPE_CHECKING:
     from random import Random
@@ -42,7 +42,8 @@ def render_problem(variant: str, chain: Chain, *, rng: Random) -> str:
     )
 
 
-def render_answer(variant: str, chain: Chain) -> str:
+def render_answer(variant: str, chain: Chain, *, style: Style = Style.STEPS) -> str:
+    body = kernel_body(chain, style)
     axis, join = variant.split("_")
     return answer_source(
         "x_ptr, y_ptr, out_ptr, n",
@@ -51,8 +52,8 @@ def render_answer(variant: str, chain: Chain) -> str:
             ROW_LOAD,
             _LOAD[axis],
             f"x = {_JOIN[join][1]}",
-            *triton_lines(chain),
-            row_store(last_name(chain)),
+            *body.lines,
+            row_store(body.result),
         ],
         forward=row_launch("x, y, out"),
         args="x, y",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from forge.data.families.layout import Family, answer_source, problem_source
-from forge.data.families.ops import Chain, is_sound, last_name, torch_lines, triton_lines
+from forge.data.families.ops import Chain, Style, is_sound, kernel_body, last_name, torch_lines
 
 if TYPE_CHECKING:
     from random import Random
@@ -25,15 +25,16 @@ def render_problem(variant: str, chain: Chain, *, rng: Random) -> str:
     )
 
 
-def render_answer(variant: str, chain: Chain) -> str:
-    result = _RESULT[variant].format(last_name(chain))
+def render_answer(variant: str, chain: Chain, *, style: Style = Style.STEPS) -> str:
+    body = kernel_body(chain, style)
+    result = _RESULT[variant].format(body.result)
     return answer_source(
         "x_ptr, out_ptr, n",
         kernel=[
             "cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)",
             "mask = cols < n",
             "x = tl.load(x_ptr + cols, mask=mask, other=0.0)",
-            *triton_lines(chain),
+            *body.lines,
             f"tl.store(out_ptr + cols, {result}, mask=mask)",
         ],
         forward=[

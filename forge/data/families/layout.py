@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from forge.data.families.ops import Chain, is_sound
+from forge.data.families.ops import Chain, Style, is_sound
 
 if TYPE_CHECKING:
     from random import Random
@@ -41,7 +41,7 @@ class RenderProblem(Protocol):
 
 
 class RenderAnswer(Protocol):
-    def __call__(self, variant: str, chain: Chain) -> str:
+    def __call__(self, variant: str, chain: Chain, *, style: Style = Style.STEPS) -> str:
         """Source of an honest `ModelNew`, right for every size."""
         ...
 

@@ -15,7 +15,7 @@ from forge.data.families.layout import (
     answer_source,
     problem_source,
 )
-from forge.data.families.ops import Chain, last_name, torch_lines, triton_lines
+from forge.data.families.ops import Chain, Style, kernel_body, last_name, torch_lines
 
 if TYPE_CHECKING:
     from random import Random
@@ -50,9 +50,10 @@ def render_problem(variant: str, chain: Chain, *, rng: Random) -> str:
     )
 
 
-def render_answer(variant: str, chain: Chain) -> str:
+def render_answer(variant: str, chain: Chain, *, style: Style = Style.STEPS) -> str:
+    body = kernel_body(chain, style)
     operands = _OPERANDS[variant]
-    result = last_name(chain)
+    result = body.result
     pointers = "y_ptr, b_ptr" if variant == "bias" else "y_ptr"
     bias = ["x = x + tl.load(b_ptr + cols, mask=cols < n, other=0.0)"] if variant == "bias" else []
     return answer_source(
@@ -64,7 +65,7 @@ def render_answer(variant: str, chain: Chain) -> str:
             "y = tl.load(y_ptr + rows * n + cols, mask=(rows < k) & (cols < n), other=0.0)",
             'x = tl.dot(x, y, input_precision="ieee")',
             *bias,
-            *triton_lines(chain),
+            *body.lines,
             f"tl.store(out_ptr + rows * n + cols, {result}, mask=(rows < m) & (cols < n))",
         ],
         forward=[

@@ -15,7 +15,7 @@ from forge.data.families.layout import (
     row_launch,
     row_sizes,
 )
-from forge.data.families.ops import OPS, Chain, is_sound, last_name, torch_lines, triton_lines
+from forge.data.families.ops import OPS, Chain, Style, is_sound, kernel_body, last_name, torch_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,15 +49,16 @@ def render_problem(variant: str, chain: Chain, *, rng: Random) -> str:
     )
 
 
-def render_answer(variant: str, chain: Chain) -> str:
+def render_answer(variant: str, chain: Chain, *, style: Style = Style.STEPS) -> str:
+    body = kernel_body(chain, style)
     neutral, reduce = _TRITON[variant]
     return answer_source(
         "x_ptr, out_ptr, n",
         kernel=[
             *ROW_HEAD,
             ROW_LOAD,
-            *triton_lines(chain),
-            f"x = tl.where(mask, {last_name(chain)}, {neutral})",
+            *body.lines,
+            f"x = tl.where(mask, {body.result}, {neutral})",
             f"x = {reduce}",
             "tl.store(out_ptr + row, x)",
         ],

@@ -14,7 +14,7 @@ from forge.data.families.layout import (
     row_sizes,
     row_store,
 )
-from forge.data.families.ops import Chain, last_name, torch_lines, triton_lines
+from forge.data.families.ops import Chain, Style, kernel_body, last_name, torch_lines
 
 if TYPE_CHECKING:
     from random import Random
@@ -33,14 +33,15 @@ def render_problem(variant: str, chain: Chain, *, rng: Random) -> str:
     )
 
 
-def render_answer(variant: str, chain: Chain) -> str:
+def render_answer(variant: str, chain: Chain, *, style: Style = Style.STEPS) -> str:
+    body = kernel_body(chain, style)
     return answer_source(
         "x_ptr, out_ptr, n",
         kernel=[
             *ROW_HEAD,
             ROW_LOAD,
-            *triton_lines(chain),
-            f'x = tl.where(mask, {last_name(chain)}, float("-inf"))',
+            *body.lines,
+            f'x = tl.where(mask, {body.result}, float("-inf"))',
             "x = x - tl.max(x, axis=0)",
             *_TRITON[variant],
             row_store("x"),

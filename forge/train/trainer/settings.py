@@ -79,6 +79,7 @@ def trainer_arguments(settings: Settings, *, updates_per_step: int = 1) -> dict[
         "lr_scheduler_type": _SCHEDULES[stage["schedule"]],
         "warmup_steps": stage["warmup_steps"] * updates_per_step,
         "weight_decay": stage["weight_decay"],
+        "adam_beta2": stage["adam_beta2"],
         "max_grad_norm": stage["max_grad_norm"],
         "optim": "adamw_torch_fused",
         "save_strategy": "steps",

@@ -1,0 +1,132 @@
+"""A whole run through the command line: interrupted, killed, resumed, and read afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]
+
+EXPERIMENT = """\
+name = "small"
+[model]
+init = "tiny"
+[model.tiny]
+hidden_size = 64
+num_layers = 2
+num_heads = 2
+num_kv_heads = 1
+intermediate_size = 128
+vocab_size = 512
+[problems]
+num_problems = 300
+sft_by_level = [20, 20, 20, 20]
+[data]
+two_turn_share = 0.05
+[rollout]
+max_completion_tokens = 64
+[eval]
+samples = 1
+max_turns = 2
+[store]
+texts = "plain"
+[[stage]]
+kind = "eval"
+num_problems = 2
+max_turns = 1
+[[stage]]
+kind = "sft"
+steps = 40
+learning_rate = 3e-3
+batch_size = 2
+save_every = 10
+[[stage]]
+kind = "eval"
+num_problems = 2
+"""
+
+
+def forge(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "forge.cli", *args],
+        cwd=cwd, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+
+def start(cwd: Path, *args: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "forge.cli", *args],
+        cwd=cwd, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def wait_for(condition, *, timeout_s: float, what: str) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, f"waited {timeout_s:.0f} s for {what}"
+        time.sleep(0.1)
+
+
+def children_of_run(root: Path) -> list[int]:
+    """Pids that the run recorded and that are alive."""
+    with sqlite3.connect(f"file:{root}/run.db?mode=ro", uri=True) as db:
+        pids = [pid for (pid,) in db.execute("SELECT pid FROM processes")]
+    return [pid for pid in pids if is_alive(pid)]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def sft_has_begun(root: Path) -> bool:
+    return any(root.glob("checkpoints/stage-1/checkpoint-*"))
+
+
+def test_a_run_survives_kill_9_and_ctrl_c_and_can_be_read(tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text(EXPERIMENT)
+    root = tmp_path / "runs" / "small-1"
+
+    killed = start(tmp_path, "run", "small.toml")
+    wait_for(lambda: sft_has_begun(root), timeout_s=150, what="a checkpoint of SFT")
+    assert children_of_run(root)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    wait_for(lambda: not children_of_run(root), timeout_s=5, what="the children to end")
+
+    stopped = start(tmp_path, "resume", "small-1")
+    wait_for(
+        lambda: forge("status", "small-1", "--json", cwd=tmp_path).stdout.find('"sft-1"') > 0,
+        timeout_s=100,
+        what="the resumed run to train",
+    )
+    os.kill(stopped.pid, signal.SIGINT)
+    errors = stopped.communicate(timeout=120)[1]
+    assert stopped.returncode == 130, errors
+    assert "forge resume" in errors
+    assert not children_of_run(root)
+
+    finished = forge("resume", "small-1", cwd=tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    shown = json.loads(forge("show", "small-1", "--json", cwd=tmp_path).stdout)
+    assert [e["stage"] for e in shown["evaluations"]] == ["eval-0", "eval-2"]
+    needed = {"stage", "pass_at_1", "ci_low", "ci_high", "num_problems", "num_samples"}
+    assert all(needed | {"compile_rate"} <= set(e) for e in shown["evaluations"])
+    with sqlite3.connect(f"file:{root}/run.db?mode=ro", uri=True) as db:
+        (turns,) = db.execute("SELECT count(*) FROM turns").fetchone()
+        (attempts,) = db.execute("SELECT count(*) FROM attempts").fetchone()
+    assert turns == shown["counters"]["turns"] > 0
+    assert attempts == 3
+    again = forge("resume", "small-1", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
