@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forge.config.schema import ProblemsTable
-from forge.data.generator import Composition, answer, generate_problems
+from forge.data.families.ops import Style, can_fuse
+from forge.data.generator import Composition, answer, generate_problems, render_answer
 
 if TYPE_CHECKING:
     from forge.records import Problem
@@ -31,13 +32,23 @@ def _one_of_each() -> list[Problem]:
     return list({p.problem_id: p for p in chosen.values()}.values())
 
 
+def _jobs(problem: Problem) -> list[tuple[str, str, str]]:
+    """The problem's answer in each style."""
+    composition = Composition.parse(problem.problem_id)
+    jobs = [(problem.problem_id, problem.source, answer(problem))]
+    if can_fuse(composition.chain):
+        fused = render_answer(composition, style=Style.FUSED)
+        jobs.append((f"{problem.problem_id} fused", problem.source, fused))
+    return jobs
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("check", ["run", "compile"])
 def test_honest_answers_are_right_and_compile(check: str, tmp_path: Path) -> None:
     problems = _one_of_each()
     assert len(problems) >= 21
     jobs = tmp_path / "jobs.json"
-    jobs.write_text(json.dumps([(p.problem_id, p.source, answer(p)) for p in problems]))
+    jobs.write_text(json.dumps([job for p in problems for job in _jobs(p)]))
     env = {**os.environ, "OMP_NUM_THREADS": "1", "TRITON_CACHE_DIR": str(tmp_path / "cache")}
     if check == "run":
         env["TRITON_INTERPRET"] = "1"
