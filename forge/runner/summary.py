@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from forge.store.reader import open_run
 
@@ -17,11 +17,11 @@ def show_summary(paths: RunPaths, console: Console) -> None:
         return
     from rich.syntax import Syntax
 
-    from forge.views.show import show_run
+    from forge.views.show import render_evaluations, show_run
 
     shown = show_run(paths)
     if shown["evaluations"]:
-        console.show(evaluation_table(shown["evaluations"]))
+        console.show(render_evaluations(shown["evaluations"]))
     with open_run(paths) as reader:
         best = reader.one(
             "SELECT * FROM v_best_kernels WHERE purpose <> 'chat' ORDER BY rank LIMIT 1"
@@ -39,37 +39,3 @@ def show_summary(paths: RunPaths, console: Console) -> None:
         f"chat {name}",
     )
     console.say("look further:  " + "  ·  ".join(f"forge {command}" for command in commands))
-
-
-def evaluation_table(evaluations: list[dict[str, Any]]) -> Any:
-    """One row an evaluation, oldest first."""
-    from rich.table import Table
-
-    table = Table(title="held-out problems", title_justify="left")
-    for heading in (
-        "stage",
-        "pass@1",
-        "95 %",
-        "greedy",
-        "multi-turn",
-        "pass@k",
-        "compiles",
-        "problems",
-    ):
-        table.add_column(heading, justify="left" if heading == "stage" else "right")
-    for row in evaluations:
-        k, best_k = max(
-            ((int(k), v) for k, v in row["pass_at_k"].items()), default=(1, row["pass_at_1"])
-        )
-        greedy = row["pass_at_1_greedy"]
-        table.add_row(
-            row["stage"],
-            f"{row['pass_at_1']:.1%}",
-            f"{row['ci_low']:.1%} to {row['ci_high']:.1%}",
-            "" if greedy is None else f"{greedy:.1%}",
-            f"{row['pass_at_1_multi']:.1%}",
-            f"@{k} {best_k:.1%}",
-            f"{row['compile_rate']:.1%}",
-            f"{row['num_problems']} x {row['num_samples']}",
-        )
-    return table

@@ -134,7 +134,10 @@ def render_show(data: dict[str, Any]) -> RichGroup:
 
 
 def render_evaluations(evaluations: list[dict[str, Any]]) -> RichTable:
-    """A line an evaluation; also the table that ends a run."""
+    """A line an evaluation; also the table that ends a run. Fits 80 columns.
+
+    n is problems × sampled rollouts; multi counts a rollout that any of its turns solves.
+    """
     from rich.table import Table as RichTable
 
     table = RichTable(
@@ -142,12 +145,11 @@ def render_evaluations(evaluations: list[dict[str, Any]]) -> RichTable:
     )
     for name in (
         "stage",
-        "step",
-        "problems",
+        "n",
         "pass@1",
         "95 %",
         "greedy",
-        "multi-turn",
+        "multi",
         "pass@k",
         "compiles",
     ):
@@ -156,10 +158,9 @@ def render_evaluations(evaluations: list[dict[str, Any]]) -> RichTable:
         last_k = max(row["pass_at_k"], key=int, default=None)
         table.add_row(
             row["stage"],
-            str(row["step"]),
-            f"{row['num_problems']} × {row['num_samples']}",
+            f"{row['num_problems']}×{row['num_samples']}",
             percent(row["pass_at_1"]),
-            f"{percent(row['ci_low'])} to {percent(row['ci_high'])}",
+            f"{100 * row['ci_low']:.0f}–{100 * row['ci_high']:.0f}",
             percent(row["pass_at_1_greedy"]),
             percent(row["pass_at_1_multi"]),
             f"{percent(row['pass_at_k'][last_k])} @{last_k}" if last_k else "–",

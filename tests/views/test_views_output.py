@@ -70,7 +70,7 @@ def test_show_renders_the_same_numbers(root: Path) -> None:
     text = shown(show.render_show(show.show_run(root)))
     assert "toy-1: done" in text
     assert "grpo-1@3" in text
-    assert "25.0 % to 75.0 %" in text
+    assert "25–75" in text
     assert "kernel_1_0_0" in text
 
 
