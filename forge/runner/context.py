@@ -3,7 +3,6 @@ none of it."""
 
 from __future__ import annotations
 
-import itertools
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -110,8 +109,3 @@ class Run:
             busy = self.pool.stats().busy_s.values()
             found["judge"] = sum(busy) / max(len(busy), 1)
         return found
-
-
-def ids_from(last: int) -> Iterator[int]:
-    """Ids after `last`."""
-    return itertools.count(last + 1)

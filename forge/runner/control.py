@@ -11,17 +11,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import uvicorn
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from forge.errors import ForgeError
+from forge.process.uds import serve_task
 from forge.runner.weights import Probe
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from forge.runner.desk import TrainerDesk
 
 log = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 10.0
+"""To bind a Unix socket in our own loop."""
 
 Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
@@ -132,33 +135,11 @@ class Control:
         return {}
 
 
-class _Server(uvicorn.Server):
-    """Uvicorn inside our loop: signals belong to the supervisor."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 @contextlib.asynccontextmanager
-async def serve_control(control: Control, socket_path: Path):
+async def serve_control(control: Control, socket_path: Path) -> AsyncIterator[None]:
     """Serve the control socket while inside."""
-    config = uvicorn.Config(
-        control.app(), uds=str(socket_path), log_config=None, access_log=False,
-        timeout_keep_alive=3600, timeout_graceful_shutdown=1, lifespan="off",
-    )  # fmt: skip
-    server = _Server(config)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(server.serve)
-        with anyio.fail_after(10):
-            while not server.started:  # noqa: ASYNC110  (uvicorn has no event for it)
-                await anyio.sleep(0.01)
-        await anyio.Path(socket_path).chmod(0o600)
-        try:
-            yield
-        finally:
-            server.should_exit = True
-            with anyio.move_on_after(3, shield=True):
-                while any(s.is_serving() for s in server.servers):  # noqa: ASYNC110
-                    await anyio.sleep(0.02)
-            tasks.cancel_scope.cancel()
+        with anyio.fail_after(START_TIMEOUT_S):
+            await tasks.start(serve_task, control.app(), socket_path)
+        yield
+        tasks.cancel_scope.cancel()

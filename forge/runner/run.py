@@ -31,9 +31,10 @@ from forge.errors import ForgeError, MachineError, Stopped
 from forge.evalpool.pool import open_pool
 from forge.process.sockets import open_socket_dir
 from forge.records import AttemptEnd, Evaluation, Event, Problem
+from forge.rollout.batches import count_from
 from forge.runner.attempt import describe_attempt
 from forge.runner.console import Console
-from forge.runner.context import Run, ids_from
+from forge.runner.context import Run
 from forge.runner.control import Control, serve_control
 from forge.runner.evaluate import run_eval_stage
 from forge.runner.gate import TurnGate
@@ -301,8 +302,8 @@ class _Work:
                 chat=chat, context_tokens=serve.context_tokens,
                 max_completion_tokens=rollout.max_completion_tokens
             ),
-            group_ids=ids_from(state.group_id if state else -1),
-            sample_ids=ids_from(state.sample_id if state else -1),
+            group_ids=count_from(state.group_id if state else -1),
+            sample_ids=count_from(state.sample_id if state else -1),
             control=Control(status=self.progress.snapshot, stop=self.stop.set, version=lambda:
             weights.version),
         )  # fmt: skip
