@@ -44,7 +44,7 @@ num_problems = 2
 max_turns = 1
 [[stage]]
 kind = "sft"
-steps = 40
+steps = 200
 learning_rate = 3e-3
 batch_size = 2
 save_every = 10
@@ -94,6 +94,11 @@ def sft_has_begun(root: Path) -> bool:
     return any(root.glob("checkpoints/stage-1/checkpoint-*"))
 
 
+def is_training(root: Path, *, pid: int) -> bool:
+    status = json.loads((root / "STATUS.json").read_text())
+    return status["pid"] == pid and status["stage"] == "sft-1"
+
+
 def test_a_run_survives_kill_9_and_ctrl_c_and_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(EXPERIMENT)
     root = tmp_path / "runs" / "small-1"
@@ -107,9 +112,7 @@ def test_a_run_survives_kill_9_and_ctrl_c_and_can_be_read(tmp_path: Path) -> Non
 
     stopped = start(tmp_path, "resume", "small-1")
     wait_for(
-        lambda: forge("status", "small-1", "--json", cwd=tmp_path).stdout.find('"sft-1"') > 0,
-        timeout_s=100,
-        what="the resumed run to train",
+        lambda: is_training(root, pid=stopped.pid), timeout_s=100, what="the resumed run to train"
     )
     os.kill(stopped.pid, signal.SIGINT)
     errors = stopped.communicate(timeout=120)[1]
