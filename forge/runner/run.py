@@ -41,6 +41,7 @@ from forge.runner.gate import TurnGate
 from forge.runner.grpo import run_grpo_stage
 from forge.runner.observer import StoreObserver
 from forge.runner.plan import plan
+from forge.runner.plan_view import render as render_plan
 from forge.runner.prepare import needs_pairs, prepare_model, prepare_pairs
 from forge.runner.progress import Progress
 from forge.runner.prompter import TemplatePrompter
@@ -83,8 +84,9 @@ def run_experiment(path: Path, *, overrides: Sequence[str] = (), quiet: bool = F
     The machine is checked before the run directory is made.
     """
     experiment = load_experiment(path, overrides=overrides)
-    plan(experiment)
+    planned = plan(experiment)
     _refuse_gpus(experiment)
+    Console(quiet=quiet).show(render_plan(planned))
     paths = create_run(experiment.name, store_dir=experiment.store.dir)
     from forge.config.dump import dump_experiment
 
