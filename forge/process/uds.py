@@ -110,6 +110,7 @@ def _make_server(app: Starlette, *, signals: tuple[signal.Signals, ...]) -> uvic
             app,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=GRACEFUL_S,
+            log_config=None,  # to whoever owns the process's logging, never to a terminal
             log_level="warning",
             access_log=False,
             lifespan="on",

@@ -130,6 +130,7 @@ def _own(paths: RunPaths, experiment: Experiment, past: Past, *, quiet: bool) ->
 async def _supervise(paths: RunPaths, experiment: Experiment, past: Past, console: Console) -> None:
     """Open what a run needs, in order; run prepare and stages; record how it ended."""
     attempt = next_attempt(paths)
+    _log_to(paths.logs(attempt) / "supervisor.log")
     progress = Progress(run=paths.name, num_stages=len(experiment.stage))
     stop = StopRequest()
     console.say(f"{paths.root}")
@@ -364,6 +365,14 @@ class _Work:
         self.console.say(
             f"eval-{index}: pass@1 {result.pass_at_1:.1%} {interval}  {compiles}  ({size})"
         )
+
+
+def _log_to(path: Path) -> None:
+    """Send the supervisor's own log to a file: the terminal shows progress only."""
+    handler = logging.FileHandler(path, delay=True)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 def _needs_serving(stage: EvalStage | SftStage | GrpoStage) -> bool:

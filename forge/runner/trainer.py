@@ -90,6 +90,7 @@ def plugged(
     try:
         yield
     finally:
+        desk.stop()  # wakes a pending take, which would hold up the socket's end
         control.desk = control.on_publish = None
 
 
