@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -46,7 +47,7 @@ def main() -> None:
         report = {
             "command": " ".join(sys.argv),
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
-            "machine": f"{platform.machine()}, {len(__import__('os').sched_getaffinity(0))} cores",
+            "machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores",
             "seeds": results,
             "summary": summarise(results),
         }

@@ -20,7 +20,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from forge.errors import ForgeError
+from forge.errors import ForgeError, Stalled
 from forge.process.uds import serve_task
 from forge.runner.weights import Probe
 
@@ -139,7 +139,9 @@ class Control:
 async def serve_control(control: Control, socket_path: Path) -> AsyncIterator[None]:
     """Serve the control socket while inside."""
     async with anyio.create_task_group() as tasks:
-        with anyio.fail_after(START_TIMEOUT_S):
+        with anyio.move_on_after(START_TIMEOUT_S) as scope:
             await tasks.start(serve_task, control.app(), socket_path)
+        if scope.cancelled_caught:
+            raise Stalled(f"{socket_path}: not listening after {START_TIMEOUT_S:.0f} s")
         yield
         tasks.cancel_scope.cancel()

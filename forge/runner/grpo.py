@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from forge.errors import Stalled
 from forge.records import Metrics, Split
 from forge.rollout.batches import Batch, BatchPlan, produce_batches
 from forge.rollout.pacing import PublishedSteps
@@ -184,8 +185,14 @@ class _Midway:
     async def finish(self) -> None:
         """No more are asked for; wait for the one that is being played."""
         self._send.close()
-        with anyio.fail_after(self._run.experiment.serve.request_timeout_s):
+        timeout_s = self._run.experiment.serve.request_timeout_s
+        with anyio.move_on_after(timeout_s):
             await self._done.wait()
+        if not self._done.is_set():
+            raise Stalled(
+                f"grpo-{self._index}: the evaluation in between was silent for {timeout_s:.0f} s "
+                "after the last step"
+            )
 
 
 def _keeps(stage: GrpoStage) -> Callable[[int], bool]:
