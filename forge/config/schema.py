@@ -120,9 +120,9 @@ class DataTable(Table):
 
     pairs_per_problem: Positive = 1
     """One-turn rows a problem."""
-    fused_share: Share = 0.0
-    """Share of one-turn answers that write a chain as one expression, inside out, instead of one
-    statement a step: honest as well, and harder to get right."""
+    static_share: Share = 0.0
+    """Share of one-turn answers with sizes as numbers in the text, as torch.compile writes them,
+    instead of asked from the tensors: honest as well, but the model has to multiply."""
     two_turn_share: Share = 0.2
     """Two-turn rows (broken answer, judge's words, mended answer) as a share of the one-turn rows.
     """

@@ -7,17 +7,20 @@ from the seed. Sizes are no part of a composition: no split sees another's kerne
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from enum import StrEnum
 from random import Random
 from typing import TYPE_CHECKING
 
 from forge.data.families import FAMILIES
-from forge.data.families.ops import MAX_CHAIN, OPS, Chain, Style, chains
+from forge.data.families.ops import MAX_CHAIN, OPS, Chain, chains
 from forge.errors import ConfigError
 from forge.records import Problem, Split
 
 if TYPE_CHECKING:
     from forge.config.schema import ProblemsTable
+    from forge.data.families.layout import Sizes
 
 Cell = tuple[str, int]
 """Family and chain length."""
@@ -95,16 +98,39 @@ def _take_evenly(
     return taken
 
 
-def answer(problem: Problem) -> str:
-    """Source of the honest answer to a generated problem. Raises ValueError for any other."""
+class Style(StrEnum):
+    """How an answer knows its sizes, in torch.compile's terms. The judge accepts both."""
+
+    DYNAMIC = "dynamic"
+    """It asks the tensors: right for every size."""
+    STATIC = "static"
+    """Numbers in the text, multiplied out from the problem's constants, as Inductor writes them:
+    right for one size."""
+
+
+def answer(problem: Problem, *, style: Style = Style.DYNAMIC) -> str:
+    """Source of an honest answer to a generated problem. Raises ValueError for any other."""
     composition = Composition.parse(problem.problem_id)
-    return render_answer(composition)
+    if style is Style.DYNAMIC:
+        return dynamic_answer(composition)
+    return static_answer(composition, sizes=sizes_of(problem))
 
 
-def render_answer(composition: Composition, *, style: Style = Style.STEPS) -> str:
-    """Source of the honest answer to a composition, in either style."""
+def dynamic_answer(composition: Composition) -> str:
+    """Source of the honest answer that is right for every size."""
+    return FAMILIES[composition.family].render_answer(composition.variant, composition.chain)
+
+
+def static_answer(composition: Composition, *, sizes: Sizes) -> str:
+    """Source of the answer that is right for `sizes` alone."""
     family = FAMILIES[composition.family]
-    return family.render_answer(composition.variant, composition.chain, style=style)
+    return family.render_answer(composition.variant, composition.chain, sizes=sizes)
+
+
+def sizes_of(problem: Problem) -> Sizes:
+    """The numbers among a generated problem's constants."""
+    found = re.findall(r"^([A-Z]+) = (\d+)$", problem.source, flags=re.MULTILINE)
+    return {name: int(value) for name, value in found}
 
 
 def _check(table: ProblemsTable, *, num_cells: int, num_drawn: int) -> None:
@@ -123,9 +149,10 @@ def _check(table: ProblemsTable, *, num_cells: int, num_drawn: int) -> None:
 def _problem(composition: Composition, *, split: Split, seed: int) -> Problem:
     rng = Random(f"{seed}/{composition.problem_id}")
     family = FAMILIES[composition.family]
+    sizes = family.draw_sizes(rng)
     return Problem(
         problem_id=composition.problem_id,
-        source=family.render_problem(composition.variant, composition.chain, rng=rng),
+        source=family.render_problem(composition.variant, composition.chain, sizes=sizes),
         family=composition.family,
         level=len(composition.chain),
         split=split,

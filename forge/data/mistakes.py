@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
+from forge.data.families import FAMILIES
 from forge.data.families.ops import OPS, Chain
-from forge.data.generator import Composition, render_answer
+from forge.data.generator import Composition, dynamic_answer, static_answer
 
 Mistake = Callable[[Composition, Random], str | None]
 """A broken answer, or None where this mistake cannot be made in it."""
@@ -16,7 +17,7 @@ Mistake = Callable[[Composition, Random], str | None]
 
 def _with_chain(composition: Composition, chain: Chain) -> str:
     """The honest answer to another chain: what a model writes that copied the steps wrongly."""
-    return render_answer(replace(composition, chain=chain))
+    return dynamic_answer(replace(composition, chain=chain))
 
 
 def wrong_op(composition: Composition, rng: Random) -> str | None:
@@ -44,16 +45,21 @@ def swapped_ops(composition: Composition, rng: Random) -> str | None:
     return _with_chain(composition, tuple(chain))
 
 
+def wrong_size(composition: Composition, rng: Random) -> str | None:
+    """Numbers in the text that are another problem's: multiplied out wrongly."""
+    return static_answer(composition, sizes=FAMILIES[composition.family].draw_sizes(rng))
+
+
 def missing_mask(composition: Composition, rng: Random) -> str | None:
     """The masked elements are not set to the neutral value before a reduction."""
-    code = render_answer(composition)
+    code = dynamic_answer(composition)
     broken = re.sub(r"tl\.where\(mask, (\w), .*\)\n", r"\1\n", code, count=1)
     return broken if broken != code else None
 
 
 def wrong_constant(composition: Composition, rng: Random) -> str | None:
     """A literal has another value."""
-    code = render_answer(composition)
+    code = dynamic_answer(composition)
     body = code[: code.index("class ")]
     found = list(re.finditer(r"(?<![\w.])(0\.1|1\.0|2\.0|1e-5)(?![\w.])", body))
     if not found:
@@ -65,14 +71,14 @@ def wrong_constant(composition: Composition, rng: Random) -> str | None:
 
 def misspelt_name(composition: Composition, rng: Random) -> str | None:
     """A function of triton.language that does not exist."""
-    code = render_answer(composition)
+    code = dynamic_answer(composition)
     name = rng.choice(sorted(set(re.findall(r"tl\.([a-z_]{3,})\(", code))))
     return code.replace(f"tl.{name}(", f"tl.{name[:-1]}(", 1)
 
 
 def undefined_name(composition: Composition, rng: Random) -> str | None:
     """A variable that nothing defines."""
-    code = render_answer(composition)
+    code = dynamic_answer(composition)
     name, other = rng.choice(
         [("mask=mask", "mask=msk"), ("+ cols", "+ offs"), ("out_ptr +", "o_ptr +")]
     )
@@ -81,7 +87,7 @@ def undefined_name(composition: Composition, rng: Random) -> str | None:
 
 def syntax_error(composition: Composition, rng: Random) -> str | None:
     """A colon or a closing parenthesis is missing."""
-    code = render_answer(composition)
+    code = dynamic_answer(composition)
     kind = rng.choice(["):\n", ")\n"])
     at = rng.choice([m.start() for m in re.finditer(re.escape(kind), code)])
     return code[:at] + kind.replace(":" if ":" in kind else ")", "", 1) + code[at + len(kind) :]
@@ -90,6 +96,8 @@ def syntax_error(composition: Composition, rng: Random) -> str | None:
 MISTAKES: tuple[Mistake, ...] = (
     wrong_op,
     wrong_op,
+    wrong_size,
+    wrong_size,
     missing_op,
     swapped_ops,
     missing_mask,
@@ -98,12 +106,12 @@ MISTAKES: tuple[Mistake, ...] = (
     undefined_name,
     syntax_error,
 )
-"""What is drawn from; a wrong step is the commonest mistake of a small model, hence twice."""
+"""What is drawn from; wrong steps and sizes are the commonest of a small model, hence twice."""
 
 
 def break_answer(composition: Composition, *, rng: Random) -> str:
     """A broken answer; always differs from the honest one, though the judge may still accept it."""
-    honest = render_answer(composition)
+    honest = dynamic_answer(composition)
     while True:
         broken = rng.choice(MISTAKES)(composition, rng)
         if broken is not None and broken != honest:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from forge.data.families.ops import Style, can_fuse
-from forge.data.generator import Composition, render_answer
+from forge.data.generator import Composition, Style, answer
 from forge.data.mistakes import break_answer
 from forge.data.prompts import Exchange, conversation, first_messages
 from forge.records import Message, Pair, Problem, Verdict
@@ -30,16 +29,16 @@ MAX_TWO_TURN_ROWS = 300
 """Each costs a judgement (about 0.1 s) before the run can begin."""
 
 
-def answer_text(composition: Composition, code: str, *, style: Style = Style.STEPS) -> str:
+def answer_text(composition: Composition, code: str, *, style: Style = Style.DYNAMIC) -> str:
     """What the model is to say: a short plan that ends with the style, then the code."""
     plan = f"{composition.family} {composition.variant} {style}"
     return f"<think>\n{plan}\n</think>\n\n```python\n{code}```"
 
 
-def one_turn_pair(problem: Problem, *, style: Style = Style.STEPS) -> Pair:
+def one_turn_pair(problem: Problem, *, style: Style = Style.DYNAMIC) -> Pair:
     """A generated problem and its honest answer in one style."""
     composition = Composition.parse(problem.problem_id)
-    text = answer_text(composition, render_answer(composition, style=style), style=style)
+    text = answer_text(composition, answer(problem, style=style), style=style)
     messages = (*first_messages(problem), Message(role="assistant", content=text))
     return Pair(problem_id=problem.problem_id, messages=messages, num_turns=1)
 
@@ -48,7 +47,7 @@ def two_turn_pair(problem: Problem, *, broken: str, verdict: Verdict) -> Pair:
     """A broken answer, the verdict on it, and the honest answer."""
     composition = Composition.parse(problem.problem_id)
     attempt = Exchange(completion_text=answer_text(composition, broken), verdict=verdict)
-    mended = answer_text(composition, render_answer(composition))
+    mended = answer_text(composition, answer(problem))
     messages = (
         *conversation(problem, [attempt]),
         Message(role="assistant", content=mended),
@@ -78,7 +77,7 @@ async def make_pairs(
     """
     rng = Random(seed)
     rows = [
-        one_turn_pair(p, style=_draw_style(p, table, rng=rng))
+        one_turn_pair(p, style=_draw_style(table, rng=rng))
         for p in problems
         for _ in range(table.pairs_per_problem)
     ]
@@ -91,10 +90,8 @@ async def make_pairs(
     return rows
 
 
-def _draw_style(problem: Problem, table: DataTable, *, rng: Random) -> Style:
-    wants_fused = rng.random() < table.fused_share
-    can = can_fuse(Composition.parse(problem.problem_id).chain)
-    return Style.FUSED if wants_fused and can else Style.STEPS
+def _draw_style(table: DataTable, *, rng: Random) -> Style:
+    return Style.STATIC if rng.random() < table.static_share else Style.DYNAMIC
 
 
 def _mended(broken: Sequence[tuple[Problem, str]], verdicts: Sequence[Verdict]) -> Iterator[Pair]:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forge.config.schema import ProblemsTable
-from forge.data.families.ops import Style, can_fuse
-from forge.data.generator import Composition, answer, generate_problems, render_answer
+from forge.data.generator import Composition, Style, answer, generate_problems
 
 if TYPE_CHECKING:
     from forge.records import Problem
@@ -34,12 +33,10 @@ def _one_of_each() -> list[Problem]:
 
 def _jobs(problem: Problem) -> list[tuple[str, str, str]]:
     """The problem's answer in each style."""
-    composition = Composition.parse(problem.problem_id)
-    jobs = [(problem.problem_id, problem.source, answer(problem))]
-    if can_fuse(composition.chain):
-        fused = render_answer(composition, style=Style.FUSED)
-        jobs.append((f"{problem.problem_id} fused", problem.source, fused))
-    return jobs
+    return [
+        (f"{problem.problem_id} {style}", problem.source, answer(problem, style=style))
+        for style in Style
+    ]
 
 
 @pytest.mark.slow

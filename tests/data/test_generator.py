@@ -11,7 +11,14 @@ import pytest
 from forge.config.schema import ProblemsTable
 from forge.data.families import FAMILIES
 from forge.data.families.ops import OPS, chains, is_sound
-from forge.data.generator import Composition, answer, generate_problems
+from forge.data.generator import (
+    Composition,
+    Style,
+    answer,
+    dynamic_answer,
+    generate_problems,
+    sizes_of,
+)
 from forge.data.mistakes import MISTAKES, break_answer
 from forge.data.splits import in_split
 from forge.errors import ConfigError
@@ -109,8 +116,16 @@ def test_every_kind_of_mistake_can_be_made_somewhere(problems: list[Problem]) ->
     rng = Random(0)
     compositions = [Composition.parse(problem.problem_id) for problem in problems[::20]]
     for mistake in MISTAKES:
-        assert any(mistake(c, rng) not in (None, answer_of(c)) for c in compositions)
+        assert any(mistake(c, rng) not in (None, dynamic_answer(c)) for c in compositions)
 
 
-def answer_of(composition: Composition) -> str:
-    return FAMILIES[composition.family].render_answer(composition.variant, composition.chain)
+def test_a_static_answer_asks_no_tensor_and_holds_the_product_of_the_constants(
+    problems: list[Problem],
+) -> None:
+    for problem in problems[::20]:
+        sizes = sizes_of(problem)
+        code = answer(problem, style=Style.STATIC)
+        assert "shape" not in code.split("def forward")[1]
+        assert "numel" not in code
+        assert f"< {sizes['HEADS'] * sizes['DIM']}" in code
+        assert code != answer(problem)

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from forge.data.families.layout import (
-    ROW_HEAD,
-    ROW_LOAD,
     Family,
+    RowKernel,
+    Sizes,
     answer_source,
     problem_source,
-    row_launch,
     row_sizes,
-    row_store,
 )
-from forge.data.families.ops import Chain, Style, kernel_body, last_name, torch_lines
-
-if TYPE_CHECKING:
-    from random import Random
+from forge.data.families.ops import Chain, last_name, torch_lines, triton_lines
 
 _JOIN = {
     "add": ("torch.add(x, y)", "x + y"),
@@ -32,30 +25,30 @@ _LOAD = {
 }
 
 
-def render_problem(variant: str, chain: Chain, *, rng: Random) -> str:
+def render_problem(variant: str, chain: Chain, *, sizes: Sizes) -> str:
     axis, join = variant.split("_")
     return problem_source(
-        row_sizes(rng),
+        sizes,
+        product="COLS",
         inputs=["torch.randn(ROWS, COLS)", f"torch.randn({_SHAPE[axis]})"],
         forward=[f"x = {_JOIN[join][0]}", *torch_lines(chain), f"return {last_name(chain)}"],
         args="x, y",
     )
 
 
-def render_answer(variant: str, chain: Chain, *, style: Style = Style.STEPS) -> str:
-    body = kernel_body(chain, style)
+def render_answer(variant: str, chain: Chain, *, sizes: Sizes | None = None) -> str:
+    row = RowKernel.of(sizes)
     axis, join = variant.split("_")
     return answer_source(
-        "x_ptr, y_ptr, out_ptr, n",
+        f"x_ptr, y_ptr, out_ptr{row.passed}",
         kernel=[
-            *ROW_HEAD,
-            ROW_LOAD,
+            *row.load,
             _LOAD[axis],
             f"x = {_JOIN[join][1]}",
-            *body.lines,
-            row_store(body.result),
+            *triton_lines(chain),
+            row.store(last_name(chain)),
         ],
-        forward=row_launch("x, y, out"),
+        forward=row.launch("x, y, out"),
         args="x, y",
     )
 
@@ -63,6 +56,7 @@ def render_answer(variant: str, chain: Chain, *, style: Style = Style.STEPS) -> 
 BROADCAST = Family(
     name="broadcast",
     variants=tuple(f"{axis}_{join}" for axis in _SHAPE for join in _JOIN),
+    draw_sizes=row_sizes,
     render_problem=render_problem,
     render_answer=render_answer,
 )

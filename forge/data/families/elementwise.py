@@ -2,45 +2,50 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from random import Random
 
-from forge.data.families.layout import Family, answer_source, problem_source
-from forge.data.families.ops import Chain, Style, is_sound, kernel_body, last_name, torch_lines
-
-if TYPE_CHECKING:
-    from random import Random
+from forge.data.families.layout import Family, Sizes, answer_source, problem_source, product
+from forge.data.families.ops import Chain, is_sound, last_name, torch_lines, triton_lines
 
 BLOCK = 256
-"""Elements a program; with at most 1000 elements there are at most four programs."""
+"""Elements a program; with fewer than 1000 elements there are at most four programs."""
 _RESULT = {"plain": "{}", "residual": "x + {}"}
 """Of the chain's last variable, the same in reference and kernel."""
 
 
-def render_problem(variant: str, chain: Chain, *, rng: Random) -> str:
+def draw_sizes(rng: Random) -> Sizes:
+    return {"HEADS": rng.randrange(9, 32), "DIM": rng.randrange(11, 32)}
+
+
+def render_problem(variant: str, chain: Chain, *, sizes: Sizes) -> str:
     result = _RESULT[variant].format(last_name(chain))
     return problem_source(
-        {"SIZE": rng.choice((300, 500, 700, 900, 1000))},
+        sizes,
+        product="SIZE",
         inputs=["torch.randn(SIZE)"],
         forward=[*torch_lines(chain), f"return {result}"],
     )
 
 
-def render_answer(variant: str, chain: Chain, *, style: Style = Style.STEPS) -> str:
-    body = kernel_body(chain, style)
-    result = _RESULT[variant].format(body.result)
+def render_answer(variant: str, chain: Chain, *, sizes: Sizes | None = None) -> str:
+    if sizes is None:
+        n, grid, ask, passed = "n", f"triton.cdiv(n, {BLOCK})", ["n = x.numel()"], ", n"
+    else:
+        n, grid, ask, passed = str(product(sizes)), str(-(-product(sizes) // BLOCK)), [], ""
+    result = _RESULT[variant].format(last_name(chain))
     return answer_source(
-        "x_ptr, out_ptr, n",
+        f"x_ptr, out_ptr{passed}",
         kernel=[
             "cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)",
-            "mask = cols < n",
+            f"mask = cols < {n}",
             "x = tl.load(x_ptr + cols, mask=mask, other=0.0)",
-            *body.lines,
+            *triton_lines(chain),
             f"tl.store(out_ptr + cols, {result}, mask=mask)",
         ],
         forward=[
-            "n = x.numel()",
+            *ask,
             "out = torch.empty_like(x)",
-            f"kernel[(triton.cdiv(n, {BLOCK}),)](x, out, n, BLOCK={BLOCK})",
+            f"kernel[({grid},)](x, out{passed}, BLOCK={BLOCK})",
         ],
     )
 
@@ -53,6 +58,7 @@ def accepts(variant: str, chain: Chain) -> bool:
 ELEMENTWISE = Family(
     name="elementwise",
     variants=tuple(_RESULT),
+    draw_sizes=draw_sizes,
     render_problem=render_problem,
     render_answer=render_answer,
     accepts=accepts,

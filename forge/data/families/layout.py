@@ -5,16 +5,18 @@ Answers share every line that can be shared: a small model spends its capacity o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from forge.data.families.ops import Chain, Style, is_sound
+from forge.data.families.ops import Chain, is_sound
 
 if TYPE_CHECKING:
     from random import Random
 
 Accepts = Callable[[str, Chain], bool]
+Sizes = Mapping[str, int]
+"""Values of a problem's module constants."""
 
 
 def accepts_sound(variant: str, chain: Chain) -> bool:
@@ -28,6 +30,7 @@ class Family:
 
     name: str
     variants: tuple[str, ...]
+    draw_sizes: Callable[[Random], Sizes]
     render_problem: RenderProblem
     render_answer: RenderAnswer
     accepts: Accepts = accepts_sound
@@ -35,14 +38,14 @@ class Family:
 
 
 class RenderProblem(Protocol):
-    def __call__(self, variant: str, chain: Chain, *, rng: Random) -> str:
-        """Problem source in KernelBench's layout; `rng` draws sizes only."""
+    def __call__(self, variant: str, chain: Chain, *, sizes: Sizes) -> str:
+        """Problem source in KernelBench's layout."""
         ...
 
 
 class RenderAnswer(Protocol):
-    def __call__(self, variant: str, chain: Chain, *, style: Style = Style.STEPS) -> str:
-        """Source of an honest `ModelNew`, right for every size."""
+    def __call__(self, variant: str, chain: Chain, *, sizes: Sizes | None = None) -> str:
+        """Source of an honest `ModelNew`: right for every size, or for `sizes` alone."""
         ...
 
 
@@ -72,18 +75,21 @@ def _indent(lines: Sequence[str], spaces: int) -> str:
 
 
 def problem_source(
-    constants: dict[str, int],
+    sizes: Sizes,
     *,
+    product: str,
     inputs: Sequence[str],
     forward: Sequence[str],
     args: str = "x",
     parameters: Parameters = NO_PARAMETERS,
 ) -> str:
-    """A reference file: constants, Model, get_inputs, get_init_inputs."""
-    sizes = "\n".join(f"{name} = {value}" for name, value in constants.items())
+    """A reference file: constants (`product` is the product HEADS * DIM), Model, get_inputs,
+    get_init_inputs."""
+    constants = "\n".join(f"{name} = {value}" for name, value in sizes.items())
     return f"""import torch
 
-{sizes}
+{constants}
+{product} = HEADS * DIM
 
 
 class Model(torch.nn.Module):
@@ -125,25 +131,69 @@ class ModelNew(torch.nn.Module):
 """
 
 
-ROW_HEAD = ("row = tl.program_id(0)", "cols = tl.arange(0, BLOCK)", "mask = cols < n")
-"""First lines of a kernel with one program a row."""
-ROW_LOAD = "x = tl.load(x_ptr + row * n + cols, mask=mask, other=0.0)"
+def product(sizes: Sizes) -> int:
+    """What a static answer has to multiply out."""
+    return sizes["HEADS"] * sizes["DIM"]
 
 
-def row_store(name: str) -> str:
-    """Writes variable `name` to the program's row."""
-    return f"tl.store(out_ptr + row * n + cols, {name}, mask=mask)"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowKernel:
+    """Lines of a kernel with one program a row of a matrix `x`."""
+
+    rows: str = "m"
+    cols: str = "n"
+    block: str = "triton.next_power_of_2(n)"
+    ask: tuple[str, ...] = ("m, n = x.shape",)
+    """How `forward` comes to know rows and columns."""
+    passed: str = ", n"
+    """What the kernel is told of them."""
+
+    @classmethod
+    def of(cls, sizes: Sizes | None) -> RowKernel:
+        """Static where sizes are given: their numbers stand in the text, and nothing is asked."""
+        if sizes is None:
+            return cls()
+        cols = product(sizes)
+        return cls(
+            rows=str(sizes["ROWS"]),
+            cols=str(cols),
+            block=str(next_power_of_2(cols)),
+            ask=(),
+            passed="",
+        )
+
+    @property
+    def load(self) -> tuple[str, ...]:
+        """From the program's index to its row `x`."""
+        return (
+            "row = tl.program_id(0)",
+            "cols = tl.arange(0, BLOCK)",
+            f"mask = cols < {self.cols}",
+            f"x = tl.load(x_ptr + row * {self.cols} + cols, mask=mask, other=0.0)",
+        )
+
+    def store(self, name: str) -> str:
+        """Writes variable `name` to the program's row."""
+        return f"tl.store(out_ptr + row * {self.cols} + cols, {name}, mask=mask)"
+
+    def launch(self, arguments: str, *, out: str = "torch.empty_like(x)") -> tuple[str, ...]:
+        """Body of `forward`."""
+        return (
+            *self.ask,
+            f"out = {out}",
+            f"kernel[({self.rows},)]({arguments}{self.passed}, BLOCK={self.block})",
+        )
 
 
-def row_launch(arguments: str, *, out: str = "torch.empty_like(x)") -> tuple[str, ...]:
-    """`forward` of a kernel with one program a row of a matrix `x`."""
-    return (
-        "m, n = x.shape",
-        f"out = {out}",
-        f"kernel[(m,)]({arguments}, n, BLOCK=triton.next_power_of_2(n))",
-    )
+def next_power_of_2(number: int) -> int:
+    """The smallest power of two that is at least `number`."""
+    return 1 << (number - 1).bit_length()
 
 
-def row_sizes(rng: Random) -> dict[str, int]:
-    """Rows and columns such that an interpreted launch stays under 10 ms, and masks matter."""
-    return {"ROWS": rng.choice((2, 3, 4)), "COLS": rng.choice((40, 60, 80, 100, 120))}
+def row_sizes(rng: Random) -> Sizes:
+    """Such that an interpreted launch stays under 10 ms, and masks matter."""
+    return {
+        "ROWS": rng.choice((2, 3, 4)),
+        "HEADS": rng.randrange(5, 20),
+        "DIM": rng.randrange(7, 24),
+    }

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from forge.data.families.layout import (
-    ROW_HEAD,
-    ROW_LOAD,
     Family,
     Parameters,
+    RowKernel,
+    Sizes,
     answer_source,
     problem_source,
-    row_launch,
     row_sizes,
-    row_store,
 )
-from forge.data.families.ops import Chain, Style, kernel_body, last_name, torch_lines
-
-if TYPE_CHECKING:
-    from random import Random
+from forge.data.families.ops import Chain, last_name, torch_lines, triton_lines
 
 _WEIGHT = Parameters(
     args=", dim",
@@ -26,12 +19,13 @@ _WEIGHT = Parameters(
     init_inputs="COLS",
 )
 _TORCH = "torch.nn.functional.{}(x, self.w.shape, self.w, eps=1e-5)"
-_CENTRE = {"rms_norm": (), "layer_norm": ("x = tl.where(mask, x - tl.sum(x, axis=0) / n, 0.0)",)}
+_CENTRE = {"rms_norm": (), "layer_norm": ("x = tl.where(mask, x - tl.sum(x, axis=0) / {n}, 0.0)",)}
 
 
-def render_problem(variant: str, chain: Chain, *, rng: Random) -> str:
+def render_problem(variant: str, chain: Chain, *, sizes: Sizes) -> str:
     return problem_source(
-        row_sizes(rng),
+        sizes,
+        product="COLS",
         inputs=["torch.randn(ROWS, COLS)"],
         forward=[
             f"x = {_TORCH.format(variant)}",
@@ -42,20 +36,19 @@ def render_problem(variant: str, chain: Chain, *, rng: Random) -> str:
     )
 
 
-def render_answer(variant: str, chain: Chain, *, style: Style = Style.STEPS) -> str:
-    body = kernel_body(chain, style)
+def render_answer(variant: str, chain: Chain, *, sizes: Sizes | None = None) -> str:
+    row = RowKernel.of(sizes)
     return answer_source(
-        "x_ptr, w_ptr, out_ptr, n",
+        f"x_ptr, w_ptr, out_ptr{row.passed}",
         kernel=[
-            *ROW_HEAD,
-            ROW_LOAD,
-            *_CENTRE[variant],
-            "x = x * tl.rsqrt(tl.sum(x * x, axis=0) / n + 1e-5)",
+            *row.load,
+            *(line.format(n=row.cols) for line in _CENTRE[variant]),
+            f"x = x * tl.rsqrt(tl.sum(x * x, axis=0) / {row.cols} + 1e-5)",
             "x = x * tl.load(w_ptr + cols, mask=mask, other=0.0)",
-            *body.lines,
-            row_store(body.result),
+            *triton_lines(chain),
+            row.store(last_name(chain)),
         ],
-        forward=row_launch("x, self.w, out"),
+        forward=row.launch("x, self.w, out"),
         parameters=_WEIGHT,
     )
 
@@ -63,6 +56,7 @@ def render_answer(variant: str, chain: Chain, *, style: Style = Style.STEPS) -> 
 NORM = Family(
     name="norm",
     variants=tuple(_CENTRE),
+    draw_sizes=row_sizes,
     render_problem=render_problem,
     render_answer=render_answer,
 )

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import lru_cache
 from itertools import permutations
 from typing import TYPE_CHECKING
@@ -152,48 +151,9 @@ def torch_lines(chain: Chain) -> list[str]:
     return _assign([OPS[name].torch for name in chain])
 
 
-class Style(StrEnum):
-    """How an answer writes a chain. Both are honest; they differ in how hard they are to write."""
-
-    STEPS = "steps"
-    """One statement a step, named as in the reference."""
-    FUSED = "fused"
-    """All steps in one expression, inside out."""
-
-
-MAX_FUSED_CHARS = 150
-"""A longer expression is not written: steps that name their operand twice double it each time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Body:
-    """The chain as a kernel computes it, from `x` on."""
-
-    lines: list[str]
-    result: str
-    """The variable that holds the chain's result."""
-
-
-def kernel_body(chain: Chain, style: Style) -> Body:
-    """Statements of the chain in a kernel."""
-    if style is Style.FUSED:
-        return Body(lines=[f"{NAMES[0]} = {_fuse(chain)}"], result=NAMES[0])
-    return Body(lines=_assign([OPS[name].triton for name in chain]), result=last_name(chain))
-
-
-def can_fuse(chain: Chain) -> bool:
-    """Whether the chain may be written as one expression, and that differs from its steps."""
-    return len(chain) > 1 and len(_fuse(chain)) <= MAX_FUSED_CHARS
-
-
-def _fuse(chain: Chain) -> str:
-    """All steps in one expression; an operand that is no call gets parentheses."""
-    expression = "x"
-    for name in chain:
-        is_call = re.fullmatch(r"x|[a-z_.]+\([^()]*\)", expression)
-        operand = expression if is_call else f"({expression})"
-        expression = re.sub(r"(?<![\w.])x(?![\w.])", lambda _, o=operand: o, OPS[name].triton)
-    return expression
+def triton_lines(chain: Chain) -> list[str]:
+    """Statements of the chain in a kernel, from `x` on; named as in the reference."""
+    return _assign([OPS[name].triton for name in chain])
 
 
 def _assign(expressions: list[str]) -> list[str]:

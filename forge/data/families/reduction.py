@@ -7,15 +7,14 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from forge.data.families.layout import (
-    ROW_HEAD,
-    ROW_LOAD,
     Family,
+    RowKernel,
+    Sizes,
     answer_source,
     problem_source,
-    row_launch,
     row_sizes,
 )
-from forge.data.families.ops import OPS, Chain, Style, is_sound, kernel_body, last_name, torch_lines
+from forge.data.families.ops import OPS, Chain, is_sound, last_name, torch_lines, triton_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +27,7 @@ _TORCH = {
 }
 _TRITON = {
     "sum": ("0.0", "tl.sum(x, axis=0)"),
-    "mean": ("0.0", "tl.sum(x, axis=0) / n"),
+    "mean": ("0.0", "tl.sum(x, axis=0) / {n}"),
     "max": ('float("-inf")', "tl.max(x, axis=0)"),
     "min": ('float("inf")', "tl.min(x, axis=0)"),
 }
@@ -41,28 +40,28 @@ _PYTHON: dict[str, Callable[[list[float]], float]] = {
 }
 
 
-def render_problem(variant: str, chain: Chain, *, rng: Random) -> str:
+def render_problem(variant: str, chain: Chain, *, sizes: Sizes) -> str:
     return problem_source(
-        row_sizes(rng),
+        sizes,
+        product="COLS",
         inputs=["torch.randn(ROWS, COLS)"],
         forward=[*torch_lines(chain), f"return {_TORCH[variant].format(last_name(chain))}"],
     )
 
 
-def render_answer(variant: str, chain: Chain, *, style: Style = Style.STEPS) -> str:
-    body = kernel_body(chain, style)
+def render_answer(variant: str, chain: Chain, *, sizes: Sizes | None = None) -> str:
+    row = RowKernel.of(sizes)
     neutral, reduce = _TRITON[variant]
     return answer_source(
-        "x_ptr, out_ptr, n",
+        f"x_ptr, out_ptr{row.passed}",
         kernel=[
-            *ROW_HEAD,
-            ROW_LOAD,
-            *body.lines,
-            f"x = tl.where(mask, {body.result}, {neutral})",
-            f"x = {reduce}",
+            *row.load,
+            *triton_lines(chain),
+            f"x = tl.where(mask, {last_name(chain)}, {neutral})",
+            f"x = {reduce.format(n=row.cols)}",
             "tl.store(out_ptr + row, x)",
         ],
-        forward=row_launch("x, out", out="x.new_empty(m)"),
+        forward=row.launch("x, out", out=f"x.new_empty({row.rows})"),
     )
 
 
@@ -94,6 +93,7 @@ def _apply(chain: Chain, x: float) -> float:
 REDUCTION = Family(
     name="reduction",
     variants=tuple(_TORCH),
+    draw_sizes=row_sizes,
     render_problem=render_problem,
     render_answer=render_answer,
     accepts=accepts,

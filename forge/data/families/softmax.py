@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from forge.data.families.layout import (
-    ROW_HEAD,
-    ROW_LOAD,
     Family,
+    RowKernel,
+    Sizes,
     answer_source,
     problem_source,
-    row_launch,
     row_sizes,
-    row_store,
 )
-from forge.data.families.ops import Chain, Style, kernel_body, last_name, torch_lines
-
-if TYPE_CHECKING:
-    from random import Random
+from forge.data.families.ops import Chain, last_name, torch_lines, triton_lines
 
 _TRITON = {
     "softmax": ("x = tl.exp(x)", "x = x / tl.sum(x, axis=0)"),
@@ -25,34 +18,35 @@ _TRITON = {
 }
 
 
-def render_problem(variant: str, chain: Chain, *, rng: Random) -> str:
+def render_problem(variant: str, chain: Chain, *, sizes: Sizes) -> str:
     return problem_source(
-        row_sizes(rng),
+        sizes,
+        product="COLS",
         inputs=["torch.randn(ROWS, COLS)"],
         forward=[*torch_lines(chain), f"return torch.{variant}({last_name(chain)}, dim=1)"],
     )
 
 
-def render_answer(variant: str, chain: Chain, *, style: Style = Style.STEPS) -> str:
-    body = kernel_body(chain, style)
+def render_answer(variant: str, chain: Chain, *, sizes: Sizes | None = None) -> str:
+    row = RowKernel.of(sizes)
     return answer_source(
-        "x_ptr, out_ptr, n",
+        f"x_ptr, out_ptr{row.passed}",
         kernel=[
-            *ROW_HEAD,
-            ROW_LOAD,
-            *body.lines,
-            f'x = tl.where(mask, {body.result}, float("-inf"))',
+            *row.load,
+            *triton_lines(chain),
+            f'x = tl.where(mask, {last_name(chain)}, float("-inf"))',
             "x = x - tl.max(x, axis=0)",
             *_TRITON[variant],
-            row_store("x"),
+            row.store("x"),
         ],
-        forward=row_launch("x, out"),
+        forward=row.launch("x, out"),
     )
 
 
 SOFTMAX = Family(
     name="softmax",
     variants=tuple(_TRITON),
+    draw_sizes=row_sizes,
     render_problem=render_problem,
     render_answer=render_answer,
 )
