@@ -123,9 +123,9 @@ class DataTable(Table):
     static_share: Share = 0.0
     """Share of one-turn answers with sizes as numbers in the text, as torch.compile writes them,
     instead of asked from the tensors: honest as well, but the model has to multiply."""
-    two_turn_share: Share = 0.2
-    """Two-turn rows (broken answer, judge's words, mended answer) as a share of the one-turn rows.
-    """
+    repair_share: Share = 0.2
+    """Rows with one or two broken answers, the judge's words on each and the mended answer, as a
+    share of the one-turn rows."""
 
 
 class DevicesTable(Table):

@@ -1,12 +1,12 @@
-"""SFT rows: a problem and its answer; in two-turn form with a broken answer and the judge's words.
+"""SFT rows: a problem and its answer, and repairs: broken answers and the judge's words before it.
 
-Called when a run is prepared. The judge's words in two-turn rows are real: `judge` runs each broken
-answer; a cache keeps verdicts of earlier runs. A broken answer that the judge accepts makes no row.
+Called when a run is prepared. The judge's words in repairs are real: `judge` runs each broken
+answer; a cache keeps verdicts of earlier runs. A broken answer that the judge accepts is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from hashlib import sha256
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 VerdictCache = MutableMapping[str, dict[str, Any]]
 """Verdicts as JSON by `cache_key`."""
 
-MAX_TWO_TURN_ROWS = 300
-"""Each costs a judgement (about 0.1 s) before the run can begin."""
+MAX_REPAIRS = 300
+MAX_BROKEN = 2
+"""Broken answers before the mended one: what a rollout of three turns plays."""
 
 
 def answer_text(composition: Composition, code: str, *, style: Style = Style.DYNAMIC) -> str:
@@ -43,16 +44,19 @@ def one_turn_pair(problem: Problem, *, style: Style = Style.DYNAMIC) -> Pair:
     return Pair(problem_id=problem.problem_id, messages=messages, num_turns=1)
 
 
-def two_turn_pair(problem: Problem, *, broken: str, verdict: Verdict) -> Pair:
-    """A broken answer, the verdict on it, and the honest answer."""
+def repair_pair(problem: Problem, attempts: Sequence[tuple[str, Verdict]]) -> Pair:
+    """Broken answers with the verdicts on them, and the honest answer."""
     composition = Composition.parse(problem.problem_id)
-    attempt = Exchange(completion_text=answer_text(composition, broken), verdict=verdict)
+    exchanges = [
+        Exchange(completion_text=answer_text(composition, broken), verdict=verdict)
+        for broken, verdict in attempts
+    ]
     mended = answer_text(composition, answer(problem))
     messages = (
-        *conversation(problem, [attempt]),
+        *conversation(problem, exchanges),
         Message(role="assistant", content=mended),
     )
-    return Pair(problem_id=problem.problem_id, messages=messages, num_turns=2)
+    return Pair(problem_id=problem.problem_id, messages=messages, num_turns=len(attempts) + 1)
 
 
 def cache_key(problem: Problem, code: str) -> str:
@@ -81,23 +85,28 @@ async def make_pairs(
         for p in problems
         for _ in range(table.pairs_per_problem)
     ]
-    num = min(round(table.two_turn_share * len(rows)), MAX_TWO_TURN_ROWS)
+    num = min(round(table.repair_share * len(rows)), MAX_REPAIRS)
     chosen = [problems[i % len(problems)] for i in rng.sample(range(len(rows)), num)]
-    broken = [(p, break_answer(Composition.parse(p.problem_id), rng=rng)) for p in chosen]
-    verdicts = await _judge_all(broken, judge=judge, cache=cache, concurrency=concurrency)
-    rows.extend(_mended(broken, verdicts))
+    broken = [
+        (index, problem, break_answer(Composition.parse(problem.problem_id), rng=rng))
+        for index, problem in enumerate(chosen)
+        for _ in range(rng.randint(1, MAX_BROKEN))
+    ]
+    verdicts = await _judge_all(
+        [(problem, code) for _, problem, code in broken],
+        judge=judge, cache=cache, concurrency=concurrency,
+    )  # fmt: skip
+    attempts: dict[int, list[tuple[str, Verdict]]] = {}
+    for (index, _, code), verdict in zip(broken, verdicts, strict=True):
+        if verdict.status.is_scored and not verdict.is_correct:
+            attempts.setdefault(index, []).append((code, verdict))
+    rows.extend(repair_pair(chosen[index], tried) for index, tried in attempts.items())
     rng.shuffle(rows)
     return rows
 
 
 def _draw_style(table: DataTable, *, rng: Random) -> Style:
     return Style.STATIC if rng.random() < table.static_share else Style.DYNAMIC
-
-
-def _mended(broken: Sequence[tuple[Problem, str]], verdicts: Sequence[Verdict]) -> Iterator[Pair]:
-    for (problem, code), verdict in zip(broken, verdicts, strict=True):
-        if verdict.status.is_scored and not verdict.is_correct:
-            yield two_turn_pair(problem, broken=code, verdict=verdict)
 
 
 async def _judge_all(

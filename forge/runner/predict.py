@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage, Stage
+from forge.data.pairs import MAX_BROKEN
 from forge.runner import costs
 
 if TYPE_CHECKING:
@@ -52,12 +53,12 @@ def predict_phases(
 
 
 def _prepare(experiment: Experiment, *, machine: Machine) -> PhasePlan:
-    """Judges start, broken answers of two-turn rows are judged, tokenizer and model are made."""
+    """Judges start, broken answers of repairs are judged, tokenizer and model are made."""
     problems, workers = experiment.problems, experiment.judge.workers
     num_judged = 0
     if any(isinstance(stage, SftStage) for stage in experiment.stage):
         num_sft = min(sum(problems.sft_by_level), problems.num_problems - problems.num_heldout)
-        num_judged = int(num_sft * experiment.data.two_turn_share)
+        num_judged = int(num_sft * experiment.data.repair_share * (1 + MAX_BROKEN) / 2)
     start_s = costs.START_S["supervisor"] + workers * costs.START_S["judge"]
     start_s += costs.START_S["replica"] * experiment.serve.replicas * is_served(experiment)
     start_s += costs.START_S["task"] * (experiment.model.init is not None)

@@ -35,7 +35,7 @@ class CountingJudge:
 
 
 def _make(judge: CountingJudge, *, cache: dict[str, dict[str, Any]] | None = None) -> list[Pair]:
-    table = DataTable(two_turn_share=0.25)
+    table = DataTable(repair_share=0.25)
 
     async def make() -> list[Pair]:
         store = {} if cache is None else cache
@@ -56,17 +56,22 @@ def test_every_problem_gets_its_honest_answer_under_the_played_prompt() -> None:
         assert f"```python\n{answer(problem)}```" in text
 
 
-def test_a_two_turn_row_holds_a_broken_answer_the_judges_words_and_the_mended_one() -> None:
+def test_a_repair_holds_broken_answers_the_judges_words_and_the_mended_one() -> None:
     judge = CountingJudge()
-    rows = [pair for pair in _make(judge) if pair.num_turns == 2]
-    assert len(rows) == len(judge.asked) == 10
+    rows = [pair for pair in _make(judge) if pair.num_turns > 1]
+    assert len(rows) == 10
+    assert {pair.num_turns for pair in rows} == {2, 3}
+    assert sum(pair.num_turns - 1 for pair in rows) == len(judge.asked)
     broken = {(problem.problem_id, code) for problem, code in judge.asked}
     for pair in rows:
         roles = [message.role for message in pair.messages]
-        assert roles == ["system", "user", "assistant", "user", "assistant"]
-        code = pair.messages[2].content.split("```python\n")[1].removesuffix("```")
-        assert (pair.problem_id, code) in broken
-        assert "the judge's words" in pair.messages[3].content
+        assert roles == ["system", "user"] + ["assistant", "user"] * (pair.num_turns - 1) + [
+            "assistant"
+        ]
+        for answer_index in range(2, len(roles) - 1, 2):
+            code = pair.messages[answer_index].content.split("```python\n")[1].removesuffix("```")
+            assert (pair.problem_id, code) in broken
+            assert "the judge's words" in pair.messages[answer_index + 1].content
 
 
 def test_a_broken_answer_that_the_judge_accepts_makes_no_row() -> None:

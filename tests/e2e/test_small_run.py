@@ -30,7 +30,7 @@ vocab_size = 512
 num_problems = 300
 sft_by_level = [20, 20, 20, 20]
 [data]
-two_turn_share = 0.05
+repair_share = 0.05
 [rollout]
 max_completion_tokens = 64
 [eval]
