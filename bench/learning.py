@@ -2,11 +2,13 @@
 wall time on more SFT.
 
     python bench/learning.py --seeds 0 1 2 --samples 8 --out bench/learning.json
+    python bench/learning.py --read bench/learning.json
 
 For each seed: the quickstart (eval, sft, eval, grpo, eval), then a second run from the same SFT
 weights whose only training stage is SFT for as many steps as fit the GRPO stage's wall time. Prints
-pass@1 by stage with intervals clustered by problem, greedy, pass@k, and a table by family and chain
-length; writes everything as JSON. Uses the command line like anybody else.
+pass@1 by stage with intervals clustered by problem (over all seeds, whose problems differ), greedy,
+pass@k, the paired differences, and tables by family and chain length; writes everything as JSON.
+Uses the command line like anybody else.
 """
 
 from __future__ import annotations
@@ -25,8 +27,10 @@ from typing import Any
 from forge.config.dump import dump_experiment
 from forge.config.load import load_experiment
 from forge.config.schema import EvalStage, GrpoStage, ModelTable, SftStage
+from forge.data.generator import Composition
 from forge.store.layout import RunPaths, find_run
 from forge.store.reader import open_run
+from forge.views.passk import Tally, compare_paired, estimate_pass_at_k
 
 ROOT = Path(__file__).resolve().parent.parent
 QUICKSTART = ROOT / "experiments" / "quickstart.toml"
@@ -40,7 +44,11 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=8, help="rollouts a held-out problem")
     parser.add_argument("--dir", type=Path, default=ROOT / "runs" / "learning")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "learning.json")
+    parser.add_argument("--read", type=Path, help="print the tables of a file, run nothing")
     args = parser.parse_args()
+    if args.read:
+        print(tables(json.loads(args.read.read_text())["seeds"]))
+        return
     results = []
     for seed in args.seeds:
         results.append(measure_seed(seed, samples=args.samples, store=args.dir))
@@ -49,10 +57,9 @@ def main() -> None:
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
             "machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores",
             "seeds": results,
-            "summary": summarise(results),
         }
         args.out.write_text(json.dumps(report, indent=1) + "\n")
-        print(table(report["summary"]), flush=True)
+        print(tables(results), flush=True)
 
 
 def measure_seed(seed: int, *, samples: int, store: Path) -> dict[str, Any]:
@@ -148,35 +155,67 @@ def evaluations_of(paths: RunPaths) -> list[dict[str, Any]]:
     return json.loads(done.stdout)["evaluations"]
 
 
-def summarise(results: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Means over seeds by arm."""
-    arms: dict[str, dict[str, float]] = {}
-    for arm in ("before", "sft", "grpo", "control"):
+ARMS = ("before", "sft", "grpo", "control")
+
+
+def tallies(results: list[dict[str, Any]], arm: str) -> dict[str, Tally]:
+    """Samples and correct ones of every held-out problem of every seed."""
+    return {
+        f"{result['seed']}/{problem}": Tally(num=num, correct=correct)
+        for result in results
+        for problem, (num, correct) in result[arm]["detail"]["tallies"].items()
+    }
+
+
+def tables(results: list[dict[str, Any]]) -> str:
+    """All of it as Markdown."""
+    found = {arm: tallies(results, arm) for arm in ARMS}
+    k = min(tally.num for tally in found["grpo"].values())
+    lines = [f"| arm | pass@1 | by seed | greedy | multi-turn | pass@{k} | compiles |"]
+    lines.append("|---" * 7 + "|")
+    for arm in ARMS:
         rows = [result[arm] for result in results]
-        k = max((int(k) for k in rows[0]["pass_at_k"]), default=1)
-        arms[arm] = {
-            "pass_at_1": statistics.fmean(r["pass_at_1"] for r in rows),
-            "min": min(r["pass_at_1"] for r in rows),
-            "max": max(r["pass_at_1"] for r in rows),
-            "greedy": statistics.fmean(r["pass_at_1_greedy"] or 0.0 for r in rows),
-            "multi_turn": statistics.fmean(r["pass_at_1_multi"] for r in rows),
-            f"pass_at_{k}": statistics.fmean(
-                r["pass_at_k"].get(str(k), r["pass_at_1"]) for r in rows
-            ),
-            "compile_rate": statistics.fmean(r["compile_rate"] for r in rows),
-        }
-    return arms
-
-
-def table(summary: dict[str, dict[str, float]]) -> str:
-    """Plain text."""
-    keys = list(next(iter(summary.values())))
-    lines = ["arm       " + "".join(f"{key:>14}" for key in keys)]
-    lines += [
-        f"{arm:<10}" + "".join(f"{row.get(k, 0.0):>14.3f}" for k in keys)
-        for arm, row in summary.items()
-    ]
+        seeds = " ".join(f"{row['pass_at_1']:.1%}" for row in rows)
+        lines.append(
+            f"| {arm} | {estimate(found[arm], 1)} | {seeds} | {mean(rows, 'pass_at_1_greedy')} | "
+            f"{mean(rows, 'pass_at_1_multi')} | {estimate(found[arm], k)} | "
+            f"{mean(rows, 'compile_rate')} |"
+        )
+    lines.append("")
+    for earlier, n in (("sft", 1), ("control", 1), ("sft", k)):
+        difference = compare_paired(found[earlier], found["grpo"], k=n)
+        assert difference is not None
+        lines.append(
+            f"grpo − {earlier}, pass@{n}: {100 * difference.value:+.1f} points "
+            f"({100 * difference.low:+.1f} to {100 * difference.high:+.1f})"
+        )
+    families = {key: Composition.parse(key.partition("/")[2]) for key in found["grpo"]}
+    for title, part in (
+        ("family", {key: c.family for key, c in families.items()}),
+        ("chain length", {key: str(len(c.chain)) for key, c in families.items()}),
+    ):
+        lines += ["", f"| {title} | " + " | ".join(ARMS[1:]) + " |", "|---" * len(ARMS) + "|"]
+        for name in sorted(set(part.values())):
+            cells = [
+                estimate({key: t for key, t in found[arm].items() if part[key] == name}, 1)
+                for arm in ARMS[1:]
+            ]
+            lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def estimate(found: dict[str, Tally], k: int) -> str:
+    """pass@k with its interval; a dash where there are fewer samples."""
+    result = estimate_pass_at_k(list(found.values()), k)
+    if result is None:
+        return "–"
+    return f"{result.value:.1%} ({100 * result.low:.0f}–{100 * result.high:.0f})"
+
+
+def mean(rows: list[dict[str, Any]], key: str) -> str:
+    """Over the seeds; a dash where it was not measured."""
+    values = [row[key] for row in rows if row[key] is not None]
+    return f"{statistics.fmean(values):.1%}" if values else "–"
 
 
 if __name__ == "__main__":
