@@ -1,4 +1,5 @@
-"""A whole run through the command line: interrupted, killed, resumed, and read afterwards."""
+"""A whole run through the command line: interrupted, killed, resumed, read, asked, and its
+checkpoint tried on somebody else's problems."""
 
 from __future__ import annotations
 
@@ -52,6 +53,46 @@ save_every = 10
 kind = "eval"
 num_problems = 2
 """
+
+OTHERS = """\
+name = "others"
+[model]
+path = "runs/small-1/weights/sft-000200"
+[problems]
+source = "dir"
+path = "problems"
+overrides = { batch_size = 4, dim = 64 }
+[rollout]
+group_size = 2
+groups_per_step = 2
+max_completion_tokens = 64
+max_turns = 2
+[[stage]]
+kind = "eval"
+samples = 1
+max_turns = 2
+[[stage]]
+kind = "grpo"
+steps = 1
+"""
+PROBLEM = """\
+import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def forward(self, x):
+        return torch.{}(x)
+
+batch_size = 4096
+dim = 393216
+
+def get_inputs():
+    return [torch.randn(batch_size, dim)]
+
+def get_init_inputs():
+    return []
+"""
+FUNCTION = "def f(x):\n    return torch.tanh(x)\n"
 
 
 def forge(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -133,3 +174,43 @@ def test_a_run_survives_kill_9_and_ctrl_c_and_can_be_read(tmp_path: Path) -> Non
     assert attempts == 3
     again = forge("resume", "small-1", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
+    ask(tmp_path, root)
+    play_others(tmp_path)
+
+
+def ask(cwd: Path, root: Path) -> None:
+    """`forge chat` and `forge.solve`, judged and stored with the run."""
+    (cwd / "f.py").write_text(FUNCTION)
+    chatted = forge("chat", "small-1", "--problem", "f.py", "--turns", "2", "--json", cwd=cwd)
+    assert chatted.returncode == 0, chatted.stderr
+    played = json.loads(chatted.stdout)
+    solved = subprocess.run(
+        [sys.executable, "-c", SOLVE], cwd=cwd, capture_output=True, text=True, timeout=100,
+        check=False,
+    )  # fmt: skip
+    assert solved.returncode == 0, solved.stderr
+    stored = "SELECT problem_id, count(*) FROM v_turns WHERE purpose = 'chat' GROUP BY group_id"
+    with sqlite3.connect(f"file:{root}/run.db?mode=ro", uri=True) as db:
+        turns = db.execute(stored).fetchall()
+    assert turns == [("f", len(played["turns"])), ("stdin", int(solved.stdout))]
+
+
+SOLVE = f"import forge; print(len(forge.solve({FUNCTION!r}, run='small-1', turns=1).turns))"
+
+
+def play_others(cwd: Path) -> None:
+    """A directory in KernelBench's layout: evaluated, then GRPO, which says that this model finds
+    nothing in it to learn from."""
+    (cwd / "problems" / "level1").mkdir(parents=True)
+    for name in ("tanh", "sigmoid", "exp"):
+        (cwd / "problems" / "level1" / f"{name}.py").write_text(PROBLEM.format(name))
+    (cwd / "others.toml").write_text(OTHERS)
+    done = forge("run", "others.toml", cwd=cwd)
+    assert done.returncode == 5, done.stderr
+    with sqlite3.connect(f"file:{cwd}/runs/others-1/run.db?mode=ro", uri=True) as db:
+        purposes = db.execute(
+            "SELECT purpose, count(*) > 0, count(status) = count(*) FROM v_turns GROUP BY purpose"
+        ).fetchall()
+        sources = [source for (source,) in db.execute("SELECT prompt FROM v_turns WHERE turn = 0")]
+    assert purposes == [("eval", 1, 1), ("train", 1, 1)]
+    assert all("batch_size = 4\ndim = 64\n" in source for source in sources)
