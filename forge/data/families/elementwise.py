@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from random import Random
-
-from forge.data.families.layout import Family, Sizes, answer_source, problem_source, product
+from forge.data.families.layout import (
+    Family,
+    Sizes,
+    answer_source,
+    flat_sizes,
+    problem_source,
+    product,
+)
 from forge.data.families.ops import Chain, is_sound, last_name, torch_lines, triton_lines
 
 BLOCK = 256
 """Elements a program; with fewer than 1000 elements there are at most four programs."""
 _RESULT = {"plain": "{}", "residual": "x + {}"}
 """Of the chain's last variable, the same in reference and kernel."""
-
-
-def draw_sizes(rng: Random) -> Sizes:
-    return {"HEADS": rng.randrange(9, 32), "DIM": rng.randrange(11, 32)}
 
 
 def render_problem(variant: str, chain: Chain, *, sizes: Sizes) -> str:
@@ -58,7 +59,7 @@ def accepts(variant: str, chain: Chain) -> bool:
 ELEMENTWISE = Family(
     name="elementwise",
     variants=tuple(_RESULT),
-    draw_sizes=draw_sizes,
+    draw_sizes=flat_sizes,
     render_problem=render_problem,
     render_answer=render_answer,
     accepts=accepts,
