@@ -32,7 +32,7 @@ class End(StrEnum):
     CONTEXT_FULL = "context_full"
     """The conversation no longer fits, even without its oldest attempts. Masked."""
     INFRA = "infra"
-    """The judge or engine failed past its retry. Masked."""
+    """The judge failed past its retry. Masked. (An engine that fails ends the run.)"""
 
 
 class Purpose(StrEnum):

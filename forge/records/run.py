@@ -65,8 +65,7 @@ class Event:
 
     at: float
     kind: str
-    """`stage_start`, `stage_end`, `no_signal`, `child_restart`, `checkpoint`, `context_full`,
-    ..."""
+    """`stage_start`, `stage_end`, `no_signal`, `context_full`, `child_restart`, ..."""
     message: str
     data: Mapping[str, Any] = field(default_factory=dict)
 

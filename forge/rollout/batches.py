@@ -7,13 +7,14 @@ budget; three steps without any signal end the run with advice.
 from __future__ import annotations
 
 import itertools
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import anyio
 
 from forge.errors import Stalled
-from forge.records import Finish, Group, Purpose, Sample
+from forge.records import End, Event, Finish, Group, Purpose, Sample
 from forge.rewards import group_advantages
 from forge.rollout.play import Place, Ports, Rules, play_group
 
@@ -90,9 +91,12 @@ async def produce_batches(
                 await published.wait_for(
                     step - 1 - plan.max_staleness, timeout_s=plan.publish_timeout_s
                 )
-                groups = await _play_step(step, plan, sampler, rules, ports, group_ids, on_group)
-                samples = make_samples(groups, plan, sample_ids)
+                played = await _play_step(step, plan, sampler, rules, ports, group_ids, on_group)
+                groups += played
+                samples = make_samples(played, plan, sample_ids)
                 without_signal = 0 if samples else without_signal + 1
+                if not samples:
+                    await ports.sink.put(_no_signal(step, played))
                 if without_signal >= MAX_BATCHES_WITHOUT_SIGNAL:
                     raise Stalled(_no_signal_words(step, groups))
             await ports.sink.put(*samples)
@@ -178,15 +182,35 @@ def count_from(last: int) -> Iterator[int]:
     return itertools.count(last + 1)
 
 
+def _no_signal(step: int, groups: Sequence[Group]) -> Event:
+    message = f"step {step}: none of {len(groups)} groups gives a signal; {_why_flat(groups)}"
+    return Event(at=time.time(), kind="no_signal", message=message, data={"step": step})
+
+
 def _no_signal_words(step: int, groups: Sequence[Group]) -> str:
-    turns = [turn for group in groups for t in group.trajectories for turn in t.turns]
+    return (
+        f"rollout: step {step}: {MAX_BATCHES_WITHOUT_SIGNAL} batches in a row without a signal: "
+        f"{_why_flat(groups)}"
+    )
+
+
+def _why_flat(groups: Sequence[Group]) -> str:
+    """What masked most rollouts, or how equal the others were; and what helps."""
+    rollouts = [trajectory for group in groups for trajectory in group.trajectories]
+    turns = [turn for trajectory in rollouts for turn in trajectory.turns]
+    num_full = sum(trajectory.end is End.CONTEXT_FULL for trajectory in rollouts)
+    num_failed = sum(trajectory.end is End.INFRA for trajectory in rollouts)
+    room = "serve.context_tokens: raise it, or lower rollout.max_completion_tokens"
+    if not turns:
+        return f"no prompt fits {room}"
+    if 2 * num_full > len(rollouts):
+        return f"{num_full} of {len(rollouts)} rollouts do not fit {room}"
+    if 2 * num_failed > len(rollouts):
+        return f"the judge failed on {num_failed} of {len(rollouts)} rollouts: its log says why"
     correct = sum(turn.verdict.is_correct for turn in turns)
     advice = (
         "nearly all are correct: take harder problems"
         if correct * 2 > len(turns)
         else "nearly none is correct: more SFT, easier problems, or a larger group_size"
     )
-    return (
-        f"rollout: step {step}: {MAX_BATCHES_WITHOUT_SIGNAL} batches in a row in which every "
-        f"group's returns are equal ({correct} of {len(turns)} turns correct); {advice}"
-    )
+    return f"each group's returns are equal ({correct} of {len(turns)} turns correct); {advice}"

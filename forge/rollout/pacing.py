@@ -1,8 +1,8 @@
 """Pacing: how far generation may run ahead of training. Bounds staleness by admission, so no
 finished group is thrown away.
 
-producer ── wait_for(step - 1 - max_staleness) ──▶ plays the batch of `step` publish of step n ──
-advance(n) ──▶ wakes the producer
+    producer ── wait_for(step - 1 - max_staleness) ──▶ plays the batch of `step`
+    publish of step n ── advance(n) ──▶ wakes the producer
 """
 
 from __future__ import annotations

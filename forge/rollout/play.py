@@ -7,9 +7,9 @@ whole.
 
     play_group ── one request for the group's first turn (the prompt is evaluated once)
         ├─ rollout 0: judge → [stop] or prompt → generate → judge → ...
-        └─ rollout 1: ...                                         all at once, bounded by engine and
-        judge queues
+        └─ rollout 1: ...
 
+Rollouts run all at once, bounded by the queues of engine and judges.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from forge.data.prompts import Exchange
 from forge.records import (
     Completion,
     End,
+    Event,
     Group,
     Problem,
     Purpose,
@@ -85,7 +86,7 @@ async def play_group(problem: Problem, *, place: Place, rules: Rules, ports: Por
         ended = [
             _ended(place, problem, i, (), End.CONTEXT_FULL, rules) for i in range(rules.group_size)
         ]
-        await ports.sink.put(*ended)
+        await ports.sink.put(*ended, _unfit(problem))
         return await _close(problem, place, ended, rules, ports)
 
     began = time.monotonic()
@@ -244,6 +245,13 @@ def _ended(
         turns=turns,
         end=end,
         returns=tuple(returns),
+    )
+
+
+def _unfit(problem: Problem) -> Event:
+    message = f"{problem.problem_id}: its prompt alone does not fit serve.context_tokens"
+    return Event(
+        at=time.time(), kind="context_full", message=message, data={"problem": problem.problem_id}
     )
 
 

@@ -49,7 +49,7 @@ CREATE TABLE events (
     event_id INTEGER PRIMARY KEY,
     attempt INTEGER,
     at REAL NOT NULL,
-    kind TEXT NOT NULL,              -- stage_start, stage_end, no_signal, checkpoint, ...
+    kind TEXT NOT NULL,              -- stage_start, stage_end, no_signal, context_full, ...
     message TEXT NOT NULL,
     data TEXT NOT NULL               -- JSON
 );

@@ -14,6 +14,7 @@ from forge.errors import Stalled
 from forge.records import (
     Completion,
     End,
+    Event,
     Finish,
     Group,
     Problem,
@@ -170,6 +171,7 @@ async def test_a_problem_that_does_not_fit_at_all_ends_context_full_without_turn
     assert [t.end for t in group.trajectories] == [End.CONTEXT_FULL] * 4
     assert not policy.asked
     assert len(sink.of(Trajectory)) == 4
+    assert [event.kind for event in sink.of(Event)] == ["context_full"]
 
 
 async def test_an_answer_without_code_is_rejected_with_words() -> None:
@@ -196,11 +198,11 @@ def batch_plan(**changes: Any) -> BatchPlan:
 
 
 async def run_loop(
-    plan: BatchPlan, choose: Any, *, delay: Any = lambda: 0.0
+    plan: BatchPlan, choose: Any, *, delay: Any = lambda: 0.0, room: int = 10
 ) -> tuple[list[Batch], list[int]]:
     """A trainer that publishes one version a batch; returns batches and the staleness of every
     sample at use."""
-    use, _, policy = ports(choose)
+    use, _, policy = ports(choose, room=room)
     published, staleness, batches = PublishedSteps(), [], []
     send, receive = anyio.create_memory_object_stream[Batch](0)
     sampler = UniformSampler([problem(f"p{i}") for i in range(5)], seed=0)
@@ -255,13 +257,36 @@ async def test_flat_groups_are_replaced_within_the_budget_and_leave_no_samples()
     assert flat_problems, "the fake must make some flat groups"
 
 
-async def test_three_batches_without_signal_end_the_run_with_advice() -> None:
+@pytest.mark.parametrize(
+    ("answer", "room", "advice"),
+    [
+        (2, 10, "0 of 72 turns correct.*more SFT"),
+        (1, 10, "24 of 24 turns correct.*harder problems"),
+        (3, 10, "the judge failed on 24 of 24 rollouts"),
+        (1, 0, "no prompt fits serve.context_tokens"),
+        (2, 2, "24 of 24 rollouts do not fit serve.context_tokens"),
+    ],
+)
+async def test_three_batches_without_signal_end_the_run_with_advice(
+    answer: int, room: int, advice: str
+) -> None:
     with pytest.RaisesGroup(
-        pytest.RaisesExc(Stalled, match="3 batches in a row.*more SFT"),
+        pytest.RaisesExc(Stalled, match=f"3 batches in a row.*{advice}"),
         allow_unwrapped=True,
         flatten_subgroups=True,
     ):
-        await run_loop(batch_plan(), lambda seed, i, length: 2)
+        await run_loop(batch_plan(max_replacements=0), lambda seed, i, length: answer, room=room)
+
+
+async def test_a_batch_names_all_groups_that_were_played_for_it() -> None:
+    answers = iter([2] * 24)  # two groups of four rollouts of three turns
+
+    def choose(seed: int, i: int, length: int) -> int:
+        return next(answers, 1 if i % 2 else 2)
+
+    batches, _ = await run_loop(batch_plan(last_step=1, max_replacements=0), choose)
+    assert {group.group_id for group in batches[0].groups} == {0, 1, 2, 3}
+    assert {sample.group_id for sample in batches[0].samples} == {2, 3}
 
 
 async def test_a_silent_trainer_is_named() -> None:
