@@ -91,6 +91,7 @@ class Evaluation:
     policy_version: int
     at: float
     num_problems: int
+    """All that were asked for; one whose prompt does not fit the context counts as unsolved."""
     num_samples: int
     """Sampled rollouts per problem, greedy ones apart."""
     max_turns: int

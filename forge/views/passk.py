@@ -61,7 +61,7 @@ def estimate_mean(values: Sequence[float], *, seed: int = 0) -> Estimate | None:
     if not values:
         return None
     mean = math.fsum(values) / len(values)
-    low, high = _percentiles(values, seed=seed)
+    low, high = _percentiles(values, seed=seed, span=(0.0, 1.0))
     bound = 1.0 - TAIL ** (1.0 / len(values))
     if all(value == 0.0 for value in values):
         high = bound
@@ -79,11 +79,6 @@ class Difference:
     high: float
     num_problems: int
 
-    @property
-    def is_significant(self) -> bool:
-        """Whether the 95 % interval leaves 0 out."""
-        return self.low > 0.0 or self.high < 0.0
-
 
 def compare_paired(
     a: Mapping[str, Tally], b: Mapping[str, Tally], *, k: int = 1, seed: int = 0
@@ -95,16 +90,19 @@ def compare_paired(
     if not both:
         return None
     values = [pass_at_k(b[name], k) - pass_at_k(a[name], k) for name in both]
-    low, high = _percentiles(values, seed=seed)
+    low, high = _percentiles(values, seed=seed, span=(-1.0, 1.0))
     return Difference(
         value=math.fsum(values) / len(values), low=low, high=high, num_problems=len(values)
     )
 
 
-def _percentiles(values: Sequence[float], *, seed: int) -> tuple[float, float]:
-    """2.5 and 97.5 % of the means of resampled problems, interpolated between neighbours."""
+def _percentiles(
+    values: Sequence[float], *, seed: int, span: tuple[float, float]
+) -> tuple[float, float]:
+    """2.5 and 97.5 % of the means of resampled problems, interpolated between neighbours; of one
+    problem, which says nothing about others, all that is possible."""
     if len(values) == 1:
-        return values[0], values[0]
+        return span
     num = len(values)
     means = sorted(math.fsum(draw(values)) / num for draw in _resamples(num, seed))
     return _quantile(means, TAIL), _quantile(means, 1.0 - TAIL)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from forge.records import Evaluation, Group, Purpose, Status
+from forge.records import End, Evaluation, Group, Purpose, Status, Trajectory
 from forge.views.evaluation import evaluate_groups
 from tests.store.storefactory import group, problem
 
@@ -49,6 +50,26 @@ def test_infra_failures_count_neither_for_nor_against() -> None:
     assert masked.pass_at_1 == clean.pass_at_1 == 0.5
     assert masked.pass_at_1_multi == clean.pass_at_1_multi
     assert masked.detail["num_masked"] == 2
+
+
+def test_a_rollout_that_we_cut_short_widens_the_interval_of_multi() -> None:
+    groups = [played(0, [[GOOD], [BAD, BAD]]), played(1, [[GOOD], [BAD, GOOD]], 1)]
+    clean = evaluate(*groups).detail["multi"]
+    cut = evaluate(*groups, played(2, [[BAD, INFRA]] * 2)).detail["multi"]
+    assert (clean["num_cut_short"], cut["num_cut_short"]) == (0, 2)
+    assert cut["value"] == clean["value"] == 0.75
+    assert cut["ci_low"] < clean["ci_low"]
+
+
+def test_a_problem_whose_prompt_does_not_fit_counts_as_unsolved() -> None:
+    unfit = Trajectory(
+        group_id=1, rollout=0, problem_id=PROBLEMS[1].problem_id, turns=(), end=End.CONTEXT_FULL
+    )
+    result = evaluate(played(0, [[GOOD]]), replace(played(1, [[GOOD]], 1), trajectories=(unfit,)))
+    assert (result.num_problems, result.pass_at_1, result.pass_at_1_multi) == (2, 0.5, 0.5)
+    assert result.compile_rate == 0.5
+    assert result.detail["num_unfit_problems"] == 1
+    assert result.detail["by_family"]["matmul"]["pass_at_1"] == 0.0
 
 
 def test_a_rollout_that_failed_on_us_after_success_is_a_success() -> None:
