@@ -3,14 +3,15 @@ start."""
 
 from __future__ import annotations
 
-import os
 import platform
 import subprocess
 import time
 from importlib import metadata
 from pathlib import Path
 
+import forge
 from forge.records import Attempt
+from forge.runner.machine import count_cores, memory_bytes
 
 PACKAGES = (
     "forge", "torch", "triton", "transformers", "trl", "peft", "datasets", "tokenizers",
@@ -31,8 +32,8 @@ def describe_attempt(attempt: int, *, seed: int, gpus: tuple[str, ...]) -> Attem
         machine={
             "host": platform.node(),
             "kernel": platform.release(),
-            "cores": len(os.sched_getaffinity(0)),
-            "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            "cores": count_cores(),
+            "memory_bytes": memory_bytes(),
             "gpus": list(gpus),
         },
         seed=seed,
@@ -50,11 +51,11 @@ def _versions() -> dict[str, str]:
 
 
 def _git(*args: str) -> str:
-    """Output of git in the checkout that this file lies in; empty where there is none."""
+    """Output of git at the top of the checkout that forge lies in; empty where there is none."""
     try:
         done = subprocess.run(
             ["git", *args],
-            cwd=Path(__file__).parent,
+            cwd=Path(forge.__file__).parents[1],
             capture_output=True,
             text=True,
             timeout=10,

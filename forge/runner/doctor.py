@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING
 from forge.errors import ForgeError
 from forge.process.environment import child_env
 from forge.process.sockets import open_socket_dir
-from forge.runner.machine import ENGINE_PACKAGES, this_machine
+from forge.runner.machine import this_machine
+from forge.serve.engines import ENGINES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from forge.runner.machine import Machine
 
 MIN_MEMORY_BYTES = 4 << 30
 """The quickstart's need, with room."""
@@ -50,7 +53,9 @@ class Finding:
 
 def examine(store_dir: Path) -> list[Finding]:
     """Everything, in the order in which it matters."""
-    return [*_software(), *_engines(store_dir), *_hardware(store_dir), _sandbox(), _sockets()]
+    machine = this_machine(store_dir)
+    hardware = _hardware(machine, store_dir)
+    return [*_software(), *_engines(machine), *hardware, _sandbox(), _sockets()]
 
 
 def _software() -> Iterator[Finding]:
@@ -78,10 +83,9 @@ def _software() -> Iterator[Finding]:
     )
 
 
-def _engines(store_dir: Path) -> Iterator[Finding]:
-    installed = this_machine(store_dir).engines
-    for engine in ENGINE_PACKAGES:
-        is_ok = engine in installed
+def _engines(machine: Machine) -> Iterator[Finding]:
+    for engine in ENGINES:
+        is_ok = engine in machine.engines
         yield Finding(
             name=f"engine {engine}",
             found="installed" if is_ok else "not installed",
@@ -90,8 +94,7 @@ def _engines(store_dir: Path) -> Iterator[Finding]:
         )
 
 
-def _hardware(store_dir: Path) -> Iterator[Finding]:
-    machine = this_machine(store_dir)
+def _hardware(machine: Machine, store_dir: Path) -> Iterator[Finding]:
     yield Finding(name="cores", found=str(machine.cores))
     yield Finding(
         name="memory",

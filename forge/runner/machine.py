@@ -13,9 +13,7 @@ from pathlib import Path
 
 from forge.process.devices import Gpu, inventory
 from forge.process.disk import free_bytes
-
-ENGINE_PACKAGES = {"llama": "llama_cpp"}
-"""The module that each engine needs in its interpreter."""
+from forge.serve.engines import ENGINES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,22 +33,30 @@ class Machine:
 
 def this_machine(store_dir: Path) -> Machine:
     """Asks. Takes a millisecond without GPUs."""
-    installed = (name for name, module in ENGINE_PACKAGES.items() if _is_installed(module))
     return Machine(
-        cores=len(os.sched_getaffinity(0)),
-        memory_bytes=min(_physical_bytes(), _cgroup_bytes()),
+        cores=count_cores(),
+        memory_bytes=memory_bytes(),
         free_disk_bytes=free_bytes(store_dir),
         gpus=inventory(),
-        engines=frozenset(installed),
+        engines=frozenset(name for name, kind in ENGINES.items() if _has_all(kind.requires)),
     )
 
 
-def _is_installed(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
+def count_cores() -> int:
+    """Those that we may run on; all of them where the system has no affinity (macOS)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
-def _physical_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def memory_bytes() -> int:
+    """Physical, or the container's limit where that is lower."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(physical, _cgroup_bytes())
+
+
+def _has_all(modules: tuple[str, ...]) -> bool:
+    return all(importlib.util.find_spec(module) for module in modules)
 
 
 def _cgroup_bytes() -> int:
