@@ -1,88 +1,122 @@
-"""A model by directory or by hub name, found before any child starts: offline, gated or missing
-is one line."""
+"""A model by directory or by hub name, found before anything of a run exists: offline, gated or
+missing is one line."""
 
 from __future__ import annotations
 
-import shutil
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge.errors import ConfigError, MachineError
+from forge.errors import ConfigError, ForgeError, MachineError
+from forge.process.disk import free_bytes, is_disk_full
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from forge.config.schema import ModelTable
 
 NEEDED = ("config.json", "tokenizer.json")
+PATTERNS = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+"""What of a hub repository is fetched."""
 FREE_FACTOR = 1.1
 """Disk asked for, relative to the bytes still to be fetched."""
 
 
-def resolve_model(table: ModelTable) -> Path:
-    """Local directory of the model. Downloads a hub name with a bar, resumable, after checking the
-    disk.
+def locate_model(table: ModelTable, *, say: Callable[[str], None] | None = None) -> ModelTable:
+    """The table with `path` a directory of this machine and `revision` the commit that it holds.
 
-    Raises ConfigError for what the user can mend (no such directory or model, gated, no revision),
+    A hub name is downloaded, resumable, after asking the disk, unless the cache has it whole: then
+    no network is needed. Blocks; `say` hears what is fetched, and a bar is shown beside it.
+
+    Raises ConfigError for what the user can mend (no such model or revision, gated, files missing),
     MachineError for the network and the disk.
     """
-    assert table.path is not None
+    if table.path is None:
+        return table
     local = Path(table.path).expanduser()
     if local.is_dir():
-        return _check_complete(local.resolve())
-    if table.path.startswith((".", "/", "~")) or table.path.count("/") > 1:
-        raise ConfigError(f"model.path: {table.path}: no such directory")
-    return _check_complete(_download(table.path, table.revision))
+        return table.model_copy(update={"path": str(_check_complete(local.resolve()))})
+    snapshot = _check_complete(_fetch(table.path, table.revision, say=say))
+    return table.model_copy(update={"path": str(snapshot), "revision": snapshot.name})
 
 
-def _download(name: str, revision: str | None) -> Path:
+def _fetch(name: str, revision: str | None, *, say: Callable[[str], None] | None) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
-        HfHubHTTPError,
+        HFValidationError,
         LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
 
-    patterns = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+    where = f"model.path: {name}"
     try:
-        _check_disk(name, revision, patterns)
-        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+        needed = _ask_disk(name, revision)
+        if needed and say:
+            say(f"{name}: {needed / 1e9:.2f} GB to fetch from the hub")
+        with _bars(shown=say is not None):
+            return Path(snapshot_download(name, revision=revision, allow_patterns=PATTERNS))
+    except ForgeError:
+        raise
     except GatedRepoError as error:
         raise ConfigError(
-            f"model.path: {name}: gated; accept its terms on the hub and run `hf auth login`"
+            f"{where}: gated; accept its terms on the hub and run `hf auth login`"
         ) from error
-    except RepositoryNotFoundError as error:
-        raise ConfigError(
-            f"model.path: {name}: neither a directory here nor a model on the hub"
-        ) from error
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise ConfigError(f"{where}: neither a directory here nor a model on the hub") from error
     except RevisionNotFoundError as error:
         raise ConfigError(f"model.revision: {revision}: {name} has no such revision") from error
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
+    except LocalEntryNotFoundError as error:
         raise MachineError(
-            f"model.path: {name}: not in the local cache and the hub cannot be reached; "
+            f"{where}: not whole in the local cache, and the hub cannot be reached; "
             "fetch it on a machine with a network, or give a directory"
         ) from error
-    except (HfHubHTTPError, OSError) as error:
-        raise MachineError(
-            f"model.path: {name}: the hub did not answer: {_first_line(error)}"
-        ) from error
+    except Exception as error:  # three HTTP libraries and a Rust one, without a common base
+        if is_disk_full(error):
+            raise MachineError(f"{where}: the disk is full; HF_HOME names another one") from error
+        raise MachineError(f"{where}: cannot be fetched: {_first_line(error)}") from error
 
 
-def _check_disk(name: str, revision: str | None, patterns: list[str]) -> None:
+def _ask_disk(name: str, revision: str | None) -> int:
+    """Bytes still to be fetched; 0 where the hub does not tell, and the real call will say why.
+
+    Raises MachineError where they do not fit.
+    """
     from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import DryRunError
 
-    planned = snapshot_download(name, revision=revision, allow_patterns=patterns, dry_run=True)
+    try:
+        with _bars(shown=False):
+            planned = snapshot_download(
+                name, revision=revision, allow_patterns=PATTERNS, dry_run=True
+            )
+    except DryRunError:
+        return 0
     needed = sum(file.file_size or 0 for file in planned if file.will_download)
     cache = Path(constants.HF_HUB_CACHE)
-    cache.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(cache).free
+    free = free_bytes(cache)
     if needed * FREE_FACTOR > free:
         raise MachineError(
             f"model.path: {name}: {needed / 1e9:.1f} GB to fetch, {free / 1e9:.1f} GB free in "
-            f"{cache}; "
-            "set HF_HOME to a larger disk"
+            f"{cache}; set HF_HOME to a larger disk"
         )
+    return needed
+
+
+@contextmanager
+def _bars(*, shown: bool) -> Iterator[None]:
+    """The hub library's progress bars are a switch of the whole process."""
+    from huggingface_hub import utils
+
+    if shown or utils.are_progress_bars_disabled():
+        yield
+        return
+    utils.disable_progress_bars()
+    try:
+        yield
+    finally:
+        utils.enable_progress_bars()
 
 
 def _check_complete(path: Path) -> Path:

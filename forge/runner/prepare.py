@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge.config.schema import Experiment, SftStage
@@ -22,7 +23,6 @@ from forge.train.handle import run_init_model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from forge.process.child import ProcessObserver
     from forge.rollout.ports import Judge
@@ -80,11 +80,12 @@ async def prepare_model(
     log_dir: Path,
     observer: ProcessObserver,
 ) -> Path:
-    """Directory of the weights a run starts from: a local one, or a random model made here."""
-    if experiment.model.init is None:
-        from forge.runner.hub import resolve_model
+    """Directory of the weights a run starts from: the one given, or a random model made here.
 
-        return resolve_model(experiment.model)
+    A hub name is a directory by now (`hub.locate_model`).
+    """
+    if experiment.model.path is not None:
+        return Path(experiment.model.path)
     target = paths.weights / "init"
     if target.exists():
         return target

@@ -1,0 +1,181 @@
+"""A hub name becomes a directory and a commit, or one line that says who can mend it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING
+
+import pytest
+
+from forge.config.schema import ModelTable
+from forge.errors import ConfigError, MachineError
+from forge.runner import hub
+from forge.runner.hub import locate_model
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+COMMIT = "5" * 40
+FILES = {"config.json": b"{}", "tokenizer.json": b"[]", "model.safetensors": b"weights"}
+NOWHERE = "http://127.0.0.1:9"
+"""Nothing listens on the discard port."""
+
+
+class FakeHub(BaseHTTPRequestHandler):
+    """One model, `org/tiny`, with one revision, `main`; `org/gated` asks for terms."""
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        path = self.path.partition("?")[0]
+        commit = {"X-Repo-Commit": COMMIT}
+        if path.startswith("/api/models/org/gated"):
+            self._send(403, b"{}", {"X-Error-Code": "GatedRepo"})
+        elif not path.removeprefix("/api/models").startswith("/org/tiny"):
+            self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+        elif path.startswith("/api/models/org/tiny/tree/"):
+            tree = [
+                {"type": "file", "path": name, "size": len(data), "oid": name}
+                for name, data in FILES.items()
+            ]
+            self._send(200, json.dumps(tree).encode(), commit)
+        elif path.startswith("/api/") and path.rpartition("/")[2] not in ("tiny", "main", COMMIT):
+            self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
+        elif path.startswith("/api/"):
+            self._send(200, json.dumps({"id": "org/tiny", "sha": COMMIT}).encode(), commit)
+        else:
+            name = path.rpartition("/")[2]
+            self._send(200, FILES[name], {**commit, "ETag": f'"{name}"'})
+
+    def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Silent."""
+
+
+@pytest.fixture
+def online(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """The fake hub is the hub, and the cache is empty."""
+    from huggingface_hub import constants
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), FakeHub)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setattr(
+        constants, "HUGGINGFACE_CO_URL_TEMPLATE",
+        constants.ENDPOINT + "/{repo_id}/resolve/{revision}/{filename}",
+    )  # fmt: skip
+    yield
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def offline(online: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub is gone; what was fetched is still in the cache."""
+    from huggingface_hub import constants
+
+    locate_model(ModelTable(path="org/tiny"))
+    monkeypatch.setattr(constants, "ENDPOINT", NOWHERE)
+
+
+def test_a_hub_name_is_fetched_once_and_its_commit_is_known(online: None) -> None:
+    said: list[str] = []
+    found = locate_model(ModelTable(path="org/tiny"), say=said.append)
+    assert found.revision == COMMIT
+    assert found.path is not None
+    assert found.path.endswith(f"snapshots/{COMMIT}")
+    assert len(said) == 1
+    again = locate_model(ModelTable(path="org/tiny", revision=COMMIT), say=said.append)
+    assert again == found
+    assert len(said) == 1, "nothing was left to fetch"
+
+
+@pytest.mark.parametrize("revision", [None, COMMIT])
+def test_a_model_that_the_cache_has_needs_no_network(offline: None, revision: str | None) -> None:
+    assert locate_model(ModelTable(path="org/tiny", revision=revision)).revision == COMMIT
+
+
+def test_without_say_no_bar_is_printed(online: None, capfd: pytest.CaptureFixture[str]) -> None:
+    locate_model(ModelTable(path="org/tiny"))
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"path": "org/other"}, "neither a directory here nor a model on the hub"),
+        ({"path": "my model"}, "neither a directory here nor a model on the hub"),
+        ({"path": "org/gated"}, "gated; accept its terms"),
+        ({"path": "org/tiny", "revision": "v9"}, "org/tiny has no such revision"),
+    ],
+)
+def test_what_the_user_can_mend_is_a_config_error(
+    online: None, table: dict[str, str], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        locate_model(ModelTable(**table))
+
+
+def test_a_model_that_is_nowhere_is_a_machine_error_without_a_network(offline: None) -> None:
+    with pytest.raises(MachineError, match="not whole in the local cache, and the hub cannot be"):
+        locate_model(ModelTable(path="org/never-seen"))
+
+
+def test_a_proxy_that_refuses_is_one_line(offline: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import HfApi
+
+    class ProxyError(Exception):
+        """As the HTTP libraries have it: no OSError, and raised as it is."""
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise ProxyError("407 Proxy Authentication Required")
+
+    monkeypatch.setattr(HfApi, "repo_info", refuse)
+    with pytest.raises(MachineError, match="org/tiny: cannot be fetched: 407 Proxy"):
+        locate_model(ModelTable(path="org/tiny"))
+
+
+def test_a_disk_without_room_is_asked_before_anything_is_fetched(
+    online: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(hub, "free_bytes", lambda path: 10)
+    with pytest.raises(MachineError, match="set HF_HOME to a larger disk"):
+        locate_model(ModelTable(path="org/tiny"))
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_a_disk_that_fills_up_while_fetching_is_called_full(
+    online: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(*args: object, **kwargs: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("huggingface_hub._snapshot_download.hf_hub_download", fill)
+    monkeypatch.setattr(hub, "_ask_disk", lambda *args: 0)
+    with pytest.raises(MachineError, match="the disk is full; HF_HOME"):
+        locate_model(ModelTable(path="org/tiny"))
+
+
+def test_a_directory_stays_where_it_is_and_must_be_whole(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"lacks config.json, tokenizer.json, \*.safetensors"):
+        locate_model(ModelTable(path=str(tmp_path)))
+    for name, data in FILES.items():
+        (tmp_path / name).write_bytes(data)
+    assert locate_model(ModelTable(path=str(tmp_path))).path == str(tmp_path)
+    assert locate_model(ModelTable(init="tiny")) == ModelTable(init="tiny")
