@@ -44,6 +44,13 @@ CREATE VIEW v_groups AS
         min(min_version) AS min_version, max(max_version) AS max_version
     FROM v_turns GROUP BY group_id;
 
+CREATE VIEW v_replayed AS
+    -- groups of evaluations that were cut short and played again when the run was resumed
+    SELECT group_id, attempt, stage, step
+    FROM groups JOIN (SELECT stage, step, max(attempt) AS last_attempt FROM groups
+        WHERE purpose = 'eval' GROUP BY stage, step) USING (stage, step)
+    WHERE purpose = 'eval' AND attempt < last_attempt;
+
 CREATE VIEW v_steps AS
     -- one row a step of training: reward, pass rate, lengths, waste; the learning curve
     SELECT stage, step, count(DISTINCT group_id) AS num_groups, count(*) AS num_turns,
@@ -81,6 +88,7 @@ CREATE VIEW v_failures AS
         1.0 * count(*) / sum(count(*)) OVER (PARTITION BY stage, step, purpose) AS share,
         min(turn_id) AS example
     FROM v_turns WHERE status IS NOT NULL AND status <> 'correct'
+        AND group_id NOT IN (SELECT group_id FROM v_replayed)
     GROUP BY stage, step, purpose, status, reason;
 
 CREATE VIEW v_best_kernels AS
@@ -116,7 +124,8 @@ CREATE VIEW v_problems AS
         max(reward) AS best_reward, max(CASE WHEN is_correct THEN speedup END) AS best_speedup,
         min(CASE WHEN is_correct THEN max_version END) AS first_solved_by_version,
         max(max_version) AS last_played_by_version
-    FROM v_turns GROUP BY problem_id, purpose;
+    FROM v_turns WHERE group_id NOT IN (SELECT group_id FROM v_replayed)
+    GROUP BY problem_id, purpose;
 
 CREATE VIEW v_duplicates AS
     -- how varied the answers of a group's first turns are: equal completions, equal kernels
@@ -124,7 +133,9 @@ CREATE VIEW v_duplicates AS
         count(DISTINCT completion_id) AS num_distinct_completions,
         count(DISTINCT code_id) AS num_distinct_kernels,
         1.0 - 1.0 * count(DISTINCT completion_id) / count(*) AS duplicate_share
-    FROM v_turns WHERE turn = 0 AND NOT coalesce(is_greedy, 0) GROUP BY group_id;
+    FROM v_turns WHERE turn = 0 AND NOT coalesce(is_greedy, 0)
+        AND group_id NOT IN (SELECT group_id FROM v_replayed)
+    GROUP BY group_id;
 
 CREATE VIEW v_judge_noise AS
     -- kernels that were timed more than once: how far the times lie apart, by device
@@ -139,7 +150,9 @@ CREATE VIEW v_reward_terms AS
     -- each reward term by step: what it paid on average, and to how many turns
     SELECT stage, step, purpose, term.key AS term, count(*) AS num_turns, avg(term.value) AS mean,
         min(term.value) AS low, max(term.value) AS high, avg(term.value <> 0) AS paid_share
-    FROM v_turns, json_each(reward_terms) AS term GROUP BY stage, step, purpose, term.key;
+    FROM v_turns, json_each(reward_terms) AS term
+    WHERE group_id NOT IN (SELECT group_id FROM v_replayed)
+    GROUP BY stage, step, purpose, term.key;
 
 CREATE VIEW v_phases AS
     -- where the judges' time went: seconds by step and phase of a verdict
@@ -152,7 +165,7 @@ CREATE VIEW v_phases AS
 
 TRAINING_VIEWS = """
 CREATE VIEW v_samples AS
-    -- one row a trained sample: which turn, at which step, with which advantage
+    -- one row a trained sample (of a step trained twice, the last time): turn, step, advantage
     SELECT u.stage, u.step, u.attempt, t.turn_id, u.sample_id, u.group_id, u.rollout, u.turn,
         u.advantage, u.staleness,
         s.policy_version, t.reward, t.discounted_return, t.num_prompt_tokens,
@@ -161,24 +174,19 @@ CREATE VIEW v_samples AS
         (SELECT status FROM verdicts v WHERE v.group_id = u.group_id AND v.rollout = u.rollout
             AND v.turn = u.turn)
             AS status
-    FROM sample_uses u LEFT JOIN samples s USING (sample_id)
+    FROM sample_uses u
+    JOIN (SELECT stage, step, max(attempt) AS attempt FROM sample_uses GROUP BY stage, step) last
+        ON last.stage = u.stage AND last.step = u.step AND last.attempt = u.attempt
+    LEFT JOIN samples s USING (sample_id)
     LEFT JOIN turns t ON t.group_id = u.group_id AND t.rollout = u.rollout AND t.turn = u.turn
     LEFT JOIN groups g ON g.group_id = u.group_id;
 
 CREATE VIEW v_staleness AS
-    -- how old samples were when trained, in publishes, with reward by age
+    -- how old samples were when trained, in steps, with reward by age
     SELECT stage, step, staleness, count(*) AS num_samples,
         1.0 * count(*) / sum(count(*)) OVER (PARTITION BY stage, step) AS share,
         avg(reward) AS reward, avg(abs(advantage)) AS advantage_size
     FROM v_samples GROUP BY stage, step, staleness;
-
-CREATE VIEW v_untrained AS
-    -- finished training groups that no step has used: flat ones, and what is waiting
-    SELECT group_id, stage, step, problem_id, is_flat, num_rollouts,
-        (SELECT count(*) FROM samples s WHERE s.group_id = g.group_id) AS num_samples
-    FROM groups g WHERE purpose = 'train' AND num_rollouts > 0
-        AND NOT EXISTS (SELECT 1 FROM samples s JOIN sample_uses u USING (sample_id)
-            WHERE s.group_id = g.group_id);
 
 CREATE VIEW v_metrics AS
     -- every metric by step; of steps that were done twice, the last attempt's
@@ -217,13 +225,16 @@ CREATE VIEW v_eval_parts AS
 
 CREATE VIEW v_fast_p AS
     -- fast_p of evaluations: first turns correct and over p times as fast; untimed ones only p = 0
-    SELECT stage, step, max_version AS policy_version, p.value AS p, count(*) AS num_turns,
-        CASE WHEN p.value = 0 THEN avg(is_correct)
-             WHEN sum(is_correct AND speedup IS NULL) > 0 THEN NULL
-             ELSE avg(is_correct AND speedup > p.value) END AS fast_p
-    FROM v_turns, json_each('[0, 0.8, 1, 1.5, 2, 3, 5]') AS p
-    WHERE purpose = 'eval' AND turn = 0 AND NOT is_greedy AND reward IS NOT NULL
-    GROUP BY stage, step, max_version, p.value;
+    SELECT g.stage, g.step, max(t.max_version) AS policy_version, p.value AS p,
+        count(*) AS num_rollouts,
+        CASE WHEN p.value = 0 THEN avg(coalesce(t.is_correct, 0))
+             WHEN sum(t.is_correct AND t.speedup IS NULL) > 0 THEN NULL
+             ELSE avg(coalesce(t.is_correct AND t.speedup > p.value, 0)) END AS fast_p
+    FROM json_each('[0, 0.8, 1, 1.5, 2, 3, 5]') AS p, groups g JOIN trajectories r USING (group_id)
+    LEFT JOIN v_turns t ON t.group_id = g.group_id AND t.rollout = r.rollout AND t.turn = 0
+    WHERE g.purpose = 'eval' AND NOT g.is_greedy AND (t.reward IS NOT NULL OR r.num_turns = 0)
+        AND g.group_id NOT IN (SELECT group_id FROM v_replayed)
+    GROUP BY g.stage, g.step, p.value;
 
 CREATE VIEW v_processes AS
     -- every child process with its attempt, how long it lived and why it ended

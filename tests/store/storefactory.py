@@ -313,6 +313,27 @@ def small_run(seed: int = 0) -> list:
     return out
 
 
+def resumed_run() -> list:
+    """`small_run`, killed after it had trained step 2 past its checkpoint and while it played
+    another evaluation; the resumed run trains step 2 and plays the evaluation again.
+    """
+    records = small_run()
+    offered = [r for r in records if isinstance(r, SampleUse) and r.step == 2]
+
+    def played(group_id: int, name: str) -> Group:
+        rows = [[Status.CORRECT], [Status.WRONG]]
+        return group(group_id, rows, problem_id=name, purpose=Purpose.EVAL, stage=2, step=3)
+
+    return [
+        *records,
+        played(20, "softmax-0000"),
+        attempt(2),
+        *offered,
+        played(21, "softmax-0000"),
+        played(22, "matmul-0001"),
+    ]
+
+
 def make_root(root: Path) -> None:
     """The run directory as the runner makes it: the resolved experiment is there first."""
     root.mkdir(parents=True, exist_ok=True)

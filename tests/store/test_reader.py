@@ -6,6 +6,7 @@ import os
 import shutil
 import sqlite3
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -13,9 +14,10 @@ import pytest
 
 import forge
 from forge.errors import ConfigError
+from forge.records import End, Purpose, Status
 from forge.store.reader import open_run
 from forge.store.run_views import VIEWS
-from tests.store.storefactory import small_run, turn, write_run
+from tests.store.storefactory import group, resumed_run, small_run, turn, write_run
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +41,7 @@ def test_every_view_answers_and_has_a_comment(
     with open_run(roots[texts]) as reader:
         rows = reader.rows(f"SELECT * FROM {view}")
         sql = reader.value("SELECT sql FROM main.sqlite_master WHERE name = ?", (view,))
-    assert rows or view == "v_judge_noise"
+    assert rows or view in ("v_judge_noise", "v_replayed")
     assert not any(isinstance(value, bytes) for row in rows for value in row.values())
     assert "--" in sql.splitlines()[1]
 
@@ -132,6 +134,33 @@ def test_steps_and_failures_count_what_was_stored(roots: dict[str, Path]) -> Non
     assert all(row["pass_rate"] == 0.0 and row["pass_rate_multi"] == 0.5 for row in steps)
     assert sum(row["num_turns"] for row in failures) == 4
     assert sum(row["share"] for row in failures) == pytest.approx(1.0)
+
+
+def test_what_a_resumed_run_did_twice_is_counted_once(tmp_path: Path) -> None:
+    anyio.run(write_run, tmp_path / "toy-1", resumed_run())
+    with open_run(tmp_path / "toy-1") as reader:
+        trained = reader.rows("SELECT step, sample_id, attempt FROM v_samples")
+        ages = reader.value("SELECT sum(num_samples) FROM v_staleness")
+        fast = reader.one("SELECT * FROM v_fast_p WHERE stage = 2 AND p = 0")
+        failures = reader.value("SELECT sum(num_turns) FROM v_failures WHERE stage = 2")
+        tries = reader.rows(
+            "SELECT problem_id, num_rollouts FROM v_problems WHERE purpose = 'eval' ORDER BY 1"
+        )
+        siblings = reader.value("SELECT count(*) FROM v_duplicates WHERE stage = 2")
+    assert len(trained) == len({row["sample_id"] for row in trained}) == ages == 12
+    assert {(row["step"], row["attempt"]) for row in trained} == {(1, 1), (2, 2)}
+    assert fast is not None
+    assert (fast["num_rollouts"], fast["fast_p"]) == (4, 0.5)
+    assert failures == siblings == 2
+    assert [row["num_rollouts"] for row in tries] == [4, 4]
+
+
+def test_fast_p_counts_a_problem_that_does_not_fit_as_failed(tmp_path: Path) -> None:
+    played = [group(i, [[Status.CORRECT]], purpose=Purpose.EVAL) for i in (0, 1)]
+    unfit = replace(played[1].trajectories[0], turns=(), returns=(), end=End.CONTEXT_FULL)
+    anyio.run(write_run, tmp_path / "toy-1", [played[0], replace(played[1], trajectories=(unfit,))])
+    with open_run(tmp_path / "toy-1") as reader:
+        assert reader.value("SELECT fast_p FROM v_fast_p WHERE p = 0") == 0.5
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs mount")
