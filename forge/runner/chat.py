@@ -27,9 +27,10 @@ from forge.rollout.play import Place, Ports, Rules, play_group
 from forge.runner.prompter import TemplatePrompter
 from forge.serve.client import ReplicaClient
 from forge.serve.replicas import open_replicas
+from forge.serve.weights import Weights
 from forge.store.layout import RunPaths, find_run, next_attempt, open_run_lock
 from forge.store.reader import open_run
-from forge.store.resume import last_state
+from forge.store.resume import events, last_state
 from forge.store.writer import open_writer
 
 if TYPE_CHECKING:
@@ -81,34 +82,36 @@ def chat(request: ChatRequest, *, store_dir: Path, say: Say | None = None) -> Tr
         return anyio.run(_chat, paths, weights, problem, request, say or (lambda text: None))
 
 
-def find_weights(paths: RunPaths, step: str) -> tuple[Path, int]:
-    """Directory and policy version of a step's weights; the newest that are still there for an
-    empty `step`.
+def find_weights(paths: RunPaths, step: str) -> Weights:
+    """What was published after a step; for an empty `step` the newest that is still there, or what
+    the run began with where it has published nothing yet.
 
     Raises ConfigError naming the steps that there are.
     """
     with open_run(paths) as reader:
-        rows = reader.rows("SELECT version, step, path FROM policies ORDER BY version DESC")
-    kept = [row for row in rows if Path(row["path"]).is_dir()]
-    for row in kept:
-        if not step or str(row["step"]) == step:
-            return Path(row["path"]), row["version"]
-    initial = paths.weights / "init"
-    if not rows and initial.is_dir():
-        return initial, 0
-    steps = ", ".join(str(row["step"]) for row in reversed(kept)) or "none"
+        policies = last_state(reader).policies
+        begun = events(reader, kind="stage_start")
+    if not begun:
+        raise ConfigError(f"{paths.name}: it has no model yet; its first stage has not begun")
+    start = Weights.from_json(begun[0].data["weights"])
+    kept = [policy for policy in policies if Path(policy.path).is_dir()]
+    for policy in kept:
+        if not step or str(policy.step) == step:
+            return start.then(Path(policy.path), version=policy.version)
+    if not policies and not step:
+        return start
+    steps = ", ".join(str(policy.step) for policy in reversed(kept)) or "none"
     raise ConfigError(f"{paths.name}@{step}: no weights of that step were kept; there are: {steps}")
 
 
 async def _chat(
-    paths: RunPaths, weights: tuple[Path, int], problem: Problem, request: ChatRequest, say: Say
+    paths: RunPaths, weights: Weights, problem: Problem, request: ChatRequest, say: Say
 ) -> Trajectory:
     experiment = load_experiment(paths.experiment)
     with open_run(paths) as reader:
         group_id = last_state(reader).group_id + 1
     log_dir = paths.logs(next_attempt(paths))
-    model_dir, version = weights
-    chat_template = ChatTemplate.load(model_dir)
+    chat_template = ChatTemplate.load(weights.full)
     serve = experiment.serve.model_copy(update={"replicas": 1})
     judge = experiment.judge.model_copy(update={"workers": 1})
     with ExitStack() as opened:
@@ -118,12 +121,11 @@ async def _chat(
             open_pool(judge, socket_dir=socket_dir, log_dir=log_dir) as pool,
             open_replicas(
                 serve,
-                model_dir=model_dir,
+                weights=weights,
                 stop_token_ids=chat_template.stop_token_ids,
                 socket_dir=socket_dir,
                 log_dir=log_dir,
                 work_dir=socket_dir / "serve",
-                version=version,
             ),
             ReplicaClient(socket_dir / "serve-0.sock", timeout_s=serve.request_timeout_s) as client,
         ):
@@ -133,7 +135,7 @@ async def _chat(
                 place=Place(group_id=group_id, purpose=Purpose.CHAT, stage=-1, step=0),
                 rules=_rules(experiment, request),
                 ports=Ports(
-                    generate=_Streamed(client, chat_template.stop_token_ids, version, say),
+                    generate=_Streamed(client, chat_template.stop_token_ids, weights.version, say),
                     judge=pool.judge,
                     sink=_Told(writer, say),
                     prompter=TemplatePrompter(

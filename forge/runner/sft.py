@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from forge.config.schema import SftStage
     from forge.data.chat import ChatTemplate
     from forge.runner.context import Run
+    from forge.serve.weights import Weights
 
 
-async def run_sft_stage(run: Run, stage: SftStage, index: int, *, start_dir: Path) -> None:
+async def run_sft_stage(run: Run, stage: SftStage, index: int, *, start: Weights) -> None:
     """An `[[stage]]` of kind sft. Raises Stopped when the user asked for it, after a checkpoint."""
     rows = data_dir(run.paths) / f"rows-{index}.jsonl"
     if not rows.exists():
@@ -41,7 +42,7 @@ async def run_sft_stage(run: Run, stage: SftStage, index: int, *, start_dir: Pat
     published = PublishedSteps()
     run.progress.enter(f"sft-{index}", stage=index, total=stage.steps, unit="steps", busy={})
     with plugged(run, desk, published, keep=lambda step: True):
-        await own_trainer(run, stage, desk, published, start_dir=start_dir, rows_path=rows)
+        await own_trainer(run, stage, desk, published, start=start, rows_path=rows)
 
 
 def write_rows(

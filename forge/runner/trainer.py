@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from forge.runner.context import Run
     from forge.runner.desk import TrainerDesk
     from forge.runner.weights import Probe
+    from forge.serve.weights import Weights
 
 WATCH_EVERY_S = 1.0
 STOP_GRACE_S = 120.0
@@ -111,7 +112,7 @@ async def own_trainer(
     desk: TrainerDesk,
     published: PublishedSteps,
     *,
-    start_dir: Path,
+    start: Weights,
     rows_path: Path | None = None,
 ) -> None:
     """Run the trainer until the last step is published; restart a dead one from its last
@@ -127,7 +128,8 @@ async def own_trainer(
         async with open_trainer(
             stage,
             model=run.experiment.model,
-            model_dir=start_dir,
+            model_dir=start.full,
+            adapter=start.adapter,
             rows_path=rows_path,
             work_dir=run.paths.checkpoints / f"stage-{desk.stage}",
             weights_dir=run.paths.weights,

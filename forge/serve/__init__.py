@@ -6,12 +6,14 @@
 from forge.serve.client import ReplicaClient, StreamChunk
 from forge.serve.engines import check_engine
 from forge.serve.replicas import Replicas, ServeStats, open_replicas
+from forge.serve.weights import Weights
 
 __all__ = [
     "ReplicaClient",
     "Replicas",
     "ServeStats",
     "StreamChunk",
+    "Weights",
     "check_engine",
     "open_replicas",
 ]

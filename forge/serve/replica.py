@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import anyio
@@ -26,43 +26,14 @@ from forge.serve.restarts import Restarts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from forge.records import Completion
+    from forge.serve.weights import Weights
 
 logger = logging.getLogger(__name__)
 
 RETRY_PAUSE_S = 0.1
 """Between a hang-up and the next look whether the child is up again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
-    """What must be served: a full checkpoint, and an adapter on it."""
-
-    version: int
-    full: Path
-    full_version: int
-    """Version under which `full` was published."""
-    adapter: Path | None = None
-
-    def then(self, path: Path, *, version: int) -> Weights:
-        """These weights after publishing a directory. An adapter lies on the last full
-        checkpoint.
-        """
-        if (path / "adapter_config.json").exists():
-            return replace(self, version=version, adapter=path)
-        return Weights(version=version, full=path, full_version=version)
-
-    def paths_from(self, served: Weights) -> list[Path]:
-        """Directories to load, in order, where `served` is served now."""
-        if self.adapter is None:
-            return [self.full]
-        return (
-            [self.adapter]
-            if served.full_version == self.full_version
-            else [self.full, self.adapter]
-        )
 
 
 class Replica:
@@ -84,7 +55,6 @@ class Replica:
         self.num_deaths = 0
         self.load = 0
         """Samples asked and not yet answered."""
-        self._base = weights
         self._spec = spec
         self._observer = observer
         self._on_up = on_up
@@ -122,8 +92,9 @@ class Replica:
         """One life of the child: up to its death, and the pause after it."""
         was_up = False
         try:
-            async with open_child(self._spec, observer=self._observer) as child:
-                self._child, self._served = child, self._base
+            base = self.wanted.base
+            async with open_child(self._spec_on(base), observer=self._observer) as child:
+                self._child, self._served = child, base
                 await self._push()
                 was_up = True
                 task_status.started()
@@ -135,6 +106,11 @@ class Replica:
             if not was_up and self.num_deaths == 0:
                 raise
             await self._pause(death)
+
+    def _spec_on(self, base: Weights) -> ChildSpec:
+        """The child starts on what is wanted now: what was wanted first may be gone by then."""
+        config = {"model_dir": str(base.full.absolute()), "version": base.version}
+        return replace(self._spec, config={**self._spec.config, **config})
 
     async def _pause(self, death: ChildDied) -> None:
         self.num_deaths += 1
@@ -169,7 +145,8 @@ class Replica:
 
     async def _push(self) -> None:
         """Load what is wanted. `wanted` may change meanwhile: then again."""
-        while (wanted := self.wanted) != (served := self._served or self._base):
+        while (wanted := self.wanted) != (served := self._served):
+            assert served is not None, "a child is up"
             for path in wanted.paths_from(served):
                 seconds = await self._client.load_weights(path, version=wanted.version)
                 logger.info("%s serves version %d (%.3f s)", self.name, wanted.version, seconds)

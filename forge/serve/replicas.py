@@ -19,7 +19,7 @@ from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stall
 from forge.process.child import ChildSpec, ProcessObserver
 from forge.process.environment import child_env
 from forge.serve.engines import check_engine, engine_argv
-from forge.serve.replica import Replica, Weights
+from forge.serve.replica import Replica
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from forge.config.schema import ServeTable
     from forge.records import Completion
+    from forge.serve.weights import Weights
 
 logger = logging.getLogger(__name__)
 
@@ -200,21 +201,20 @@ async def _for_each(
 async def open_replicas(
     table: ServeTable,
     *,
-    model_dir: Path,
+    weights: Weights,
     stop_token_ids: Sequence[int],
     socket_dir: Path,
     log_dir: Path,
     work_dir: Path,
     observer: ProcessObserver | None = None,
-    version: int = 0,
     gpus: Sequence[Sequence[str]] = (),
 ) -> AsyncIterator[Replicas]:
-    """Start `table.replicas` engines on a checkpoint and keep them up until the context ends.
+    """Start `table.replicas` engines and keep them up until the context ends.
 
     Args:
+        weights: served before this yields, its adapter included.
         stop_token_ids: end every completion.
         work_dir: for files that engines need while they load weights.
-        version: policy version of `model_dir`.
         gpus: UUIDs of each replica; absent means CPU.
 
     Raises:
@@ -223,7 +223,6 @@ async def open_replicas(
     """
     check_engine(table)
     work_dir.mkdir(parents=True, exist_ok=True)
-    weights = Weights(version=version, full=model_dir, full_version=version)
     replicas = Replicas(table, stop_token_ids, weights)
     async with anyio.create_task_group() as group:
         for index in range(table.replicas):
@@ -234,9 +233,7 @@ async def open_replicas(
                 log_dir=log_dir,
                 gpus=gpus[index] if gpus else (),
                 config={
-                    "model_dir": str(model_dir.absolute()),
                     "work_dir": str(work_dir.absolute()),
-                    "version": version,
                     "stop_token_ids": list(stop_token_ids),
                 },
             )

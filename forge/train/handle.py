@@ -48,6 +48,7 @@ async def open_trainer(
     *,
     model: ModelTable,
     model_dir: Path,
+    adapter: Path | None = None,
     rows_path: Path | None,
     work_dir: Path,
     weights_dir: Path,
@@ -63,7 +64,9 @@ async def open_trainer(
     there is one.
 
     Args:
-        model_dir: the base model, complete and local. `model.adapter` is put on it.
+        model: how to load it; what to load are the next two.
+        model_dir: a checkpoint, complete and local.
+        adapter: put on it and trained further. Without one, `model.lora` makes a new one.
         rows_path: for SFT, JSON lines with `input_ids` and `completion_mask`, as
         `ChatTemplate.training_row` makes them.
         work_dir: of this stage alone: `checkpoint-N` and their staging.
@@ -76,9 +79,10 @@ async def open_trainer(
     work_dir.mkdir(parents=True, exist_ok=True)
     config: dict[str, Any] = {
         "stage": stage.model_dump(mode="json"),
-        "model": _absolute(model),
+        "model": model.model_dump(mode="json"),
         "rollout": (rollout or RolloutTable()).model_dump(mode="json"),
         "model_dir": str(model_dir.absolute()),
+        "adapter": None if adapter is None else str(adapter.absolute()),
         "rows_path": None if rows_path is None else str(rows_path.absolute()),
         "work_dir": str(work_dir.absolute()),
         "weights_dir": str(weights_dir.absolute()),
@@ -142,12 +146,3 @@ async def run_init_model(
         if not result_path.is_file():
             raise child.died(doing="making the model")
     return NewModel(model_dir=out_dir, **json.loads(result_path.read_text()))
-
-
-def _absolute(model: ModelTable) -> dict[str, Any]:
-    """The table as JSON, with the adapter's path absolute: a child may have another working
-    directory."""
-    table = model.model_dump(mode="json")
-    if model.adapter is not None:
-        table["adapter"] = str(model.adapter.absolute())
-    return table

@@ -17,7 +17,7 @@ from forge.data.chat import ChatTemplate
 from forge.process.sockets import open_socket_dir
 from forge.process.uds import open_client
 from forge.records import Message
-from forge.serve import open_replicas
+from forge.serve import Weights, open_replicas
 
 if TYPE_CHECKING:
     from conftest import Reference
@@ -61,7 +61,7 @@ async def test_chat_renders_as_training_does_and_streams_the_same_text(
         async with (
             open_replicas(
                 table,
-                model_dir=talking,
+                weights=Weights(full=talking),
                 stop_token_ids=(),
                 socket_dir=sockets,
                 log_dir=tmp_path,

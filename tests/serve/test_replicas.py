@@ -8,6 +8,7 @@ import shutil
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from forge.errors import ChildDied, ConfigError, MachineError, Stalled
 from forge.process.sockets import open_socket_dir
 from forge.process.uds import open_client
 from forge.records import Finish
-from forge.serve import ReplicaClient, Replicas, check_engine, open_replicas
+from forge.serve import ReplicaClient, Replicas, Weights, check_engine, open_replicas
 from forge.serve.restarts import Restarts
 
 if TYPE_CHECKING:
@@ -52,14 +53,19 @@ class Lives:
 
 @asynccontextmanager
 async def served(
-    reference: Reference, tmp_path: Path, *, lives: Lives | None = None, **table: Any
+    reference: Reference,
+    tmp_path: Path,
+    *,
+    adapter: Path | None = None,
+    lives: Lives | None = None,
+    **table: Any,
 ) -> AsyncIterator[tuple[Replicas, Path]]:
     """Replicas, and the directory of their sockets."""
     values = {"slots": 8, "context_tokens": 1024, "replicas": 1, **table}
     with open_socket_dir() as sockets, anyio.fail_after(DEADLINE_S):
         async with open_replicas(
             ServeTable(**values),
-            model_dir=reference.path,
+            weights=Weights(full=reference.path, adapter=adapter),
             stop_token_ids=(),
             socket_dir=sockets,
             log_dir=tmp_path / "logs",
@@ -116,6 +122,29 @@ async def test_a_publish_reaches_all_a_stale_one_is_seen_and_a_killed_one_comes_
         assert replicas.stats().num_restarts == 1
         again = (await replicas.probe(PROMPT, completion))[1]
         assert np.abs(new - again).mean() <= 1e-4, "the restarted one has the current weights"
+
+
+async def test_what_is_given_at_the_start_is_served_again_after_a_death(
+    tied: Reference, newer: Reference, make_adapter: Callable[..., Reference], tmp_path: Path
+) -> None:
+    """An adapter from the start; then full weights, whose predecessor may be deleted."""
+    lives, completion, adapted = Lives(), list(range(60, 90)), make_adapter(tied, r=4)
+    first = tmp_path / "first"
+    shutil.copytree(tied.path, first)
+    given = replace(tied, path=first)
+    async with served(given, tmp_path, adapter=adapted.path, lives=lives) as (replicas, _):
+        (found,) = await replicas.probe(PROMPT, completion)
+        assert np.abs(adapted.logprobs(PROMPT, completion) - found).mean() <= 1e-4
+        await replicas.publish(newer.path, 1)
+        shutil.rmtree(first)
+        os.kill(lives.pids["serve-0"][0], signal.SIGKILL)
+
+        async def is_back() -> bool:
+            return replicas.stats().num_restarts == 1 and replicas.all[0].is_up
+
+        await until(is_back)
+        (again,) = await replicas.probe(PROMPT, completion)
+        assert np.abs(newer.logprobs(PROMPT, completion) - again).mean() <= 1e-4
 
 
 async def test_a_refused_publish_leaves_the_old_weights_everywhere(

@@ -33,6 +33,9 @@ class Settings:
     rollout: Mapping[str, Any]
     """`[rollout]`: temperature and max_completion_tokens enter the loss."""
     model_dir: Path
+    """The checkpoint to start from."""
+    adapter: Path | None = None
+    """Put on it, and trained further."""
     rows_path: Path | None
     work_dir: Path
     weights_dir: Path
@@ -42,12 +45,13 @@ class Settings:
     @classmethod
     def load(cls, config: Mapping[str, Any]) -> Settings:
         """From the JSON that `hold_lease` returns."""
-        rows = config["rows_path"]
+        rows, adapter = config["rows_path"], config["adapter"]
         return cls(
             stage=config["stage"],
             model=config["model"],
             rollout=config["rollout"],
             model_dir=Path(config["model_dir"]),
+            adapter=None if adapter is None else Path(adapter),
             rows_path=None if rows is None else Path(rows),
             work_dir=Path(config["work_dir"]),
             weights_dir=Path(config["weights_dir"]),
@@ -98,7 +102,7 @@ def trainer_arguments(settings: Settings, *, updates_per_step: int = 1) -> dict[
 
 
 def load_model(settings: Settings) -> PreTrainedModel | PeftModel:
-    """The base model, with the adapter of `[model] adapter` on it where one is given.
+    """The checkpoint, with the adapter on it where one is given.
 
     In f32, also on a GPU (where autocast computes in bf16): bf16 weights would round small updates
     away. A base under an adapter is not updated, so there it may be bf16.
@@ -111,25 +115,24 @@ def load_model(settings: Settings) -> PreTrainedModel | PeftModel:
     )
     names = config.architectures or ()
     architecture = getattr(transformers, names[0], None) if names else None
-    adapter = settings.model["adapter"]
-    is_frozen = adapter is not None or settings.model["lora"] is not None
+    is_frozen = settings.adapter is not None or settings.model["lora"] is not None
     model = (architecture or transformers.AutoModelForCausalLM).from_pretrained(
         settings.model_dir,
         dtype=torch.bfloat16 if is_frozen and torch.cuda.is_available() else torch.float32,
         trust_remote_code=settings.model["trust_remote_code"],
     )
-    if adapter is None:
+    if settings.adapter is None:
         return model
     from peft import PeftModel
 
-    return PeftModel.from_pretrained(model, adapter, is_trainable=True)
+    return PeftModel.from_pretrained(model, str(settings.adapter), is_trainable=True)
 
 
 def new_adapter(settings: Settings) -> LoraConfig | None:
-    """`[model.lora]` as PEFT names it; None for full training, and where `[model] adapter` is
-    trained further."""
+    """`[model.lora]` as PEFT names it; None for full training, and where an adapter is trained
+    further."""
     lora = settings.model["lora"]
-    if lora is None or settings.model["adapter"] is not None:
+    if lora is None or settings.adapter is not None:
         return None
     from peft import LoraConfig
 

@@ -39,10 +39,13 @@ PROBE_PROMPT_TOKENS = 256
 def save_weights(
     model: PreTrainedModel | PeftModel, path: Path, *, model_dir: Path, sync: bool
 ) -> None:
-    """Write a directory: full weights with config and tokenizer, or the adapter alone for a PEFT
-    model."""
+    """Write a directory: full weights with config and tokenizer, or for a PEFT model the adapter
+    that is trained, alone."""
     with whole_dir(path, sync=sync) as partial:
-        model.save_pretrained(str(partial))
+        if hasattr(model, "peft_config"):  # TRL may have put its reference beside it
+            model.save_pretrained(str(partial), selected_adapters=["default"])
+        else:
+            model.save_pretrained(str(partial))
         for name in _SIDE_FILES:
             if (model_dir / name).is_file():
                 _copy(model_dir / name, partial / name)

@@ -1,0 +1,63 @@
+"""What a replica serves: a full checkpoint, and the adapter on it where there is one.
+
+Carried by the runner from stage to stage, by `replicas` to every engine. Promise: a published
+adapter never travels without the checkpoint it was trained on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """One policy version, as directories."""
+
+    full: Path
+    """A whole checkpoint."""
+    adapter: Path | None = None
+    """A PEFT adapter on it."""
+    version: int = 0
+    """Policy version of both together."""
+    full_version: int = 0
+    """Policy version under which `full` was published: with its path, what tells two apart."""
+
+    def then(self, path: Path, *, version: int) -> Weights:
+        """These weights after publishing a directory. An adapter lies on the last full
+        checkpoint."""
+        if (path / "adapter_config.json").exists():
+            return replace(self, adapter=path, version=version)
+        return Weights(full=path, version=version, full_version=version)
+
+    def to_json(self) -> dict[str, Any]:
+        """For an event of the store."""
+        adapter = None if self.adapter is None else str(self.adapter)
+        versions = {"version": self.version, "full_version": self.full_version}
+        return {"full": str(self.full), "adapter": adapter, **versions}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Weights:
+        """What `to_json` wrote."""
+        adapter = data["adapter"]
+        return cls(
+            full=Path(data["full"]),
+            adapter=None if adapter is None else Path(adapter),
+            version=data["version"],
+            full_version=data["full_version"],
+        )
+
+    @property
+    def base(self) -> Weights:
+        """The checkpoint alone: what an engine starts with."""
+        return Weights(full=self.full, version=self.full_version, full_version=self.full_version)
+
+    def paths_from(self, served: Weights) -> list[Path]:
+        """Directories to load, in order, where `served` is served now."""
+        if self.adapter is None:
+            return [self.full]
+        return [self.adapter] if served.base == self.base else [self.full, self.adapter]
