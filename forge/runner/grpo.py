@@ -12,6 +12,7 @@ import json
 import math
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -27,18 +28,19 @@ from forge.runner.evaluate import EvalSettings, evaluate, spread
 from forge.runner.progress import GroupNumbers
 from forge.runner.trainer import own_trainer, plugged
 from forge.store.layout import write_file
+from forge.train.durable import is_kept
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from anyio.streams.memory import MemoryObjectReceiveStream
 
     from forge.config.schema import GrpoStage
     from forge.runner.context import Run
+    from forge.serve.weights import Weights
 
 
-async def run_grpo_stage(run: Run, stage: GrpoStage, index: int, *, start_dir: Path) -> None:
+async def run_grpo_stage(run: Run, stage: GrpoStage, index: int, *, start: Weights) -> None:
     """An `[[stage]]` of kind grpo. Raises Stopped when the user asked for it, after a
     checkpoint."""
     desk = TrainerDesk(
@@ -53,6 +55,7 @@ async def run_grpo_stage(run: Run, stage: GrpoStage, index: int, *, start_dir: P
         f"grpo-{index}", stage=index, total=stage.steps, unit="steps", busy=run.busy()
     )
     numbers = GroupNumbers(on_change=run.progress.numbers.update)
+    keep = partial(is_kept, steps=stage.steps, save_every=stage.save_every)
     send, receive = anyio.create_memory_object_stream[Batch](0)
     producing = anyio.CancelScope()
 
@@ -75,13 +78,13 @@ async def run_grpo_stage(run: Run, stage: GrpoStage, index: int, *, start_dir: P
         producing.cancel()
         desk.stop()
 
-    with plugged(run, desk, published, keep=_keeps(stage), after=midway.after):
+    with plugged(run, desk, published, keep=keep, after=midway.after):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(produce)
             tasks.start_soon(_offer, run, desk, saved, receive)
             tasks.start_soon(stop_producing)
             tasks.start_soon(midway.run)
-            await own_trainer(run, stage, desk, published, start_dir=start_dir)
+            await own_trainer(run, stage, desk, published, start=start)
             await midway.finish()
             tasks.cancel_scope.cancel()
 
@@ -193,12 +196,6 @@ class _Midway:
                 f"grpo-{self._index}: the evaluation in between was silent for {timeout_s:.0f} s "
                 "after the last step"
             )
-
-
-def _keeps(stage: GrpoStage) -> Callable[[int], bool]:
-    """Weights of checkpointed steps and of the last stay, so that `forge chat RUN@step` has
-    them."""
-    return lambda step: step % stage.save_every == 0 or step == stage.steps
 
 
 def _batch_metrics(stage: int, batch: Batch) -> Metrics:

@@ -2,7 +2,8 @@
 and numbers the version.
 
 Called by the control socket when a trainer publishes, and by the runner when replicas open. A
-version is numbered by publish and never reused, also after a restart.
+version is numbered by publish and never reused, also after a restart. A directory is removed only
+once the store has its successor: what a resumed run reads last is there.
 """
 
 from __future__ import annotations
@@ -12,19 +13,23 @@ import logging
 import shutil
 import time
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 
-from forge.errors import ChildDied
+from forge.errors import ChildDied, MachineError
 from forge.records import Event, PolicyVersion
+from forge.train.durable import is_kept
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from forge.rollout.ports import Sink
+    from forge.config.schema import Experiment
     from forge.runner.gate import TurnGate
+    from forge.serve.weights import Weights
+    from forge.store.resume import LastState
 
 log = logging.getLogger(__name__)
 
@@ -61,19 +66,54 @@ class Serving(Protocol):
     ) -> list[list[float]]: ...
 
 
+class DurableSink(Protocol):
+    """Where versions are recorded."""
+
+    async def put(self, *records: Any) -> None: ...
+
+    async def flush(self) -> None:
+        """Returns once what was put is on disk."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begin:
+    """What an attempt begins with."""
+
+    weights: Weights
+    step: int = 0
+    """At which they were published."""
+    last_version: int = 0
+    """Numbers up to it are taken."""
+    strays: Sequence[Path] = ()
+    """Directories that killed attempts left and nobody keeps; they go with the next publish."""
+
+
 class WeightSync:
-    """The current policy version and where its weights lie."""
+    """The weights as they are now, and the next version's number."""
 
     def __init__(
-        self, *, path: Path, version: int, attempt: int, precision: str, gate: TurnGate, sink: Sink
+        self,
+        begin: Begin,
+        *,
+        attempt: int,
+        precision: str,
+        gate: TurnGate,
+        sink: DurableSink,
     ) -> None:
-        self.path, self.version, self.attempt = path, version, attempt
-        self.step = 0
+        self.current, self.step = begin.weights, begin.step
+        self.attempt = attempt
         self.gate = gate
         self.serving: Serving | None = None
         self._limit = PROBE_LIMIT[precision]
         self._sink = sink
-        self._disposable: Path | None = None
+        self._last_version = begin.last_version
+        self._disposable = list(begin.strays)
+
+    @property
+    def version(self) -> int:
+        """What turns are played with."""
+        return self.current.version
 
     async def publish(
         self, path: Path, *, stage: int, step: int, probe: Probe | None, keep: bool
@@ -88,14 +128,15 @@ class WeightSync:
             ChildDied: a replica serves other weights than it acknowledged, twice.
 
         """
-        began, version, gap = time.monotonic(), self.version + 1, 0.0
+        began, version, gap = time.monotonic(), self._last_version + 1, 0.0
         digest = await anyio.to_thread.run_sync(_sha256_of_weights, path)
         async with self.gate.publish():
             if self.serving is not None:
                 await self.serving.publish(path, version)
                 if probe is not None:
                     gap = await self._prove(path, version, probe)
-            self.version, self.path, self.step = version, path, step
+            self.current, self.step = self.current.then(path, version=version), step
+        self._last_version = version
         row = PolicyVersion(
             version=version,
             attempt=self.attempt,
@@ -107,9 +148,10 @@ class WeightSync:
             probe_gap=gap,
         )
         await self._sink.put(row)
-        previous, self._disposable = self._disposable, None if keep else path
-        if previous is not None and previous != path:
-            await anyio.to_thread.run_sync(lambda: shutil.rmtree(previous, ignore_errors=True))
+        old, self._disposable = self._disposable, [] if keep else [path]
+        if old:
+            await self._sink.flush()
+            await anyio.to_thread.run_sync(_remove, [each for each in old if each != path])
         return row
 
     async def _prove(self, path: Path, version: int, probe: Probe) -> float:
@@ -135,6 +177,50 @@ class WeightSync:
         assert self.serving is not None
         answers = await self.serving.probe(probe.prompt_ids, probe.completion_ids)
         return max(mean_gap(answer, probe.logprobs) for answer in answers)
+
+
+def begin_again(
+    start: Weights, state: LastState | None, experiment: Experiment, weights_dir: Path
+) -> Begin:
+    """Go on from the newest published weights that are whole; without any, from those of the
+    start. Reads the newest to their end: call it in a thread.
+
+    Raises:
+        MachineError: the weights of a finished stage are gone. Those of an unfinished one are made
+            again from its checkpoint.
+
+    """
+
+    if state is None:
+        return Begin(weights=start)
+
+    def keeps(policy: PolicyVersion) -> bool:
+        stage: Any = experiment.stage[policy.stage]
+        return is_kept(policy.step, steps=stage.steps, save_every=stage.save_every)
+
+    strays = _strays(weights_dir, kept=(p.path for p in state.policies if keeps(p)))
+    for policy in state.policies:
+        path = weights_dir / PurePath(policy.path).name
+        if path.is_dir() and _sha256_of_weights(path) == policy.sha256:
+            return Begin(
+                weights=start.then(path, version=policy.version),
+                step=policy.step,
+                last_version=state.policy_version,
+                strays=strays,
+            )
+        if policy.stage in state.finished_stages:
+            raise MachineError(f"{path}: the weights that the run goes on from are gone or damaged")
+    return Begin(weights=start, last_version=max(state.policy_version, 0), strays=strays)
+
+
+def _strays(weights_dir: Path, *, kept: Iterable[str]) -> list[Path]:
+    names = {"init", *(PurePath(path).name for path in kept)}
+    return [path for path in sorted(weights_dir.iterdir()) if path.name not in names]
+
+
+def _remove(paths: Sequence[Path]) -> None:
+    for path in paths:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def mean_gap(got: Sequence[float], want: Sequence[float]) -> float:

@@ -27,8 +27,8 @@ class LastState:
     """-1 where there is none, as for the two below."""
     sample_id: int
     policy_version: int
-    policy: PolicyVersion | None
-    """The last published weights."""
+    policies: tuple[PolicyVersion, ...]
+    """All published weights, the last first."""
     steps: dict[int, int]
     """Stage index to the last step whose metrics or sample uses were recorded."""
     finished_stages: tuple[int, ...]
@@ -37,7 +37,8 @@ class LastState:
 
 def last_state(reader: RunReader) -> LastState:
     """Reads it in a few indexed queries."""
-    policy = reader.one("SELECT * FROM policies ORDER BY version DESC LIMIT 1")
+    rows = reader.rows("SELECT * FROM policies ORDER BY version DESC")
+    policies = tuple(PolicyVersion(**row) for row in rows)
     highest = {
         name: reader.value(f"SELECT coalesce(max({name}), -1) FROM {table}")
         for name, table in (("group_id", "groups"), ("sample_id", "samples"))
@@ -52,8 +53,8 @@ def last_state(reader: RunReader) -> LastState:
         attempt=reader.value("SELECT coalesce(max(attempt), 0) FROM attempts"),
         group_id=max(highest["group_id"], turns),
         sample_id=highest["sample_id"],
-        policy_version=policy["version"] if policy else -1,
-        policy=PolicyVersion(**policy) if policy else None,
+        policy_version=policies[0].version if policies else -1,
+        policies=policies,
         steps={row["stage"]: row["step"] for row in steps},
         finished_stages=tuple(sorted(stage for stage in ended if isinstance(stage, int))),
     )

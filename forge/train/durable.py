@@ -1,7 +1,7 @@
 """Directories that are complete or absent: written beside their place, fsynced, renamed. No torch.
 
 Used by the trainer children for checkpoints, published weights and new models;
-`find_last_checkpoint` by the host too.
+`find_last_checkpoint` and `is_kept` by the host too.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ def whole_dir(path: Path, *, sync: bool = True) -> Iterator[Path]:
     """An empty directory to fill; it takes the place of `path` when the block ends without an
     error.
 
-    `sync = False` for what need not outlive a power cut (published weights: the checkpoint is the
-    durable copy).
+    `sync = False` for what need not outlive a power cut (weights that go with the next publish).
     """
     partial = path.with_name(f".{path.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -46,6 +45,12 @@ def put_in_place(partial: Path, path: Path, *, sync: bool = True) -> None:
         partial.rename(path)
     if sync:
         _sync(path.parent)
+
+
+def is_kept(step: int, *, steps: int, save_every: int) -> bool:
+    """Whether the weights of a step outlive the next: those of checkpoints and of the last do, so
+    that `forge chat RUN@step` has them. What is kept is synced."""
+    return step % save_every == 0 or step == steps
 
 
 def find_last_checkpoint(work_dir: Path) -> Path | None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
-from forge.errors import ChildDied, Stalled
+from forge.config.schema import Experiment
+from forge.errors import ChildDied, MachineError, Stalled
 from forge.records import Event, PolicyVersion
 from forge.runner.gate import TurnGate
-from forge.runner.weights import Probe, WeightSync
+from forge.runner.weights import Begin, Probe, WeightSync, begin_again
+from forge.serve.weights import Weights
+from forge.store.resume import LastState
 
 pytestmark = pytest.mark.anyio
 PROBE = Probe(prompt_ids=[1], completion_ids=[2, 3], logprobs=[-1.0, -2.0])
@@ -40,12 +44,14 @@ class Recorder:
     async def put(self, *records: Any) -> None:
         self.records += records
 
+    async def flush(self) -> None:
+        """Everything put is on disk."""
+
 
 def weight_sync(tmp_path: Path, serving: FakeServing) -> tuple[WeightSync, Recorder]:
     sink = Recorder()
     sync = WeightSync(
-        path=tmp_path,
-        version=7,
+        Begin(weights=Weights(full=tmp_path, version=7), last_version=7),
         attempt=1,
         precision="exact",
         gate=TurnGate(timeout_s=5),
@@ -71,7 +77,7 @@ async def test_versions_are_numbered_by_publish_and_recorded(tmp_path: Path) -> 
     assert [r.version for r in rows] == [8, 9]
     assert rows[0].sha256 != rows[1].sha256
     assert rows[0].probe_gap == 0.0
-    assert sync.path == tmp_path / "w2"
+    assert sync.current == Weights(full=tmp_path / "w2", version=9, full_version=9)
 
 
 async def test_a_replica_one_version_behind_fails_the_probe(tmp_path: Path) -> None:
@@ -135,3 +141,88 @@ async def test_a_publish_that_never_gets_its_turn_says_so() -> None:
         with pytest.raises(Stalled, match="running turns to end"):
             async with gate.publish():
                 raise AssertionError("unreachable")
+
+
+def state_of(*policies: PolicyVersion, finished: tuple[int, ...] = ()) -> LastState:
+    return LastState(
+        attempt=1,
+        group_id=-1,
+        sample_id=-1,
+        policy_version=max(policy.version for policy in policies),
+        policies=tuple(reversed(policies)),
+        steps={},
+        finished_stages=finished,
+    )
+
+
+async def test_a_directory_goes_only_once_its_successor_is_on_disk(tmp_path: Path) -> None:
+    sync, sink = weight_sync(tmp_path, FakeServing())
+    first = new_dir(tmp_path, "w1")
+    await sync.publish(first, stage=3, step=1, probe=None, keep=False)
+    is_whole_at_flush: list[bool] = []
+
+    async def flush() -> None:
+        is_whole_at_flush.append(first.exists() and sink.records[-1].step == 2)
+
+    sink.flush = flush
+    await sync.publish(new_dir(tmp_path, "w2"), stage=3, step=2, probe=None, keep=False)
+    assert is_whole_at_flush == [True]
+    assert not first.exists()
+
+
+EXPERIMENT = Experiment.model_validate(
+    {
+        "name": "x",
+        "model": {"init": "tiny"},
+        "stage": [
+            {"kind": "sft", "steps": 9, "learning_rate": 1e-3},
+            {"kind": "grpo", "steps": 9, "learning_rate": 1e-5, "save_every": 4},
+        ],
+    }
+)
+
+
+async def test_resume_goes_on_from_the_newest_whole_weights(tmp_path: Path) -> None:
+    sync, sink = weight_sync(tmp_path, FakeServing())
+    start = Weights(full=new_dir(tmp_path, "init"))
+    steps = [(0, 9), (1, 3), (1, 4), (1, 5), (1, 6)]
+    for stage, step in steps:
+        path = new_dir(tmp_path, f"{stage}-{step}")
+        await sync.publish(path, stage=stage, step=step, probe=None, keep=True)
+    new_dir(tmp_path, ".1-7.partial")
+    state = state_of(*(r for r in sink.records if isinstance(r, PolicyVersion)), finished=(0,))
+
+    (tmp_path / "1-6" / "model.safetensors").write_bytes(b"cut short by a power cut")
+    begin = begin_again(start, state, EXPERIMENT, tmp_path)
+    assert begin.weights == Weights(full=tmp_path / "1-5", version=11, full_version=11)
+    assert (begin.step, begin.last_version) == (5, 12)
+    assert [path.name for path in begin.strays] == [".1-7.partial", "1-3", "1-5", "1-6"]
+
+    again = WeightSync(
+        begin, attempt=2, precision="exact", gate=TurnGate(timeout_s=5), sink=Recorder()
+    )
+    row = await again.publish(new_dir(tmp_path, "1-5.2"), stage=1, step=5, probe=None, keep=False)
+    assert row.version == 13, "a number is never used again"
+    assert {path.name for path in tmp_path.iterdir()} == {"init", "0-9", "1-4", "1-5.2"}
+
+
+async def test_resume_does_not_fall_back_behind_a_finished_stage(tmp_path: Path) -> None:
+    sync, sink = weight_sync(tmp_path, FakeServing())
+    path = new_dir(tmp_path, "w")
+    await sync.publish(path, stage=0, step=9, probe=None, keep=True)
+    state = state_of(sink.records[0], finished=(0,))
+    (path / "model.safetensors").unlink()
+    with pytest.raises(MachineError, match=r"w: the weights .* are gone or damaged"):
+        begin_again(Weights(full=tmp_path), state, EXPERIMENT, tmp_path)
+
+
+async def test_an_adapter_keeps_the_checkpoint_it_lies_on(tmp_path: Path) -> None:
+    sync, sink = weight_sync(tmp_path, FakeServing())
+    adapter = new_dir(tmp_path, "w")
+    (adapter / "adapter_config.json").write_text("{}")
+    await sync.publish(adapter, stage=0, step=9, probe=None, keep=True)
+    assert sync.current == Weights(full=tmp_path, adapter=adapter, version=8)
+    start = Weights(full=tmp_path / "init")
+    begin = begin_again(start, state_of(sink.records[0]), EXPERIMENT, tmp_path)
+    assert begin.weights == Weights(full=tmp_path / "init", adapter=adapter, version=8)
+    assert Weights.from_json(json.loads(json.dumps(begin.weights.to_json()))) == begin.weights

@@ -26,8 +26,7 @@ def test_the_last_state_names_the_counters_to_go_on_from(root: Path) -> None:
     assert (state.attempt, state.group_id, state.sample_id, state.policy_version) == (1, 7, 17, 3)
     assert state.steps == {1: 3}
     assert state.finished_stages == (0,)
-    assert state.policy is not None
-    assert state.policy.path == "w"
+    assert [policy.version for policy in state.policies] == [3, 2, 1]
 
 
 def test_a_run_that_never_started_has_an_empty_state(tmp_path: Path) -> None:
@@ -36,7 +35,7 @@ def test_a_run_that_never_started_has_an_empty_state(tmp_path: Path) -> None:
     with open_run(root) as reader:
         state = last_state(reader)
     assert (state.attempt, state.group_id, state.sample_id, state.policy_version) == (0, -1, -1, -1)
-    assert state.policy is None
+    assert state.policies == ()
     assert state.finished_stages == ()
 
 

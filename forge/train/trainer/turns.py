@@ -24,6 +24,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import use_adapter
 
 from forge.train.batch import read_batch
+from forge.train.durable import is_kept
 from forge.train.trainer.checkpoint import WholeCheckpoints
 from forge.train.trainer.microbatches import MicroBatch, cut_batch
 from forge.train.trainer.stepstats import StepStats
@@ -171,7 +172,9 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
         """Offer the weights as they are to every replica."""
         started = time.monotonic()
         path = free_dir(self.settings.weights_dir, f"grpo-{self.step:06d}")
-        save_weights(self.policy, path, model_dir=self.settings.model_dir, sync=False)
+        stage = self.settings.stage
+        sync = is_kept(self.step, steps=stage["steps"], save_every=stage["save_every"])
+        save_weights(self.policy, path, model_dir=self.settings.model_dir, sync=sync)
         shortest = min((m.samples[-1] for m in self._cut), key=_num_tokens, default=None)
         tokens = probe(self.policy, shortest, seed=self.settings.seed)
         saved_s = time.monotonic() - started
