@@ -6,6 +6,7 @@ Called by the runner, by `forge chat` and by `forge.solve`.
 from __future__ import annotations
 
 import ast
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from forge.data.directory import Constant, load_directory, parse_file, to_problem
@@ -37,7 +38,8 @@ def from_source(source: str, *, name: str = "stdin", shape: tuple[int, ...] = (4
     """A problem from text: a whole problem file, or a bare torch function.
 
     A bare function is called by `Model.forward`; arguments without a default become
-    `torch.randn` tensors of `shape`.
+    `torch.randn` tensors of `shape`. The id, `chat/<name>-<hash>`, is another for another text: a
+    run keeps every problem that it was asked, and none hides one of its own.
 
     Raises:
         ConfigError: text that is no Python, or neither of the two.
@@ -49,7 +51,14 @@ def from_source(source: str, *, name: str = "stdin", shape: tuple[int, ...] = (4
     defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     if not {"Model", "get_inputs", "get_init_inputs"} <= defined:
         source = _wrap_function(source, tree, name=name, shape=shape)
-    return Problem(problem_id=name, source=source, family=name, level=1, split=Split.HELDOUT)
+    digest = sha256(source.encode()).hexdigest()[:8]
+    return Problem(
+        problem_id=f"chat/{name}-{digest}",
+        source=source,
+        family=name,
+        level=1,
+        split=Split.HELDOUT,
+    )
 
 
 def _wrap_function(source: str, tree: ast.Module, *, name: str, shape: tuple[int, ...]) -> str:

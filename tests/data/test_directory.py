@@ -137,6 +137,13 @@ def test_a_whole_problem_from_text_stays_as_it_is() -> None:
     assert from_source(SOURCE).source == SOURCE
 
 
+def test_two_questions_from_one_place_are_two_problems() -> None:
+    """A run keeps problems by id: the second must not take the first one's place."""
+    ids = {from_source(f"def f(x):\n    return x + {n}\n").problem_id for n in (1, 2)}
+    assert len(ids) == 2
+    assert all(name.startswith("chat/stdin-") for name in ids)
+
+
 @pytest.mark.parametrize(
     ("source", "words"),
     [("def f(:", "no Python"), ("x = 1", "0 functions"), ("def f():\n    pass", "no tensor")],

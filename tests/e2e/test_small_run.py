@@ -192,7 +192,10 @@ def ask(cwd: Path, root: Path) -> None:
     stored = "SELECT problem_id, count(*) FROM v_turns WHERE purpose = 'chat' GROUP BY group_id"
     with sqlite3.connect(f"file:{root}/run.db?mode=ro", uri=True) as db:
         turns = db.execute(stored).fetchall()
-    assert turns == [("f", len(played["turns"])), ("stdin", int(solved.stdout))]
+    assert [(name.rpartition("-")[0], count) for name, count in turns] == [
+        ("chat/f", len(played["turns"])),
+        ("chat/stdin", int(solved.stdout)),
+    ]
 
 
 SOLVE = f"import forge; print(len(forge.solve({FUNCTION!r}, run='small-1', turns=1).turns))"
