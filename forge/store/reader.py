@@ -89,8 +89,8 @@ class RunReader:
 
 
 def open_run(run: str | Path | RunPaths, *, store_dir: Path = Path("runs")) -> RunReader:
-    """Opens a run by path, name, `name-n` or `last`. Raises ConfigError where there is none or it
-    is newer than us.
+    """Opens a run by path, name, `name-n` or `last`. Raises ConfigError where there is none, it is
+    empty or newer than us.
     """
     return RunReader(run if isinstance(run, RunPaths) else find_run(run, store_dir=store_dir))
 
@@ -114,7 +114,8 @@ def _connect(paths: RunPaths) -> sqlite3.Connection:
         raise ConfigError(f"{paths.root}: no run.db in it, so it is no run")
     connection, mode = _open(paths.run_db)
     try:
-        check_version(connection, path=paths.run_db)
+        if not check_version(connection, path=paths.run_db):
+            raise ConfigError(f"{paths.root}: nothing is recorded in it yet")
         if paths.tokens_db.is_file():
             connection.execute(f"ATTACH '{_uri(paths.tokens_db, mode)}' AS tokens")
         _decode_views(connection)

@@ -22,8 +22,8 @@ RUN_VERSION = len(RUN_MIGRATIONS)
 
 
 def check_version(connection: sqlite3.Connection, *, path: Path, known: int = RUN_VERSION) -> int:
-    """The database's schema version. Raises ConfigError for one that is newer than ours or not a
-    database of ours.
+    """The database's schema version, 0 for an empty one. Raises ConfigError for one that is newer
+    than ours or not a database of ours.
     """
     found = connection.execute("PRAGMA user_version").fetchone()[0]
     if found > known:

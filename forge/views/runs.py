@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,7 @@ def _load_run(paths: RunPaths) -> dict[str, Any]:
                 if last
                 else None,
             }
-    except ConfigError as error:
+    except (ConfigError, sqlite3.Error) as error:
         return {"name": paths.name, "path": str(paths.root), "state": f"unreadable: {error}"}
 
 

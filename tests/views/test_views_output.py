@@ -200,12 +200,15 @@ def test_runs_are_listed_with_state_and_last_evaluation(root: Path, tmp_path: Pa
     anyio.run(write_run, tmp_path / "a-1", small_run())
     (tmp_path / "broken-1").mkdir()
     (tmp_path / "broken-1" / "run.db").write_text("no database " * 500)
+    (tmp_path / "new-1").mkdir()
+    (tmp_path / "new-1" / "run.db").touch()  # killed before it had a schema
     with open_run_lock(RunPaths(tmp_path / "a-1")):
         found = {run["name"]: run for run in runs.load_runs(tmp_path)}
     assert found["a-1"]["state"] == "running"
     assert found["a-1"]["stages"] == ["eval", "grpo"]
     assert found["a-1"]["last_evaluation"]["stage"] == "grpo-1@3"
     assert found["broken-1"]["state"].startswith("unreadable")
+    assert "nothing is recorded" in found["new-1"]["state"]
     assert "50.0 % (grpo-1@3)" in shown(runs.render_runs(list(found.values())))
 
 
