@@ -61,7 +61,7 @@ def generate_problems(table: ProblemsTable, *, seed: int) -> list[Problem]:
         ConfigError: no held-out problem for some family and length, or none left to train on.
     """
     cells = _draw(table.num_problems, rng=Random(seed))
-    _check(table, num_cells=len(cells), num_drawn=sum(map(len, cells.values())))
+    _check(table, num_drawn=sum(map(len, cells.values())))
     rng = Random(seed + 1)
     heldout = _take_evenly(cells, num=table.num_heldout, rng=rng)
     rest = [composition for cell in sorted(cells) for composition in cells[cell]]
@@ -69,6 +69,18 @@ def generate_problems(table: ProblemsTable, *, seed: int) -> list[Problem]:
     sft, grpo = _demonstrate(rest, by_level=table.sft_by_level)
     parts = ((Split.HELDOUT, heldout), (Split.SFT, sft), (Split.GRPO, grpo))
     return [_problem(c, split=split, seed=seed) for split, part in parts for c in part]
+
+
+def is_ample(table: ProblemsTable) -> bool:
+    """Whether numbers alone say that each split gets some: drawing takes half a second."""
+    num_shown = sum(table.sft_by_level[:MAX_CHAIN])
+    num_left = table.num_problems - table.num_heldout
+    rarest = min(LEVEL_WEIGHTS.values()) * table.num_problems
+    return _num_cells() <= table.num_heldout < rarest and 0 < num_shown < num_left
+
+
+def _num_cells() -> int:
+    return len(FAMILIES) * MAX_CHAIN
 
 
 def _demonstrate(
@@ -133,11 +145,11 @@ def sizes_of(problem: Problem) -> Sizes:
     return {name: int(value) for name, value in found}
 
 
-def _check(table: ProblemsTable, *, num_cells: int, num_drawn: int) -> None:
-    if table.num_heldout < num_cells:
+def _check(table: ProblemsTable, *, num_drawn: int) -> None:
+    if table.num_heldout < _num_cells():
         raise ConfigError(
             f"problems.num_heldout: {table.num_heldout}; "
-            f"every family and chain length needs one: at least {num_cells}"
+            f"every family and chain length needs one: at least {_num_cells()}"
         )
     if table.num_heldout >= num_drawn:
         raise ConfigError(

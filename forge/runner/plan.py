@@ -1,9 +1,9 @@
 """What a run will do, before anything starts: processes on devices, predicted seconds, memory and
 disk.
 
-`plan` is pure in the experiment and the machine, imports no torch, and raises MachineError for what
-this machine cannot do. `forge plan` prints it, `run` and `resume` call it first. Predictions are
-for CPU runs; a GPU phase has none.
+`plan` is pure in the experiment, its problem files and the machine, imports no torch, and raises
+for what cannot work: so `forge plan` says it, and a run before it has a directory. `forge plan`
+prints it, `run` and `resume` call it first. Predictions are for CPU runs; a GPU phase has none.
 """
 
 from __future__ import annotations
@@ -11,8 +11,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from forge.config.schema import EvalStage, Experiment, GrpoStage
-from forge.errors import MachineError
+from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage
+from forge.data.generator import is_ample
+from forge.data.problems import load_problems
+from forge.data.splits import in_split
+from forge.errors import ConfigError, MachineError
+from forge.records import Split
 from forge.runner import costs
 from forge.runner.machine import Machine, this_machine
 from forge.runner.predict import PhasePlan, is_served, predict_disk_bytes, predict_phases
@@ -70,11 +74,13 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
     """Lays a run out on a machine (this one, unless given).
 
     Raises:
+        ConfigError: problems cannot be loaded, or a stage has none.
         MachineError: GPUs, disk or an engine are missing.
     """
     machine = this_machine(experiment.store.dir) if machine is None else machine
     gpus = _assign(experiment, machine)
     _require(experiment, machine)
+    _require_problems(experiment)
     params = costs.count_params(experiment.model)
     processes = tuple(_processes(experiment, gpus=gpus, params=params))
     phases = tuple(predict_phases(experiment, machine=machine, params=params))
@@ -133,6 +139,23 @@ def _require(experiment: Experiment, machine: Machine) -> None:
         raise MachineError(
             f'serve.engine = "{serve.engine}" is not installed; "make setup" compiles it'
         )
+
+
+def _require_problems(experiment: Experiment) -> None:
+    """Loads them where a run could lack some; from numbers that leave no doubt, it does not."""
+    table = experiment.problems
+    if table.source == "generated" and is_ample(table):
+        return
+    problems = load_problems(table, seed=experiment.seed)
+    for index, stage in enumerate(experiment.stage):
+        split = {SftStage: Split.SFT, GrpoStage: Split.GRPO}.get(type(stage), Split.HELDOUT)
+        if not in_split(problems, split):
+            raise ConfigError(
+                f"problems.sft_by_level: {table.sft_by_level} of {table.num_problems} problems, "
+                f"{table.num_heldout} of them held out, leaves none for stage {index} "
+                f"({stage.kind}); sft sees the answers of these many by chain length, grpo plays "
+                "the rest"
+            )
 
 
 def _processes(

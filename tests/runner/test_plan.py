@@ -9,9 +9,10 @@ import pytest
 from rich.console import Console
 
 from forge.config.load import load_experiment
-from forge.config.schema import TinyModel
-from forge.errors import MachineError
+from forge.config.schema import ProblemsTable, TinyModel
+from forge.errors import ConfigError, MachineError
 from forge.process.devices import Gpu, Vendor
+from forge.runner import plan as plan_module
 from forge.runner.costs import tiny_params
 from forge.runner.machine import Machine, this_machine
 from forge.runner.plan import Plan, plan
@@ -91,6 +92,46 @@ def test_a_disk_below_the_limit_and_a_missing_engine_are_machine_errors():
         plan_of(machine=make_machine(free_disk_bytes=10**8))
     with pytest.raises(MachineError, match=r'"llama" is not installed; "make setup"'):
         plan_of(machine=make_machine(engines=frozenset()))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["problems.num_problems=300"], r"none for stage 3 \(grpo\)"),
+        (["problems.num_problems=300", "problems.sft_by_level=[0]"], r"none for stage 1 \(sft\)"),
+        (
+            ["problems.num_heldout=3", "stage.0.num_problems=3"],
+            "every family and chain length needs one: at least 24",
+        ),
+    ],
+)
+def test_a_stage_without_problems_is_a_config_error(overrides, words):
+    with pytest.raises(ConfigError, match=words):
+        plan_of(*overrides)
+
+
+def test_ample_numbers_of_problems_are_believed_and_others_drawn(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(
+        plan_module, "load_problems", lambda table, *, seed: drawn.append(table) or []
+    )
+    plan_of()
+    assert not drawn, "forge plan has 0.6 s"
+    with pytest.raises(ConfigError):
+        plan_of("problems.num_problems=300")
+    assert len(drawn) == 1
+
+
+def test_problem_files_that_cannot_be_used_are_named(tmp_path):
+    (tmp_path / "problem.py").write_text("class Model: ...\nDIM = 4\ndef get_inputs(): ...\n")
+    experiment = load_experiment(ROOT / "experiments" / "quickstart.toml")
+    table = ProblemsTable(source="dir", path=tmp_path, overrides={"DIN": 2})
+    with pytest.raises(ConfigError, match="no get_init_inputs"):
+        plan(experiment.model_copy(update={"problems": table}), machine=make_machine())
+    with (tmp_path / "problem.py").open("a") as file:
+        file.write("def get_init_inputs(): ...\n")
+    with pytest.raises(ConfigError, match=r"DIN: no file has this.*did you mean DIM"):
+        plan(experiment.model_copy(update={"problems": table}), machine=make_machine())
 
 
 def test_what_is_allowed_and_unwise_is_noted():
