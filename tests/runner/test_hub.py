@@ -119,17 +119,17 @@ def test_without_say_no_bar_is_printed(online: None, capfd: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("table", "words"),
     [
-        ({"path": "org/other"}, "neither a directory here nor a model on the hub"),
-        ({"path": "my model"}, "neither a directory here nor a model on the hub"),
-        ({"path": "org/gated"}, "gated; accept its terms"),
-        ({"path": "org/tiny", "revision": "v9"}, "org/tiny has no such revision"),
+        (ModelTable(path="org/other"), "neither a directory here nor a model on the hub"),
+        (ModelTable(path="my model"), "neither a directory here nor a model on the hub"),
+        (ModelTable(path="org/gated"), "gated; accept its terms"),
+        (ModelTable(path="org/tiny", revision="v9"), "org/tiny has no such revision"),
     ],
 )
 def test_what_the_user_can_mend_is_a_config_error(
-    online: None, table: dict[str, str], words: str
+    online: None, table: ModelTable, words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
-        locate_model(ModelTable(**table))
+        locate_model(table)
 
 
 def test_a_model_that_is_nowhere_is_a_machine_error_without_a_network(offline: None) -> None:
