@@ -299,11 +299,98 @@ def test_a_decoy_is_rejected(bench: Any) -> None:
     assert (verdict.status, verdict.reason) == (Status.REJECTED, "decoy_kernel")
 
 
-def test_a_store_far_out_of_bounds_is_a_crash_in_words(bench: Any) -> None:
-    code = relu_kernel().replace("tl.store(y + i,", "tl.store(y + i + 4000000000,")
-    verdict = bench.judge(code)
-    assert verdict.status is Status.RUNTIME_ERROR
-    assert verdict.reason in ("crash", "exception")
+LOAD, STORE = "tl.load(x + i, mask=i < n)", "tl.store(y + i, value, mask=i < n)"
+
+
+@pytest.mark.parametrize(
+    ("honest", "wrong", "words"),
+    [
+        (STORE, "tl.store(y + i, value, mask=i < n + 20)", "store: 20 of 252: 1000 of y"),
+        (STORE, "tl.store(y + i + 4000000000, value)", "store: 256 of 256: 4000000000 of y"),
+        (STORE, "tl.atomic_add(y + n, 1.0)", "atomic: 1 of 1: 1000 of y"),
+        (STORE, "tl.atomic_cas(y + n, 0.0, 1.0)", "atomic: 1 of 1: 1000 of y"),
+        (LOAD, "tl.load(x + i)", "load: 24 of 256: 1000 of x"),
+        (LOAD, "tl.load(x + i, mask=i < n) + tl.load(x - 1)", "load: 1 of 1: -1 of x"),
+    ],
+)
+def test_a_kernel_that_touches_memory_of_others_is_never_correct(
+    bench: Any, honest: str, wrong: str, words: str
+) -> None:
+    code = relu_kernel("value")
+    assert honest in code
+    source = problem("return inputs[0].clone()", inputs="torch.randn(8, 125)")
+    assert bench.judge(code, problem=source).status is Status.CORRECT
+    verdict = bench.judge(code.replace(honest, wrong), problem=source)
+    assert (verdict.status, verdict.reason) == (Status.RUNTIME_ERROR, "out_of_bounds")
+    doing, counts, first = words.split(": ")
+    line, message = verdict.detail.split("\n")
+    assert wrong in line
+    assert message == (
+        f"OutOfBounds: {doing} outside every tensor the kernel was given: {counts} elements; "
+        f"the first is element {first}, which has 1000"
+    )
+
+
+ROWS = (
+    HEAD
+    + """
+@triton.jit
+def copied(x, y, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(y + i, tl.load(x + i, mask=i < n), mask=i < n)
+
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    copied(x + row * n, y + row * n, n, BLOCK)
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        y = torch.empty_like(x)
+        kernel[(x.shape[0],)](x, y, x.shape[1], BLOCK=64)
+        return y
+"""
+)
+COPY = problem("return inputs[0].clone()", inputs="torch.randn(5, 52)")
+
+
+def test_a_row_too_many_is_out_of_bounds_also_in_a_helper(bench: Any) -> None:
+    assert bench.judge(ROWS, problem=COPY).status is Status.CORRECT
+    code = ROWS.replace("(x.shape[0],)", "(x.shape[0] + 1,)")
+    verdict = bench.judge(code, problem=COPY)
+    assert verdict.reason == "out_of_bounds"
+    assert verdict.detail.startswith("line 8: tl.store(")
+    assert "52 of 52 elements; the first is element 260 of x" in verdict.detail
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        # A view: its storage is larger than it.
+        ("y = torch.empty_like(x)", "y = torch.empty(9, 52)[2:7]"),
+        # Pointers into two tensors at once.
+        (
+            "y + row * n, n, BLOCK)",
+            """y + row * n, n, BLOCK)
+    i = tl.arange(0, BLOCK)
+    either = tl.where(i < 25, x + row * n + i, y + row * n + i)
+    tl.store(y + row * n + i, tl.load(either, mask=i < n), mask=i < n)""",
+        ),
+        # A scalar load, a keyword argument and a descriptor made in the kernel.
+        ("i = tl.arange(0, BLOCK)", "i = tl.arange(0, BLOCK) + (tl.load(x) * 0).to(tl.int32)"),
+        ("(x, y, x.shape[1], ", "(n=x.shape[1], y=y, x=x, "),
+        (
+            "copied(x + row * n, y + row * n, n, BLOCK)",
+            """a = tl.make_tensor_descriptor(x, [5, n], [n, 1], [1, BLOCK])
+    b = tl.make_tensor_descriptor(y, [5, n], [n, 1], [1, BLOCK])
+    b.store([row, 0], a.load([row, 0]))""",
+        ),
+    ],
+)  # fmt: skip
+def test_honest_ways_to_memory_are_fine(bench: Any, old: str, new: str) -> None:
+    assert old in ROWS
+    verdict = bench.judge(ROWS.replace(old, new), problem=COPY)
+    assert verdict.status is Status.CORRECT, verdict.detail
 
 
 def attack(statement: str) -> str:

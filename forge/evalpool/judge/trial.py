@@ -318,6 +318,8 @@ class _Run:
         detail = words.at_line(self.code, line, text)
         if any(mark in text for mark in OUT_OF_MEMORY_MARKS):
             return self._finding(Status.RUNTIME_ERROR, "out_of_memory", detail)
+        if kind == "OutOfBounds":
+            return self._finding(Status.RUNTIME_ERROR, "out_of_bounds", detail)
         if stage == "import":
             return self._finding(Status.COMPILE_ERROR, "import_error", detail)
         return self._finding(Status.RUNTIME_ERROR, "exception", detail)

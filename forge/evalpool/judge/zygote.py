@@ -186,11 +186,12 @@ def _import_all() -> tuple[Any, type]:
     import torch
 
     torch.set_num_threads(1)
+    from forge.evalpool.judge import bounds, oracle, runner, warmup
     from forge.evalpool.judge import compile as compiling
-    from forge.evalpool.judge import oracle, runner, warmup
 
     assert oracle
     assert runner
+    bounds.install()
     compiler = compiling.Compiler(compiling.Personalities())
     warmup.warm_up(compiler)
     return compiler, compiling.Refused
