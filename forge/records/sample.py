@@ -34,7 +34,7 @@ class SampleUse:
     step: int
     advantage: float
     staleness: int
-    """Policy version of the trainer at use minus the sample's version, in publishes."""
+    """Optimizer steps between the weights it was sampled from and those it was trained on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

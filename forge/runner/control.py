@@ -109,7 +109,7 @@ class Control:
 
     async def _trained(self, body: dict[str, Any]) -> dict[str, Any]:
         step, metrics = int(body["step"]), {str(k): float(v) for k, v in body["metrics"].items()}
-        await self._heard().trained(step, metrics, version=self._version())
+        await self._heard().trained(step, metrics)
         self.on_trained(step, metrics)
         return {}
 

@@ -40,6 +40,9 @@ class TrainerDesk:
     last_step: int
     batches_dir: Path
     sink: Sink
+    steps: dict[int, int] = field(default_factory=dict)
+    """Policy version to the step of this stage that published it, earlier attempts included.
+    Versions of before the stage are absent: they are its step 0."""
     is_stopping: bool = False
     taken_at: float = 0.0
     """Monotonic time of the last answer to `take`; the trainer is busy since."""
@@ -93,10 +96,11 @@ class TrainerDesk:
             None if path is None else {"kind": "batch", "step": step + 1, "samples_path": str(path)}
         )
 
-    async def trained(
-        self, step: int, metrics: Mapping[str, float], *, version: int
-    ) -> Sequence[Sample]:
-        """Acknowledge a step: which samples it used, at which staleness, and its metrics."""
+    async def trained(self, step: int, metrics: Mapping[str, float]) -> Sequence[Sample]:
+        """Acknowledge a step: which samples it used, at which staleness, and its metrics.
+
+        Staleness counts steps, not versions: a trainer that restarts publishes an old step again.
+        """
         samples = await anyio.to_thread.run_sync(read_batch, self._offered[step])
         await self.sink.put(
             *(
@@ -108,7 +112,7 @@ class TrainerDesk:
                     stage=self.stage,
                     step=step,
                     advantage=s.advantage,
-                    staleness=max(version - s.policy_version, 0),
+                    staleness=step - 1 - self.steps.get(s.policy_version, 0),
                 )
                 for s in samples
             ),

@@ -28,6 +28,7 @@ from forge.runner.evaluate import EvalSettings, evaluate, spread
 from forge.runner.progress import GroupNumbers
 from forge.runner.trainer import own_trainer, plugged
 from forge.store.layout import write_file
+from forge.store.reader import open_run
 from forge.train.durable import is_kept
 
 if TYPE_CHECKING:
@@ -44,8 +45,9 @@ async def run_grpo_stage(run: Run, stage: GrpoStage, index: int, *, start: Weigh
     """An `[[stage]]` of kind grpo. Raises Stopped when the user asked for it, after a
     checkpoint."""
     desk = TrainerDesk(
-        stage=index, last_step=stage.steps, batches_dir=run.paths.batches, sink=run.writer
-    )
+        stage=index, last_step=stage.steps, batches_dir=run.paths.batches, sink=run.writer,
+        steps=await anyio.to_thread.run_sync(_published_steps, run, index),
+    )  # fmt: skip
     sampler = UniformSampler(run.of(Split.GRPO), seed=run.experiment.seed)
     saved = _SamplerFile(run.paths.batches / f"sampler-{index}.json")
     first_step = max(desk.recover(), saved.restore(sampler)) + 1
@@ -93,12 +95,21 @@ async def _offer(
     run: Run, desk: TrainerDesk, saved: _SamplerFile, batches: MemoryObjectReceiveStream[Batch]
 ) -> None:
     """Make each batch durable, then available, then forgettable: the order is what resume relies
-    on."""
+    on. A batch file whose samples run.db does not have would have its sample ids given out again.
+    """
     async with batches:
         async for batch in batches:
+            await run.writer.flush()
             await desk.offer(batch)
             await anyio.to_thread.run_sync(saved.write, batch)
             await run.writer.put(_batch_metrics(desk.stage, batch))
+
+
+def _published_steps(run: Run, stage: int) -> dict[int, int]:
+    """Version to step, of the weights that earlier attempts published in this stage."""
+    with open_run(run.paths) as reader:
+        found = reader.query("SELECT version, step FROM policies WHERE stage = ?", (stage,))
+    return dict(found.rows)
 
 
 def _batch_plan(run: Run, stage: GrpoStage, index: int, first_step: int) -> BatchPlan:

@@ -62,6 +62,7 @@ def plugged(
         row = await run.weights.publish(
             path, stage=desk.stage, step=step, probe=probe, keep=keep(step)
         )
+        desk.steps[row.version] = step
         run.progress.policy_version = row.version
         values = {
             "weights/publish/seconds": row.publish_s,

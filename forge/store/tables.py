@@ -176,7 +176,7 @@ CREATE TABLE sample_uses (
     rollout INTEGER NOT NULL,
     turn INTEGER NOT NULL,
     advantage REAL NOT NULL,
-    staleness INTEGER NOT NULL,      -- publishes between sampling and use
+    staleness INTEGER NOT NULL,      -- steps from the weights sampled from to those trained
     PRIMARY KEY (sample_id, attempt, stage, step)
 ) WITHOUT ROWID;
 CREATE INDEX sample_uses_by_step ON sample_uses (stage, step);

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -12,6 +13,7 @@ from forge.records import Metrics, Sample, SampleUse
 from forge.rollout.batches import Batch
 from forge.runner import desk as desk_module
 from forge.runner.desk import TrainerDesk
+from forge.runner.grpo import _offer
 
 pytestmark = pytest.mark.anyio
 
@@ -75,7 +77,7 @@ async def test_what_was_taken_but_not_checkpointed_is_offered_again_after_a_cras
     first = make_desk(tmp_path)
     for step in (1, 2):
         await first.offer(batch(step))
-        await first.trained(step, {"train/loss/mean": 1.0}, version=5)
+        await first.trained(step, {"train/loss/mean": 1.0})
     first.checkpointed(1)
     second = make_desk(tmp_path)
     assert second.recover() == 2
@@ -86,13 +88,47 @@ async def test_what_was_taken_but_not_checkpointed_is_offered_again_after_a_cras
 async def test_an_acknowledged_step_records_uses_with_staleness_and_metrics(tmp_path: Path) -> None:
     desk = make_desk(tmp_path)
     await desk.offer(batch(1))
-    await desk.trained(1, {"train/loss/mean": 0.5}, version=5)
+    await desk.trained(1, {"train/loss/mean": 0.5})
     assert isinstance(desk.sink, Recorder)
     use, metrics = desk.sink.records
     assert isinstance(use, SampleUse)
-    assert (use.staleness, use.step, use.stage) == (1, 1, 3)
+    assert (use.staleness, use.step, use.stage) == (0, 1, 3)
     assert isinstance(metrics, Metrics)
     assert metrics.values == {"train/loss/mean": 0.5}
+
+
+async def test_staleness_counts_steps_though_a_restart_publishes_one_again(tmp_path: Path) -> None:
+    desk = make_desk(tmp_path)
+    await desk.offer(batch(3))
+    desk.steps.update({4: 1, 5: 2, 6: 0, 7: 1, 8: 2})  # version 4 sampled what step 3 trains
+    await desk.trained(3, {})
+    assert isinstance(desk.sink, Recorder)
+    assert desk.sink.records[0].staleness == 1
+
+
+async def test_a_batch_is_offered_once_run_db_has_its_samples(tmp_path: Path) -> None:
+    """Killed in between, a resumed run would give the ids in the batch file out again."""
+    did: list[str] = []
+
+    class Writer(Recorder):
+        async def flush(self) -> None:
+            did.append("flush")
+            assert not list(tmp_path.iterdir())
+
+        async def put(self, *records: Any) -> None:
+            did.append("put")
+
+    class Saved:
+        def write(self, batch: Batch) -> None:
+            did.append("sampler state")
+            assert (tmp_path / "3-000001.npz").exists()
+
+    send, receive = anyio.create_memory_object_stream[Batch](1)
+    await send.send(batch(1))
+    send.close()
+    run: Any = SimpleNamespace(writer=Writer())
+    await _offer(run, make_desk(tmp_path), cast("Any", Saved()), receive)
+    assert did == ["flush", "sampler state", "put"]
 
 
 async def test_a_stop_is_the_answer_to_every_further_take(tmp_path: Path) -> None:
