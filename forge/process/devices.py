@@ -1,4 +1,4 @@
-"""The GPUs of this machine: which there are, what a child may see of them, and who holds them.
+"""The GPUs of this machine: which there are, and what a child may see of them.
 
 Knows NVIDIA (NVML) and AMD (amdsmi); both libraries are imported lazily and their absence means no
 GPU. Asking makes no CUDA context. What the user hid with CUDA_VISIBLE_DEVICES (HIP_ on AMD) is not
@@ -7,21 +7,16 @@ there for forge either.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
-import tempfile
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge.errors import MachineError
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 logger = logging.getLogger(__name__)
 
@@ -81,41 +76,6 @@ def visibility(uuids: Sequence[str], *, gpus: Sequence[Gpu] | None = None) -> di
         indices = ",".join(str(gpu.index) for gpu in cards)
         return {"HIP_VISIBLE_DEVICES": indices, **AMD_SETTINGS, **arch}
     return {"CUDA_VISIBLE_DEVICES": ",".join(uuids), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-
-
-@contextmanager
-def lease_gpus(
-    uuids: Sequence[str], *, holder: str, wait: bool = False, folder: Path | None = None
-) -> Iterator[None]:
-    """Holds a lock per card that dies with this process.
-
-    Raises MachineError naming the holder when another run has one, unless `wait`. All runs of a
-    host share `folder`.
-    """
-    folder = Path(tempfile.gettempdir(), "forge-gpus") if folder is None else folder
-    if uuids and not folder.is_dir():
-        folder.mkdir(exist_ok=True)
-        folder.chmod(0o1777)
-    with ExitStack() as stack:
-        for uuid in sorted(uuids):
-            stack.enter_context(_lock(folder / f"{uuid}.lock", uuid=uuid, holder=holder, wait=wait))
-        yield
-
-
-@contextmanager
-def _lock(path: Path, *, uuid: str, holder: str, wait: bool) -> Iterator[None]:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            other = os.pread(fd, 500, 0).decode(errors="replace").strip() or "another run"
-            raise MachineError(f"GPU {uuid} is held by {other}. Wait for it with --wait") from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{holder} (pid {os.getpid()})\n".encode(), 0)
-        yield
-    finally:
-        os.close(fd)
 
 
 def _visible(gpus: Sequence[Gpu], variable: str | None) -> tuple[Gpu, ...]:

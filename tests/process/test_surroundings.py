@@ -5,17 +5,19 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import anyio
 import pytest
 from starlette.applications import Starlette
 
-from forge.errors import ConfigError, MachineError
+from forge.errors import ConfigError
 from forge.process import devices
 from forge.process.busy import BusyClock
-from forge.process.devices import Gpu, Vendor, lease_gpus, visibility
-from forge.process.disk import disk_faults, free_bytes, is_disk_full, require_free
+from forge.process.devices import Gpu, Vendor, visibility
+from forge.process.disk import free_bytes, is_disk_full
 from forge.process.environment import child_env
 from forge.process.logtail import read_last_lines
 from forge.process.sockets import check_socket_path, open_socket_dir
@@ -76,23 +78,29 @@ def test_a_machine_without_gpus_has_an_empty_inventory():
     assert devices.inventory() == ()
 
 
-def test_a_second_run_that_wants_a_leased_gpu_is_refused_naming_the_holder(tmp_path):
-    with (
-        lease_gpus(["GPU-0"], holder="runs/a-1", folder=tmp_path),
-        lease_gpus(["GPU-1"], holder="runs/b-1", folder=tmp_path),
-        pytest.raises(MachineError, match=r"GPU-0 is held by runs/a-1 \(pid \d+\)"),
-        lease_gpus(["GPU-0"], holder="runs/b-1", folder=tmp_path),
-    ):
-        pass
-    with lease_gpus(["GPU-0"], holder="runs/b-1", folder=tmp_path):
-        assert "runs/b-1" in (tmp_path / "GPU-0.lock").read_text()
-
-
 def test_the_socket_directory_is_private_short_and_removed():
     with open_socket_dir() as folder:
         assert folder.stat().st_mode & 0o777 == 0o700
         (folder / "x.sock").touch()
     assert not folder.exists()
+
+
+def test_what_a_killed_owner_left_is_removed_by_the_next_and_nothing_else(tmp_path):
+    code = (
+        "import os, sys; from pathlib import Path; from forge.process.sockets import *;"
+        "opened = open_socket_dir(base=Path(sys.argv[1]));"
+        "print(opened.__enter__(), flush=True); os.kill(os.getpid(), 9)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    killed = Path(done.stdout.strip())
+    (killed / "model.gguf").touch()
+    (tmp_path / "forge-of-somebody-else").mkdir()
+    with open_socket_dir(base=tmp_path) as first, open_socket_dir(base=tmp_path) as second:
+        assert not killed.exists()
+        assert first.exists(), "its owner lives"
+        assert second.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["forge-of-somebody-else"]
 
 
 def test_a_socket_path_that_would_be_too_long_is_a_config_error_with_advice(tmp_path):
@@ -118,11 +126,8 @@ def test_a_server_in_our_own_loop_listens_when_started_and_closes_when_cancelled
         assert not (folder / "control.sock").exists()
 
 
-def test_a_disk_without_room_is_a_machine_error(tmp_path):
+def test_the_disk_of_a_directory_that_is_not_there_yet_is_asked(tmp_path):
     assert free_bytes(tmp_path / "not" / "yet") > 0
-    require_free(tmp_path, min_bytes=1, what="a run")
-    with pytest.raises(MachineError, match=r"a run needs 1000000000.0 GB of disk"):
-        require_free(tmp_path, min_bytes=10**18, what="a run")
 
 
 @pytest.mark.parametrize(
@@ -136,13 +141,8 @@ def test_a_disk_without_room_is_a_machine_error(tmp_path):
         (ValueError("disk is full"), False),
     ],
 )
-def test_a_full_disk_is_recognised_and_nothing_else_is(error, is_full, tmp_path):
+def test_a_full_disk_is_recognised_and_nothing_else_is(error, is_full):
     assert is_disk_full(error) is is_full
-    with (
-        pytest.raises(MachineError if is_full else type(error)),
-        disk_faults(tmp_path / "run.db"),
-    ):
-        raise error
 
 
 def test_log_lines_come_without_control_characters(tmp_path):
