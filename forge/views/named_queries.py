@@ -22,9 +22,11 @@ FROM v_steps ORDER BY stage, step
 """
 
 LEVELS = """
-SELECT level, family, sum(num_groups) AS num_groups, round(avg(pass_rate), 3) AS pass_rate,
-    round(avg(compile_rate), 3) AS compile_rate, max(best_speedup) AS best_speedup
-FROM v_levels GROUP BY level, family ORDER BY level, family
+SELECT level, family, count(DISTINCT group_id) AS num_groups,
+    round(avg(CASE WHEN turn = 0 AND reward IS NOT NULL THEN is_correct END), 3) AS pass_rate,
+    round(avg(CASE WHEN turn = 0 AND reward IS NOT NULL THEN is_compiled END), 3) AS compile_rate,
+    max(CASE WHEN is_correct THEN speedup END) AS best_speedup
+FROM v_turns WHERE purpose = 'train' GROUP BY level, family ORDER BY level, family
 """
 
 FAILURES = """
@@ -44,8 +46,8 @@ FROM v_groups WHERE purpose = 'train' GROUP BY stage, step
 """
 
 STALENESS = """
-SELECT stage, staleness, sum(num_samples) AS num_samples, round(avg(reward), 3) AS reward
-FROM v_staleness GROUP BY stage, staleness ORDER BY stage, staleness
+SELECT stage, staleness, count(*) AS num_samples, round(avg(reward), 3) AS reward
+FROM v_samples GROUP BY stage, staleness ORDER BY stage, staleness
 """
 
 IDLE = """
@@ -80,7 +82,8 @@ LIMIT (SELECT 1 + count(*) / 100 FROM turns)
 
 DUPLICATES = """
 SELECT stage, step, purpose, sum(num_rollouts) AS num_rollouts,
-    sum(num_distinct_completions) AS num_distinct, round(avg(duplicate_share), 3) AS duplicate_share
+    sum(num_distinct_completions) AS num_distinct,
+    round(1 - 1.0 * sum(num_distinct_completions) / sum(num_rollouts), 3) AS duplicate_share
 FROM v_duplicates GROUP BY stage, step, purpose ORDER BY stage, step
 """
 

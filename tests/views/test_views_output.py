@@ -18,13 +18,23 @@ import pytest
 from rich.console import Console
 
 from forge.errors import ConfigError
+from forge.records import Status
 from forge.store.layout import RunPaths, open_run_lock
 from forge.store.reader import open_run
 from forge.views import rollouts, runs, show, sql
 from forge.views.named_queries import QUERIES
 from forge.views.progress import load_progress
 from forge.views.terminal import printable
-from tests.store.storefactory import small_run, turn, write_run
+from tests.store.storefactory import (
+    attempt,
+    group,
+    problem,
+    samples,
+    small_run,
+    turn,
+    use,
+    write_run,
+)
 
 EVIL = "\x1b]52;c;aGk=\x07\x1b[2J[bold]loud[/bold] \u202egnp.exe \x9b31m\rover"
 
@@ -88,12 +98,29 @@ def test_every_named_query_answers_here_and_in_stock_sqlite3(
 ) -> None:
     with open_run(root) as reader:
         table = sql.run_named(reader, name)
-        assert json.loads(sql.to_json(table)) is not None
+        assert len(json.loads(sql.to_json(table))) == len(table.rows)
         shown(sql.render_table(table))
         assert table.rows or name == "unsolved"
     connection = sqlite3.connect(root / "run.db")
     assert len(connection.execute(QUERIES[name].sql).fetchall()) == len(table.rows)
     connection.close()
+
+
+def test_named_queries_take_no_mean_of_means(tmp_path: Path) -> None:
+    """One group solved at step 1, three not at step 2: a quarter, not a half."""
+    first = group(0, [[Status.CORRECT]] * 2, step=1)
+    later = [group(n, [[Status.WRONG]] * 2, step=2) for n in (1, 2, 3)]
+    trained = [
+        use(s, step=g.step) for g in (first, *later) for s in samples(g, first_id=2 * g.group_id)
+    ]
+    anyio.run(write_run, tmp_path / "toy-1", [attempt(), problem(), first, *later, *trained])
+    with open_run(tmp_path / "toy-1") as reader:
+        level = reader.one(QUERIES["levels"].sql)
+        age = reader.one(QUERIES["staleness"].sql)
+    assert level is not None
+    assert age is not None
+    assert (level["num_groups"], level["pass_rate"]) == (4, 0.25)
+    assert (age["num_samples"], age["reward"]) == (8, pytest.approx((0.8 + 3 * 0.3) / 4, abs=1e-3))
 
 
 @pytest.mark.parametrize(
