@@ -281,6 +281,62 @@ def test_python_in_a_kernel_is_not_triton(bench: Any, body: str) -> None:
     assert (verdict.status, verdict.reason) == (Status.COMPILE_ERROR, "not_triton")
 
 
+NOT_TRITON = KERNEL.format(body="torch.relu(value) * 2")
+
+
+@pytest.mark.parametrize(
+    ("second", "launch"),
+    [
+        # Another kernel of the same name.
+        ("first = kernel" + NOT_TRITON, ("kernel[", "first[(1,)](x, y, 0, BLOCK=16); kernel[")),
+        # A branch that the first launch's constexpr had cut off.
+        (
+            KERNEL.format(body="value if BLOCK == 16 else torch.relu(value) * 2"),
+            ("kernel[", "kernel[(1,)](x, y, 0, BLOCK=16); kernel["),
+        ),
+        # A helper that means something else by now.
+        (
+            """
+@triton.jit
+def helper(value):
+    return value
+
+@triton.jit
+def other(value):
+    return torch.relu(value) * 2
+"""
+            + KERNEL.format(body="helper(value)"),
+            ("kernel[", "global helper; kernel[(1,)](x, y, 0, BLOCK=256); helper = other; kernel["),
+        ),
+    ],
+    ids=["same name", "constexpr", "helper"],
+)
+def test_every_kernel_that_runs_was_compiled(
+    bench: Any, second: str, launch: tuple[str, str]
+) -> None:
+    code = HEAD + KERNEL.format(body="value") + second + MODEL.format(end="return y")
+    verdict = bench.judge(code.replace(*launch))
+    assert (verdict.status, verdict.reason) == (Status.COMPILE_ERROR, "not_triton")
+    assert "relu" in verdict.detail
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [("np.maximum(value, 0)", "not_triton"), ("value + tl.load(x - 1)", "out_of_bounds")],
+)
+def test_a_launch_that_failed_is_a_failure_also_when_it_is_caught(
+    bench: Any, body: str, reason: str
+) -> None:
+    code = "import numpy as np\n" + relu_kernel(body)
+    launch = "kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)"
+    assert launch in code
+    caught = f"""try:
+            {launch}
+        except Exception:
+            return torch.relu(x) * 2"""
+    assert bench.judge(code.replace(launch, caught)).reason == reason
+
+
 def test_no_launch_at_all_is_rejected(bench: Any) -> None:
     code = (
         HEAD

@@ -13,6 +13,7 @@ gives the compiler exactly what a launch on a GPU would (types, constexprs, opti
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 import types
 from contextlib import contextmanager
@@ -48,6 +49,9 @@ class Refused(Exception):
 
 class Twin(JITFunction):
     """The compilable side of an interpreted function. What it sees of its globals are twins too."""
+
+    bind: Any = None
+    """Arguments to types and constexprs; made at the first launch."""
 
     def get_capture_scope(self) -> dict[str, Any]:
         scope = super().get_capture_scope()
@@ -146,6 +150,7 @@ class Compiler:
     def __init__(self, personalities: Personalities) -> None:
         self._personalities = personalities
         self._backend: Any = make_backend(TARGET)
+        self._done: set[tuple[str, ...]] = set()
 
     def compile_launch(
         self,
@@ -154,8 +159,8 @@ class Compiler:
         kwargs: Mapping[str, Any],
         *,
         depth: str,
-    ) -> str:
-        """Compiles one kernel as launched with these arguments; returns a key of what was compiled.
+    ) -> None:
+        """Compiles one kernel as launched with these arguments, unless that was done before.
 
         Args:
             depth: `ttir`, or `binary` for all stages.
@@ -165,7 +170,7 @@ class Compiler:
         """
         with self._personalities.compiling():
             try:
-                return self._compile(function, args, dict(kwargs), depth=depth)
+                self._compile(function, args, dict(kwargs), depth=depth)
             except CompilationError as error:
                 raise self._refused(error) from error
             except Exception as error:
@@ -179,14 +184,18 @@ class Compiler:
         kwargs: dict[str, Any],
         *,
         depth: str,
-    ) -> str:
+    ) -> None:
         twin = self._personalities.twin(function)
-        binder = create_function_from_signature(twin.signature, twin.params, self._backend)
+        if twin.bind is None:
+            twin.bind = create_function_from_signature(twin.signature, twin.params, self._backend)
         kwargs |= {"debug": False, "instrumentation_mode": "", "fpsan_homomorphic_casts": False}
-        bound, specialization, options = binder(*args, **kwargs)
+        bound, specialization, options = twin.bind(*args, **kwargs)
         options, signature, constexprs, attributes = twin._pack_args(
             self._backend, kwargs, bound, specialization, options
         )
+        key = (*_meaning(function), str(signature), str(constexprs))
+        if key in self._done:
+            return
         source = ASTSource(twin, signature, constexprs, attributes)
         context = ir.context()
         ir.load_dialects(context)
@@ -195,7 +204,7 @@ class Compiler:
         module = source.make_ir(TARGET, options, functions, self._backend.get_module_map(), context)
         if depth == "binary":
             self._lower(module, source, options)
-        return f"{twin.__name__}{sorted(signature.items())}{sorted(constexprs.items())}"
+        self._done.add(key)
 
     def _lower(self, module: Any, source: ASTSource, options: Any) -> None:
         metadata = {
@@ -229,6 +238,20 @@ class Compiler:
                 message = f"{type(chain).__name__}: {chain}"
             chain = chain.__cause__
         return Refused(_plain(message or str(error)), line=line)
+
+
+def _meaning(
+    function: interpreter.InterpretedFunction, known: tuple[str, ...] = ()
+) -> tuple[str, ...]:
+    """A function and what its names stand for now: one name may come to mean another helper."""
+    parts = (*known, f"{id(function.fn)}")
+    names = inspect.getclosurevars(function.fn)
+    for name, value in {**names.globals, **names.nonlocals}.items():
+        if isinstance(value, interpreter.InterpretedFunction) and f"{id(value.fn)}" not in parts:
+            parts = _meaning(value, parts)
+        elif isinstance(value, int | float | str | tl.constexpr):
+            parts = (*parts, f"{name}={value!r}")
+    return parts
 
 
 def _plain(message: str) -> str:

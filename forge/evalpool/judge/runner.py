@@ -56,6 +56,8 @@ class Session:
         self.is_ghost = False
         self.compiled: set[str] = set()
         self.compile_line: int | None = None
+        self.failed_launch: BaseException | None = None
+        """The first. Catching it, to compute the answer elsewhere, does not make it good."""
         self.tensors = [_tensor(memory, *spec) for spec in request["tensors"]]
         self.kept: list[Any] = []
         """Outputs stay alive, so that no later allocation finds an answer in freed memory."""
@@ -79,6 +81,8 @@ class Session:
         inputs = self._decode(self.request["sets"][number])
         with torch.no_grad():
             result = self.model(*inputs)
+        if self.failed_launch is not None:
+            raise self.failed_launch
         outputs = _flatten(result)
         self.kept.append(result)
         for output, slot in zip(outputs, slots, strict=False):
@@ -88,20 +92,17 @@ class Session:
         return [[type(output).__name__, *_form(output)] for output in outputs]
 
     def launched(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Told of every launch. Compiles it the first time; answers whether to run it."""
+        """Told of every launch. Compiles what is new in it; answers whether to run it."""
         self.num_launches += 1
         if self.is_ghost:
             return False
         name = function.fn.__name__
-        if name not in self.compiled:
-            try:
-                self.compiler.compile_launch(function, args, kwargs, depth=self.request["depth"])
-            except self.refused as error:
-                self.compile_line = (
-                    getattr(error, "line", None) or function.fn.__code__.co_firstlineno
-                )
-                raise KernelRefused(f"{name}: {error}") from None
-            self.compiled.add(name)
+        try:
+            self.compiler.compile_launch(function, args, kwargs, depth=self.request["depth"])
+        except self.refused as error:
+            self.compile_line = getattr(error, "line", None) or function.fn.__code__.co_firstlineno
+            raise KernelRefused(f"{name}: {error}") from None
+        self.compiled.add(name)
         return True
 
     def _decode(self, tree: Any) -> Any:
@@ -187,8 +188,14 @@ def _watch_launches(session: Session) -> None:
     original = interpreter.InterpretedFunction.run
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        if not warmup and session.launched(self, args, kwargs):
-            return original(self, *args, grid=grid, warmup=False, **kwargs)
+        if warmup:
+            return None
+        try:
+            if session.launched(self, args, kwargs):
+                return original(self, *args, grid=grid, warmup=False, **kwargs)
+        except BaseException as error:
+            session.failed_launch = session.failed_launch or error
+            raise
         return None
 
     interpreter.InterpretedFunction.run = run
