@@ -55,7 +55,7 @@ KEPT_CHECKPOINTS = 3
 
 def tiny_params(tiny: TinyModel) -> int:
     """Parameters of the Qwen3 model that `init = "tiny"` makes."""
-    head = tiny.hidden_size // tiny.num_heads
+    head = tiny.head_dim
     attention = 2 * tiny.hidden_size * head * (tiny.num_heads + tiny.num_kv_heads) + 2 * head
     mlp = 3 * tiny.hidden_size * tiny.intermediate_size
     block = attention + mlp + 2 * tiny.hidden_size
@@ -105,7 +105,8 @@ def replica_bytes(serve: ServeTable, model: ModelTable, *, params: int) -> int:
     """Weights and KV cache of one engine."""
     exact = serve.precision == "exact"
     tiny = model.tiny
-    head = tiny.hidden_size // tiny.num_heads
-    kv_values = 2 * tiny.num_layers * tiny.num_kv_heads * head if model.init else params**0.5 / 2
+    kv_values = params**0.5 / 2
+    if model.init:
+        kv_values = 2 * tiny.num_layers * tiny.num_kv_heads * tiny.head_dim
     kv = int(serve.slots * serve.context_tokens * kv_values * (4 if exact else 2))
     return REPLICA_BYTES + params * (4 if exact else 2) + kv

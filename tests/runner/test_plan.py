@@ -9,11 +9,11 @@ import pytest
 from rich.console import Console
 
 from forge.config.load import load_experiment
-from forge.config.schema import ProblemsTable, TinyModel
+from forge.config.schema import ModelTable, ProblemsTable, ServeTable, TinyModel
 from forge.errors import ConfigError, MachineError
 from forge.process.devices import Gpu, Vendor
+from forge.runner import costs
 from forge.runner import plan as plan_module
-from forge.runner.costs import tiny_params
 from forge.runner.machine import Machine, this_machine
 from forge.runner.plan import Plan, plan
 from forge.runner.plan_view import render
@@ -160,11 +160,12 @@ def test_the_rendered_plan_has_every_process_and_phase():
     assert json.loads(json.dumps(planned.to_json()))["phases"][0]["name"] == "prepare"
 
 
-def test_parameters_of_the_tiny_model_are_those_of_qwen3():
-    tiny = TinyModel(hidden_size=64, num_layers=1, num_heads=2, num_kv_heads=1)
-    attention = 64 * 64 + 2 * 64 * 32 + 64 * 64 + 2 * 32
-    block = attention + 3 * 64 * 384 + 2 * 64
-    assert tiny_params(tiny) == 1024 * 64 + block + 64
+def test_wider_heads_have_a_larger_cache_at_the_same_hidden_size():
+    def cache_bytes(head_dim: int) -> int:
+        model = ModelTable(init="tiny", tiny=TinyModel(head_dim=head_dim))
+        return costs.replica_bytes(ServeTable(), model, params=0) - costs.REPLICA_BYTES
+
+    assert cache_bytes(64) == 2 * cache_bytes(32) > 0
 
 
 def test_this_machine_has_cores_memory_and_disk(tmp_path):
