@@ -103,14 +103,14 @@ def status(run: RunName = "last", store: Store = RUNS, as_json: Json = False) ->
     import time
 
     from forge.store.reader import open_run
-    from forge.views.progress import load_progress
+    from forge.views.standing import load_standing
 
     with open_run(_find(run, store)) as reader:
-        progress = load_progress(reader, now=time.time())
+        standing = load_standing(reader, now=time.time())
     if as_json:
-        return _print_json(progress.to_json())
-    _print(f"{progress.run}: {progress.state}, attempt {progress.attempt}")
-    if progress.state == "running":
+        return _print_json(standing.to_json())
+    _print(f"{standing.run}: {standing.state}, attempt {standing.attempt}")
+    if standing.state == "running":
         from forge.control.client import ControlClient
 
         _print(ControlClient(_control_socket(_find(run, store))).status().to_line())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from forge.errors import ConfigError
 from forge.store.layout import RunPaths, list_runs
 from forge.store.reader import RunReader, Table
-from forge.views.progress import load_stages, run_state
+from forge.views.standing import load_stages, run_state
 from forge.views.terminal import percent
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge.store.reader import RunReader, open_run
-from forge.views.progress import load_progress, load_stages
+from forge.views.standing import load_stages, load_standing
 from forge.views.terminal import percent, printable, printable_values
 
 if TYPE_CHECKING:
@@ -32,15 +32,15 @@ def load_show(reader: RunReader) -> dict[str, Any]:
     """A JSON object: name, state, stages, evaluations (oldest first), best kernel, counters, idle
     shares.
     """
-    progress = load_progress(reader, now=time.time())
+    standing = load_standing(reader, now=time.time())
     return {
         "name": reader.paths.name,
         "path": str(reader.paths.root),
-        "state": progress.state,
+        "state": standing.state,
         "attempts": load_attempts(reader),
         "stages": _stages(reader),
-        "stage": progress.stage,
-        "step": progress.step,
+        "stage": standing.stage,
+        "step": standing.step,
         "evaluations": load_evaluations(reader),
         "best_kernel": load_best_kernel(reader),
         "counters": load_counters(reader),
@@ -50,7 +50,7 @@ def load_show(reader: RunReader) -> dict[str, Any]:
         "idle": _counts(
             reader, "SELECT role, avg(idle_share) FROM v_idle GROUP BY role ORDER BY role"
         ),
-        "policy_version": progress.policy_version,
+        "policy_version": standing.policy_version,
     }
 
 

@@ -18,12 +18,12 @@ import pytest
 from rich.console import Console
 
 from forge.errors import ConfigError
-from forge.records import Status
+from forge.records import Metrics, Status
 from forge.store.layout import RunPaths, open_run_lock
 from forge.store.reader import open_run
 from forge.views import rollouts, runs, show, sql
 from forge.views.named_queries import QUERIES
-from forge.views.progress import load_progress
+from forge.views.standing import load_standing
 from forge.views.terminal import printable
 from tests.store.storefactory import (
     attempt,
@@ -241,14 +241,16 @@ def test_runs_are_listed_with_state_and_last_evaluation(root: Path, tmp_path: Pa
 
 def test_progress_says_where_the_run_stands(tmp_path: Path) -> None:
     path = tmp_path / "toy-1"
-    records = small_run()[:-1]
+    ahead = Metrics(stage=1, step=5, at=1_014.0, values={"rollout/reward/mean": 0.5})
+    records = [*small_run()[:-1], ahead]  # the batch of step 5 is offered before step 4 is trained
     anyio.run(write_run, path, records)
     with open_run(path) as reader:
         last = reader.value("SELECT max(recorded_at) FROM turns")
-        now = load_progress(reader, now=last + 1)
-        later = load_progress(reader, now=last + 1_000)
+        now = load_standing(reader, now=last + 1)
+        later = load_standing(reader, now=last + 1_000)
     assert now.state == "killed"
     assert (now.step, now.num_turns, now.policy_version) == (3, 24, 3)
+    assert now.idle == pytest.approx({"judges": 0.6, "trainer": 0.4})
     assert now.pass_at_1 == 0.5
     assert now.judged_per_s == pytest.approx(24, rel=0.5)
     assert now.tokens_per_s == pytest.approx(24 * 12, rel=0.5)
@@ -258,7 +260,7 @@ def test_progress_says_where_the_run_stands(tmp_path: Path) -> None:
 
 def test_reading_a_run_loads_neither_torch_nor_pandas_nor_numpy() -> None:
     code = (
-        "import sys, forge; from forge.views import show, sql, rollouts, runs, progress\n"
+        "import sys, forge; from forge.views import show, sql, rollouts, runs, standing\n"
         "from forge.store import open_run\n"
         "bad = {'torch', 'numpy', 'pandas', 'sqlite_utils', 'rich', 'transformers'} & "
         "set(sys.modules)\n"

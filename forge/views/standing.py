@@ -1,6 +1,7 @@
-"""Where a run stands now: what the console, `forge status`, STATUS.json and the TUI show.
+"""Where a run stands, told by what it recorded: `forge status --json`, `forge show`, `forge runs`.
 
-`load_progress` asks a handful of indexed questions (1 ms), so it may be polled.
+`load_standing` asks a handful of indexed questions (1 ms), so it may be polled. What a live
+supervisor says of itself (console, STATUS.json) is `runner.progress`.
 """
 
 from __future__ import annotations
@@ -28,9 +29,15 @@ FROM v_turns WHERE stage = :stage AND purpose = 'train' AND step = (
     SELECT max(step) FROM groups WHERE stage = :stage AND purpose = 'train' AND num_rollouts > 0)
 """
 
+_TRAINED_STEP = """
+SELECT step FROM metrics WHERE stage = ? AND key LIKE 'train/%'
+ORDER BY attempt DESC, step DESC LIMIT 1
+"""
+"""Of the last attempt. Rollouts have metrics too, up to max_staleness + 1 steps ahead of it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class Standing:
     """One look at a run. A field without an answer yet is None."""
 
     run: str
@@ -41,6 +48,7 @@ class Progress:
     stage_kind: str | None
     num_stages: int
     step: int | None
+    """Last step of the stage that was trained."""
     num_steps: int | None
     """Steps of a training stage."""
     reward: float | None
@@ -51,7 +59,7 @@ class Progress:
     """Completion tokens."""
     judged_per_s: float | None
     idle: dict[str, float]
-    """Role to its idle share in the last step."""
+    """Role to its idle share in the last step that was published."""
     policy_version: int | None
     pass_at_1: float | None
     """Of the latest evaluation."""
@@ -59,11 +67,11 @@ class Progress:
     """Until the end of this stage."""
 
     def to_json(self) -> dict[str, Any]:
-        """What STATUS.json holds."""
+        """What `forge status --json` prints."""
         return asdict(self)
 
 
-def load_progress(reader: RunReader, *, now: float) -> Progress:
+def load_standing(reader: RunReader, *, now: float) -> Standing:
     """Reads where the run stands. `now` is Unix seconds: a rate of a run that went silent is None,
     not its last one.
     """
@@ -71,9 +79,9 @@ def load_progress(reader: RunReader, *, now: float) -> Progress:
     stage = _current_stage(reader)
     known = stages[stage] if stage is not None and stage < len(stages) else {}
     played = reader.one(_PLAYED, {"stage": stage})
-    step = reader.value("SELECT max(step) FROM metrics WHERE stage = ?", (stage,))
+    step = reader.value(_TRAINED_STEP, (stage,))
     rates = _rates(reader, now=now)
-    return Progress(
+    return Standing(
         run=reader.paths.name,
         state=run_state(reader),
         attempt=reader.value("SELECT coalesce(max(attempt), 0) FROM attempts"),
@@ -87,7 +95,7 @@ def load_progress(reader: RunReader, *, now: float) -> Progress:
         num_turns=reader.value("SELECT count(*) FROM turns"),
         tokens_per_s=rates[0],
         judged_per_s=rates[1],
-        idle=load_idle(reader, stage=stage, step=step),
+        idle=_load_idle(reader, stage=stage),
         policy_version=reader.value("SELECT max(version) FROM policies"),
         pass_at_1=reader.value(
             "SELECT pass_at_1 FROM evaluations ORDER BY at DESC, evaluation_id DESC LIMIT 1"
@@ -117,10 +125,11 @@ def run_state(reader: RunReader) -> str:
     return {0: "done", 130: "stopped"}.get(last["exit_code"], "failed")
 
 
-def load_idle(reader: RunReader, *, stage: int | None, step: int | None) -> dict[str, float]:
-    """Idle share by role at one step."""
+def _load_idle(reader: RunReader, *, stage: int | None) -> dict[str, float]:
     rows = reader.rows(
-        "SELECT role, idle_share FROM v_idle WHERE stage = ? AND step = ?", (stage, step)
+        "SELECT role, idle_share FROM v_idle WHERE stage = ?1 AND step = (SELECT max(step) FROM "
+        "v_idle WHERE stage = ?1)",
+        (stage,),
     )
     return {row["role"]: row["idle_share"] for row in rows}
 
@@ -155,9 +164,9 @@ def _eta_s(
     if step is None or num_steps is None:
         return None
     rows = reader.rows(
-        "SELECT step, max(at) AS at FROM metrics WHERE stage = ? AND attempt = (SELECT "
-        "max(attempt) FROM metrics "
-        "WHERE stage = ?1) GROUP BY step ORDER BY step DESC LIMIT ?2",
+        "SELECT step, max(at) AS at FROM metrics WHERE stage = ?1 AND key LIKE 'train/%' AND "
+        "attempt = (SELECT max(attempt) FROM metrics WHERE stage = ?1) GROUP BY step "
+        "ORDER BY step DESC LIMIT ?2",
         (stage, ETA_STEPS + 1),
     )
     pace = _pace_s([(row["step"], row["at"]) for row in rows])
