@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from forge.config.schema import JudgeTable
+from forge.config.schema import JudgeTable, RewardTable
 from forge.records.verdict import Status
+from forge.rewards import reward_terms
 
 HEAD = "import torch\nimport triton\nimport triton.language as tl\n"
 
@@ -350,9 +351,32 @@ def test_no_launch_at_all_is_rejected(bench: Any) -> None:
     assert (verdict.status, verdict.reason) == (Status.REJECTED, "no_kernel_launch")
 
 
-def test_a_decoy_is_rejected(bench: Any) -> None:
+def test_a_decoy_is_rejected_and_counts_as_not_compiled(bench: Any) -> None:
     verdict = bench.judge(relu_kernel("value", end="return torch.relu(x) * 2"))
     assert (verdict.status, verdict.reason) == (Status.REJECTED, "decoy_kernel")
+    assert not verdict.is_compiled
+
+
+CONSTANT_POLICIES = {
+    "empty": ("", 0.0),
+    "torch only": (relu_kernel().replace("kernel[", "0 and kernel["), 0.0),
+    "syntax error": (relu_kernel().replace("def forward(", "def forward"), 0.0),
+    "not triton": (relu_kernel("torch.relu(value)"), 0.0),
+    "decoy": (relu_kernel("value", end="return torch.relu(x) * 2"), 0.0),
+    "crash": (relu_kernel(end="raise ValueError"), 0.0),
+    "identity": (relu_kernel("value"), 0.3),
+}
+
+
+@pytest.mark.parametrize("policy", CONSTANT_POLICIES)
+def test_no_constant_policy_earns_half_of_a_correct_kernel(bench: Any, policy: str) -> None:
+    code, earned = CONSTANT_POLICIES[policy]
+    terms = reward_terms(bench.judge(code), RewardTable())
+    assert terms is not None
+    assert sum(terms.values()) == pytest.approx(earned)
+    correct = reward_terms(bench.judge(relu_kernel()), RewardTable())
+    assert correct is not None
+    assert earned < 0.5 * sum(correct.values())
 
 
 LOAD, STORE = "tl.load(x + i, mask=i < n)", "tl.store(y + i, value, mask=i < n)"

@@ -37,8 +37,9 @@ def test_a_correct_kernel_earns_compiled_and_correct() -> None:
     assert reward(verdict(Status.CORRECT, compiled=True)) == pytest.approx(0.8)
 
 
-def test_compiled_is_not_paid_for_a_decoy() -> None:
+def test_compiled_is_paid_for_is_compiled_alone() -> None:
     assert reward(verdict(Status.WRONG, compiled=False)) == 0.0
+    assert reward(verdict(Status.WRONG, compiled=True)) == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize("status", [Status.INFRA_ERROR, Status.NEEDS_GPU])
@@ -82,12 +83,13 @@ def test_turns_that_all_earn_the_same_make_a_flat_group(each: float, lengths: li
     assert is_flat(rows)
 
 
+# What the judge says of some of these: tests/evalpool/test_zoo.py.
 CONSTANT_POLICIES = {
     "empty": verdict(Status.REJECTED),
     "torch only": verdict(Status.REJECTED),
     "syntax error": verdict(Status.COMPILE_ERROR),
     "not triton": verdict(Status.COMPILE_ERROR),
-    "decoy": verdict(Status.WRONG, compiled=False),
+    "decoy": verdict(Status.REJECTED),
     "identity": verdict(Status.WRONG, compiled=True),
     "wrong kernel": verdict(Status.WRONG, compiled=True),
     "crash": verdict(Status.RUNTIME_ERROR, compiled=True),

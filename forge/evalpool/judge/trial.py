@@ -295,6 +295,7 @@ class _Run:
         pairs = zip(self.reference.expected[0], outputs, strict=True)
         if all(mismatch(one, output) is None for one, output in pairs):
             detail = "the output does not depend on the kernel: it is computed elsewhere"
+            self.is_compiled = False  # it launched, but wrote nothing that counts
             raise Decided(self._finding(Status.REJECTED, "decoy_kernel", detail))
 
     def _failed(self, body: dict[str, Any]) -> Finding:
