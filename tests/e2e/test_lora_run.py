@@ -1,0 +1,79 @@
+"""A run that trains an adapter: served, published, resumed and asked, always on its checkpoint."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.test_small_run import FUNCTION, forge
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(200)]
+
+EXPERIMENT = """\
+name = "lora"
+[model]
+init = "tiny"
+[model.tiny]
+hidden_size = 32
+num_layers = 1
+num_heads = 1
+num_kv_heads = 1
+intermediate_size = 64
+vocab_size = 320
+[model.lora]
+r = 4
+[problems]
+num_problems = 100
+num_heldout = 24
+sft_by_level = [0, 8]
+[data]
+repair_share = 0.0
+[rollout]
+max_completion_tokens = 8
+[judge]
+workers = 1
+[eval]
+samples = 1
+greedy = false
+max_turns = 1
+[[stage]]
+kind = "eval"
+num_problems = 1
+[[stage]]
+kind = "sft"
+steps = 2
+learning_rate = 1e-2
+batch_size = 2
+[[stage]]
+kind = "eval"
+num_problems = 1
+"""
+ONE_MORE = '\n[[stage]]\nkind = "eval"\nnum_problems = 1\n'
+
+
+def test_an_adapter_is_trained_served_resumed_and_asked(tmp_path: Path) -> None:
+    (tmp_path / "lora.toml").write_text(EXPERIMENT)
+    root = tmp_path / "runs" / "lora-1"
+    ran = forge("run", "lora.toml", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert sorted(path.name for path in (root / "weights").iterdir()) == ["init", "sft-000002"]
+    assert not (root / "weights" / "sft-000002" / "model.safetensors").exists()
+
+    resolved = root / "experiment.toml"
+    resolved.write_text(resolved.read_text() + ONE_MORE)  # as if stopped before it
+    resumed = forge("resume", "lora-1", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+
+    (tmp_path / "f.py").write_text(FUNCTION)
+    chatted = forge("chat", "lora-1", "--problem", "f.py", "--turns", "1", "--json", cwd=tmp_path)
+    assert chatted.returncode == 0, chatted.stderr
+    (turn,) = json.loads(chatted.stdout)["turns"]
+    assert turn["completion"]["min_version"] == 1
+    with sqlite3.connect(f"file:{root}/run.db?mode=ro", uri=True) as db:
+        evaluated = db.execute("SELECT stage, policy_version FROM evaluations").fetchall()
+        (gap,) = db.execute("SELECT probe_gap FROM policies").fetchone()
+    assert evaluated == [("eval-0", 0), ("eval-2", 1), ("eval-3", 1)]
+    assert 0 < gap < 1e-3, "the engine's adapter is the trainer's"
