@@ -34,7 +34,7 @@ class TinyModel(Table):
     """`[model.tiny]`: sizes of the random Qwen3 model that `init = "tiny"` makes."""
 
     hidden_size: Annotated[int, Field(ge=32, le=4096)] = 128
-    """Width of the residual stream; a multiple of num_heads."""
+    """Width of the residual stream."""
     num_layers: Annotated[int, Field(ge=1, le=64)] = 4
     """Transformer blocks."""
     num_heads: Annotated[int, Field(ge=1, le=64)] = 4
@@ -173,7 +173,7 @@ class JudgeTable(Table):
 
     workers: Positive = 2
     """Judges on a CPU machine; on GPUs there is one a GPU."""
-    isolation: Literal["auto", "namespaces", "landlock", "none"] = "auto"
+    isolation: Literal["auto", "namespaces", "none"] = "auto"
     """Sandbox level; auto takes the strongest that works and refuses to run without one."""
     compile: Literal["ttir", "binary"] = "ttir"
     """How far each kernel is compiled without a GPU: to Triton IR (5 ms) or to a binary (1 s cold).
@@ -277,12 +277,12 @@ class StoreTable(Table):
 
 
 class LimitsTable(Table):
-    """`[limits]`: when a run must end."""
+    """`[limits]`: when an attempt stops, as by a first Ctrl-C. `forge resume` has them afresh."""
 
     hours: Annotated[float, Field(gt=0)] | None = None
     """Wall-clock hours of an attempt."""
     tokens: Positive | None = None
-    """Generated tokens."""
+    """Generated tokens of an attempt."""
 
 
 class EvalStage(Table):

@@ -224,11 +224,6 @@ async def open_pool(
         MachineError: this machine gives no sandbox.
         ChildDied, Stalled: a judge did not get ready.
     """
-    if table.isolation == "landlock":
-        raise MachineError(
-            'judge.isolation: "landlock" is not built; use "namespaces" (root or user namespaces), '
-            'or "none" to run candidates with limits only'
-        )
     seats = [
         _Seat(f"judge-{number}", socket_dir / f"judge-{number}.sock")
         for number in range(table.workers)

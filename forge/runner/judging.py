@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def make_table(*, device: str, isolation: str) -> JudgeTable:
     """Settings of the command line. Raises ConfigError for what is not allowed."""
-    levels = ("auto", "namespaces", "landlock", "none")
+    levels = ("auto", "namespaces", "none")
     if isolation not in levels:
         raise ConfigError(f"--isolation {isolation}: one of {', '.join(levels)}")
     if device != "cpu":
