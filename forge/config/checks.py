@@ -7,6 +7,7 @@ nothing else; what the machine has (GPUs, memory, disk) is asked by `runner.plan
 
 from __future__ import annotations
 
+import re
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Set
 
     from forge.config.positions import KeyPath
+
+HUB_NAME = re.compile(r"(\b[\w.-]+\b/)?\b[\w.-]{1,96}\b")
+"""`name` or `owner/name`; anything else can only be a directory."""
 
 
 def check(experiment: Experiment, *, mistaken: Set[KeyPath] = frozenset()) -> list[Mistake]:
@@ -43,7 +47,8 @@ def _model(experiment: Experiment) -> Iterator[Mistake]:
             'init = "tiny" for a random one, or path = a directory or a hub name',
             "model",
         )
-    if model.path and _looks_local(model.path) and not Path(model.path).expanduser().is_dir():
+    is_hub_name = model.path and HUB_NAME.fullmatch(model.path)
+    if model.path and not is_hub_name and not Path(model.path).expanduser().is_dir():
         yield _mistake(
             f'found "{model.path}", which is no directory; a directory or a hub name',
             "model",
@@ -58,11 +63,6 @@ def _model(experiment: Experiment) -> Iterator[Mistake]:
     python = experiment.serve.python
     if python and not python.is_file():
         yield _mistake(f'found "{python}", which is no file; an interpreter', "serve", "python")
-
-
-def _looks_local(path: str) -> bool:
-    """A hub name is `name` or `owner/name`."""
-    return path.startswith(("/", ".", "~")) or path.count("/") > 1
 
 
 def _tiny(experiment: Experiment) -> Iterator[Mistake]:

@@ -144,6 +144,8 @@ def _override(sources: Sources, text: str) -> str | None:
         parts = ()
     if not equals or not parts:
         return f"--set {text}: found no key=value; write e.g. --set rollout.group_size=4"
+    if parts[0] == "extends":
+        return f"--set {text}: extends stands in a file only, which is then given as X.toml"
     target: Any = sources.values
     path: KeyPath = ()
     for part in parts[:-1]:

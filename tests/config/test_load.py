@@ -109,6 +109,8 @@ def test_a_mistake_names_its_line(tmp_path, text, expected):
             ["serve.context_tokens=5000"],
             "--set serve.context_tokens: found 5000; at most model.tiny",
         ),
+        (["extends=y.toml"], "--set extends=y.toml: extends stands in a file only"),
+        (["judge.isolation=landlock"], '--set judge.isolation: found "landlock"; one of "auto"'),
         (["problems.source=dir"], '--set problems.source: found source = "dir" without path'),
         (["problems.source=dir", "problems.path=/no/x"], "--set problems.path: found"),
         (["problems.path=/tmp"], '--set problems.path: found a path; allowed with source = "dir"'),
@@ -136,6 +138,14 @@ def test_grpo_without_a_model_to_start_from_is_refused_with_advice(tmp_path):
     assert 'put a [[stage]] with kind = "sft" before it' in line
     from_hub = write(tmp_path, f'name = "x"\nmodel.path = "Qwen/Qwen3-0.6B"\n{grpo}')
     assert load_experiment(from_hub).model.path == "Qwen/Qwen3-0.6B"
+
+
+@pytest.mark.parametrize("model", ["my model", "./nowhere", "a/b/c", "-x"])
+def test_a_model_that_is_neither_a_directory_nor_a_hub_name_is_refused(tmp_path, model):
+    path = write(tmp_path, f'name = "x"\nmodel.path = "{model}"\n[[stage]]\nkind = "eval"\n')
+    assert mistakes_of(path) == [
+        f'x.toml:2: model.path: found "{model}", which is no directory; a directory or a hub name'
+    ]
 
 
 def test_sft_on_problems_without_answers_is_refused(tmp_path):
