@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -134,7 +135,7 @@ def test_a_stage_is_trained_published_saved_and_resumed(
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
-def test_an_adapter_is_published_alone_and_loads_onto_its_base(
+def test_an_adapter_is_published_alone_and_trained_further_on_its_base(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     from peft import PeftModel
@@ -168,3 +169,11 @@ def test_an_adapter_is_published_alone_and_loads_onto_its_base(
     loaded = PeftModel.from_pretrained(base, str(tmp_path / "a"))
     got = score(loaded, wanted["prompt_ids"], wanted["completion_ids"])
     assert got == pytest.approx(wanted["logprobs"], abs=1e-5)
+
+    again = replace(settings, adapter=tmp_path / "a")
+    policy = make_trainer(again, control=None).policy  # pyright: ignore[reportArgumentType]
+    got = score(policy, wanted["prompt_ids"], wanted["completion_ids"])
+    assert got == pytest.approx(wanted["logprobs"], abs=1e-5), "the next stage goes on from it"
+    trained = {name for name, p in policy.named_parameters() if p.requires_grad}
+    assert trained
+    assert all("lora_" in name for name in trained)
