@@ -1,4 +1,5 @@
-"""From an error to a line on stderr and an exit code: what `cli.main` calls when a command raises.
+"""From an error to a line and an exit code: `cli.main` prints it when a command raises, a run
+records it with its attempt.
 
 Exception groups are unwrapped here and nowhere else: of all that went wrong, what its reader can
 mend best is told.
@@ -6,10 +7,15 @@ mend best is told.
 
 from __future__ import annotations
 
+import asyncio
+import io
 import os
+import select
 import sys
 import traceback
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TextIO
 
 import typer
 
@@ -25,6 +31,9 @@ RANK = (MachineError, ConfigError, ChildDied, Stalled, Stopped, ForgeError)
 consequences.
 """
 
+CTRL_C = (KeyboardInterrupt, typer.Abort, asyncio.CancelledError)
+"""asyncio turns Ctrl-C into a cancellation of its main task."""
+
 BUG = 70
 USAGE = 2
 INTERRUPTED = 130
@@ -33,32 +42,77 @@ UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """typer brings its own click or uses the installed one; this is the right class in both cases."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """What an error comes to."""
+
+    code: int
+    words: str
+
+    @property
+    def is_bug(self) -> bool:
+        return self.code == BUG
+
+    @property
+    def is_stop(self) -> bool:
+        return self.code == INTERRUPTED
+
+
+def ending_of(error: BaseException) -> Ending:
+    """The exit code of an error, of the worst in a group, and the words that tell it."""
+    leaves = list(_leaves(error))
+    if any(isinstance(leaf, CTRL_C) for leaf in leaves):
+        return Ending(code=INTERRUPTED, words="stopped by Ctrl-C")
+    if full := next((leaf for leaf in leaves if _is_disk_full(leaf)), None):
+        where = getattr(full, "filename", None) or "run.db"
+        words = f"{where}: the disk is full; what was recorded is safe"
+        return Ending(code=MachineError.exit_code, words=words)
+    for kind in RANK:
+        for leaf in leaves:
+            if isinstance(leaf, kind):
+                return Ending(code=leaf.exit_code, words=str(leaf))
+    return Ending(code=BUG, words=f"{type(leaves[0]).__name__}: {leaves[0]}")
+
+
 def explain(error: BaseException) -> int:
     """Says what went wrong on stderr; returns the exit code."""
     # typer turns a broken pipe of its own process into SystemExit(1).
     cause = error.__context__ if isinstance(error, SystemExit) else error
-    if isinstance(cause, BrokenPipeError):
-        # The reader of our output has gone (`forge sql ... | head`); Python must not flush to it
-        # again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if cause is not None and _is_closed_stdout(cause):  # `forge sql ... | head`
+        let_go(sys.stdout)
         return 0
     if isinstance(error, UsageError):
         error.show()  # pyright: ignore[reportAttributeAccessIssue]
         return USAGE
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else BUG
-    leaves = list(_leaves(error))
-    if any(isinstance(leaf, KeyboardInterrupt | typer.Abort) for leaf in leaves):
-        return _tell("stopped by Ctrl-C", code=INTERRUPTED)
-    if full := next((leaf for leaf in leaves if _is_disk_full(leaf)), None):
-        where = getattr(full, "filename", None)
-        return _tell(f"{where or 'run.db'}: the disk is full; what was recorded is safe", code=3)
-    for kind in RANK:
-        for leaf in leaves:
-            if isinstance(leaf, kind):
-                return _tell(str(leaf), code=leaf.exit_code)
-    traceback.print_exception(error)
-    return _tell(f"this is a bug in forge {__version__}; please report the lines above", code=BUG)
+    ending = ending_of(error)
+    if not ending.is_bug:
+        return _tell(ending)
+    with suppress(OSError):
+        traceback.print_exception(error)
+    words = f"this is a bug in forge {__version__}; please report the lines above"
+    return _tell(Ending(code=BUG, words=words))
+
+
+def let_go(stream: TextIO) -> None:
+    """The reader of a stream has gone: it leads nowhere from now on, also for what Python flushes
+    to it at exit."""
+    with suppress(io.UnsupportedOperation):  # a stream of Python's own, without a descriptor
+        null = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(null, stream.fileno())
+        finally:
+            os.close(null)
+
+
+def _is_closed_stdout(error: BaseException) -> bool:
+    """Whether all that went wrong is that nobody reads our output any more."""
+    if not all(isinstance(leaf, BrokenPipeError) for leaf in _leaves(error)):
+        return False
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
@@ -73,6 +127,11 @@ def _is_disk_full(error: BaseException) -> bool:
     return not isinstance(error, ForgeError) and is_disk_full(error)
 
 
-def _tell(line: str, *, code: int) -> int:
-    sys.stderr.write(f"forge: {line}\n" if "\n" not in line else f"{line}\n")
-    return code
+def _tell(ending: Ending) -> int:
+    line = ending.words if "\n" in ending.words else f"forge: {ending.words}"
+    try:
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+    except OSError:  # nobody is left to be told; the exit code still is
+        let_go(sys.stderr)
+    return ending.code

@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+def short(value: float) -> str:
+    """Three digits, and no exponent for what may be thousands: 0.251, 3120."""
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveStatus:
     """What a running supervisor says of itself."""
@@ -39,7 +44,7 @@ class LiveStatus:
     def to_line(self) -> str:
         """One line for a terminal."""
         parts = [f"{self.stage} {self.done}/{self.total} {self.unit}" if self.total else self.stage]
-        parts += [f"{name} {value:.3g}" for name, value in self.numbers.items()]
+        parts += [f"{name} {short(value)}" for name, value in self.numbers.items()]
         parts += [f"{self.tokens_per_s:.0f} tok/s"] if self.tokens_per_s else []
         parts += [f"{self.judged_per_s:.1f} judged/s"] if self.judged_per_s else []
         if self.idle:

@@ -1,16 +1,21 @@
 """The terminal during a run: one live line of progress on stderr, plain lines without a TTY,
 nothing with --json.
 
-The only module beside `cli.py` that prints. It reads `Progress`; it never waits for anybody.
+The only module beside `cli.py` that prints. It reads `Progress`; it never waits for anybody. A
+terminal or pipe that goes away (a lost ssh, Ctrl-C that also ends `| tee`) ends the talking, not
+the run.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import anyio
+
+from forge.control.records import short
+from forge.exits import let_go
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +35,8 @@ class Console:
         from rich.console import Console as RichConsole
 
         self.quiet = quiet
-        self.out = RichConsole(stderr=True, highlight=False)
+        self._stderr = cast("TextIO", _Unbreakable(sys.stderr))
+        self.out = RichConsole(file=self._stderr, highlight=False)
 
     def say(self, line: str) -> None:
         """One line, above the live display."""
@@ -64,9 +70,32 @@ class Console:
         while True:
             if progress.label != label or time.monotonic() - said_at > PLAIN_EVERY_S:
                 label, said_at = progress.label, time.monotonic()
-                sys.stderr.write(plain_line(progress) + "\n")
-                sys.stderr.flush()
+                self._stderr.write(plain_line(progress) + "\n")
+                self._stderr.flush()
             await anyio.sleep(REFRESH_S)
+
+
+class _Unbreakable:
+    """A stream that survives its reader: what is written after that goes nowhere."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError:  # EPIPE of a pipe, EIO of a terminal
+            let_go(self._stream)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError:
+            let_go(self._stream)
 
 
 def plain_line(progress: Progress) -> str:
@@ -79,7 +108,7 @@ def plain_line(progress: Progress) -> str:
 
 
 def _facts(progress: Progress) -> Sequence[str]:
-    facts = [f"{name} {value:.3g}" for name, value in progress.numbers.items()]
+    facts = [f"{name} {short(value)}" for name, value in progress.numbers.items()]
     if rate := progress.tokens.rate():
         facts.append(f"{rate:.0f} tok/s")
     if rate := progress.judged.rate():

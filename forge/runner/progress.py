@@ -59,6 +59,8 @@ class Progress:
     idle: dict[str, float] = field(default_factory=dict)
     """Idle share of trainer, serve and judge in the current stage, 0..1."""
     policy_version: int = 0
+    done_before: int = 0
+    """Of `done`, what an earlier attempt did: it says nothing of today's pace."""
     _busy_at_start: dict[str, float] = field(default_factory=dict)
 
     def enter(
@@ -66,7 +68,7 @@ class Progress:
     ) -> None:
         """Begin a stage."""
         self.label, self.stage, self.done, self.total, self.unit = label, stage, 0, total, unit
-        self.stage_started_at = time.monotonic()
+        self.stage_started_at, self.done_before = time.monotonic(), 0
         self.numbers, self.idle, self._busy_at_start = {}, {}, dict(busy)
 
     def measure_idle(self, busy: Mapping[str, float]) -> None:
@@ -80,10 +82,11 @@ class Progress:
 
     def eta_s(self) -> float | None:
         """Seconds to the end of the stage at the pace so far; None before anything is done."""
-        if not self.done or not self.total:
+        done_now = self.done - self.done_before
+        if not done_now or not self.total:
             return None
         spent = time.monotonic() - self.stage_started_at
-        return spent * (self.total - self.done) / self.done
+        return spent * (self.total - self.done) / done_now
 
     def snapshot(self) -> dict[str, Any]:
         """As JSON: for STATUS.json, `forge status` and the console."""

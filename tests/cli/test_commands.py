@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import os
@@ -15,7 +16,7 @@ import pytest
 import forge
 from forge import cli
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled, Stopped
-from forge.exits import explain
+from forge.exits import ending_of, explain
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "experiments" / "quickstart.toml"
@@ -61,6 +62,45 @@ def test_of_several_errors_the_cause_is_told_and_not_its_consequences(capsys):
     assert capsys.readouterr().err == "forge: serve-0 died\n"
     full = ExceptionGroup("", [ChildDied("judge died"), OSError(errno.ENOSPC, "x", "run.db")])
     assert explain(full) == 3
+
+
+def test_what_is_recorded_of_an_error_is_what_is_told():
+    nested = ExceptionGroup("", [ExceptionGroup("", [KeyError("x"), Stalled("trainer: silent")])])
+    assert (ending_of(nested).code, ending_of(nested).words) == (5, "trainer: silent")
+    full = ending_of(ExceptionGroup("", [OSError(errno.ENOSPC, "x", "run.db")]))
+    assert (full.code, full.words.split(":")[0]) == (3, "run.db")
+    assert ending_of(ExceptionGroup("", [KeyError("x")])).words == "KeyError: 'x'"
+    assert ending_of(asyncio.CancelledError()).is_stop
+
+
+PIPES = """
+import os, sys
+from forge.exits import explain
+reader, writer = os.pipe()
+os.dup2(writer, int(sys.argv[1]))
+os.close(writer)
+os.close(reader)
+error = eval(sys.argv[2])
+sys.exit(explain(error))
+"""
+
+
+@pytest.mark.parametrize(
+    ("fd", "error", "code"),
+    [
+        (1, "BrokenPipeError()", 0),
+        (1, "ExceptionGroup('', [BrokenPipeError()])", 0),
+        (1, "ExceptionGroup('', [BrokenPipeError(), ValueError('x')])", 70),
+        (2, "BrokenPipeError()", 70),
+        (2, "__import__('forge.errors').errors.Stopped('saved')", 130),
+    ],
+)
+def test_only_a_reader_of_our_output_that_left_is_no_error(fd, error, code):
+    done = subprocess.run(
+        [sys.executable, "-c", PIPES, str(fd), error],
+        capture_output=True, timeout=60, check=False, env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
 
 
 def test_anything_else_is_our_bug_with_its_traceback(capsys):

@@ -1,0 +1,70 @@
+"""A reader that goes away ends the talking, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import pty
+import sys
+
+import anyio
+import pytest
+
+from forge.runner.console import Console
+from forge.runner.progress import Progress
+
+pytestmark = pytest.mark.anyio
+
+
+def read_all(fd: int) -> str:
+    return os.read(fd, 1 << 16).decode()
+
+
+async def follow_for(console: Console, progress: Progress, seconds: float) -> None:
+    with anyio.move_on_after(seconds):
+        await console.follow(progress)
+
+
+async def test_a_closed_pipe_ends_neither_lines_nor_progress(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w", buffering=1) as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        console, progress = Console(), Progress(run="x-1", num_stages=1)
+        console.say("heard")
+        assert read_all(reader) == "heard\n"
+        os.close(reader)
+        console.say("not heard")
+        console.show("nor this")
+        await follow_for(console, progress, 0.02)
+        stream.write("leads nowhere, at exit too\n")
+
+
+async def test_a_lost_terminal_does_not_end_the_live_display(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    reader, terminal = pty.openpty()
+    with os.fdopen(terminal, "w", buffering=1) as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        console, progress = Console(), Progress(run="x-1", num_stages=1, label="sft-1")
+        await follow_for(console, progress, 0.02)
+        assert "sft-1" in read_all(reader)
+        os.close(reader)
+        await follow_for(console, progress, 0.02)
+        console.say("not heard")
+
+
+def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console(quiet=True)
+    console.say("x")
+    console.show("y")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_resumed_stage_is_paced_by_what_it_did_itself() -> None:
+    progress = Progress(run="x-1", num_stages=1)
+    progress.enter("sft-1", stage=1, total=100, unit="steps", busy={})
+    progress.stage_started_at -= 10
+    progress.done, progress.done_before = 90, 80
+    assert progress.eta_s() == pytest.approx(10, rel=0.1)
