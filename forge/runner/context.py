@@ -3,6 +3,7 @@ none of it."""
 
 from __future__ import annotations
 
+import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -88,20 +89,32 @@ class Run:
     @asynccontextmanager
     async def pinned_ports(self) -> AsyncIterator[Ports]:
         """Ports whose weights do not change while inside: what an evaluation plays with.
-        Publishes wait."""
+        Publishes wait, however long it takes, as long as completions come."""
         assert self.replicas is not None
-        async with self.weights.gate.turn():
+        replicas, gate = self.replicas, self.weights.gate
+
+        async def generate(
+            prompt_ids: Sequence[int], *, n: int, max_tokens: int, temperature: float, seed: int
+        ) -> list[Completion]:
+            answers = await replicas.generate(
+                prompt_ids, n=n, max_tokens=max_tokens, temperature=temperature, seed=seed
+            )
+            await gate.heard()
+            return answers
+
+        async with gate.turn():
             yield Ports(
-                generate=self.replicas.generate,
-                judge=self.judge,
-                sink=self.writer,
-                prompter=self.prompter,
+                generate=generate, judge=self.judge, sink=self.writer, prompter=self.prompter
             )
 
     def busy(self) -> dict[str, float]:
         """Busy seconds so far by role, averaged over the role's processes; a role without
-        processes is absent."""
+        processes is absent. A replica or judge is busy with a request in progress; the trainer,
+        of its stage, whenever it does not wait for a batch."""
         found: dict[str, float] = {}
+        if self.control.desk is not None:
+            now = time.monotonic()
+            found["trainer"] = now - self.progress.stage_started_at - self.control.desk.idle_s(now)
         if self.replicas is not None:
             stats = self.replicas.stats()
             found["serve"] = stats.busy_s / stats.num_replicas

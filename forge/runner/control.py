@@ -2,25 +2,26 @@
 reports for the trainer.
 
 Served inside the supervisor's event loop, so every handler is short or waits; JSON bodies here are
-small (samples travel as files). An error in a handler that is ours ends the run; it does not vanish
-into a 500.
+small (samples travel as files). What makes no sense is answered with 400 and is the sender's
+mistake; any other error in a handler is ours and ends the run: it does not vanish into a 500.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
+import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
 from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from forge.errors import ForgeError, Stalled
+from forge.errors import Stalled
 from forge.process.uds import serve_task
 from forge.runner.weights import Probe
 
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
     from forge.runner.desk import TrainerDesk
 
-log = logging.getLogger(__name__)
-
 START_TIMEOUT_S = 10.0
 """To bind a Unix socket in our own loop."""
 
@@ -38,7 +37,8 @@ Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
 class Control:
-    """What the socket answers. The stages plug in the desk; `run.py` the rest."""
+    """What the socket answers. Up before anything is prepared; a training stage plugs in its desk
+    and what it does with the trainer's words."""
 
     def __init__(
         self,
@@ -48,11 +48,11 @@ class Control:
         version: Callable[[], int],
     ) -> None:
         self.desk: TrainerDesk | None = None
-        self.on_progress: Callable[[dict[str, Any]], None] = lambda body: None
+        self.on_progress: Callable[[int, dict[str, float]], Awaitable[None]] | None = None
         self.on_trained: Callable[[int, dict[str, float]], None] = lambda step, metrics: None
         self._status, self._stop, self._version = status, stop, version
         self.on_publish: Callable[[Path, int, Probe | None], Awaitable[int]] | None = None
-        self.failure: BaseException | None = None
+        self.failure: Exception | None = None
         self._failed = anyio.Event()
 
     def app(self) -> Starlette:
@@ -68,8 +68,8 @@ class Control:
         routes = [
             Route(path, self._guard(handler), methods=["POST"]) for path, handler in posts.items()
         ]
-        routes.append(Route("/status", self._get_status, methods=["GET"]))
-        routes.append(Route("/health", self._get_status, methods=["GET"]))
+        status = self._guard(self._get_status)
+        routes += [Route(path, status, methods=["GET"]) for path in ("/status", "/health")]
         return Starlette(routes=routes)
 
     async def raise_failure(self) -> None:
@@ -81,58 +81,90 @@ class Control:
     def _guard(self, handler: Handler) -> Callable[[Request], Awaitable[JSONResponse]]:
         async def respond(request: Request) -> JSONResponse:
             try:
-                body = await request.json() if await request.body() else {}
+                with _reading():
+                    body = dict(await request.json() if await request.body() else {})
                 return JSONResponse(await handler(body))
-            except (KeyError, ValueError, TypeError) as error:
-                return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 400)
-            except ForgeError as error:
-                self.failure = error
+            except _Refused as error:
+                return JSONResponse({"error": str(error)}, 400)
+            except Exception as error:
+                self.failure = self.failure or error
                 self._failed.set()
-                return JSONResponse({"error": str(error)}, 500)
+                return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 500)
 
         return respond
 
-    async def _get_status(self, request: Request) -> JSONResponse:
-        return JSONResponse({"ok": True, **self._status()})
+    async def _get_status(self, body: dict[str, Any]) -> dict[str, Any]:
+        return {"ok": True, **self._status()}
 
     def _heard(self) -> TrainerDesk:
         if self.desk is None:
-            raise ValueError("no training stage is running")
+            raise _Refused("no training stage is running")
         self.desk.last_heard = time.monotonic()
         return self.desk
 
     async def _take(self, body: dict[str, Any]) -> dict[str, Any]:
         desk = self._heard()
-        answer = await desk.take(int(body["step"]))
+        with _reading():
+            step = int(body["step"])
+        answer = await desk.take(step)
         desk.last_heard = time.monotonic()
         return answer
 
     async def _trained(self, body: dict[str, Any]) -> dict[str, Any]:
-        step, metrics = int(body["step"]), {str(k): float(v) for k, v in body["metrics"].items()}
-        await self._heard().trained(step, metrics)
+        desk = self._heard()
+        step, metrics = _step_and_metrics(body)
+        await desk.trained(step, metrics)
         self.on_trained(step, metrics)
         return {}
 
     async def _publish_weights(self, body: dict[str, Any]) -> dict[str, Any]:
         desk = self._heard()
-        probe = Probe.from_json(body["probe"]) if body.get("probe") else None
+        with _reading():
+            path, step = Path(body["path"]), int(body["step"])
+            probe = Probe.from_json(body["probe"]) if body.get("probe") else None
         assert self.on_publish is not None
-        version = await self.on_publish(Path(body["path"]), int(body["step"]), probe)
-        desk.last_heard = time.monotonic()
-        return {"version": version}
+        desk.last_heard = math.inf  # the replicas have the word, and deadlines of their own
+        try:
+            return {"version": await self.on_publish(path, step, probe)}
+        finally:
+            desk.last_heard = time.monotonic()
 
     async def _checkpoint(self, body: dict[str, Any]) -> dict[str, Any]:
-        self._heard().checkpointed(int(body["step"]))
+        desk = self._heard()
+        with _reading():
+            step = int(body["step"])
+        desk.checkpointed(step)
         return {}
 
     async def _progress(self, body: dict[str, Any]) -> dict[str, Any]:
         self._heard()
-        self.on_progress(body)
+        step, metrics = _step_and_metrics(body)
+        assert self.on_progress is not None
+        await self.on_progress(step, metrics)
         return {}
 
     async def _stop_run(self, body: dict[str, Any]) -> dict[str, Any]:
         self._stop(str(body.get("reason", "forge stop")))
         return {}
+
+
+class _Refused(Exception):
+    """What was sent makes no sense here."""
+
+
+@contextlib.contextmanager
+def _reading() -> Iterator[None]:
+    """Around the reading of a body, and nothing else."""
+    try:
+        yield
+    except (KeyError, ValueError, TypeError, ClientDisconnect) as error:
+        raise _Refused(f"{type(error).__name__}: {error}") from error
+
+
+def _step_and_metrics(body: dict[str, Any]) -> tuple[int, dict[str, float]]:
+    with _reading():
+        metrics = {str(k): float(v) for k, v in dict(body["metrics"]).items()}
+        return int(body["step"]), metrics
 
 
 @contextlib.asynccontextmanager

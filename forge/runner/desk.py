@@ -44,13 +44,12 @@ class TrainerDesk:
     """Policy version to the step of this stage that published it, earlier attempts included.
     Versions of before the stage are absent: they are its step 0."""
     is_stopping: bool = False
-    taken_at: float = 0.0
-    """Monotonic time of the last answer to `take`; the trainer is busy since."""
-    waited_s: float = 0.0
-    """Seconds the trainer spent waiting for batches."""
     trained_step: int = 0
     last_heard: float = field(default_factory=time.monotonic)
     """Monotonic time of the trainer's last request; the watchdog reads it."""
+    _is_held: bool = False
+    _waited_s: float = 0.0
+    _waiting_since: float | None = None
     _offered: dict[int, Path] = field(default_factory=dict)
     _changed: anyio.Event = field(default_factory=anyio.Event)
 
@@ -74,21 +73,36 @@ class TrainerDesk:
         self.is_stopping = True
         self._wake()
 
+    def hold(self) -> None:
+        """Give the trainer no batch until `release`."""
+        self._is_held = True
+
+    def release(self) -> None:
+        self._is_held = False
+        self._wake()
+
+    def idle_s(self, now: float) -> float:
+        """Seconds that the trainer has waited for batches so far."""
+        waiting_s = 0.0 if self._waiting_since is None else now - self._waiting_since
+        return self._waited_s + waiting_s
+
     async def take(self, step: int) -> dict[str, Any]:
         """The batch after `step`, or why there is none now. Held for up to TAKE_WAIT_S."""
-        began = time.monotonic()
         answer: dict[str, Any] = {"kind": "wait"}
+        self._waiting_since = time.monotonic()
         with anyio.move_on_after(TAKE_WAIT_S):
             while (found := self._answer(step)) is None:
                 await self._changed.wait()
             answer = found
-        self.taken_at = time.monotonic()
-        self.waited_s += self.taken_at - began
+        self._waited_s = self.idle_s(time.monotonic())
+        self._waiting_since = None
         return answer
 
     def _answer(self, step: int) -> dict[str, Any] | None:
         if self.is_stopping:
             return {"kind": "stop"}
+        if self._is_held:
+            return None
         if step >= self.last_step:
             return {"kind": "done"}
         path = self._offered.get(step + 1)

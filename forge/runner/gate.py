@@ -1,8 +1,10 @@
 """The turn gate: a publish takes effect at a turn boundary, so no completion mixes two policies.
 
-turns (many at once)      async with gate.turn()      wait while a publish waits or holds publish
-(one)             async with gate.publish()   waits until running turns have ended, preferred over
-new ones
+    many turns    async with gate.turn()      each waits while a publish waits or holds
+    one publish   async with gate.publish()   waits until running turns have ended; preferred
+
+No wait has a fixed length, since an evaluation is one long turn: it is the silence that has a
+deadline, and whoever holds the gate for long says `heard` at each answer.
 """
 
 from __future__ import annotations
@@ -15,11 +17,16 @@ import anyio
 from forge.errors import Stalled
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
 
 class TurnGate:
-    """A reader-writer lock for one event loop; publishers are preferred."""
+    """A reader-writer lock for one event loop; publishers are preferred.
+
+    Args:
+        timeout_s: Without a turn that ends or is heard of, a wait raises Stalled after so long.
+
+    """
 
     def __init__(self, *, timeout_s: float) -> None:
         self.timeout_s = timeout_s
@@ -57,12 +64,17 @@ class TurnGate:
                 async with self._condition:
                     self._condition.notify_all()
 
-    async def _wait(self, ready, what: str) -> None:
-        with anyio.move_on_after(self.timeout_s) as scope:
-            while not ready():
+    async def heard(self) -> None:
+        """A turn that goes on has made progress: who waits for its end waits afresh."""
+        async with self._condition:
+            self._condition.notify_all()
+
+    async def _wait(self, ready: Callable[[], bool], what: str) -> None:
+        while not ready():
+            with anyio.move_on_after(self.timeout_s) as scope:
                 await self._condition.wait()
-        if scope.cancelled_caught:
-            raise Stalled(
-                f"turn gate: waited {self.timeout_s:.0f} s for {what} "
-                f"({self._running} turns running, {self._publishing} publishes waiting)"
-            )
+            if scope.cancelled_caught:
+                raise Stalled(
+                    f"turn gate: {self.timeout_s:.0f} s of silence, waiting for {what} "
+                    f"({self._running} turns running, {self._publishing} publishes waiting)"
+                )

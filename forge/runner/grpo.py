@@ -1,9 +1,11 @@
 """The grpo stage: rollouts, trainer and weights at once, at most `max_staleness` steps apart.
 
-produce_batches ──▶ desk ──▶ trainer ── publish ──▶ weights ──▶ replicas
-    ▲── PublishedSteps.advance ◀────────────┘ (pacing)   every n steps: evaluate, beside the
-    training
+    produce_batches ──▶ desk ──▶ trainer ── publish ──▶ weights ──▶ replicas
+           ▲                                   │
+           └────── PublishedSteps.advance ◀────┘ (pacing)
 
+Every n steps the published weights are evaluated: the trainer gets its next batch afterwards, which
+is played meanwhile.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from forge.errors import Stalled
 from forge.records import Metrics, Split
 from forge.rollout.batches import Batch, BatchPlan, produce_batches
 from forge.rollout.pacing import PublishedSteps
@@ -52,7 +53,8 @@ async def run_grpo_stage(run: Run, stage: GrpoStage, index: int, *, start: Weigh
     saved = _SamplerFile(run.paths.batches / f"sampler-{index}.json")
     first_step = max(desk.recover(), saved.restore(sampler)) + 1
     plan = _batch_plan(run, stage, index, first_step)
-    published, midway = PublishedSteps(), _Midway(run, stage, index)
+    published = PublishedSteps()
+    midway = _Midway(run, stage, desk, published)
     run.progress.enter(
         f"grpo-{index}", stage=index, total=stage.steps, unit="steps", busy=run.busy()
     )
@@ -161,10 +163,16 @@ class _SamplerFile:
 
 
 class _Midway:
-    """Evaluations in between: every `eval.every` steps on a fixed part of the held-out problems."""
+    """Evaluations in between: every `eval.every` steps on a fixed part of the held-out problems.
 
-    def __init__(self, run: Run, stage: GrpoStage, index: int) -> None:
-        self._run, self._stage, self._index = run, stage, index
+    The weights must not change under one, so the trainer is held at its next `take`; a publish
+    would have to wait instead, and all turns behind it.
+    """
+
+    def __init__(
+        self, run: Run, stage: GrpoStage, desk: TrainerDesk, published: PublishedSteps
+    ) -> None:
+        self._run, self._stage, self._desk, self._published = run, stage, desk, published
         table = run.experiment.eval
         self._send, self._receive = anyio.create_memory_object_stream[int](1)
         self._problems = spread(run.of(Split.HELDOUT), table.num_problems)
@@ -172,41 +180,46 @@ class _Midway:
         self._done = anyio.Event()
 
     def after(self, step: int) -> None:
-        """Called at each publish. One that comes while an earlier one is still played is
-        skipped."""
+        """Called at each publish. One that comes while another waits to be played is skipped."""
         every = self._run.experiment.eval.every
         if every and step % every == 0 and step < self._stage.steps:
             with suppress(anyio.WouldBlock):
                 self._send.send_nowait(step)
+                self._desk.hold()
 
     async def run(self) -> None:
-        """Play them as they are asked for, until `finish`."""
+        """Play them as they are asked for, until `finish`. A stop drops the one being played."""
         async with self._receive:
             async for step in self._receive:
-                label = f"grpo-{self._index}@{step}"
-                result = await evaluate(
-                    self._run,
-                    self._problems,
-                    self._settings,
-                    label=label,
-                    stage=self._index,
-                    step=step,
-                    show=False,
-                )
-                self._run.progress.numbers["held_out"] = result.pass_at_1
+                async with self._run.stop.dropping() as beside:
+                    beside.start_soon(self._excuse_trainer)
+                    await self._play(step)
+                self._desk.release()
         self._done.set()
 
+    async def _play(self, step: int) -> None:
+        result = await evaluate(
+            self._run,
+            self._problems,
+            self._settings,
+            label=f"grpo-{self._desk.stage}@{step}",
+            stage=self._desk.stage,
+            step=step,
+            show=False,
+        )
+        self._run.progress.numbers["held_out"] = result.pass_at_1
+
+    async def _excuse_trainer(self) -> None:
+        """Nobody who waits for a publish shall count the time for which the trainer is held."""
+        while True:
+            self._published.advance(self._published.step)
+            await anyio.sleep(1.0)
+
     async def finish(self) -> None:
-        """No more are asked for; wait for the one that is being played."""
+        """No more are asked for; wait for the one that is being played, whose every request has a
+        deadline of its own."""
         self._send.close()
-        timeout_s = self._run.experiment.serve.request_timeout_s
-        with anyio.move_on_after(timeout_s):
-            await self._done.wait()
-        if not self._done.is_set():
-            raise Stalled(
-                f"grpo-{self._index}: the evaluation in between was silent for {timeout_s:.0f} s "
-                "after the last step"
-            )
+        await self._done.wait()
 
 
 def _batch_metrics(stage: int, batch: Batch) -> Metrics:

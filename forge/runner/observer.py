@@ -3,6 +3,7 @@ Ctrl-C)."""
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -27,7 +28,7 @@ class StoreObserver:
         self._sink, self._attempt = sink, attempt
         self._alive: set[int] = set()
         self._send, self._receive = anyio.create_memory_object_stream[ProcessStart | ProcessEnd](
-            1024
+            math.inf
         )
 
     def started(self, name: str, *, pid: int, devices: str, log_path: Path) -> None:
@@ -41,15 +42,15 @@ class StoreObserver:
 
     def ended(self, name: str, *, pid: int, reason: str) -> None:
         self._alive.discard(pid)
-        with suppress(anyio.WouldBlock, anyio.ClosedResourceError, anyio.BrokenResourceError):
-            self._send.send_nowait(
-                ProcessEnd(
-                    attempt=self._attempt, name=name, pid=pid, ended_at=time.time(), reason=reason
-                )
+        self._send.send_nowait(
+            ProcessEnd(
+                attempt=self._attempt, name=name, pid=pid, ended_at=time.time(), reason=reason
             )
+        )
 
     async def drain(self) -> None:
-        """Put rows as they come, until cancelled; then what is left."""
+        """Put rows as they come, until cancelled; then what is left. Cancelled after the last
+        child has ended."""
         try:
             async for row in self._receive:
                 await self._sink.put(row)

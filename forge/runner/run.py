@@ -3,8 +3,8 @@
 run_experiment / resume_run          decide what to do, own the run directory
 └─ supervise                         one tree of task groups; everything below dies with it
    ├─ store.writer                   opened first, closed last: nothing recorded is lost
-   ├─ signals, console, STATUS.json  beside the work, never waited for
    ├─ control.sock                   trainer, `forge status`, `forge stop`
+   ├─ signals, console, STATUS.json  beside the work, never waited for
    └─ prepare → stages in order      each opens what it needs, and closes what no later stage needs
       ├─ pool       judges           needed by pairs, eval, grpo
       └─ replicas   engines          needed by eval, grpo
@@ -27,8 +27,9 @@ from forge.config.load import load_experiment
 from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage
 from forge.data.chat import ChatTemplate
 from forge.data.problems import load_problems
-from forge.errors import ForgeError, MachineError, Stopped
+from forge.errors import ForgeError, MachineError
 from forge.evalpool.pool import open_pool
+from forge.exits import Ending, ending_of
 from forge.process.sockets import open_socket_dir
 from forge.records import AttemptEnd, Evaluation, Event, Problem
 from forge.rollout.batches import count_from
@@ -39,16 +40,20 @@ from forge.runner.control import Control, serve_control
 from forge.runner.evaluate import run_eval_stage
 from forge.runner.gate import TurnGate
 from forge.runner.grpo import run_grpo_stage
+from forge.runner.hub import locate_model
 from forge.runner.observer import StoreObserver
-from forge.runner.plan import plan
+from forge.runner.plan import Plan, plan
 from forge.runner.plan_view import render as render_plan
+from forge.runner.predict import is_served
 from forge.runner.prepare import needs_pairs, prepare_model, prepare_pairs
 from forge.runner.progress import Progress
 from forge.runner.prompter import TemplatePrompter
 from forge.runner.sft import run_sft_stage
-from forge.runner.stopping import StopRequest, watch_signals
-from forge.runner.weights import WeightSync
+from forge.runner.stopping import StopRequest, limit_reached, watch_signals
+from forge.runner.weights import WeightSync, begin_again
+from forge.serve.engines import check_engine
 from forge.serve.replicas import open_replicas
+from forge.serve.weights import Weights
 from forge.store.layout import (
     RunPaths,
     create_run,
@@ -67,6 +72,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STATUS_EVERY_S = 1.0
+LONGEST_REASON = 2000
+"""Characters of what an attempt ended with; a dead child's carries lines of its log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,41 +81,63 @@ class Past:
     """What an earlier attempt left. Empty for a new run."""
 
     state: LastState | None = None
-    stage_weights: dict[int, str] | None = None
+    stage_weights: dict[int, Weights] | None = None
     """Stage index to the weights it began with."""
 
 
 def run_experiment(path: Path, *, overrides: Sequence[str] = (), quiet: bool = False) -> RunPaths:
     """Run an experiment file from the start. Returns the run directory; raises ForgeError.
 
-    The machine is checked before the run directory is made.
+    The machine is checked, and a hub model is here, before the run directory is made.
     """
-    experiment = load_experiment(path, overrides=overrides)
-    planned = plan(experiment)
-    _refuse_gpus(experiment)
-    Console(quiet=quiet).show(render_plan(planned))
-    paths = create_run(experiment.name, store_dir=experiment.store.dir)
     from forge.config.dump import dump_experiment
 
-    write_file(paths.experiment, dump_experiment(experiment))
-    _own(paths, experiment, Past(), quiet=quiet)
+    console = Console(quiet=quiet)
+    experiment = load_experiment(path, overrides=overrides)
+    console.show(render_plan(_check(experiment)))
+    model = locate_model(experiment.model, say=None if quiet else console.say)
+    pinned = experiment.model.model_copy(update={"revision": model.revision})
+    paths = create_run(experiment.name, store_dir=experiment.store.dir)
+    with open_run_lock(paths):
+        recorded = experiment.model_copy(update={"model": pinned})
+        write_file(paths.experiment, dump_experiment(recorded))
+        located = experiment.model_copy(update={"model": model})
+        anyio.run(_supervise, paths, located, Past(), console)
     return paths
 
 
 def resume_run(paths: RunPaths, *, quiet: bool = False) -> RunPaths:
     """Continue a run where it stood. What is finished is skipped; nothing recorded is deleted."""
-    experiment = load_experiment(paths.experiment)
-    plan(experiment)
-    _refuse_gpus(experiment)
-    with open_run(paths) as reader:
-        past = Past(
-            state=last_state(reader),
-            stage_weights={
-                e.data["stage"]: e.data["weights"] for e in events(reader, kind="stage_start")
-            },
-        )
-    _own(paths, experiment, past, quiet=quiet)
+    console = Console(quiet=quiet)
+    with open_run_lock(paths):  # first: what another process still writes is no past
+        experiment = load_experiment(paths.experiment)
+        store = experiment.store.model_copy(update={"dir": paths.root.parent})
+        experiment = experiment.model_copy(update={"store": store})
+        _check(experiment)
+        with open_run(paths) as reader:
+            past = Past(
+                state=last_state(reader),
+                stage_weights={
+                    e.data["stage"]: Weights.from_json(e.data["weights"])
+                    for e in events(reader, kind="stage_start")
+                },
+            )
+        if past.state and len(past.state.finished_stages) == len(experiment.stage):
+            console.say(f"{paths.name} has finished; there is nothing to resume")
+            return paths
+        model = locate_model(experiment.model, say=None if quiet else console.say)
+        experiment = experiment.model_copy(update={"model": model})
+        anyio.run(_supervise, paths, experiment, past, console)
     return paths
+
+
+def _check(experiment: Experiment) -> Plan:
+    """The plan, once nothing speaks against starting. Raises ForgeError."""
+    planned = plan(experiment)
+    _refuse_gpus(experiment)
+    if is_served(experiment):
+        check_engine(experiment.serve)
+    return planned
 
 
 def _refuse_gpus(experiment: Experiment) -> None:
@@ -122,27 +151,26 @@ def _refuse_gpus(experiment: Experiment) -> None:
         )
 
 
-def _own(paths: RunPaths, experiment: Experiment, past: Past, *, quiet: bool) -> None:
-    with open_run_lock(paths):
-        anyio.run(_supervise, paths, experiment, past, Console(quiet=quiet))
-
-
 async def _supervise(paths: RunPaths, experiment: Experiment, past: Past, console: Console) -> None:
     """Open what a run needs, in order; run prepare and stages; record how it ended."""
     attempt = next_attempt(paths)
     _log_to(paths.logs(attempt) / "supervisor.log")
     progress = Progress(run=paths.name, num_stages=len(experiment.stage))
-    stop = StopRequest()
     console.say(f"{paths.root}")
     async with open_writer(paths, experiment.store) as writer:
         await writer.put(describe_attempt(attempt, seed=experiment.seed, gpus=()))
         try:
-            await _open_and_run(paths, experiment, past, attempt, progress, stop, console, writer)
+            await _open_and_run(paths, experiment, past, attempt, progress, console, writer)
         except BaseException as error:
-            await _record_end(writer, attempt, error)
-            _write_status(paths, progress, state="stopped" if stop.is_set else "failed")
+            ending = ending_of(error)
+            log.error("exit %d", ending.code, exc_info=error)
+            _write_status(paths, progress, state="stopped" if ending.is_stop else "failed")
+            try:
+                await _record_end(writer, attempt, ending)
+            except ForgeError as failure:  # of the store: it may be the cause
+                raise BaseExceptionGroup("", [error, failure]) from None
             raise
-        await _record_end(writer, attempt, None)
+        await _record_end(writer, attempt, Ending(code=0, words="done"))
         _write_status(paths, progress, state="done")
     from forge.runner.summary import show_summary
 
@@ -155,48 +183,49 @@ async def _open_and_run(
     past: Past,
     attempt: int,
     progress: Progress,
-    stop: StopRequest,
     console: Console,
     writer: Writer,
 ) -> None:
+    """The work in a scope of its own, and what outlives it beside it: while a second Ctrl-C takes
+    the work down, signals are still heard and the ends of children recorded."""
+    stop = StopRequest(resume=f'"forge resume {paths.root}" continues')
     observer = StoreObserver(writer, attempt)
+    control = Control(
+        status=progress.snapshot, stop=stop.set, version=lambda: progress.policy_version
+    )
+    working = anyio.CancelScope()
     with open_socket_dir() as socket_dir:
-        async with anyio.create_task_group() as tasks:
+        control_socket = socket_dir / "control.sock"
+        async with serve_control(control, control_socket), anyio.create_task_group() as tasks:
             beside = tasks.start_soon
             beside(observer.drain)
-            beside(_signals, stop, console, tasks.cancel_scope, observer)
+            beside(_signals, stop, console, working, observer)
+            beside(control.raise_failure)
             beside(console.follow, progress)
-            beside(_keep_status, paths, progress, socket_dir)
-            problems = await anyio.to_thread.run_sync(
-                lambda: load_problems(experiment.problems, seed=experiment.seed)
-            )
-            await writer.put(*problems)
-            work = _Work(
-                paths,
-                experiment,
-                past,
-                attempt,
-                progress,
-                stop,
-                console,
-                writer,
-                observer,
-                socket_dir,
-                problems,
-            )
-            try:
+            beside(_keep_status, paths, progress, control_socket)
+            with working:
+                problems = await anyio.to_thread.run_sync(
+                    lambda: load_problems(experiment.problems, seed=experiment.seed)
+                )
+                await writer.put(*problems)
+                work = _Work(
+                    paths,
+                    experiment,
+                    past,
+                    attempt,
+                    progress,
+                    stop,
+                    console,
+                    writer,
+                    observer,
+                    control,
+                    socket_dir,
+                    problems,
+                )
                 await work.run()
-            except BaseException:
-                if stop.is_set and stop.reason:
-                    raise _stopped(paths, stop) from None
-                raise
             tasks.cancel_scope.cancel()
-        if stop.is_set:
-            raise _stopped(paths, stop)
-
-
-def _stopped(paths: RunPaths, stop: StopRequest) -> Stopped:
-    return Stopped(f'{stop.reason}; everything is saved. "forge resume {paths.root}" continues')
+    if working.cancelled_caught:
+        raise stop.stopped_at_once()
 
 
 @dataclass(slots=True)
@@ -212,6 +241,7 @@ class _Work:
     console: Console
     writer: Writer
     observer: StoreObserver
+    control: Control
     socket_dir: Path
     problems: Sequence[Problem]
 
@@ -226,7 +256,7 @@ class _Work:
                 pool = await opened.enter_async_context(self._open_pool())
             run = await self._prepare(pool)
             run.pool = pool
-            async with self._controlled(run):
+            async with self._counted(run):
                 async with AsyncExitStack() as serving:
                     for index, stage in stages:
                         if index > last_served:
@@ -257,42 +287,44 @@ class _Work:
         work_dir.mkdir(exist_ok=True)
         async with open_replicas(
             self.experiment.serve,
-            model_dir=run.weights.path,
+            weights=run.weights.current,
             stop_token_ids=run.prompter.chat.stop_token_ids,
             socket_dir=self.socket_dir,
             log_dir=run.log_dir,
             work_dir=work_dir,
             observer=self.observer,
-            version=run.weights.version,
         ) as replicas:
             yield replicas
 
     async def _prepare(self, pool) -> Run:
         """Pairs, model and template; the context that stages share."""
-        pairs = []
-        if needs_pairs(self.experiment):
-            self.progress.label = "prepare: pairs"
-            pairs = await prepare_pairs(
-                self.experiment, self.problems, paths=self.paths, judge=pool.judge
-            )
-        self.progress.label = "prepare: model"
-        init_dir = await prepare_model(
-            self.experiment, pairs, self.problems,
-            paths=self.paths, socket_dir=self.socket_dir,
-            log_dir=self.paths.logs(self.attempt), observer=self.observer,
-        )  # fmt: skip
+        pairs, init_dir = [], None
+        async with self.stop.dropping():
+            if needs_pairs(self.experiment):
+                self.progress.label = "prepare: pairs"
+                pairs = await prepare_pairs(
+                    self.experiment, self.problems, paths=self.paths, judge=pool.judge
+                )
+            self.progress.label = "prepare: model"
+            init_dir = await prepare_model(
+                self.experiment, pairs, self.problems,
+                paths=self.paths, socket_dir=self.socket_dir,
+                log_dir=self.paths.logs(self.attempt), observer=self.observer,
+            )  # fmt: skip
+        if init_dir is None:
+            raise self.stop.stopped()
         state = self.past.state
-        policy = state.policy if state else None
         serve, rollout = self.experiment.serve, self.experiment.rollout
+        start = Weights(full=init_dir, adapter=self.experiment.model.adapter)
         weights = WeightSync(
-            path=Path(policy.path) if policy else init_dir,
-            version=max(state.policy_version, 0) if state else 0,
+            await anyio.to_thread.run_sync(
+                begin_again, start, state, self.experiment, self.paths.weights
+            ),
             attempt=self.attempt,
             precision=serve.precision,
             gate=TurnGate(timeout_s=serve.request_timeout_s),
             sink=self.writer,
         )
-        weights.step = policy.step if policy else 0
         self.progress.policy_version = weights.version
         chat = ChatTemplate.load(init_dir)
         run = Run(
@@ -307,18 +339,13 @@ class _Work:
             ),
             group_ids=count_from(state.group_id if state else -1),
             sample_ids=count_from(state.sample_id if state else -1),
-            control=Control(status=self.progress.snapshot, stop=self.stop.set, version=lambda:
-            weights.version),
+            control=self.control,
         )  # fmt: skip
         return run
 
     @asynccontextmanager
-    async def _controlled(self, run: Run) -> AsyncIterator[None]:
-        async with (
-            serve_control(run.control, run.control_socket),
-            anyio.create_task_group() as tasks,
-        ):
-            tasks.start_soon(run.control.raise_failure)
+    async def _counted(self, run: Run) -> AsyncIterator[None]:
+        async with anyio.create_task_group() as tasks:
             tasks.start_soon(_keep_counters, run)
             yield
             tasks.cancel_scope.cancel()
@@ -328,20 +355,22 @@ class _Work:
     ) -> None:
         """One stage, between a start and an end event; a stop in an evaluation drops it, a
         trainer saves first."""
-        start_dir = (self.past.stage_weights or {}).get(index, str(run.weights.path))
+        if self.stop.is_set:
+            raise self.stop.stopped()
+        start = (self.past.stage_weights or {}).get(index, run.weights.current)
         await self.writer.put(
             Event(
                 at=time.time(), kind="stage_start", message=f"{stage.kind}-{index}",
-                data={"stage": index, "weights": start_dir},
+                data={"stage": index, "weights": start.to_json()},
             )
         )  # fmt: skip
         began = time.monotonic()
         if isinstance(stage, EvalStage):
             await self._run_eval(run, stage, index)
         elif isinstance(stage, SftStage):
-            await run_sft_stage(run, stage, index, start_dir=Path(start_dir))
+            await run_sft_stage(run, stage, index, start=start)
         else:
-            await run_grpo_stage(run, stage, index, start_dir=Path(start_dir))
+            await run_grpo_stage(run, stage, index, start=start)
         seconds = time.monotonic() - began
         await self.writer.put(
             Event(
@@ -353,12 +382,10 @@ class _Work:
 
     async def _run_eval(self, run: Run, stage: EvalStage, index: int) -> None:
         result: Evaluation | None = None
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.stop.cancel, tasks.cancel_scope)
+        async with self.stop.dropping():
             result = await run_eval_stage(run, stage, index)
-            tasks.cancel_scope.cancel()
         if result is None:
-            raise Stopped(self.stop.reason or "stopped")
+            raise self.stop.stopped()
         interval = f"[{result.ci_low:.1%}, {result.ci_high:.1%}]"
         size = f"{result.num_problems} problems x {result.num_samples}"
         compiles = f"compiles {result.compile_rate:.1%}"
@@ -380,28 +407,34 @@ def _needs_serving(stage: EvalStage | SftStage | GrpoStage) -> bool:
 
 
 async def _signals(
-    stop: StopRequest, console: Console, scope: anyio.CancelScope, observer: StoreObserver
+    stop: StopRequest, console: Console, working: anyio.CancelScope, observer: StoreObserver
 ) -> None:
-    await watch_signals(stop, say=console.say, cancel_all=scope.cancel, kill_all=observer.kill_all)
+    await watch_signals(
+        stop, say=console.say, cancel_work=working.cancel, kill_all=observer.kill_all
+    )
 
 
-async def _keep_status(paths: RunPaths, progress: Progress, socket_dir: Path) -> None:
+async def _keep_status(paths: RunPaths, progress: Progress, control_socket: Path) -> None:
     while True:
-        _write_status(
-            paths, progress, state="running", control_socket=str(socket_dir / "control.sock")
-        )
+        _write_status(paths, progress, state="running", control_socket=str(control_socket))
         await anyio.sleep(STATUS_EVERY_S)
 
 
 async def _keep_counters(run: Run) -> None:
-    """Token and judgement counters, twice a second."""
+    """Token and judgement counters and `[limits]`, twice a second."""
+    progress, limits = run.progress, run.experiment.limits
     while True:
         now = time.monotonic()
         if run.replicas is not None:
-            run.progress.tokens.set(run.replicas.stats().generated_tokens, now)
+            progress.tokens.set(run.replicas.stats().generated_tokens, now)
         if run.pool is not None:
-            run.progress.judged.set(run.pool.stats().num_judged, now)
-        run.progress.measure_idle({**run.busy()})
+            progress.judged.set(run.pool.stats().num_judged, now)
+        progress.measure_idle(run.busy())
+        hours = (now - progress.started_at) / 3600
+        reached = limit_reached(limits, hours=hours, tokens=progress.tokens.total)
+        if reached and not run.stop.is_set:
+            run.stop.set(reached)
+            run.console.say(f"{reached}: finishing the step and saving")
         await anyio.sleep(0.5)
 
 
@@ -414,22 +447,14 @@ def _write_status(
     write_status(paths, status)
 
 
-async def _record_end(writer: Writer, attempt: int, error: BaseException | None) -> None:
-    """Best effort when the store itself failed: the error that ended the run is the one to
-    report."""
-    code = 0 if error is None else _exit_code(error)
+async def _record_end(writer: Writer, attempt: int, ending: Ending) -> None:
+    """Returns once it is on disk; each wait on the store has its own deadline."""
     row = AttemptEnd(
-        attempt=attempt, ended_at=time.time(), exit_code=code, reason=str(error or "done")[:2000]
+        attempt=attempt,
+        ended_at=time.time(),
+        exit_code=ending.code,
+        reason=ending.words[:LONGEST_REASON],
     )
     with anyio.CancelScope(shield=True):
-        try:
-            await writer.put(row)
-            await writer.flush()
-        except ForgeError:
-            log.warning("attempt %d: its end could not be recorded", attempt)
-
-
-def _exit_code(error: BaseException) -> int:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error.exit_code if isinstance(error, ForgeError) else 70
+        await writer.put(row)
+        await writer.flush()

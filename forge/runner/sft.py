@@ -40,7 +40,9 @@ async def run_sft_stage(run: Run, stage: SftStage, index: int, *, start: Weights
         stage=index, last_step=stage.steps, batches_dir=run.paths.batches, sink=run.writer
     )
     published = PublishedSteps()
-    run.progress.enter(f"sft-{index}", stage=index, total=stage.steps, unit="steps", busy={})
+    run.progress.enter(
+        f"sft-{index}", stage=index, total=stage.steps, unit="steps", busy=run.busy()
+    )
     with plugged(run, desk, published, keep=lambda step: True):
         await own_trainer(run, stage, desk, published, start=start, rows_path=rows)
 

@@ -1,10 +1,9 @@
-"""Owning the trainer child of a stage: its desk in control.sock, a watchdog, restarts from
+"""Owning the trainer child of a stage: its desk in control.sock, a watch, restarts from
 checkpoints.
 
-    own_trainer ── open_trainer ──▶ child ── take, trained, publish, checkpoint ──▶ control.sock ──▶
-    desk
-        ├── watch: silent past step_timeout_s: stacks dumped, named, ended
-        └── stop:  SIGTERM; it finishes its step, saves, exits 0
+    own_trainer ── open_trainer ──▶ child ── take, trained, publish, checkpoint ──▶ control.sock
+        ├── watch  silent past step_timeout_s: stacks dumped, killed, restarted as if it had died
+        └── stop   SIGTERM; it finishes its step, saves, exits 0
 
 """
 
@@ -14,11 +13,11 @@ import os
 import signal
 import time
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 
-from forge.errors import ForgeError, Stopped
+from forge.process.child import describe_exit
 from forge.records import Event, Metrics
 from forge.train.handle import open_trainer
 
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forge.config.schema import GrpoStage, SftStage
+    from forge.errors import Stalled
     from forge.process.child import Child
     from forge.rollout.pacing import PublishedSteps
     from forge.runner.context import Run
@@ -37,8 +37,13 @@ if TYPE_CHECKING:
 WATCH_EVERY_S = 1.0
 STOP_GRACE_S = 120.0
 """A trainer that was asked to stop may finish its step and write a checkpoint."""
-SHOWN = ("loss", "tokens_per_s")
-"""Of the trainer's numbers, those on the live line."""
+STACKS_S = 1.0
+"""From the signal that dumps a child's stacks to its log having them."""
+SAVED = (describe_exit(0), describe_exit(-signal.SIGTERM))
+"""How a trainer ends that was asked to stop and has lost nothing: by itself, or by the signal while
+it was still starting and had no handler."""
+SHOWN = {"train/loss/mean": "loss", "train/tokens/per_s": "trained tok/s"}
+"""Of the trainer's numbers, those on the live line, and their names there."""
 
 
 @contextmanager
@@ -67,24 +72,23 @@ def plugged(
         values = {
             "weights/publish/seconds": row.publish_s,
             "weights/probe_gap/mean": row.probe_gap,
-            **idle_shares(run, desk),
+            **idle_shares(run),
         }
         await run.writer.put(Metrics(stage=desk.stage, step=step, at=time.time(), values=values))
         published.advance(step)
         after(step)
         return row.version
 
-    def on_progress(body: dict[str, Any]) -> None:
-        run.progress.done = max(run.progress.done, int(body.get("step", 0)))
-        show(body.get("metrics", {}))
+    async def on_progress(step: int, metrics: dict[str, float]) -> None:
+        on_trained(step, metrics)
+        await run.writer.put(Metrics(stage=desk.stage, step=step, at=time.time(), values=metrics))
 
     def on_trained(step: int, metrics: dict[str, float]) -> None:
-        run.progress.done = max(run.progress.done, step)
-        show(metrics)
-
-    def show(metrics: dict[str, float]) -> None:
-        short = {name.split("/")[-1]: value for name, value in metrics.items()}
-        run.progress.numbers.update({name: short[name] for name in SHOWN if name in short})
+        progress = run.progress
+        if not progress.done:  # the first report of a stage, which may go on from a checkpoint
+            progress.done_before = step - 1
+        progress.done = max(progress.done, step)
+        progress.numbers.update({SHOWN[key]: metrics[key] for key in SHOWN if key in metrics})
 
     control = run.control
     control.desk, control.on_publish = desk, on_publish
@@ -93,17 +97,12 @@ def plugged(
         yield
     finally:
         desk.stop()  # wakes a pending take, which would hold up the socket's end
-        control.desk = control.on_publish = None
+        control.desk = control.on_publish = control.on_progress = None
 
 
-def idle_shares(run: Run, desk: TrainerDesk) -> dict[str, float]:
-    """Idle share by role since the stage began, 0..1; also updates the display.
-
-    A role is idle while it has no request in progress; the trainer, while it waits for a batch.
-    """
-    wall = max(time.monotonic() - run.progress.stage_started_at, 1e-9)
+def idle_shares(run: Run) -> dict[str, float]:
+    """Idle share by role since the stage began, 0..1; also updates the display."""
     run.progress.measure_idle(run.busy())
-    run.progress.idle["trainer"] = min(desk.waited_s / wall, 1.0)
     return {f"idle/{role}/share": share for role, share in run.progress.idle.items()}
 
 
@@ -116,12 +115,13 @@ async def own_trainer(
     start: Weights,
     rows_path: Path | None = None,
 ) -> None:
-    """Run the trainer until the last step is published; restart a dead one from its last
+    """Run the trainer until the last step is published; restart a dead or silent one from its last
     checkpoint.
 
     Raises:
         Stopped: the user asked for it; the trainer has saved.
-        ChildDied, Stalled: it ended or fell silent more often than `restarts` allows.
+        ChildDied, Stalled: it ended or fell silent more often than `restarts` allows, or instead
+            of saving.
 
     """
     for restart in range(stage.restarts + 1):
@@ -141,15 +141,16 @@ async def own_trainer(
             rollout=run.experiment.rollout,
             observer=run.observer,
         ) as child:
-            reason = await _until_exit(run, stage, child, desk)
-            if run.stop.is_set:
-                raise Stopped(run.stop.reason or "stopped")
+            silence = await _until_exit(run, stage, child, desk)
             if published.step >= stage.steps:
                 return
+            if run.stop.is_set and silence is None and child.exit_reason in SAVED:
+                raise run.stop.stopped()
             doing = f"stage {stage.kind}-{desk.stage}, step {desk.trained_step} of {stage.steps}"
-            error: ForgeError = child.died(doing=doing)
-        if restart == stage.restarts:
+            error = silence or child.died(doing=doing)
+        if run.stop.is_set or restart == stage.restarts:
             raise error
+        reason = "silent" if silence else child.exit_reason
         message = f"trainer: {reason} in {doing}; restarted from its last checkpoint"
         await run.writer.put(Event(at=time.time(), kind="child_restart", message=message))
         run.console.say(message)
@@ -157,29 +158,35 @@ async def own_trainer(
 
 async def _until_exit(
     run: Run, stage: SftStage | GrpoStage, child: Child, desk: TrainerDesk
-) -> str:
-    """The exit reason. A stop request is passed on; a silent trainer is dumped, named and ended."""
+) -> Stalled | None:
+    """Returns once it has ended: None where it did so by itself, otherwise what it did not do and
+    was killed for. A stop request is passed on."""
+    silence: Stalled | None = None
 
     async def pass_on_stop() -> None:
         await run.stop.wait()
         with suppress(ProcessLookupError):
             os.kill(child.pid, signal.SIGTERM)
         await anyio.sleep(STOP_GRACE_S)
-        await child.kill()
+        await end(asked="to finish its step and save", silent_s=STOP_GRACE_S)
 
     async def watch() -> None:
         while True:
             await anyio.sleep(WATCH_EVERY_S)
             silent_s = time.monotonic() - desk.last_heard
             if silent_s > stage.step_timeout_s:
-                child.dump_stacks()
-                await anyio.sleep(1.0)
-                raise child.stalled(asked=f"step {desk.trained_step + 1}", silent_s=silent_s)
+                return await end(asked=f"step {desk.trained_step + 1}", silent_s=silent_s)
 
-    reason = ""
+    async def end(*, asked: str, silent_s: float) -> None:
+        nonlocal silence
+        child.dump_stacks()
+        await anyio.sleep(STACKS_S)
+        silence = child.stalled(asked=asked, silent_s=silent_s)
+        await child.kill()
+
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(pass_on_stop)
         tasks.start_soon(watch)
-        reason = await child.wait()
+        await child.wait()
         tasks.cancel_scope.cancel()
-    return reason
+    return silence

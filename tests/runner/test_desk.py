@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -129,6 +130,34 @@ async def test_a_batch_is_offered_once_run_db_has_its_samples(tmp_path: Path) ->
     run: Any = SimpleNamespace(writer=Writer())
     await _offer(run, make_desk(tmp_path), cast("Any", Saved()), receive)
     assert did == ["flush", "sampler state", "put"]
+
+
+async def test_a_held_trainer_gets_its_batch_on_release_and_was_idle_meanwhile(
+    tmp_path: Path,
+) -> None:
+    desk, answers = make_desk(tmp_path), []
+    await desk.offer(batch(1))
+    desk.hold()
+
+    async def take() -> None:
+        answers.append(await desk.take(0))
+
+    began = time.monotonic()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(take)
+        await anyio.sleep(0.02)
+        assert answers == []
+        assert desk.idle_s(time.monotonic()) >= 0.01  # while it still waits
+        desk.release()
+    assert answers[0]["kind"] == "batch"
+    assert 0.01 <= desk.idle_s(time.monotonic() + 9) <= time.monotonic() - began
+
+
+async def test_a_held_trainer_can_be_stopped(tmp_path: Path) -> None:
+    desk = make_desk(tmp_path)
+    desk.hold()
+    desk.stop()
+    assert await desk.take(0) == {"kind": "stop"}
 
 
 async def test_a_stop_is_the_answer_to_every_further_take(tmp_path: Path) -> None:

@@ -135,6 +135,22 @@ async def test_a_publish_waits_for_running_turns_and_holds_back_new_ones() -> No
     assert order == ["old begins", "old ends", "publish", "new begins", "new ends"]
 
 
+async def test_a_publish_waits_for_a_long_turn_as_long_as_it_is_heard_of() -> None:
+    gate = TurnGate(timeout_s=0.05)
+    async with anyio.create_task_group() as tasks:
+
+        async def evaluation() -> None:
+            async with gate.turn():
+                for _ in range(12):
+                    await anyio.sleep(0.01)
+                    await gate.heard()
+
+        tasks.start_soon(evaluation)
+        await anyio.wait_all_tasks_blocked()
+        async with gate.publish():
+            pass
+
+
 async def test_a_publish_that_never_gets_its_turn_says_so() -> None:
     gate = TurnGate(timeout_s=0.05)
     async with gate.turn():

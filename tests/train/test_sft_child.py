@@ -109,7 +109,7 @@ def test_a_killed_stage_resumes_and_ends_as_if_it_had_not_been(
     assert f"from {last}" in log
     assert [c["step"] for c in supervisor.checkpoints][-1] == 9
     assert supervisor.progress[-1]["step"] == supervisor.progress[-1]["total"] == 9
-    assert supervisor.progress[-1]["metrics"]["loss"] < 5.5
+    assert supervisor.progress[-1]["metrics"]["train/loss/mean"] < 5.5
     assert [p["step"] for p in supervisor.published] == [9]
     published = Qwen3ForCausalLM.from_pretrained(supervisor.published[0]["path"]).state_dict()
     for name, tensor in undisturbed(tiny_model, tmp_path).items():

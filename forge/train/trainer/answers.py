@@ -159,13 +159,14 @@ class Reporter(TrainerCallback):
             return
         now, tokens = time.monotonic(), int(logs["num_tokens"])
         metrics = {
-            "loss": logs["loss"],
-            "grad_norm": logs["grad_norm"],
-            "lr": logs["learning_rate"],
+            "train/loss/mean": logs["loss"],
+            "train/grad_norm/value": logs["grad_norm"],
+            "train/learning_rate/value": logs["learning_rate"],
+            "train/token_accuracy/mean": logs["mean_token_accuracy"],
         }
-        metrics["token_accuracy"] = logs["mean_token_accuracy"]
         if self._reported_at:
-            metrics["tok_s"] = (tokens - self._reported_tokens) / (now - self._reported_at)
+            seconds = now - self._reported_at
+            metrics["train/tokens/per_s"] = (tokens - self._reported_tokens) / seconds
         self._reported_at, self._reported_tokens = now, tokens
         self._server.progress(step=state.global_step, total=state.max_steps, metrics=metrics)
 

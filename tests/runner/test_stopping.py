@@ -1,0 +1,99 @@
+"""The Ctrl-C ladder with real signals: each rung acts before it speaks, and outlives the work."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from forge.config.schema import LimitsTable
+from forge.errors import Stopped
+from forge.runner import stopping
+from forge.runner.stopping import StopRequest, limit_reached, watch_signals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.anyio
+RESUME = '"forge resume x-1" continues'
+
+
+def new_stop() -> StopRequest:
+    return StopRequest(resume=RESUME)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    with anyio.fail_after(5):
+        while not condition():  # noqa: ASYNC110 - what a signal handler did has no event
+            await anyio.sleep(0.005)
+
+
+async def test_each_rung_acts_before_it_speaks_and_the_third_is_heard_while_work_unwinds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stop, said, done = new_stop(), [], []
+    monkeypatch.setattr(stopping.os, "_exit", done.append)
+    working = anyio.CancelScope()
+
+    def say(line: str) -> None:
+        said.append((line.split(";")[0], stop.is_set, working.cancel_called))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(
+            lambda: watch_signals(
+                stop, say=say, cancel_work=working.cancel, kill_all=lambda: done.append("killed")
+            )
+        )
+        await anyio.wait_all_tasks_blocked()
+        with working:
+            try:
+                os.kill(os.getpid(), signal.SIGHUP)
+                os.kill(os.getpid(), signal.SIGTERM)
+                await until(lambda: said)
+                assert said == [("stopping: finishing the step and saving", True, False)]
+                os.kill(os.getpid(), signal.SIGINT)
+                await anyio.sleep(5)
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await until(lambda: len(said) == 2)
+                    os.kill(os.getpid(), signal.SIGINT)
+                    await until(lambda: done)
+        assert working.cancelled_caught
+        tasks.cancel_scope.cancel()
+    assert said[1] == ("stopping now", True, True)
+    assert done == ["killed", 130]
+    assert stop.reason == "stopped by SIGTERM"
+
+
+async def test_a_stop_drops_what_may_be_dropped_and_nothing_that_is_finished() -> None:
+    stop, result = new_stop(), ""
+    async with stop.dropping():
+        result = "whole"
+    assert result == "whole"
+    stop.set("enough")
+    stop.set("later")
+    with anyio.fail_after(5):
+        async with stop.dropping():
+            await anyio.sleep_forever()
+            result = "unreachable"
+    assert result == "whole"
+    with pytest.raises(Stopped, match=f"^enough; everything is saved. {RESUME}"):
+        raise stop.stopped()
+
+
+def test_a_run_that_was_taken_down_does_not_claim_that_everything_is_saved() -> None:
+    words = str(new_stop().stopped_at_once())
+    assert "everything is saved" not in words
+    assert "training since the last checkpoint" in words
+    assert words.endswith(RESUME)
+
+
+def test_limits_are_reached_by_hours_or_tokens_and_absent_ones_never() -> None:
+    assert limit_reached(LimitsTable(), hours=1e6, tokens=10**12) == ""
+    limits = LimitsTable(hours=0.5, tokens=100)
+    assert limit_reached(limits, hours=0.49, tokens=99) == ""
+    assert limit_reached(limits, hours=0.5, tokens=0) == "limits.hours = 0.5 reached"
+    assert limit_reached(limits, hours=0, tokens=100) == "limits.tokens = 100 reached"

@@ -1,0 +1,209 @@
+"""Owning a trainer: real children that do what a trainer may do, and what becomes of the stage."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from forge.config.schema import SftStage
+from forge.errors import ChildDied, Stalled, Stopped
+from forge.process.child import ChildSpec, open_child
+from forge.records import Event, Metrics
+from forge.rollout.pacing import PublishedSteps
+from forge.runner import trainer
+from forge.runner.control import Control
+from forge.runner.desk import TrainerDesk
+from forge.runner.progress import Progress
+from forge.runner.stopping import StopRequest
+from forge.serve.weights import Weights
+from forge.store.layout import RunPaths
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from forge.process.child import Child
+
+pytestmark = pytest.mark.anyio
+
+SAVES = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+print("ready", flush=True)
+time.sleep(60)
+"""
+FAILS_TO_SAVE = SAVES.replace("sys.exit(0)", "sys.exit('No space left on device')")
+STARTS = "import time; print('ready', flush=True); time.sleep(60)"
+IGNORES = """
+import faulthandler, signal, time
+faulthandler.register(signal.SIGUSR1)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.records: list[Any] = []
+
+    async def put(self, *records: Any) -> None:
+        self.records += records
+
+
+class Stage:
+    """An sft stage of five steps whose trainers are the given programs, one after the other."""
+
+    def __init__(self, folder: Path, programs: list[str], **keys: Any) -> None:
+        self.folder, self.programs = folder, programs
+        self.table = SftStage(kind="sft", steps=5, learning_rate=1e-3, **keys)
+        self.started: list[Child] = []
+        self.published, self.stop = PublishedSteps(), StopRequest(resume="resume.")
+        self.writer, self.said = Recorder(), []
+        self.on_restart: Callable[[], None] = lambda: None
+        self.desk = TrainerDesk(stage=1, last_step=5, batches_dir=folder, sink=self.writer)
+        self.progress = Progress(run="x-1", num_stages=2)
+        self.control = Control(status=dict, stop=self.stop.set, version=lambda: 0)
+        self.run: Any = SimpleNamespace(
+            experiment=SimpleNamespace(model=None, rollout=None, seed=0),
+            paths=RunPaths(folder),
+            control_socket=None,
+            socket_dir=None,
+            log_dir=None,
+            observer=None,
+            stop=self.stop,
+            writer=self.writer,
+            progress=self.progress,
+            control=self.control,
+            console=SimpleNamespace(say=self.said.append),
+            busy=dict,
+        )
+
+    async def own(self) -> None:
+        await trainer.own_trainer(
+            self.run, self.table, self.desk, self.published, start=Weights(full=Path("w"))
+        )
+
+    @asynccontextmanager
+    async def open_trainer(self, *args: object, **kwargs: object) -> AsyncIterator[Child]:
+        spec = ChildSpec(
+            name="trainer",
+            argv=(sys.executable, "-c", self.programs[len(self.started)]),
+            log_path=self.folder / "trainer.log",
+            env={},
+            socket_path=None,
+            config={},
+            stop_grace_s=0.2,
+        )
+        async with open_child(spec) as child:
+            self.started.append(child)
+            if len(self.started) > 1:
+                self.on_restart()
+            yield child
+
+    async def ready(self) -> None:
+        with anyio.fail_after(10):
+            while not self._is_ready():  # noqa: ASYNC110 - a log file has no event
+                await anyio.sleep(0.01)
+
+    def _is_ready(self) -> bool:
+        return bool(self.started) and "ready" in self.started[-1].last_log_lines()
+
+    async def own_and_stop(self) -> None:
+        """Ask for a stop as soon as the trainer says that it is ready."""
+
+        async def ask() -> None:
+            await self.ready()
+            self.stop.set("stopped by SIGINT")
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            await self.own()
+
+
+@pytest.fixture
+def stage(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    monkeypatch.setattr(trainer, "WATCH_EVERY_S", 0.01)
+    monkeypatch.setattr(trainer, "STACKS_S", 0.2)
+    programs, keys = request.param
+    made = Stage(tmp_path, programs, **keys)
+    monkeypatch.setattr(trainer, "open_trainer", made.open_trainer)
+    return made
+
+
+def trainers(*programs: str, **keys: Any) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("stage", [(list(programs), keys)], indirect=True, ids=[""])
+
+
+@trainers(SAVES)
+async def test_a_stopped_trainer_that_saved_ends_the_stage_as_saved(stage: Stage) -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        await stage.own_and_stop()
+    assert caught.group_contains(Stopped, match="SIGINT; everything is saved")
+
+
+@trainers(STARTS)
+async def test_a_trainer_stopped_while_it_starts_has_lost_nothing(stage: Stage) -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        await stage.own_and_stop()
+    assert caught.group_contains(Stopped)
+
+
+@trainers(FAILS_TO_SAVE, SAVES)
+async def test_a_trainer_that_could_not_save_is_not_called_saved(stage: Stage) -> None:
+    with pytest.raises(ExceptionGroup) as caught:
+        await stage.own_and_stop()
+    assert caught.group_contains(ChildDied, match="(?s)exit 1.*No space left on device")
+    assert not caught.group_contains(Stopped)
+    assert len(stage.started) == 1
+
+
+@trainers(IGNORES)
+async def test_a_trainer_that_never_ends_is_killed_and_not_called_saved(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer, "STOP_GRACE_S", 0.05)
+    with pytest.raises(ExceptionGroup) as caught:
+        await stage.own_and_stop()
+    words = r"(?s)asked: to finish its step and save.*most recent call first"
+    assert caught.group_contains(Stalled, match=words)
+    assert not caught.group_contains(Stopped)
+
+
+@trainers(IGNORES, IGNORES, restarts=1, step_timeout_s=0.5)
+async def test_a_silent_trainer_is_restarted_as_a_dead_one_is(stage: Stage) -> None:
+    with pytest.raises(Stalled, match="asked: step 1"):
+        await stage.own()
+    assert len(stage.started) == 2
+    (event,) = stage.writer.records
+    assert isinstance(event, Event)
+    assert event.kind == "child_restart"
+    assert event.message.startswith("trainer: silent in stage sft-1, step 0 of 5; restarted")
+    assert stage.said == [event.message]
+
+
+@trainers("raise SystemExit(3)", "print('done')", restarts=1)
+async def test_a_trainer_that_published_its_last_step_has_done_its_stage(stage: Stage) -> None:
+    with trainer.plugged(stage.run, stage.desk, stage.published, keep=lambda step: True):
+        stage.on_restart = lambda: stage.published.advance(5)
+        await stage.own()
+    assert stage.writer.records[0].message.startswith("trainer: exit 3 in stage sft-1")
+
+
+@trainers()
+async def test_reports_of_an_sft_step_are_stored_and_shown(stage: Stage) -> None:
+    stage.progress.enter("sft-1", stage=1, total=5, unit="steps", busy={})
+    values = {"train/loss/mean": 0.5, "train/tokens/per_s": 3120.0, "train/grad_norm/value": 1.0}
+    with trainer.plugged(stage.run, stage.desk, stage.published, keep=lambda step: True):
+        assert stage.control.on_progress is not None
+        await stage.control.on_progress(3, values)
+    (row,) = stage.writer.records
+    assert isinstance(row, Metrics)
+    assert (row.stage, row.step, row.values) == (1, 3, values)
+    assert stage.progress.numbers == {"loss": 0.5, "trained tok/s": 3120.0}
+    assert (stage.progress.done, stage.progress.done_before) == (3, 2)
