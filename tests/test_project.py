@@ -23,6 +23,7 @@ from forge.install.machine import GIB, Machine, find_faults, read_machine
 from forge.install.progress import Progress, describe
 from forge.install.project import Project, drop_triton, load_project, pin_torch
 from forge.install.stamp import Stamp, fingerprint, is_done, write_stamp
+from forge.install.steps import Installer
 from forge.install.torch_build import (
     choose_torch,
     detect_accelerator,
@@ -199,12 +200,15 @@ def test_the_stamp_holds_until_what_decides_changes(tmp_path: Path) -> None:
     (venv / "bin/forge").touch()
     project = load_project(ROOT)
     wanted = fingerprint(project, ROOT, {})
-    assert not is_done(venv, root=tmp_path, wanted=wanted, torch=None)
+    assert not is_done(venv, root=tmp_path, wanted=wanted, torch=None, python=None)
     write_stamp(venv, Stamp(fingerprint=wanted, torch="cpu", root=str(tmp_path)))
-    assert is_done(venv, root=tmp_path, wanted=wanted, torch=None)
-    assert is_done(venv, root=tmp_path, wanted=wanted, torch="cpu")
-    assert not is_done(venv, root=tmp_path, wanted=wanted, torch="cuda")
-    assert not is_done(venv, root=ROOT, wanted=wanted, torch=None)
+    assert is_done(venv, root=tmp_path, wanted=wanted, torch=None, python=None)
+    assert is_done(venv, root=tmp_path, wanted=wanted, torch="cpu", python=None)
+    assert not is_done(venv, root=tmp_path, wanted=wanted, torch="cuda", python=None)
+    assert not is_done(venv, root=ROOT, wanted=wanted, torch=None, python=None)
+    (venv / "lib/python3.11").mkdir(parents=True)
+    assert is_done(venv, root=tmp_path, wanted=wanted, torch=None, python="python3.11")
+    assert not is_done(venv, root=tmp_path, wanted=wanted, torch=None, python="python3.12")
     other = replace(project, constraints=project.constraints + "six==1.17.0\n")
     assert fingerprint(other, ROOT, {}) != wanted
     assert fingerprint(project, ROOT, {"CMAKE_ARGS": "-DGGML_CUDA=on"}) != wanted
@@ -235,6 +239,27 @@ def test_without_a_terminal_there_is_a_plain_line_each_30_s() -> None:
     assert len(lines) == 1 + 1 + 3 + 1
     assert "\r" not in shown.getvalue()
     assert lines[-1] == "4/5 llama.cpp (100 s)"
+
+
+def test_what_went_wrong_in_a_step_starts_on_a_line_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stderr", shown)
+    python = tmp_path / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to("/bin/false")
+    (tmp_path / ".venv/lib/python3.11/site-packages").mkdir(parents=True)
+    installer = Installer(tmp_path, load_project(ROOT), {})
+    with pytest.raises(MachineError, match="pip failed"):
+        installer.install_torch(
+            choose_torch("cpu", tested="torch", rocm=None, is_cpu_index_up=False), is_other=False
+        )
+    assert shown.getvalue().endswith("s)\n")
 
 
 def test_a_failed_command_leaves_its_output_in_the_log() -> None:

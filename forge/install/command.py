@@ -63,6 +63,7 @@ def _pump(source: IO[bytes], *, log: IO[bytes], progress: Progress) -> None:
         progress.tick(now=now)
         if not ready:
             if now - heard > SILENT_S:
+                progress.end(now=now)
                 raise MachineError(f"{progress.label}: pip was silent for {SILENT_S:.0f} s")
             continue
         chunk = os.read(source.fileno(), 1 << 16)

@@ -1,4 +1,4 @@
-"""What stands in site-packages: versions, and what an interrupted pip left half-installed."""
+"""What stands in an environment: its Python, versions, what an interrupted pip left half-done."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from pathlib import Path
 def find_version(site: Path, name: str) -> str | None:
     """Version of an installed distribution, or None."""
     return next((d.version for d in distributions(name=name, path=[str(site)])), None)
+
+
+def find_python(venv: Path) -> str | None:
+    """The interpreter that an environment was made with, `python3.11`, or None."""
+    return next((path.name for path in sorted(venv.glob("lib/python3*"))), None)
 
 
 def find_damaged(site: Path) -> list[Path]:

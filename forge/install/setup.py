@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from forge.errors import MachineError
+from forge.install.installed import find_python
 from forge.install.machine import REPAIR_BYTES, VENV_BYTES, find_faults, read_machine
 from forge.install.project import load_project
 from forge.install.stamp import Stamp, fingerprint, is_done, read_stamp, write_stamp
@@ -21,12 +22,17 @@ from forge.install.torch_build import (
 
 
 def setup(root: Path, env: Mapping[str, str]) -> None:
-    """Raises MachineError with one line a fault. `TORCH` in `env` overrides the choice."""
+    """Raises MachineError with one line a fault.
+
+    `TORCH` in `env` overrides the choice. `PYTHON` in it means that this interpreter was asked for
+    (make exports what stands on its command line); without it an environment keeps its own.
+    """
     venv = root / ".venv"
     project = load_project(root)
     wanted = fingerprint(project, root, env)
     asked = env.get("TORCH") or None
-    if is_done(venv, root=root, wanted=wanted, torch=asked):
+    python = "python{}.{}".format(*sys.version_info[:2]) if env.get("PYTHON") else None
+    if is_done(venv, root=root, wanted=wanted, torch=asked, python=python):
         return
     last = read_stamp(venv)
     name = asked or (last.torch if last else detect_accelerator(env))
@@ -38,7 +44,8 @@ def setup(root: Path, env: Mapping[str, str]) -> None:
         is_cpu_index_up=name == "cpu" and is_reachable(TORCH_INDEX + "cpu/torch/"),
     )
     installer = Installer(root, project, env)
-    installer.make_venv(is_moved=last is not None and last.root != str(root))
+    is_moved = last is not None and last.root != str(root)
+    installer.make_venv(is_unfit=is_moved or python not in (None, find_python(venv)))
     installer.install_torch(choice, is_other=last is not None and last.torch != name)
     installer.install_rest()
     write_stamp(venv, Stamp(fingerprint=wanted, torch=name, root=str(root)))

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forge.install.installed import find_python
+
 if TYPE_CHECKING:
     from forge.install.project import Project
 
@@ -25,7 +27,7 @@ class Stamp:
 
 
 def fingerprint(project: Project, root: Path, env: Mapping[str, str]) -> str:
-    """Of all that decides what is installed, but for the choice of torch."""
+    """Of all that decides what is installed, but for the choices of torch and Python."""
     decisive = [
         project.tables["project"],
         project.tables["build-system"],
@@ -47,12 +49,13 @@ def read_stamp(venv: Path) -> Stamp | None:
         return None
 
 
-def is_done(venv: Path, *, root: Path, wanted: str, torch: str | None) -> bool:
-    """Whether the last setup made what is wanted now. `torch=None` accepts its choice."""
+def is_done(venv: Path, *, root: Path, wanted: str, torch: str | None, python: str | None) -> bool:
+    """Whether the last setup made what is wanted now. None accepts its torch, or its Python."""
     stamp = read_stamp(venv)
     if stamp is None or stamp.fingerprint != wanted or stamp.root != str(root):
         return False
-    return torch in (None, stamp.torch) and (venv / "bin" / "forge").exists()
+    are_accepted = torch in (None, stamp.torch) and python in (None, find_python(venv))
+    return are_accepted and (venv / "bin" / "forge").exists()
 
 
 def write_stamp(venv: Path, stamp: Stamp) -> None:

@@ -43,9 +43,10 @@ class Installer:
         self._project = project
         self._env = dict(env, PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_NO_INPUT="1")
 
-    def make_venv(self, *, is_moved: bool) -> None:
-        """Keeps a working one, mended. A broken or a moved one starts again."""
-        if is_moved or not self._succeeds("import pip"):
+    def make_venv(self, *, is_unfit: bool) -> None:
+        """Keeps a working one, mended. One that is broken, moved or of another Python starts
+        again."""
+        if is_unfit or not self._succeeds("import pip"):
             self._create_venv()
         for info in find_damaged(self._site):
             shutil.rmtree(info)  # pip then takes it for absent, and installs it over what is there
@@ -94,9 +95,9 @@ class Installer:
         progress = Progress("1/5 environment", stream=sys.stderr, now=time.monotonic())
         argv = [sys.executable, "-m", "venv", "--clear", str(self._venv)]
         made = subprocess.run(argv, capture_output=True, text=True, timeout=PROBE_S, check=False)
+        progress.end(now=time.monotonic())
         if made.returncode != 0:
             raise MachineError(f"{shlex.join(argv)} failed:\n{made.stdout}{made.stderr}".strip())
-        progress.end(now=time.monotonic())
 
     def _succeeds(self, code: str) -> bool:
         try:
@@ -114,8 +115,8 @@ class Installer:
         with log_path.open("ab") as log:
             log.write(f"$ {shlex.join(argv)}\n".encode())
             returncode = run_command(argv, env=self._env, log=log, progress=progress)
+        progress.end(now=time.monotonic())
         if returncode != 0:
             lines = log_path.read_text(encoding="utf-8", errors="replace").splitlines()
             end = "\n".join(lines[-QUOTED_LINES:])
             raise MachineError(f"{label}: pip failed. The end of {log_path}:\n{end}")
-        progress.end(now=time.monotonic())
