@@ -5,10 +5,11 @@ wall time on more SFT.
     python bench/learning.py --read bench/learning.json
 
 For each seed: the quickstart (eval, sft, eval, grpo, eval), then a second run from the same SFT
-weights whose only training stage is SFT for as many steps as fit the GRPO stage's wall time. Prints
-pass@1 by stage with intervals clustered by problem (over all seeds, whose problems differ), greedy,
+weights whose only training stage is SFT for as many steps as fit the GRPO stage's wall time. Its
+learning rate warms up to SFT's peak again and falls to zero. Prints pass@1 by stage, greedy,
 pass@k, the paired differences, and tables by family and chain length; writes everything as JSON.
-Uses the command line like anybody else.
+Intervals are clustered by problem, over the problems of all seeds; they hold for these training
+runs: how runs differ is shown seed by seed. Uses the command line like anybody else.
 """
 
 from __future__ import annotations
