@@ -75,14 +75,19 @@ async def produce_batches(
     sample_ids: Iterator[int],
     out: MemoryObjectSendStream[Batch],
     on_group: Callable[[Group], None] = lambda group: None,
+    played: Sequence[Group] = (),
 ) -> None:
     """Play batch after batch, at most `max_staleness` steps ahead of what was published, and send
     each to `out`.
 
+    Args:
+        played: groups of the first step that an earlier attempt finished; each is taken where its
+            problem is drawn again.
+
     Raises Stalled after three batches in a row without signal, or when the trainer stops
     publishing.
     """
-    without_signal = 0
+    without_signal, ready = 0, list(played)
     async with out:
         for step in range(plan.first_step, plan.last_step + 1):
             groups: list[Group] = []
@@ -91,14 +96,17 @@ async def produce_batches(
                 await published.wait_for(
                     step - 1 - plan.max_staleness, timeout_s=plan.publish_timeout_s
                 )
-                played = await _play_step(step, plan, sampler, rules, ports, group_ids, on_group)
-                groups += played
-                samples = make_samples(played, plan, sample_ids)
+                new = await _play_step(
+                    step, plan, sampler, rules, ports, group_ids, on_group, ready
+                )
+                groups += new
+                samples = make_samples(new, plan, sample_ids)
                 without_signal = 0 if samples else without_signal + 1
                 if not samples:
-                    await ports.sink.put(_no_signal(step, played))
+                    await ports.sink.put(_no_signal(step, new))
                 if without_signal >= MAX_BATCHES_WITHOUT_SIGNAL:
                     raise Stalled(_no_signal_words(step, groups))
+            ready.clear()
             await ports.sink.put(*samples)
             await out.send(
                 Batch(
@@ -118,19 +126,25 @@ async def _play_step(
     ports: Ports,
     group_ids: Iterator[int],
     on_group: Callable[[Group], None],
+    ready: list[Group],
 ) -> list[Group]:
     """Play `groups_per_step` groups at once; each flat one admits another while the budget
-    lasts."""
+    lasts. What is `ready` is taken out of there instead."""
     groups: list[Group] = []
     budget = plan.max_replacements
 
     async def play() -> None:
         nonlocal budget
         while True:
-            place = Place(
-                group_id=next(group_ids), purpose=Purpose.TRAIN, stage=plan.stage, step=step
-            )
-            group = await play_group(sampler.next(), place=place, rules=rules, ports=ports)
+            problem = sampler.next()
+            group = next((g for g in ready if g.problem_id == problem.problem_id), None)
+            if group is not None:
+                ready.remove(group)
+            else:
+                place = Place(
+                    group_id=next(group_ids), purpose=Purpose.TRAIN, stage=plan.stage, step=step
+                )
+                group = await play_group(problem, place=place, rules=rules, ports=ports)
             groups.append(group)
             on_group(group)
             if not group.is_flat or budget <= 0:

@@ -30,6 +30,7 @@ from forge.runner.progress import GroupNumbers
 from forge.runner.trainer import own_trainer, plugged
 from forge.store.layout import write_file
 from forge.store.reader import open_run
+from forge.store.resume import played_groups
 from forge.train.durable import is_kept
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream
 
     from forge.config.schema import GrpoStage
+    from forge.records import Group
     from forge.runner.context import Run
     from forge.serve.weights import Weights
 
@@ -52,6 +54,7 @@ async def run_grpo_stage(run: Run, stage: GrpoStage, index: int, *, start: Weigh
     sampler = UniformSampler(run.of(Split.GRPO), seed=run.experiment.seed)
     saved = _SamplerFile(run.paths.batches / f"sampler-{index}.json")
     first_step = max(desk.recover(), saved.restore(sampler)) + 1
+    played = await anyio.to_thread.run_sync(_played_groups, run, index, first_step)
     plan = _batch_plan(run, stage, index, first_step)
     published = PublishedSteps()
     midway = _Midway(run, stage, desk, published)
@@ -75,6 +78,7 @@ async def run_grpo_stage(run: Run, stage: GrpoStage, index: int, *, start: Weigh
                 sample_ids=run.sample_ids,
                 out=send,
                 on_group=numbers.add,
+                played=played,
             )
 
     async def stop_producing() -> None:
@@ -112,6 +116,12 @@ def _published_steps(run: Run, stage: int) -> dict[int, int]:
     with open_run(run.paths) as reader:
         found = reader.query("SELECT version, step FROM policies WHERE stage = ?", (stage,))
     return dict(found.rows)
+
+
+def _played_groups(run: Run, stage: int, step: int) -> list[Group]:
+    """What an earlier attempt finished of the batch that it was making when it ended."""
+    with open_run(run.paths) as reader:
+        return played_groups(reader, stage=stage, step=step)
 
 
 def _batch_plan(run: Run, stage: GrpoStage, index: int, first_step: int) -> BatchPlan:

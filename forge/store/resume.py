@@ -1,16 +1,30 @@
-"""What a resumed run needs to know of its past. Read by the runner before anything is opened.
+"""What a resumed run needs to know of its past.
 
-Nothing is deleted: rows past the checkpoint stay, and samples that were trained only past it are
-offered again.
+Nothing is deleted: rows past the checkpoint stay. Offered batches wait as files (`runner.desk`);
+of a batch that was not made yet, the finished groups are read here.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from forge.records import Event, PolicyVersion, Sample
+from forge.records import (
+    Completion,
+    End,
+    Event,
+    Finish,
+    Group,
+    PolicyVersion,
+    Purpose,
+    Trajectory,
+    Turn,
+    Verdict,
+)
+from forge.records.verdict import TIMING_FIELDS
 from forge.store.codec import decode_ids, decode_logprobs
 
 if TYPE_CHECKING:
@@ -70,65 +84,82 @@ def events(reader: RunReader, *, kind: str | None = None) -> list[Event]:
     return [Event(**{**row, "data": json.loads(row["data"])}) for row in rows]
 
 
-def last_event(reader: RunReader, kind: str) -> Event | None:
-    """The latest event of a kind: where sampler state and checkpoints are found."""
-    row = reader.one(
-        "SELECT at, kind, message, data FROM events WHERE kind = ? ORDER BY event_id DESC LIMIT 1",
-        (kind,),
+_PLAYED = """
+SELECT t.*, k.prompt_ids, k.completion_ids, k.logprobs
+FROM groups g JOIN v_turns t USING (group_id)
+LEFT JOIN tokens.tokens k USING (group_id, rollout, turn)
+WHERE g.stage = ? AND g.step = ?
+    AND g.purpose = 'train' AND g.num_rollouts > 0 AND NOT g.is_flat
+ORDER BY t.group_id, t.rollout, t.turn
+"""
+
+
+def played_groups(reader: RunReader, *, stage: int, step: int) -> list[Group]:
+    """Training groups of a step that were played to their end, oldest first, as they were put.
+
+    Left out are flat ones, which train nothing and may be flat for a reason that is mended by now,
+    and those whose tokens `[store] keep_tokens` has let go.
+    """
+    rows = reader.rows(_PLAYED, (stage, step))
+    groups = [list(turns) for _, turns in groupby(rows, key=itemgetter("group_id"))]
+    return [_group(turns) for turns in groups if all(row["prompt_ids"] for row in turns)]
+
+
+def _group(rows: list[dict[str, Any]]) -> Group:
+    first = rows[0]
+    rollouts = [list(turns) for _, turns in groupby(rows, key=itemgetter("rollout"))]
+    return Group(
+        group_id=first["group_id"],
+        problem_id=first["problem_id"],
+        purpose=Purpose.TRAIN,
+        stage=first["stage"],
+        step=first["step"],
+        trajectories=tuple(_trajectory(turns) for turns in rollouts),
     )
-    return None if row is None else Event(**{**row, "data": json.loads(row["data"])})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Untrained:
-    """Samples that no surviving step has used."""
-
-    samples: tuple[Sample, ...]
-    """By sample_id, exactly as they were offered."""
-    num_without_tokens: int
-    """Samples whose tokens `[store] keep_tokens` had let go; say so in one line."""
-
-
-_UNTRAINED = """
-SELECT s.*, k.prompt_ids, k.completion_ids, k.logprobs
-FROM samples s JOIN groups g USING (group_id)
-LEFT JOIN tokens.tokens k
-    ON k.group_id = s.group_id AND k.rollout = s.rollout AND k.turn = s.turn
-WHERE g.stage = :stage AND NOT EXISTS (
-    SELECT 1 FROM sample_uses u WHERE u.sample_id = s.sample_id AND u.stage = :stage
-        AND (:after IS NULL OR u.step <= :after))
-ORDER BY s.sample_id
-"""
-
-_TRAINED = """
-SELECT u.sample_id, u.group_id, u.rollout, u.turn, u.advantage, s.policy_version,
-    k.prompt_ids, k.completion_ids, k.logprobs
-FROM sample_uses u JOIN samples s USING (sample_id)
-JOIN tokens.tokens k ON k.group_id = u.group_id AND k.rollout = u.rollout AND k.turn = u.turn
-WHERE u.stage = :stage AND u.step = :step AND u.attempt = (
-    SELECT max(attempt) FROM sample_uses WHERE stage = :stage AND step = :step)
-ORDER BY u.sample_id
-"""
+def _trajectory(rows: list[dict[str, Any]]) -> Trajectory:
+    first = rows[0]
+    return Trajectory(
+        group_id=first["group_id"],
+        rollout=first["rollout"],
+        problem_id=first["problem_id"],
+        turns=tuple(_turn(row) for row in rows),
+        end=End(first["ended"]),
+        returns=tuple(row["discounted_return"] for row in rows),
+    )
 
 
-def untrained_samples(reader: RunReader, *, stage: int, after_step: int | None = None) -> Untrained:
-    """Samples of a stage that were never used, or only past `after_step`, the checkpoint's."""
-    rows = reader.rows(_UNTRAINED, {"stage": stage, "after": after_step})
-    kept = tuple(_sample(row) for row in rows if row["prompt_ids"] is not None)
-    return Untrained(samples=kept, num_without_tokens=len(rows) - len(kept))
+def _turn(row: dict[str, Any]) -> Turn:
+    names = ("group_id", "rollout", "turn", "reward", "generate_s", "judge_s")
+    return Turn(
+        **{name: row[name] for name in names},
+        prompt_ids=decode_ids(row["prompt_ids"]),
+        prompt_text=row["prompt"] or "",
+        completion=Completion(
+            token_ids=decode_ids(row["completion_ids"]),
+            logprobs=decode_logprobs(row["logprobs"]),
+            finish=Finish(row["finish"]),
+            min_version=row["min_version"],
+            max_version=row["max_version"],
+        ),
+        completion_text=row["completion"] or "",
+        code=row["code"] or "",
+        verdict=_verdict(row),
+        feedback=row["feedback"] or "",
+        reward_terms=json.loads(row["reward_terms"]),
+    )
 
 
-def step_samples(reader: RunReader, *, stage: int, step: int) -> tuple[Sample, ...]:
-    """The batch of a step rebuilt exactly, of the last attempt that trained it."""
-    return tuple(_sample(row) for row in reader.rows(_TRAINED, {"stage": stage, "step": step}))
-
-
-def _sample(row: dict[str, Any]) -> Sample:
-    return Sample(
-        **{
-            **row,
-            "prompt_ids": decode_ids(row["prompt_ids"]),
-            "completion_ids": decode_ids(row["completion_ids"]),
-            "logprobs": decode_logprobs(row["logprobs"]),
+def _verdict(row: dict[str, Any]) -> Verdict:
+    given = {field: row[field] for field in Verdict.__dataclass_fields__ if field in row}
+    return Verdict.from_json(
+        {
+            **given,
+            **{name: row[name] for name in TIMING_FIELDS},
+            "timing": "none" if row["speedup"] is None else "measured",
+            "detail": row["detail"] or "",
+            "is_compiled": bool(row["is_compiled"]),
+            "phase_s": json.loads(row["phase_s"]),
         }
     )

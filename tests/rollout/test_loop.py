@@ -198,7 +198,13 @@ def batch_plan(**changes: Any) -> BatchPlan:
 
 
 async def run_loop(
-    plan: BatchPlan, choose: Any, *, delay: Any = lambda: 0.0, room: int = 10
+    plan: BatchPlan,
+    choose: Any,
+    *,
+    delay: Any = lambda: 0.0,
+    room: int = 10,
+    first_group: int = 0,
+    played: Sequence[Group] = (),
 ) -> tuple[list[Batch], list[int]]:
     """A trainer that publishes one version a batch; returns batches and the staleness of every
     sample at use."""
@@ -221,7 +227,8 @@ async def run_loop(
             tasks.start_soon(train)
             await produce_batches(
                 plan, sampler=sampler, rules=rules(), ports=use, published=published,
-                group_ids=count_from(-1), sample_ids=count_from(-1), out=send,
+                group_ids=count_from(first_group - 1), sample_ids=count_from(-1), out=send,
+                played=played,
             )  # fmt: skip
     return batches, staleness
 
@@ -240,6 +247,18 @@ async def test_staleness_never_passes_its_bound(bound: int) -> None:
     )
     assert [b.step for b in batches] == list(range(1, 7))
     assert max(staleness) <= bound
+
+
+async def test_a_resumed_batch_takes_the_groups_that_were_finished() -> None:
+    plan = batch_plan(last_step=1, groups_per_step=3)
+    (before, *_), _ = await run_loop(plan, mixed)
+    finished = before.groups[1]
+    (after, *_), _ = await run_loop(plan, mixed, first_group=10, played=[finished])
+    assert finished in after.groups, "not played again"
+    assert sorted(g.group_id for g in after.groups) == [finished.group_id, 10, 11]
+    assert {g.problem_id for g in after.groups} == {g.problem_id for g in before.groups}
+    assert {s.group_id for s in after.samples} == {g.group_id for g in after.groups}
+    assert after.sampler_state == before.sampler_state
 
 
 async def test_flat_groups_are_replaced_within_the_budget_and_leave_no_samples() -> None:

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import sqlite3
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
-from forge.records import Event, Sample
+from forge.records import Event, Group, Status, Turn
 from forge.store.reader import open_run
-from forge.store.resume import events, last_event, last_state, step_samples, untrained_samples
-from tests.store.storefactory import attempt, small_run, use, write_run
+from forge.store.resume import events, last_state, played_groups
+from tests.store.storefactory import (
+    attempt,
+    group,
+    problem,
+    small_run,
+    timing,
+    turn,
+    write_run,
+)
 
 
 @pytest.fixture(scope="module")
@@ -39,44 +50,42 @@ def test_a_run_that_never_started_has_an_empty_state(tmp_path: Path) -> None:
     assert state.finished_stages == ()
 
 
-def expected_samples() -> list[Sample]:
-    return [record for record in small_run() if isinstance(record, Sample)]
-
-
-def assert_same(found: tuple[Sample, ...], expected: list[Sample]) -> None:
-    for ours, theirs in zip(found, expected, strict=True):
-        assert ours.logprobs == pytest.approx(theirs.logprobs)
-        names = ("sample_id", "group_id", "rollout", "turn", "prompt_ids", "completion_ids")
-        assert all(getattr(ours, name) == getattr(theirs, name) for name in names)
-        assert (ours.advantage, ours.policy_version) == (theirs.advantage, theirs.policy_version)
-
-
-def test_untrained_samples_come_back_with_their_tokens(root: Path) -> None:
-    with open_run(root) as reader:
-        found = untrained_samples(reader, stage=1)
-    assert found.num_without_tokens == 0
-    assert_same(found.samples, expected_samples()[12:])
-
-
-def test_samples_trained_past_the_checkpoint_are_offered_again(root: Path) -> None:
-    with open_run(root) as reader:
-        found = untrained_samples(reader, stage=1, after_step=1)
-    assert_same(found.samples, expected_samples()[6:])
-
-
-def test_the_batch_of_a_step_is_rebuilt_exactly(root: Path) -> None:
-    with open_run(root) as reader:
-        assert_same(step_samples(reader, stage=1, step=2), expected_samples()[6:12])
-
-
-def test_a_step_that_two_attempts_trained_is_kept_twice_and_read_once(tmp_path: Path) -> None:
+def test_a_group_comes_back_as_it_was_played(tmp_path: Path) -> None:
     root = tmp_path / "toy-1"
-    anyio.run(write_run, root, small_run())
-    redone = [use(sample, step=2) for sample in expected_samples()[12:]]
-    anyio.run(write_run, root, [attempt(2), *redone])
+    rows = [[Status.WRONG, Status.CORRECT], [Status.INFRA_ERROR], [Status.CORRECT]]
+    theirs = group(40, rows, step=9, version=3, speed=timing(2.5))
+    flat, evaluated = group(41, [[Status.WRONG]], step=9), group(42, rows, step=9, stage=2)
+    half = turn(43, status=Status.CORRECT)
+    records = [attempt(), problem(0), theirs, flat, evaluated, half]
+    anyio.run(write_run, root, records)
     with open_run(root) as reader:
-        assert reader.value("SELECT count(*) FROM sample_uses WHERE step = 2") == 12
-        assert_same(step_samples(reader, stage=1, step=2), expected_samples()[12:])
+        assert played_groups(reader, stage=1, step=8) == []
+        (ours,) = played_groups(reader, stage=1, step=9)
+    for mine, other in zip(turns_of(ours), turns_of(theirs), strict=True):
+        assert mine.completion.logprobs == pytest.approx(other.completion.logprobs)
+    assert without_logprobs(ours) == without_logprobs(theirs)
+
+
+def test_a_group_whose_tokens_are_gone_is_left_out(tmp_path: Path) -> None:
+    root = tmp_path / "toy-1"
+    rows = [[Status.WRONG], [Status.CORRECT]]
+    anyio.run(write_run, root, [attempt(), problem(0), group(1, rows), group(2, rows)])
+    with sqlite3.connect(root / "tokens.db") as db:
+        db.execute("DELETE FROM tokens WHERE group_id = 1 AND rollout = 1")
+    with open_run(root) as reader:
+        assert [g.group_id for g in played_groups(reader, stage=1, step=1)] == [2]
+
+
+def turns_of(group: Group) -> list[Turn]:
+    return [turn for trajectory in group.trajectories for turn in trajectory.turns]
+
+
+def without_logprobs(group: Group) -> dict[str, Any]:
+    found = asdict(group)
+    for trajectory in found["trajectories"]:
+        for each in trajectory["turns"]:
+            del each["completion"]["logprobs"]
+    return found
 
 
 def test_events_come_back_with_their_data(tmp_path: Path) -> None:
@@ -85,5 +94,3 @@ def test_events_come_back_with_their_data(tmp_path: Path) -> None:
     anyio.run(write_run, root, marks)
     with open_run(root) as reader:
         assert events(reader, kind="checkpoint") == marks
-        assert last_event(reader, "checkpoint") == marks[1]
-        assert last_event(reader, "none") is None
