@@ -184,7 +184,7 @@ class WriterThread:
         return max(0.0, self._first_pending + COMMIT_AFTER_S - time.monotonic())
 
     def _write(self, records: tuple[Record, ...]) -> None:
-        if self.failure is not None:
+        if self.failure is not None or not records:
             return
         try:
             if not self._num_pending:

@@ -106,6 +106,13 @@ def test_any_text_survives(text: str, texts: str) -> None:
     assert decode_text(stored) == text.encode("utf-8", errors="replace").decode()
 
 
+async def test_putting_nothing_is_no_transaction(tmp_path: Path) -> None:
+    async with open_writer(tmp_path / "toy-1", Options()) as writer:
+        await writer.put()
+        await writer.put(*small_run())
+        await writer.flush()
+
+
 async def test_what_is_no_record_is_refused_where_it_was_put(tmp_path: Path) -> None:
     (tmp_path / "toy-1").mkdir()
     async with open_writer(tmp_path / "toy-1", Options()) as writer:
