@@ -33,7 +33,7 @@ class StoreObserver:
 
     def started(self, name: str, *, pid: int, devices: str, log_path: Path) -> None:
         self._alive.add(pid)
-        self._send.send_nowait(
+        self._note(
             ProcessStart(
                 attempt=self._attempt, name=name, pid=pid, devices=devices,
                 log_path=str(log_path), started_at=time.time(),
@@ -42,7 +42,7 @@ class StoreObserver:
 
     def ended(self, name: str, *, pid: int, reason: str) -> None:
         self._alive.discard(pid)
-        self._send.send_nowait(
+        self._note(
             ProcessEnd(
                 attempt=self._attempt, name=name, pid=pid, ended_at=time.time(), reason=reason
             )
@@ -51,16 +51,18 @@ class StoreObserver:
     async def drain(self) -> None:
         """Put rows as they come, until cancelled; then what is left. Cancelled after the last
         child has ended."""
-        try:
-            async for row in self._receive:
-                await self._sink.put(row)
-        finally:
-            with anyio.CancelScope(shield=True):
-                while True:
-                    try:
+        with self._send, self._receive:
+            try:
+                async for row in self._receive:
+                    await self._sink.put(row)
+            finally:
+                with anyio.CancelScope(shield=True), suppress(anyio.WouldBlock):
+                    while True:
                         await self._sink.put(self._receive.receive_nowait())
-                    except (anyio.WouldBlock, anyio.EndOfStream):
-                        break
+
+    def _note(self, row: ProcessStart | ProcessEnd) -> None:
+        with suppress(anyio.ClosedResourceError):  # the store failed; children still have to end
+            self._send.send_nowait(row)
 
     def kill_all(self) -> None:
         """SIGKILL to the process group of every child that lives."""

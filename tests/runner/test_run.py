@@ -1,0 +1,175 @@
+"""Around the work of a run: what is up beside it, and how each way to end is told and recorded."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import sys
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from forge.config.load import load_experiment
+from forge.control import ControlClient
+from forge.errors import ChildDied, MachineError
+from forge.exits import ending_of
+from forge.process.child import ChildSpec, open_child
+from forge.runner import run as run_module
+from forge.runner.console import Console
+from forge.runner.run import Past, _supervise, _Work
+from forge.store.layout import RunPaths, create_run, read_status, write_file
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from forge.exits import Ending
+
+pytestmark = pytest.mark.anyio
+EXPERIMENT = """\
+name = "x"
+[model]
+init = "tiny"
+[[stage]]
+kind = "eval"
+"""
+
+
+class Supervised:
+    """A run whose work is a function."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (folder / "x.toml").write_text(EXPERIMENT)
+        self.experiment = load_experiment(folder / "x.toml")
+        self.paths: RunPaths = create_run("x", store_dir=folder)
+        write_file(self.paths.experiment, EXPERIMENT)
+        self._patch = monkeypatch.setattr
+        self._patch(run_module, "load_problems", lambda table, *, seed: [])
+        self._patch(run_module, "_log_to", lambda path: None)
+        self._patch("forge.runner.summary.show_summary", lambda paths, console: None)
+
+    async def end(self, work: Callable[[_Work], Awaitable[None]]) -> Ending | None:
+        """Run it; how it ended, None for done."""
+        self._patch(_Work, "run", work)
+        try:
+            with anyio.fail_after(20):
+                await _supervise(self.paths, self.experiment, Past(), Console(quiet=True))
+        except Exception as error:
+            return ending_of(error)
+        return None
+
+    def row(self, query: str) -> tuple[Any, ...]:
+        with sqlite3.connect(self.paths.run_db) as db:
+            return db.execute(query).fetchone()
+
+    @property
+    def recorded(self) -> tuple[int, str]:
+        code, reason = self.row("SELECT exit_code, reason FROM attempts")
+        return code, reason
+
+
+@pytest.fixture
+def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Supervised:
+    return Supervised(tmp_path, monkeypatch)
+
+
+async def test_status_and_stop_are_answered_while_a_run_prepares(supervised: Supervised) -> None:
+    heard = []
+
+    async def work(self: _Work) -> None:
+        while "control_socket" not in read_status(self.paths):  # noqa: ASYNC110 - a file
+            await anyio.sleep(0.01)
+        client = ControlClient(read_status(self.paths)["control_socket"])
+        heard.append(await anyio.to_thread.run_sync(client.status))
+        await anyio.to_thread.run_sync(client.stop)
+        await self.stop.wait()
+        raise self.stop.stopped()
+
+    ending = await supervised.end(work)
+    assert ending is not None
+    assert ending.words.startswith('forge stop; everything is saved. "forge resume ')
+    assert (heard[0].run, heard[0].stage) == ("x-1", "prepare")
+    assert supervised.recorded == (130, ending.words)
+    assert read_status(supervised.paths)["state"] == "stopped"
+
+
+async def test_what_fails_after_a_stop_was_asked_is_told_as_what_it_is(
+    supervised: Supervised,
+) -> None:
+    async def work(self: _Work) -> None:
+        self.stop.set("stopped by SIGINT")
+        async with anyio.create_task_group():
+            raise ChildDied("trainer died: exit 1")
+
+    ending = await supervised.end(work)
+    assert ending is not None
+    assert supervised.recorded == (4, "trainer died: exit 1") == (ending.code, ending.words)
+    assert read_status(supervised.paths)["state"] == "failed"
+
+
+async def test_a_stop_after_the_last_stage_changes_nothing(supervised: Supervised) -> None:
+    async def work(self: _Work) -> None:
+        self.stop.set("stopped by SIGINT")
+
+    assert await supervised.end(work) is None
+    assert supervised.recorded == (0, "done")
+
+
+async def test_a_second_ctrl_c_takes_the_work_down_and_records_how_its_children_ended(
+    supervised: Supervised,
+) -> None:
+    async def work(self: _Work) -> None:
+        spec = ChildSpec(
+            name="trainer",
+            argv=(sys.executable, "-c", "import time; time.sleep(60)"),
+            log_path=self.paths.root / "trainer.log",
+            env={},
+            socket_path=None,
+            config={},
+        )
+        async with open_child(spec, observer=self.observer):
+            os.kill(os.getpid(), signal.SIGINT)
+            await self.stop.wait()
+            os.kill(os.getpid(), signal.SIGINT)
+            await anyio.sleep_forever()
+
+    ending = await supervised.end(work)
+    assert ending is not None
+    assert ending.code == 130
+    assert ending.words.startswith("stopped at once; ")
+    assert supervised.recorded == (130, ending.words)
+    ended_at, reason = supervised.row("SELECT ended_at, reason FROM processes")
+    assert ended_at is not None
+    assert "stopped by forge" in reason
+
+
+async def test_a_bug_is_recorded_by_its_name_and_its_traceback_is_logged(
+    supervised: Supervised, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work(self: _Work) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(anyio.sleep_forever)
+            raise KeyError("step")
+
+    ending = await supervised.end(work)
+    assert ending is not None
+    assert supervised.recorded == (70, "KeyError: 'step'") == (ending.code, ending.words)
+    assert "in work" in caplog.text
+
+
+async def test_a_store_that_failed_is_told_before_the_stop_that_it_could_not_record(
+    supervised: Supervised, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*args: object) -> None:
+        raise MachineError("run.db: the disk is full")
+
+    async def work(self: _Work) -> None:
+        self.stop.set("stopped by SIGINT")
+        raise self.stop.stopped()
+
+    monkeypatch.setattr(run_module, "_record_end", fail)
+    ending = await supervised.end(work)
+    assert ending is not None
+    assert (ending.code, ending.words) == (3, "run.db: the disk is full")
