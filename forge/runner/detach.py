@@ -10,6 +10,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from forge.errors import ForgeError, Stalled
@@ -21,14 +22,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 START_TIMEOUT_S = 60.0
-"""Until the run directory has its STATUS.json: the machine is checked before, no model is loaded.
+"""Until the run directory has its STATUS.json: the machine is checked before, no model is loaded,
+and one of the hub is in the cache.
 """
+GRACE_S = 5.0
 
 
 def run_detached(argv: Sequence[str], *, store_dir: Path) -> RunPaths:
     """Starts `forge ARGV` on its own. Returns its run directory; raises what it said if it ends at
     once.
     """
+    began = time.time()
     store_dir.mkdir(parents=True, exist_ok=True)
     log_path = store_dir / f"detached-{time.time_ns()}.log"
     with log_path.open("wb") as log:
@@ -41,26 +45,37 @@ def run_detached(argv: Sequence[str], *, store_dir: Path) -> RunPaths:
         )
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
-        if (paths := _run_of(process.pid, store_dir)) is not None:
+        if (paths := _run_of(process.pid, store_dir, since=began)) is not None:
             log_path.rename(paths.root / "logs" / "console.log")
             return paths
         if process.poll() is not None:
             raise _ended(process.returncode, log_path)
         time.sleep(0.05)
     process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=GRACE_S)
+    process.kill()
+    process.wait(timeout=GRACE_S)
     raise Stalled(f"the detached run was silent for {START_TIMEOUT_S:.0f} s; see {log_path}")
 
 
-def _run_of(pid: int, store_dir: Path) -> RunPaths | None:
+def _run_of(pid: int, store_dir: Path, *, since: float) -> RunPaths | None:
+    """The run of a process: an old run may have had the same pid."""
     for path in store_dir.glob("*/STATUS.json"):
         paths = RunPaths(path.parent.resolve())
-        if read_status(paths).get("pid") == pid:
+        status = read_status(paths)
+        if status.get("pid") == pid and status.get("at", 0.0) >= since:
             return paths
     return None
 
 
 def _ended(code: int, log_path: Path) -> ForgeError:
-    error = ForgeError(read_last_lines(log_path, num_lines=50) or f"the run ended with {code}")
+    """What `exits.explain` wrote last, which is one line with our name or several without."""
+    said = read_last_lines(log_path, num_lines=50) or f"the run ended with {code}"
+    last = said.rpartition("\n")[2]
+    is_bug = code == ForgeError.exit_code
+    named = last.removeprefix("forge: ")
+    error = ForgeError(said if is_bug or named == last else named)
     error.exit_code = code
     log_path.unlink()
     return error

@@ -1,0 +1,56 @@
+"""A detached run is found by what it writes, and ends with its own words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from forge.errors import Stalled
+from forge.exits import explain
+from forge.runner import detach
+from forge.runner.detach import run_detached
+from forge.store.layout import create_run, write_status
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NO_GPU = "quickstart needs 9 GPUs (train 9); this machine has 0."
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "told"),
+    [
+        (3, f"a plan\nof lines\nforge: {NO_GPU}\n", f"forge: {NO_GPU}\n"),
+        (2, "x.toml:1: a\nx.toml:2: b\n", "x.toml:1: a\nx.toml:2: b\n"),
+        (70, "Traceback ...\nKeyError\nforge: this is a bug in", None),
+        (9, "", "forge: the run ended with 9\n"),
+    ],
+)
+def test_what_ended_it_is_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], code: int, log: str, told: str | None
+) -> None:
+    (tmp_path / "log").write_text(log)
+    error = detach._ended(code, tmp_path / "log")
+    assert not (tmp_path / "log").exists()
+    if told is None:
+        assert str(error) == log
+        return
+    assert explain(error) == code
+    assert capsys.readouterr().err == told
+
+
+def test_an_old_run_with_the_same_pid_is_not_taken_for_it(tmp_path: Path) -> None:
+    old, new = (create_run("x", store_dir=tmp_path) for _ in range(2))
+    write_status(old, {"pid": 7, "at": 100.0})
+    write_status(new, {"pid": 7, "at": 200.0})
+    assert detach._run_of(7, tmp_path, since=150.0) == new
+    assert detach._run_of(7, tmp_path, since=250.0) is None
+
+
+def test_a_command_that_makes_no_run_in_time_is_ended_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(detach, "START_TIMEOUT_S", 0.01)
+    with pytest.raises(Stalled, match="the detached run was silent"):
+        run_detached(["plan", "nothing.toml"], store_dir=tmp_path)
