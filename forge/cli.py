@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from rich.console import RenderableType
 
@@ -53,10 +54,12 @@ def run(
     if detach:
         from forge.config.load import load_experiment
         from forge.runner.detach import run_detached
+        from forge.runner.hub import locate_model
 
-        store_dir = load_experiment(file, overrides=overrides or ()).store.dir
+        experiment = load_experiment(file, overrides=overrides or ())
+        locate_model(experiment.model, say=None if as_json else _say)  # while somebody looks on
         argv = ["run", str(file), *(f"--set={item}" for item in overrides or ())]
-        paths = run_detached(argv, store_dir=store_dir)
+        paths = run_detached(argv, store_dir=experiment.store.dir)
     else:
         from forge.runner.run import run_experiment
 
@@ -149,7 +152,8 @@ def judge(
     from forge.runner.judging import judge_files, make_table, verdict_lines
 
     table = make_table(device=device, isolation=isolation)
-    verdict = judge_files(problem, candidate, table=table)
+    with _waiting("judging", is_shown=not as_json):
+        verdict = judge_files(problem, candidate, table=table)
     _print_json(verdict.to_json()) if as_json else _print_lines(verdict_lines(verdict))
 
 
@@ -173,7 +177,13 @@ def chat(
     request = view.ChatRequest(
         run=run, source=source, name=name, turns=turns, temperature=temperature, seed=seed
     )
-    played = view.chat(request, store_dir=store, say=None if as_json else _write)
+    with _waiting("engine and judge start", is_shown=not as_json) as end_waiting:
+
+        def say(text: str) -> None:
+            end_waiting()
+            _write(text)
+
+        played = view.chat(request, store_dir=store, say=None if as_json else say)
     if as_json:
         _print_json(asdict(played))
 
@@ -303,6 +313,22 @@ def run_command(argv: list[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
+@contextmanager
+def _waiting(words: str, *, is_shown: bool) -> Iterator[Callable[[], None]]:
+    """A moving line with the time on stderr, until the end or until what it yields is called."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    with Progress(
+        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(),
+        console=console, transient=True, redirect_stdout=False, redirect_stderr=False,
+        disable=not (is_shown and console.is_terminal),
+    ) as progress:  # fmt: skip
+        progress.add_task(words, total=None)
+        yield progress.stop
+
+
 def _find(run: str, store: Path) -> RunPaths:
     from forge.store.layout import find_run
 
@@ -338,6 +364,10 @@ def _say_where(paths: RunPaths, *, as_json: bool) -> None:
 
 def _print(text: str) -> None:
     print(text)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def _write(text: str) -> None:

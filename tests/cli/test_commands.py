@@ -9,6 +9,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,7 @@ def test_without_arguments_the_commands_are_listed():
 
 @pytest.mark.parametrize("command", ["run", "resume"])
 def test_elsewhere_than_on_linux_a_run_is_refused_with_exit_3(command, monkeypatch, capsys):
+    sysconfig.get_config_vars()  # imports a module named after the platform, once
     monkeypatch.setattr(sys, "platform", "darwin")
     assert cli.run_command([command, "x"]) == 3
     assert "forge runs on Linux only" in capsys.readouterr().err
@@ -223,6 +225,17 @@ def test_a_detached_run_that_cannot_start_says_why_with_the_same_exit_code(tmp_p
     assert list((tmp_path / "r").iterdir()) == []
 
 
+def test_a_detached_run_fetches_its_model_while_somebody_looks_on(monkeypatch, tmp_path, capsys):
+    def refuse(table, *, say):
+        raise MachineError("the hub cannot be reached")
+
+    monkeypatch.setattr("forge.runner.hub.locate_model", refuse)
+    argv = ["run", "-d", str(QUICKSTART), f"--set=store.dir={tmp_path}/r"]
+    assert cli.run_command(argv) == 3
+    assert capsys.readouterr().err == "forge: the hub cannot be reached\n"
+    assert not (tmp_path / "r").exists()
+
+
 def test_judging_a_file_that_is_no_problem_exits_2_naming_it(tmp_path):
     (tmp_path / "p.py").write_text("class Model: pass\n")
     (tmp_path / "c.py").write_text("x = 1\n")
@@ -232,6 +245,19 @@ def test_judging_a_file_that_is_no_problem_exits_2_naming_it(tmp_path):
     assert "get_inputs" in done.stderr
     done = run("judge", "p.py", "c.py", "--isolation", "weak", cwd=tmp_path)
     assert (done.returncode, "one of auto" in done.stderr) == (2, True)
+
+
+def test_who_waits_for_a_judge_sees_that_it_starts(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    with cli._waiting("judging", is_shown=True) as end_waiting:
+        end_waiting()
+        cli._print("the verdict")
+    shown = capsys.readouterr()
+    assert "judging" in shown.err
+    assert shown.out == "the verdict\n"
+    with cli._waiting("judging", is_shown=False):
+        pass
+    assert capsys.readouterr().err == ""
 
 
 def test_keys_prints_a_table_or_says_which_there_are():
