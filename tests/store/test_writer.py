@@ -107,7 +107,7 @@ def test_any_text_survives(text: str, texts: str) -> None:
 
 
 async def test_putting_nothing_is_no_transaction(tmp_path: Path) -> None:
-    async with open_writer(tmp_path / "toy-1", Options()) as writer:
+    async with open_writer(tmp_path, Options()) as writer:
         await writer.put()
         await writer.put(*small_run())
         await writer.flush()
