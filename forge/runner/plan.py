@@ -132,8 +132,8 @@ def _require(experiment: Experiment, machine: Machine) -> None:
     if machine.free_disk_bytes < store.min_free_bytes:
         raise MachineError(
             f"{store.dir}: {machine.free_disk_bytes / 1e9:.2f} GB of disk are free; a run stops "
-            f"below store.min_free_bytes = {store.min_free_bytes / 1e9:.2f} GB. Put runs "
-            f"elsewhere with --set store.dir=DIR"
+            f"below store.min_free_bytes = {store.min_free_bytes / 1e9:.2f} GB. Free some; a new "
+            f"run can lie elsewhere with --set store.dir=DIR"
         )
     if is_served(experiment) and not serve.python and serve.engine not in machine.engines:
         raise MachineError(
@@ -220,7 +220,7 @@ def _notes(
                 f"for {machine.cores} cores"
             )
     if experiment.model.path and costs.count_params(experiment.model) is None:
-        yield f"{experiment.model.path} is not on this machine yet: nothing is predicted for it"
+        yield f"{experiment.model.path} is no directory here: nothing is predicted for it"
 
 
 def _total(values: list[Any]) -> float | None:
