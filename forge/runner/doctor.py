@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from forge.errors import ForgeError
+from forge.evalpool.judge.sandbox import advice, read_sysctls
 from forge.process.environment import child_env
 from forge.process.sockets import open_socket_dir
 from forge.runner.machine import this_machine
@@ -35,10 +37,6 @@ if (pid := os.fork()) == 0:
     os._exit(0)
 os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
-SANDBOX_FIX = (
-    "allow user namespaces (sysctl user.max_user_namespaces), or run as root; "
-    'judge.isolation = "none" runs without'
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,17 +117,20 @@ def _hardware(machine: Machine, store_dir: Path) -> Iterator[Finding]:
 
 def _sandbox() -> Finding:
     """Tries the namespaces that the judge's sandbox is made of, and a fresh /proc, in a process."""
+    fix = (
+        f'{advice(uid=os.geteuid(), sysctls=read_sysctls())}; judge.isolation = "none" runs without'
+    )
     try:
         done = subprocess.run(
             [sys.executable, "-c", SANDBOX_PROBE],
             env=child_env(threads=1), capture_output=True, text=True, timeout=20, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Finding(name="sandbox", found=f"none: {error}", is_ok=False, fix=SANDBOX_FIX)
+        return Finding(name="sandbox", found=f"none: {error}", is_ok=False, fix=fix)
     if done.returncode == 0:
         return Finding(name="sandbox", found="namespaces")
     why = (done.stderr.strip().splitlines() or ["no words"])[-1]
-    return Finding(name="sandbox", found=f"none: {why}", is_ok=False, fix=SANDBOX_FIX)
+    return Finding(name="sandbox", found=f"none: {why}", is_ok=False, fix=fix)
 
 
 def _sockets() -> Finding:

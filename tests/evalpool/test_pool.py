@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 
 from forge.config.schema import JudgeTable
+from forge.errors import MachineError
 from forge.evalpool import pool as pool_module
 from forge.evalpool.pool import Pool, judge_alone, open_pool
 from forge.process.sockets import open_socket_dir
@@ -20,6 +22,8 @@ from forge.records.verdict import Status
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from forge.process.child import ChildSpec
 
 pytestmark = pytest.mark.anyio
 
@@ -224,10 +228,20 @@ async def test_one_candidate_can_be_judged_alone_without_isolation_if_that_was_w
 
 
 async def test_a_machine_without_a_sandbox_is_a_machine_error(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    error = pool_module._first_failure(
-        RuntimeError("log:\n... MachineError: no sandbox here\nmore")
+    """In a user namespace where nobody is mapped, no other namespace can be had."""
+
+    def in_such_a_namespace(seat: pool_module._Seat, **how: Any) -> ChildSpec:
+        spec = make(seat, **how)
+        return replace(spec, argv=("unshare", "-U", *spec.argv))
+
+    make = pool_module._spec
+    monkeypatch.setattr(pool_module, "_spec", in_such_a_namespace)
+    words = r"^no sandbox for candidates on this machine: .*unshare .*not permitted; .*none"
+    expected = pytest.RaisesGroup(
+        pytest.RaisesExc(MachineError, match=words), flatten_subgroups=True
     )
-    assert str(error) == "no sandbox here"
-    assert error.__class__.__name__ == "MachineError"
+    with open_socket_dir() as folder, expected:
+        async with open_pool(TABLE, socket_dir=folder, log_dir=tmp_path):
+            pass

@@ -30,7 +30,7 @@ from starlette.routing import Route
 from forge.config.schema import JudgeTable
 from forge.errors import MachineError
 from forge.evalpool.judge.references import References
-from forge.evalpool.judge.sandbox import Isolation
+from forge.evalpool.judge.sandbox import Isolation, advice, read_sysctls
 from forge.evalpool.judge.spawner import Spawner, ZygoteGone
 from forge.evalpool.judge.trial import Stamp, Trials
 from forge.process.busy import BusyClock
@@ -200,10 +200,10 @@ def oracle_uid() -> int | None:
 
 def _refuse(error: ZygoteGone) -> None:
     """No sandbox, no judge: says so where the supervisor reads it, and ends with its exit code."""
+    fix = advice(uid=os.geteuid(), sysctls=read_sysctls())
     message = (
-        f"no sandbox for candidates on this machine: {error}. Allow user namespaces (sysctl "
-        f"user.max_user_namespaces, kernel.unprivileged_userns_clone), run as root, or write "
-        f'[judge] isolation = "none"'
+        f"no sandbox for candidates on this machine: {error}; {fix}; "
+        'or write [judge] isolation = "none"'
     )
     logger.error("MachineError: %s", message)
     sys.stderr.flush()

@@ -16,8 +16,13 @@ import os
 import resource
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forge.evalpool.judge import linux, root, seccomp
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 SCRATCH_BYTES = 64 << 20
 SCRATCH_FILES = 4096
@@ -38,6 +43,15 @@ CHILD_ENVIRONMENT = {
 }
 
 
+SYSCTLS = {
+    "kernel.apparmor_restrict_unprivileged_userns": ("1", "0"),
+    "kernel.unprivileged_userns_clone": ("0", "1"),
+    "user.max_user_namespaces": ("0", "16384"),
+}
+"""Each by itself forbids an ordinary user's namespaces: (the value that does, one that does not).
+The first is Ubuntu's, since 23.10; the second Debian's; the third every kernel's."""
+
+
 class Isolation(StrEnum):
     """How strong the sandbox is. Recorded in every verdict."""
 
@@ -55,6 +69,25 @@ class ChildLimits:
     """Its own uid, where we are root."""
     memory_bytes: int
     """Beyond what is mapped already."""
+
+
+def advice(*, uid: int, sysctls: Mapping[str, str]) -> str:
+    """What to change on a machine that refuses the namespaces. `sysctls` as `read_sysctls` has."""
+    if uid == 0:
+        return (
+            "root lacks CAP_SYS_ADMIN here, as in a container by default: start it with --cap-add "
+            "SYS_ADMIN --security-opt seccomp=unconfined --security-opt apparmor=unconfined"
+        )
+    for name, (forbidding, allowing) in SYSCTLS.items():
+        if sysctls.get(name) == forbidding:
+            return f'allow user namespaces: "sudo sysctl -w {name}={allowing}", or run as root'
+    return "no sysctl forbids user namespaces; a container's seccomp profile may: run as root"
+
+
+def read_sysctls() -> dict[str, str]:
+    """Those of SYSCTLS that this kernel has."""
+    paths = {name: Path("/proc/sys", *name.split(".")) for name in SYSCTLS}
+    return {name: path.read_text().strip() for name, path in paths.items() if path.exists()}
 
 
 def enter_zygote_namespaces() -> None:

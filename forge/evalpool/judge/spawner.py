@@ -95,14 +95,17 @@ class Spawner:
         self._sock = ours
 
     def wait_ready(self) -> None:
-        """Raises ZygoteGone: with namespaces forbidden it ends at once, saying why on stderr."""
+        """Raises ZygoteGone: where namespaces are forbidden, with the step that was refused."""
         assert self._sock is not None
         try:
             deadline = time.monotonic() + START_TIMEOUT_S
             if not _has_data(self._sock, deadline=deadline):
                 raise ZygoteGone("the zygote ended while starting")
             pid = proof.peer_pid(self._sock)
-            frame = frames.receive(self._sock, deadline=deadline, expected=(Kind.READY,))
+            expected = (Kind.READY, Kind.FAILED)
+            frame = frames.receive(self._sock, deadline=deadline, expected=expected)
+            if frame.kind is Kind.FAILED:
+                raise ZygoteGone(frame.body["message"])
             self._mounts = proof.read_mounts(pid) | {"/tmp"}
         except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError, OSError) as error:
             raise ZygoteGone(f"the zygote did not get ready: {error}") from error

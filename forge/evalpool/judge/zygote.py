@@ -15,13 +15,17 @@ import signal
 import socket
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge import frames, linux, root, sandbox
 from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.sandbox import ChildLimits, Isolation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 IDLE_S = 1e9
 IMPORT_ENVIRONMENT = {
@@ -134,16 +138,18 @@ def main() -> None:
         return
     isolation = Isolation(config["isolation"])
     plan = root.plan_root()
+    sock = socket.socket(fileno=fd)
     if isolation is Isolation.NAMESPACES:
-        sandbox.enter_zygote_namespaces()
+        with _telling(sock):
+            sandbox.enter_zygote_namespaces()
     pid = os.fork()
     if pid:
-        os.close(fd)
+        sock.close()
         _, status = os.waitpid(pid, 0)
         sys.exit(os.waitstatus_to_exitcode(status) & 0xFF)
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _be_zygote(socket.socket(fileno=fd), isolation=isolation, plan=plan, folder=config["folder"])
+    _be_zygote(sock, isolation=isolation, plan=plan, folder=config["folder"])
 
 
 def _be_zygote(
@@ -153,7 +159,8 @@ def _be_zygote(
     compiler, refused = _import_all()
     namespace = None
     if isolation is Isolation.NAMESPACES:
-        sandbox.enter_root(plan, at=folder)
+        with _telling(sock):
+            sandbox.enter_root(plan, at=folder)
         sys.path[:] = root.sandbox_sys_path(plan)
         sys.path_importer_cache.clear()
         namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
@@ -179,6 +186,16 @@ def _be_zygote(
         zygote.serve()
     except frames.PeerGone:
         return
+
+
+@contextmanager
+def _telling(sock: socket.socket) -> Iterator[None]:
+    """Within, the judge is told which step into the sandbox the machine refused."""
+    try:
+        yield
+    except OSError as error:
+        frames.send(sock, Kind.FAILED, {"message": str(error)})
+        raise
 
 
 def _import_all() -> tuple[Any, type]:
