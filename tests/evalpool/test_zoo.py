@@ -502,8 +502,7 @@ def test_attacks_behind_the_screen_harm_only_themselves(
     code = "N = [3, 4, 5, 6, 7, 8]\n" + attack(statement)
     monkeypatch.setattr(trial, "screen", lambda code, entry_point: Screening(reason="ok"))
     verdict = bench.judge(code)
-    assert verdict.status in (Status.RUNTIME_ERROR, Status.REJECTED)
-    assert verdict.reason in (reason, "exception")
+    assert verdict.reason == reason, verdict.detail
     monkeypatch.undo()
     assert bench.judge(relu_kernel()).status is Status.CORRECT
 

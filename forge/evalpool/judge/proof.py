@@ -1,7 +1,7 @@
 """The judge looks at a child's sandbox from outside, before anything untrusted enters it.
 
-Called by `candidate.py` and `references.py` between a child's HELLO and its first work. What is
-read comes from the kernel (/proc of the child, credentials of its socket), never from the child.
+Called by `spawner.py` between a child's HELLO and its first work. What is read
+comes from the kernel (/proc of the child, credentials of its socket), never from the child.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from forge.evalpool.judge.sandbox import Isolation
 CREDENTIALS = struct.Struct("3i")
 SO_PASSCRED = 16
 SCM_CREDENTIALS = 2
+CAP_SETPCAP = 8
 NAMESPACES = ("pid", "mnt", "ipc", "net")
 
 
@@ -41,7 +42,10 @@ def check_sandbox(
 ) -> None:
     """Raises WeakSandbox unless it has no capability, no way back, and only known mounts."""
     status = _read_status(pid)
-    for field in ("CapEff", "CapPrm", "CapInh", "CapBnd", "CapAmb"):
+    fields = ["CapEff", "CapPrm", "CapInh", "CapAmb"]
+    if isolation is not Isolation.NONE or _may_drop_bounding_set():
+        fields.append("CapBnd")  # else out of reach, and of no use to it with no_new_privs
+    for field in fields:
         if int(status[field], 16) != 0:
             raise WeakSandbox(f"{field} is {status[field]}, not 0")
     if status["NoNewPrivs"] != "1":
@@ -67,6 +71,11 @@ def read_mounts(pid: int) -> frozenset[str]:
     """Mount points of a process as it sees them."""
     with open(f"/proc/{pid}/mountinfo") as file:
         return frozenset(line.split()[4] for line in file)
+
+
+def _may_drop_bounding_set() -> bool:
+    """Whether we could without a user namespace: root can, an ordinary user cannot."""
+    return bool(int(_read_status(os.getpid())["CapEff"], 16) >> CAP_SETPCAP & 1)
 
 
 def _read_status(pid: int) -> dict[str, str]:
