@@ -22,7 +22,6 @@ from forge.process.environment import child_env
 from forge.process.logtail import read_last_lines
 from forge.process.sockets import check_socket_path, open_socket_dir
 from forge.process.uds import open_client, serve_task
-from forge.process.watchdog import Watchdog
 
 
 def make_gpu(index: int, *, vendor: Vendor = Vendor.NVIDIA) -> Gpu:
@@ -158,16 +157,3 @@ def test_busy_seconds_count_overlapping_requests_once():
     with clock.running(), clock.running():
         pass
     assert clock.busy_s == 5.0
-
-
-def test_the_watchdog_names_the_longest_silent_and_forgets_the_idle():
-    dog = Watchdog()
-    dog.expect("judge-0", limit_s=5, doing="judging", now=0)
-    dog.expect("serve-0", limit_s=5, doing="generating", now=1)
-    dog.expect("trainer", limit_s=100, doing="step 3", now=0)
-    assert dog.silent(now=4) == []
-    assert [silence.name for silence in dog.silent(now=7)] == ["judge-0", "serve-0"]
-    dog.progress("judge-0", doing="judging", now=7)
-    dog.release("serve-0")
-    assert dog.silent(now=7) == []
-    assert dog.silent(now=20)[0].doing == "judging"
