@@ -54,7 +54,9 @@ class ControlClient:
                 f"asked: {method} {path}"
             ) from error
         except (ConnectionError, FileNotFoundError, http.client.HTTPException) as error:
-            raise ConfigError(f"{self._path}: no supervisor answers there; it has ended") from error
+            raise ConfigError(
+                f"{self._path}: no supervisor answers there; it has ended or has just begun"
+            ) from error
         finally:
             connection.close()
         if response.status != 200:

@@ -171,7 +171,7 @@ def open_run_lock(paths: RunPaths) -> Iterator[None]:
             holder = os.read(descriptor, 32).decode(errors="replace").strip() or "another process"
             raise ConfigError(
                 f"{paths.root}: already running as pid {holder}; "
-                f'"forge stop {paths.name}" ends it, "forge tui {paths.name}" looks on'
+                f'"forge stop {paths.name}" ends it, "forge status {paths.name}" looks on'
             )
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
