@@ -46,7 +46,7 @@ class TrainerDesk:
     is_stopping: bool = False
     trained_step: int = 0
     last_heard: float = field(default_factory=time.monotonic)
-    """Monotonic time of the trainer's last request; the watchdog reads it."""
+    """Monotonic time of the trainer's last request; its owner watches it."""
     _is_held: bool = False
     _waited_s: float = 0.0
     _waiting_since: float | None = None

@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from forge.runner.context import Run
     from forge.serve.weights import Weights
 
+EXCUSE_EVERY_S = 1.0
+"""Far below every deadline that a held trainer could pass."""
+
 
 async def run_grpo_stage(run: Run, stage: GrpoStage, index: int, *, start: Weights) -> None:
     """An `[[stage]]` of kind grpo. Raises Stopped when the user asked for it, after a
@@ -199,7 +202,7 @@ class _Midway:
 
     async def run(self) -> None:
         """Play them as they are asked for, until `finish`. A stop drops the one being played."""
-        async with self._receive:
+        async with self._send, self._receive:
             async for step in self._receive:
                 async with self._run.stop.dropping() as beside:
                     beside.start_soon(self._excuse_trainer)
@@ -223,7 +226,7 @@ class _Midway:
         """Nobody who waits for a publish shall count the time for which the trainer is held."""
         while True:
             self._published.advance(self._published.step)
-            await anyio.sleep(1.0)
+            await anyio.sleep(EXCUSE_EVERY_S)
 
     async def finish(self) -> None:
         """No more are asked for; wait for the one that is being played, whose every request has a

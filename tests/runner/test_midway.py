@@ -1,0 +1,100 @@
+"""An evaluation in between: the trainer waits for its next batch, and nobody calls it silent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import anyio
+import pytest
+
+from forge.config.schema import EvalTable, GrpoStage
+from forge.rollout.pacing import PublishedSteps
+from forge.runner import grpo
+from forge.runner.desk import TrainerDesk
+from forge.runner.grpo import _Midway
+from forge.runner.stopping import StopRequest
+
+pytestmark = pytest.mark.anyio
+
+
+class Sink:
+    async def put(self, *records: Any) -> None:
+        raise AssertionError("unreachable")
+
+
+class Stage:
+    """A grpo stage whose evaluations take until `played` is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.stop, self.published = StopRequest(resume="resume."), PublishedSteps(2)
+        self.desk = TrainerDesk(stage=3, last_step=9, batches_dir=Path(), sink=Sink())
+        self.desk._offered[3] = Path("3.npz")
+        self.numbers: dict[str, float] = {}
+        self.labels: list[str] = []
+        self.played = anyio.Event()
+        run: Any = SimpleNamespace(
+            experiment=SimpleNamespace(eval=EvalTable(every=2)),
+            of=lambda split: [],
+            stop=self.stop,
+            progress=SimpleNamespace(numbers=self.numbers),
+        )
+        monkeypatch.setattr(grpo, "evaluate", self.evaluate)
+        table = GrpoStage(kind="grpo", steps=9, learning_rate=1e-3)
+        self.midway = _Midway(run, table, self.desk, self.published)
+
+    async def evaluate(self, *args: object, label: str, **kwargs: object) -> SimpleNamespace:
+        self.labels.append(label)
+        await self.played.wait()
+        return SimpleNamespace(pass_at_1=0.25)
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
+    return Stage(monkeypatch)
+
+
+async def test_the_trainer_gets_its_batch_once_the_evaluation_has_been_played(stage: Stage) -> None:
+    answers: list[dict[str, Any]] = []
+
+    async def take() -> None:
+        answers.append(await stage.desk.take(2))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(stage.midway.run)
+        stage.midway.after(1)
+        stage.midway.after(2)
+        tasks.start_soon(take)
+        await anyio.sleep(0.02)
+        assert (stage.labels, answers) == (["grpo-3@2"], [])
+        stage.played.set()
+        await stage.midway.finish()
+    assert answers[0]["kind"] == "batch"
+    assert stage.numbers == {"held_out": 0.25}
+
+
+async def test_who_waits_for_the_held_trainer_does_not_call_it_silent(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpo, "EXCUSE_EVERY_S", 0.01)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(stage.midway.run)
+        stage.midway.after(2)
+        with anyio.move_on_after(0.2) as scope:
+            await stage.published.wait_for(3, timeout_s=0.05)
+        assert scope.cancelled_caught
+        stage.played.set()
+        await stage.midway.finish()
+
+
+async def test_a_stop_drops_the_evaluation_and_lets_the_trainer_go(stage: Stage) -> None:
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(stage.midway.run)
+            stage.midway.after(4)
+            await anyio.wait_all_tasks_blocked()
+            stage.stop.set("stopped by SIGINT")
+            await stage.midway.finish()
+        assert (await stage.desk.take(2))["kind"] == "batch"
+    assert stage.numbers == {}
