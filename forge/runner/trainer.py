@@ -22,7 +22,7 @@ from forge.records import Event, Metrics
 from forge.train.handle import open_trainer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from forge.config.schema import GrpoStage, SftStage
@@ -63,6 +63,8 @@ def plugged(
 
     """
 
+    idleness = Idleness(now=time.monotonic(), busy=run.busy())
+
     async def on_publish(path: Path, step: int, probe: Probe | None) -> int:
         row = await run.weights.publish(
             path, stage=desk.stage, step=step, probe=probe, keep=keep(step)
@@ -72,7 +74,7 @@ def plugged(
         values = {
             "weights/publish/seconds": row.publish_s,
             "weights/probe_gap/mean": row.probe_gap,
-            **idle_shares(run),
+            **idleness.since_last(now=time.monotonic(), busy=run.busy()),
         }
         await run.writer.put(Metrics(stage=desk.stage, step=step, at=time.time(), values=values))
         published.advance(step)
@@ -100,10 +102,21 @@ def plugged(
         control.desk = control.on_publish = control.on_progress = None
 
 
-def idle_shares(run: Run) -> dict[str, float]:
-    """Idle share by role since the stage began, 0..1; also updates the display."""
-    run.progress.measure_idle(run.busy())
-    return {f"idle/{role}/share": share for role, share in run.progress.idle.items()}
+class Idleness:
+    """Seconds from one publish to the next, and how many of them each role had nothing to do."""
+
+    def __init__(self, *, now: float, busy: Mapping[str, float]) -> None:
+        self._at, self._busy = now, busy
+
+    def since_last(self, *, now: float, busy: Mapping[str, float]) -> dict[str, float]:
+        """Metrics of a step. `busy` is busy seconds so far, by role; a role may come in between."""
+        passed = now - self._at
+        idle = {role: passed - s + self._busy.get(role, 0.0) for role, s in busy.items()}
+        self._at, self._busy = now, busy
+        return {
+            "step/wall/seconds": passed,
+            **{f"idle/{role}/seconds": min(max(s, 0.0), passed) for role, s in idle.items()},
+        }
 
 
 async def own_trainer(

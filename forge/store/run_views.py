@@ -194,10 +194,12 @@ CREATE VIEW v_metrics AS
     FROM metrics GROUP BY stage, step, key;
 
 CREATE VIEW v_idle AS
-    -- share of each step in which trainer, replicas and judges had nothing to do
-    SELECT stage, step, substr(key, 6, instr(substr(key, 6), '/') - 1) AS role,
-        value AS idle_share, at
-    FROM v_metrics WHERE key LIKE 'idle/%/share';
+    -- seconds of each step, and those in which trainer, replicas and judges had nothing to do
+    SELECT i.stage, i.step, substr(i.key, 6, instr(substr(i.key, 6), '/') - 1) AS role,
+        i.value AS idle_s, w.value AS step_s, i.value / w.value AS idle_share, i.at
+    FROM v_metrics i JOIN v_metrics w
+        ON w.stage = i.stage AND w.step = i.step AND w.key = 'step/wall/seconds'
+    WHERE i.key LIKE 'idle/%/seconds';
 
 CREATE VIEW v_evaluations AS
     -- every evaluation, oldest first

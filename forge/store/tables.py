@@ -198,7 +198,7 @@ CREATE TABLE metrics (
     attempt INTEGER NOT NULL,
     stage INTEGER NOT NULL,
     step INTEGER NOT NULL,
-    key TEXT NOT NULL,               -- area/thing/stat: train/loss/mean, idle/trainer/share
+    key TEXT NOT NULL,               -- area/thing/stat: train/loss/mean, idle/trainer/seconds
     value REAL,                      -- null for a number that is not finite
     at REAL NOT NULL,
     PRIMARY KEY (stage, step, key, attempt)

@@ -51,7 +51,7 @@ FROM v_samples GROUP BY stage, staleness ORDER BY stage, staleness
 """
 
 IDLE = """
-SELECT stage, role, round(avg(idle_share), 3) AS idle_share, count(*) AS num_steps
+SELECT stage, role, round(sum(idle_s) / sum(step_s), 3) AS idle_share, count(*) AS num_steps
 FROM v_idle GROUP BY stage, role ORDER BY stage, role
 """
 

@@ -48,7 +48,7 @@ def load_show(reader: RunReader) -> dict[str, Any]:
             reader, "SELECT status, count(*) FROM verdicts GROUP BY status ORDER BY 2 DESC"
         ),
         "idle": _counts(
-            reader, "SELECT role, avg(idle_share) FROM v_idle GROUP BY role ORDER BY role"
+            reader, "SELECT role, sum(idle_s) / sum(step_s) FROM v_idle GROUP BY role ORDER BY role"
         ),
         "policy_version": standing.policy_version,
     }

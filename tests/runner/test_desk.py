@@ -15,6 +15,7 @@ from forge.rollout.batches import Batch
 from forge.runner import desk as desk_module
 from forge.runner.desk import TrainerDesk
 from forge.runner.grpo import _offer
+from forge.runner.trainer import Idleness
 
 pytestmark = pytest.mark.anyio
 
@@ -158,6 +159,18 @@ async def test_a_held_trainer_can_be_stopped(tmp_path: Path) -> None:
     desk.hold()
     desk.stop()
     assert await desk.take(0) == {"kind": "stop"}
+
+
+async def test_idle_seconds_are_those_of_the_step_not_of_the_stage() -> None:
+    idleness = Idleness(now=100.0, busy={"serve": 5.0})
+    first = idleness.since_last(now=110.0, busy={"serve": 15.0, "trainer": 2.0})
+    second = idleness.since_last(now=114.0, busy={"serve": 16.0, "trainer": 6.0})
+    assert first == {
+        "step/wall/seconds": 10.0, "idle/serve/seconds": 0.0, "idle/trainer/seconds": 8.0
+    }  # fmt: skip
+    assert second == {
+        "step/wall/seconds": 4.0, "idle/serve/seconds": 3.0, "idle/trainer/seconds": 0.0
+    }  # fmt: skip
 
 
 async def test_a_stop_is_the_answer_to_every_further_take(tmp_path: Path) -> None:

@@ -289,8 +289,9 @@ def small_run(seed: int = 0) -> list:
                 out += [use(s, step=step, staleness=step - 1) for s in offered]
         values = {
             "train/loss/mean": 1.0 / step,
-            "idle/trainer/share": 0.4,
-            "idle/judges/share": 0.6,
+            "step/wall/seconds": float(step),
+            "idle/trainer/seconds": 0.4 * step,
+            "idle/judges/seconds": 1.2 if step == 3 else 0.0,  # 0.4 of the last, the longest step
         }
         out.append(Metrics(stage=1, step=step, at=1_010.0 + step, values=values))
         out.append(

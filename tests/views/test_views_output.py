@@ -72,7 +72,7 @@ def test_show_has_what_programs_ask_for(root: Path) -> None:
         ("grpo-1", "started"),
     ]
     assert data["counters"]["turns"] == sum(data["verdicts"].values()) == 24
-    assert data["idle"] == pytest.approx({"judges": 0.6, "trainer": 0.4})
+    assert data["idle"] == pytest.approx({"judges": 0.2, "trainer": 0.4})
     assert data["best_kernel"]["problem_id"] == "matmul-0001"
 
 
@@ -250,7 +250,7 @@ def test_progress_says_where_the_run_stands(tmp_path: Path) -> None:
         later = load_standing(reader, now=last + 1_000)
     assert now.state == "killed"
     assert (now.step, now.num_turns, now.policy_version) == (3, 24, 3)
-    assert now.idle == pytest.approx({"judges": 0.6, "trainer": 0.4})
+    assert now.idle == pytest.approx({"judges": 0.4, "trainer": 0.4})
     assert now.pass_at_1 == 0.5
     assert now.judged_per_s == pytest.approx(24, rel=0.5)
     assert now.tokens_per_s == pytest.approx(24 * 12, rel=0.5)
