@@ -6,19 +6,23 @@ import os
 import signal
 import sqlite3
 import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 
 from forge.config.load import load_experiment
+from forge.config.schema import LimitsTable
 from forge.control import ControlClient
 from forge.errors import ChildDied, MachineError
 from forge.exits import ending_of
 from forge.process.child import ChildSpec, open_child
 from forge.runner import run as run_module
 from forge.runner.console import Console
-from forge.runner.run import Past, _supervise, _Work
+from forge.runner.progress import Progress
+from forge.runner.run import Past, _keep_counters, _supervise, _Work
+from forge.runner.stopping import StopRequest
 from forge.store.layout import RunPaths, create_run, read_status, write_file
 
 if TYPE_CHECKING:
@@ -173,3 +177,25 @@ async def test_a_store_that_failed_is_told_before_the_stop_that_it_could_not_rec
     ending = await supervised.end(work)
     assert ending is not None
     assert (ending.code, ending.words) == (3, "run.db: the disk is full")
+
+
+async def test_a_limit_stops_an_attempt_as_a_first_ctrl_c_does() -> None:
+    stop, said = StopRequest(resume="resume."), []
+    stats = SimpleNamespace(generated_tokens=100, num_judged=7)
+    run: Any = SimpleNamespace(
+        experiment=SimpleNamespace(limits=LimitsTable(tokens=100)),
+        progress=Progress(run="x-1", num_stages=1),
+        replicas=SimpleNamespace(stats=lambda: stats),
+        pool=SimpleNamespace(stats=lambda: stats),
+        busy=dict,
+        stop=stop,
+        console=SimpleNamespace(say=said.append),
+    )
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_keep_counters, run)
+            await stop.wait()
+            await anyio.wait_all_tasks_blocked()
+            tasks.cancel_scope.cancel()
+    assert said == ["limits.tokens = 100 reached: finishing the step and saving"]
+    assert str(stop.stopped()).startswith("limits.tokens = 100 reached; everything is saved.")
