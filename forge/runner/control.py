@@ -45,12 +45,11 @@ class Control:
         *,
         status: Callable[[], dict[str, Any]],
         stop: Callable[[str], None],
-        version: Callable[[], int],
     ) -> None:
         self.desk: TrainerDesk | None = None
         self.on_progress: Callable[[int, dict[str, float]], Awaitable[None]] | None = None
         self.on_trained: Callable[[int, dict[str, float]], None] = lambda step, metrics: None
-        self._status, self._stop, self._version = status, stop, version
+        self._status, self._stop = status, stop
         self.on_publish: Callable[[Path, int, Probe | None], Awaitable[int]] | None = None
         self.failure: Exception | None = None
         self._failed = anyio.Event()

@@ -190,9 +190,7 @@ async def _open_and_run(
     the work down, signals are still heard and the ends of children recorded."""
     stop = StopRequest(resume=f'"forge resume {paths.root}" continues')
     observer = StoreObserver(writer, attempt)
-    control = Control(
-        status=progress.snapshot, stop=stop.set, version=lambda: progress.policy_version
-    )
+    control = Control(status=progress.snapshot, stop=stop.set)
     working = anyio.CancelScope()
     with open_socket_dir() as socket_dir:
         control_socket = socket_dir / "control.sock"

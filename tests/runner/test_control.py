@@ -36,9 +36,7 @@ class Recorder:
 
 def new_control(**kwargs: Any) -> Control:
     stopped: list[str] = []
-    return Control(
-        **{"status": lambda: {"run": "x-1"}, "stop": stopped.append, "version": lambda: 3, **kwargs}
-    )
+    return Control(**{"status": lambda: {"run": "x-1"}, "stop": stopped.append, **kwargs})
 
 
 def new_desk(path: Path) -> TrainerDesk:
