@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge.store.reader import RunReader, open_run
 from forge.views.standing import load_stages, load_standing
-from forge.views.terminal import percent, printable, printable_values
+from forge.views.terminal import percent, printable_values
 
 if TYPE_CHECKING:
     from rich.console import Group as RichGroup
@@ -93,7 +93,6 @@ def load_counters(reader: RunReader) -> dict[str, int]:
 def render_show(data: dict[str, Any]) -> RichGroup:
     """The same object as tables."""
     from rich.console import Group as RichGroup
-    from rich.syntax import Syntax
     from rich.text import Text
 
     counters = data["counters"]
@@ -115,22 +114,28 @@ def render_show(data: dict[str, Any]) -> RichGroup:
         )
     if data["evaluations"]:
         parts += [Text(""), render_evaluations(data["evaluations"])]
-    best = data["best_kernel"]
-    if best is not None:
-        speed = (
-            f"{best['speedup']:.2f}x"
-            if best["speedup"] is not None
-            else f"{best['num_launches']} launch(es)"
-        )
-        parts += [
-            Text(""),
-            Text(
-                f"best kernel: {best['problem_id']}, {speed}, {best['turn_id']} (by "
-                f"{best['ranked_by']})"
-            ),
-            Syntax(printable(best["code"] or ""), "python", background_color="default"),
-        ]
+    if data["best_kernel"] is not None:
+        parts += [Text(""), render_best_kernel(data["best_kernel"])]
     return RichGroup(*parts)
+
+
+def render_best_kernel(best: dict[str, Any]) -> RichGroup:
+    """Where it stands and its code, which a model wrote: control characters are made visible."""
+    from rich.console import Group as RichGroup
+    from rich.syntax import Syntax
+    from rich.text import Text
+
+    best = printable_values(best)
+    speed = (
+        f"{best['speedup']:.2f}x"
+        if best["speedup"] is not None
+        else f"{best['num_launches']} launch(es)"
+    )
+    place = f"{best['problem_id']}, {speed}, {best['turn_id']} (by {best['ranked_by']})"
+    return RichGroup(
+        Text(f"best kernel: {place}"),
+        Syntax(best["code"] or "", "python", background_color="default"),
+    )
 
 
 def render_evaluations(evaluations: list[dict[str, Any]]) -> RichTable:
