@@ -27,6 +27,10 @@ REQUIRED = ("Model", "get_inputs", "get_init_inputs")
 
 Constant = int | float | bool | str
 
+Span = tuple[int, int, int, int]
+"""Of a value in the source: first line and column, last line and end column, from 0; columns in
+bytes, as `ast` has them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProblemFile:
@@ -36,8 +40,8 @@ class ProblemFile:
     source: str
     names: frozenset[str]
     """Defined at module level."""
-    constants: Mapping[str, tuple[ast.expr, ...]]
-    """Value expressions by the name that they are assigned to."""
+    constants: Mapping[str, tuple[Span, ...]]
+    """Where the values stand, by the name that they are assigned to."""
 
 
 def load_directory(table: ProblemsTable, *, seed: int) -> list[Problem]:
@@ -91,9 +95,9 @@ def parse_file(path: Path) -> ProblemFile:
         raise ConfigError(f"{path}: cannot be read: {err}") from err
     except (SyntaxError, ValueError) as err:
         raise ConfigError(f"{path}:{getattr(err, 'lineno', 0) or 0}: no Python: {err}") from err
-    constants: dict[str, tuple[ast.expr, ...]] = {}
+    constants: dict[str, tuple[Span, ...]] = {}
     for name, value in _assignments(tree):
-        constants[name] = (*constants.get(name, ()), value)
+        constants[name] = (*constants.get(name, ()), _span(value))
     names = frozenset(_definitions(tree)) | constants.keys()
     missing = [name for name in REQUIRED if name not in names]
     if missing:
@@ -105,22 +109,24 @@ def parse_file(path: Path) -> ProblemFile:
 
 
 def override(file: ProblemFile, overrides: Mapping[str, Constant]) -> str:
-    """The source with new values for the module constants that it has; all else stays."""
-    edits = [
-        (value, repr(overrides[name]))
-        for name, values in file.constants.items()
-        if name in overrides
-        for value in values
-    ]
-    lines = [line.encode() for line in file.source.splitlines(keepends=True)]  # offsets are bytes
-    for value, text in sorted(
-        edits, key=lambda edit: (edit[0].lineno, edit[0].col_offset), reverse=True
-    ):
-        last = (value.end_lineno or value.lineno) - 1
-        first = value.lineno - 1
-        tail = lines[last][value.end_col_offset :]
-        lines[first : last + 1] = [lines[first][: value.col_offset] + text.encode() + tail]
-    return b"".join(lines).decode()
+    """The source with new values for the module constants that it has; all else stays.
+
+    Raises ConfigError where constants share a value, as in `a = b = 4`, and are to differ.
+    """
+    edits: dict[Span, str] = {}
+    for name in sorted(file.constants.keys() & overrides.keys()):
+        text = repr(overrides[name])
+        for span in file.constants[name]:
+            if any(_clash((span, text), other) for other in edits.items()):
+                raise ConfigError(
+                    f"{file.path}:{span[0] + 1}: {name} shares its value with another constant; "
+                    "problems.overrides gives them different ones"
+                )
+            edits[span] = text
+    lines = file.source.encode().split(b"\n")  # what the parser calls a line; splitlines has more
+    for (first, start, last, end), text in sorted(edits.items(), reverse=True):
+        lines[first : last + 1] = [lines[first][:start] + text.encode() + lines[last][end:]]
+    return b"\n".join(lines).decode()
 
 
 def to_problem(
@@ -163,6 +169,18 @@ def _definitions(tree: ast.Module) -> Iterator[str]:
             yield node.name
         elif isinstance(node, ast.ImportFrom):
             yield from (alias.asname or alias.name for alias in node.names)
+
+
+def _span(value: ast.expr) -> Span:
+    assert value.end_lineno is not None
+    assert value.end_col_offset is not None
+    return value.lineno - 1, value.col_offset, value.end_lineno - 1, value.end_col_offset
+
+
+def _clash(a: tuple[Span, str], b: tuple[Span, str]) -> bool:
+    """Whether two edits touch one another and are not the same."""
+    (one, _), (other, _) = a, b
+    return a != b and one[:2] < other[2:] and other[:2] < one[2:]
 
 
 def _assignments(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:

@@ -72,6 +72,22 @@ def test_a_constant_is_overridden_and_all_else_stays(folder: Path) -> None:
     assert changed.replace("0.5", "1.5") == expected
 
 
+def test_a_line_is_what_the_parser_calls_one(folder: Path) -> None:
+    path = folder / "level1" / "feed.py"
+    path.write_text('"""a\f\u2028b"""\n' + SOURCE, encoding="utf-8")
+    assert "rows = 16  # é\n" in override(parse_file(path), {"rows": 16})
+
+
+def test_constants_that_share_a_value_are_overridden_alike_or_not_at_all(folder: Path) -> None:
+    path = folder / "level1" / "shared.py"
+    path.write_text("a = b = 4\n" + SOURCE, encoding="utf-8")
+    file = parse_file(path)
+    assert override(file, {"a": 16, "b": 16}).startswith("a = b = 16\n")
+    assert override(file, {"b": 16}).startswith("a = b = 16\n")
+    with pytest.raises(ConfigError, match=r"shared.py:1: b shares its value with another"):
+        override(file, {"a": 16, "b": 8})
+
+
 def test_only_constants_of_the_module_are_overridden(folder: Path) -> None:
     problem = load_problem(folder / "level1/1_Relu.py", overrides={"rows": 16})
     assert "        rows = 1\n" in problem.source
