@@ -143,7 +143,7 @@ def list_runs(store_dir: Path) -> list[RunPaths]:
     found = [
         RunPaths(path.resolve()) for path in store_dir.iterdir() if (path / "run.db").is_file()
     ]
-    return sorted(found, key=lambda run: run.run_db.stat().st_ctime_ns)
+    return sorted(found, key=_begun_at)
 
 
 def next_attempt(paths: RunPaths) -> int:
@@ -228,6 +228,12 @@ def _numbered(store_dir: Path) -> list[tuple[str, int]]:
         return []
     matches = (_RUN_NAME.match(entry) for entry in os.listdir(store_dir))
     return [(m["name"], int(m["number"])) for m in matches if m]
+
+
+def _begun_at(paths: RunPaths) -> int:
+    """When the run began, in ns: its experiment is written once, its database again and again."""
+    file = paths.experiment if paths.experiment.exists() else paths.run_db
+    return file.stat().st_mtime_ns
 
 
 def _written_at(paths: RunPaths) -> int:

@@ -17,6 +17,7 @@ from forge.store.layout import (
     create_run,
     find_run,
     is_owned,
+    list_runs,
     next_attempt,
     open_run_lock,
     read_status,
@@ -50,6 +51,15 @@ def test_a_run_is_found_by_path_name_number_and_last(tmp_path: Path) -> None:
     assert find_run("toy-4", store_dir=tmp_path) == runs[3]
     assert find_run("toy", store_dir=tmp_path) == runs[10]
     assert find_run("last", store_dir=tmp_path) == other
+
+
+def test_runs_are_listed_as_they_began_whichever_was_written_last(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path, "toy") for _ in range(3)]
+    for began, run in zip((2_000, 1_000, 3_000), runs, strict=True):
+        run.experiment.touch()
+        os.utime(run.experiment, (began, began))
+    os.utime(runs[1].run_db)
+    assert list_runs(tmp_path) == [runs[1], runs[0], runs[2]]
 
 
 def test_an_unknown_run_is_one_line_with_a_suggestion(tmp_path: Path) -> None:
