@@ -59,8 +59,8 @@ class Progress:
     idle: dict[str, float] = field(default_factory=dict)
     """Idle share of trainer, serve and judge in the current stage, 0..1."""
     policy_version: int = 0
-    done_before: int = 0
-    """Of `done`, what an earlier attempt did: it says nothing of today's pace."""
+    _paced_from: tuple[float, int] = (0.0, 0)
+    """Since when, and from which `done`, the pace counts."""
     _busy_at_start: dict[str, float] = field(default_factory=dict)
 
     def enter(
@@ -68,8 +68,14 @@ class Progress:
     ) -> None:
         """Begin a stage."""
         self.label, self.stage, self.done, self.total, self.unit = label, stage, 0, total, unit
-        self.stage_started_at, self.done_before = time.monotonic(), 0
+        self.stage_started_at = time.monotonic()
+        self._paced_from = (self.stage_started_at, 0)
         self.numbers, self.idle, self._busy_at_start = {}, {}, dict(busy)
+
+    def begin_at(self, done: int) -> None:
+        """The first word of a trainer: what lies before it is start-up, or another attempt's, and
+        says nothing of the pace."""
+        self.done, self._paced_from = done, (time.monotonic(), done)
 
     def measure_idle(self, busy: Mapping[str, float]) -> None:
         """Idle share by role: 1 - busy seconds / wall seconds since the stage began. `busy`
@@ -82,11 +88,11 @@ class Progress:
 
     def eta_s(self) -> float | None:
         """Seconds to the end of the stage at the pace so far; None before anything is done."""
-        done_now = self.done - self.done_before
-        if not done_now or not self.total:
+        since, done_before = self._paced_from
+        if self.done <= done_before or not self.total:
             return None
-        spent = time.monotonic() - self.stage_started_at
-        return spent * (self.total - self.done) / done_now
+        pace_s = (time.monotonic() - since) / (self.done - done_before)
+        return pace_s * (self.total - self.done)
 
     def snapshot(self) -> dict[str, Any]:
         """As JSON: for STATUS.json, `forge status` and the console."""

@@ -87,8 +87,8 @@ def plugged(
 
     def on_trained(step: int, metrics: dict[str, float]) -> None:
         progress = run.progress
-        if not progress.done:  # the first report of a stage, which may go on from a checkpoint
-            progress.done_before = step - 1
+        if not progress.done:
+            progress.begin_at(step)
         progress.done = max(progress.done, step)
         progress.numbers.update({SHOWN[key]: metrics[key] for key in SHOWN if key in metrics})
 
