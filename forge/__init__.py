@@ -1,7 +1,8 @@
 """forge: one command that turns a language model into one that writes fast, correct Triton kernels.
 
 From Python: `forge.open("quickstart-1").rows("SELECT * FROM v_steps")` reads a run, and
-`forge.solve("def f(x): return torch.relu(x)")` asks the latest run's model for a kernel.
+`forge.solve("def f(x): return torch.relu(x)")` asks the latest run's model for a kernel; in
+Jupyter, `await forge.asolve(...)`.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from forge.runner.chat import solve
+    from forge.runner.chat import asolve, solve
     from forge.store.reader import open_run as open
 
 __version__ = "0.1.0"
 
-__all__ = ["open", "solve"]
+__all__ = ["asolve", "open", "solve"]
 
 
 def __getattr__(name: str) -> Any:
@@ -23,8 +24,8 @@ def __getattr__(name: str) -> Any:
         from forge.store.reader import open_run
 
         return open_run
-    if name == "solve":
-        from forge.runner.chat import solve
+    if name in ("asolve", "solve"):
+        from forge.runner import chat
 
-        return solve
+        return getattr(chat, name)
     raise AttributeError(f"module 'forge' has no attribute {name!r}")

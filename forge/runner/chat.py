@@ -1,5 +1,5 @@
-"""`forge chat RUN[@step]` and `forge.solve(code)`: ask a run's model for a kernel, judge every
-turn, store it with the run.
+"""`forge chat RUN[@step]`, `forge.solve(code)` and `forge.asolve(code)`: ask a run's model for a
+kernel, judge every turn, store it with the run.
 
 The same loop as in training plays one rollout; only its Generate port differs, which shows tokens
 as they come.
@@ -7,10 +7,12 @@ as they come.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,21 +67,53 @@ def solve(
     """A kernel for a torch function or problem file, from Python:
     `forge.solve(code).turns[-1].code`.
 
-    Raises ConfigError for a run or a text that cannot be used, MachineError where engine or sandbox
-    cannot be had.
+    Raises ConfigError for a run or a text that cannot be used, and inside an event loop, where
+    `asolve` is for.
     """
+    if _has_event_loop():
+        raise ConfigError(
+            "forge.solve: an event loop is running here, as in Jupyter; use `await forge.asolve()`"
+        )
     return chat(ChatRequest(run=run, source=code, turns=turns), store_dir=store_dir, say=say)
+
+
+async def asolve(
+    code: str,
+    *,
+    run: str = "last",
+    turns: int = 3,
+    store_dir: Path = Path("runs"),
+    say: Say | None = None,
+) -> Trajectory:
+    """`solve` for an event loop of the main thread (asyncio), as Jupyter has one:
+    `(await forge.asolve(code)).turns[-1].code`.
+    """
+    request = ChatRequest(run=run, source=code, turns=turns)
+    return await achat(request, store_dir=store_dir, say=say)
 
 
 def chat(request: ChatRequest, *, store_dir: Path, say: Say | None = None) -> Trajectory:
     """Play one rollout and store it as a group of purpose `chat`. `say` receives text as it
     comes."""
+    return anyio.run(partial(achat, request, store_dir=store_dir, say=say))
+
+
+async def achat(request: ChatRequest, *, store_dir: Path, say: Say | None = None) -> Trajectory:
+    """`chat` inside an event loop."""
     name, _, step = request.run.partition("@")
     paths = find_run(name, store_dir=store_dir)
     problem = from_source(request.source, name=request.name)
     weights = find_weights(paths, step)
     with open_run_lock(paths):
-        return anyio.run(_chat, paths, weights, problem, request, say or (lambda text: None))
+        return await _chat(paths, weights, problem, request, say or (lambda text: None))
+
+
+def _has_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def find_weights(paths: RunPaths, step: str) -> Weights:

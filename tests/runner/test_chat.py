@@ -1,0 +1,79 @@
+"""Asking a run's model: which weights answer, and from where it may be asked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+import forge
+from forge.errors import ConfigError
+from forge.records import Event, PolicyVersion
+from forge.runner.chat import find_weights
+from forge.serve.weights import Weights
+from forge.store.layout import RunPaths
+from tests.store.storefactory import attempt, write_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FUNCTION = "def f(x):\n    return torch.tanh(x)\n"
+
+
+def run_with(root: Path, *published: int, start: Weights, adapters: bool = False) -> RunPaths:
+    """A run that has published these steps, of which step 2 was not kept."""
+    records: list = [attempt()]
+    data = {"stage": 0, "weights": start.to_json()}
+    records.append(Event(at=1.0, kind="stage_start", message="sft-0", data=data))
+    for version, step in enumerate(published, start=1):
+        path = root / "weights" / f"w{step}"
+        if step != 2:
+            path.mkdir(parents=True)
+            if adapters:
+                (path / "adapter_config.json").write_text("{}")
+        records.append(
+            PolicyVersion(
+                version=version, attempt=1, stage=0, step=step, path=str(path),
+                sha256="", publish_s=0.0, probe_gap=0.0,
+            )
+        )  # fmt: skip
+    anyio.run(write_run, root, records)
+    return RunPaths(root)
+
+
+def test_the_newest_weights_that_were_kept_answer(tmp_path: Path) -> None:
+    start = Weights(full=tmp_path / "init")
+    paths = run_with(tmp_path / "toy-1", 1, 3, 2, start=start)
+    weights = tmp_path / "toy-1" / "weights"
+    assert find_weights(paths, "") == Weights(full=weights / "w3", version=2, full_version=2)
+    assert find_weights(paths, "1").full == weights / "w1"
+    with pytest.raises(ConfigError, match=r"toy-1@2: no weights .*; there are: 1, 3"):
+        find_weights(paths, "2")
+
+
+def test_an_adapter_answers_on_the_checkpoint_it_was_trained_on(tmp_path: Path) -> None:
+    base, given = tmp_path / "base", tmp_path / "given"
+    start = Weights(full=base, adapter=given)
+    paths = run_with(tmp_path / "toy-1", 1, start=start, adapters=True)
+    trained = tmp_path / "toy-1" / "weights" / "w1"
+    assert find_weights(paths, "") == Weights(full=base, adapter=trained, version=1)
+    unpublished = run_with(tmp_path / "toy-2", start=start)
+    assert find_weights(unpublished, "") == start
+
+
+def test_a_run_without_a_model_says_so(tmp_path: Path) -> None:
+    anyio.run(write_run, tmp_path / "toy-1", [attempt()])
+    with pytest.raises(ConfigError, match="toy-1: it has no model yet"):
+        find_weights(RunPaths(tmp_path / "toy-1"), "")
+
+
+async def ask(store_dir: Path) -> None:
+    with pytest.raises(ConfigError, match=r"await forge\.asolve"):
+        forge.solve(FUNCTION, store_dir=store_dir)
+    with pytest.raises(ConfigError, match="run"):
+        await forge.asolve(FUNCTION, store_dir=store_dir)
+
+
+def test_in_an_event_loop_solve_names_what_works_there(tmp_path: Path) -> None:
+    anyio.run(ask, tmp_path)
