@@ -62,12 +62,65 @@ def test_what_kernels_need_is_fine() -> None:
         ("f = __builtins__", "forbidden_name"),
         ("f = getattr(torch, 'o' + 'ps')", "forbidden_call"),
         ("f = getattr(torch, '_C')", "forbidden_call"),
+        # The same under another name, or by another way.
+        ("import torch as t; f = t.compile", "forbidden_attribute"),
+        ("from torch import nn; f = nn.utils", "forbidden_attribute"),
+        ("f = torch.nn.functional.torch", "forbidden_attribute"),
+        ("t = torch", "forbidden_name"),
+        ("for t in (torch,): t.compile", "forbidden_name"),
+        ("from torch import *", "forbidden_import"),
+        ("f = torch.builtins.exec", "forbidden_attribute"),
+        ("f = torch.os.system", "forbidden_attribute"),
+        ("f = torch.sys.modules", "forbidden_attribute"),
+        ("f = F.importlib.import_module", "forbidden_attribute"),
+        ("f = ModelNew().x.threading", "forbidden_attribute"),
+        ("from torch import sys", "forbidden_import"),
+        ("g = getattr; g(torch, '_C')", "forbidden_name"),
+        ("f = functools.reduce(getattr, ['nn'], F)", "forbidden_name"),
+        ("f = getattr(torch, 'compile')", "forbidden_call"),
+        ("setattr(tl, 'exp', None)", "forbidden_call"),
+        ("tl.exp = None", "forbidden_attribute"),
+        ("import typing; typing.get_type_hints(k)", "forbidden_attribute"),
+        ("from typing import get_type_hints", "forbidden_import"),
+        ("import numpy as np; f = np.asarray(x)", "forbidden_attribute"),
+        ("f = vars(F)", "forbidden_name"),
     ],
 )
 def test_what_cheats_need_is_refused_with_its_line(line: str, reason: str) -> None:
     screening = screen(HONEST + line, entry_point="ModelNew")
     assert screening.reason == reason
     assert screening.detail.startswith(f"line {HONEST.count(chr(10)) + 1}: {line}")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def f(input, vars): return [input for _ in vars(input)]",
+        "def f(x): return torch.select(x, 0, 1).copy_(x) if hasattr(tl, 'exp2') else x",
+        "def f(x): return getattr(torch, 'float16'), x.load([0]), F.relu(x), math.pi",
+        "class A:\n    def __init__(self): self.types, self.compile = 1, 2",
+        "torch.backends.cuda.matmul.allow_tf32 = True",
+        "import numpy as np; f = np.sqrt(2) * np.prod([2, 3])",
+        "from torch import Tensor, nn; f = isinstance(nn.Linear, Tensor)",
+    ],
+)
+def test_what_only_looks_like_a_cheat_is_fine(code: str) -> None:
+    screening = screen(f"{HONEST}\n{code}\n", entry_point="ModelNew")
+    assert screening.reason == "ok", screening.detail
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def f(vars): return 1\ndef g(): return vars(F)",
+        "def f():\n    if 0: vars = 1\n    def g(): global vars; return vars(F)",
+        "class A:\n    if 0: vars = 1\n    d = vars(F)",
+        "if 0: vars = 1\nd = vars(F)",
+        "match F:\n    case object(torch=t): t.compile",
+    ],
+)
+def test_a_name_bound_elsewhere_still_means_the_builtin(code: str) -> None:
+    assert screen(f"{HONEST}\n{code}\n", entry_point="ModelNew").reason.startswith("forbidden_")
 
 
 def test_a_syntax_error_is_told_with_its_line() -> None:
