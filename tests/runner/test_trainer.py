@@ -68,7 +68,7 @@ class Stage:
         self.on_restart: Callable[[], None] = lambda: None
         self.desk = TrainerDesk(stage=1, last_step=5, batches_dir=folder, sink=self.writer)
         self.progress = Progress(run="x-1", num_stages=2)
-        self.control = Control(status=dict, stop=self.stop.set, version=lambda: 0)
+        self.control = Control(status=dict, stop=self.stop.set)
         self.run: Any = SimpleNamespace(
             experiment=SimpleNamespace(model=None, rollout=None, seed=0),
             paths=RunPaths(folder),
