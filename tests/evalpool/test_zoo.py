@@ -228,6 +228,13 @@ def test_an_exception_is_told_with_its_line(bench: Any) -> None:
     assert verdict.detail == "line 15: return z\nNameError: name 'z' is not defined"
 
 
+def test_the_failing_line_is_quoted_as_it_was_written(bench: Any) -> None:
+    verdict = bench.judge(relu_kernel("q/value/2"))
+    assert "tl.store(y + i, q/value/2, mask=i < n)" in verdict.detail
+    verdict = bench.judge(relu_kernel(end="raise ValueError('no /usr/lib/x.so; a/b/c')"))
+    assert verdict.detail.endswith("ValueError: no x.so; a/b/c")
+
+
 def test_an_unknown_language_function_is_a_compile_error_with_its_line(bench: Any) -> None:
     verdict = bench.judge(relu_kernel("tl.relu(value)"))
     assert (verdict.status, verdict.reason) == (Status.COMPILE_ERROR, "not_triton")

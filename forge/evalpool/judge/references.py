@@ -19,7 +19,7 @@ from forge.evalpool.judge import frames
 from forge.evalpool.judge.compare import Expected, unwritten
 from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.shm import LayoutError, TensorSpec, offsets, shared_memory
-from forge.evalpool.judge.words import clean
+from forge.evalpool.judge.words import clean, without_paths
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.spawner import SandboxedChild, Spawner
@@ -122,7 +122,7 @@ class References:
             self._spawner.end(oracle)
             cause = f"{type(error).__name__}: {error}"
             words = f"the reference of {problem.problem_id} ended its oracle: {cause}"
-            raise ReferenceFailed(clean(words)) from error
+            raise ReferenceFailed(clean(without_paths(words))) from error
 
     def _ask(self, oracle: SandboxedChild, problem: Problem) -> Reference:
         body = {
@@ -137,7 +137,7 @@ class References:
         if answer.kind is Kind.FAILED:
             cause = f"{answer.body.get('type')}: {answer.body.get('message')}"
             words = f"the reference of {problem.problem_id} fails: {cause}"
-            raise ReferenceFailed(clean(words))
+            raise ReferenceFailed(clean(without_paths(words)))
         specs = _parse_specs(answer.body.get("tensors"))
         starts, num_bytes = offsets(specs)
         if num_bytes > self._max_bytes:

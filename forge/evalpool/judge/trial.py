@@ -116,7 +116,7 @@ class Trials:
             finding = Finding(status=Status.INFRA_ERROR, reason="weak_sandbox", detail=str(error))
         except ZygoteGone as error:
             finding = Finding(
-                status=Status.INFRA_ERROR, reason="zygote_gone", detail=words.clean(str(error))
+                status=Status.INFRA_ERROR, reason="zygote_gone", detail=words.without_paths(str(error))
             )
         return self.stamped(finding, phases=phases)
 

@@ -15,7 +15,8 @@ TYPICAL_CHARACTERS = 300
 MAX_LINE_CHARACTERS = 100
 
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-_PATH = re.compile(r"(?:/[\w.+-]+){2,}")
+_PATH = re.compile(r"(?<![\w)\].])(?:/[\w.+-]+){2,}")
+"""Absolute; `a/b/c` is a division."""
 SIGNALS: dict[int, str] = {
     signal.SIGSEGV: "segmentation fault (a load or store out of bounds?)",
     signal.SIGBUS: "bus error (a load or store out of bounds?)",
@@ -27,15 +28,20 @@ SIGNALS: dict[int, str] = {
 
 
 def clean(text: str, *, limit: int = MAX_DETAIL_CHARACTERS) -> str:
-    """Printable text: control characters gone, paths cut to their last part, not too long."""
-    text = _PATH.sub(lambda found: os.path.basename(found.group()), _CONTROL.sub(" ", text))
+    """Printable text: control characters gone, not too long."""
+    text = _CONTROL.sub(" ", text)
     text = "\n".join(line.rstrip() for line in text.strip().split("\n") if line.strip())
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
+def without_paths(text: str) -> str:
+    """Paths cut to their last part: an error's words, not a source's."""
+    return _PATH.sub(lambda found: os.path.basename(found.group()), text)
+
+
 def at_line(code: str, line: object, message: str) -> str:
     """`line 12: y = foo(x)` and the message below it; the message alone where no line is known."""
-    message = clean(message, limit=TYPICAL_CHARACTERS)
+    message = clean(without_paths(message), limit=TYPICAL_CHARACTERS)
     lines = code.split("\n")
     if not isinstance(line, int) or not 0 < line <= len(lines):
         return message
