@@ -28,6 +28,10 @@ Cell = tuple[str, int]
 LEVEL_WEIGHTS = {1: 0.1, 2: 0.3, 3: 0.3, 4: 0.3}
 """Share of each chain length; the short chains are few and run out first."""
 
+MAX_MISSES = 1000
+"""Draws in a row that are unsound or known, after which a family counts as exhausted at a chain
+length. Of the rarest, one draw in 25 is sound: a few percent may be left."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Composition:
@@ -172,7 +176,8 @@ def _problem(composition: Composition, *, split: Split, seed: int) -> Problem:
 
 
 def _draw(num_problems: int, *, rng: Random) -> dict[Cell, list[Composition]]:
-    """Distinct compositions by cell, shuffled; what a small cell lacks, the next ones give."""
+    """Distinct compositions by cell, shuffled; what a small cell lacks, the next ones give. Raises
+    ConfigError where all of them together lack some."""
     taken: dict[Cell, list[Composition]] = {}
     missing = 0.0
     for level in range(1, MAX_CHAIN + 1):
@@ -182,6 +187,11 @@ def _draw(num_problems: int, *, rng: Random) -> dict[Cell, list[Composition]]:
             taken[name, level] = part
             wanted -= len(part)
         missing = wanted
+    if missing >= 1:
+        raise ConfigError(
+            f"problems.num_problems: {num_problems}; the generator found "
+            f"{num_problems - round(missing)} different compositions"
+        )
     return taken
 
 
@@ -202,9 +212,12 @@ def _sample(family: str, level: int, num: int, *, rng: Random) -> list[Compositi
         return every[:num]
     names = list(OPS)
     found: dict[Composition, None] = {}
-    while len(found) < num:
+    num_misses = 0
+    while len(found) < num and num_misses < MAX_MISSES:
         chain = tuple(rng.sample(names, level))
-        variant = rng.choice(kind.variants)
-        if kind.accepts(variant, chain):
-            found[Composition(family=family, variant=variant, chain=chain)] = None
+        drawn = Composition(family=family, variant=rng.choice(kind.variants), chain=chain)
+        if drawn in found or not kind.accepts(drawn.variant, chain):
+            num_misses += 1
+            continue
+        found[drawn], num_misses = None, 0
     return list(found)

@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from forge.config.schema import ProblemsTable
+from forge.data import generator
 from forge.data.families import FAMILIES
 from forge.data.families.ops import OPS, chains, is_sound
 from forge.data.generator import (
@@ -37,6 +38,20 @@ def test_there_are_as_many_families_operations_and_compositions_as_promised(
     assert len(OPS) >= 12
     assert len({problem.problem_id for problem in problems}) == len(problems) >= 3000
     assert {problem.level for problem in problems} == {1, 2, 3, 4}
+
+
+def test_a_family_that_is_exhausted_gives_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generator, "OPS", dict(list(OPS.items())[:4]))
+    found = generator._sample("softmax", 3, 1000, rng=Random(0))
+    assert 0 < len(found) == len(set(found)) <= 4 * 3 * 2 * len(FAMILIES["softmax"].variants)
+
+
+def test_more_problems_than_there_are_compositions_is_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(generator, "MAX_CHAIN", 1)
+    with pytest.raises(ConfigError, match=r"problems.num_problems: 3200; the generator found \d+"):
+        generate_problems(ProblemsTable(), seed=0)
 
 
 def test_splits_share_no_composition(problems: list[Problem]) -> None:
