@@ -50,6 +50,7 @@ def test_more_problems_than_there_are_compositions_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(generator, "MAX_CHAIN", 1)
+    monkeypatch.setattr(generator, "LEVEL_WEIGHTS", {1: 1.0})
     with pytest.raises(ConfigError, match=r"problems.num_problems: 3200; the generator found \d+"):
         generate_problems(ProblemsTable(), seed=0)
 
