@@ -62,6 +62,8 @@ path = "runs/small-1/weights/sft-000200"
 source = "dir"
 path = "problems"
 overrides = { batch_size = 4, dim = 64 }
+[store]
+texts = "plain"
 [rollout]
 group_size = 2
 groups_per_step = 2
@@ -74,6 +76,7 @@ max_turns = 2
 [[stage]]
 kind = "grpo"
 steps = 1
+learning_rate = 1e-4
 """
 PROBLEM = """\
 import torch
