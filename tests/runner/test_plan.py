@@ -13,6 +13,7 @@ from forge.config.schema import ModelTable, ProblemsTable, ServeTable, TinyModel
 from forge.errors import ConfigError, MachineError
 from forge.process.devices import Gpu, Vendor
 from forge.runner import costs
+from forge.runner import machine as machine_module
 from forge.runner import plan as plan_module
 from forge.runner.machine import Machine, this_machine
 from forge.runner.plan import Plan, plan
@@ -166,6 +167,20 @@ def test_wider_heads_have_a_larger_cache_at_the_same_hidden_size():
         return costs.replica_bytes(ServeTable(), model, params=0) - costs.REPLICA_BYTES
 
     assert cache_bytes(64) == 2 * cache_bytes(32) > 0
+
+
+def test_an_engine_is_there_only_with_all_that_it_needs(monkeypatch, tmp_path):
+    assert this_machine(tmp_path).engines == {"llama"}
+    there = machine_module.importlib.util.find_spec
+    monkeypatch.setattr(
+        machine_module.importlib.util, "find_spec", lambda name: name != "gguf" and there(name)
+    )
+    assert this_machine(tmp_path).engines == frozenset()
+
+
+def test_cores_are_counted_where_the_system_has_no_affinity(monkeypatch):
+    monkeypatch.delattr(machine_module.os, "sched_getaffinity")
+    assert machine_module.count_cores() >= 1
 
 
 def test_this_machine_has_cores_memory_and_disk(tmp_path):
