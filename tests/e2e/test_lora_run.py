@@ -53,6 +53,25 @@ num_problems = 1
 """
 ONE_MORE = '\n[[stage]]\nkind = "eval"\nnum_problems = 1\n'
 
+GIVEN = """\
+name = "given"
+[model]
+path = "runs/lora-1/weights/init"
+adapter = "runs/lora-1/weights/sft-000002"
+[problems]
+num_problems = 100
+num_heldout = 24
+[rollout]
+max_completion_tokens = 8
+[judge]
+workers = 1
+[[stage]]
+kind = "eval"
+num_problems = 1
+samples = 1
+max_turns = 1
+"""
+
 
 def test_an_adapter_is_trained_served_resumed_and_asked(tmp_path: Path) -> None:
     (tmp_path / "lora.toml").write_text(EXPERIMENT)
@@ -77,3 +96,9 @@ def test_an_adapter_is_trained_served_resumed_and_asked(tmp_path: Path) -> None:
         (gap,) = db.execute("SELECT probe_gap FROM policies").fetchone()
     assert evaluated == [("eval-0", 0), ("eval-2", 1), ("eval-3", 1)]
     assert 0 < gap < 1e-3, "the engine's adapter is the trainer's"
+
+    (tmp_path / "given.toml").write_text(GIVEN)
+    given = forge("run", "given.toml", cwd=tmp_path)
+    assert given.returncode == 0, given.stderr
+    served = (tmp_path / "runs" / "given-1" / "logs" / "latest" / "serve-0.log").read_text()
+    assert f"version 0 from {root}/weights/sft-000002" in served, "before anything is published"
