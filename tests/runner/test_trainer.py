@@ -17,6 +17,7 @@ from forge.process.child import ChildSpec, open_child
 from forge.records import Event, Metrics
 from forge.rollout.pacing import PublishedSteps
 from forge.runner import trainer
+from forge.runner.context import Run
 from forge.runner.control import Control
 from forge.runner.desk import TrainerDesk
 from forge.runner.progress import Progress
@@ -207,3 +208,17 @@ async def test_reports_of_an_sft_step_are_stored_and_shown(stage: Stage) -> None
     assert (row.stage, row.step, row.values) == (1, 3, values)
     assert stage.progress.numbers == {"loss": 0.5, "trained tok/s": 3120.0}
     assert (stage.progress.done, stage.progress.eta_s()) == (3, None)
+
+
+def test_the_live_idle_share_of_a_trainer_is_what_it_waited_at_its_desk(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, [])
+    run: Any = SimpleNamespace(
+        control=stage.control, progress=stage.progress, replicas=None, pool=None
+    )
+    assert Run.busy(run) == {}
+    stage.progress.enter("sft-1", stage=1, total=5, unit="steps", busy=Run.busy(run))
+    stage.progress.stage_started_at -= 10
+    stage.control.desk = stage.desk
+    stage.desk._waited_s = 4.0
+    stage.progress.measure_idle(Run.busy(run))
+    assert stage.progress.idle["trainer"] == pytest.approx(0.4, abs=0.01)
