@@ -23,6 +23,7 @@ import anyio
 import anyio.abc
 
 from forge.errors import ChildDied, MachineError, Stalled
+from forge.process.busy import BusyClock
 from forge.process.child import Child, ChildSpec, open_child
 from forge.process.environment import child_env
 from forge.process.sockets import open_socket_dir
@@ -73,6 +74,14 @@ class _Seat:
         return self.client is not None
 
 
+@dataclass(slots=True)
+class _Running:
+    """A judgement that others may wait for."""
+
+    done: anyio.Event = field(default_factory=anyio.Event)
+    verdict: Verdict | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolStats:
     """For displays and idle shares."""
@@ -96,9 +105,9 @@ class Pool:
         self._seats = seats
         self._changed = anyio.Event()
         self._remembered: OrderedDict[str, Verdict] = OrderedDict()
-        self._running: dict[str, anyio.Event] = {}
+        self._running: dict[str, _Running] = {}
         self._room = anyio.Semaphore(MAX_QUEUED)
-        self._busy = {seat.name: _Busy() for seat in seats}
+        self._busy = {seat.name: BusyClock() for seat in seats}
         self._num_judged = self._num_cached = self._num_infra = 0
 
     async def judge(self, problem: Problem, code: str) -> Verdict:
@@ -106,19 +115,22 @@ class Pool:
         key = _key(problem, code)
         while (running := self._running.get(key)) is not None:
             with anyio.move_on_after(self.request_timeout_s * 4):
-                await running.wait()
+                await running.done.wait()
+            if running.verdict is not None and running.verdict.status is Status.TIMEOUT:
+                self._num_cached += 1
+                return running.verdict  # shared with who waited, not remembered
         cached = self._remembered.get(key)
         if cached is not None:
             self._num_cached += 1
             self._remembered.move_to_end(key)
             return cached
-        done = self._running[key] = anyio.Event()
+        running = self._running[key] = _Running()
         try:
             async with self._room:
-                verdict = await self._judge_twice(problem, code)
+                running.verdict = verdict = await self._judge_twice(problem, code)
         finally:
             del self._running[key]
-            done.set()
+            running.done.set()
         self._remember(key, verdict)
         return verdict
 
@@ -130,7 +142,7 @@ class Pool:
             num_cached=self._num_cached,
             num_infra=self._num_infra,
             queue_length=max(0, waiting - sum(seat.is_up for seat in self._seats)),
-            busy_s={name: busy.seconds for name, busy in self._busy.items()},
+            busy_s={name: busy.busy_s for name, busy in self._busy.items()},
         )
 
     async def _judge_twice(self, problem: Problem, code: str) -> Verdict:
@@ -198,7 +210,8 @@ class Pool:
         self._changed = anyio.Event()
 
     def _remember(self, key: str, verdict: Verdict) -> None:
-        if verdict.status is Status.INFRA_ERROR:
+        """But for what a busy machine may have caused."""
+        if verdict.status in (Status.INFRA_ERROR, Status.TIMEOUT):
             return
         self._remembered[key] = verdict
         while len(self._remembered) > MAX_REMEMBERED:
@@ -349,17 +362,3 @@ def _key(problem: Problem, code: str) -> str:
         digest.update(part.encode(errors="surrogatepass"))
         digest.update(b"\0")
     return digest.hexdigest()
-
-
-class _Busy:
-    """BusyClock, bound to this process's clock."""
-
-    def __init__(self) -> None:
-        from forge.process.busy import BusyClock
-
-        self._clock = BusyClock()
-        self.running = self._clock.running
-
-    @property
-    def seconds(self) -> float:
-        return self._clock.busy_s

@@ -18,7 +18,7 @@ from forge.evalpool import pool as pool_module
 from forge.evalpool.pool import Pool, judge_alone, open_pool
 from forge.process.sockets import open_socket_dir
 from forge.records.problem import Problem, Split
-from forge.records.verdict import Status
+from forge.records.verdict import Status, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -153,6 +153,26 @@ async def test_infra_faults_are_retried_and_never_remembered(pool: Pool) -> None
         before = pool.stats().num_infra
         assert (await pool.judge(broken, CODE)).status is Status.INFRA_ERROR
         assert pool.stats().num_infra == before + 2
+
+
+async def test_a_timeout_is_shared_with_who_waited_but_not_remembered(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that was busy once does not condemn a kernel for the whole run."""
+    num_judged = 0
+
+    async def judge_twice(problem: Problem, code: str) -> Verdict:
+        nonlocal num_judged
+        num_judged += 1
+        await anyio.sleep(0.01)
+        return Verdict(status=Status.TIMEOUT, reason="deadline:correct", detail="")
+
+    monkeypatch.setattr(pool, "_judge_twice", judge_twice)
+    for expected in (1, 2):
+        async with anyio.create_task_group() as tg:
+            for _ in range(5):
+                tg.start_soon(pool.judge, PROBLEM, CODE + "# late")
+        assert num_judged == expected
 
 
 async def test_a_zygote_that_dies_is_replaced(pool: Pool, observer: Observer) -> None:
