@@ -1,15 +1,14 @@
 """SFT rows: a problem and its answer, and repairs: broken answers and the judge's words before it.
 
 Called when a run is prepared. The judge's words in repairs are real: `judge` runs each broken
-answer; a cache keeps verdicts of earlier runs. A broken answer that the judge accepts is left out.
+answer. A broken answer that the judge accepts is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
-from hashlib import sha256
+from collections.abc import Sequence
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -22,10 +21,6 @@ if TYPE_CHECKING:
     from forge.config.schema import DataTable
     from forge.data.ports import Judge
 
-VerdictCache = MutableMapping[str, dict[str, Any]]
-"""Verdicts as JSON by `cache_key`."""
-
-MAX_REPAIRS = 300
 MAX_BROKEN = 2
 """Broken answers before the mended one: what a rollout of three turns plays."""
 
@@ -59,17 +54,12 @@ def repair_pair(problem: Problem, attempts: Sequence[tuple[str, Verdict]]) -> Pa
     return Pair(problem_id=problem.problem_id, messages=messages, num_turns=len(attempts) + 1)
 
 
-def cache_key(problem: Problem, code: str) -> str:
-    return sha256(f"{problem.source}\0{code}".encode()).hexdigest()
-
-
 async def make_pairs(
     problems: Sequence[Problem],
     table: DataTable,
     *,
     seed: int,
     judge: Judge,
-    cache: VerdictCache,
     concurrency: int = 4,
 ) -> list[Pair]:
     """All rows for the given (SFT) problems, in a fixed order for given verdicts.
@@ -77,7 +67,6 @@ async def make_pairs(
     Args:
         problems: Generated problems; those of the SFT split.
         judge: Judges broken answers; at most `concurrency` at once.
-        cache: Verdicts by `cache_key`; read and added to.
     """
     rng = Random(seed)
     rows = [
@@ -85,7 +74,7 @@ async def make_pairs(
         for p in problems
         for _ in range(table.pairs_per_problem)
     ]
-    num = min(round(table.repair_share * len(rows)), MAX_REPAIRS)
+    num = round(table.repair_share * len(rows))
     chosen = [problems[i % len(problems)] for i in rng.sample(range(len(rows)), num)]
     broken = [
         (index, problem, break_answer(Composition.parse(problem.problem_id), rng=rng))
@@ -93,9 +82,8 @@ async def make_pairs(
         for _ in range(rng.randint(1, MAX_BROKEN))
     ]
     verdicts = await _judge_all(
-        [(problem, code) for _, problem, code in broken],
-        judge=judge, cache=cache, concurrency=concurrency,
-    )  # fmt: skip
+        [(problem, code) for _, problem, code in broken], judge=judge, concurrency=concurrency
+    )
     attempts: dict[int, list[tuple[str, Verdict]]] = {}
     for (index, _, code), verdict in zip(broken, verdicts, strict=True):
         if verdict.status.is_scored and not verdict.is_correct:
@@ -110,25 +98,14 @@ def _draw_style(table: DataTable, *, rng: Random) -> Style:
 
 
 async def _judge_all(
-    broken: Sequence[tuple[Problem, str]],
-    *,
-    judge: Judge,
-    cache: VerdictCache,
-    concurrency: int,
+    broken: Sequence[tuple[Problem, str]], *, judge: Judge, concurrency: int
 ) -> list[Verdict]:
     limiter = anyio.CapacityLimiter(concurrency)
     verdicts: list[Verdict | None] = [None] * len(broken)
 
     async def judge_one(index: int, problem: Problem, code: str) -> None:
-        key = cache_key(problem, code)
-        if key not in cache:
-            async with limiter:
-                verdict = await judge(problem, code)
-            if not verdict.status.is_scored:
-                verdicts[index] = verdict
-                return
-            cache[key] = verdict.to_json()
-        verdicts[index] = Verdict.from_json(cache[key])
+        async with limiter:
+            verdicts[index] = await judge(problem, code)
 
     async with anyio.create_task_group() as group:
         for index, (problem, code) in enumerate(broken):

@@ -58,7 +58,8 @@ def _prepare(experiment: Experiment, *, machine: Machine) -> PhasePlan:
     num_judged = 0
     if any(isinstance(stage, SftStage) for stage in experiment.stage):
         num_sft = min(sum(problems.sft_by_level), problems.num_problems - problems.num_heldout)
-        num_judged = int(num_sft * experiment.data.repair_share * (1 + MAX_BROKEN) / 2)
+        num_rows = num_sft * experiment.data.pairs_per_problem
+        num_judged = int(num_rows * experiment.data.repair_share * (1 + MAX_BROKEN) / 2)
     start_s = costs.START_S["supervisor"] + workers * costs.START_S["judge"]
     start_s += costs.START_S["replica"] * experiment.serve.replicas * is_served(experiment)
     start_s += costs.START_S["task"] * (experiment.model.init is not None)

@@ -59,7 +59,7 @@ async def prepare_pairs(
             "start from a checkpoint with model.path"
         )
     sft = [problem for problem in problems if problem.split is Split.SFT]
-    pairs = await make_pairs(sft, experiment.data, seed=experiment.seed, judge=judge, cache={})
+    pairs = await make_pairs(sft, experiment.data, seed=experiment.seed, judge=judge)
     write_file(file, "".join(json.dumps(asdict(pair)) + "\n" for pair in pairs))
     return pairs
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import anyio
 import anyio.lowlevel
 
@@ -34,12 +32,11 @@ class CountingJudge:
         return Verdict(status=self.status, reason="code", detail="the judge's words")
 
 
-def _make(judge: CountingJudge, *, cache: dict[str, dict[str, Any]] | None = None) -> list[Pair]:
+def _make(judge: CountingJudge) -> list[Pair]:
     table = DataTable(repair_share=0.25)
 
     async def make() -> list[Pair]:
-        store = {} if cache is None else cache
-        return await make_pairs(PROBLEMS, table, seed=0, judge=judge, cache=store, concurrency=2)
+        return await make_pairs(PROBLEMS, table, seed=0, judge=judge, concurrency=2)
 
     return anyio.run(make)
 
@@ -78,19 +75,13 @@ def test_a_broken_answer_that_the_judge_accepts_makes_no_row() -> None:
     assert all(pair.num_turns == 1 for pair in _make(CountingJudge(Status.CORRECT)))
 
 
-def test_an_infra_fault_makes_no_row_and_is_not_cached() -> None:
-    cache: dict[str, dict[str, Any]] = {}
-    rows = _make(CountingJudge(Status.INFRA_ERROR), cache=cache)
+def test_an_infra_fault_makes_no_row() -> None:
+    rows = _make(CountingJudge(Status.INFRA_ERROR))
     assert all(pair.num_turns == 1 for pair in rows)
-    assert not cache
 
 
-def test_a_second_run_asks_the_judge_nothing_and_makes_the_same_rows() -> None:
-    cache: dict[str, dict[str, Any]] = {}
-    first = _make(CountingJudge(), cache=cache)
-    judge = CountingJudge()
-    assert _make(judge, cache=cache) == first
-    assert not judge.asked
+def test_the_same_seed_makes_the_same_rows() -> None:
+    assert _make(CountingJudge()) == _make(CountingJudge())
 
 
 def test_the_judge_is_asked_no_more_at_once_than_allowed() -> None:
