@@ -223,7 +223,7 @@ class RolloutTable(Table):
     max_turns: Annotated[int, Field(ge=1, le=16)] = 3
     """Attempts a rollout has."""
     gamma: Share = 0.4
-    """Discount of later turns' rewards: return_t = Σ γ^(i-t) r_i."""
+    """Discount of later turns' rewards: return_t = Σ_j γ^j r_(t+j), the last reward repeated."""
     credit: Literal["turn", "trajectory"] = "turn"
     """turn: each turn has its own return (Kevin). trajectory: all turns get the first one's
     (TritonForge).

@@ -1,8 +1,8 @@
 """Samples on their way to the trainer: one .npz file a batch, flat arrays and offsets.
 
 Written by the runner, which names the file in its answer to `take`; read by the GRPO child; kept
-for replay. Numpy only. Promise: a file is complete or absent, and what is read equals what was
-written (logprobs as f32).
+until a checkpoint covers the step. Numpy only. Promise: a file is complete or absent, and what is
+read equals what was written (logprobs as f32).
 """
 
 from __future__ import annotations
