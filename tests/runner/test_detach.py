@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,7 +11,7 @@ from forge.errors import Stalled
 from forge.exits import explain
 from forge.runner import detach
 from forge.runner.detach import run_detached
-from forge.store.layout import create_run, write_status
+from forge.store.layout import create_run, read_status, write_status
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,3 +55,31 @@ def test_a_command_that_makes_no_run_in_time_is_ended_and_named(
     monkeypatch.setattr(detach, "START_TIMEOUT_S", 0.01)
     with pytest.raises(Stalled, match="the detached run was silent"):
         run_detached(["plan", "nothing.toml"], store_dir=tmp_path)
+
+
+RUN = """#!{python}
+import json, os, pathlib, time
+root = pathlib.Path({store!r}, "x-1")
+(root / "logs").mkdir(parents=True)
+print("the plan", flush=True)
+status = {{"pid": os.getpid(), "sid": os.getsid(0), "at": time.time()}}
+(root / ".new").write_text(json.dumps(status))
+(root / ".new").rename(root / "STATUS.json")
+"""
+"""A supervisor as far as its starter sees it."""
+
+
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
+def test_a_started_run_is_left_in_a_session_of_its_own_with_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "python"
+    script.write_text(RUN.format(python=sys.executable, store=str(tmp_path / "runs")))
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    paths = run_detached(["run", "x.toml"], store_dir=tmp_path / "runs")
+    assert paths.name == "x-1"
+    assert (paths.root / "logs" / "console.log").read_text() == "the plan\n"
+    status = read_status(paths)
+    assert status["sid"] == status["pid"]
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["x-1"]
