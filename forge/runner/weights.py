@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import shutil
 import time
 from dataclasses import dataclass
@@ -37,6 +38,9 @@ PROBE_LIMIT = {"exact": 1e-3, "fast": 0.05}
 """Largest mean |Δ logprob| between trainer and engine on the probe tokens, in nats. Fresh
 weights in exact precision give about 1e-6, one version behind 8e-3 (notes/trl.md); bf16
 rounding gives up to 0.03 (notes/llama.md)."""
+
+PUBLISHED = re.compile(r"\.?(sft|grpo)-\d+")
+"""How trainers name the directories they publish."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,8 +218,10 @@ def begin_again(
 
 
 def _strays(weights_dir: Path, *, kept: Iterable[str]) -> list[Path]:
-    names = {"init", *(PurePath(path).name for path in kept)}
-    return [path for path in sorted(weights_dir.iterdir()) if path.name not in names]
+    """What trainers wrote there, whole or partial, and nobody keeps."""
+    names = {PurePath(path).name for path in kept}
+    written = [path for path in sorted(weights_dir.iterdir()) if PUBLISHED.match(path.name)]
+    return [path for path in written if path.name not in names]
 
 
 def _remove(paths: Sequence[Path]) -> None:

@@ -203,23 +203,33 @@ async def test_resume_goes_on_from_the_newest_whole_weights(tmp_path: Path) -> N
     start = Weights(full=new_dir(tmp_path, "init"))
     steps = [(0, 9), (1, 3), (1, 4), (1, 5), (1, 6)]
     for stage, step in steps:
-        path = new_dir(tmp_path, f"{stage}-{step}")
+        path = new_dir(tmp_path, f"{'grpo' if stage else 'sft'}-{step}")
         await sync.publish(path, stage=stage, step=step, probe=None, keep=True)
-    new_dir(tmp_path, ".1-7.partial")
+    for name in (".grpo-7.partial", "mine"):
+        new_dir(tmp_path, name)
     state = state_of(*(r for r in sink.records if isinstance(r, PolicyVersion)), finished=(0,))
 
-    (tmp_path / "1-6" / "model.safetensors").write_bytes(b"cut short by a power cut")
+    (tmp_path / "grpo-6" / "model.safetensors").write_bytes(b"cut short by a power cut")
     begin = begin_again(start, state, EXPERIMENT, tmp_path)
-    assert begin.weights == Weights(full=tmp_path / "1-5", version=11, full_version=11)
+    assert begin.weights == Weights(full=tmp_path / "grpo-5", version=11, full_version=11)
     assert (begin.step, begin.last_version) == (5, 12)
-    assert [path.name for path in begin.strays] == [".1-7.partial", "1-3", "1-5", "1-6"]
+    strays = [path.name for path in begin.strays]
+    assert strays == [".grpo-7.partial", "grpo-3", "grpo-5", "grpo-6"]
 
     again = WeightSync(
         begin, attempt=2, precision="exact", gate=TurnGate(timeout_s=5), sink=Recorder()
     )
-    row = await again.publish(new_dir(tmp_path, "1-5.2"), stage=1, step=5, probe=None, keep=False)
+    row = await again.publish(
+        new_dir(tmp_path, "grpo-5.2"), stage=1, step=5, probe=None, keep=False
+    )
     assert row.version == 13, "a number is never used again"
-    assert {path.name for path in tmp_path.iterdir()} == {"init", "0-9", "1-4", "1-5.2"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "init",
+        "mine",
+        "sft-9",
+        "grpo-4",
+        "grpo-5.2",
+    }
 
 
 async def test_resume_does_not_fall_back_behind_a_finished_stage(tmp_path: Path) -> None:
