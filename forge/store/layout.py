@@ -181,7 +181,9 @@ def open_run_lock(paths: RunPaths) -> Iterator[None]:
 
 
 def is_owned(paths: RunPaths) -> bool:
-    """Whether a live supervisor holds the run."""
+    """Whether a live supervisor holds the run. A chat that holds it is none: STATUS.json has the
+    supervisor's pid.
+    """
     try:
         descriptor = os.open(paths.lock, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -189,7 +191,8 @@ def is_owned(paths: RunPaths) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return True
+        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+        return holder == str(read_status(paths).get("pid", holder))
     finally:
         os.close(descriptor)
     return False

@@ -101,6 +101,15 @@ def test_a_run_has_one_owner_and_the_lock_ends_with_its_process(tmp_path: Path) 
     assert not is_owned(paths)
 
 
+def test_who_holds_a_run_and_is_not_its_supervisor_does_not_run_it(tmp_path: Path) -> None:
+    paths = create_run("toy", store_dir=tmp_path)
+    with open_run_lock(paths):
+        write_status(paths, {"pid": os.getpid()})
+        assert is_owned(paths)
+        write_status(paths, {"pid": os.getpid() + 1})  # of a supervisor that was killed
+        assert not is_owned(paths)
+
+
 def test_status_is_read_as_it_was_written(tmp_path: Path) -> None:
     paths = create_run("toy", store_dir=tmp_path)
     assert read_status(paths) == {}
