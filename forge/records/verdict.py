@@ -28,13 +28,11 @@ class Status(StrEnum):
     """No usable answer, or one that breaks the rules (reason says which)."""
     INFRA_ERROR = "infra_error"
     """Our fault or the machine's. Never scored, masked from the gradient."""
-    NEEDS_GPU = "needs_gpu"
-    """Cannot be judged on this device. Masked like an infra error."""
 
     @property
     def is_scored(self) -> bool:
         """Whether a reward may be computed from it."""
-        return self not in (Status.INFRA_ERROR, Status.NEEDS_GPU)
+        return self is not Status.INFRA_ERROR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 
 def reward_terms(verdict: Verdict, table: RewardTable) -> dict[str, float] | None:
-    """Terms of the reward, which is their sum; None where the verdict is not scored (infra error,
-    needs a GPU).
+    """Terms of the reward, which is their sum; None where the verdict is not scored (infra error).
 
     `compiled` is paid only where the candidate's own kernel compiled, launched and wrote its slot
     (`is_compiled`), so that a decoy earns nothing.

@@ -68,7 +68,7 @@ CREATE VIEW v_steps AS
         max(CASE WHEN is_correct THEN speedup END) AS best_speedup,
         avg(num_completion_tokens) AS completion_tokens, avg(is_truncated) AS truncated_share,
         sum(num_completion_tokens) AS num_completion_tokens,
-        sum(status IN ('infra_error', 'needs_gpu')) AS num_masked,
+        sum(status = 'infra_error') AS num_masked,
         min(min_version) AS min_version, max(max_version) AS max_version,
         sum(generate_s) AS generate_s, sum(judge_s) AS judge_s
     FROM v_turns t WHERE purpose = 'train' GROUP BY stage, step;

@@ -266,6 +266,10 @@ def test_an_output_never_written_is_wrong_and_not_compiled(bench: Any) -> None:
     verdict = bench.judge(code)
     assert (verdict.status, verdict.reason) == (Status.WRONG, "output_not_written")
     assert not verdict.is_compiled
+    nothing = bench.judge(relu_kernel("value * 0 / 0"))
+    assert nothing.detail == (
+        "the output is all NaN: nothing was written to it, or every value is 0/0"
+    )
 
 
 def test_inputs_must_stay(bench: Any) -> None:
@@ -274,8 +278,28 @@ def test_inputs_must_stay(bench: Any) -> None:
 
 
 @pytest.mark.parametrize("end", ["return y.cuda()", "assert x.is_cuda; return y"])
-def test_what_needs_a_gpu_is_masked(bench: Any, end: str) -> None:
-    assert bench.judge(relu_kernel(end=end)).status is Status.NEEDS_GPU
+def test_who_asks_for_a_gpu_is_scored_and_told_that_there_is_none(bench: Any, end: str) -> None:
+    verdict = bench.judge(relu_kernel(end=end))
+    assert (verdict.status, verdict.reason) == (Status.RUNTIME_ERROR, "needs_gpu")
+    assert verdict.status.is_scored
+    assert "make tensors on x.device" in verdict.detail
+
+
+def test_a_timeout_quotes_the_limit_that_was_set(bench: Any) -> None:
+    spins = "y.sum().item() != 0 and setattr(self, 'n', getattr(self, 'n', 0) + 1)"
+    code = relu_kernel(end=f"{spins}\n        while self.n > 1: pass\n        return y")
+    verdict = bench.judge(code, table=JudgeTable(correct_timeout_s=1.5))
+    assert (verdict.status, verdict.reason) == (Status.TIMEOUT, "deadline:correct")
+    assert verdict.detail == "no answer within 1.5 s: does a loop end?"
+
+
+def test_a_loop_that_waits_for_its_kernel_is_correct(bench: Any) -> None:
+    """In the ghost replay, where launches do nothing, it never ends."""
+    launch = "kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)"
+    code = relu_kernel()
+    assert launch in code
+    code = code.replace(launch, f"while y.isnan().any().item():\n            {launch}")
+    assert bench.judge(code, table=JudgeTable(correct_timeout_s=1.0)).status is Status.CORRECT
 
 
 # --- cheats -------------------------------------------------------------------------------------

@@ -29,15 +29,14 @@ if TYPE_CHECKING:
     from forge.config.schema import JudgeTable
     from forge.records.problem import Problem
 
-NEEDS_GPU_MARKS = (
+NO_GPU_MARKS = (
     "Torch not compiled with CUDA enabled",
     "Found no NVIDIA driver",
     "No CUDA GPUs are available",
-    "extern_elementwise not supported in interpreter mode",
-    "inline_asm not supported in interpreter mode",
 )
-NEEDS_GPU_LINES = ("is_cuda", '"cuda"', "'cuda'")
-"""An assertion on a line that has one of these asks for a GPU, not for a mended kernel."""
+NO_GPU_LINES = ("is_cuda", '"cuda"', "'cuda'")
+"""An assertion on a line that has one of these asks for a GPU."""
+NO_GPU_WORDS = "there is no GPU here: do not ask for one, make tensors on x.device"
 OUT_OF_MEMORY_MARKS = (
     "MemoryError",
     "can't allocate memory",
@@ -116,7 +115,9 @@ class Trials:
             finding = Finding(status=Status.INFRA_ERROR, reason="weak_sandbox", detail=str(error))
         except ZygoteGone as error:
             finding = Finding(
-                status=Status.INFRA_ERROR, reason="zygote_gone", detail=words.without_paths(str(error))
+                status=Status.INFRA_ERROR,
+                reason="zygote_gone",
+                detail=words.without_paths(str(error)),
             )
         return self.stamped(finding, phases=phases)
 
@@ -148,21 +149,22 @@ class Trials:
             with phases.timed("sandbox"):
                 child = self._spawner.spawn(role="runner", uid=uid)
             run = _Run(
-                code,
+                code=code,
                 reference=reference,
                 memory=memory,
                 spawner=self._spawner,
                 child=child,
                 phases=phases,
+                table=self._table,
             )
             try:
-                return run.check(entry_point, table=self._table, fd=fd)
+                return run.check(entry_point, fd=fd)
             finally:
                 with phases.timed("end"):
                     run.end()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Run:
     """One runner from its first frame to its end."""
 
@@ -172,23 +174,10 @@ class _Run:
     spawner: Spawner
     child: SandboxedChild
     phases: Phases
+    table: JudgeTable
     is_compiled: bool = False
     num_launches: int = 0
     is_ended: bool = False
-
-    def __init__(
-        self,
-        code: str,
-        *,
-        reference: Reference,
-        memory: mmap.mmap,
-        spawner: Spawner,
-        child: SandboxedChild,
-        phases: Phases,
-    ) -> None:
-        self.code, self.reference, self.memory = code, reference, memory
-        self.spawner, self.child, self.phases = spawner, child, phases
-        self.is_compiled, self.num_launches, self.is_ended = False, 0, False
 
     def end(self) -> int:
         """Kills it. Answers how it had ended, once."""
@@ -197,19 +186,20 @@ class _Run:
         self.is_ended = True
         return self.spawner.end(self.child)
 
-    def check(self, entry_point: str, *, table: JudgeTable, fd: int) -> Finding:
+    def check(self, entry_point: str, *, fd: int) -> Finding:
         body = {
             **self.reference.request,
             "code": self.code,
             "entry_point": entry_point,
-            "depth": table.compile,
+            "depth": self.table.compile,
         }
         with self.phases.timed("compile"):
+            limit_s = self.table.compile_timeout_s
             done = self._ask(
-                Kind.CANDIDATE, body, fds=(fd,), phase="compile", timeout_s=table.compile_timeout_s
+                Kind.CANDIDATE, body, fds=(fd,), phase="compile", left_s=limit_s, limit_s=limit_s
             )
         self.num_launches = _count(done.body.get("num_launches"))
-        deadline = time.monotonic() + table.correct_timeout_s
+        deadline = time.monotonic() + self.table.correct_timeout_s
         with self.phases.timed("correct"):
             self._compare(done.body, call=0)
             for number in range(1, len(self.reference.expected)):
@@ -222,7 +212,8 @@ class _Run:
         slots = self.reference.slots[-1 if is_ghost else number]
         body = {"set": number, "slots": list(slots.indices), "ghost": is_ghost}
         left_s = max(0.05, deadline - time.monotonic())
-        return self._ask(Kind.CALL, body, phase="correct", timeout_s=left_s).body
+        limit_s = self.table.correct_timeout_s
+        return self._ask(Kind.CALL, body, phase="correct", left_s=left_s, limit_s=limit_s).body
 
     def _ask(
         self,
@@ -230,19 +221,24 @@ class _Run:
         body: dict[str, Any],
         *,
         phase: str,
-        timeout_s: float,
+        left_s: float,
+        limit_s: float,
         fds: tuple[int, ...] = (),
     ) -> frames.Frame:
-        """Sends work and waits for it. Raises Decided for whatever went wrong."""
+        """Sends work and waits for it. Raises Decided for whatever went wrong.
+
+        Args:
+            left_s: Of the phase's `limit_s`, which is what a model is told.
+        """
         try:
-            frames.send(self.child.sock, kind, body, fds=fds, timeout_s=timeout_s)
+            frames.send(self.child.sock, kind, body, fds=fds, timeout_s=left_s)
             answer = frames.receive(
                 self.child.sock,
-                deadline=time.monotonic() + timeout_s,
+                deadline=time.monotonic() + left_s,
                 expected=(Kind.DONE, Kind.FAILED),
             )
         except frames.DeadlinePassed:
-            detail = f"no answer within {timeout_s:.3g} s: does a loop end?"
+            detail = f"no answer within {limit_s:.3g} s: does a loop end?"
             raise Decided(self._finding(Status.TIMEOUT, f"deadline:{phase}", detail)) from None
         except frames.FrameError:
             detail = "something other than the runner wrote on its channel"
@@ -269,7 +265,7 @@ class _Run:
             detail = "forward launches no kernel of its own"
             raise Decided(self._finding(Status.REJECTED, "no_kernel_launch", detail))
         if not is_written:
-            detail = "the output is all NaN: the kernel never writes it"
+            detail = "the output is all NaN: nothing was written to it, or every value is 0/0"
             raise Decided(self._finding(Status.WRONG, "output_not_written", detail))
         for number, (one, output) in enumerate(pairs):
             name = "output" if len(expected) == 1 else f"output {number}"
@@ -282,13 +278,16 @@ class _Run:
             raise Decided(self._finding(Status.WRONG, "inputs_modified", detail))
 
     def _require_work(self, *, deadline: float) -> None:
-        """Ghost replay: with launches doing nothing, the answer must not stay right."""
+        """Ghost replay: with launches doing nothing, the answer must not stay right.
+
+        Any failure says that it does not: a loop may wait for ever for what a kernel computes.
+        """
         try:
             self._call(0, deadline=deadline, is_ghost=True)
         except Decided as decided:
-            if decided.finding.status in (Status.RUNTIME_ERROR, Status.WRONG, Status.COMPILE_ERROR):
-                return
-            raise
+            if decided.finding.reason == "forged_frame":
+                raise
+            return
         data = self.memory[:]
         slots = self.reference.slots[-1].indices
         outputs = [self.reference.read(data, slot) for slot in slots]
@@ -312,10 +311,10 @@ class _Run:
         if stage == "compile":
             detail = words.at_line(self.code, line, f"Triton cannot compile {message}")
             return self._finding(Status.COMPILE_ERROR, "not_triton", detail)
-        if _needs_gpu(text, source, kind):
-            return self._finding(
-                Status.NEEDS_GPU, "needs_gpu", words.at_line(self.code, line, text)
-            )
+        if _asks_for_gpu(text, source, kind):
+            # Scored as what it is here: whether to ask for a GPU is the candidate's own choice.
+            detail = words.at_line(self.code, line, f"{text}\n{NO_GPU_WORDS}")
+            return self._finding(Status.RUNTIME_ERROR, "needs_gpu", detail)
         detail = words.at_line(self.code, line, text)
         if any(mark in text for mark in OUT_OF_MEMORY_MARKS):
             return self._finding(Status.RUNTIME_ERROR, "out_of_memory", detail)
@@ -358,10 +357,10 @@ def _form_mismatch(outputs: Any, reference: Reference, slots: tuple[int, ...]) -
     return None
 
 
-def _needs_gpu(text: str, source: str, kind: object) -> bool:
-    if any(mark in text for mark in NEEDS_GPU_MARKS):
+def _asks_for_gpu(text: str, source: str, kind: object) -> bool:
+    if any(mark in text for mark in NO_GPU_MARKS):
         return True
-    return kind == "AssertionError" and any(mark in source for mark in NEEDS_GPU_LINES)
+    return kind == "AssertionError" and any(mark in source for mark in NO_GPU_LINES)
 
 
 def _count(value: object) -> int:
