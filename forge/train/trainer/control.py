@@ -28,7 +28,8 @@ logger = logging.getLogger(__name__)
 TAKE_TIMEOUT_S = 90.0
 # A publish ends when every replica has loaded the weights and passed its probe.
 PUBLISH_TIMEOUT_S = 600.0
-ANSWER_TIMEOUT_S = 30.0
+# /trained waits for the store, whose writer may be silent for 60 s before it is called stalled.
+ANSWER_TIMEOUT_S = 90.0
 
 
 class StopAsked(Exception):

@@ -24,6 +24,8 @@ class StepStats:
     """Of the last update's whole batch."""
     grad_norm: float = 0.0
     """Before clipping, of the last update."""
+    learning_rate: float = 0.0
+    """Of the last update."""
     version: int = -1
     """Policy version of the weights before the step."""
     wait_s: float = 0.0
@@ -34,8 +36,7 @@ class StepStats:
     _ratio_max: float = 0.0
     _sums: dict[str, float] = field(default_factory=dict)
 
-    @property
-    def is_finite(self) -> bool:
+    def check_update(self) -> bool:
         """Whether the last update may be applied; counts it where not."""
         ok = math.isfinite(self.grad_norm) and math.isfinite(self.loss)
         self._num_skipped += not ok
@@ -90,6 +91,7 @@ class StepStats:
         found = {
             "train/loss/mean": self.loss,
             "train/grad_norm/value": self.grad_norm,
+            "train/learning_rate/value": self.learning_rate,
             "train/ratio/mean": self._sums["ratio"] / tokens,
             "train/ratio/max": self._ratio_max,
             "train/clipped/share": self._sums["clipped"] / tokens,

@@ -164,8 +164,7 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
     def finish_step(self) -> None:
         """Acknowledge the batch, and publish what it made of the weights."""
         assert self.taken is not None
-        metrics = self.stats.metrics() | {"train/lr/value": self._get_learning_rate()}
-        self.server.trained(step=self.taken.step, metrics=metrics)
+        self.server.trained(step=self.taken.step, metrics=self.stats.metrics())
         self.publish()
 
     def publish(self) -> None:
@@ -210,7 +209,8 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
         """For the metrics. An update that is not a number would destroy the weights: left out."""
         norm: Any = super()._get_grad_norm(model, grad_norm=grad_norm)
         self.stats.grad_norm = float(norm)
-        if not self.stats.is_finite:
+        self.stats.learning_rate = self._get_learning_rate()  # the scheduler has not stepped yet
+        if not self.stats.check_update():
             logger.error("update left out: gradient norm %s, loss %s", norm, self.stats.loss)
             model.zero_grad(set_to_none=True)
         return norm
