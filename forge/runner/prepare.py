@@ -76,7 +76,6 @@ async def prepare_model(
     problems: Sequence[Problem],
     *,
     paths: RunPaths,
-    socket_dir: Path,
     log_dir: Path,
     observer: ProcessObserver,
 ) -> Path:
@@ -99,7 +98,6 @@ async def prepare_model(
         experiment.model.tiny,
         texts_path=texts,
         out_dir=target,
-        socket_dir=socket_dir,
         log_dir=log_dir,
         seed=experiment.seed,
         observer=observer,

@@ -306,7 +306,7 @@ class _Work:
             self.progress.label = "prepare: model"
             init_dir = await prepare_model(
                 self.experiment, pairs, self.problems,
-                paths=self.paths, socket_dir=self.socket_dir,
+                paths=self.paths,
                 log_dir=self.paths.logs(self.attempt), observer=self.observer,
             )  # fmt: skip
         if init_dir is None:

@@ -148,7 +148,6 @@ async def own_trainer(
             work_dir=run.paths.checkpoints / f"stage-{desk.stage}",
             weights_dir=run.paths.weights,
             control_socket=run.control_socket,
-            socket_dir=run.socket_dir,
             log_dir=run.log_dir,
             seed=run.experiment.seed,
             rollout=run.experiment.rollout,

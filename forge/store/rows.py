@@ -100,11 +100,6 @@ class RowWriter:
             Turn: self._turn,
         }
 
-    @property
-    def attempt(self) -> int:
-        """The attempt that rows are stamped with."""
-        return self._attempt
-
     def write(self, record: Record) -> None:
         """Writes one record. Raises sqlite3.Error; the caller rolls the transaction back."""
         self._writers[type(record)](record)

@@ -74,7 +74,6 @@ class Stage:
             experiment=SimpleNamespace(model=None, rollout=None, seed=0),
             paths=RunPaths(folder),
             control_socket=None,
-            socket_dir=None,
             log_dir=None,
             observer=None,
             stop=self.stop,

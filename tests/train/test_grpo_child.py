@@ -66,7 +66,6 @@ async def train(fake: FakeSupervisor, served: Served, *, model: Path, at: Path) 
             work_dir=at / "work",
             weights_dir=at / "weights",
             control_socket=fake.socket,
-            socket_dir=fake.socket.parent,
             log_dir=at / "logs",
             seed=1,
         ) as child,

@@ -26,7 +26,6 @@ def make(at: Path, name: str) -> NewModel:
             SIZES,
             texts_path=at / "texts.jsonl",
             out_dir=at / name,
-            socket_dir=at,
             log_dir=at / "logs",
             seed=5,
         )
