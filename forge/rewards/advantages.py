@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-FLAT_STD = 1e-6
-"""Below this spread of returns a group has no signal: differences are rounding."""
+FLAT_RANGE = 1e-6
+"""Returns of a group that lie no further apart give no signal: differences are rounding."""
 
 
 def group_advantages(
@@ -32,7 +32,7 @@ def group_advantages(
         return [[None] * len(row) for row in returns]
     mean = sum(values) / len(values)
     std = math.sqrt(sum((value - mean) ** 2 for value in values) / len(values))
-    divisor = std if scale == "group" and std > FLAT_STD else 1.0
+    divisor = std if scale == "group" and not is_flat(returns) else 1.0
     return [
         [None if value is None else (value - mean) / divisor for value in row] for row in returns
     ]
@@ -42,4 +42,4 @@ def is_flat(returns: Sequence[Sequence[float | None]]) -> bool:
     """Whether all unmasked returns are equal, or there is none: no gradient comes out of the
     group."""
     values = [value for row in returns for value in row if value is not None]
-    return not values or max(values) - min(values) <= FLAT_STD
+    return not values or max(values) - min(values) <= FLAT_RANGE

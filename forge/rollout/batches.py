@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import anyio
 
@@ -59,7 +59,7 @@ class BatchPlan:
     max_replacements: int
     """Groups a step, beyond groups_per_step."""
     max_staleness: int
-    scale: str
+    scale: Literal["group", "none"]
     train_truncated: bool
     publish_timeout_s: float
 
@@ -166,10 +166,7 @@ def make_samples(
     for group in groups:
         if group.is_flat:
             continue
-        advantages = group_advantages(
-            [t.returns for t in group.trajectories],
-            scale="group" if plan.scale == "group" else "none",
-        )
+        advantages = group_advantages([t.returns for t in group.trajectories], scale=plan.scale)
         for trajectory, row in zip(group.trajectories, advantages, strict=True):
             for turn, advantage in zip(trajectory.turns, row, strict=True):
                 truncated = turn.completion.finish is not Finish.STOP

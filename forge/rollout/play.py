@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import anyio
 
@@ -51,7 +51,7 @@ class Rules:
     group_size: int
     max_turns: int
     gamma: float
-    credit: str
+    credit: Literal["turn", "trajectory"]
     temperature: float
     max_completion_tokens: int
     reward: RewardTable
@@ -236,7 +236,7 @@ def _ended(
             [turn.reward for turn in turns if turn.reward is not None],
             gamma=rules.gamma,
             max_turns=rules.max_turns,
-            credit="trajectory" if rules.credit == "trajectory" else "turn",
+            credit=rules.credit,
         )
     return Trajectory(
         group_id=place.group_id,
