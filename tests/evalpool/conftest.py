@@ -138,7 +138,6 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     stamp = Stamp(isolation="namespaces", caps="rlimit", harness="test")
     trials = Trials(table=TABLE, spawner=spawner, references=references, stamp=stamp)
     yield Bench(spawner, references, trials)
-    references.forget_oracle()
     spawner.close()
 
 

@@ -591,6 +591,13 @@ def test_a_reference_that_kills_its_oracle_is_survived(bench: Any) -> None:
     assert bench.judge(relu_kernel()).status is Status.CORRECT
 
 
+def test_what_one_reference_does_to_torch_does_not_reach_another(bench: Any) -> None:
+    harmful = "import torch\ntorch.relu = torch.sigmoid\ntorch.set_default_dtype(torch.float64)\n"
+    bench.judge(relu_kernel(), problem=harmful + RELU)
+    verdict = bench.judge(relu_kernel(), problem=RELU + "# another")
+    assert verdict.status is Status.CORRECT, verdict.detail
+
+
 def test_inputs_come_from_fresh_seeds_and_several_distributions(bench: Any) -> None:
     """`relu` on non-negative inputs is the identity; a second distribution tells them apart."""
     source = RELU.replace("torch.randn", "torch.rand")

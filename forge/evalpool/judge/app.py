@@ -6,7 +6,7 @@
     GET /health → {ok, busy_s, num_judged, isolation}
 
 Holds seeds, tolerances, expected outputs and the verdict; imports neither torch nor any problem's
-or candidate's code. Owns a zygote, which forks the oracle and the runners; a zygote that dies is
+or candidate's code. Owns a zygote, which forks oracles and runners; a zygote that dies is
 replaced here, from the main thread.
 """
 
@@ -85,8 +85,6 @@ class Judge:
 
     def close(self) -> None:
         """Ends the zygote with all its children."""
-        if self._references is not None:
-            self._references.forget_oracle()
         self.spawner.close()
 
     async def judge(self, problem: Problem, code: str) -> Verdict:
@@ -110,8 +108,6 @@ class Judge:
             if self.spawner.is_running:
                 return
             logger.warning("the zygote is gone; a new one is started")
-            assert self._references is not None
-            self._references.forget_oracle()
             self.spawner.start()
             try:
                 await anyio.to_thread.run_sync(self.spawner.wait_ready)

@@ -1,8 +1,8 @@
 """Runs references (third-party code too) in a sandbox of its own; no candidate ever enters it.
 
-Forked by the zygote, one per judge. For a problem: seeds from the OS, parameters moved away from
-their defaults, inputs of several distributions, eager outputs, and the error of eager against
-float64; then writes all of it into memory that the judge owns.
+Forked by the zygote, one a draw of a problem: seeds from the OS, parameters moved away from their
+defaults, inputs of several distributions, eager outputs, and the error of eager against float64;
+then writes all of it into memory that the judge owns.
 
     judge ── PROBLEM ──▶ compute ── LAYOUT | FAILED ──▶ judge ── FILL (+ memory) ──▶ ── DONE ──▶
 """
@@ -88,23 +88,19 @@ class Describer:
 
 
 def main(sock: socket.socket) -> None:
-    """Serves the judge on `sock` until it hangs up."""
-    while True:
-        request = frames.receive(
-            sock, deadline=time.monotonic() + IDLE_S, expected=(Kind.PROBLEM,)
-        ).body
-        try:
-            layout, tensors = _compute(request)
-        except BaseException as error:  # a reference may raise anything; the judge is told
-            body = {"type": type(error).__name__, "message": str(error)[:1000]}
-            frames.send(sock, Kind.FAILED, body)
-            continue
-        frames.send(sock, Kind.LAYOUT, layout)
-        fill = frames.receive(
-            sock, deadline=time.monotonic() + IDLE_S, expected=(Kind.FILL,), takes_fds=True
-        )
-        _fill(fill, tensors)
-        frames.send(sock, Kind.DONE, {})
+    """Answers the judge on `sock` for one problem."""
+    deadline = time.monotonic() + IDLE_S
+    request = frames.receive(sock, deadline=deadline, expected=(Kind.PROBLEM,)).body
+    try:
+        layout, tensors = _compute(request)
+    except BaseException as error:  # a reference may raise anything; the judge is told
+        body = {"type": type(error).__name__, "message": str(error)[:1000]}
+        frames.send(sock, Kind.FAILED, body)
+        return
+    frames.send(sock, Kind.LAYOUT, layout)
+    fill = frames.receive(sock, deadline=deadline, expected=(Kind.FILL,), takes_fds=True)
+    _fill(fill, tensors)
+    frames.send(sock, Kind.DONE, {})
 
 
 def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor]]:

@@ -1,7 +1,8 @@
 """Reference results, by problem: what a candidate is given, and what it is compared with.
 
-Called by `trial.py`. Asks the oracle, keeps the results of a bounded number of problems, and
-has them made anew with fresh OS-random seeds after `MAX_USES` candidates. A candidate cannot carry
+Called by `trial.py`. Asks an oracle of its own for each draw (what one problem's code did to torch
+must not reach another's), keeps the results of a bounded number of problems, and has them made
+anew with fresh OS-random seeds after `MAX_USES` candidates. A candidate cannot carry
 anything from one judgement to the next, so sharing inputs among a few of them tells it nothing.
 """
 
@@ -41,13 +42,6 @@ class ReferenceFailed(Exception):
     """The problem's own reference cannot be run. Infra: no candidate is to blame."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slots:
-    """Where a call leaves its outputs, by index into the tensors of the memory."""
-
-    indices: tuple[int, ...]
-
-
 @dataclass(slots=True, kw_only=True)
 class Reference:
     """One draw of a problem. `request` and `image` go to a candidate; the rest never does."""
@@ -60,8 +54,9 @@ class Reference:
     """Inputs lie in front of this byte."""
     starts: list[int]
     specs: list[TensorSpec]
-    slots: list[Slots]
-    """One a call: the input sets in order, then the ghost."""
+    slots: list[tuple[int, ...]]
+    """Where a call leaves its outputs, by index into the tensors; the input sets in order, then
+    the ghost."""
     expected: list[list[Expected]]
     """By input set."""
     num_uses: int = 0
@@ -72,7 +67,7 @@ class Reference:
 
 
 class References:
-    """The oracle and its cache. Safe to call from several threads."""
+    """What oracles gave, kept. Safe to call from several threads."""
 
     def __init__(
         self, spawner: Spawner, *, num_sets: int, timeout_s: float, uid: int | None, max_bytes: int
@@ -83,7 +78,6 @@ class References:
         self._uid = uid
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._oracle: SandboxedChild | None = None
         self._cache: OrderedDict[str, Reference] = OrderedDict()
 
     def get(self, problem: Problem) -> Reference:
@@ -102,27 +96,19 @@ class References:
             cached.num_uses += 1
             return cached
 
-    def forget_oracle(self) -> None:
-        """After the zygote was replaced: its oracle went with it."""
-        with self._lock:
-            if self._oracle is not None:
-                self._oracle.sock.close()
-                self._oracle = None
-
     def _size(self) -> int:
         return sum(len(one.image) * 4 for one in self._cache.values())
 
     def _draw(self, problem: Problem) -> Reference:
-        if self._oracle is None:
-            self._oracle = self._spawner.spawn(role="oracle", uid=self._uid)
+        oracle = self._spawner.spawn(role="oracle", uid=self._uid)
         try:
-            return self._ask(self._oracle, problem)
+            return self._ask(oracle, problem)
         except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError, LayoutError) as error:
-            oracle, self._oracle = self._oracle, None
-            self._spawner.end(oracle)
             cause = f"{type(error).__name__}: {error}"
             words = f"the reference of {problem.problem_id} ended its oracle: {cause}"
             raise ReferenceFailed(clean(without_paths(words))) from error
+        finally:
+            self._spawner.end(oracle)
 
     def _ask(self, oracle: SandboxedChild, problem: Problem) -> Reference:
         body = {
@@ -191,7 +177,7 @@ class _Builder:
             "sets": inputs,
             "tensors": tensors,
             "num_bytes": num_bytes,
-            "slots": list(slots[0].indices),
+            "slots": list(slots[0]),
         }
         return Reference(
             request=request,
@@ -238,8 +224,8 @@ class _Builder:
             for output, error in pairs
         ]
 
-    def _slots(self, expected: list[Expected]) -> Slots:
-        return Slots(indices=tuple(self._append(one.spec, unwritten(one.spec)) for one in expected))
+    def _slots(self, expected: list[Expected]) -> tuple[int, ...]:
+        return tuple(self._append(one.spec, unwritten(one.spec)) for one in expected)
 
 
 def _parse_specs(data: Any) -> list[TensorSpec]:

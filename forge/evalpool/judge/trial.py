@@ -210,7 +210,7 @@ class _Run:
 
     def _call(self, number: int, *, deadline: float, is_ghost: bool = False) -> dict[str, Any]:
         slots = self.reference.slots[-1 if is_ghost else number]
-        body = {"set": number, "slots": list(slots.indices), "ghost": is_ghost}
+        body = {"set": number, "slots": list(slots), "ghost": is_ghost}
         left_s = max(0.05, deadline - time.monotonic())
         limit_s = self.table.correct_timeout_s
         return self._ask(Kind.CALL, body, phase="correct", left_s=left_s, limit_s=limit_s).body
@@ -251,7 +251,7 @@ class _Run:
 
     def _compare(self, done: dict[str, Any], *, call: int) -> None:
         """Raises Decided unless call `call` left the right outputs and nothing else."""
-        expected, slots = self.reference.expected[call], self.reference.slots[call].indices
+        expected, slots = self.reference.expected[call], self.reference.slots[call]
         data = self.memory[:]  # a private copy: the runner still runs
         outputs = [self.reference.read(data, slot) for slot in slots]
         pairs = list(zip(expected, outputs, strict=True))
@@ -289,7 +289,7 @@ class _Run:
                 raise
             return
         data = self.memory[:]
-        slots = self.reference.slots[-1].indices
+        slots = self.reference.slots[-1]
         outputs = [self.reference.read(data, slot) for slot in slots]
         pairs = zip(self.reference.expected[0], outputs, strict=True)
         if all(mismatch(one, output) is None for one, output in pairs):
