@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -26,7 +27,7 @@ from forge.records import (
     Turn,
     Verdict,
 )
-from forge.rollout.batches import Batch, BatchPlan, count_from, produce_batches
+from forge.rollout.batches import Batch, BatchPlan, count_from, make_samples, produce_batches
 from forge.rollout.pacing import PublishedSteps
 from forge.rollout.play import Place, Ports, Rules, play_group
 from forge.rollout.ports import Prompt
@@ -211,12 +212,19 @@ async def run_loop(
     use, _, policy = ports(choose, room=room)
     published, staleness, batches = PublishedSteps(), [], []
     send, receive = anyio.create_memory_object_stream[Batch](0)
+    put, take = anyio.create_memory_object_stream[Batch](math.inf)
     sampler = UniformSampler([problem(f"p{i}") for i in range(5)], seed=0)
 
-    async def train() -> None:
-        async with receive:
+    async def offer() -> None:
+        """As the run does it: at once, however slow the trainer is. Pacing alone holds it back."""
+        async with receive, put:
             async for batch in receive:
                 batches.append(batch)
+                await put.send(batch)
+
+    async def train() -> None:
+        async with take:
+            async for batch in take:
                 await anyio.sleep(delay())
                 staleness.extend(policy.version - s.policy_version for s in batch.samples)
                 policy.version += 1
@@ -224,6 +232,7 @@ async def run_loop(
 
     with anyio.fail_after(10):
         async with anyio.create_task_group() as tasks:
+            tasks.start_soon(offer)
             tasks.start_soon(train)
             await produce_batches(
                 plan, sampler=sampler, rules=rules(), ports=use, published=published,
@@ -243,7 +252,7 @@ async def test_staleness_never_passes_its_bound(bound: int) -> None:
     batches, staleness = await run_loop(
         batch_plan(max_staleness=bound, last_step=6),
         mixed,
-        delay=lambda: draw.choice([0.0, 0.002, 0.01]),
+        delay=lambda: draw.choice([0.0, 0.01, 0.03]),
     )
     assert [b.step for b in batches] == list(range(1, 7))
     assert max(staleness) <= bound
@@ -306,6 +315,19 @@ async def test_a_batch_names_all_groups_that_were_played_for_it() -> None:
     batches, _ = await run_loop(batch_plan(last_step=1, max_replacements=0), choose)
     assert {group.group_id for group in batches[0].groups} == {0, 1, 2, 3}
     assert {sample.group_id for sample in batches[0].samples} == {2, 3}
+
+
+@pytest.mark.parametrize("train_truncated", [True, False])
+async def test_answers_that_were_cut_off_are_trained_only_if_asked(train_truncated: bool) -> None:
+    use, _, _ = ports(mixed)
+    group = await play_group(problem(), place=PLACE, rules=rules(max_turns=1), ports=use)
+    first = group.trajectories[0]
+    completion = replace(first.turns[0].completion, finish=Finish.LENGTH)
+    cut = replace(first, turns=(replace(first.turns[0], completion=completion),))
+    group = replace(group, trajectories=(cut, *group.trajectories[1:]))
+    plan = batch_plan(train_truncated=train_truncated)
+    rollouts = [sample.rollout for sample in make_samples([group], plan, count_from(-1))]
+    assert rollouts == ([0, 1, 2, 3] if train_truncated else [1, 2, 3])
 
 
 async def test_a_silent_trainer_is_named() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -125,6 +126,40 @@ def test_the_reference_adds_its_penalty(trainer: Any) -> None:
         for p in trainer.ref_model.parameters():
             p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(1)) * 0.05)
     assert loss_of(trainer, samples, max_tokens=100) > same + 1e-3
+
+
+def test_an_update_that_is_not_a_number_is_left_out_and_counted(
+    trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer, "_get_learning_rate", lambda: 0.5)
+    trainer.loss_type, trainer.beta = "dapo", 0.0
+    loss_of(trainer, make_samples(4), max_tokens=100)
+    skipped = trainer.stats._num_skipped
+    trainer._get_grad_norm(trainer.model, grad_norm=torch.tensor(1.0))
+    assert all(p.grad is not None for p in trainer.model.parameters())
+    trainer._get_grad_norm(trainer.model, grad_norm=torch.tensor(float("nan")))
+    assert all(p.grad is None for p in trainer.model.parameters())
+    assert trainer.stats._num_skipped == skipped + 1
+    assert trainer.stats.learning_rate == 0.5
+
+
+def test_a_batch_is_passed_over_as_often_as_asked(
+    trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forge.train.batch import write_batch
+    from forge.train.trainer.control import Batch
+
+    write_batch(tmp_path / "b.npz", make_samples(5))
+    offered = [Batch(step=1, samples_path=tmp_path / "b.npz", wait_s=0.0)]
+    server = SimpleNamespace(take=lambda step: offered.pop() if offered else None)
+    monkeypatch.setattr(trainer, "server", server)
+    monkeypatch.setitem(trainer.settings.stage, "updates_per_batch", 2)
+    passes = [trainer.get_batch_samples(iter(()), 1, trainer.args.device)[0] for _ in range(3)]
+    first, second, none_left = passes
+    assert first == second != []
+    assert none_left == []
+    monkeypatch.setattr(trainer.state, "global_step", 3)
+    assert trainer.step == 1, "the second pass over the second batch is still to come"
 
 
 def test_micro_batches_hold_every_sample_once_within_the_budget() -> None:
