@@ -250,11 +250,11 @@ def mixed(seed: int, i: int, length: int) -> int:
 async def test_staleness_never_passes_its_bound(bound: int) -> None:
     draw = random.Random(bound)
     batches, staleness = await run_loop(
-        batch_plan(max_staleness=bound, last_step=6),
+        batch_plan(max_staleness=bound, last_step=8),
         mixed,
-        delay=lambda: draw.choice([0.0, 0.01, 0.03]),
+        delay=lambda: draw.choice([0.0, 0.02, 0.02]),
     )
-    assert [b.step for b in batches] == list(range(1, 7))
+    assert [b.step for b in batches] == list(range(1, 9))
     assert max(staleness) <= bound
 
 
