@@ -3,7 +3,8 @@ TUI and notebooks.
 
 `text(x)` in SQL decodes a stored body or looks up a text_id. Where texts are compressed, the views
 and `texts` read decoded all the same: a temporary view of the same name stands before each.
-Promise: nothing here writes to a run.
+Promise: nothing here writes to a run. SQLite leaves an empty -wal and a -shm beside a database that
+was read while nobody wrote it: only a writer may take them away, and the next one does.
 """
 
 from __future__ import annotations

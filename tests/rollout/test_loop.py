@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -304,6 +305,20 @@ async def test_three_batches_without_signal_end_the_run_with_advice(
         flatten_subgroups=True,
     ):
         await run_loop(batch_plan(max_replacements=0), lambda seed, i, length: answer, room=room)
+
+
+async def test_each_batch_without_signal_is_an_event_that_says_why() -> None:
+    use, sink, _ = ports(lambda seed, i, length: 2)
+    send, receive = anyio.create_memory_object_stream[Batch](0)
+    with receive, suppress(Stalled):
+        await produce_batches(
+            batch_plan(max_replacements=0), sampler=UniformSampler([problem()], seed=0),
+            rules=rules(), ports=use, published=PublishedSteps(),
+            group_ids=count_from(-1), sample_ids=count_from(-1), out=send,
+        )  # fmt: skip
+    events = sink.of(Event)
+    assert [(e.kind, e.data["step"]) for e in events] == [("no_signal", 1)] * 3
+    assert all("more SFT" in e.message for e in events)
 
 
 async def test_a_batch_names_all_groups_that_were_played_for_it() -> None:
