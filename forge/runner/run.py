@@ -5,16 +5,16 @@ run_experiment / resume_run          decide what to do, own the run directory
    ├─ store.writer                   opened first, closed last: nothing recorded is lost
    ├─ control.sock                   trainer, `forge status`, `forge stop`
    ├─ signals, console, STATUS.json  beside the work, never waited for
-   └─ prepare → stages in order      each opens what it needs, and closes what no later stage needs
-      ├─ pool       judges           needed by pairs, eval, grpo
-      └─ replicas   engines          needed by eval, grpo
-
+   └─ prepare → stages in order
+      ├─ pool       judges           from the first need (pairs, eval, grpo) to the end
+      └─ replicas   engines          from the first eval or grpo to the last
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import shutil
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -158,7 +158,10 @@ async def _supervise(paths: RunPaths, experiment: Experiment, past: Past, consol
     progress = Progress(run=paths.name, num_stages=len(experiment.stage))
     console.say(f"{paths.root}")
     async with open_writer(paths, experiment.store) as writer:
-        await writer.put(describe_attempt(attempt, seed=experiment.seed, gpus=()))
+        description = await anyio.to_thread.run_sync(
+            lambda: describe_attempt(attempt, seed=experiment.seed, gpus=())
+        )
+        await writer.put(description)
         try:
             await _open_and_run(paths, experiment, past, attempt, progress, console, writer)
         except BaseException as error:
@@ -281,8 +284,9 @@ class _Work:
 
     @asynccontextmanager
     async def _open_replicas(self, run: Run) -> AsyncIterator:
-        work_dir = self.socket_dir / "serve"
-        work_dir.mkdir(exist_ok=True)
+        work_dir = self.paths.root / "serve"  # whole models: too large for a socket's /tmp
+        shutil.rmtree(work_dir, ignore_errors=True)
+        work_dir.mkdir()
         async with open_replicas(
             self.experiment.serve,
             weights=run.weights.current,
