@@ -44,6 +44,13 @@ def test_half_precision_is_judged_more_loosely() -> None:
     assert mismatch(expected(reference, precision="fp16"), (reference * 1.01).tobytes()) is None
 
 
+def test_a_half_precision_output_of_an_fp32_problem_is_judged_as_what_it_is() -> None:
+    reference = np.ones(5, np.float16)
+    assert mismatch(expected(reference), (reference * 1.01).tobytes()) is None
+    wide = reference.astype(np.float32)
+    assert mismatch(expected(wide), (wide * np.float32(1.01)).tobytes()) is not None
+
+
 def test_infinities_must_be_the_same() -> None:
     reference = np.array([np.inf, -np.inf, np.nan, 1.0], np.float32)
     assert mismatch(expected(reference), reference.tobytes()) is None

@@ -4,7 +4,8 @@ Called by `trial.py`. Tolerance (design, section 6, row 7), element by element:
 
     |got - ref| ≤ tol · (rms(ref) + |ref|) + 4 · e
 
-    tol  1e-4 for fp32, 1e-2 for fp16 and bf16: by the problem's precision
+    tol  1e-4 for fp32, 1e-2 for fp16 and bf16: the looser of the problem's precision's and the
+         output's own type's (a reference may make half-precision tensors itself)
     rms  over the finite elements of the reference output
     e    |eager - eager in float64| on the same inputs: what an honest kernel may lose too
 """
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.shm import TensorSpec
 
 TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 1e-2}
+PRECISION = {"float16": "fp16", "bfloat16": "bf16"}
+"""By the type of an output. Any other says nothing."""
 ERROR_FACTOR = 4.0
 NUMPY_TYPES = {
     "float64": np.float64,
@@ -65,8 +68,14 @@ class Expected:
             else np.zeros_like(values)
         )
         with np.errstate(invalid="ignore"):
-            allowed = TOLERANCE[precision] * (rms + np.abs(values)) + ERROR_FACTOR * own_error
+            allowed = tolerance(spec.dtype, precision) * (rms + np.abs(values))
+            allowed += ERROR_FACTOR * own_error
         return cls(spec=spec, values=values, allowed=allowed)
+
+
+def tolerance(dtype: str, precision: str) -> float:
+    """`tol` of one output."""
+    return max(TOLERANCE[precision], TOLERANCE[PRECISION.get(dtype, precision)])
 
 
 def decode(spec: TensorSpec, data: bytes) -> NDArray[np.float64]:
