@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -63,13 +63,13 @@ async def train(
             return await child.wait()
 
 
-def undisturbed(model: Path, at: Path) -> dict[str, torch.Tensor]:
-    """The same stage trained in this process, in one go."""
+def trainer_of(model: Path, at: Path, stage: SftStage = STAGE) -> Any:
+    """The stage's trainer in this process."""
     from forge.train.trainer.answers import make_trainer, read_rows
     from forge.train.trainer.settings import Settings
 
     settings = Settings(
-        stage=STAGE.model_dump(mode="json"),
+        stage=stage.model_dump(mode="json"),
         model=ModelTable(path=str(model)).model_dump(mode="json"),
         rollout=RolloutTable().model_dump(mode="json"),
         model_dir=model,
@@ -79,10 +79,23 @@ def undisturbed(model: Path, at: Path) -> dict[str, torch.Tensor]:
         control_socket=at / "none.sock",
         seed=1,
     )
-    trainer = make_trainer(settings, rows=read_rows(at / "rows.jsonl"))
+    return make_trainer(settings, rows=read_rows(at / "rows.jsonl"))
+
+
+def undisturbed(model: Path, at: Path) -> dict[str, torch.Tensor]:
+    """The same stage trained in one go."""
+    trainer = trainer_of(model, at)
     trainer.train()
-    assert trainer.model is not None
     return trainer.model.state_dict()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_packing_makes_fewer_rows_and_loses_no_token(tiny_model: Path, tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.jsonl")
+    rows = trainer_of(tiny_model, tmp_path).rows
+    packed = trainer_of(tiny_model, tmp_path, STAGE.model_copy(update={"packing": True})).rows
+    assert len(packed) < len(rows)
+    assert sum(map(len, packed["input_ids"])) == sum(map(len, rows["input_ids"]))
 
 
 @pytest.mark.slow
