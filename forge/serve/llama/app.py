@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -116,14 +117,20 @@ class Replica:
         )
 
     async def _generate(self, http: HttpRequest, request: Request) -> None:
-        """Wait for the request, or for its client to hang up, whichever comes first."""
+        """Wait for the request, or for its client to hang up, whichever comes first.
+
+        Raises ClientDisconnect where the client was first: there is no whole answer.
+        """
         failure: list[ForgeError] = []
+        is_answered = False
 
         async def work() -> None:
+            nonlocal is_answered
             try:
                 await self._worker.generate(request)
             except ForgeError as error:
                 failure.append(error)
+            is_answered = True
             group.cancel_scope.cancel()
 
         with self._busy.running():
@@ -134,6 +141,8 @@ class Replica:
                 group.cancel_scope.cancel()
         if failure:
             raise failure[0]
+        if not is_answered:
+            raise ClientDisconnect
 
     async def _stream(self, request: Request, event: Callable[[Chunk], dict[str, Any]]) -> Response:
         """A request that cannot be served is refused before the first event."""
@@ -175,6 +184,8 @@ def _answered(handler: Handler) -> Callable[[HttpRequest], Awaitable[Response]]:
     async def endpoint(http: HttpRequest) -> Response:
         try:
             return await handler(http, _object(await http.body()))
+        except ClientDisconnect:
+            return Response(status_code=499)  # as nginx calls it; nobody reads it
         except ConfigError as error:
             return _refusal(400, error)
         except MachineError as error:

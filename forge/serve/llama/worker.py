@@ -125,8 +125,9 @@ class Worker:
         future.set_running_or_notify_cancel()
         listener = on_chunk and _threadsafe(on_chunk)
         pending = Pending(done=future, on_chunk=listener)
-        await self.call(lambda engine: self._admit(engine, request, pending))
         try:
+            # Cancelled here too: the command is queued, and the abort comes after it.
+            await self.call(lambda engine: self._admit(engine, request, pending))
             await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             self._queue.put(lambda engine: self._abort(engine, request))

@@ -1,0 +1,57 @@
+"""The engine's thread and the event loop: nobody's request stays behind."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any, cast
+
+import anyio
+import pytest
+
+from forge.serve.llama.worker import Worker
+
+
+class FakeEngine:
+    """Counts who came and who was sent away."""
+
+    version, is_active, num_running, num_waiting = 0, False, 0, 0
+    counts = SimpleNamespace(generated_tokens=0, prompt_tokens=0, recomputed_tokens=0)
+
+    def __init__(self) -> None:
+        self.admitted: list[Any] = []
+        self.aborted: list[Any] = []
+
+    def add(self, request: Any) -> None:
+        self.admitted.append(request)
+
+    def abort(self, request: Any) -> None:
+        self.aborted.append(request)
+
+    def close(self) -> None:
+        return
+
+
+@pytest.mark.anyio
+async def test_a_request_cancelled_before_it_is_admitted_is_aborted() -> None:
+    engine, is_free = FakeEngine(), threading.Event()
+    worker = Worker(lambda: cast("Any", engine))
+    worker.start()
+    try:
+        async with anyio.create_task_group() as busy:
+            busy.start_soon(worker.call, lambda _: is_free.wait(5))
+            async with anyio.create_task_group() as asking:
+                asking.start_soon(worker.generate, cast("Any", "request"))
+                await anyio.sleep(0.01)
+                assert not engine.admitted
+                asking.cancel_scope.cancel()
+            is_free.set()
+        await worker.call(lambda _: None)
+        assert (engine.admitted, engine.aborted) == (["request"], ["request"])
+    finally:
+        worker.stop()
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
