@@ -24,7 +24,7 @@ from forge.data.problems import from_source
 from forge.errors import ConfigError
 from forge.evalpool.pool import open_pool
 from forge.process.sockets import open_socket_dir
-from forge.records import Completion, Finish, Problem, Purpose, Trajectory, Turn
+from forge.records import Completion, Problem, Purpose, Trajectory, Turn
 from forge.rollout.play import Place, Ports, Rules, play_group
 from forge.runner.prompter import TemplatePrompter
 from forge.serve.client import ReplicaClient
@@ -169,7 +169,7 @@ async def _chat(
                 place=Place(group_id=group_id, purpose=Purpose.CHAT, stage=-1, step=0),
                 rules=_rules(experiment, request),
                 ports=Ports(
-                    generate=_Streamed(client, chat_template.stop_token_ids, weights.version, say),
+                    generate=_Streamed(client, chat_template.stop_token_ids, say),
                     judge=pool.judge,
                     sink=_Told(writer, say),
                     prompter=TemplatePrompter(
@@ -199,20 +199,17 @@ def _rules(experiment: Experiment, request: ChatRequest) -> Rules:
 
 @dataclass(frozen=True, slots=True)
 class _Streamed:
-    """The Generate port over a stream: says each piece, then has the tokens scored for their log
-    probabilities."""
+    """The Generate port over a stream: says each piece."""
 
     client: ReplicaClient
     stop_token_ids: Sequence[int]
-    version: int
     say: Say
 
     async def __call__(
         self, prompt_ids: Sequence[int], *, n: int, max_tokens: int, temperature: float, seed: int
     ) -> list[Completion]:
         assert n == 1, "a chat plays one rollout"
-        ids: list[int] = []
-        finish = Finish.LENGTH
+        made: list[Completion] = []
         async for chunk in self.client.stream(
             prompt_ids,
             max_tokens=max_tokens,
@@ -220,19 +217,11 @@ class _Streamed:
             seed=seed,
             stop_token_ids=self.stop_token_ids,
         ):
-            ids += chunk.token_ids
-            finish = chunk.finish or finish
             self.say(chunk.text)
+            if chunk.completion is not None:
+                made.append(chunk.completion)
         self.say("\n")
-        return [
-            Completion(
-                token_ids=tuple(ids),
-                logprobs=tuple(await self.client.score(prompt_ids, ids)),
-                finish=finish,
-                min_version=self.version,
-                max_version=self.version,
-            )
-        ]
+        return made
 
 
 @dataclass(frozen=True, slots=True)

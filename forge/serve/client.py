@@ -41,6 +41,8 @@ class StreamChunk:
     text: str
     """Empty where the checkpoint has no tokenizer."""
     finish: Finish | None
+    completion: Completion | None = None
+    """In the last one: the whole sample, with its log probabilities and versions."""
 
 
 class ReplicaClient:
@@ -93,7 +95,10 @@ class ReplicaClient:
         seed: int = 0,
         stop_token_ids: Sequence[int] = (),
     ) -> AsyncIterator[StreamChunk]:
-        """One continuation as it is made. Leaving the iteration aborts it in the engine."""
+        """One continuation as it is made; the last chunk has all of it. Leaving the iteration
+        aborts it in the engine.
+        """
+        ids: list[int] = []
         body = {
             "prompt": list(prompt_ids),
             "max_tokens": max_tokens,
@@ -107,10 +112,11 @@ class ReplicaClient:
                 if response.status_code != 200:
                     raise _refused(self.name, response.status_code, await response.aread())
                 async for line in response.aiter_lines():
-                    if (chunk := self._chunk(line)) is not None:
+                    if (chunk := self._chunk(line, ids)) is not None:
                         yield chunk
 
-    def _chunk(self, line: str) -> StreamChunk | None:
+    def _chunk(self, line: str, ids: list[int]) -> StreamChunk | None:
+        """One event; `ids` gathers the tokens of all."""
         if not line.startswith("data: {"):
             return None
         event = json.loads(line.removeprefix("data: "))
@@ -118,12 +124,15 @@ class ReplicaClient:
             raise MachineError(f"{self.name}: {event['error']['message']}")
         if "token_ids" not in event:
             return None
-        finish = event.get("finish_reason")
+        ids += event["token_ids"]
+        is_last = event.get("finish_reason") is not None
+        completion = _completion({**event, "token_ids": ids}) if is_last else None
         return StreamChunk(
             index=event["index"],
             token_ids=tuple(event["token_ids"]),
             text=event["text"],
-            finish=None if finish is None else Finish(finish),
+            finish=completion and completion.finish,
+            completion=completion,
         )
 
     async def load_weights(self, path: Path, *, version: int) -> float:
@@ -190,13 +199,14 @@ def _refused(name: str, status: int, content: bytes) -> ConfigError | MachineErr
 
 
 def _completions(content: bytes) -> list[Completion]:
-    return [
-        Completion(
-            token_ids=tuple(choice["token_ids"]),
-            logprobs=tuple(choice["logprobs"]["token_logprobs"]),
-            finish=Finish(choice["finish_reason"]),
-            min_version=choice["min_version"],
-            max_version=choice["max_version"],
-        )
-        for choice in json.loads(content)["choices"]
-    ]
+    return [_completion(choice) for choice in json.loads(content)["choices"]]
+
+
+def _completion(choice: Mapping[str, Any]) -> Completion:
+    return Completion(
+        token_ids=tuple(choice["token_ids"]),
+        logprobs=tuple(choice["logprobs"]["token_logprobs"]),
+        finish=Finish(choice["finish_reason"]),
+        min_version=choice["min_version"],
+        max_version=choice["max_version"],
+    )

@@ -244,6 +244,7 @@ async def test_a_client_that_hangs_up_frees_its_slots(tied: Reference, tmp_path:
             await client.complete(PROMPT, n=20, max_tokens=990)
         await until(is_idle)
         assert (await client.health())["generated_tokens"] < 20 * 990
+        assert "Traceback" not in (tmp_path / "logs/serve-0.log").read_text()
         async for chunk in client.stream(PROMPT, max_tokens=990):
             assert chunk.finish is None
             assert await running() == 1
@@ -256,8 +257,10 @@ async def test_a_stream_is_the_same_tokens_in_steps(tied: Reference, tmp_path: P
         served(tied, tmp_path) as (_, sockets),
         ReplicaClient(sockets / "serve-0.sock") as client,
     ):
-        (whole,) = await client.complete(PROMPT, max_tokens=50, seed=3)
-        chunks = [chunk async for chunk in client.stream(PROMPT, max_tokens=50, seed=3)]
+        how: dict[str, Any] = {"max_tokens": 50, "seed": 3, "temperature": 0.7}
+        (whole,) = await client.complete(PROMPT, **how)
+        chunks = [chunk async for chunk in client.stream(PROMPT, **how)]
+        assert chunks[-1].completion == whole, "log probabilities and versions too"
         assert tuple(t for chunk in chunks for t in chunk.token_ids) == whole.token_ids
         assert chunks[-1].finish is Finish.LENGTH
         assert len(chunks) > 10
