@@ -171,6 +171,27 @@ def test_parameters_left_at_their_defaults_are_wrong(bench: Any) -> None:
     assert bench.judge(code, problem=LINEAR).reason == "mismatch"
 
 
+@pytest.mark.parametrize(
+    "kept", ["self.w = {w}", "self.register_buffer('w', {w})", "self.w = torch.nn.Parameter({w})"]
+)
+def test_who_derives_weights_in_init_is_told_of_the_hook(bench: Any, kept: str) -> None:
+    layer = "self.fc = torch.nn.Linear(inner, outer)"
+    code = MATMUL.replace("{name}", "fc")
+    assert layer in code
+    kept = kept.format(w="self.fc.weight.detach() * 1.0")
+    cached = code.replace(" w = self.fc.weight", " w = self.w")
+    cached = cached.replace(layer, f"{layer}; {kept}")
+    verdict = bench.judge(cached, problem=LINEAR)
+    assert (verdict.status, verdict.reason) == (Status.WRONG, "params_cached_in_init")
+    assert "define load_reference(self, state)" in verdict.detail
+    hook = """    def load_reference(self, state):
+        self.fc.load_state_dict({'weight': state['fc.weight'], 'bias': state['fc.bias']})
+        self.w.copy_(state['fc.weight'])
+"""
+    mended = cached.replace("    def forward", f"{hook}    def forward")
+    assert bench.judge(mended, problem=LINEAR).status is Status.CORRECT
+
+
 def test_autotune_takes_its_first_configuration(bench: Any) -> None:
     configs = "[triton.Config({'BLOCK': b}) for b in (256, 128)]"
     tune = f"@triton.autotune(configs={configs}, key=['n'])\n@triton.jit"

@@ -56,6 +56,8 @@ class Session:
         self.is_ghost = False
         self.compiled: set[str] = set()
         self.compile_line: int | None = None
+        self.has_derived = False
+        """Whether the model holds tensors that no parameter was loaded into."""
         self.failed_launch: BaseException | None = None
         """The first. Catching it, to compute the answer elsewhere, does not make it good."""
         self.tensors = [_tensor(memory, *spec) for spec in request["tensors"]]
@@ -72,7 +74,7 @@ class Session:
         self.stage = "load"
         state = {name: self.tensors[index] for name, index in self.request["state"]}
         with torch.no_grad():
-            _load_state(self.model, state)
+            self.has_derived = not _load_state(self.model, state)
 
     def call(self, number: int, *, slots: list[int]) -> list[Any]:
         """One forward pass on input set `number`; outputs go to the slots. Returns their forms."""
@@ -152,6 +154,7 @@ def _answer(sock: socket.socket, session: Session, work: Any) -> None:
         "outputs": outputs,
         "num_launches": session.num_launches,
         "kernels": sorted(session.compiled),
+        "has_derived": session.has_derived,
     }
     _send(sock, DONE, body)
 
@@ -212,12 +215,14 @@ def _import(code: str, file: str) -> types.ModuleType:
     return module
 
 
-def _load_state(model: Any, state: dict[str, torch.Tensor]) -> None:
-    """The reference's parameters into the candidate: its own hook, else by name, else by order."""
+def _load_state(model: Any, state: dict[str, torch.Tensor]) -> bool:
+    """The reference's parameters into the candidate: its own hook, else by name, else by order.
+    Answers whether that reached every tensor of it; others were computed in `__init__`.
+    """
     hook = getattr(model, "load_reference", None)
     if callable(hook):
         hook(state)
-        return
+        return True
     own = model.state_dict()
     by_name = {
         name: tensor
@@ -228,11 +233,15 @@ def _load_state(model: Any, state: dict[str, torch.Tensor]) -> None:
         own[name].copy_(tensor)
     rest_own = [tensor for name, tensor in own.items() if name not in by_name]
     rest = [tensor for name, tensor in state.items() if name not in by_name]
+    num_unmatched = len(rest_own)
     for target in rest_own:
         match = next((tensor for tensor in rest if tensor.shape == target.shape), None)
         if match is not None:
             target.copy_(match)
             rest = [tensor for tensor in rest if tensor is not match]
+            num_unmatched -= 1
+    plain = (value for module in model.modules() for value in vars(module).values())
+    return not num_unmatched and not any(isinstance(value, torch.Tensor) for value in plain)
 
 
 def _flatten(result: Any) -> list[Any]:

@@ -36,6 +36,9 @@ NO_GPU_MARKS = (
 )
 NO_GPU_LINES = ("is_cuda", '"cuda"', "'cuda'")
 """An assertion on a line that has one of these asks for a GPU."""
+DERIVED_WORDS = (
+    "parameters are loaded after __init__; define load_reference(self, state) for what you derive"
+)
 NO_GPU_WORDS = "there is no GPU here: do not ask for one, make tensors on x.device"
 OUT_OF_MEMORY_MARKS = (
     "MemoryError",
@@ -270,6 +273,9 @@ class _Run:
         for number, (one, output) in enumerate(pairs):
             name = "output" if len(expected) == 1 else f"output {number}"
             found = mismatch(one, output, name=name)
+            if found is not None and self.reference.request["state"] and done.get("has_derived"):
+                detail = f"{found}\n{DERIVED_WORDS}"
+                raise Decided(self._finding(Status.WRONG, "params_cached_in_init", detail))
             if found is not None:
                 raise Decided(self._finding(Status.WRONG, "mismatch", found))
         end = self.reference.inputs_end
