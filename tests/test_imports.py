@@ -43,8 +43,6 @@ HEAVY = ("torch", "triton", "transformers", "trl", "datasets", "peft")
 CHILD_FOLDERS = (
     "forge/evalpool/judge",
     "forge/train/trainer",
-    "forge/serve/hf",
-    "forge/serve/vllm",
 )
 
 

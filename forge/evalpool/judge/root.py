@@ -1,16 +1,15 @@
 """The allow-list root: the only files that a reference or a candidate can see.
 
-The zygote builds it once in its own mount namespace and pivots into it before it imports torch, so
-that nothing lazily imported can be missing. It holds system libraries, the interpreter's standard
-library, torch, triton and numpy with what their distributions need, four devices, and empty
-directories; no program, no home, no forge, no run directory, no socket.
+The zygote builds it once in its own mount namespace and pivots into it with torch and triton
+imported already; what they import later must be in it. It holds system libraries, the interpreter's
+standard library, torch, triton and numpy with what their distributions need, four devices, and
+empty directories; no program, no home, no forge, no run directory, no socket.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import sys
 import sysconfig
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -161,6 +160,4 @@ def _is_importable(path: str) -> bool:
 def sandbox_sys_path(plan: RootPlan) -> list[str]:
     """What sys.path becomes inside: the standard library and the shown part of site-packages."""
     stdlib = os.path.realpath(sysconfig.get_paths()["stdlib"])
-    return (
-        [*dict.fromkeys([stdlib, f"{stdlib}/lib-dynload", plan.site_packages])] if sys.path else []
-    )
+    return [stdlib, f"{stdlib}/lib-dynload", plan.site_packages]
