@@ -72,9 +72,14 @@ _MIN_SPREAD = 0.04
 """Smallest standard deviation over rows, relative to their root mean square or half."""
 
 
+_ROUNDED = {"softplus", "logsigmoid"}
+"""Small values of log(1 + exp(-|x|)) carry the rounding of the 1, and an extremum may be small."""
+
+
 def accepts(variant: str, chain: Chain) -> bool:
-    """Sound, and the reduced rows differ: the maximum of a bounded chain hardly does."""
-    if not is_sound(chain):
+    """Sound, the reduced rows differ (the maximum of a bounded chain hardly does), and no honest
+    kernel is lost to rounding."""
+    if not is_sound(chain) or (variant in ("max", "min") and _ROUNDED & set(chain)):
         return False
     reduce = _PYTHON[variant]
     out = [reduce([_apply(chain, x) for x in row]) for row in _ROWS]
