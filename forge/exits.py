@@ -63,7 +63,8 @@ def ending_of(error: BaseException) -> Ending:
     leaves = list(_leaves(error))
     if any(isinstance(leaf, CTRL_C) for leaf in leaves):
         return Ending(code=INTERRUPTED, words="stopped by Ctrl-C")
-    if full := next((leaf for leaf in leaves if _is_disk_full(leaf)), None):
+    full = next((leaf for leaf in leaves if _is_disk_full(leaf)), None)
+    if full is not None and not any(isinstance(leaf, MachineError) for leaf in leaves):
         where = getattr(full, "filename", None) or "run.db"
         words = f"{where}: the disk is full; what was recorded is safe"
         return Ending(code=MachineError.exit_code, words=words)
