@@ -66,7 +66,7 @@ def ending_of(error: BaseException) -> Ending:
     full = next((leaf for leaf in leaves if _is_disk_full(leaf)), None)
     if full is not None and not any(isinstance(leaf, MachineError) for leaf in leaves):
         where = getattr(full, "filename", None) or "run.db"
-        words = f"{where}: the disk is full; what was recorded is safe"
+        words = f'{where}: the disk is full; what was recorded is safe, "forge resume" goes on'
         return Ending(code=MachineError.exit_code, words=words)
     for kind in RANK:
         for leaf in leaves:
