@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 RUNNER_UID = 61_001 if os.geteuid() == 0 else None
 TABLE = JudgeTable(compile_timeout_s=20.0, correct_timeout_s=20.0)
 ROOT = Path(__file__).parents[2]
+SLIPS = ("NameError", "SyntaxError", "AttributeError", "TypeError", "IndentationError")
 
 RELU = """
 import torch
@@ -98,13 +99,15 @@ class Bench:
         return f"{answer['type']}: {answer['message']}"
 
     def refused(self, statement: str) -> str:
-        """The error that a statement meets inside; fails if it meets none."""
+        """The error that a statement meets inside; fails if it meets none, or one that only says
+        that the statement is no attempt at all."""
         body = "\n    ".join(statement.strip().split("\n"))
         told = self.explore(
             f"import os, sys, socket, ctypes\ntry:\n    {body}\n"
             "except BaseException as error:\n    raise Told(repr(error))\nraise Told('it works')"
         )
         assert "it works" not in told, statement
+        assert not any(slip in told for slip in SLIPS), f"{statement}: {told}"
         return told
 
 
