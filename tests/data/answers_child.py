@@ -20,6 +20,7 @@ def run(source: str, code: str, folder: Path) -> str:
     """Compare with the reference, with perturbed parameters, as the judge does."""
     import torch
 
+    torch.manual_seed(0)
     reference, candidate = _load(source, folder / "ref.py"), _load(code, folder / "new.py")
     arguments = reference["get_init_inputs"]()
     model, answer = reference["Model"](*arguments), candidate["ModelNew"](*arguments)

@@ -116,6 +116,15 @@ def test_a_step_without_effect_makes_no_sound_chain() -> None:
     assert is_sound(("abs", "sigmoid"))
 
 
+def test_an_extremum_on_a_plateau_makes_no_problem() -> None:
+    """Two rows of 400 columns are both 0 there in one draw of six: a reference of nothing but 0."""
+    accepts = FAMILIES["reduction"].accepts
+    assert not accepts("max", ("hardsigmoid", "sin", "neg"))
+    assert not accepts("max", ("relu", "neg"))
+    assert accepts("sum", ("relu", "neg"))
+    assert accepts("max", ("relu",))
+
+
 def test_every_operation_starts_and_ends_sound_chains() -> None:
     sound = [chain for chain in chains(2) if is_sound(chain)]
     assert {chain[0] for chain in sound} == {chain[1] for chain in sound} == set(OPS)

@@ -76,17 +76,29 @@ _ROUNDED = {"softplus", "logsigmoid"}
 """Small values of log(1 + exp(-|x|)) carry the rounding of the 1, and an extremum may be small."""
 
 
+_WIDE = tuple(-5.0 + 0.0101 * i for i in range(1000))
+"""What long rows reach, and no two points of it opposite: equal values mean a plateau."""
+
+
 def accepts(variant: str, chain: Chain) -> bool:
-    """Sound, the reduced rows differ (the maximum of a bounded chain hardly does), and no honest
-    kernel is lost to rounding."""
-    if not is_sound(chain) or (variant in ("max", "min") and _ROUNDED & set(chain)):
+    """Sound, the reduced rows differ (the maximum of a bounded chain hardly does, in long rows
+    not at all), and no honest kernel is lost to rounding."""
+    is_extremum = variant in ("max", "min")
+    if not is_sound(chain) or (is_extremum and _ROUNDED & set(chain)):
         return False
     reduce = _PYTHON[variant]
     out = [reduce([_apply(chain, x) for x in row]) for row in _ROWS]
     mean = sum(out) / len(out)
     rms = math.sqrt(sum(v * v for v in out) / len(out))
     spread = math.sqrt(sum((v - mean) ** 2 for v in out) / len(out))
-    return spread > _MIN_SPREAD * max(rms, 0.5)
+    varies = spread > _MIN_SPREAD * max(rms, 0.5)
+    return varies and not (is_extremum and _is_flat(chain, reduce))
+
+
+def _is_flat(chain: Chain, extremum: Callable[[list[float]], float]) -> bool:
+    """Whether a chain ends in a plateau there, so that long rows all give one value."""
+    values = [_apply(chain, x) for x in _WIDE]
+    return values.count(extremum(values)) > 1
 
 
 def _apply(chain: Chain, x: float) -> float:
