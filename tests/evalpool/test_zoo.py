@@ -610,14 +610,14 @@ def test_a_reference_that_fails_blames_nobody(bench: Any) -> None:
     ("forward", "words"),
     [
         ("return torch.nn.functional.dropout(inputs[0])", "nondeterministic"),
-        ("return inputs[0] + torch.rand(4)", "nondeterministic"),
+        ("return inputs[0] + torch.rand(64)", "nondeterministic"),
         ("return (inputs[0] + 1e9) - 1e9", "ill-conditioned"),
     ],
 )
 def test_a_reference_that_nothing_can_be_compared_with_is_refused(
     bench: Any, forward: str, words: str
 ) -> None:
-    verdict = bench.judge(relu_kernel(), problem=problem(forward, inputs="torch.randn(4)"))
+    verdict = bench.judge(relu_kernel(), problem=problem(forward, inputs="torch.randn(64)"))
     assert (verdict.status, verdict.reason) == (Status.INFRA_ERROR, "reference_failed")
     assert f"Unjudgeable: {words}" in verdict.detail
 
