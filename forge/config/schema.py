@@ -186,6 +186,20 @@ class JudgeTable(Table):
     """All checked calls together."""
     memory_bytes: Annotated[int, Field(ge=1 << 20)] = 4 << 30
     """Cap on a runner's memory."""
+    torch_share: Annotated[float, Field(ge=0)] = 0.1
+    """Bytes and FLOPs of torch operations in a candidate's forward, as a share of the reference's
+    own; above it the candidate is rejected."""
+    allow_ops: list[str] = Field(default_factory=list)
+    """Torch operations that do not count in that share, as `mm` or `convolution`."""
+    tf32: bool = True
+    """Let baseline and candidate alike use TF32 for fp32 matrix products on GPUs; the tolerance of
+    such problems widens to what eager loses by it."""
+    timing: bool = True
+    """Time correct candidates where there is a GPU."""
+    timing_timeout_s: Annotated[float, Field(gt=0)] = 30.0
+    """Warm-up and all timed calls together."""
+    min_us: Annotated[float, Field(ge=0)] = 100.0
+    """Below this the wall clock's resolution enters the interval of a speed-up."""
     env: dict[str, str] = Field(default_factory=dict)
     """Added to the judges' environment."""
 

@@ -54,6 +54,36 @@ class Timing:
     """Achieved over peak of whichever of memory and compute bounds the problem, 0 to 1."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelTime:
+    """One GPU kernel of a profiled forward call."""
+
+    name: str
+    num_calls: int
+    total_us: float
+    is_own: bool
+    """Compiled from the candidate's own source; else it is torch's or a library's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """What a request that asks for it gets beside the verdict. Never stored with a run."""
+
+    candidate_samples_us: tuple[float, ...] = ()
+    """GPU time of each timed call, in order."""
+    baseline_samples_us: tuple[float, ...] = ()
+    kernels: tuple[KernelTime, ...] = ()
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Profile:
+        """Inverse of `asdict`."""
+        return cls(
+            candidate_samples_us=tuple(data["candidate_samples_us"]),
+            baseline_samples_us=tuple(data["baseline_samples_us"]),
+            kernels=tuple(KernelTime(**kernel) for kernel in data["kernels"]),
+        )
+
+
 TIMING_FIELDS = tuple(Timing.__dataclass_fields__)
 
 
@@ -84,6 +114,8 @@ class Verdict:
     """Seconds by phase: extract, screen, compile, correct, ..."""
     harness: str = ""
     """Hash of judge and runner source, torch and triton versions."""
+    profile: Profile | None = None
+    """Only where the request asked for it."""
 
     @property
     def is_correct(self) -> bool:
@@ -96,6 +128,8 @@ class Verdict:
         out["status"] = str(self.status)
         out["phase_s"] = dict(self.phase_s)
         timing = out.pop("timing")
+        if out["profile"] is None:
+            del out["profile"]
         out["timing"] = "none" if timing is None else "measured"
         for name in TIMING_FIELDS:
             out[name] = None if timing is None else timing[name]
@@ -108,4 +142,6 @@ class Verdict:
         timing = None
         if data["timing"] != "none":
             timing = Timing(**{name: data[name] for name in TIMING_FIELDS})
+        if "profile" in rest:
+            rest["profile"] = Profile.from_json(rest["profile"])
         return cls(**{**rest, "status": Status(data["status"]), "timing": timing})
