@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 
 from forge.evalpool.judge import linux
+from forge.evalpool.judge.gpu_files import GpuFiles
 
 DISTRIBUTIONS = ("torch", "triton", "numpy")
 SYSTEM_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
@@ -38,11 +39,15 @@ class RootPlan:
     hidden: tuple[str, ...]
     """Directories below `shown` that are covered by an empty one."""
     site_packages: str
+    devices: tuple[str, ...] = ()
+    """Nodes below /dev beyond the four that every child has."""
 
 
-def plan_root() -> RootPlan:
+def plan_root(gpu: GpuFiles | None = None) -> RootPlan:
     """Looks at this machine and this interpreter. Reads distribution records: about 0.1 s."""
     shown, links = _system_libraries()
+    if gpu is not None:
+        shown += gpu.shown
     stdlib = os.path.realpath(sysconfig.get_paths()["stdlib"])
     shown += [stdlib, *_shared_python(), *(path for path in SYSTEM_FILES if os.path.exists(path))]
     hidden = [path for name in HIDDEN if os.path.isdir(path := f"{stdlib}/{name}")]
@@ -53,6 +58,7 @@ def plan_root() -> RootPlan:
         links=tuple(links),
         hidden=tuple(hidden),
         site_packages=site_packages,
+        devices=gpu.devices if gpu is not None else (),
     )
 
 
@@ -70,7 +76,8 @@ def build_root(plan: RootPlan, *, at: str) -> None:
         )
     for path, target in plan.links:
         os.symlink(target, at + path)
-    for name in DEVICES:
+    for name in (*DEVICES, *plan.devices):
+        os.makedirs(os.path.dirname(f"{at}/dev/{name}"), 0o755, exist_ok=True)
         Path(f"{at}/dev/{name}").touch()
         linux.mount(f"/dev/{name}", f"{at}/dev/{name}", flags=linux.MS_BIND)
     os.symlink(f"{SCRATCH}/shm", f"{at}/dev/shm")

@@ -42,7 +42,7 @@ class Session:
         self,
         request: dict[str, Any],
         *,
-        memory: mmap.mmap,
+        memory: Any,
         compiler: Any,
         refused: type[Exception],
         file: str,
@@ -60,17 +60,25 @@ class Session:
         """Whether the model holds tensors that no parameter was loaded into."""
         self.failed_launch: BaseException | None = None
         """The first. Catching it, to compute the answer elsewhere, does not make it good."""
-        self.tensors = [_tensor(memory, *spec) for spec in request["tensors"]]
+        self.tensors = [self.view(memory, *spec) for spec in request["tensors"]]
         self.kept: list[Any] = []
         """Outputs stay alive, so that no later allocation finds an answer in freed memory."""
         self.model: Any = None
+
+    def view(self, memory: Any, dtype: str, shape: list[int], offset: int) -> torch.Tensor:
+        """A tensor that lies in the shared memory."""
+        return _tensor(memory, dtype, shape, offset)
+
+    def place(self, model: Any) -> Any:
+        """The model where its inputs are."""
+        return model
 
     def prepare(self) -> None:
         """Import, construct, load parameters."""
         module = _import(self.request["code"], self.file)
         self.stage = "init"
         arguments = self._decode(self.request["init"])
-        self.model = getattr(module, self.request["entry_point"])(*arguments)
+        self.model = self.place(getattr(module, self.request["entry_point"])(*arguments))
         self.stage = "load"
         state = {name: self.tensors[index] for name, index in self.request["state"]}
         with torch.no_grad():

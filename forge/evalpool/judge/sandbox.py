@@ -67,8 +67,9 @@ class ChildLimits:
 
     uid: int | None
     """Its own uid, where we are root."""
-    memory_bytes: int
-    """Beyond what is mapped already."""
+    memory_bytes: int | None
+    """Beyond what is mapped already; None where address space cannot be capped: CUDA reserves more
+    than there is memory."""
 
 
 def advice(*, uid: int, sysctls: Mapping[str, str]) -> str:
@@ -115,7 +116,13 @@ def enter_root(plan: root.RootPlan, *, at: str) -> None:
     root.seal_root()
 
 
-def enter_child_sandbox(limits: ChildLimits, *, isolation: Isolation, mapped_bytes: int) -> None:
+def enter_child_sandbox(
+    limits: ChildLimits,
+    *,
+    isolation: Isolation,
+    mapped_bytes: int,
+    environment: Mapping[str, str] = CHILD_ENVIRONMENT,
+) -> None:
     """In a freshly forked child (pid 1 of its namespace): everything down to the filter.
 
     Promise: returns only if each step succeeded; the judge looks at the result from outside too.
@@ -145,7 +152,7 @@ def enter_child_sandbox(limits: ChildLimits, *, isolation: Isolation, mapped_byt
     if isolation is Isolation.NAMESPACES:
         seccomp.install()
     os.environ.clear()
-    os.environ.update(CHILD_ENVIRONMENT)
+    os.environ.update(environment)
 
 
 def mapped_bytes() -> int:
@@ -155,9 +162,10 @@ def mapped_bytes() -> int:
 
 
 def _limit(limits: ChildLimits, *, mapped_bytes: int) -> None:
-    address_space = mapped_bytes + limits.memory_bytes
+    if limits.memory_bytes is not None:
+        address_space = mapped_bytes + limits.memory_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (address_space, address_space))
     for kind, value in (
-        (resource.RLIMIT_AS, address_space),
         (resource.RLIMIT_NPROC, MAX_PROCESSES),
         (resource.RLIMIT_FSIZE, MAX_FILE_BYTES),
         (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),

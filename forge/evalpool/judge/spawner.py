@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forge.evalpool.judge import frames, proof
+from forge.evalpool.judge import frames, gpu_files, proof
 from forge.evalpool.judge.frames import Kind
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 START_TIMEOUT_S = 60.0
 """Imports of torch and triton on a busy machine."""
 FORK_TIMEOUT_S = 10.0
-PASSED_ON = ("LD_LIBRARY_PATH", "PYTHONPATH")
+PASSED_ON = (*gpu_files.PASSED_ON, "PYTHONPATH")
 """The zygote's environment is empty but for these."""
 
 
@@ -52,8 +52,18 @@ class SandboxedChild:
 class Spawner:
     """Owns one zygote at a time. `start` from the main thread only: death signals go by thread."""
 
-    def __init__(self, *, isolation: Isolation, folder: Path, memory_bytes: int) -> None:
+    def __init__(
+        self,
+        *,
+        isolation: Isolation,
+        folder: Path,
+        memory_bytes: int,
+        is_gpu: bool = False,
+        gpu_minor: int | None = None,
+    ) -> None:
         self.isolation = isolation
+        self._is_gpu = is_gpu
+        self._gpu_minor = gpu_minor
         self.versions: dict[str, str] = {}
         self._folder = folder
         self._memory_bytes = memory_bytes
@@ -78,6 +88,8 @@ class Spawner:
             "isolation": self.isolation,
             "folder": str(self._folder),
             "judge_pid": os.getpid(),
+            "device": "gpu" if self._is_gpu else "cpu",
+            "gpu_minor": self._gpu_minor,
         }
         command = [
             sys.executable,
@@ -117,7 +129,11 @@ class Spawner:
         ours, theirs = socket.socketpair()
         try:
             proof.ask_for_credentials(ours)
-            body = {"role": role, "uid": uid, "memory_bytes": self._memory_bytes}
+            body = {
+                "role": role,
+                "uid": uid,
+                "memory_bytes": None if self._is_gpu else self._memory_bytes,
+            }
             pid = int(
                 self._ask(Kind.SPAWN, body, fds=(theirs.fileno(),), answer=Kind.SPAWNED)["pid"]
             )

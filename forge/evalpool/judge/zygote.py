@@ -20,16 +20,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge.evalpool.judge import frames, linux, root, sandbox
+from forge.evalpool.judge import frames, gpu_files, linux, root, sandbox
 from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.sandbox import ChildLimits, Isolation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
 IDLE_S = 1e9
 IMPORT_ENVIRONMENT = {
-    "TRITON_INTERPRET": "1",
     "TRITON_DEFAULT_FP_FUSION": "1",
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -45,8 +44,10 @@ class Zygote:
     isolation: Isolation
     own_pid_namespace: int | None
     mapped_bytes: int
-    compiler: Any
-    refused: type
+    run_candidate: Callable[[socket.socket, str], None]
+    """Serves the judge as a runner, with this file for the candidate's source."""
+    environment: Mapping[str, str]
+    """Of a child."""
     scratch: str
     """Parent of candidates' folders where there is no mount namespace."""
 
@@ -103,7 +104,10 @@ class Zygote:
         gc.disable()
         limits = ChildLimits(uid=body["uid"], memory_bytes=body["memory_bytes"])
         sandbox.enter_child_sandbox(
-            limits, isolation=self.isolation, mapped_bytes=self.mapped_bytes
+            limits,
+            isolation=self.isolation,
+            mapped_bytes=self.mapped_bytes,
+            environment=self.environment,
         )
         role = body["role"]
         if role == "runner":
@@ -119,7 +123,7 @@ class Zygote:
         file = self._candidate_file(runner.FILE)
         _forget_forge()
         sock.settimeout(None)
-        runner.main(sock, compiler=self.compiler, refused=self.refused, file=file)
+        self.run_candidate(sock, file)
 
     def _candidate_file(self, default: str) -> str:
         if self.isolation is Isolation.NAMESPACES:
@@ -137,7 +141,9 @@ def main() -> None:
     if os.getppid() != judge_pid:
         return
     isolation = Isolation(config["isolation"])
-    plan = root.plan_root()
+    is_gpu = config["device"] != "cpu"
+    files = gpu_files.find_gpu_files(minor=config["gpu_minor"]) if is_gpu else None
+    plan = root.plan_root(files)
     sock = socket.socket(fileno=fd)
     if isolation is Isolation.NAMESPACES:
         with _telling(sock):
@@ -149,14 +155,21 @@ def main() -> None:
         sys.exit(os.waitstatus_to_exitcode(status) & 0xFF)
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _be_zygote(sock, isolation=isolation, plan=plan, folder=config["folder"])
+    _be_zygote(sock, isolation=isolation, plan=plan, folder=config["folder"], is_gpu=is_gpu)
 
 
 def _be_zygote(
-    sock: socket.socket, *, isolation: Isolation, plan: root.RootPlan, folder: str
+    sock: socket.socket, *, isolation: Isolation, plan: root.RootPlan, folder: str, is_gpu: bool
 ) -> None:
     os.environ.update(IMPORT_ENVIRONMENT)
-    compiler, refused = _import_all()
+    environment = dict(sandbox.CHILD_ENVIRONMENT)
+    if is_gpu:
+        del environment["TRITON_INTERPRET"]
+        environment |= gpu_files.child_environment()
+        run_candidate = _import_for_gpu()
+    else:
+        os.environ["TRITON_INTERPRET"] = "1"
+        run_candidate = _import_for_cpu()
     namespace = None
     if isolation is Isolation.NAMESPACES:
         with _telling(sock):
@@ -171,8 +184,8 @@ def _be_zygote(
         isolation=isolation,
         own_pid_namespace=namespace,
         mapped_bytes=sandbox.mapped_bytes(),
-        compiler=compiler,
-        refused=refused,
+        run_candidate=run_candidate,
+        environment=environment,
         scratch=folder,
     )
     num_threads = len(os.listdir("/proc/self/task"))
@@ -198,7 +211,7 @@ def _telling(sock: socket.socket) -> Iterator[None]:
         raise
 
 
-def _import_all() -> tuple[Any, type]:
+def _import_for_cpu() -> Callable[[socket.socket, str], None]:
     """Everything a child will use, so that no child pays for an import."""
     import torch
 
@@ -207,11 +220,34 @@ def _import_all() -> tuple[Any, type]:
     from forge.evalpool.judge import compile as compiling
 
     assert oracle
-    assert runner
     bounds.install()
     compiler = compiling.Compiler(compiling.Personalities())
     warmup.warm_up(compiler)
-    return compiler, compiling.Refused
+
+    def run_candidate(sock: socket.socket, file: str) -> None:
+        runner.main(sock, compiler=compiler, refused=compiling.Refused, file=file)
+
+    return run_candidate
+
+
+def _import_for_gpu() -> Callable[[socket.socket, str], None]:
+    """The same with real kernels. Makes no context: a child forked after that could not use it."""
+    import torch
+    from triton.backends import backends
+    from triton.runtime import driver
+
+    torch.set_num_threads(1)
+    from forge.evalpool.judge import gpu_session, oracle
+
+    assert oracle
+    if not torch.version.hip:
+        # Compiled and loaded once here, not in every child (0.5 s).
+        driver.set_active(backends["nvidia"].driver())
+
+    def run_candidate(sock: socket.socket, file: str) -> None:
+        gpu_session.main(sock, file=file)
+
+    return run_candidate
 
 
 def _silence() -> None:

@@ -1,0 +1,195 @@
+"""Untrusted: runs one candidate, or a reference that is timed, on a GPU. The runner's GPU side.
+
+Entered by the zygote in a fresh child as `runner.main` is on a CPU; speaks the same frames; imports
+nothing of forge but the runner and the memory calls, which the zygote has imported already.
+What it says of times is a claim: the judge has a clock of its own.
+
+    CALL set k, timed ─▶ flush, event, forward, event, outputs to the slots, synchronize ─▶ DONE
+    CALL dry          ─▶ the same without the forward: what the frames, flush and copies cost
+    CALL profiled     ─▶ one forward under torch's profiler: GPU time by kernel
+"""
+
+from __future__ import annotations
+
+import gc
+import socket
+from typing import Any
+
+import torch
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import PTXASError
+from triton.runtime.jit import JITFunction
+
+from forge.evalpool.judge import gpu_memory, runner
+
+FLUSH_BYTES = 256 << 20
+"""Written before a timed call, as in triton.testing.do_bench: more than any L2 cache, and long
+enough (about 80 us) that the forward's launches are queued by the time it is done."""
+
+
+class GpuSession(runner.Session):
+    """One candidate with its tensors on the current device."""
+
+    def __init__(self, request: dict[str, Any], *, memory: torch.Tensor, file: str) -> None:
+        super().__init__(
+            request,
+            memory=memory,
+            compiler=None,
+            refused=runner.KernelRefused,
+            file=file,
+        )
+        self.flush: torch.Tensor | None = None
+        self.dummies: list[torch.Tensor] = []
+        self.is_timed_before = False
+
+    def view(self, memory: Any, dtype: str, shape: list[int], offset: int) -> torch.Tensor:
+        kind = getattr(torch, dtype)
+        num_bytes = kind.itemsize
+        for size in shape:
+            num_bytes *= size
+        return memory[offset : offset + num_bytes].view(kind).view(shape)
+
+    def place(self, model: Any) -> Any:
+        return model.to("cuda") if isinstance(model, torch.nn.Module) else model
+
+    def call(self, number: int, *, slots: list[int]) -> list[Any]:
+        forms = super().call(number, slots=slots)
+        torch.cuda.synchronize()
+        return forms
+
+    def timed_call(self, *, slots: list[int], is_dry: bool) -> float:
+        """GPU time of one forward in us, as the events have it; outputs go to the slots."""
+        self.stage = "time"
+        targets = [self.tensors[slot] for slot in slots]
+        self._prepare_timing(targets)
+        inputs = self._decode(self.request["sets"][0])
+        start = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)
+        assert self.flush is not None
+        with torch.no_grad():
+            self.flush.zero_()
+            start.record()
+            result = self.dummies if is_dry else self.model(*inputs)
+            end.record()
+            for output, target in zip(runner._flatten(result), targets, strict=True):
+                target.copy_(output)
+        torch.cuda.synchronize()
+        return start.elapsed_time(end) * 1000
+
+    def profiled_call(self) -> list[tuple[str, int, float, bool]]:
+        """(name, calls, us, own) of each GPU kernel in one forward."""
+        from torch.profiler import ProfilerActivity, profile
+
+        self.stage = "profile"
+        inputs = self._decode(self.request["sets"][0])
+        with torch.no_grad(), profile(activities=[ProfilerActivity.CUDA]) as watched:
+            self.model(*inputs)
+            torch.cuda.synchronize()
+        own = tuple(self.compiled)
+        return [
+            (one.key, one.count, one.device_time_total, bool(own) and one.key.startswith(own))
+            for one in watched.key_averages()
+            if one.device_time_total > 0
+        ]
+
+    def launched_on_gpu(self, original: Any, function: Any, args: Any, kwargs: Any) -> Any:
+        """A launch: counted, stubbed in the ghost replay, its failure remembered."""
+        self.num_launches += 1
+        if self.is_ghost:
+            return None
+        try:
+            kernel = original(function, *args, **kwargs)
+        except (CompilationError, PTXASError) as error:
+            self.compile_line = _refused_line(error, function)
+            name = function.fn.__name__
+            refused = runner.KernelRefused(f"{name}: {_innermost(error)}")
+            self.failed_launch = self.failed_launch or refused
+            raise refused from None
+        except BaseException as error:
+            self.failed_launch = self.failed_launch or error
+            raise
+        self.compiled.add(function.fn.__name__)
+        return kernel
+
+    def _prepare_timing(self, targets: list[torch.Tensor]) -> None:
+        if self.flush is not None:
+            return
+        self.kept.clear()
+        # Its fills of empty tensors would be timed too.
+        torch._C._set_deterministic_algorithms(False)
+        self.flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+        self.dummies = [torch.empty_like(target) for target in targets]
+        gc.collect()
+        gc.disable()
+
+
+def main(sock: socket.socket, *, file: str) -> None:
+    """Serves the judge on `sock` until it hangs up."""
+    kind, request, fds = runner._receive(sock)
+    if kind != runner.CANDIDATE or not fds:
+        return
+    block = gpu_memory.open_block(fds[0], request["num_bytes"])
+    torch.backends.cuda.matmul.allow_tf32 = bool(request["tf32"])
+    torch.backends.cudnn.allow_tf32 = bool(request["tf32"])
+    session = GpuSession(request, memory=block.bytes(), file=file)
+    _watch_launches(session)
+    torch._C._set_deterministic_algorithms(True, warn_only=True)
+    runner._answer(sock, session, lambda: runner._first_call(session))
+    while True:
+        kind, asked, _ = runner._receive(sock)
+        runner._answer(sock, session, lambda asked=asked: _do(session, asked))
+
+
+def _do(session: GpuSession, asked: dict[str, Any]) -> Any:
+    session.is_ghost = bool(asked.get("ghost"))
+    if asked.get("timed"):
+        return session.timed_call(slots=asked["slots"], is_dry=bool(asked.get("dry")))
+    if asked.get("profiled"):
+        return session.profiled_call()
+    return session.call(asked["set"], slots=asked["slots"])
+
+
+def _watch_launches(session: GpuSession) -> None:
+    original = JITFunction.run
+
+    def run(self: Any, *args: Any, warmup: bool, **kwargs: Any) -> Any:
+        if warmup:
+            return original(self, *args, warmup=True, **kwargs)
+        return session.launched_on_gpu(original, self, args, {**kwargs, "warmup": False})
+
+    JITFunction.run = run
+
+
+def _refused_line(error: BaseException, function: Any) -> int:
+    """The innermost line of the candidate that the compiler names."""
+    line = _def_line(function)
+    values = function.fn.__globals__.values()
+    starts = {one.src: _def_line(one) for one in values if isinstance(one, JITFunction)}
+    for one in _chain(error):
+        start = starts.get(getattr(one, "src", None) or "")
+        own = getattr(getattr(one, "node", None), "lineno", None)
+        if start is not None and own is not None:
+            line = start + own - 1
+    return line
+
+
+def _def_line(function: Any) -> int:
+    """Where `src` begins: behind the decorators."""
+    first = function.starting_line_number
+    lines = enumerate(function.raw_src)
+    return next((first + i for i, text in lines if text.lstrip().startswith("def ")), first)
+
+
+def _innermost(error: BaseException) -> str:
+    message = ""
+    for one in _chain(error):
+        message = str(getattr(one, "error_message", None) or one) or message
+    return message
+
+
+def _chain(error: BaseException | None) -> list[BaseException]:
+    found: list[BaseException] = []
+    while error is not None:
+        found.append(error)
+        error = error.__cause__
+    return found
