@@ -14,9 +14,12 @@ import sysconfig
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forge.evalpool.judge import linux
-from forge.evalpool.judge.gpu_files import GpuFiles
+
+if TYPE_CHECKING:
+    from forge.evalpool.judge.gpu_files import GpuFiles
 
 DISTRIBUTIONS = ("torch", "triton", "numpy")
 SYSTEM_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
