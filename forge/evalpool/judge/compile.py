@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 TARGET = GPUTarget("cuda", 90, 32)
+LAUNCH_OPTIONS = {"debug": False, "instrumentation_mode": "", "fpsan_homomorphic_casts": False}
+"""What a launch adds to its options, as far as this version of Triton knows them."""
 LANGUAGE_MODULES = ("triton.language", "triton.language.standard", "triton.language.core")
 _ABSENT = object()
 
@@ -150,6 +152,7 @@ class Compiler:
     def __init__(self, personalities: Personalities) -> None:
         self._personalities = personalities
         self._backend: Any = make_backend(TARGET)
+        self._known = vars(self._backend.parse_options({}))
         self._done: set[tuple[str, ...]] = set()
 
     def compile_launch(
@@ -188,7 +191,7 @@ class Compiler:
         twin = self._personalities.twin(function)
         if twin.bind is None:
             twin.bind = create_function_from_signature(twin.signature, twin.params, self._backend)
-        kwargs |= {"debug": False, "instrumentation_mode": "", "fpsan_homomorphic_casts": False}
+        kwargs |= {name: value for name, value in LAUNCH_OPTIONS.items() if name in self._known}
         bound, specialization, options = twin.bind(*args, **kwargs)
         options, signature, constexprs, attributes = twin._pack_args(
             self._backend, kwargs, bound, specialization, options

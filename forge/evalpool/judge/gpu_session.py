@@ -128,7 +128,12 @@ def main(sock: socket.socket, *, file: str) -> None:
     kind, request, fds = runner._receive(sock)
     if kind != runner.CANDIDATE or not fds:
         return
-    block = gpu_memory.open_block(fds[0], request["num_bytes"])
+    try:
+        block = gpu_memory.open_block(fds[0], request["num_bytes"])
+    except Exception as error:  # before any of the candidate's code: the machine's fault
+        words = {"stage": "device", "type": type(error).__name__, "message": str(error)[:1000]}
+        runner._send(sock, runner.FAILED, words)
+        return
     torch.backends.cuda.matmul.allow_tf32 = bool(request["tf32"])
     torch.backends.cudnn.allow_tf32 = bool(request["tf32"])
     session = GpuSession(request, memory=block.bytes(), file=file)

@@ -122,6 +122,7 @@ def enter_child_sandbox(
     isolation: Isolation,
     mapped_bytes: int,
     environment: Mapping[str, str] = CHILD_ENVIRONMENT,
+    is_gpu: bool = False,
 ) -> None:
     """In a freshly forked child (pid 1 of its namespace): everything down to the filter.
 
@@ -150,7 +151,7 @@ def enter_child_sandbox(
     linux.drop_capabilities()
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
     if isolation is Isolation.NAMESPACES:
-        seccomp.install()
+        seccomp.install(is_gpu=is_gpu)
     os.environ.clear()
     os.environ.update(environment)
 

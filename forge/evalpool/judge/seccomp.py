@@ -49,6 +49,10 @@ DENIED = {
         *(157, 154),
     ),
 }
+SOCKET = {"x86_64": 41, "aarch64": 198}
+CONNECTING = {"x86_64": (42, 49, 50), "aarch64": (203, 200, 201)}
+"""connect, bind, listen."""
+AF_UNIX = 1
 CLONE = {"x86_64": 56, "aarch64": 220}
 CLONE3 = 435
 """Its flags lie in memory that a filter cannot read: ENOSYS makes libc fall back to clone."""
@@ -79,9 +83,13 @@ class _Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_char_p)]
 
 
-def install() -> bool:
-    """Filters this process and all it starts, for good. Needs no_new_privs. False where unknown."""
-    code = _program(os.uname().machine)
+def install(*, is_gpu: bool = False) -> bool:
+    """Filters this process and all it starts, for good. Needs no_new_privs. False where unknown.
+
+    With `is_gpu`, sockets of the Unix family can be made, since cuInit fails with error 304 without
+    one (measured), but neither connected, bound nor listened on.
+    """
+    code = _program(os.uname().machine, is_gpu)
     if code is None:
         return False
     program = _Program(len(code) // 8, code)
@@ -92,7 +100,7 @@ def install() -> bool:
 
 
 @cache
-def _program(machine: str) -> bytes | None:
+def _program(machine: str, is_gpu: bool) -> bytes | None:
     if machine not in DENIED:
         return None
     lines = [
@@ -103,7 +111,12 @@ def _program(machine: str) -> bytes | None:
         _line(JUMP_SET, X32_BIT, no=1),
         _line(RETURN, KILL),
     ]
-    for number in DENIED[machine]:
+    denied = DENIED[machine]
+    if is_gpu:
+        denied = (*(one for one in denied if one != SOCKET[machine]), *CONNECTING[machine])
+        lines += [_line(JUMP_EQUAL, SOCKET[machine], no=4), _line(LOAD, ARGUMENT_AT)]
+        lines += [_line(JUMP_EQUAL, AF_UNIX, yes=1), _line(RETURN, EPERM), _line(RETURN, ALLOW)]
+    for number in denied:
         lines += [_line(JUMP_EQUAL, number, no=1), _line(RETURN, EPERM)]
     lines += [_line(JUMP_EQUAL, CLONE3, no=1), _line(RETURN, ENOSYS)]
     lines += [_line(JUMP_EQUAL, CLONE[machine], no=4), _line(LOAD, ARGUMENT_AT)]

@@ -99,7 +99,12 @@ class Spawner:
             json.dumps(config),
         ]
         env = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-        env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        env |= {
+            "PATH": "/usr/bin:/bin",
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+        }
         self._process = subprocess.Popen(
             command, env=env, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL
         )

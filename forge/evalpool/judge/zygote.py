@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ class Zygote:
     """Serves the judge as a runner, with this file for the candidate's source."""
     environment: Mapping[str, str]
     """Of a child."""
+    is_gpu: bool
     scratch: str
     """Parent of candidates' folders where there is no mount namespace."""
 
@@ -108,6 +110,7 @@ class Zygote:
             isolation=self.isolation,
             mapped_bytes=self.mapped_bytes,
             environment=self.environment,
+            is_gpu=self.is_gpu,
         )
         role = body["role"]
         if role == "runner":
@@ -128,8 +131,6 @@ class Zygote:
     def _candidate_file(self, default: str) -> str:
         if self.isolation is Isolation.NAMESPACES:
             return default
-        import tempfile
-
         return f"{tempfile.mkdtemp(dir=self.scratch)}/candidate.py"
 
 
@@ -186,6 +187,7 @@ def _be_zygote(
         mapped_bytes=sandbox.mapped_bytes(),
         run_candidate=run_candidate,
         environment=environment,
+        is_gpu=is_gpu,
         scratch=folder,
     )
     num_threads = len(os.listdir("/proc/self/task"))
@@ -242,7 +244,9 @@ def _import_for_gpu() -> Callable[[socket.socket, str], None]:
     assert oracle
     if not torch.version.hip:
         # Compiled and loaded once here, not in every child (0.5 s).
-        driver.set_active(backends["nvidia"].driver())
+        with tempfile.TemporaryDirectory() as cache:
+            os.environ["TRITON_CACHE_DIR"] = cache
+            driver.set_active(backends["nvidia"].driver())
 
     def run_candidate(sock: socket.socket, file: str) -> None:
         gpu_session.main(sock, file=file)
