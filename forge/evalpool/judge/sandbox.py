@@ -129,10 +129,14 @@ def enter_child_sandbox(
     Promise: returns only if each step succeeded; the judge looks at the result from outside too.
     """
     if isolation is Isolation.NAMESPACES:
-        linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWIPC)
+        own_net = linux.CLONE_NEWNET if is_gpu else 0
+        linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWIPC | own_net)
         linux.mount("proc", "/proc", kind="proc", flags=_proc_flags())
         options = f"size={SCRATCH_BYTES},nr_inodes={SCRATCH_FILES},mode=1777"
-        linux.mount("tmpfs", root.SCRATCH, kind="tmpfs", flags=_proc_flags(), data=options)
+        flags = _proc_flags()
+        if is_gpu:
+            flags &= ~linux.MS_NOEXEC  # Triton compiles its launchers and loads them from there
+        linux.mount("tmpfs", root.SCRATCH, kind="tmpfs", flags=flags, data=options)
         for name in SCRATCH_FOLDERS:
             os.mkdir(f"{root.SCRATCH}/{name}")
             os.chmod(f"{root.SCRATCH}/{name}", 0o777)

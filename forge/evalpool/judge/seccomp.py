@@ -50,8 +50,7 @@ DENIED = {
     ),
 }
 SOCKET = {"x86_64": 41, "aarch64": 198}
-CONNECTING = {"x86_64": (42, 49, 50), "aarch64": (203, 200, 201)}
-"""connect, bind, listen."""
+CONNECT = {"x86_64": 42, "aarch64": 203}
 AF_UNIX = 1
 CLONE = {"x86_64": 56, "aarch64": 220}
 CLONE3 = 435
@@ -86,8 +85,8 @@ class _Program(ctypes.Structure):
 def install(*, is_gpu: bool = False) -> bool:
     """Filters this process and all it starts, for good. Needs no_new_privs. False where unknown.
 
-    With `is_gpu`, sockets of the Unix family can be made, since cuInit fails with error 304 without
-    one (measured), but neither connected, bound nor listened on.
+    With `is_gpu`, sockets of the Unix family can be made and bound, since cuInit fails with error
+    304 without one (measured), but not connected; the network namespace is then the child's own.
     """
     code = _program(os.uname().machine, is_gpu)
     if code is None:
@@ -113,7 +112,7 @@ def _program(machine: str, is_gpu: bool) -> bytes | None:
     ]
     denied = DENIED[machine]
     if is_gpu:
-        denied = (*(one for one in denied if one != SOCKET[machine]), *CONNECTING[machine])
+        denied = (*(one for one in denied if one != SOCKET[machine]), CONNECT[machine])
         lines += [_line(JUMP_EQUAL, SOCKET[machine], no=4), _line(LOAD, ARGUMENT_AT)]
         lines += [_line(JUMP_EQUAL, AF_UNIX, yes=1), _line(RETURN, EPERM), _line(RETURN, ALLOW)]
     for number in denied:
