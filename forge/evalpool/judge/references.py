@@ -116,6 +116,9 @@ class References:
             "entry_point": problem.entry_point,
             "precision": problem.precision,
             "num_sets": self._num_sets,
+            "device": "cpu",
+            "tf32": False,
+            "max_bytes": self._max_bytes,
         }
         deadline = time.monotonic() + self._timeout_s
         frames.send(oracle.sock, Kind.PROBLEM, body)
