@@ -52,6 +52,10 @@ class Kind(IntEnum):
     """Oracle: the tensors it has computed."""
     FILL = 13
     """Judge to oracle: write them into the attached memory."""
+    EXAMINE = 20
+    """Judge to examiner: a problem."""
+    FOUND = 21
+    """Examiner: what one step of its study gave."""
 
 
 class FrameError(Exception):

@@ -113,13 +113,18 @@ class Zygote:
             is_gpu=self.is_gpu,
         )
         role = body["role"]
-        if role == "runner":
+        if role in ("runner", "examiner"):
             _silence()
         frames.send(sock, Kind.HELLO, {})
         if role == "oracle":
             from forge.evalpool.judge import oracle
 
             oracle.main(sock)
+            return
+        if role == "examiner":
+            from forge.evalpool.judge import examine
+
+            examine.main(sock)
             return
         from forge.evalpool.judge import runner
 
@@ -218,10 +223,10 @@ def _import_for_cpu() -> Callable[[socket.socket, str], None]:
     import torch
 
     torch.set_num_threads(1)
-    from forge.evalpool.judge import bounds, oracle, runner, warmup
+    from forge.evalpool.judge import bounds, examine, oracle, runner, warmup
     from forge.evalpool.judge import compile as compiling
 
-    assert oracle
+    assert oracle and examine
     bounds.install()
     compiler = compiling.Compiler(compiling.Personalities())
     warmup.warm_up(compiler)
@@ -239,9 +244,9 @@ def _import_for_gpu() -> Callable[[socket.socket, str], None]:
     from triton.runtime import driver
 
     torch.set_num_threads(1)
-    from forge.evalpool.judge import gpu_session, oracle
+    from forge.evalpool.judge import examine, gpu_session, oracle
 
-    assert oracle
+    assert oracle and examine
     if not torch.version.hip:
         # Compiled and loaded once here, not in every child (0.5 s).
         with tempfile.TemporaryDirectory() as cache:

@@ -1,0 +1,360 @@
+"""Runs a problem's reference in many ways, to learn whether it can be judged and trained on.
+
+Forked by the zygote (role "examiner"), one a problem, sandboxed as an oracle is. The judge's side
+is `examiner.py`. Says what it found after each step, so that of a problem which hangs or dies the
+judge knows where it was:
+
+    judge ── EXAMINE ──▶ load, run, repeat, exact, draws, inputs, parameters ── FOUND each ──▶ judge
+                         what raises                                         ── FAILED ──▶
+
+"Within tolerance" is what the judge accepts of a candidate (`compare.py`). Not covered: a problem
+that lies. Its own code runs here, and could say of itself that all is well.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import time
+import traceback
+import types
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from forge.evalpool.judge import compare, frames
+from forge.evalpool.judge.frames import Kind
+from forge.evalpool.judge.oracle import (
+    DTYPES,
+    MAX_OWN_ERROR,
+    PERTURBATION,
+    VARIANTS,
+    Describer,
+    Unjudgeable,
+)
+from forge.evalpool.judge.shm import ITEM_BYTES
+from forge.evalpool.judge.variations import (
+    agrees,
+    allowed_error,
+    disturbed,
+    dtype_of,
+    flatten,
+    relative,
+    replaced,
+    shake,
+    tensors,
+    vary,
+)
+from forge.records.examination import Flag
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Iterator
+
+Outputs = list[torch.Tensor]
+FILE = "problem.py"
+NUM_DRAWS = 4
+"""Of inputs as given, to tell a constant: each costs a forward pass."""
+MAX_NAMES = 4
+"""Of parameters that are named in one flag."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Found:
+    """What one step adds."""
+
+    flags: dict[str, str] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def main(sock: socket.socket) -> None:
+    """Answers the judge on `sock` for one problem."""
+    deadline = time.monotonic() + 60.0
+    request = frames.receive(sock, deadline=deadline, expected=(Kind.EXAMINE,)).body
+    study = Study(request)
+    name = ""
+    try:
+        with torch.no_grad():
+            for name, step in study.steps():
+                found = step()
+                body = {"step": name, "flags": found.flags, "facts": found.facts}
+                is_last = name == "parameters" or any(Flag(f).is_unusable for f in found.flags)
+                frames.send(sock, Kind.FOUND, {**body, "is_last": is_last})
+                if is_last:
+                    return
+    except frames.PeerGone:
+        raise
+    except BaseException as error:  # a reference may raise anything; the judge is told
+        body = {"type": type(error).__name__, "message": str(error)[:1000], "line": _line_of(error)}
+        frames.send(sock, Kind.FAILED, {"step": name, **body})
+
+
+class Study:
+    """One problem and what is known of it by now."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        self.request = request
+        self.device = torch.device(request["device"])
+        self.module = types.ModuleType("problem")
+        self.model: Any = None
+        self.inputs: list[Any] = []
+        self.outputs: Outputs = []
+        self.allowed: Outputs = []
+        """What an answer to `inputs` may be off by."""
+        self.load_s = self.draw_s = self.forward_s = 0.0
+        self.ends_at = time.monotonic() + request["budget_s"]
+
+    def steps(self) -> Iterator[tuple[str, Callable[[], Found]]]:
+        """In order; each relies on those before it."""
+        yield "load", self.load
+        yield "run", self.run
+        yield "repeat", self.repeat
+        yield "exact", self.compare_with_exact
+        yield "draws", self.compare_draws
+        yield "inputs", self.change_inputs
+        yield "parameters", self.change_parameters
+
+    def load(self) -> Found:
+        """The module, and its model with parameters moved as for a candidate."""
+        started = time.monotonic()
+        exec(compile(self.request["source"], FILE, "exec"), self.module.__dict__)
+        torch.manual_seed(int.from_bytes(os.urandom(8)) >> 1)
+        init = list(self.module.get_init_inputs())
+        Describer().tree(init)
+        model = getattr(self.module, self.request["entry_point"])(*init)
+        if not isinstance(model, torch.nn.Module):
+            raise Unjudgeable(f"the reference is a {type(model).__name__}, not a Module")
+        for parameter in model.parameters():
+            shake(parameter, by=PERTURBATION)
+        self.model = self._place(model)
+        self.load_s = time.monotonic() - started
+        return Found()
+
+    def run(self) -> Found:
+        """Inputs and one forward pass."""
+        started = time.monotonic()
+        self.inputs = self._draw()
+        self.draw_s = time.monotonic() - started
+        Describer().tree(self.inputs)
+        started = time.monotonic()
+        self.outputs = self._run(self.inputs)
+        self.forward_s = time.monotonic() - started
+        names = [f"{dtype_of(one)}{list(one.shape)}" for one in self.outputs]
+        found = Found(facts={"outputs": names, "forward_s": self.forward_s})
+        unknown = [name for one in self._all() if (name := dtype_of(one)) not in ITEM_BYTES]
+        if unknown:
+            found.flags[Flag.UNSUPPORTED] = f"tensors of {unknown[0]} are not judged"
+        num_bytes, max_bytes = self._num_bytes(), self.request["max_bytes"]
+        if num_bytes > max_bytes:
+            words = f"inputs and outputs take {num_bytes / 1e9:.3g} GB of {max_bytes / 1e9:.3g} GB"
+            found.flags[Flag.OUT_OF_MEMORY] = words
+        num_bad = sum(int((~torch.isfinite(one)).sum()) for one in self.outputs)
+        if num_bad:
+            share = num_bad / max(1, sum(one.numel() for one in self.outputs))
+            found.flags[Flag.NON_FINITE] = f"{share:.1%} of the output is NaN or infinite"
+        return found
+
+    def repeat(self) -> Found:
+        """The same inputs again must give the same outputs, to the bit."""
+        again = self._run(self.inputs)
+        if len(again) == len(self.outputs) and all(
+            one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
+            for one, other in zip(self.outputs, again, strict=True)
+        ):
+            return Found()
+        return Found(flags={Flag.NONDETERMINISTIC: "two runs on the same inputs differ"})
+
+    def compare_with_exact(self) -> Found:
+        """Eager against itself in float64, and how long a judge would wait for all of it."""
+        started = time.monotonic()
+        exact = self._run_exact()
+        exact_s = time.monotonic() - started
+        self.allowed, largest = [], 0.0
+        for number, output in enumerate(self.outputs):
+            allowed = self._allowed(output)
+            if exact and output.is_floating_point() and exact[number].shape == output.shape:
+                wide = output.double()
+                error = (wide - exact[number].double()).abs().nan_to_num(0.0, 0.0, 0.0)
+                if error.numel():
+                    ratio = (error / allowed.nan_to_num(0.0, 0.0, 0.0)).nan_to_num(0.0)
+                    largest = max(largest, float(ratio.max()))
+                allowed = allowed + compare.ERROR_FACTOR * error
+            self.allowed.append(allowed)
+        found = Found()
+        if largest > MAX_OWN_ERROR:
+            found.flags[Flag.ILL_CONDITIONED] = f"eager is {largest:.0f} tolerances from float64"
+        each_s = self.draw_s + 2 * self.forward_s + exact_s
+        all_s, limit_s = self.load_s + self.request["num_sets"] * each_s, self.request["timeout_s"]
+        if all_s > limit_s:
+            words = f"inputs and reference take {all_s:.0f} s; a judge waits {limit_s:.0f} s"
+            found.flags[Flag.SLOW] = words
+        return found
+
+    def compare_draws(self) -> Found:
+        """Fresh inputs, as given and of the judge's other distributions: is one answer, or one
+        input, right for all of them?"""
+        low = [one.double() for one in self.outputs]
+        high, allowed = list(low), [self._allowed(one) for one in self.outputs]
+        copied = self._copied(self.inputs, self.outputs)
+        for inputs, outputs in self._draws():
+            if [one.shape for one in outputs] != [one.shape for one in self.outputs]:
+                return Found()  # shapes that follow the inputs are no constant
+            if copied is not None and self._copied(inputs, outputs) != copied:
+                copied = None
+            for number, one in enumerate(outputs):
+                low[number] = torch.minimum(low[number], one.double())
+                high[number] = torch.maximum(high[number], one.double())
+                allowed[number] = torch.minimum(allowed[number], self._allowed(one))
+        found = Found()
+        ranges = [(top - bottom) / 2 for top, bottom in zip(high, low, strict=True)]
+        found.facts["variation"] = variation = relative(ranges, self.outputs)
+        if all(bool((r <= a).all()) for r, a in zip(ranges, allowed, strict=True)):
+            words = (
+                f"one answer passes for all inputs: outputs vary by {variation:.1e} of their size"
+            )
+            found.flags[Flag.CONSTANT] = words
+        if copied is not None:
+            found.flags[Flag.IDENTITY] = f"the output is input {copied}"
+        return found
+
+    def change_inputs(self) -> Found:
+        """Each tensor among the inputs alone: does the output follow?"""
+        leaves = list(tensors(self.inputs))
+        ignored: list[str] = []
+        for index, leaf in enumerate(leaves):
+            if time.monotonic() > self.ends_at:
+                return _insensitive(Flag.INPUT_INSENSITIVE, ignored, len(leaves) - index)
+            others = [one for one in self._other_values(index, leaf) if not torch.equal(one, leaf)]
+            if others and all(self._ignores(index, value) for value in others):
+                ignored.append(f"input {index}")
+        return _insensitive(Flag.INPUT_INSENSITIVE, ignored, 0)
+
+    def change_parameters(self) -> Found:
+        """Each parameter alone, by about its own size."""
+        named = [
+            (name, each)
+            for name, each in self.model.named_parameters()
+            if each.is_floating_point() and each.numel()
+        ]
+        ignored: list[str] = []
+        for index, (name, parameter) in enumerate(named):
+            if time.monotonic() > self.ends_at:
+                return _insensitive(Flag.PARAMETER_INSENSITIVE, ignored, len(named) - index)
+            kept = parameter.clone()
+            shake(parameter, by=1.0)
+            try:
+                if self._is_within(self._run(self.inputs)):
+                    ignored.append(name)
+            finally:
+                parameter.copy_(kept)
+        return _insensitive(Flag.PARAMETER_INSENSITIVE, ignored, 0)
+
+    def _draws(self) -> Iterator[tuple[list[Any], Outputs]]:
+        """Other inputs with their outputs; those of other distributions where it bears them."""
+        for _ in range(NUM_DRAWS - 1):
+            inputs = self._draw()
+            yield inputs, self._run(inputs)
+        for name in list(VARIANTS)[1 : self.request["num_sets"]]:
+            inputs = replaced(self._draw(), lambda _, value, name=name: vary(value, name))
+            outputs = self._try(inputs)
+            if outputs is not None and all(bool(torch.isfinite(one).all()) for one in outputs):
+                yield inputs, outputs
+
+    def _other_values(self, index: int, leaf: torch.Tensor) -> Iterator[torch.Tensor]:
+        """What the input could be instead; possibly itself, where there is nothing else."""
+        fresh = list(tensors(self._draw()))[index]
+        is_other = fresh.shape == leaf.shape and not torch.equal(fresh, leaf)
+        yield fresh if is_other else disturbed(leaf)
+        if leaf.is_floating_point():
+            yield vary(leaf, "wide")
+
+    def _ignores(self, index: int, value: torch.Tensor) -> bool:
+        outputs = self._try(replaced(self.inputs, lambda i, old: value if i == index else old))
+        return outputs is not None and self._is_within(outputs)
+
+    def _is_within(self, outputs: Outputs) -> bool:
+        pairs = zip(outputs, self.outputs, self.allowed, strict=False)
+        return len(outputs) == len(self.outputs) and all(
+            one.shape == base.shape and agrees(one, base, allowed) for one, base, allowed in pairs
+        )
+
+    def _draw(self) -> list[Any]:
+        return [self._place(value) for value in self.module.get_inputs()]
+
+    def _run(self, inputs: list[Any]) -> Outputs:
+        """On copies, since a reference may work in place and keep statistics."""
+        outputs = flatten(copy.deepcopy(self.model)(*copy.deepcopy(inputs)))
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return outputs
+
+    def _try(self, inputs: list[Any]) -> Outputs | None:
+        """None where it does not bear these inputs: so they matter to it."""
+        try:
+            return self._run(inputs)
+        except Exception:
+            return None
+
+    def _run_exact(self) -> Outputs:
+        try:
+            inputs = replaced(
+                self.inputs, lambda _, x: x.double() if x.is_floating_point() else x.clone()
+            )
+            return flatten(copy.deepcopy(self.model).double()(*inputs))
+        except Exception:  # a reference may insist on its dtype: then nothing is known
+            return []
+
+    def _allowed(self, output: torch.Tensor) -> torch.Tensor:
+        return allowed_error(output, precision=self.request["precision"])
+
+    def _copied(self, inputs: list[Any], outputs: Outputs) -> int | None:
+        """Which input all outputs are equal to, whatever its shape."""
+        for index, leaf in enumerate(tensors(inputs)):
+            sizes = {leaf.numel(), *(one.numel() for one in outputs)}
+            if len(sizes) == 1 and all(
+                agrees(leaf.reshape(one.shape), one, self._allowed(one)) for one in outputs
+            ):
+                return index
+        return None
+
+    def _num_bytes(self) -> int:
+        """What a judge shares with its children for this problem."""
+        inputs = sum(one.nbytes for one in tensors(self.inputs))
+        outputs = sum(one.nbytes + 4 * one.numel() for one in self.outputs)
+        state = sum(one.nbytes for one in self.model.state_dict().values())
+        return self.request["num_sets"] * (inputs + outputs) + state
+
+    def _all(self) -> Iterator[torch.Tensor]:
+        yield from self.outputs
+        yield from tensors(self.inputs)
+        yield from self.model.state_dict().values()
+
+    def _place(self, value: Any) -> Any:
+        """On the device, in the problem's precision; fp32 leaves what the problem made."""
+        if not isinstance(value, torch.nn.Module | torch.Tensor):
+            return value
+        precision = self.request["precision"]
+        is_cast = precision != "fp32" and (
+            isinstance(value, torch.nn.Module) or value.is_floating_point()
+        )
+        return value.to(self.device, DTYPES[precision]) if is_cast else value.to(self.device)
+
+
+def _insensitive(flag: Flag, ignored: list[str], num_unchecked: int) -> Found:
+    found = Found(facts={"num_unchecked": num_unchecked})
+    if ignored:
+        names = ", ".join(ignored[:MAX_NAMES])
+        if len(ignored) > MAX_NAMES:
+            names += f" and {len(ignored) - MAX_NAMES} more"
+        found.flags[flag] = f"{names} {'does' if len(ignored) == 1 else 'do'} not matter"
+    return found
+
+
+def _line_of(error: BaseException) -> int | None:
+    """The innermost line of the problem's file."""
+    if isinstance(error, SyntaxError) and error.filename == FILE:
+        return error.lineno
+    steps = traceback.walk_tb(error.__traceback__)
+    lines = [number for frame, number in steps if frame.f_code.co_filename == FILE]
+    return lines[-1] if lines else None

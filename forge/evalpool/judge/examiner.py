@@ -1,0 +1,163 @@
+"""The judge's side of an examination: asks an examiner of its own for each problem, and puts what
+comes back, or how it ended, into an `Examination`.
+
+Called by `app.py` for POST /examine. Promise: whatever a problem's file does (ends its process,
+loops, fills the memory), the answer is a flag and comes before the deadline.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from forge.evalpool.judge import frames
+from forge.evalpool.judge.frames import Kind
+from forge.evalpool.judge.trial import OUT_OF_MEMORY_MARKS
+from forge.evalpool.judge.words import SIGNALS, clean, without_paths
+from forge.records.examination import Examination, Flag
+
+if TYPE_CHECKING:
+    import socket
+
+    from forge.config.schema import JudgeTable
+    from forge.evalpool.judge.spawner import Spawner
+    from forge.records.problem import Problem
+
+MAX_WORDS = 300
+MAX_OUTPUTS = 64
+VARYING_STEPS = ("draws", "inputs", "parameters")
+"""They have a budget of their own: what a judge never does for a candidate."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Report:
+    """What an examiner has said by now."""
+
+    flags: dict[Flag, str] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ()
+    forward_s: float | None = None
+    variation: float | None = None
+    num_unchecked: int = 0
+    steps: list[str] = field(default_factory=list)
+
+    def add(self, body: dict[str, Any]) -> None:
+        """A FOUND frame; its content is the problem's. Raises FrameError for rubbish."""
+        facts, flags = body.get("facts"), body.get("flags")
+        if not isinstance(facts, dict) or not isinstance(flags, dict):
+            raise frames.FrameError("no facts")
+        self.steps.append(str(body.get("step")))
+        for name, words in flags.items():
+            if name not in list(Flag):
+                raise frames.FrameError("no such flag")
+            self.flags[Flag(name)] = _short(str(words))
+        outputs = facts.get("outputs")
+        if isinstance(outputs, list):
+            self.outputs = tuple(_short(str(one)) for one in outputs[:MAX_OUTPUTS])
+        self.forward_s = _number(facts.get("forward_s"), or_else=self.forward_s)
+        self.variation = _number(facts.get("variation"), or_else=self.variation)
+        self.num_unchecked += int(_number(facts.get("num_unchecked"), or_else=None) or 0)
+
+
+class Examiners:
+    """Examines problems, one child each. Safe to call from several threads."""
+
+    def __init__(self, spawner: Spawner, *, table: JudgeTable, device: str = "cpu") -> None:
+        self._spawner = spawner
+        self._table = table
+        self._device = device
+        self._limit_s = table.compile_timeout_s + table.correct_timeout_s
+
+    def examine(self, problem: Problem, *, uid: int | None) -> Examination:
+        """Blocks until it is known, at most twice a judge's deadline. Raises ZygoteGone."""
+        child = self._spawner.spawn(role="examiner", uid=uid)
+        report, is_ended = _Report(), False
+        try:
+            self._listen(child.sock, problem, report)
+        except frames.DeadlinePassed:
+            self._note_silence(report)
+        except frames.FrameError:
+            report.flags[Flag.CRASH] = "something else than the examiner wrote on its channel"
+        except frames.PeerGone:
+            is_ended = True
+            self._note_end(report, self._spawner.end(child))
+        finally:
+            if not is_ended:
+                self._spawner.end(child)
+        return Examination(
+            problem_id=problem.problem_id,
+            outputs=report.outputs,
+            forward_s=report.forward_s,
+            variation=report.variation,
+            flags=report.flags,
+            num_unchecked=report.num_unchecked,
+        )
+
+    def _listen(self, sock: socket.socket, problem: Problem, report: _Report) -> None:
+        body = {
+            "source": problem.source,
+            "entry_point": problem.entry_point,
+            "precision": problem.precision,
+            "device": self._device,
+            "num_sets": self._table.num_inputs,
+            "timeout_s": self._limit_s,
+            "budget_s": 1.5 * self._limit_s,
+            "max_bytes": self._table.memory_bytes,
+        }
+        started = time.monotonic()
+        frames.send(sock, Kind.EXAMINE, body)
+        while True:
+            is_varying = len(report.steps) >= 4
+            deadline = started + self._limit_s * (2 if is_varying else 1)
+            expected = (Kind.FOUND, Kind.FAILED)
+            answer = frames.receive(sock, deadline=deadline, expected=expected)
+            if answer.kind is Kind.FAILED:
+                return _note_failure(report, answer.body)
+            report.add(answer.body)
+            if answer.body.get("is_last"):
+                return None
+
+    def _note_silence(self, report: _Report) -> None:
+        if len(report.steps) >= 4:  # it is judged in time; only the rest of the study is not
+            report.num_unchecked += 1
+            return
+        doing = "its first forward pass" if report.steps else "loading"
+        words = f"{doing} does not end within {self._limit_s:.0f} s"
+        report.flags[Flag.SLOW] = words
+
+    def _note_end(self, report: _Report, status: int) -> None:
+        if os.WIFSIGNALED(status):
+            number = os.WTERMSIG(status)
+            words = SIGNALS.get(number, f"signal {number}")
+        else:
+            words = f"it ended its process (exit {os.waitstatus_to_exitcode(status)})"
+        report.flags[Flag.CRASH] = words
+
+
+def _note_failure(report: _Report, body: dict[str, Any]) -> None:
+    """A FAILED frame: what a reference raised, at the step where it did."""
+    kind, message, line = body.get("type"), body.get("message"), body.get("line")
+    text = f"{kind}: {message}" if message else str(kind)
+    if any(mark in text for mark in OUT_OF_MEMORY_MARKS):
+        flag = Flag.OUT_OF_MEMORY
+        text = "a tensor does not fit into the memory of a judge"
+    elif kind == "Unjudgeable":
+        flag, text = Flag.UNSUPPORTED, str(message)
+    else:
+        flag = Flag.DOES_NOT_RUN
+    if str(body.get("step")) in VARYING_STEPS and flag is not Flag.UNSUPPORTED:
+        report.num_unchecked += 1  # it can be judged; on other inputs it raises
+        return
+    where = f"line {line}: " if type(line) is int else ""
+    report.flags[flag] = _short(f"{where}{text}")
+
+
+def _number(value: Any, *, or_else: float | None) -> float | None:
+    is_number = isinstance(value, int | float) and math.isfinite(value)
+    return float(value) if is_number else or_else
+
+
+def _short(text: str) -> str:
+    return clean(without_paths(text), limit=MAX_WORDS).replace("\n", " ")

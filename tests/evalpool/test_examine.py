@@ -1,0 +1,166 @@
+"""What an examination finds: each flag on a problem that earns it, none on honest ones, whatever
+the problem's file does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from forge.config.schema import JudgeTable, ProblemsTable
+from forge.data.problems import load_problems
+from forge.evalpool.judge.app import oracle_uid
+from forge.evalpool.judge.examiner import Examiners
+from forge.records.examination import Examination, Flag
+from forge.records.problem import Problem, Split
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TABLE = JudgeTable(compile_timeout_s=1.0, correct_timeout_s=1.0, memory_bytes=1 << 30)
+HEAD = "import os, time, torch\nimport torch.nn as nn\n"
+
+
+def make_source(
+    forward: str,
+    *,
+    args: str = "x",
+    inputs: str = "torch.randn(16, 64)",
+    init: str = "pass",
+    top: str = "",
+) -> str:
+    return f"""{HEAD}{top}
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        {init}
+    def forward(self, {args}):
+        return {forward}
+def get_inputs():
+    return [{inputs}]
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.fixture(scope="session")
+def examine(bench: Any) -> Callable[[str], Examination]:
+    examiners = Examiners(bench.spawner, table=TABLE)
+
+    def examine(source: str) -> Examination:
+        problem = Problem(problem_id="p", source=source, family="", level=1, split=Split.GRPO)
+        return examiners.examine(problem, uid=oracle_uid())
+
+    return examine
+
+
+FORGERY = """
+for fd in range(3, 64):
+    try:
+        os.write(fd, b"x" * 99)
+    except OSError:
+        pass
+"""
+
+HONEST = {
+    "relu": make_source("torch.relu(x) * 2"),
+    "linear": make_source("torch.relu(self.a(x))", init="self.a = nn.Linear(64, 8)"),
+    "softmax": make_source("torch.softmax(x, dim=-1)"),
+    "two inputs": make_source("x @ y", args="x, y", inputs="torch.rand(8, 64), torch.rand(64, 4)"),
+    "an index": make_source("x[i]", args="x, i", inputs="torch.randn(9, 64), torch.randperm(9)"),
+    "a mask": make_source(
+        "torch.where(m, x, 0.0)", args="x, m", inputs="torch.randn(9), torch.rand(9) > 0.5"
+    ),
+    "an argmax": make_source("torch.argmax(x, dim=-1)"),
+    "a scalar argument": make_source("x * n", args="x, n", inputs="torch.randn(9), 3"),
+    "a batch norm": make_source("self.n(x)", init="self.n = nn.BatchNorm1d(64)"),
+    "in place": make_source("x.mul_(2).add_(1)"),
+    "a list of tensors": make_source(
+        "xs[0] + 2 * xs[1]", args="xs", inputs="[torch.randn(9), torch.randn(9)]"
+    ),
+}
+
+FLAGGED = {
+    "zeros": (make_source("x - x"), Flag.CONSTANT, "one answer passes"),
+    "a mean that vanishes": (
+        make_source("torch.softmax(x.sum(dim=1, keepdim=True), dim=1)"), Flag.CONSTANT, ""
+    ),
+    "identity": (make_source("x + 0"), Flag.IDENTITY, "the output is input 0"),
+    "a reshape": (make_source("x.reshape(64, 16) * 1.0"), Flag.IDENTITY, "input 0"),
+    "ignored input": (
+        make_source("torch.relu(x)", args="x, y", inputs="torch.randn(9), torch.randn(9)"),
+        Flag.INPUT_INSENSITIVE, "input 1 does not matter",
+    ),
+    "ignored parameter": (
+        make_source(
+            "self.n(self.a(x))", init="self.a = nn.Linear(64, 64); self.n = nn.BatchNorm1d(64)"
+        ),
+        Flag.PARAMETER_INSENSITIVE, "a.bias does not matter",
+    ),
+    "dropout": (
+        make_source("self.d(x)", init="self.d = nn.Dropout(0.5)"), Flag.NONDETERMINISTIC, ""
+    ),
+    "noise": (make_source("x + torch.rand_like(x)"), Flag.NONDETERMINISTIC, "two runs"),
+    "NaN": (make_source("torch.log(x)"), Flag.NON_FINITE, "of the output is NaN"),
+    "cancellation": (
+        make_source("(x + 1e6) - 1e6 - x"), Flag.ILL_CONDITIONED, "tolerances from float64"
+    ),
+    "raises": (make_source("x @ x"), Flag.DOES_NOT_RUN, "line 9: RuntimeError"),
+    "no such name": (make_source("x", top="nothing_here"), Flag.DOES_NOT_RUN, "NameError"),
+    "syntax": (HEAD + "def (", Flag.DOES_NOT_RUN, "line 3: SyntaxError"),
+    "no get_inputs": (HEAD + "class Model(nn.Module): pass", Flag.DOES_NOT_RUN, "get_in"),
+    "a dict": (make_source("{'a': x}"), Flag.UNSUPPORTED, "returns a dict"),
+    "complex": (make_source("torch.fft.fft(x)"), Flag.UNSUPPORTED, "complex64"),
+    "an object": (make_source("x", args="x, y", inputs="1, object()"), Flag.UNSUPPORTED, "object"),
+    "too large": (
+        make_source("x", inputs="torch.empty(1 << 40)"), Flag.OUT_OF_MEMORY, "does not fit"
+    ),
+    "over the cap": (
+        make_source("x.sum()", inputs="torch.zeros(150_000_000)"), Flag.OUT_OF_MEMORY, ""
+    ),
+    "a memory bomb": (
+        make_source("x", top="a = b'x'\nwhile True: a += a"),
+        Flag.OUT_OF_MEMORY, "",
+    ),
+    "an exit": (make_source("os._exit(3)"), Flag.CRASH, "exit 3"),
+    "a clean exit": (make_source("x", top="raise SystemExit"), Flag.DOES_NOT_RUN, "SystemExit"),
+    "a loop": (make_source("x", top="while True: pass"), Flag.SLOW, "loading does not end"),
+    "a slow forward": (make_source("time.sleep(60)"), Flag.SLOW, "does not end within 2 s"),
+    "slow for a judge": (make_source("(time.sleep(0.4), x * 2)[1]"), Flag.SLOW, "a judge waits"),
+    "a forged frame": (make_source("x", top=FORGERY), Flag.CRASH, "wrote on its channel"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_problem_has_no_flag(examine: Callable[[str], Examination], name: str) -> None:
+    found = examine(HONEST[name])
+    assert found.flags == {}
+    assert found.is_trainable
+    assert found.outputs
+    assert found.forward_s is not None
+    assert found.num_unchecked == 0
+
+
+@pytest.mark.parametrize("name", FLAGGED)
+def test_each_fault_has_its_flag_and_says_what_it_is(
+    examine: Callable[[str], Examination], name: str
+) -> None:
+    source, flag, words = FLAGGED[name]
+    found = examine(source)
+    assert flag in found.flags, found
+    assert words in found.flags[flag]
+    assert not found.is_trainable or flag is Flag.NON_FINITE
+
+
+def test_no_generated_problem_is_flagged(examine: Callable[[str], Examination]) -> None:
+    problems = load_problems(
+        ProblemsTable(num_problems=64, num_heldout=24, sft_by_level=[5]), seed=3
+    )
+    for problem in problems[::4]:
+        assert examine(problem.source).flags == {}, problem.source
+
+
+def test_an_examination_travels_as_json(examine: Callable[[str], Examination]) -> None:
+    found = examine(FLAGGED["ignored input"][0])
+    assert Examination.from_json(found.to_json()) == found
+    assert found.to_json()["is_trainable"] is False
