@@ -3,6 +3,7 @@
 `python -m forge.evalpool.judge.app CONFIG` serves:
 
     POST /judge {problem: {problem_id, source, entry_point, precision}, code} → Verdict
+    POST /examine {problem} → Examination: whether it can be judged and trained on
     GET /health → {ok, busy_s, num_judged, isolation}
 
 Holds seeds, tolerances, expected outputs and the verdict; imports neither torch nor any problem's
@@ -29,6 +30,7 @@ from starlette.routing import Route
 
 from forge.config.schema import JudgeTable
 from forge.errors import MachineError
+from forge.evalpool.judge.examiner import Examiners
 from forge.evalpool.judge.references import References
 from forge.evalpool.judge.sandbox import Isolation, advice, read_sysctls
 from forge.evalpool.judge.spawner import Spawner, ZygoteGone
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
+    from forge.records.examination import Examination
     from forge.records.verdict import Verdict
 
 logger = logging.getLogger(__name__)
@@ -103,6 +106,19 @@ class Judge:
         self.num_judged += 1
         return verdict
 
+    async def examine(self, problem: Problem) -> Examination:
+        """What is wrong with a problem. Waits for a free slot; raises ZygoteGone."""
+        async with self._slots:
+            await self._ensure_zygote()
+            uid = self._uids.pop() if self._uids else None
+            try:
+                examiners = Examiners(self.spawner, table=self.table)
+                work = partial(examiners.examine, problem, uid=uid)
+                return await anyio.to_thread.run_sync(work)
+            finally:
+                if uid is not None:
+                    self._uids.append(uid)
+
     async def _ensure_zygote(self) -> None:
         async with self._restarting:
             if self.spawner.is_running:
@@ -144,6 +160,14 @@ def make_app(judge: Judge) -> Starlette:
             return JSONResponse({"error": f"bad request: {error!r}"}, status_code=422)
         return JSONResponse((await judge.judge(problem, code)).to_json())
 
+    async def examine_one(request: Request) -> JSONResponse:
+        body = await request.json()
+        try:
+            problem = _parse_problem(body["problem"])
+        except (KeyError, TypeError) as error:
+            return JSONResponse({"error": f"bad request: {error!r}"}, status_code=422)
+        return JSONResponse((await judge.examine(problem)).to_json())
+
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         try:
@@ -156,6 +180,7 @@ def make_app(judge: Judge) -> Starlette:
             judge.close()
 
     routes = [Route("/health", health), Route("/judge", judge_one, methods=["POST"])]
+    routes.append(Route("/examine", examine_one, methods=["POST"]))
     return Starlette(routes=routes, lifespan=lifespan)
 
 
