@@ -17,7 +17,7 @@ from collections import OrderedDict
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.abc
@@ -28,6 +28,7 @@ from forge.process.child import Child, ChildSpec, open_child
 from forge.process.environment import child_env
 from forge.process.sockets import open_socket_dir
 from forge.process.uds import open_client
+from forge.records.examination import Examination
 from forge.records.verdict import Status, Verdict
 
 if TYPE_CHECKING:
@@ -54,6 +55,10 @@ NO_JUDGE_TIMEOUT_S = 120.0
 """How long a request waits for any judge to live."""
 SLACK_S = 60.0
 """Above the candidate's own deadlines: fork, reference, and up to CONCURRENCY others before it."""
+
+
+class _NoAnswer(Exception):
+    """A judge gave none: it died, was silent or failed."""
 
 
 @dataclass(slots=True)
@@ -134,6 +139,25 @@ class Pool:
         self._remember(key, verdict)
         return verdict
 
+    async def examine(self, problem: Problem) -> Examination:
+        """Whether a problem can be judged and trained on, as a judge finds it.
+
+        Raises MachineError where two judges in a row gave no answer.
+        """
+        seat, lost = None, ""
+        for _ in range(2):
+            seat = await self._pick(avoid=seat)
+            seat.num_waiting += 1
+            try:
+                async with seat.free:
+                    body = {"problem": _described(problem)}
+                    return Examination.from_json(await self._post(seat, "/examine", body))
+            except _NoAnswer as error:
+                lost = str(error)
+            finally:
+                seat.num_waiting -= 1
+        raise MachineError(f"{problem.problem_id}: it could not be examined: {lost}")
+
     def stats(self) -> PoolStats:
         """Now."""
         waiting = sum(seat.num_waiting for seat in self._seats)
@@ -169,28 +193,29 @@ class Pool:
             seat.num_waiting -= 1
 
     async def _ask(self, seat: _Seat, problem: Problem, code: str) -> Verdict:
+        body = {"problem": _described(problem), "code": code}
+        try:
+            return Verdict.from_json(await self._post(seat, "/judge", body))
+        except (_NoAnswer, ValueError, KeyError, TypeError) as error:
+            return _lost(seat, error)
+
+    async def _post(self, seat: _Seat, path: str, body: dict[str, Any]) -> Any:
+        """The judge's answer as JSON. Raises _NoAnswer, or ValueError where it is none."""
         import httpx
 
-        described = {
-            "problem_id": problem.problem_id,
-            "source": problem.source,
-            "entry_point": problem.entry_point,
-            "precision": problem.precision,
-        }
-        body = {"problem": described, "code": code}
         try:
             if seat.client is None:
                 raise ValueError("it ended while this request waited")
-            response = await seat.client.post("/judge", json=body)
+            response = await seat.client.post(path, json=body)
             response.raise_for_status()
-            return Verdict.from_json(response.json())
+            return response.json()
         except httpx.TransportError as error:
             # Out of the choice at once: its keeper may learn of its death only later.
             self.seat_changed(seat, None)
             seat.lost.set()
-            return _lost(seat, error)
-        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-            return _lost(seat, error)
+            raise _NoAnswer(f"{type(error).__name__}: {error}") from error
+        except (httpx.HTTPError, ValueError) as error:
+            raise _NoAnswer(f"{type(error).__name__}: {error}") from error
 
     async def _pick(self, *, avoid: _Seat | None) -> _Seat:
         """The least loaded living judge, another than `avoid` if any other lives."""
@@ -328,8 +353,17 @@ async def _until_ended(seat: _Seat, child: Child) -> str:
     return reasons[0] if reasons else "did not answer"
 
 
+def _described(problem: Problem) -> dict[str, Any]:
+    return {
+        "problem_id": problem.problem_id,
+        "source": problem.source,
+        "entry_point": problem.entry_point,
+        "precision": problem.precision,
+    }
+
+
 def _lost(seat: _Seat, error: Exception) -> Verdict:
-    words = f"{seat.name} did not answer: {type(error).__name__}: {error}"
+    words = f"{seat.name} did not answer: {error}"
     return Verdict(status=Status.INFRA_ERROR, reason="judge_lost", detail=words[:500])
 
 
