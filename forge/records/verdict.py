@@ -55,6 +55,16 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeOptions:
+    """What a request asks for beyond correctness. Without effect on a CPU: nothing is timed there."""
+
+    timing: bool = True
+    """Time it, if it is correct."""
+    profile: bool = False
+    """Send samples and GPU time by kernel along."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KernelTime:
     """One GPU kernel of a profiled forward call."""
 

@@ -116,28 +116,40 @@ def mismatch(expected: Expected, data: bytes, *, name: str = "output") -> str | 
         agrees = np.where(special, same, agrees)
     if agrees.all():
         return None
-    return _describe(expected, got, ~agrees, difference, name=name)
+    differs = ~agrees
+    index = np.unravel_index(int(np.argmax(differs)), differs.shape)
+    finite = difference[np.isfinite(difference)]
+    return describe(
+        index=tuple(int(i) for i in index),
+        expected=float(expected.values[index]),
+        got=float(got[index]),
+        num_differing=int(np.count_nonzero(differs)),
+        size=differs.size,
+        largest=float(finite.max()) if finite.size else None,
+        num_unset=int(np.count_nonzero(np.isnan(got) & ~np.isnan(expected.values))),
+        name=name,
+    )
 
 
-def _describe(
-    expected: Expected,
-    got: NDArray[np.float64],
-    differs: NDArray[np.bool_],
-    difference: NDArray[np.float64],
+def describe(
     *,
+    index: tuple[int, ...],
+    expected: float,
+    got: float,
+    num_differing: int,
+    size: int,
+    largest: float | None,
+    num_unset: int,
     name: str,
 ) -> str:
-    index = np.unravel_index(int(np.argmax(differs)), differs.shape)
-    where = f"{name}[{', '.join(str(int(i)) for i in index)}]" if index else name
-    share = 100.0 * np.count_nonzero(differs) / differs.size
-    finite = difference[np.isfinite(difference)]
-    words = f"{where}: expected {expected.values[index]:.4g}, got {got[index]:.4g}"
-    words += f"; {_percent(share)} of elements differ"
-    if finite.size:
-        words += f", max abs error {finite.max():.3g}"
-    unset = int(np.count_nonzero(np.isnan(got) & ~np.isnan(expected.values)))
-    if unset:
-        words += f", {_percent(100.0 * unset / got.size)} are NaN"
+    """A mismatch in one line: where it is first, and how much of it there is."""
+    where = f"{name}[{', '.join(map(str, index))}]" if index else name
+    words = f"{where}: expected {expected:.4g}, got {got:.4g}"
+    words += f"; {_percent(100.0 * num_differing / size)} of elements differ"
+    if largest is not None:
+        words += f", max abs error {largest:.3g}"
+    if num_unset:
+        words += f", {_percent(100.0 * num_unset / size)} are NaN"
     return words
 
 

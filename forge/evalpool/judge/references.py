@@ -127,7 +127,7 @@ class References:
             cause = f"{answer.body.get('type')}: {answer.body.get('message')}"
             words = f"the reference of {problem.problem_id} fails: {cause}"
             raise ReferenceFailed(clean(without_paths(words)))
-        specs = _parse_specs(answer.body.get("tensors"))
+        specs = parse_specs(answer.body.get("tensors"))
         starts, num_bytes = offsets(specs)
         if num_bytes > self._max_bytes:
             raise LayoutError(
@@ -231,7 +231,7 @@ class _Builder:
         return tuple(self._append(one.spec, unwritten(one.spec)) for one in expected)
 
 
-def _parse_specs(data: Any) -> list[TensorSpec]:
+def parse_specs(data: Any) -> list[TensorSpec]:
     if not isinstance(data, list) or len(data) > MAX_TENSORS:
         raise LayoutError("no list of tensors")
     return [TensorSpec.parse(item) for item in data]

@@ -20,7 +20,7 @@ from forge.evalpool.judge.references import Reference, ReferenceFailed, Referenc
 from forge.evalpool.judge.screen import screen
 from forge.evalpool.judge.shm import shared_memory
 from forge.evalpool.judge.spawner import SandboxedChild, Spawner, ZygoteGone
-from forge.records.verdict import Status, Verdict
+from forge.records.verdict import JudgeOptions, Profile, Status, Timing, Verdict
 
 if TYPE_CHECKING:
     import mmap
@@ -40,6 +40,7 @@ DERIVED_WORDS = (
     "parameters are loaded after __init__; define load_reference(self, state) for what you derive"
 )
 NO_GPU_WORDS = "there is no GPU here: do not ask for one, make tensors on x.device"
+CORRECTNESS_ALONE = JudgeOptions(timing=False)
 OUT_OF_MEMORY_MARKS = (
     "MemoryError",
     "can't allocate memory",
@@ -82,6 +83,8 @@ class Finding:
     detail: str = ""
     is_compiled: bool = False
     num_launches: int = 0
+    timing: Timing | None = None
+    profile: Profile | None = None
 
 
 class Decided(Exception):
@@ -103,11 +106,18 @@ class Trials:
         self._references = references
         self.stamp = stamp
 
-    def judge(self, problem: Problem, code: str, *, uid: int | None) -> Verdict:
+    def judge(
+        self,
+        problem: Problem,
+        code: str,
+        *,
+        uid: int | None,
+        options: JudgeOptions = CORRECTNESS_ALONE,
+    ) -> Verdict:
         """Blocks until the verdict, at most the sum of all deadlines. `uid` is the runner's own."""
         phases = Phases()
         try:
-            finding = self._find(problem, code, uid=uid, phases=phases)
+            finding = self._find(problem, code, uid=uid, phases=phases, options=options)
         except Decided as decided:
             finding = decided.finding
         except ReferenceFailed as error:
@@ -131,6 +141,8 @@ class Trials:
             detail=words.clean(finding.detail),
             is_compiled=finding.is_compiled,
             num_launches=finding.num_launches,
+            timing=finding.timing,
+            profile=finding.profile,
             isolation=self.stamp.isolation,
             caps=self.stamp.caps,
             device=self.stamp.device,
@@ -138,7 +150,15 @@ class Trials:
             phase_s=dict(phases.seconds),
         )
 
-    def _find(self, problem: Problem, code: str, *, uid: int | None, phases: Phases) -> Finding:
+    def _find(
+        self,
+        problem: Problem,
+        code: str,
+        *,
+        uid: int | None,
+        phases: Phases,
+        options: JudgeOptions,
+    ) -> Finding:
         entry_point = f"{problem.entry_point}New"
         with phases.timed("screen"):
             screening = screen(code, entry_point=entry_point)

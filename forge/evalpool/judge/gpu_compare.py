@@ -1,0 +1,135 @@
+"""Does an output on a GPU agree with the reference? `compare.py` in torch, block by block.
+
+Called by `gpu_trial.py`, on the judge's own copy of an output. The same tolerance and words; fp32
+and narrower are compared in fp32, whose rounding is 1,000 times below the tightest tolerance.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from forge.evalpool.judge.compare import ERROR_FACTOR, describe, tolerance
+
+CHUNK = 1 << 26
+"""Elements at once: 64 Mi of them and their differences take about 2 GB."""
+
+
+@dataclass(slots=True)
+class Differences:
+    """What was found in all chunks together."""
+
+    num_differing: int = 0
+    first: int = -1
+    """Flat index of the first that differs."""
+    largest: float = 0.0
+    """Absolute error among finite values."""
+    num_unset: int = 0
+    """NaN where the reference has none."""
+
+
+def mismatch(
+    got: torch.Tensor,
+    expected: torch.Tensor,
+    error: torch.Tensor,
+    *,
+    precision: str,
+    name: str = "output",
+) -> str | None:
+    """None when it agrees; else the first mismatch with statistics, in one line.
+
+    Args:
+        got, expected: [shape], of one type and shape, contiguous.
+        error: [shape] |eager - eager in float64|, or empty.
+    """
+    if expected.numel() == 0:
+        return None
+    flat_got, flat_expected, flat_error = got.view(-1), expected.view(-1), error.view(-1)
+    rms = _rms(flat_expected)
+    found = Differences()
+    for start in range(0, flat_expected.numel(), CHUNK):
+        stop = start + CHUNK
+        part = flat_error[start:stop] if flat_error.numel() else None
+        _add(found, flat_got[start:stop], flat_expected[start:stop], part, rms, precision, start)
+    if found.num_differing == 0:
+        return None
+    index = _unravel(found.first, list(expected.shape))
+    return describe(
+        index=index,
+        expected=float(flat_expected[found.first]),
+        got=float(flat_got[found.first]),
+        num_differing=found.num_differing,
+        size=expected.numel(),
+        largest=found.largest,
+        num_unset=found.num_unset,
+        name=name,
+    )
+
+
+def is_unwritten(got: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether a floating output is all NaN though the reference is not."""
+    if not got.is_floating_point() or expected.numel() == 0:
+        return False
+    return bool(got.isnan().all()) and not bool(expected.isnan().all())
+
+
+def _add(
+    found: Differences,
+    got: torch.Tensor,
+    expected: torch.Tensor,
+    error: torch.Tensor | None,
+    rms: float,
+    precision: str,
+    start: int,
+) -> None:
+    wide = torch.float64 if expected.dtype in (torch.float64, torch.int64) else torch.float32
+    got, expected, kind = got.to(wide), expected.to(wide), expected.dtype
+    difference = (got - expected).abs()
+    if kind.is_floating_point:
+        allowed = expected.abs().add_(rms).mul_(tolerance(_name(kind), precision))
+        if error is not None:
+            allowed.add_(error, alpha=ERROR_FACTOR)
+        differs = ~(difference <= allowed)
+    else:
+        differs = difference > 0
+    special = ~expected.isfinite()
+    if bool(special.any()):
+        same = (got == expected) | (got.isnan() & expected.isnan())
+        differs = torch.where(special, ~same, differs)
+    num = int(differs.count_nonzero())
+    if not num:
+        return
+    if found.first < 0:
+        found.first = start + int(differs.to(torch.uint8).argmax())
+    found.num_differing += num
+    found.num_unset += int((got.isnan() & ~expected.isnan()).count_nonzero())
+    finite = difference.nan_to_num_(0.0, 0.0, 0.0)
+    found.largest = max(found.largest, float(finite.max()))
+
+
+def _rms(flat: torch.Tensor) -> float:
+    """Over the finite elements."""
+    if not flat.is_floating_point():
+        return 0.0
+    total, num = 0.0, 0
+    for start in range(0, flat.numel(), CHUNK):
+        part = flat[start : start + CHUNK].to(torch.float32)
+        is_finite = part.isfinite()
+        part = part.where(is_finite, 0.0)
+        total += float(part.square().sum(dtype=torch.float64))
+        num += int(is_finite.count_nonzero())
+    return math.sqrt(total / num) if num else 0.0
+
+
+def _unravel(index: int, shape: list[int]) -> tuple[int, ...]:
+    out: list[int] = []
+    for size in reversed(shape):
+        out.append(index % size)
+        index //= size
+    return tuple(reversed(out))
+
+
+def _name(kind: torch.dtype) -> str:
+    return str(kind).removeprefix("torch.")

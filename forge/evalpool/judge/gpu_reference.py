@@ -1,0 +1,311 @@
+"""Reference results on a GPU, by problem: the GPU side of `references.py`.
+
+Called by `gpu_trial.py`. One draw is a block of the judge's own GPU memory that an oracle filled
+and has let go of: all input sets, parameters, expected outputs. No candidate ever maps it; each
+call's inputs are copied from it to the one place that a candidate sees (`CandidateMemory`), so that
+every call finds new contents at the same address.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from forge.evalpool.judge import frames
+from forge.evalpool.judge.frames import Kind
+from forge.evalpool.judge.gpu_memory import Block, GpuMemoryError, create_block
+from forge.evalpool.judge.references import ReferenceFailed, parse_specs
+from forge.evalpool.judge.shm import LayoutError, TensorSpec, offsets
+from forge.evalpool.judge.words import clean, without_paths
+
+if TYPE_CHECKING:
+    from forge.evalpool.judge.spawner import SandboxedChild, Spawner
+    from forge.records.problem import Problem
+
+MAX_USES = 32
+"""Candidates judged on one draw, as on a CPU."""
+MAX_PROBLEMS = 16
+CACHE_SHARE = 0.1
+"""Of the card's memory that kept draws may take together; one draw may take more."""
+DRAW_SHARE = 0.25
+"""Of the card's memory that the sets of one draw may take: the oracle holds them twice."""
+NUM_TIMED_SETS = 2
+"""Sets that no candidate has seen before it is timed."""
+
+Tree = list[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Set:
+    """Indices of one input set's tensors."""
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    errors: tuple[int, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class GpuReference:
+    """One draw of a problem, in the judge's memory."""
+
+    request: dict[str, Any]
+    """Body of the CANDIDATE frame, but for the code; all sets lie in the same place."""
+    precision: str
+    block: Block
+    tensors: list[torch.Tensor]
+    sets: list[Set]
+    state: tuple[int, ...]
+    num_uses: int = 0
+    num_holders: int = 0
+    """Judgements that read it now: it is freed when none does."""
+    is_retired: bool = False
+
+    @property
+    def num_checked(self) -> int:
+        """Sets for correctness; the ones behind are first seen when timed."""
+        return max(1, len(self.sets) - NUM_TIMED_SETS)
+
+    @property
+    def input_bytes(self) -> int:
+        return sum(self.tensors[index].nbytes for index in self.sets[0].inputs)
+
+    @property
+    def output_bytes(self) -> int:
+        return sum(self.tensors[index].nbytes for index in self.sets[0].outputs)
+
+
+class CandidateMemory:
+    """What one candidate shares with the judge: inputs, parameters, output slots, in one block."""
+
+    def __init__(self, reference: GpuReference) -> None:
+        self._reference = reference
+        first = reference.sets[0]
+        chosen = [*first.inputs, *reference.state, *first.outputs]
+        likes = [reference.tensors[index] for index in chosen]
+        starts, num_bytes = offsets([_spec(tensor) for tensor in likes])
+        self.block = create_block(num_bytes)
+        memory = self.block.bytes()
+        tensors = [
+            _view(memory, _spec(like), start) for like, start in zip(likes, starts, strict=True)
+        ]
+        num_inputs, num_state = len(first.inputs), len(reference.state)
+        self.inputs = tensors[:num_inputs]
+        self.state = tensors[num_inputs : num_inputs + num_state]
+        self.slots = tensors[num_inputs + num_state :]
+        self.layout = [
+            [_dtype(tensor), list(tensor.shape), start]
+            for tensor, start in zip(tensors, starts, strict=True)
+        ]
+        for target, index in zip(self.state, reference.state, strict=True):
+            target.copy_(reference.tensors[index])
+
+    def load(self, number: int, *, scale: float = 1.0) -> None:
+        """Puts input set `number` in place, floats times `scale`, and NaN into the slots."""
+        for target, index in zip(self.inputs, self._reference.sets[number].inputs, strict=True):
+            source = self._reference.tensors[index]
+            if scale != 1.0 and source.is_floating_point():
+                torch.mul(source, scale, out=target)
+            else:
+                target.copy_(source)
+        for slot in self.slots:
+            slot.view(-1).view(torch.uint8).fill_(0xFF)
+
+    def are_inputs_same(self, number: int) -> bool:
+        """Whether inputs and parameters are as they were loaded."""
+        indices = (*self._reference.sets[number].inputs, *self._reference.state)
+        pairs = zip([*self.inputs, *self.state], indices, strict=True)
+        return all(_same_bytes(ours, self._reference.tensors[index]) for ours, index in pairs)
+
+    def close(self) -> None:
+        self.block.close()
+
+
+class GpuReferences:
+    """What oracles gave, kept. Safe to call from several threads."""
+
+    def __init__(
+        self, spawner: Spawner, *, num_sets: int, timeout_s: float, uid: int | None, is_tf32: bool
+    ) -> None:
+        self._spawner = spawner
+        self._num_sets = num_sets + NUM_TIMED_SETS
+        self._timeout_s = timeout_s
+        self._uid = uid
+        self._is_tf32 = is_tf32
+        self._lock = threading.Lock()
+        self._drawing: dict[str, threading.Lock] = {}
+        self._cache: OrderedDict[str, GpuReference] = OrderedDict()
+        self._memory_bytes = torch.cuda.get_device_properties().total_memory
+
+    def hold(self, problem: Problem) -> GpuReference:
+        """A draw that stays until `let_go`. Raises ReferenceFailed, or ZygoteGone."""
+        text = f"{problem.entry_point}\0{problem.precision}\0{problem.source}"
+        key = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+        with self._lock:
+            drawing = self._drawing.setdefault(key, threading.Lock())
+        with drawing:  # two candidates of one problem wait for one oracle; two problems do not
+            with self._lock:
+                cached = self._cache.get(key)
+                if cached is not None and cached.num_uses < MAX_USES:
+                    return self._held(key, cached)
+                self._retire(key)
+            drawn = self._draw(problem)
+            with self._lock:
+                self._cache[key] = drawn
+                return self._held(key, drawn)
+
+    def let_go(self, reference: GpuReference) -> None:
+        with self._lock:
+            reference.num_holders -= 1
+            self._free_unheld(reference)
+
+    def _held(self, key: str, reference: GpuReference) -> GpuReference:
+        reference.num_uses += 1
+        reference.num_holders += 1
+        self._cache.move_to_end(key)
+        limit = CACHE_SHARE * self._memory_bytes
+        while len(self._cache) > 1 and (
+            len(self._cache) > MAX_PROBLEMS
+            or sum(one.block.num_bytes for one in self._cache.values()) > limit
+        ):
+            self._retire(next(iter(self._cache)))
+        return reference
+
+    def _retire(self, key: str) -> None:
+        reference = self._cache.pop(key, None)
+        if reference is not None:
+            reference.is_retired = True
+            self._free_unheld(reference)
+
+    def _free_unheld(self, reference: GpuReference) -> None:
+        if reference.is_retired and reference.num_holders == 0:
+            reference.tensors.clear()
+            reference.block.close()
+
+    def _draw(self, problem: Problem) -> GpuReference:
+        oracle = self._spawner.spawn(role="oracle", uid=self._uid)
+        try:
+            return self._ask(oracle, problem)
+        except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError) as error:
+            raise _failed(problem, f"ended its oracle: {type(error).__name__}: {error}") from error
+        except (LayoutError, GpuMemoryError) as error:
+            raise _failed(problem, f"cannot be used: {type(error).__name__}: {error}") from error
+        finally:
+            self._spawner.end(oracle)
+
+    def _ask(self, oracle: SandboxedChild, problem: Problem) -> GpuReference:
+        body = {
+            "source": problem.source,
+            "entry_point": problem.entry_point,
+            "precision": problem.precision,
+            "num_sets": self._num_sets,
+            "device": "cuda",
+            "tf32": self._is_tf32,
+            "max_bytes": int(DRAW_SHARE * self._memory_bytes),
+        }
+        deadline = time.monotonic() + self._timeout_s
+        frames.send(oracle.sock, Kind.PROBLEM, body)
+        answer = frames.receive(oracle.sock, deadline=deadline, expected=(Kind.LAYOUT, Kind.FAILED))
+        if answer.kind is Kind.FAILED:
+            cause = f"{answer.body.get('type')}: {answer.body.get('message')}"
+            raise _failed(problem, f"fails: {cause}")
+        specs = parse_specs(answer.body.get("tensors"))
+        starts, num_bytes = offsets(specs)
+        block = create_block(num_bytes)
+        try:
+            fill = {"block_bytes": block.num_bytes}
+            frames.send(oracle.sock, Kind.FILL, fill, fds=(block.fd,))
+            frames.receive(oracle.sock, deadline=deadline, expected=(Kind.DONE,))
+            memory = block.bytes()
+            tensors = [_view(memory, spec, at) for spec, at in zip(specs, starts, strict=True)]
+            return _arrange(answer.body, tensors, block=block, precision=problem.precision)
+        except BaseException as error:
+            block.close()
+            if isinstance(error, KeyError | TypeError | ValueError | IndexError | RecursionError):
+                raise LayoutError(f"{type(error).__name__}: {error}") from error
+            raise
+
+
+def _arrange(
+    layout: dict[str, Any], tensors: list[torch.Tensor], *, block: Block, precision: str
+) -> GpuReference:
+    """Checks an oracle's layout. Raises LayoutError, or what a malformed one leads to."""
+    sets, trees = [], []
+    for one in layout["sets"]:
+        found: list[int] = []
+        trees.append(_tree(one["inputs"], found, count=len(tensors)))
+        outputs, errors = _indices(one["outputs"], tensors), _indices(one["errors"], tensors)
+        if len(outputs) != len(errors):
+            raise LayoutError("outputs without errors")
+        sets.append(Set(inputs=tuple(found), outputs=outputs, errors=errors))
+    if not sets:
+        raise LayoutError("no input set")
+    shapes = [[_spec(tensors[index]) for index in (*one.inputs, *one.outputs)] for one in sets]
+    if any(tree != trees[0] for tree in trees) or any(one != shapes[0] for one in shapes):
+        raise LayoutError("get_inputs gives other shapes or arguments from call to call")
+    names = [(str(name), index) for name, index in layout["state"]]
+    state = _indices([index for _, index in names], tensors)
+    num_inputs = len(sets[0].inputs)
+    init: list[int] = []
+    init_tree = _tree(layout["init"], init, count=len(tensors))
+    if init:
+        raise LayoutError("tensors among get_init_inputs are not supported on a GPU")
+    request = {
+        "init": init_tree,
+        "state": [[name, num_inputs + number] for number, (name, _) in enumerate(names)],
+        "sets": [trees[0]] * len(sets),
+        "slots": [num_inputs + len(state) + i for i in range(len(sets[0].outputs))],
+    }
+    return GpuReference(
+        request=request, precision=precision, block=block, tensors=tensors, sets=sets, state=state
+    )
+
+
+def _tree(tree: Any, found: list[int], *, count: int) -> Tree:
+    """The same tree with tensors numbered as they come; their indices go to `found`."""
+    kind, value = tree
+    if kind == "tensor":
+        if type(value) is not int or not 0 <= value < count:
+            raise LayoutError(f"no tensor {str(value)[:40]}")
+        found.append(value)
+        return ["tensor", len(found) - 1]
+    if kind in ("list", "tuple"):
+        return [kind, [_tree(item, found, count=count) for item in value]]
+    if kind == "dict":
+        return [kind, [[str(key), _tree(item, found, count=count)] for key, item in value]]
+    if kind in ("value", "dtype"):
+        return [kind, value]
+    raise LayoutError(f"unknown kind of argument {str(kind)[:40]}")
+
+
+def _indices(value: Any, tensors: list[torch.Tensor]) -> tuple[int, ...]:
+    if not all(type(index) is int and 0 <= index < len(tensors) for index in value):
+        raise LayoutError(f"no tensors {str(value)[:80]}")
+    return tuple(value)
+
+
+def _failed(problem: Problem, words: str) -> ReferenceFailed:
+    return ReferenceFailed(clean(without_paths(f"the reference of {problem.problem_id} {words}")))
+
+
+def _view(memory: torch.Tensor, spec: TensorSpec, start: int) -> torch.Tensor:
+    kind = getattr(torch, spec.dtype)
+    return memory[start : start + spec.num_bytes].view(kind).view(spec.shape)
+
+
+def _spec(tensor: torch.Tensor) -> TensorSpec:
+    return TensorSpec(_dtype(tensor), tuple(tensor.shape))
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:
+    wide = torch.int64 if a.nbytes % 8 == 0 else torch.uint8  # torch.equal makes a bool a number
+    return torch.equal(a.reshape(-1).view(wide), b.reshape(-1).view(wide))
