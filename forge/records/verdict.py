@@ -56,7 +56,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeOptions:
-    """What a request asks for beyond correctness. Without effect on a CPU: nothing is timed there."""
+    """What a request asks for beyond correctness. Without effect on a CPU."""
 
     timing: bool = True
     """Time it, if it is correct."""

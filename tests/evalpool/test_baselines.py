@@ -1,0 +1,28 @@
+"""Kept baselines: found again, by two at once, and not used on a card that has changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from forge.evalpool.judge.baselines import Baseline, Baselines
+from forge.evalpool.judge.clock import Calls
+
+ONE = Baseline(
+    calls=Calls(event_us=(1.5, 2.0), wall_us=(150.0, 151.0)), dry_us=(148.0,), probe_us=100.0
+)
+
+
+def test_a_baseline_is_found_by_another_judge(tmp_path: Path) -> None:
+    path = tmp_path / "forge" / "baselines.db"
+    first, second = Baselines(path), Baselines(path)
+    assert second.get("a") is None
+    first.put("a", ONE)
+    assert second.get("a") == ONE
+    second.put("a", Baseline(calls=ONE.calls, dry_us=(1.0,), probe_us=2.0))
+    assert first.get("a") != ONE
+
+
+def test_a_card_that_runs_slower_than_then_is_another_card() -> None:
+    assert ONE.is_current(102.0)
+    assert not ONE.is_current(104.0)
+    assert not ONE.is_current(90.0)
