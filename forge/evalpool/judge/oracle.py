@@ -19,9 +19,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.modules.batchnorm import _NormBase
 
-from forge.evalpool.judge import compare, frames
+from forge.evalpool.judge import compare, frames, initial, witness
 from forge.evalpool.judge.frames import Kind
+from forge.evalpool.judge.opcount import OpCounter
 from forge.evalpool.judge.shm import TensorSpec, offsets
 
 if TYPE_CHECKING:
@@ -75,8 +77,22 @@ class Terms:
 class InputSet:
     inputs: list[Any]
     outputs: list[torch.Tensor]
+    """What the reference returns, then the inputs that it changes, as it leaves them."""
     errors: list[torch.Tensor]
     variant: str
+    changed: list[int]
+    """Which those inputs are, by position among the tensors of the inputs."""
+    form: str
+    """`tensor`, or `list` for several outputs."""
+
+    @property
+    def num_returned(self) -> int:
+        return len(self.outputs) - len(self.changed)
+
+    def changes(self) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
+        """(input, as the reference leaves it, eager's error) of each input that it changes."""
+        count = self.num_returned
+        return list(zip(self.changed, self.outputs[count:], self.errors[count:], strict=True))
 
     def num_bytes(self) -> int:
         tensors = [one for one in self.inputs if isinstance(one, torch.Tensor)]
@@ -143,25 +159,68 @@ def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor
         exec(compile(request["source"], "problem.py", "exec"), module.__dict__)
         torch.manual_seed(int.from_bytes(os.urandom(8)) >> 1)
         init = _placed(list(module.get_init_inputs()), terms)
-        model = getattr(module, request["entry_point"])(*init).to(terms.device)
+        made: list[torch.Tensor] = []
+        with initial.parameters_made(made.append):
+            model = getattr(module, request["entry_point"])(*init).to(terms.device)
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        order = [names[id(parameter)] for parameter in made if id(parameter) in names]
         _perturb(model)
         _cast(model, terms.precision)
         state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         sets = _make_sets(module, model, num_sets=request["num_sets"], terms=terms)
-    return _describe(init, state=state, sets=sets)
+        facts = {
+            "order": order,
+            "work": _count_work(model, sets[0].inputs),
+            "form": sets[0].form,
+        }
+    layout, tensors = _describe(init, state=state, sets=sets)
+    return {**layout, **facts}, tensors
 
 
 def _make_sets(module: Any, model: Any, *, num_sets: int, terms: Terms) -> list[InputSet]:
     variants = list(VARIANTS)
     sets: list[InputSet] = []
     num_bytes = 0
+    search = witness.Search(
+        lambda inputs: _call(model, inputs).results(),
+        agree=lambda one, other: _agrees(one, other, terms.precision),
+    )
     for number in range(num_sets):
         made = _make_set(module, model, variant=variants[number % len(variants)], terms=terms)
+        if sets and (planted := search.improve(made.inputs)) is not None:
+            made = _sound(_run(model, planted, variant=made.variant, terms=terms), terms) or made
+        if num_sets > 1:
+            search.note(made.inputs)
         sets.append(made)
         num_bytes += made.num_bytes()
         if len(sets) >= 2 and num_bytes + made.num_bytes() > terms.max_bytes:
             break
     return sets
+
+
+def _agrees(one: list[torch.Tensor], other: list[torch.Tensor], precision: str) -> bool:
+    """Whether the judge would take these outputs for those."""
+    for a, b in zip(one, other, strict=True):
+        if a.shape != b.shape:
+            return False
+        if not a.is_floating_point():
+            if not torch.equal(a, b):
+                return False
+        elif a.numel():
+            allowed = compare.tolerance(_dtype(a), precision) * (
+                a.float().square().mean().sqrt() + a.float().abs()
+            )
+            if bool(((a.float() - b.float()).abs() > allowed).any()):
+                return False
+    return True
+
+
+def _count_work(model: Any, inputs: list[Any]) -> dict[str, int]:
+    """What torch does in one call, by operation."""
+    model, inputs = copy.deepcopy(model), copy.deepcopy(inputs)
+    with OpCounter() as counter:
+        model(*inputs)
+    return counter.work
 
 
 def _placed(value: Any, terms: Terms) -> Any:
@@ -184,8 +243,12 @@ def _describe(
             {
                 "variant": one.variant,
                 "inputs": describer.tree(one.inputs),
-                "outputs": [describer.add(tensor) for tensor in one.outputs],
-                "errors": [describer.add(tensor) for tensor in one.errors],
+                "outputs": [describer.add(tensor) for tensor in one.outputs[: one.num_returned]],
+                "errors": [describer.add(tensor) for tensor in one.errors[: one.num_returned]],
+                "changed": [
+                    [number, describer.add(output), describer.add(error)]
+                    for number, output, error in one.changes()
+                ],
             }
             for one in sets
         ],
@@ -197,17 +260,29 @@ def _describe(
 def _make_set(module: Any, model: Any, *, variant: str, terms: Terms) -> InputSet:
     """Inputs of one distribution; of the given one where the reference does not bear the other."""
     given = [_cast(_placed(value, terms), terms.precision) for value in module.get_inputs()]
-    limit = MAX_TF32_ERROR if terms.is_tf32 and terms.device != "cpu" else MAX_OWN_ERROR
+    limit = _max_own_error(terms)
     if variant != "given":
         changed = [_vary(value, variant) for value in given]
-        made = _run(model, changed, variant=variant, terms=terms)
-        if _is_finite(made) and _own_error(made, terms.precision) <= limit / MAX_OWN_ERROR:
-            return _without_negligible(made, terms)
+        made = _sound(_run(model, changed, variant=variant, terms=terms), terms)
+        if made is not None:
+            return made
     made = _run(model, given, variant="given", terms=terms)
     _require_same(model, made, terms)
     if (error := _own_error(made, terms.precision)) > limit:
         raise Unjudgeable(f"ill-conditioned: eager itself is {error:.0f} tolerances from float64")
     return _without_negligible(made, terms)
+
+
+def _max_own_error(terms: Terms) -> float:
+    return MAX_TF32_ERROR if terms.is_tf32 and terms.device != "cpu" else MAX_OWN_ERROR
+
+
+def _sound(made: InputSet, terms: Terms) -> InputSet | None:
+    """A set that need not be as the problem gives it, if the reference bears it."""
+    limit = _max_own_error(terms) / MAX_OWN_ERROR
+    if _is_finite(made) and _own_error(made, terms.precision) <= limit:
+        return _without_negligible(made, terms)
+    return None
 
 
 def _without_negligible(made: InputSet, terms: Terms) -> InputSet:
@@ -222,37 +297,84 @@ def _vary(value: Any, variant: str) -> Any:
     return value
 
 
+@dataclass(slots=True, kw_only=True)
+class Called:
+    """One call of the reference, on copies: it may work in place."""
+
+    outputs: list[torch.Tensor]
+    before: list[torch.Tensor]
+    after: list[torch.Tensor]
+    """The tensors among the inputs."""
+    form: str
+
+    def changed(self) -> list[int]:
+        pairs = enumerate(zip(self.before, self.after, strict=True))
+        return [number for number, (old, new) in pairs if not _is_equal(old, new)]
+
+    def results(self, changed: list[int] | None = None) -> list[torch.Tensor]:
+        """The outputs, then the inputs that were changed."""
+        numbers = self.changed() if changed is None else changed
+        return [*self.outputs, *(self.after[number] for number in numbers)]
+
+
+def _call(model: Any, inputs: list[Any]) -> Called:
+    given = copy.deepcopy(inputs)
+    result = copy.deepcopy(model)(*given)
+    return Called(
+        outputs=_flatten(result),
+        before=_leaves(inputs),
+        after=_leaves(given),
+        form="tensor" if isinstance(result, torch.Tensor) else "list",
+    )
+
+
 def _run(model: Any, inputs: list[Any], *, variant: str, terms: Terms) -> InputSet:
-    """Eager outputs (on copies: a reference may work in place) and their error against float64."""
-    outputs = _flatten(copy.deepcopy(model)(*copy.deepcopy(inputs)))
-    exact = _run_exact(model, inputs)
+    """Eager outputs and their error against float64."""
+    called = _call(model, inputs)
+    changed = called.changed()
+    outputs, form = called.results(changed), called.form
+    del called  # at full size inputs are gigabytes
+    if not outputs:
+        raise Unjudgeable("the reference returns nothing and changes no input")
+    exact = _run_exact(model, inputs, changed=changed)
     errors = [_error(output, exact, number) for number, output in enumerate(outputs)]
     del exact
-    if terms.device != "cpu" and terms.is_tf32 and _uses_tf32(model, inputs, outputs):
+    if terms.device != "cpu" and terms.is_tf32 and _uses_tf32(model, inputs, outputs, changed):
         # Another kernel loses as much, but elsewhere: what counts is the size of the loss.
         errors = [error.amax().expand_as(error) if error.numel() else error for error in errors]
-    return InputSet(inputs=inputs, outputs=outputs, errors=errors, variant=variant)
+    return InputSet(
+        inputs=inputs,
+        outputs=outputs,
+        errors=errors,
+        variant=variant,
+        changed=changed,
+        form=form,
+    )
 
 
-def _uses_tf32(model: Any, inputs: list[Any], outputs: list[torch.Tensor]) -> bool:
+def _uses_tf32(
+    model: Any, inputs: list[Any], outputs: list[torch.Tensor], changed: list[int]
+) -> bool:
     """Whether the reference has matrix products that TF32 changes."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    plain = _flatten(copy.deepcopy(model)(*copy.deepcopy(inputs)))
+    plain = _call(model, inputs).results(changed)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     pairs = zip(plain, outputs, strict=True)
     return any(not torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
 
 
-def _run_exact(model: Any, inputs: list[Any]) -> list[torch.Tensor] | None:
+def _run_exact(model: Any, inputs: list[Any], *, changed: list[int]) -> list[torch.Tensor] | None:
     try:
         doubled = [_to_double(value) for value in copy.deepcopy(inputs)]
-        return _flatten(copy.deepcopy(model).double()(*doubled))
+        return _call(copy.deepcopy(model).double(), doubled).results(changed)
     except Exception:  # a reference may insist on its dtype: then nothing is added to the tolerance
         return None  # the same where the GPU has no room for it
 
 
 def _error(output: torch.Tensor, exact: list[torch.Tensor] | None, number: int) -> torch.Tensor:
-    if exact is None or not output.is_floating_point() or exact[number].shape != output.shape:
+    if exact is None or number >= len(exact) or not output.is_floating_point():
+        return torch.zeros(0, dtype=torch.float32)
+    if exact[number].shape != output.shape:
         return torch.zeros(0, dtype=torch.float32)
     error = (output.double() - exact[number].double()).abs()
     return torch.nan_to_num(error, nan=0.0, posinf=0.0, neginf=0.0).float()
@@ -261,8 +383,10 @@ def _error(output: torch.Tensor, exact: list[torch.Tensor] | None, number: int) 
 def _require_same(model: Any, made: InputSet, terms: Terms) -> None:
     """Raises Unjudgeable where a second run gives other outputs: dropout, random numbers. On a GPU
     the order of atomic additions may differ: there it must agree within the tolerance."""
-    again = _flatten(copy.deepcopy(model)(*copy.deepcopy(made.inputs)))
+    again = _call(model, made.inputs).results(made.changed)
     for first, second in zip(made.outputs, again, strict=True):
+        if first.is_floating_point() and first.numel() and not bool(torch.isfinite(first).any()):
+            raise Unjudgeable("no value of the reference is finite: any answer would do")
         a, b = first.nan_to_num(), second.nan_to_num()
         if torch.equal(a, b):
             continue
@@ -289,11 +413,17 @@ def _own_error(made: InputSet, precision: str) -> float:
 
 
 def _perturb(model: Any) -> None:
-    """Moves floating parameters off their defaults, so that a constant cannot stand for them."""
+    """Moves floating parameters and running statistics off their defaults, so that a constant
+    cannot stand for them."""
     for parameter in model.parameters():
         if parameter.is_floating_point() and parameter.numel():
             scale = PERTURBATION * (parameter.float().square().mean().sqrt() + 0.1)
             parameter.add_(torch.randn_like(parameter) * scale)
+    for module in model.modules():
+        if isinstance(module, _NormBase) and module.running_mean is not None:
+            module.running_mean.add_(torch.randn_like(module.running_mean) * PERTURBATION)
+            assert module.running_var is not None
+            module.running_var.mul_((torch.randn_like(module.running_var) * PERTURBATION).exp())
 
 
 def _cast(value: Any, precision: str) -> Any:
@@ -313,7 +443,25 @@ def _to_double(value: Any) -> Any:
     )
 
 
+def _leaves(value: Any) -> list[torch.Tensor]:
+    """Its tensors, in the order of `Describer.tree`."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    items = value.values() if isinstance(value, dict) else value
+    return [leaf for item in items for leaf in _leaves(item)] if _has_items(value) else []
+
+
+def _has_items(value: Any) -> bool:
+    return isinstance(value, list | tuple | dict)
+
+
+def _is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(one, other) or torch.equal(one.nan_to_num(), other.nan_to_num())
+
+
 def _flatten(result: Any) -> list[torch.Tensor]:
+    if result is None:
+        return []
     if isinstance(result, torch.Tensor):
         return [result]
     if isinstance(result, list | tuple):
