@@ -1,0 +1,96 @@
+"""What torch itself does in a forward call, by operation: bytes that it moves plus FLOPs.
+
+Used by the runner on the candidate and by the oracle on the reference, below autograd, where every
+way to call an operation looks the same. Imports nothing of forge. Views, allocations and fills cost
+nothing: they read no data. Nor does a copy onto itself, which is how Triton's interpreter returns
+its arguments. FLOPs are counted for matrix products, convolutions and attention; whatever else
+torch computes is bound by its bytes.
+
+Not covered: a candidate that leaves the mode or computes elsewhere than in torch. It is evidence.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FREE = {
+    *("zeros", "ones", "full", "arange", "eye", "linspace", "scalar_tensor", "fill", "fill_"),
+    *("zero_", "set_", "resize_", "lift_fresh", "detach", "_unsafe_view", "_reshape_alias"),
+}
+PRODUCTS = ("mm", "mv", "dot", "linear", "matmul", "bilinear")
+"""Ends of the names: `addmm`, `baddbmm`, `_scaled_mm`."""
+
+
+class OpCounter(TorchDispatchMode):
+    """Within: `work` grows by the cost of every operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.work: dict[str, int] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = func._schema.name.rpartition("::")[2]
+        if not func.is_view and not _is_free(name):
+            given = [*_tensors(args), *_tensors(tuple((kwargs or {}).values()))]
+            if name != "copy_" or not _is_same(*given[:2]):
+                made = list(_tensors((out,)))
+                cost = sum(map(_num_bytes, [*given, *made])) + _flops(name, given, made)
+                self.work[name] = self.work.get(name, 0) + cost
+        return out
+
+
+def _is_free(name: str) -> bool:
+    return name in FREE or name.startswith(("empty", "new_")) or name.endswith("_like")
+
+
+def _flops(name: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> int:
+    """Two a multiplication and addition."""
+    if not made or len(given) < 2:
+        return 0
+    if name.rstrip("_").endswith(PRODUCTS):
+        left = given[1] if name.startswith(("add", "badd")) else given[0]
+        return 2 * made[0].numel() * (left.shape[-1] if left.ndim else 1)
+    if "conv" in name:
+        data, weight = given[0], given[1]
+        # The larger side: a transposed convolution multiplies each of its inputs.
+        return 2 * max(data.numel(), made[0].numel()) * (weight.numel() // max(1, weight.shape[0]))
+    if "attention" in name and len(given) > 2:
+        query, key, value = given[:3]
+        return 2 * query[..., 0].numel() * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+    return 0
+
+
+def _num_bytes(tensor: torch.Tensor) -> int:
+    """What must be read: an expanded tensor is as large as its storage."""
+    num_bytes = tensor.numel() * tensor.element_size()
+    if tensor.layout is torch.strided and tensor.device.type != "meta":
+        return min(num_bytes, tensor.untyped_storage().nbytes())
+    return num_bytes
+
+
+def _is_same(target: torch.Tensor, source: torch.Tensor | None = None) -> bool:
+    return (
+        source is not None
+        and target.layout is source.layout is torch.strided
+        and target.data_ptr() == source.data_ptr()
+        and target.shape == source.shape
+        and target.dtype == source.dtype
+        and target.device == source.device
+    )
+
+
+def _tensors(values: tuple[Any, ...] | list[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
