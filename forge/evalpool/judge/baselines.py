@@ -1,4 +1,4 @@
-"""Measured baselines, kept between judgements, judges and runs: `$XDG_CACHE_HOME/forge/baselines.db`.
+"""Measured baselines, kept between judgements and runs in `$XDG_CACHE_HOME/forge/baselines.db`.
 
 Called by `gpu_trial.py` under the card's exclusive lease. A baseline is kept by everything that it
 depends on (problem, precision, TF32, card, driver, harness) and with the time of a fixed piece of

@@ -1,8 +1,8 @@
 """From raw times to a speed-up: two clocks, their resolution, an interval. Pure; numpy only.
 
 Called by `gpu_trial.py`. A candidate's own events are a claim. The judge's wall clock, less what
-the same frames, flush and copies cost without a forward (the dry wall, measured in the
-baseline's process, where no candidate has been), bounds it from outside (design, section 6, row 12):
+the same frames, flush and copies cost without a forward (the dry wall, measured in the process of
+the baseline, where no candidate has been), bounds it from outside (design, section 6, row 12):
 
     candidate_us = max(event, wall - dry - resolution)
 
