@@ -34,6 +34,11 @@ class OpCounter(TorchDispatchMode):
         super().__init__()
         self.work: dict[str, int] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Else torch wraps the method below, and its first call imports the compiler (0.9 s)."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
