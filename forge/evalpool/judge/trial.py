@@ -171,7 +171,7 @@ class Trials:
             memory[:] = reference.image
             with phases.timed("sandbox"):
                 child = self._spawner.spawn(role="runner", uid=uid)
-            run = _Run(
+            run = CpuRun(
                 code=code,
                 reference=reference,
                 memory=memory,
@@ -188,12 +188,10 @@ class Trials:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Run:
-    """One runner from its first frame to its end."""
+class Run:
+    """One runner from its first frame to its end; where its memory lies is the subclass's part."""
 
     code: str
-    reference: Reference
-    memory: mmap.mmap
     spawner: Spawner
     child: SandboxedChild
     phases: Phases
@@ -208,35 +206,6 @@ class _Run:
             return 0
         self.is_ended = True
         return self.spawner.end(self.child)
-
-    def check(self, entry_point: str, *, fd: int) -> Finding:
-        body = {
-            **self.reference.request,
-            "code": self.code,
-            "entry_point": entry_point,
-            "depth": self.table.compile,
-        }
-        with self.phases.timed("compile"):
-            limit_s = self.table.compile_timeout_s
-            done = self._ask(
-                Kind.CANDIDATE, body, fds=(fd,), phase="compile", left_s=limit_s, limit_s=limit_s
-            )
-        self.num_launches = _count(done.body.get("num_launches"))
-        deadline = time.monotonic() + self.table.correct_timeout_s
-        with self.phases.timed("correct"):
-            self._compare(done.body, call=0)
-            for number in range(1, len(self.reference.expected)):
-                self._compare(self._call(number, deadline=deadline), call=number)
-        with self.phases.timed("evidence"):
-            self._require_work(deadline=deadline)
-        return self._finding(Status.CORRECT, "ok")
-
-    def _call(self, number: int, *, deadline: float, is_ghost: bool = False) -> dict[str, Any]:
-        slots = self.reference.slots[-1 if is_ghost else number]
-        body = {"set": number, "slots": list(slots), "ghost": is_ghost}
-        left_s = max(0.05, deadline - time.monotonic())
-        limit_s = self.table.correct_timeout_s
-        return self._ask(Kind.CALL, body, phase="correct", left_s=left_s, limit_s=limit_s).body
 
     def _ask(
         self,
@@ -271,57 +240,6 @@ class _Run:
         if answer.kind is Kind.FAILED:
             raise Decided(self._failed(answer.body))
         return answer
-
-    def _compare(self, done: dict[str, Any], *, call: int) -> None:
-        """Raises Decided unless call `call` left the right outputs and nothing else."""
-        expected, slots = self.reference.expected[call], self.reference.slots[call]
-        data = self.memory[:]  # a private copy: the runner still runs
-        outputs = [self.reference.read(data, slot) for slot in slots]
-        pairs = list(zip(expected, outputs, strict=True))
-        is_written = not pairs or not all(is_unwritten(one, output) for one, output in pairs)
-        if call == 0:
-            self.is_compiled = is_written and self.num_launches > 0
-        form = _form_mismatch(done.get("outputs"), self.reference, slots)
-        if form is not None:
-            raise Decided(self._finding(Status.WRONG, "shape", form))
-        if self.num_launches == 0:
-            detail = "forward launches no kernel of its own"
-            raise Decided(self._finding(Status.REJECTED, "no_kernel_launch", detail))
-        if not is_written:
-            detail = "the output is all NaN: nothing was written to it, or every value is 0/0"
-            raise Decided(self._finding(Status.WRONG, "output_not_written", detail))
-        for number, (one, output) in enumerate(pairs):
-            name = "output" if len(expected) == 1 else f"output {number}"
-            found = mismatch(one, output, name=name)
-            if found is not None and self.reference.request["state"] and done.get("has_derived"):
-                detail = f"{found}\n{DERIVED_WORDS}"
-                raise Decided(self._finding(Status.WRONG, "params_cached_in_init", detail))
-            if found is not None:
-                raise Decided(self._finding(Status.WRONG, "mismatch", found))
-        end = self.reference.inputs_end
-        if data[:end] != self.reference.image[:end]:
-            detail = "forward changes its inputs; write to a new tensor"
-            raise Decided(self._finding(Status.WRONG, "inputs_modified", detail))
-
-    def _require_work(self, *, deadline: float) -> None:
-        """Ghost replay: with launches doing nothing, the answer must not stay right.
-
-        Any failure says that it does not: a loop may wait for ever for what a kernel computes.
-        """
-        try:
-            self._call(0, deadline=deadline, is_ghost=True)
-        except Decided as decided:
-            if decided.finding.reason == "forged_frame":
-                raise
-            return
-        data = self.memory[:]
-        slots = self.reference.slots[-1]
-        outputs = [self.reference.read(data, slot) for slot in slots]
-        pairs = zip(self.reference.expected[0], outputs, strict=True)
-        if all(mismatch(one, output) is None for one, output in pairs):
-            detail = "the output does not depend on the kernel: it is computed elsewhere"
-            self.is_compiled = False  # it launched, but wrote nothing that counts
-            raise Decided(self._finding(Status.REJECTED, "decoy_kernel", detail))
 
     def _failed(self, body: dict[str, Any]) -> Finding:
         """A FAILED frame in the judge's words. Its content is the candidate's: only quoted."""
@@ -363,23 +281,114 @@ class _Run:
         )
 
 
-def _form_mismatch(outputs: Any, reference: Reference, slots: tuple[int, ...]) -> str | None:
-    """What the runner says came out against what must; its lie would leave a slot unwritten."""
+@dataclass(slots=True, kw_only=True)
+class CpuRun(Run):
+    """One runner whose tensors lie in a memfd, all input sets beside each other."""
+
+    reference: Reference
+    memory: mmap.mmap
+
+    def check(self, entry_point: str, *, fd: int) -> Finding:
+        body = {
+            **self.reference.request,
+            "code": self.code,
+            "entry_point": entry_point,
+            "depth": self.table.compile,
+        }
+        with self.phases.timed("compile"):
+            limit_s = self.table.compile_timeout_s
+            done = self._ask(
+                Kind.CANDIDATE, body, fds=(fd,), phase="compile", left_s=limit_s, limit_s=limit_s
+            )
+        self.num_launches = count(done.body.get("num_launches"))
+        deadline = time.monotonic() + self.table.correct_timeout_s
+        with self.phases.timed("correct"):
+            self._compare(done.body, call=0)
+            for number in range(1, len(self.reference.expected)):
+                self._compare(self._call(number, deadline=deadline), call=number)
+        with self.phases.timed("evidence"):
+            self._require_work(deadline=deadline)
+        return self._finding(Status.CORRECT, "ok")
+
+    def _call(self, number: int, *, deadline: float, is_ghost: bool = False) -> dict[str, Any]:
+        slots = self.reference.slots[-1 if is_ghost else number]
+        body = {"set": number, "slots": list(slots), "ghost": is_ghost}
+        left_s = max(0.05, deadline - time.monotonic())
+        limit_s = self.table.correct_timeout_s
+        return self._ask(Kind.CALL, body, phase="correct", left_s=left_s, limit_s=limit_s).body
+
+    def _compare(self, done: dict[str, Any], *, call: int) -> None:
+        """Raises Decided unless call `call` left the right outputs and nothing else."""
+        expected, slots = self.reference.expected[call], self.reference.slots[call]
+        data = self.memory[:]  # a private copy: the runner still runs
+        outputs = [self.reference.read(data, slot) for slot in slots]
+        pairs = list(zip(expected, outputs, strict=True))
+        is_written = not pairs or not all(is_unwritten(one, output) for one, output in pairs)
+        if call == 0:
+            self.is_compiled = is_written and self.num_launches > 0
+        forms = [
+            (spec.dtype, list(spec.shape)) for spec in map(self.reference.specs.__getitem__, slots)
+        ]
+        form = form_mismatch(done.get("outputs"), forms)
+        if form is not None:
+            raise Decided(self._finding(Status.WRONG, "shape", form))
+        if self.num_launches == 0:
+            detail = "forward launches no kernel of its own"
+            raise Decided(self._finding(Status.REJECTED, "no_kernel_launch", detail))
+        if not is_written:
+            detail = "the output is all NaN: nothing was written to it, or every value is 0/0"
+            raise Decided(self._finding(Status.WRONG, "output_not_written", detail))
+        for number, (one, output) in enumerate(pairs):
+            name = "output" if len(expected) == 1 else f"output {number}"
+            found = mismatch(one, output, name=name)
+            if found is not None and self.reference.request["state"] and done.get("has_derived"):
+                detail = f"{found}\n{DERIVED_WORDS}"
+                raise Decided(self._finding(Status.WRONG, "params_cached_in_init", detail))
+            if found is not None:
+                raise Decided(self._finding(Status.WRONG, "mismatch", found))
+        end = self.reference.inputs_end
+        if data[:end] != self.reference.image[:end]:
+            detail = "forward changes its inputs; write to a new tensor"
+            raise Decided(self._finding(Status.WRONG, "inputs_modified", detail))
+
+    def _require_work(self, *, deadline: float) -> None:
+        """Ghost replay: with launches doing nothing, the answer must not stay right.
+
+        Any failure says that it does not: a loop may wait for ever for what a kernel computes.
+        """
+        try:
+            self._call(0, deadline=deadline, is_ghost=True)
+        except Decided as decided:
+            if decided.finding.reason == "forged_frame":
+                raise
+            return
+        data = self.memory[:]
+        slots = self.reference.slots[-1]
+        outputs = [self.reference.read(data, slot) for slot in slots]
+        pairs = zip(self.reference.expected[0], outputs, strict=True)
+        if all(mismatch(one, output) is None for one, output in pairs):
+            detail = "the output does not depend on the kernel: it is computed elsewhere"
+            self.is_compiled = False  # it launched, but wrote nothing that counts
+            raise Decided(self._finding(Status.REJECTED, "decoy_kernel", detail))
+
+
+def form_mismatch(outputs: Any, forms: list[tuple[str, list[int]]]) -> str | None:
+    """What the runner says came out against the (dtype, shape) that must; its lie would leave a
+    slot unwritten."""
     if not isinstance(outputs, list):
         return "forward returned nothing that can be read"
-    if len(outputs) != len(slots):
-        return f"forward returned {len(outputs)} outputs, expected {len(slots)}"
-    for output, slot in zip(outputs, slots, strict=True):
-        spec = reference.specs[slot]
-        kind, dtype, shape = (
+    if len(outputs) != len(forms):
+        return f"forward returned {len(outputs)} outputs, expected {len(forms)}"
+    for output, (dtype, shape) in zip(outputs, forms, strict=True):
+        kind, got_dtype, got_shape = (
             output if isinstance(output, list) and len(output) == 3 else ("?", "", [])
         )
         if kind not in ("Tensor", "Parameter"):
             return f"forward returned {str(kind)[:40]}, expected a tensor"
-        if shape != list(spec.shape):
-            return f"output shape is {str(shape)[:80]}, expected {list(spec.shape)}"
-        if dtype != spec.dtype:
-            return f"output dtype is {str(dtype)[:40]}, expected {spec.dtype}"
+        if got_shape != shape:
+            return f"output shape is {str(got_shape)[:80]}, expected {shape}"
+        if got_dtype != dtype:
+            return f"output dtype is {str(got_dtype)[:40]}, expected {dtype}"
     return None
 
 
@@ -389,5 +398,6 @@ def _asks_for_gpu(text: str, source: str, kind: object) -> bool:
     return kind == "AssertionError" and any(mark in source for mark in NO_GPU_LINES)
 
 
-def _count(value: object) -> int:
+def count(value: object) -> int:
+    """A number as a runner sent it; 0 for what is none."""
     return value if type(value) is int and 0 <= value < 1 << 31 else 0
