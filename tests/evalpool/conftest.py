@@ -18,7 +18,7 @@ from forge.evalpool.judge.references import References
 from forge.evalpool.judge.sandbox import Isolation
 from forge.evalpool.judge.shm import shared_memory
 from forge.evalpool.judge.spawner import Spawner
-from forge.evalpool.judge.trial import Stamp, Trials
+from forge.evalpool.judge.trial import CpuTrials, Stamp, Trials
 from forge.records.problem import Problem, Split
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Bench:
     def judge(self, code: str, *, problem: str = RELU, table: JudgeTable | None = None) -> Verdict:
         trials = self.trials
         if table is not None:
-            trials = Trials(
+            trials = CpuTrials(
                 table=table,
                 spawner=self.spawner,
                 references=self.references,
@@ -139,7 +139,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     spawner.wait_ready()
     references = References(spawner, num_sets=2, timeout_s=20, uid=oracle_uid(), max_bytes=1 << 30)
     stamp = Stamp(isolation="namespaces", caps="rlimit", harness="test")
-    trials = Trials(table=TABLE, spawner=spawner, references=references, stamp=stamp)
+    trials = CpuTrials(table=TABLE, spawner=spawner, references=references, stamp=stamp)
     yield Bench(spawner, references, trials)
     spawner.close()
 

@@ -18,6 +18,7 @@ import logging
 import os
 import sys
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,7 @@ from forge.evalpool.judge.examiner import Examiners
 from forge.evalpool.judge.references import References
 from forge.evalpool.judge.sandbox import Isolation, advice, read_sysctls
 from forge.evalpool.judge.spawner import Spawner, ZygoteGone
-from forge.evalpool.judge.trial import Stamp, Trials
+from forge.evalpool.judge.trial import CpuTrials, Stamp, Trials
 from forge.process.busy import BusyClock
 from forge.process.lease import hold_lease
 from forge.process.uds import serve
@@ -55,35 +56,66 @@ NUM_UIDS = 4_000
 """Runners of a root judge get a uid from here each; judges start at different places in it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """The card that a judge owns; the environment hides all others from it."""
+
+    uuid: str
+    minor: int | None
+    """Of its node, /dev/nvidia<minor>; None shows candidates every node."""
+
+
 class Judge:
     """What the routes share."""
 
-    def __init__(self, *, table: JudgeTable, folder: Path, concurrency: int = 1) -> None:
+    def __init__(
+        self, *, table: JudgeTable, folder: Path, concurrency: int = 1, gpu: Gpu | None = None
+    ) -> None:
         isolation = Isolation.NONE if table.isolation == "none" else Isolation.NAMESPACES
         self.table = table
         self.isolation = isolation
         self.num_judged = 0
         self.busy = BusyClock()
-        self.spawner = Spawner(isolation=isolation, folder=folder, memory_bytes=table.memory_bytes)
+        self.spawner = Spawner(
+            isolation=isolation,
+            folder=folder,
+            memory_bytes=table.memory_bytes,
+            is_gpu=gpu is not None,
+            gpu_minor=None if gpu is None else gpu.minor,
+        )
+        self._gpu = gpu
         self._uids = _uids(concurrency) if isolation is Isolation.NAMESPACES else []
         self._slots = anyio.Semaphore(concurrency)
         self._restarting = anyio.Lock()
-        self._references: References | None = None
         self._trials: Trials | None = None
 
     async def start(self) -> None:
         """Zygote up, references and trials wired. Raises ZygoteGone."""
         self.spawner.start()
         await anyio.to_thread.run_sync(self.spawner.wait_ready)
-        self._references = References(
+        uid = oracle_uid() if self.isolation is Isolation.NAMESPACES else None
+        self._trials = self._open_trials(uid=uid)
+
+    def _open_trials(self, *, uid: int | None) -> Trials:
+        if self._gpu is not None:
+            from forge.evalpool.judge.gpu_trial import open_gpu_trials
+
+            return open_gpu_trials(
+                self.table,
+                spawner=self.spawner,
+                stamp=self._stamp(),
+                uuid=self._gpu.uuid,
+                oracle_uid=uid,
+            )
+        references = References(
             self.spawner,
             num_sets=self.table.num_inputs,
             timeout_s=self.table.compile_timeout_s + self.table.correct_timeout_s,
-            uid=oracle_uid() if self.isolation is Isolation.NAMESPACES else None,
+            uid=uid,
             max_bytes=self.table.memory_bytes,
         )
-        self._trials = Trials(
-            table=self.table, spawner=self.spawner, references=self._references, stamp=self._stamp()
+        return CpuTrials(
+            table=self.table, spawner=self.spawner, references=references, stamp=self._stamp()
         )
 
     def close(self) -> None:
@@ -192,7 +224,9 @@ def main() -> None:
     socket_path = Path(config["socket_path"])
     folder = socket_path.with_suffix(".root")  # in the run's private directory, removed with it
     concurrency = int(config.get("concurrency", 1))
-    serve(make_app(Judge(table=table, folder=folder, concurrency=concurrency)), socket_path)
+    gpu = Gpu(**config["gpu"]) if config.get("gpu") else None
+    judge = Judge(table=table, folder=folder, concurrency=concurrency, gpu=gpu)
+    serve(make_app(judge), socket_path)
 
 
 def _parse_problem(data: Mapping[str, Any]) -> Problem:

@@ -8,6 +8,7 @@ kills. Promise: every way a candidate can end gives a verdict; what is our fault
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -95,15 +96,12 @@ class Decided(Exception):
         self.finding = finding
 
 
-class Trials:
+class Trials(ABC):
     """Judges candidates one at a time each; holds what they share."""
 
-    def __init__(
-        self, *, table: JudgeTable, spawner: Spawner, references: References, stamp: Stamp
-    ) -> None:
+    def __init__(self, *, table: JudgeTable, spawner: Spawner, stamp: Stamp) -> None:
         self._table = table
         self._spawner = spawner
-        self._references = references
         self.stamp = stamp
 
     def judge(
@@ -165,6 +163,39 @@ class Trials:
         if not screening.is_ok:
             status = Status.COMPILE_ERROR if screening.is_compile_error else Status.REJECTED
             return Finding(status=status, reason=screening.reason, detail=screening.detail)
+        return self._run(problem, code, uid=uid, phases=phases, options=options)
+
+    @abstractmethod
+    def _run(
+        self,
+        problem: Problem,
+        code: str,
+        *,
+        uid: int | None,
+        phases: Phases,
+        options: JudgeOptions,
+    ) -> Finding:
+        """Judges a source that passed the screen. Raises what `judge` makes a verdict of."""
+
+
+class CpuTrials(Trials):
+    """In Triton's interpreter."""
+
+    def __init__(
+        self, *, table: JudgeTable, spawner: Spawner, references: References, stamp: Stamp
+    ) -> None:
+        super().__init__(table=table, spawner=spawner, stamp=stamp)
+        self._references = references
+
+    def _run(
+        self,
+        problem: Problem,
+        code: str,
+        *,
+        uid: int | None,
+        phases: Phases,
+        options: JudgeOptions,
+    ) -> Finding:
         with phases.timed("reference"):
             reference = self._references.get(problem)
         with shared_memory(len(reference.image)) as (fd, memory):
@@ -181,7 +212,7 @@ class Trials:
                 table=self._table,
             )
             try:
-                return run.check(entry_point, fd=fd)
+                return run.check(f"{problem.entry_point}New", fd=fd)
             finally:
                 with phases.timed("end"):
                     run.end()

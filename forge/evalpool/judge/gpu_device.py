@@ -1,0 +1,72 @@
+"""The card that a judge owns: its name, its peaks, its cache flushed, its speed of the moment.
+
+Called by `app.py` and `gpu_trial.py`, in the judge's own context.
+"""
+
+from __future__ import annotations
+
+import torch
+
+BF16_SIZE = 2048
+PROBE_BYTES = 256 << 20
+NUM_PROBES = 5
+DOUBLE_RATE = 2
+"""Transfers a clock of GPU memory."""
+
+
+class GpuDevice:
+    """The first visible card: the pool shows a judge no other."""
+
+    def __init__(self, uuid: str) -> None:
+        properties = torch.cuda.get_device_properties()
+        self.name: str = properties.name
+        self.identity = f"{uuid} {self.name} {_driver()}"
+        """By what a measured time is kept."""
+        self.uuid = uuid
+        self._peak_gbps = _peak_gbps(properties)
+        self._flush = torch.empty(_flush_bytes(properties), dtype=torch.uint8, device="cuda")
+        self._probe = torch.empty(PROBE_BYTES, dtype=torch.uint8, device="cuda")
+        self._factor = torch.ones(BF16_SIZE, BF16_SIZE, dtype=torch.bfloat16, device="cuda")
+
+    def flush(self) -> None:
+        """Writes twice the L2 cache and waits for everything that was asked of the card."""
+        self._flush.zero_()
+        torch.cuda.synchronize()
+
+    def probe_us(self) -> float:
+        """Time of a fixed piece of work, memory and arithmetic: tells changed clocks. Median."""
+        times = [self._probe_once() for _ in range(NUM_PROBES + 1)][1:]
+        return sorted(times)[NUM_PROBES // 2]
+
+    def floor_us(self, num_bytes: int) -> float:
+        """What reading so many bytes takes at the memory's peak; 0 where the peak is not known."""
+        return num_bytes / self._peak_gbps / 1e3 if self._peak_gbps else 0.0
+
+    def bandwidth_share(self, gbps: float) -> float | None:
+        """Of the memory's peak; None where it is not known."""
+        return gbps / self._peak_gbps if self._peak_gbps else None
+
+    def _probe_once(self) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        self._probe.zero_()
+        for _ in range(4):
+            torch.mm(self._factor, self._factor)
+        end.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(end) * 1000
+
+
+def _flush_bytes(properties: object) -> int:
+    return 2 * int(getattr(properties, "L2_cache_size", 0) or 64 << 20)
+
+
+def _peak_gbps(properties: object) -> float:
+    """From clock (kHz) and bus width (bits), in 1e9 bytes a second."""
+    clock = getattr(properties, "memory_clock_rate", 0) or 0
+    width = getattr(properties, "memory_bus_width", 0) or 0
+    return DOUBLE_RATE * clock * 1e3 * width / 8 / 1e9
+
+
+def _driver() -> str:
+    return f"{torch.version.cuda or torch.version.hip} {torch.cuda.get_device_capability()}"
