@@ -30,7 +30,7 @@ class Initial:
     """The reference's values, and who has taken which."""
 
     def __init__(self, state: dict[str, torch.Tensor], *, order: list[str]) -> None:
-        names = [*order, *(name for name in state if name not in order)]
+        names = dict.fromkeys([*(name for name in order if name in state), *state])
         self._left = {name: state[name] for name in names if state[name].is_floating_point()}
         self._taken: dict[int, tuple[torch.Tensor, str]] = {}
         """By address. The tensor is kept, so that the address stays its own."""
@@ -44,6 +44,11 @@ class Initial:
         """Whose values a tensor took."""
         kept = self._taken.get(tensor.data_ptr())
         return kept[1] if kept is not None and kept[0].shape == tensor.shape else None
+
+    def names_in(self, model: Any) -> dict[str, str]:
+        """Whose values the parameters and buffers of a model took, by their own names."""
+        own = model.state_dict() if isinstance(model, torch.nn.Module) else {}
+        return {name: found for name, one in own.items() if (found := self.name_of(one))}
 
     def take(self, tensor: torch.Tensor, *, name: str | None = None) -> None:
         """Gives it the next values of its shape, and of its name where it has one."""

@@ -1,8 +1,9 @@
 """Untrusted: runs one candidate in the sandbox and leaves its outputs in judge-owned memory.
 
-Forked by the zygote into a process of its own; imports nothing of forge and knows no reference, no
-tolerance, no expected output. What it reports of itself (launches, compiled kernels) is evidence,
-not proof: the judge trusts only what it reads from the shared memory and from the kernel.
+Forked by the zygote into a process of its own; knows nothing of forge but the two files that it is
+handed already imported, no reference, no tolerance, no expected output. What it reports of itself
+(launches, compiled kernels, torch's work) is evidence, not proof: the judge trusts only what it
+reads from the shared memory and from the kernel.
 
     judge ── CANDIDATE (+ memory) ─▶ import, construct, load parameters, call 0 ── DONE | FAILED ──▶
           ── CALL set k ───────────▶ call on inputs k                           ── DONE | FAILED ──▶
@@ -23,6 +24,9 @@ from typing import Any
 
 import torch
 from triton.runtime import interpreter
+
+from forge.evalpool.judge.initial import Initial
+from forge.evalpool.judge.opcount import OpCounter
 
 HEADER = struct.Struct("!4sBI")
 MAGIC = b"FRG1"
@@ -61,6 +65,10 @@ class Session:
         self.failed_launch: BaseException | None = None
         """The first. Catching it, to compute the answer elsewhere, does not make it good."""
         self.tensors = [self.view(memory, *spec) for spec in request["tensors"]]
+        self.work: dict[str, int] = {}
+        """Of the last call: what torch itself did, by operation."""
+        self.returned = ""
+        """Of the last call: the type that forward returned."""
         self.kept: list[Any] = []
         """Outputs stay alive, so that no later allocation finds an answer in freed memory."""
         self.model: Any = None
@@ -74,32 +82,63 @@ class Session:
         return model
 
     def prepare(self) -> None:
-        """Import, construct, load parameters."""
+        """Import, construct with the reference's parameters, load them. Where the order in which
+        they were made says otherwise than the names, constructs once more with its own."""
         module = _import(self.request["code"], self.file)
+        state = {name: self.tensors[index] for name, index in self.request["state"]}
+        values = Initial(state, order=self.request.get("order", []))
+        if not self._construct(module, state, values):
+            self._construct(module, state, Initial({}, order=[]))
+
+    def _construct(
+        self, module: types.ModuleType, state: dict[str, torch.Tensor], values: Initial
+    ) -> bool:
+        """Answers whether names and order agree."""
         self.stage = "init"
         arguments = self._decode(self.request["init"])
-        self.model = self.place(getattr(module, self.request["entry_point"])(*arguments))
+        with values.applied():
+            model = getattr(module, self.request["entry_point"])(*arguments)
+        taken = values.names_in(model)
+        self.model = self.place(model)
         self.stage = "load"
-        state = {name: self.tensors[index] for name, index in self.request["state"]}
+        hook = getattr(self.model, "load_reference", None)
         with torch.no_grad():
-            self.has_derived = not _load_state(self.model, state)
+            if callable(hook):
+                hook(state)
+                return True
+            targets = _targets(self.model.state_dict(), state, taken)
+            if any(targets.get(name) != source for name, source in taken.items()):
+                return False
+            has_all = _load_state(self.model, state, targets)
+        self.has_derived = not has_all and not values.is_exhausted
+        return True
 
     def call(self, number: int, *, slots: list[int]) -> list[Any]:
         """One forward pass on input set `number`; outputs go to the slots. Returns their forms."""
         self.stage = "call"
         self.num_launches = 0
         inputs = self._decode(self.request["sets"][number])
-        with torch.no_grad():
+        counter = OpCounter()
+        with torch.no_grad(), counter:
             result = self.model(*inputs)
+        self.work, self.returned = counter.work, type(result).__name__
         if self.failed_launch is not None:
             raise self.failed_launch
         outputs = _flatten(result)
         self.kept.append(result)
         for output, slot in zip(outputs, slots, strict=False):
             target = self.tensors[slot]
-            if type(output) in (torch.Tensor, torch.nn.Parameter) and _same_form(output, target):
+            if self._kind(output) in ("Tensor", "Parameter") and _same_form(output, target):
                 target.copy_(output.detach())
-        return [[type(output).__name__, *_form(output)] for output in outputs]
+        return [[self._kind(output), *_form(output)] for output in outputs]
+
+    def _kind(self, output: Any) -> str:
+        """The type of an output, and its device where that is not the inputs'."""
+        name = type(output).__name__
+        if not isinstance(output, torch.Tensor) or not self.tensors:
+            return name
+        device = output.device.type
+        return name if device == self.tensors[0].device.type else f"{name} on {device}"
 
     def launched(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Told of every launch. Compiles what is new in it; answers whether to run it."""
@@ -163,6 +202,8 @@ def _answer(sock: socket.socket, session: Session, work: Any) -> None:
         "num_launches": session.num_launches,
         "kernels": sorted(session.compiled),
         "has_derived": session.has_derived,
+        "returned": session.returned,
+        "work": session.work,
     }
     _send(sock, DONE, body)
 
@@ -223,33 +264,33 @@ def _import(code: str, file: str) -> types.ModuleType:
     return module
 
 
-def _load_state(model: Any, state: dict[str, torch.Tensor]) -> bool:
-    """The reference's parameters into the candidate: its own hook, else by name, else by order.
-    Answers whether that reached every tensor of it; others were computed in `__init__`.
-    """
-    hook = getattr(model, "load_reference", None)
-    if callable(hook):
-        hook(state)
-        return True
+def _targets(
+    own: dict[str, torch.Tensor], state: dict[str, torch.Tensor], taken: dict[str, str]
+) -> dict[str, str]:
+    """Which of the reference's tensors goes to which of the model's: by name, else by whose values
+    it was constructed with, else by order among those of its shape."""
+    found = {name: name for name in own if name in state and own[name].shape == state[name].shape}
+    for name, source in taken.items():
+        if name not in found and source not in found.values():
+            found[name] = source
+    left = [source for source in state if source not in found.values()]
+    for name, tensor in own.items():
+        source = next((one for one in left if state[one].shape == tensor.shape), None)
+        if name not in found and source is not None:
+            found[name] = source
+            left.remove(source)
+    return found
+
+
+def _load_state(model: Any, state: dict[str, torch.Tensor], targets: dict[str, str]) -> bool:
+    """The reference's parameters into the candidate. Answers whether that reached every tensor of
+    it; others were computed in `__init__`."""
     own = model.state_dict()
-    by_name = {
-        name: tensor
-        for name, tensor in state.items()
-        if name in own and own[name].shape == tensor.shape
-    }
-    for name, tensor in by_name.items():
-        own[name].copy_(tensor)
-    rest_own = [tensor for name, tensor in own.items() if name not in by_name]
-    rest = [tensor for name, tensor in state.items() if name not in by_name]
-    num_unmatched = len(rest_own)
-    for target in rest_own:
-        match = next((tensor for tensor in rest if tensor.shape == target.shape), None)
-        if match is not None:
-            target.copy_(match)
-            rest = [tensor for tensor in rest if tensor is not match]
-            num_unmatched -= 1
+    for name, source in targets.items():
+        own[name].copy_(state[source])
     plain = (value for module in model.modules() for value in vars(module).values())
-    return not num_unmatched and not any(isinstance(value, torch.Tensor) for value in plain)
+    is_plain = any(isinstance(value, torch.Tensor) for value in plain)
+    return len(targets) == len(own) and not is_plain
 
 
 def _flatten(result: Any) -> list[Any]:
