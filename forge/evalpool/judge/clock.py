@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 MIN_RESOLUTION_US = 10.0
 """Of the wall clock: frames, wake-ups. An idle H200's box: 4 to 10 us between quartiles."""
+RELATIVE_RESOLUTION = 0.02
+"""Of the same: a forward's last writes and the copies of its outputs meet in the memory."""
 UNSUPPORTED_RATIO = 1.5
 """A claim that the wall clock exceeds by more, and by more than its resolution, is refused."""
 FLOOR_SLACK = 0.9
@@ -72,8 +74,8 @@ def clocked(calls: Calls, *, dry_us: tuple[float, ...], floor_us: float = 0.0) -
         Unsupported: the claim is below what the judge's clock or the device allows.
     """
     event, wall, dry = (np.asarray(one) for one in (calls.event_us, calls.wall_us, dry_us))
-    resolution = max(MIN_RESOLUTION_US, 2 * spread(dry))
     claimed = float(np.median(event))
+    resolution = max(MIN_RESOLUTION_US, 2 * spread(dry), RELATIVE_RESOLUTION * claimed)
     outside = float(np.median(wall) - np.median(dry)) - resolution
     if not np.isfinite(event).all() or claimed < FLOOR_SLACK * floor_us:
         raise Unsupported(

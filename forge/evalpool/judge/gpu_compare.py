@@ -35,6 +35,7 @@ def mismatch(
     expected: torch.Tensor,
     error: torch.Tensor,
     *,
+    rms: float,
     precision: str,
     name: str = "output",
 ) -> str | None:
@@ -43,11 +44,11 @@ def mismatch(
     Args:
         got, expected: [shape], of one type and shape, contiguous.
         error: [shape] |eager - eager in float64|, or empty.
+        rms: of `expected`, by `finite_rms`.
     """
     if expected.numel() == 0:
         return None
     flat_got, flat_expected, flat_error = got.view(-1), expected.view(-1), error.view(-1)
-    rms = _rms(flat_expected)
     found = Differences()
     for start in range(0, flat_expected.numel(), CHUNK):
         stop = start + CHUNK
@@ -86,18 +87,19 @@ def _add(
 ) -> None:
     wide = torch.float64 if expected.dtype in (torch.float64, torch.int64) else torch.float32
     got, expected, kind = got.to(wide), expected.to(wide), expected.dtype
-    difference = (got - expected).abs()
+    difference = (got - expected).abs_()
     if kind.is_floating_point:
         allowed = expected.abs().add_(rms).mul_(tolerance(_name(kind), precision))
         if error is not None:
             allowed.add_(error, alpha=ERROR_FACTOR)
-        differs = ~(difference <= allowed)
+        differs = (difference <= allowed).logical_not_()
     else:
         differs = difference > 0
-    special = ~expected.isfinite()
-    if bool(special.any()):
-        same = (got == expected) | (got.isnan() & expected.isnan())
-        differs = torch.where(special, ~same, differs)
+    if not bool(differs.any()):
+        return
+    # Infinite and NaN elements are among those that differ so far.
+    same = (got == expected) | (got.isnan() & expected.isnan())
+    differs = differs & ~(same & ~expected.isfinite())
     num = int(differs.count_nonzero())
     if not num:
         return
@@ -109,10 +111,11 @@ def _add(
     found.largest = max(found.largest, float(finite.max()))
 
 
-def _rms(flat: torch.Tensor) -> float:
-    """Over the finite elements."""
-    if not flat.is_floating_point():
+def finite_rms(tensor: torch.Tensor) -> float:
+    """Root mean square of the finite elements; 0 for types without tolerance."""
+    if not tensor.is_floating_point():
         return 0.0
+    flat = tensor.view(-1)
     total, num = 0.0, 0
     for start in range(0, flat.numel(), CHUNK):
         part = flat[start : start + CHUNK].to(torch.float32)

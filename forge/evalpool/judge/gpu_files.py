@@ -58,6 +58,10 @@ def child_environment() -> dict[str, str]:
         "PATH": "/usr/bin:/bin",
         "CUDA_MODULE_LOADING": "LAZY",
         "CUDA_CACHE_DISABLE": "1",
+        # The profiler asks for a user's name, which a sandbox's uid has not.
+        "USER": "candidate",
+        "LOGNAME": "candidate",
+        "TORCHINDUCTOR_CACHE_DIR": "/tmp/inductor",
     }
 
 

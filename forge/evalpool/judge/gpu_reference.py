@@ -19,6 +19,7 @@ import torch
 
 from forge.evalpool.judge import frames
 from forge.evalpool.judge.frames import Kind
+from forge.evalpool.judge.gpu_compare import finite_rms
 from forge.evalpool.judge.gpu_memory import Block, GpuMemoryError, create_block
 from forge.evalpool.judge.references import ReferenceFailed, parse_specs
 from forge.evalpool.judge.shm import LayoutError, TensorSpec, offsets
@@ -61,6 +62,8 @@ class GpuReference:
     tensors: list[torch.Tensor]
     sets: list[Set]
     state: tuple[int, ...]
+    rms: dict[int, float]
+    """Of expected outputs, by index."""
     num_uses: int = 0
     num_holders: int = 0
     """Judgements that read it now: it is freed when none does."""
@@ -261,8 +264,15 @@ def _arrange(
         "sets": [trees[0]] * len(sets),
         "slots": [num_inputs + len(state) + i for i in range(len(sets[0].outputs))],
     }
+    outputs = [index for one in sets for index in one.outputs]
     return GpuReference(
-        request=request, precision=precision, block=block, tensors=tensors, sets=sets, state=state
+        request=request,
+        precision=precision,
+        block=block,
+        tensors=tensors,
+        sets=sets,
+        state=state,
+        rms={index: finite_rms(tensors[index]) for index in outputs},
     )
 
 

@@ -16,6 +16,7 @@ import socket
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import PTXASError
 from triton.runtime.jit import JITFunction
@@ -78,8 +79,6 @@ class GpuSession(runner.Session):
 
     def profiled_call(self) -> list[tuple[str, int, float, bool]]:
         """(name, calls, us, own) of each GPU kernel in one forward."""
-        from torch.profiler import ProfilerActivity, profile
-
         self.stage = "profile"
         inputs = self._decode(self.request["sets"][0])
         with torch.no_grad(), profile(activities=[ProfilerActivity.CUDA]) as watched:

@@ -42,6 +42,7 @@ from forge.evalpool.judge.trial import (
     count,
     form_mismatch,
 )
+from forge.evalpool.judge.words import at_line
 from forge.process.gpu_lease import GpuLease
 from forge.records.verdict import KernelTime, Profile, Status, Timing
 
@@ -65,6 +66,10 @@ COUNT_JITTER = 0.2
 CHECKED_SHARE = 0.5
 """Of the timed calls, on sets with known outputs; the others on scaled contents."""
 MAX_PROFILED = 64
+GPU_FAULT = "gpu_fault"
+"""Reason of a candidate whose context the driver ended. The pool looks at the card after one."""
+FAULT_MARKS = ("CUDA error", "HIP error", "CUDA_ERROR", "an illegal memory access")
+FAULT_WORDS = "a kernel loads or stores outside its tensors: check offsets and masks"
 
 
 def open_gpu_trials(
@@ -279,6 +284,20 @@ class GpuRun(Run):
             self._require_ghost(deadline=deadline)
         return self._finding(Status.CORRECT, "ok")
 
+    def _failed(self, body: dict[str, Any]) -> Finding:
+        """What goes wrong only on a GPU; the rest as on a CPU."""
+        message = str(body.get("message")).split("\n")[0]
+        line = body.get("line")
+        if body.get("stage") == "device":
+            return self._finding(Status.INFRA_ERROR, "gpu_unavailable", message)
+        if body.get("type") == "OutOfResources":
+            detail = at_line(self.code, line, f"{message}; use smaller blocks or fewer stages")
+            return self._finding(Status.RUNTIME_ERROR, "out_of_resources", detail)
+        if any(mark in message for mark in FAULT_MARKS):
+            detail = at_line(self.code, line, f"{message}\n{FAULT_WORDS}")
+            return self._finding(Status.RUNTIME_ERROR, GPU_FAULT, detail)
+        return Run._failed(self, body)
+
     def time_dry(self) -> tuple[float, ...]:
         """The judge's clock for calls without a forward."""
         calls = self._calls(lambda: 0, num=NUM_DRY, is_dry=True, is_checked=False)
@@ -413,12 +432,18 @@ class GpuRun(Run):
             raise Decided(self._finding(Status.WRONG, "mismatch", found))
 
     def _mismatch(self, number: int, outputs: list[torch.Tensor]) -> str | None:
-        errors = [self.gpu_reference.tensors[i] for i in self.gpu_reference.sets[number].errors]
-        expected = self._expected(number)
-        for index, (got, right, error) in enumerate(zip(outputs, expected, errors, strict=True)):
-            name = "output" if len(expected) == 1 else f"output {index}"
-            precision = self.gpu_reference.precision
-            found = mismatch(got, right, error, precision=precision, name=name)
+        reference = self.gpu_reference
+        chosen = reference.sets[number]
+        triples = zip(outputs, chosen.outputs, chosen.errors, strict=True)
+        for place, (got, index, error) in enumerate(triples):
+            found = mismatch(
+                got,
+                reference.tensors[index],
+                reference.tensors[error],
+                rms=reference.rms[index],
+                precision=reference.precision,
+                name="output" if len(outputs) == 1 else f"output {place}",
+            )
             if found is not None:
                 return found
         return None
