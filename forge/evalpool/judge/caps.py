@@ -1,0 +1,206 @@
+"""What caps the memory of a child and all it starts: a cgroup, address space, or the judge's eye.
+
+Called by the spawner. In the order of strength: `cgroup` where a cgroup v2 with the controllers for
+memory and processes is ours to write; `rlimit` (RLIMIT_AS, set in the sandbox) on a CPU; `watch`
+on a GPU, where CUDA reserves more address space than there is memory: the judge samples and kills.
+
+Not covered: `rlimit` holds each process to the limit, and seccomp their number's sum (memfd is
+refused on a CPU); `watch` may see 50 ms too late, and sees neither pipes nor memfd pages that
+nobody maps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from forge.evalpool.judge import processes
+
+logger = logging.getLogger(__name__)
+
+CGROUPS = Path("/sys/fs/cgroup")
+CONTROLLERS = frozenset({"memory", "pids"})
+MAX_PROCESSES = 256
+"""Tasks in a child's cgroup: above RLIMIT_NPROC, which counts by uid."""
+SAMPLE_S = 0.05
+COUNTED = ("RssAnon", "RssShmem", "VmSwap", "VmPTE")
+"""Of /proc/PID/status, in kB: what a process holds and no file could give back."""
+REMOVE_ATTEMPTS = 100
+REMOVE_PAUSE_S = 0.01
+
+
+class CapsKind(StrEnum):
+    """How memory is capped. Recorded in every verdict."""
+
+    CGROUP = "cgroup"
+    RLIMIT = "rlimit"
+    WATCH = "watch"
+
+
+class Caps(Protocol):
+    """Called with pids as the judge numbers them."""
+
+    kind: CapsKind
+
+    def enclose(self, pid: int) -> None:
+        """Before anything untrusted runs in it."""
+        ...
+
+    def release(self, pid: int) -> None:
+        """Before it is reaped; does nothing for a pid that was not enclosed."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def open_caps(*, memory_bytes: int, is_gpu: bool, cgroups: Path = CGROUPS) -> Caps:
+    """The strongest that this machine gives."""
+    base = find_delegated(cgroups)
+    if base is not None:
+        return CgroupCaps(base, memory_bytes=memory_bytes)
+    return WatchCaps(memory_bytes=memory_bytes) if is_gpu else RlimitCaps()
+
+
+class RlimitCaps:
+    """Nothing to do from outside: the limit is set in the sandbox."""
+
+    kind = CapsKind.RLIMIT
+
+    def enclose(self, pid: int) -> None: ...
+
+    def release(self, pid: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class CgroupCaps:
+    """A cgroup for each child, below one of the judge's."""
+
+    kind = CapsKind.CGROUP
+
+    def __init__(self, base: Path, *, memory_bytes: int) -> None:
+        self._memory_bytes = memory_bytes
+        self._base = base
+        self._folders: dict[int, Path] = {}
+
+    def enclose(self, pid: int) -> None:
+        folder = self._base / f"forge-{os.getpid()}-{pid}"
+        folder.mkdir(exist_ok=True)
+        (folder / "memory.max").write_text(str(self._memory_bytes))
+        for name, value in (("memory.swap.max", "0"), ("memory.oom.group", "1")):
+            with contextlib.suppress(FileNotFoundError):  # no swap accounting; Linux before 4.19
+                (folder / name).write_text(value)
+        (folder / "pids.max").write_text(str(MAX_PROCESSES))
+        (folder / "cgroup.procs").write_text(str(pid))
+        self._folders[pid] = folder
+
+    def release(self, pid: int) -> None:
+        folder = self._folders.pop(pid, None)
+        if folder is None:
+            return
+        with contextlib.suppress(FileNotFoundError):  # Linux before 5.14: the zygote's kill remains
+            (folder / "cgroup.kill").write_text("1")
+        threading.Thread(target=_remove, args=(folder,), daemon=True).start()
+
+    def close(self) -> None:
+        for pid in list(self._folders):
+            self.release(pid)
+
+
+class WatchCaps:
+    """One thread that samples every child and kills those that hold too much."""
+
+    kind = CapsKind.WATCH
+
+    def __init__(self, *, memory_bytes: int) -> None:
+        self._memory_bytes = memory_bytes
+        self._at_start: dict[int, int] = {}
+        """What each child held when it was enclosed: the zygote's pages, shared by all."""
+        self._lock = threading.Lock()
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="caps", daemon=True)
+        self._thread.start()
+
+    def enclose(self, pid: int) -> None:
+        with self._lock:
+            self._at_start[pid] = held_bytes(pid)
+
+    def release(self, pid: int) -> None:
+        with self._lock:
+            self._at_start.pop(pid, None)
+
+    def close(self) -> None:
+        self._is_closed.set()
+
+    def _watch(self) -> None:
+        while not self._is_closed.wait(SAMPLE_S):
+            with self._lock:  # a pid is reaped only after it was released: none is another's
+                self._sample()
+
+    def _sample(self) -> None:
+        table = processes.read_table() if self._at_start else []
+        for pid, at_start in list(self._at_start.items()):
+            family = processes.family(pid, table)
+            held = sum(max(0, held_bytes(one) - at_start) for one in family)
+            if held > self._memory_bytes:
+                logger.info("a child held %d MB and was killed", held >> 20)
+                del self._at_start[pid]
+                for one in family:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(one, signal.SIGKILL)
+
+
+def held_bytes(pid: int) -> int:
+    """Memory of a process that only its end gives back; 0 when it is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    pairs = (line.split(":") for line in lines)
+    return sum(int(rest[0].split()[0]) << 10 for name, *rest in pairs if name in COUNTED)
+
+
+def find_delegated(
+    cgroups: Path = CGROUPS, *, own: Path = Path("/proc/self/cgroup")
+) -> Path | None:
+    """A cgroup v2 that we may make children in, with the controllers we need: our own, or (as it
+    holds processes, and the kernel lets only empty ones have controlled children) its parent.
+    """
+    line = next((line for line in own.read_text().splitlines() if line.startswith("0::")), None)
+    if line is None or not (cgroups / "cgroup.controllers").exists():
+        return None
+    here = cgroups / line.removeprefix("0::").strip("/")
+    for folder in (here, here.parent):
+        if folder.is_relative_to(cgroups) and _is_delegated(folder):
+            return folder
+    return None
+
+
+def _is_delegated(folder: Path) -> bool:
+    try:
+        enabled = set((folder / "cgroup.subtree_control").read_text().split())
+        writable = os.access(folder, os.W_OK) and os.access(folder / "cgroup.procs", os.W_OK)
+    except OSError:
+        return False
+    return writable and enabled >= CONTROLLERS
+
+
+def _remove(folder: Path) -> None:
+    """It is busy until the last process in it is gone."""
+    wait = threading.Event()
+    for _ in range(REMOVE_ATTEMPTS):
+        try:
+            folder.rmdir()
+        except FileNotFoundError:
+            return
+        except OSError:
+            wait.wait(REMOVE_PAUSE_S)
+        else:
+            return
+    logger.warning("%s could not be removed: something in it lives on", folder)

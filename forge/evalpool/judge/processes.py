@@ -1,0 +1,87 @@
+"""Who descends from whom: to measure and to end what a candidate started.
+
+Called by the judge (`caps.py`) and, where there is no pid namespace, by the zygote and its
+launcher.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One process."""
+
+    pid: int
+    parent: int
+    group: int
+
+
+def read_table() -> list[Row]:
+    """Every process that we see, zombies too."""
+    rows = (read_row(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    return [row for row in rows if row is not None]
+
+
+def read_row(pid: int) -> Row | None:
+    """None when it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            _, parent, group = file.read().rpartition(b")")[2].split()[:3]
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return Row(pid, int(parent), int(group))
+
+
+def family(pid: int, table: Iterable[Row]) -> set[int]:
+    """A process, its group (which a candidate cannot leave), and all their descendants."""
+    children: dict[int, list[int]] = {}
+    found = {pid}
+    for row in table:
+        children.setdefault(row.parent, []).append(row.pid)
+        if row.group == pid:
+            found.add(row.pid)
+    todo = list(found)
+    while todo:
+        new = [one for one in children.get(todo.pop(), ()) if one not in found]
+        found.update(new)
+        todo += new
+    return found
+
+
+def end_group(pid: int) -> int:
+    """Kills a child with its group and reaps those of them that fall to us, a subreaper. Returns
+    the child's wait status.
+
+    No fork slips through: the kernel signals a group under the lock that a fork takes.
+    """
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:  # not yet a group of its own
+        os.kill(pid, signal.SIGKILL)
+        return os.waitpid(pid, 0)[1]
+    status = os.waitpid(pid, 0)[1]
+    while True:
+        try:
+            os.waitpid(-pid, 0)
+        except ChildProcessError:
+            return status
+
+
+def end_children() -> None:
+    """Kills and reaps every child of ours, and what falls to us, until there is none."""
+    while True:
+        for row in read_table():
+            if row.parent == os.getpid():
+                os.kill(row.pid, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
