@@ -173,8 +173,9 @@ class JudgeTable(Table):
 
     workers: Positive = 2
     """Judges on a CPU machine; on GPUs there is one a GPU."""
-    isolation: Literal["auto", "namespaces", "none"] = "auto"
-    """Sandbox level; auto takes the strongest that works and refuses to run without one."""
+    isolation: Literal["auto", "namespaces", "namespaces-noproc", "landlock", "none"] = "auto"
+    """Sandbox level; auto takes the strongest that works and refuses to run without one;
+    namespaces-noproc and landlock are for machines (and tests) that give no more."""
     compile: Literal["ttir", "binary"] = "ttir"
     """How far each kernel is compiled without a GPU: to Triton IR (5 ms) or to a binary (1 s cold).
     """

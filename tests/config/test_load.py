@@ -110,7 +110,7 @@ def test_a_mistake_names_its_line(tmp_path, text, expected):
             "--set serve.context_tokens: found 5000; at most model.tiny",
         ),
         (["extends=y.toml"], "--set extends=y.toml: extends stands in a file only"),
-        (["judge.isolation=landlock"], '--set judge.isolation: found "landlock"; one of "auto"'),
+        (["judge.isolation=bwrap"], '--set judge.isolation: found "bwrap"; one of "auto"'),
         (["problems.source=dir"], '--set problems.source: found source = "dir" without path'),
         (["problems.source=dir", "problems.path=/no/x"], "--set problems.path: found"),
         (["problems.path=/tmp"], '--set problems.path: found a path; allowed with source = "dir"'),

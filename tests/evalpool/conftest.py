@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,16 +14,18 @@ import pytest
 from forge.config.schema import JudgeTable
 from forge.evalpool.judge import frames
 from forge.evalpool.judge.app import oracle_uid
+from forge.evalpool.judge.cpu_trial import CpuTrials
 from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.references import References
 from forge.evalpool.judge.sandbox import Isolation
 from forge.evalpool.judge.shm import shared_memory
 from forge.evalpool.judge.spawner import Spawner
-from forge.evalpool.judge.trial import CpuTrials, Stamp, Trials
+from forge.evalpool.judge.trial import Stamp, Trials
 from forge.records.problem import Problem, Split
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from forge.records.verdict import Verdict
 
@@ -122,13 +125,10 @@ def make_problem(source: str, *, problem_id: str = "p", precision: str = "fp32")
     )
 
 
-@pytest.fixture(scope="session")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    spawner = Spawner(
-        isolation=Isolation.NAMESPACES,
-        folder=tmp_path_factory.mktemp("root"),
-        memory_bytes=1 << 30,
-    )
+@contextmanager
+def open_bench(folder: Path, *, isolation: Isolation = Isolation.NAMESPACES) -> Iterator[Bench]:
+    """At a level of the sandbox."""
+    spawner = Spawner(isolation=isolation, folder=folder, memory_bytes=1 << 30)
     previous = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = str(ROOT)
     spawner.start()
@@ -138,10 +138,22 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         os.environ["PYTHONPATH"] = previous
     spawner.wait_ready()
     references = References(spawner, num_sets=2, timeout_s=20, uid=oracle_uid(), max_bytes=1 << 30)
-    stamp = Stamp(isolation="namespaces", caps="rlimit", harness="test")
+    stamp = Stamp(isolation=isolation, caps="rlimit", harness="test")
     trials = CpuTrials(table=TABLE, spawner=spawner, references=references, stamp=stamp)
     yield Bench(spawner, references, trials)
     spawner.close()
+
+
+@pytest.fixture(scope="session")
+def open_bench_at() -> Callable[..., AbstractContextManager[Bench]]:
+    """`open_bench`, for a test file with benches of its own."""
+    return open_bench
+
+
+@pytest.fixture(scope="session")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    with open_bench(tmp_path_factory.mktemp("root")) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

@@ -262,6 +262,7 @@ async def test_a_machine_without_a_sandbox_is_a_machine_error(
     expected = pytest.RaisesGroup(
         pytest.RaisesExc(MachineError, match=words), flatten_subgroups=True
     )
+    table = TABLE.model_copy(update={"isolation": "namespaces"})
     with open_socket_dir() as folder, expected:
-        async with open_pool(TABLE, socket_dir=folder, log_dir=tmp_path):
+        async with open_pool(table, socket_dir=folder, log_dir=tmp_path):
             pass

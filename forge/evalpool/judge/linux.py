@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from typing import Any
 
 CLONE_NEWNS = 0x0002_0000
 CLONE_NEWIPC = 0x0800_0000
@@ -28,9 +29,13 @@ MNT_DETACH = 2
 
 PR_SET_PDEATHSIG = 1
 PR_CAPBSET_DROP = 24
+PR_SET_SECUREBITS = 28
+PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 PR_CAP_AMBIENT = 47
 PR_CAP_AMBIENT_CLEAR_ALL = 4
+
+SECBIT_NO_SETUID_FIXUP = 1 << 2
 
 CAPABILITY_VERSION_3 = 0x2008_0522
 LAST_CAPABILITY = 63
@@ -84,6 +89,28 @@ def pivot_root(new_root: str) -> None:
 def prctl(option: int, argument: int = 0) -> None:
     """prctl(2) with one argument."""
     _check(_libc.prctl(option, ctypes.c_ulong(argument), 0, 0, 0), f"prctl {option}")
+
+
+def call(number: int, *arguments: Any, doing: str) -> int:
+    """syscall(2), by number."""
+    words = [ctypes.c_long(one) if isinstance(one, int) else one for one in arguments]
+    result: int = _libc.syscall(ctypes.c_long(number), *words)
+    _check(result, doing)
+    return result
+
+
+def take_uid(uid: int, *, keeps_files: bool) -> None:
+    """All ids become `uid`. With `keeps_files`, files are still looked up as who we were: for a
+    process whose files Landlock guards, among folders that only we may enter.
+    """
+    before = os.geteuid()
+    os.setgroups([])
+    if keeps_files:
+        prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP)
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    if keeps_files:
+        _libc.setfsuid(before)
 
 
 def drop_bounding_set() -> None:

@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge.evalpool.judge import linux
+from forge.evalpool.judge import landlock, linux
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.gpu_files import GpuFiles
@@ -90,6 +90,22 @@ def seal_root() -> None:
     """After the pivot: the tmpfs that the root itself is becomes read-only."""
     flags = linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV
     linux.mount(None, "/", flags=flags)
+
+
+def landlock_rules(plan: RootPlan, *, scratch: str, is_gpu: bool) -> list[tuple[str, int]]:
+    """The same allow-list where no root can be built, for the process that asks. Folders that hold
+    a hidden one can be listed with it.
+    """
+    listed = {os.path.dirname(path) for path in (*plan.hidden, f"{plan.site_packages}/x")}
+    rules = [(path, landlock.READ_DIR) for path in sorted(listed)]
+    for path in plan.shown:
+        inside = [f"{path}/{name}" for name in os.listdir(path)] if path in listed else [path]
+        rules += [(one, landlock.READ) for one in inside if one not in plan.hidden]
+    rules += [(f"/dev/{name}", landlock.DEVICE) for name in (*DEVICES, *plan.devices)]
+    if is_gpu:  # cuInit names its threads there, and fails with error 304 where it cannot
+        rules += [("/proc", landlock.READ), ("/proc/self/task", landlock.READ_WRITE)]
+        return [*rules, (scratch, landlock.SCRATCH)]
+    return [*rules, (scratch, landlock.SCRATCH & ~landlock.MAKE_DIR)]
 
 
 def _show(path: str, *, at: str) -> None:

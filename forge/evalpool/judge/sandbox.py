@@ -6,8 +6,22 @@
 
 The zygote being pid 1 of a namespace, its end is the end of every child, whatever a child did; a
 child being pid 1 of its own, killing it kills all that it started. So no warden process is needed:
-one fork of a large process less a candidate. What this does not cover: the network namespace is
-shared by the children of one judge (with loopback down), who may not make sockets (seccomp).
+one fork of a large process less a candidate.
+
+Each level, and what it does not cover (`levels.py` chooses, `proof.py` and `attempts.py` prove):
+
+    namespaces         all of the above. The network namespace is shared by the children of one
+                       judge (with loopback down), who may not make sockets (seccomp).
+    namespaces-noproc  the same, but no /proc can be mounted (masked, as in Docker): on a CPU the
+                       child has none; on a GPU it sees the host's, so names, arguments and load of
+                       other processes, but (uid, Landlock) neither their memory nor environment.
+    landlock           no namespaces: Landlock, seccomp, limits, own uid where we are root. A child
+                       stands in the host's pid, network and IPC namespaces and can learn which
+                       paths exist (stat), and on a GPU what /proc says of others to everybody; its
+                       files are capped one by one, not in sum; if zygote and launcher are killed at
+                       the same instant, what it started may outlive it; an ordinary user's child
+                       shares his uid and his limit of processes.
+    none               limits and no_new_privs only: files, sockets and processes are in reach.
 """
 
 from __future__ import annotations
@@ -19,7 +33,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge.evalpool.judge import linux, root, seccomp
+from forge.evalpool.judge import landlock, linux, root, seccomp
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,6 +44,8 @@ MAX_PROCESSES = 64
 """Processes and threads of a child. The kernel counts by uid and user namespace."""
 MAX_FILE_BYTES = 64 << 20
 MAX_OPEN_FILES = 256
+PROBE_UID = 60_999
+"""Of who tries the sandbox before a candidate does, where we are root."""
 OOM_SCORE = 1000
 """The kernel ends a child before anybody else."""
 SCRATCH_FOLDERS = ("work", "home", "shm", "triton")
@@ -57,8 +73,16 @@ class Isolation(StrEnum):
 
     NAMESPACES = "namespaces"
     """Own pid, mount, ipc and net namespaces, allow-list root, own uid where we are root."""
+    NAMESPACES_NOPROC = "namespaces-noproc"
+    """The same where no fresh /proc can be mounted."""
+    LANDLOCK = "landlock"
+    """Landlock, seccomp, limits, own uid where we are root; killed by process group."""
     NONE = "none"
     """Limits and no_new_privs only: files, sockets and other processes are within reach."""
+
+    @property
+    def has_namespaces(self) -> bool:
+        return self in (Isolation.NAMESPACES, Isolation.NAMESPACES_NOPROC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +94,24 @@ class ChildLimits:
     memory_bytes: int | None
     """Beyond what is mapped already; None where address space cannot be capped: CUDA reserves more
     than there is memory."""
+    core: int | None = None
+    """The only one that it and all it starts may run on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What the zygote knows and every child of it enters."""
+
+    isolation: Isolation
+    plan: root.RootPlan
+    mapped_bytes: int
+    """Address space of the zygote: torch maps far more than it uses."""
+    environment: Mapping[str, str]
+    is_gpu: bool
+    own_pid_namespace: int | None
+    """Descriptor; None where there are no namespaces."""
+    proc: int
+    """Descriptor of a /proc: a child may have none in sight when it needs it."""
 
 
 def advice(*, uid: int, sysctls: Mapping[str, str]) -> str:
@@ -77,7 +119,8 @@ def advice(*, uid: int, sysctls: Mapping[str, str]) -> str:
     if uid == 0:
         return (
             "root lacks CAP_SYS_ADMIN here, as in a container by default: start it with --cap-add "
-            "SYS_ADMIN --security-opt seccomp=unconfined --security-opt apparmor=unconfined"
+            "SYS_ADMIN --security-opt seccomp=unconfined --security-opt apparmor=unconfined, or "
+            "on Linux 6.2 or later with Landlock allowed"
         )
     for name, (forbidding, allowing) in SYSCTLS.items():
         if sysctls.get(name) == forbidding:
@@ -108,56 +151,62 @@ def enter_zygote_namespaces() -> None:
             file.write(text)
 
 
-def enter_root(plan: root.RootPlan, *, at: str) -> None:
-    """Second half, in the zygote: the allow-list root, with the /proc of its own pid namespace."""
+def enter_root(
+    plan: root.RootPlan, *, at: str, isolation: Isolation = Isolation.NAMESPACES
+) -> None:
+    """Second half, in the zygote: the allow-list root, with the /proc of its own pid namespace. Of
+    a /proc that cannot be mounted, the host's for a GPU (CUDA reads its own there), else none.
+    """
     root.build_root(plan, at=at)
-    linux.mount("proc", f"{at}/proc", kind="proc", flags=_proc_flags())
+    if isolation is Isolation.NAMESPACES:
+        mount_proc(at)
+    elif plan.devices:
+        linux.mount("/proc", f"{at}/proc", flags=linux.MS_BIND | linux.MS_REC)
     linux.pivot_root(at)
     root.seal_root()
 
 
-def enter_child_sandbox(
-    limits: ChildLimits,
-    *,
-    isolation: Isolation,
-    mapped_bytes: int,
-    environment: Mapping[str, str] = CHILD_ENVIRONMENT,
-    is_gpu: bool = False,
-) -> None:
+def mount_proc(at: str = "") -> None:
+    """A /proc of the pid namespace that we are in, below `at`."""
+    linux.mount("proc", f"{at}/proc", kind="proc", flags=_proc_flags())
+
+
+def enter_child_sandbox(around: Surroundings, limits: ChildLimits, *, scratch: str) -> None:
     """In a freshly forked child (pid 1 of its namespace): everything down to the filter.
 
     Promise: returns only if each step succeeded; the judge looks at the result from outside too.
     """
-    if isolation is Isolation.NAMESPACES:
-        own_net = linux.CLONE_NEWNET if is_gpu else 0
-        linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWIPC | own_net)
-        linux.mount("proc", "/proc", kind="proc", flags=_proc_flags())
-        options = f"size={SCRATCH_BYTES},nr_inodes={SCRATCH_FILES},mode=1777"
-        flags = _proc_flags()
-        if is_gpu:
-            flags &= ~linux.MS_NOEXEC  # Triton compiles its launchers and loads them from there
-        linux.mount("tmpfs", root.SCRATCH, kind="tmpfs", flags=flags, data=options)
-        for name in SCRATCH_FOLDERS:
-            os.mkdir(f"{root.SCRATCH}/{name}")
-            os.chmod(f"{root.SCRATCH}/{name}", 0o777)
-        os.chdir(f"{root.SCRATCH}/work")
+    isolation = around.isolation
+    if isolation.has_namespaces:
+        _enter_child_namespaces(isolation, is_gpu=around.is_gpu)
     else:
         os.setsid()  # what it starts can be killed with it, if it stays in the group
-    with open("/proc/self/oom_score_adj", "w") as file:
-        file.write(str(OOM_SCORE))
-    _limit(limits, mapped_bytes=mapped_bytes)
+    make_scratch(scratch)
+    os.chdir(f"{scratch}/work")
+    _be_first_to_go(around.proc)
+    _limit(limits, around)
     linux.drop_bounding_set()
     if limits.uid is not None:
-        os.setgroups([])
-        os.setresgid(limits.uid, limits.uid, limits.uid)
-        os.setresuid(limits.uid, limits.uid, limits.uid)
+        linux.take_uid(limits.uid, keeps_files=isolation is Isolation.LANDLOCK)
     linux.prctl(linux.PR_SET_PDEATHSIG, 9)
     linux.drop_capabilities()
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
-    if isolation is Isolation.NAMESPACES:
-        seccomp.install(is_gpu=is_gpu)
+    if isolation is Isolation.LANDLOCK:
+        rules = root.landlock_rules(around.plan, scratch=scratch, is_gpu=around.is_gpu)
+        landlock.confine_files(rules)
+    elif isolation is Isolation.NAMESPACES_NOPROC:
+        landlock.confine_processes()
+    if isolation is not Isolation.NONE:
+        seccomp.install(is_gpu=around.is_gpu, is_shared=not isolation.has_namespaces)
     os.environ.clear()
-    os.environ.update(environment)
+    os.environ.update(_below(scratch, around.environment))
+
+
+def make_scratch(scratch: str) -> None:
+    """The folders that a child's environment names."""
+    for name in SCRATCH_FOLDERS:
+        os.mkdir(f"{scratch}/{name}")
+        os.chmod(f"{scratch}/{name}", 0o777)
 
 
 def mapped_bytes() -> int:
@@ -166,17 +215,57 @@ def mapped_bytes() -> int:
         return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _limit(limits: ChildLimits, *, mapped_bytes: int) -> None:
+def _enter_child_namespaces(isolation: Isolation, *, is_gpu: bool) -> None:
+    own_net = linux.CLONE_NEWNET if is_gpu else 0
+    linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWIPC | own_net)
+    if isolation is Isolation.NAMESPACES:
+        mount_proc()
+    options = f"size={SCRATCH_BYTES},nr_inodes={SCRATCH_FILES},mode=1777"
+    flags = _proc_flags()
+    if is_gpu:
+        flags &= ~linux.MS_NOEXEC  # Triton compiles its launchers and loads them from there
+    linux.mount("tmpfs", root.SCRATCH, kind="tmpfs", flags=flags, data=options)
+
+
+def _be_first_to_go(proc: int) -> None:
+    """The kernel, out of memory, ends this process before anybody else."""
+    fd = os.open("self/oom_score_adj", os.O_WRONLY, dir_fd=proc)
+    os.write(fd, str(OOM_SCORE).encode())
+    os.close(fd)
+    os.close(proc)
+
+
+def _limit(limits: ChildLimits, around: Surroundings) -> None:
+    if limits.core is not None:
+        os.sched_setaffinity(0, {limits.core})
     if limits.memory_bytes is not None:
-        address_space = mapped_bytes + limits.memory_bytes
+        address_space = around.mapped_bytes + limits.memory_bytes
         resource.setrlimit(resource.RLIMIT_AS, (address_space, address_space))
+    is_counted_with_us = limits.uid is None and not around.isolation.has_namespaces
     for kind, value in (
-        (resource.RLIMIT_NPROC, MAX_PROCESSES),
+        (resource.RLIMIT_NPROC, MAX_PROCESSES + (_num_tasks() if is_counted_with_us else 0)),
         (resource.RLIMIT_FSIZE, MAX_FILE_BYTES),
         (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(kind, (value, value))
+
+
+def _num_tasks() -> int:
+    """Processes and threads of this machine: at least those that the kernel counts as ours."""
+    return int(Path("/proc/loadavg").read_text().split()[3].split("/")[1])
+
+
+def _below(scratch: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment with its folders in the child's own place."""
+    return {
+        name: scratch + value.removeprefix(root.SCRATCH) if _is_in_scratch(value) else value
+        for name, value in environment.items()
+    }
+
+
+def _is_in_scratch(path: str) -> bool:
+    return f"{path}/".startswith(f"{root.SCRATCH}/")
 
 
 def _proc_flags() -> int:

@@ -32,6 +32,7 @@ DENIED = {
         *(175, 313, 246, 320),  # kernel modules, kexec
         *(303, 304),  # name_to_handle_at, open_by_handle_at
         *(112, 109),  # setsid, setpgid
+        *(203,),  # sched_setaffinity: it stays on the cores it was given
     ),
     "aarch64": (
         *(198, 199),
@@ -47,8 +48,36 @@ DENIED = {
         *(105, 273, 104, 294),
         *(264, 265),
         *(157, 154),
+        *(122,),
     ),
 }
+MEMFD = {"x86_64": (319, 447), "aarch64": (279, 447)}
+"""memfd_create, memfd_secret: what is written to one counts in no limit of address space."""
+DENIED_SHARED = {
+    "x86_64": (
+        *(90, 91, 268, 452, 92, 93, 94, 260),  # chmod and chown, each by path and descriptor
+        *(188, 189, 190, 463, 197, 198, 199, 466),  # setxattr, removexattr
+        *(132, 235, 261, 280),  # utime, utimes, futimesat, utimensat
+        *(253, 294, 300),  # inotify, fanotify
+        *(141, 142, 144, 314, 251),  # setpriority, sched_set*, ioprio_set: take any process
+        *(256, 279),  # migrate_pages, move_pages
+        *(30, 31, 65, 66, 220, 69, 70, 71, 240, 241),  # what there is of System V and POSIX queues
+    ),
+    "aarch64": (
+        *(52, 53, 452, 54, 55),
+        *(5, 6, 7, 463, 14, 15, 16, 466),
+        *(88,),
+        *(26, 262),
+        *(140, 118, 119, 274, 30),
+        *(238, 239),
+        *(196, 195, 193, 191, 192, 189, 188, 187, 180, 181),
+    ),
+}
+"""Beyond DENIED where no namespaces stand around a runner: Landlock knows nothing of these."""
+PRLIMIT = {"x86_64": 302, "aarch64": 261}
+SENDTO = {"x86_64": 44, "aarch64": 206}
+SENDING = {"x86_64": (46, 307), "aarch64": (211, 269)}
+"""sendmsg, sendmmsg: where to lies in memory that a filter cannot read."""
 SOCKET = {"x86_64": 41, "aarch64": 198}
 CONNECT = {"x86_64": 42, "aarch64": 203}
 AF_UNIX = 1
@@ -73,6 +102,8 @@ ENOSYS = 0x0005_0000 | 38
 
 LOAD, JUMP_EQUAL, JUMP_SET, RETURN = 0x20, 0x15, 0x45, 0x06
 NUMBER_AT, ARCH_AT, ARGUMENT_AT = 0, 4, 16
+LENGTH_AT = ARGUMENT_AT + 5 * 8
+"""sendto's sixth argument: 0 where no address is given."""
 PR_SET_SECCOMP = 22
 SECCOMP_MODE_FILTER = 2
 X32_BIT = 0x4000_0000
@@ -82,13 +113,15 @@ class _Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_char_p)]
 
 
-def install(*, is_gpu: bool = False) -> bool:
+def install(*, is_gpu: bool = False, is_shared: bool = False) -> bool:
     """Filters this process and all it starts, for good. Needs no_new_privs. False where unknown.
 
     With `is_gpu`, sockets of the Unix family can be made and bound, since cuInit fails with error
     304 without one (measured), but not connected; the network namespace is then the child's own.
+    With `is_shared`, no namespace is: also refused is what would act on others' files, processes
+    and queues, and sending to an address.
     """
-    code = _program(os.uname().machine, is_gpu)
+    code = _program(os.uname().machine, is_gpu, is_shared)
     if code is None:
         return False
     program = _Program(len(code) // 8, code)
@@ -99,7 +132,7 @@ def install(*, is_gpu: bool = False) -> bool:
 
 
 @cache
-def _program(machine: str, is_gpu: bool) -> bytes | None:
+def _program(machine: str, is_gpu: bool, is_shared: bool) -> bytes | None:
     if machine not in DENIED:
         return None
     lines = [
@@ -113,8 +146,13 @@ def _program(machine: str, is_gpu: bool) -> bytes | None:
     denied = DENIED[machine]
     if is_gpu:
         denied = (*(one for one in denied if one != SOCKET[machine]), CONNECT[machine])
-        lines += [_line(JUMP_EQUAL, SOCKET[machine], no=4), _line(LOAD, ARGUMENT_AT)]
-        lines += [_line(JUMP_EQUAL, AF_UNIX, yes=1), _line(RETURN, EPERM), _line(RETURN, ALLOW)]
+        lines += _only(SOCKET[machine], AF_UNIX)
+    else:
+        denied = (*denied, *MEMFD[machine])
+    if is_shared:
+        denied = (*denied, *DENIED_SHARED[machine], *(SENDING[machine] if is_gpu else ()))
+        lines += _only(PRLIMIT[machine], 0)  # itself
+        lines += _only(SENDTO[machine], 0, at=LENGTH_AT)
     for number in denied:
         lines += [_line(JUMP_EQUAL, number, no=1), _line(RETURN, EPERM)]
     lines += [_line(JUMP_EQUAL, CLONE3, no=1), _line(RETURN, ENOSYS)]
@@ -123,6 +161,12 @@ def _program(machine: str, is_gpu: bool) -> bytes | None:
     lines += [_line(JUMP_EQUAL, PRCTL[machine], no=3), _line(LOAD, ARGUMENT_AT)]
     lines += [_line(JUMP_EQUAL, linux.PR_SET_PDEATHSIG, no=1), _line(RETURN, EPERM)]
     return b"".join([*lines, _line(RETURN, ALLOW)])
+
+
+def _only(number: int, value: int, *, at: int = ARGUMENT_AT) -> list[bytes]:
+    """A call that is allowed with this value of one argument, and refused with any other."""
+    take = [_line(JUMP_EQUAL, number, no=4), _line(LOAD, at), _line(JUMP_EQUAL, value, yes=1)]
+    return [*take, _line(RETURN, EPERM), _line(RETURN, ALLOW)]
 
 
 def _line(code: int, value: int, *, yes: int = 0, no: int = 0) -> bytes:

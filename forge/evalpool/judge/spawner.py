@@ -6,6 +6,7 @@ that does not answer is `ZygoteGone`, which is our fault (infra) and never a ver
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -16,16 +17,16 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge import frames, gpu_files, proof
+from forge.evalpool.judge.caps import CapsKind, open_caps
+from forge.evalpool.judge.cores import Cores
 from forge.evalpool.judge.frames import Kind
+from forge.evalpool.judge.sandbox import PROBE_UID, Isolation
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from forge.evalpool.judge.sandbox import Isolation
-from typing import Any
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,9 @@ class SandboxedChild:
     sock: socket.socket
     pid: int
     """As the zygote numbers it."""
+    pid_here: int = 0
+    """As we do."""
+    core: int | None = None
 
 
 class Spawner:
@@ -55,13 +59,18 @@ class Spawner:
     def __init__(
         self,
         *,
-        isolation: Isolation,
+        isolation: str,
         folder: Path,
         memory_bytes: int,
+        cores: tuple[int, ...] = (),
         is_gpu: bool = False,
         gpu_minor: int | None = None,
     ) -> None:
-        self.isolation = isolation
+        self.isolation = Isolation.NONE
+        """What `isolation` came to on this machine, once ready."""
+        self._wanted = isolation
+        self._cores = Cores(cores)
+        self._caps = open_caps(memory_bytes=memory_bytes, is_gpu=is_gpu)
         self._is_gpu = is_gpu
         self._gpu_minor = gpu_minor
         self.versions: dict[str, str] = {}
@@ -72,6 +81,11 @@ class Spawner:
         self._mounts: frozenset[str] = frozenset()
         self._sock: socket.socket | None = None
         self._is_ready = False
+
+    @property
+    def caps(self) -> CapsKind:
+        """How the memory of children is capped."""
+        return self._caps.kind
 
     @property
     def is_running(self) -> bool:
@@ -85,7 +99,7 @@ class Spawner:
         ours, theirs = socket.socketpair()
         proof.ask_for_credentials(ours)
         config = {
-            "isolation": self.isolation,
+            "isolation": self._wanted,
             "folder": str(self._folder),
             "judge_pid": os.getpid(),
             "device": "gpu" if self._is_gpu else "cpu",
@@ -126,39 +140,52 @@ class Spawner:
             self._mounts = proof.read_mounts(pid) | {"/tmp"}
         except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError, OSError) as error:
             raise ZygoteGone(f"the zygote did not get ready: {error}") from error
+        self.isolation = Isolation(frame.body.pop("isolation"))
         self.versions = {name: str(value) for name, value in frame.body.items()}
         self._is_ready = True
+        self._try_sandbox()
 
-    def spawn(self, *, role: str, uid: int | None) -> SandboxedChild:
+    def spawn(
+        self, *, role: str, uid: int | None, extra: dict[str, Any] | None = None
+    ) -> SandboxedChild:
         """A new child, inspected. Raises ZygoteGone or WeakSandbox."""
         ours, theirs = socket.socketpair()
+        core = self._cores.take()
         try:
             proof.ask_for_credentials(ours)
             body = {
                 "role": role,
                 "uid": uid,
                 "memory_bytes": None if self._is_gpu else self._memory_bytes,
+                "core": core,
+                **(extra or {}),
             }
             pid = int(
                 self._ask(Kind.SPAWN, body, fds=(theirs.fileno(),), answer=Kind.SPAWNED)["pid"]
             )
         except BaseException:
+            self._cores.give_back(core)
             ours.close()
             raise
         finally:
             theirs.close()
-        child = SandboxedChild(sock=ours, pid=pid)
+        child = SandboxedChild(sock=ours, pid=pid, core=core)
         try:
-            self._inspect(child, uid=uid)
+            pid_here = self._inspect(child, uid=uid)
+            self._caps.enclose(pid_here)
         except BaseException:
             self.end(child)
             raise
-        return child
+        return dataclasses.replace(child, pid_here=pid_here)
 
     def end(self, child: SandboxedChild) -> int:
         """Kills everything of a child and returns its wait status: how it ended, if it had."""
         child.sock.close()
-        return int(self._ask(Kind.REAP, {"pid": child.pid}, answer=Kind.REAPED)["status"])
+        self._caps.release(child.pid_here)
+        try:
+            return int(self._ask(Kind.REAP, {"pid": child.pid}, answer=Kind.REAPED)["status"])
+        finally:
+            self._cores.give_back(child.core)
 
     def close(self) -> None:
         """Ends the zygote and with it every child."""
@@ -167,11 +194,33 @@ class Spawner:
             self._sock.close()
             self._sock = None
         if self._process is not None:
-            self._process.send_signal(signal.SIGKILL)
-            self._process.wait()
+            _end_launcher(self._process)
             self._process = None
 
-    def _inspect(self, child: SandboxedChild, *, uid: int | None) -> None:
+    def _try_sandbox(self) -> None:
+        """What must not work is tried, in a child of our own code. Raises ZygoteGone."""
+        if self.isolation is Isolation.NONE:
+            return
+        forbidden = self._folder.with_suffix(".forbidden")
+        forbidden.write_text("of the judge")
+        uid = PROBE_UID if os.geteuid() == 0 else None
+        extra = {"forbidden": str(forbidden), "judge_pid": os.getpid()}
+        try:
+            child = self.spawn(role="probe", uid=uid, extra=extra)
+            deadline = time.monotonic() + FORK_TIMEOUT_S
+            try:
+                works = frames.receive(child.sock, deadline=deadline, expected=(Kind.DONE,)).body
+            finally:
+                self.end(child)
+        except (frames.PeerGone, frames.DeadlinePassed, proof.WeakSandbox) as error:
+            raise ZygoteGone(f"the sandbox {self.isolation} could not be tried: {error}") from error
+        finally:
+            forbidden.unlink(missing_ok=True)
+        if works["works"]:
+            self._is_ready = False
+            raise ZygoteGone(f"the sandbox {self.isolation} does not stop {works['works']}")
+
+    def _inspect(self, child: SandboxedChild, *, uid: int | None) -> int:
         deadline = time.monotonic() + FORK_TIMEOUT_S
         try:
             if not _has_data(child.sock, deadline=deadline):
@@ -184,6 +233,7 @@ class Spawner:
         except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError, OSError) as error:
             raise ZygoteGone(f"a forked child gave no hello: {error}") from error
         child.sock.setsockopt(socket.SOL_SOCKET, proof.SO_PASSCRED, 0)
+        return pid
 
     def _ask(
         self, kind: Kind, body: dict[str, Any], *, answer: Kind, fds: tuple[int, ...] = ()
@@ -201,6 +251,16 @@ class Spawner:
                 raise ZygoteGone(
                     f"the zygote was asked to {kind.name.lower()} and: {error}"
                 ) from error
+
+
+def _end_launcher(process: subprocess.Popen[bytes]) -> None:
+    """It ends the zygote with it: at once where that is pid 1, else with every child's group."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(timeout=FORK_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _has_data(sock: socket.socket, *, deadline: float) -> bool:

@@ -11,22 +11,32 @@ from __future__ import annotations
 import gc
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
 import tempfile
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from forge.evalpool.judge import frames, gpu_files, linux, root, sandbox
+from forge.evalpool.judge import (
+    attempts,
+    frames,
+    gpu_files,
+    levels,
+    linux,
+    processes,
+    root,
+    sandbox,
+)
 from forge.evalpool.judge.frames import Kind
-from forge.evalpool.judge.sandbox import ChildLimits, Isolation
+from forge.evalpool.judge.sandbox import ChildLimits, Isolation, Surroundings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
 IDLE_S = 1e9
 IMPORT_ENVIRONMENT = {
@@ -42,16 +52,13 @@ class Zygote:
     """What a fork needs to know."""
 
     sock: socket.socket
-    isolation: Isolation
-    own_pid_namespace: int | None
-    mapped_bytes: int
+    around: Surroundings
     run_candidate: Callable[[socket.socket, str], None]
     """Serves the judge as a runner, with this file for the candidate's source."""
-    environment: Mapping[str, str]
-    """Of a child."""
-    is_gpu: bool
-    scratch: str
-    """Parent of candidates' folders where there is no mount namespace."""
+    folder: str
+    """Parent of children's scratch folders where there is no mount namespace."""
+    scratch: dict[int, str] = field(default_factory=dict)
+    """Of each child that lives, by pid."""
 
     def serve(self) -> None:
         """Forks and reaps on request, until the judge hangs up."""
@@ -70,14 +77,16 @@ class Zygote:
 
     def _spawn(self, request: frames.Frame) -> int:
         fd = request.fds[0]
-        if self.own_pid_namespace is not None:
+        namespace = self.around.own_pid_namespace
+        scratch = root.SCRATCH if namespace is not None else tempfile.mkdtemp(dir=self.folder)
+        if namespace is not None:
             linux.unshare(linux.CLONE_NEWPID)
         pid = os.fork()
         if pid == 0:
             sock = socket.socket(fileno=fd)  # held to the end: closing it says that we are gone
             try:
                 self.sock.close()
-                self._be_child(request.body, sock)
+                self._be_child(request.body, sock, scratch)
             except frames.PeerGone:
                 os._exit(0)  # the judge is done with it
             except BaseException:
@@ -86,32 +95,36 @@ class Zygote:
                 traceback.print_exc()
             finally:
                 os._exit(1)
-        if self.own_pid_namespace is not None:
-            linux.setns(self.own_pid_namespace, kind=linux.CLONE_NEWPID)
+        if namespace is not None:
+            linux.setns(namespace, kind=linux.CLONE_NEWPID)
         os.close(fd)
+        self.scratch[pid] = scratch
         return pid
 
     def _reap(self, pid: int) -> int:
         """Kills a child, with everything in its namespace or group, and returns its wait status."""
-        kill = os.killpg if self.own_pid_namespace is None else os.kill
-        try:
-            kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            os.kill(pid, signal.SIGKILL)  # not yet a group of its own
+        scratch = self.scratch.pop(pid)
+        if self.around.own_pid_namespace is None:
+            status = processes.end_group(pid)
+            shutil.rmtree(scratch, ignore_errors=True)
+            return status
+        os.kill(pid, signal.SIGKILL)
         return os.waitpid(pid, 0)[1]
 
-    def _be_child(self, body: dict[str, Any], sock: socket.socket) -> None:
-        if self.own_pid_namespace is not None:
-            os.close(self.own_pid_namespace)
+    def end(self) -> None:
+        """Ends what a pid namespace would end."""
+        if self.around.own_pid_namespace is None:
+            for pid in list(self.scratch):
+                self._reap(pid)
+
+    def _be_child(self, body: dict[str, Any], sock: socket.socket, scratch: str) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        tempfile.tempdir = None  # the zygote's own may be remembered
+        if self.around.own_pid_namespace is not None:
+            os.close(self.around.own_pid_namespace)
         gc.disable()
-        limits = ChildLimits(uid=body["uid"], memory_bytes=body["memory_bytes"])
-        sandbox.enter_child_sandbox(
-            limits,
-            isolation=self.isolation,
-            mapped_bytes=self.mapped_bytes,
-            environment=self.environment,
-            is_gpu=self.is_gpu,
-        )
+        limits = ChildLimits(uid=body["uid"], memory_bytes=body["memory_bytes"], core=body["core"])
+        sandbox.enter_child_sandbox(self.around, limits, scratch=scratch)
         role = body["role"]
         if role in ("runner", "examiner"):
             _silence()
@@ -126,17 +139,12 @@ class Zygote:
 
             examine.main(sock)
             return
-        from forge.evalpool.judge import runner
-
-        file = self._candidate_file(runner.FILE)
+        if role == "probe":
+            attempts.main(sock, body["forbidden"], body["judge_pid"])
+            return
         _forget_forge()
         sock.settimeout(None)
-        self.run_candidate(sock, file)
-
-    def _candidate_file(self, default: str) -> str:
-        if self.isolation is Isolation.NAMESPACES:
-            return default
-        return f"{tempfile.mkdtemp(dir=self.scratch)}/candidate.py"
+        self.run_candidate(sock, f"{scratch}/work/candidate.py")
 
 
 def main() -> None:
@@ -146,22 +154,49 @@ def main() -> None:
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != judge_pid:
         return
-    isolation = Isolation(config["isolation"])
     is_gpu = config["device"] != "cpu"
     files = gpu_files.find_gpu_files(minor=config["gpu_minor"]) if is_gpu else None
     plan = root.plan_root(files)
     sock = socket.socket(fileno=fd)
-    if isolation is Isolation.NAMESPACES:
-        with _telling(sock):
+    with _telling(sock):
+        isolation = levels.strongest(config["isolation"])
+        if isolation.has_namespaces:
             sandbox.enter_zygote_namespaces()
+    if not isolation.has_namespaces:
+        _become_subreaper()
     pid = os.fork()
     if pid:
         sock.close()
-        _, status = os.waitpid(pid, 0)
-        sys.exit(os.waitstatus_to_exitcode(status) & 0xFF)
+        _await_zygote(pid)
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if not isolation.has_namespaces:
+        _become_subreaper()
     _be_zygote(sock, isolation=isolation, plan=plan, folder=config["folder"], is_gpu=is_gpu)
+
+
+def _become_subreaper() -> None:
+    """Without a pid namespace: whom a child leaves behind falls to us, and we live to end it when
+    those above us are killed with their whole group.
+    """
+    linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
+    os.setsid()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _await_zygote(pid: int) -> NoReturn:
+    """In the launcher, to the end."""
+    code = 0
+    try:
+        _, status = os.waitpid(pid, 0)
+        code = os.waitstatus_to_exitcode(status) & 0xFF
+    except SystemExit:
+        os.kill(pid, signal.SIGTERM)
+        os.waitpid(pid, 0)
+    finally:
+        processes.end_children()
+    sys.exit(code)
 
 
 def _be_zygote(
@@ -176,36 +211,42 @@ def _be_zygote(
     else:
         os.environ["TRITON_INTERPRET"] = "1"
         run_candidate = _import_for_cpu()
-    namespace = None
-    if isolation is Isolation.NAMESPACES:
+    mapped_bytes = sandbox.mapped_bytes()
+    num_threads = len(os.listdir("/proc/self/task"))
+    namespace, proc = None, os.open("/proc", os.O_PATH | os.O_CLOEXEC)
+    if isolation.has_namespaces:
+        namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         with _telling(sock):
-            sandbox.enter_root(plan, at=folder)
+            sandbox.enter_root(plan, at=folder, isolation=isolation)
+    if isolation is not Isolation.NONE:
         sys.path[:] = root.sandbox_sys_path(plan)
         sys.path_importer_cache.clear()
-        namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     gc.collect()
     gc.freeze()  # children write no reference counts of the collector into shared pages
-    zygote = Zygote(
-        sock=sock,
+    around = Surroundings(
         isolation=isolation,
-        own_pid_namespace=namespace,
-        mapped_bytes=sandbox.mapped_bytes(),
-        run_candidate=run_candidate,
+        plan=plan,
+        mapped_bytes=mapped_bytes,
         environment=environment,
         is_gpu=is_gpu,
-        scratch=folder,
+        own_pid_namespace=namespace,
+        proc=proc,
     )
-    num_threads = len(os.listdir("/proc/self/task"))
+    zygote = Zygote(sock=sock, around=around, run_candidate=run_candidate, folder=folder)
     if num_threads != 1:
         raise RuntimeError(f"the zygote has {num_threads} threads; a fork would copy only one")
     import torch
     import triton
 
-    frames.send(sock, Kind.READY, {"torch": torch.__version__, "triton": triton.__version__})
+    versions = {"torch": torch.__version__, "triton": triton.__version__}
+    frames.send(sock, Kind.READY, {"isolation": isolation, **versions})
     try:
         zygote.serve()
-    except frames.PeerGone:
-        return
+    except (frames.PeerGone, SystemExit):
+        zygote.end()
+        os._exit(0)  # libraries complain at a regular end
+    finally:
+        zygote.end()
 
 
 @contextmanager
@@ -226,7 +267,8 @@ def _import_for_cpu() -> Callable[[socket.socket, str], None]:
     from forge.evalpool.judge import bounds, examine, oracle, runner, warmup
     from forge.evalpool.judge import compile as compiling
 
-    assert oracle and examine
+    assert oracle
+    assert examine
     bounds.install()
     compiler = compiling.Compiler(compiling.Personalities())
     warmup.warm_up(compiler)
@@ -246,7 +288,8 @@ def _import_for_gpu() -> Callable[[socket.socket, str], None]:
     torch.set_num_threads(1)
     from forge.evalpool.judge import examine, gpu_session, oracle
 
-    assert oracle and examine
+    assert oracle
+    assert examine
     if not torch.version.hip:
         # Compiled and loaded once here, not in every child (0.5 s).
         with tempfile.TemporaryDirectory() as cache:

@@ -1,0 +1,42 @@
+"""Trying, in the sandbox, what must not work: our own code, before the first candidate.
+
+Forked by the zygote as a child of the role `probe`. What Landlock forbids cannot be read from
+outside (`proof.py` reads the rest), so somebody has to try it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forge.evalpool.judge import frames, linux
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def main(sock: socket.socket, forbidden: str, judge_pid: int) -> None:
+    """Says what worked and should not have. The kernel may refuse in whatever words."""
+    tries: dict[str, Callable[[], object]] = {
+        "reading a file of the judge's": lambda: Path(forbidden).read_bytes(),
+        "writing beside it": lambda: Path(f"{forbidden}.new").touch(),
+        "writing to the root": lambda: Path("/forge-attempt").touch(),
+        "an Internet socket": lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM).close(),
+        "a user namespace": lambda: linux.unshare(linux.CLONE_NEWUSER),
+    }
+    if judge_pid != os.getpid():  # the same number may be our own in our namespace
+        tries["a signal to the judge"] = lambda: os.kill(judge_pid, 0)
+        environ = Path(f"/proc/{judge_pid}/environ")
+        tries["reading the judge's environment"] = environ.read_bytes
+    works = [name for name, attempt in tries.items() if _works(attempt)]
+    frames.send(sock, frames.Kind.DONE, {"works": works})
+
+
+def _works(attempt: Callable[[], object]) -> bool:
+    try:
+        attempt()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,111 @@
+"""Landlock: what a process may do with files, TCP, signals and abstract sockets, from now on.
+
+Called by `sandbox.py` in a child that has no mount namespace of its own (level `landlock`), and
+where another process's /proc lies in sight (`confine_processes`). The kernel holds to it for good,
+for all that the process starts; a process under it can neither trace nor read the memory, the
+environment or the descriptors of one that is not. Not covered: names and sizes of files (stat),
+metadata (chmod, chown, times: seccomp denies these), Unix sockets by path (seccomp: no socket).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from forge.evalpool.judge import linux
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
+"""The same numbers on every machine."""
+ASK_VERSION = 1
+RULE_PATH_BENEATH = 1
+
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+MAKE_CHAR, MAKE_DIR, MAKE_SOCK, MAKE_BLOCK = 1 << 6, 1 << 7, 1 << 9, 1 << 11
+REFER, TRUNCATE, IOCTL_DEVICE = 1 << 13, 1 << 14, 1 << 15
+ALL_FILES = (1 << 15) - 1
+"""Every right over files that MIN_ABI knows."""
+TCP = 0b11
+"""bind, connect."""
+SCOPES = 0b11
+"""Abstract Unix sockets, signals."""
+
+READ = EXECUTE | READ_FILE | READ_DIR
+READ_WRITE = READ_FILE | READ_DIR | WRITE_FILE
+OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEVICE
+"""Rights that can be given for what is no directory."""
+DEVICE = READ_FILE | WRITE_FILE | IOCTL_DEVICE
+SCRATCH = ALL_FILES & ~(MAKE_CHAR | MAKE_BLOCK | MAKE_SOCK | REFER)
+
+MIN_ABI = 3
+"""Linux 6.2: before it, any file could be truncated."""
+TCP_ABI, IOCTL_ABI, SCOPE_ABI = 4, 5, 6
+
+
+class _Ruleset(ctypes.Structure):
+    _fields_ = [("files", ctypes.c_uint64), ("tcp", ctypes.c_uint64), ("scopes", ctypes.c_uint64)]
+
+
+class _PathBeneath(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = [("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32)]
+
+
+def abi() -> int:
+    """Which Landlock this kernel has; 0 without."""
+    try:
+        return linux.call(CREATE_RULESET, None, 0, ASK_VERSION, doing="landlock version")
+    except OSError:
+        return 0
+
+
+def confine_files(rules: Iterable[tuple[str, int]]) -> None:
+    """Nothing but these: (path, rights below it). Needs no_new_privs. A path that is not there is
+    left out. TCP, signals and abstract sockets as far as the kernel knows them.
+    """
+    version = abi()
+    handled = ALL_FILES | (IOCTL_DEVICE if version >= IOCTL_ABI else 0)
+    with _ruleset(handled, version=version) as ruleset:
+        for path, rights in rules:
+            _allow(ruleset, path, rights & handled)
+        linux.call(RESTRICT_SELF, ruleset, 0, doing="landlock_restrict_self")
+
+
+def confine_processes() -> None:
+    """Other processes are out of reach, files as before. Nothing where there is no Landlock."""
+    version = abi()
+    if version:
+        with _ruleset(MAKE_BLOCK, version=version) as ruleset:
+            linux.call(RESTRICT_SELF, ruleset, 0, doing="landlock_restrict_self")
+
+
+@contextmanager
+def _ruleset(files: int, *, version: int) -> Iterator[int]:
+    tcp = TCP if version >= TCP_ABI else 0
+    scopes = SCOPES if version >= SCOPE_ABI else 0
+    size = 8 if version < TCP_ABI else 16 if version < SCOPE_ABI else 24
+    ruleset = _Ruleset(files, tcp, scopes)
+    fd = linux.call(CREATE_RULESET, ctypes.byref(ruleset), size, 0, doing="landlock_create_ruleset")
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _allow(ruleset: int, path: str, rights: int) -> None:
+    try:
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        if not os.path.isdir(path):
+            rights &= OF_FILES
+        rule = _PathBeneath(rights, fd)
+        doing = f"landlock_add_rule for {path}"
+        linux.call(ADD_RULE, ruleset, RULE_PATH_BENEATH, ctypes.byref(rule), 0, doing=doing)
+    finally:
+        os.close(fd)
