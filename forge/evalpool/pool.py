@@ -1,82 +1,60 @@
-"""The judges of a run, seen from the supervisor: who is free, who died, what was asked before.
+"""The judges of a run, seen from the supervisor: one call, whatever judges are doing behind it.
 
-    judge(problem, code) ─▶ cache ─▶ least loaded living judge ─HTTP─▶ verdict
-                                       │ died or infra fault: once more, on another judge
-    one keeper a judge: open child ─▶ waits for its end ─▶ back-off ─▶ opens it again
+    judge(problem, code) ─▶ remembered? ─▶ room ─▶ least loaded judge ─HTTP─▶ verdict
+                                             ▲       │ infra fault: once more, on another judge
+                                             └───────┘
+    one keeper a seat (`keeper.py`): opens its judge, judges canaries, replaces it
 
 Promises: a dead judge is always started again; a kernel is never blamed for a judge; at most
-`MAX_QUEUED` requests wait; an identical (problem, code) is judged once, while it is remembered.
+`MAX_QUEUED` requests are queued and further callers wait; identical candidates are judged once for
+correctness while that is remembered; no time is ever shared.
+
+A runner that somebody killed (SIGKILL, not by the judge) may have met an operator or the kernel's
+out-of-memory killer: that is an infra error, and judged once more. The same again is the
+candidate's own doing: `runtime_error: killed`, so that nobody gains by dying so.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import sys
-from collections import OrderedDict
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.abc
 
-from forge.errors import ChildDied, MachineError, Stalled
-from forge.process.busy import BusyClock
-from forge.process.child import Child, ChildSpec, open_child
-from forge.process.environment import child_env
+from forge.errors import MachineError, Stalled
+from forge.evalpool.keeper import Keeper
+from forge.evalpool.links import judge_spec, open_child_link, open_url_link
+from forge.evalpool.seating import NoJudge, Seat, Seating, State
+from forge.evalpool.verdict_cache import VerdictCache, candidate_key, is_enough
+from forge.evalpool.wire import NoAnswer, ask_verdict, describe, post
 from forge.process.sockets import open_socket_dir
-from forge.process.uds import open_client
 from forge.records.examination import Examination
-from forge.records.verdict import Status, Verdict
+from forge.records.verdict import JudgeOptions, Status, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    import httpx
+    from collections.abc import AsyncIterator, Sequence
 
     from forge.config.schema import JudgeTable
     from forge.process.child import ProcessObserver
+    from forge.process.devices import Gpu
     from forge.records.problem import Problem
 
 logger = logging.getLogger(__name__)
 
-MAX_QUEUED = 4096
-MAX_REMEMBERED = 20_000
-"""Verdicts kept by hash of (problem, code): a small model repeats itself."""
-CONCURRENCY = 1
+MAX_QUEUED = 256
+"""Requests that wait for a judge; who comes on top waits for a place in that queue."""
+CPU_CAPACITY = 1
 """Candidates at once in one judge: a runner is one busy thread, and judges are as many as cores."""
-FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.2, 10.0
-READY_TIMEOUT_S = 120.0
-END_NOTICE_S = 1.0
-"""A broken connection is mostly a death: how long its notice may take before we end the judge."""
-NO_JUDGE_TIMEOUT_S = 120.0
-"""How long a request waits for any judge to live."""
+GPU_CAPACITY = 8
+"""The same on a card: start, compilation and correctness of several overlap."""
+START_TIMEOUT_S = 180.0
 SLACK_S = 60.0
-"""Above the candidate's own deadlines: fork, reference, and up to CONCURRENCY others before it."""
-
-
-class _NoAnswer(Exception):
-    """A judge gave none: it died, was silent or failed."""
-
-
-@dataclass(slots=True)
-class _Seat:
-    """One judge's place: who sits there now."""
-
-    name: str
-    socket_path: Path
-    client: httpx.AsyncClient | None = None
-    """Open while the judge lives. One for all requests: making one reads certificates (20 ms)."""
-    num_waiting: int = 0
-    lost: anyio.Event = field(default_factory=anyio.Event)
-    """Set when it broke a connection or was silent: its keeper replaces it."""
-    free: anyio.Semaphore = field(default_factory=lambda: anyio.Semaphore(CONCURRENCY))
-
-    @property
-    def is_up(self) -> bool:
-        return self.client is not None
+"""Above the deadlines of all phases: forks, frames, and the wait for the card."""
 
 
 @dataclass(slots=True)
@@ -97,6 +75,8 @@ class PoolStats:
     """Answers from memory."""
     num_infra: int
     """Infra faults seen, retried ones too."""
+    num_quarantined: int
+    """Judges that failed twice and take no work."""
     queue_length: int
     busy_s: dict[str, float]
     """Seconds with at least one candidate in judgement, by judge."""
@@ -105,38 +85,41 @@ class PoolStats:
 class Pool:
     """Judges behind one call. Made by `open_pool`."""
 
-    def __init__(self, table: JudgeTable, seats: list[_Seat]) -> None:
+    def __init__(self, table: JudgeTable, seating: Seating) -> None:
         self._table = table
-        self._seats = seats
-        self._changed = anyio.Event()
-        self._remembered: OrderedDict[str, Verdict] = OrderedDict()
+        self.seating = seating
+        self._cache = VerdictCache()
         self._running: dict[str, _Running] = {}
         self._room = anyio.Semaphore(MAX_QUEUED)
-        self._busy = {seat.name: BusyClock() for seat in seats}
         self._num_judged = self._num_cached = self._num_infra = 0
 
-    async def judge(self, problem: Problem, code: str) -> Verdict:
-        """The verdict. Raises Stalled when no judge lives for `NO_JUDGE_TIMEOUT_S`."""
-        key = _key(problem, code)
+    async def judge(
+        self, problem: Problem, code: str, *, timing: bool = True, profile: bool = False
+    ) -> Verdict:
+        """The verdict: correctness, and where asked for times and samples. On a CPU nothing is timed.
+
+        Raises Stalled when no judge lives for `seating.NO_JUDGE_TIMEOUT_S`.
+        """
+        options = JudgeOptions(timing=timing and self._table.timing, profile=profile)
+        key = candidate_key(problem, code)
         while (running := self._running.get(key)) is not None:
-            with anyio.move_on_after(self.request_timeout_s * 4):
-                await running.done.wait()
+            await running.done.wait()
             if running.verdict is not None and running.verdict.status is Status.TIMEOUT:
                 self._num_cached += 1
                 return running.verdict  # shared with who waited, not remembered
-        cached = self._remembered.get(key)
-        if cached is not None:
+        cached = self._cache.find(key, kinds=self.seating.kinds)
+        if cached is not None and is_enough(cached, options):
             self._num_cached += 1
-            self._remembered.move_to_end(key)
             return cached
+        if cached is not None:  # correct, and to be timed for this request alone
+            return await self._judge_in_turn(problem, code, options)
         running = self._running[key] = _Running()
         try:
-            async with self._room:
-                running.verdict = verdict = await self._judge_twice(problem, code)
+            running.verdict = verdict = await self._judge_in_turn(problem, code, options)
+            self._cache.remember(key, verdict)
         finally:
             del self._running[key]
             running.done.set()
-        self._remember(key, verdict)
         return verdict
 
     async def examine(self, problem: Problem) -> Examination:
@@ -146,105 +129,107 @@ class Pool:
         """
         seat, lost = None, ""
         for _ in range(2):
-            seat = await self._pick(avoid=seat)
-            seat.num_waiting += 1
+            seat = await self._take(avoid=seat)
             try:
-                async with seat.free:
-                    body = {"problem": _described(problem)}
-                    return Examination.from_json(await self._post(seat, "/examine", body))
-            except _NoAnswer as error:
-                lost = str(error)
+                return await self._examine_there(seat, problem)
+            except NoAnswer as error:
+                lost = self._note_silence(seat, error)
             finally:
-                seat.num_waiting -= 1
+                self.seating.give_back(seat)
         raise MachineError(f"{problem.problem_id}: it could not be examined: {lost}")
 
     def stats(self) -> PoolStats:
         """Now."""
-        waiting = sum(seat.num_waiting for seat in self._seats)
+        seats = self.seating.seats
         return PoolStats(
             num_judged=self._num_judged,
             num_cached=self._num_cached,
             num_infra=self._num_infra,
-            queue_length=max(0, waiting - sum(seat.is_up for seat in self._seats)),
-            busy_s={name: busy.busy_s for name, busy in self._busy.items()},
+            num_quarantined=sum(seat.state is State.QUARANTINED for seat in seats),
+            queue_length=self.seating.num_waiting,
+            busy_s={seat.name: seat.busy.busy_s for seat in seats},
         )
 
-    async def _judge_twice(self, problem: Problem, code: str) -> Verdict:
-        """Once more, on another judge where there is one, for infra faults only."""
-        verdict, seat = await self._judge_once(problem, code, avoid=None)
-        if verdict.status is Status.INFRA_ERROR:
-            self._num_infra += 1
-            logger.warning("%s: %s: %s; judged again", seat.name, verdict.reason, verdict.detail)
-            verdict, _ = await self._judge_once(problem, code, avoid=seat)
-            self._num_infra += verdict.status is Status.INFRA_ERROR
+    async def _judge_in_turn(
+        self, problem: Problem, code: str, options: JudgeOptions
+    ) -> Verdict:
+        async with self._room:
+            verdict = await self._judge_twice(problem, code, options)
         self._num_judged += 1
         return verdict
 
+    async def _judge_twice(self, problem: Problem, code: str, options: JudgeOptions) -> Verdict:
+        """Once more, on another judge where there is one, for infra faults only."""
+        first, seat = await self._judge_once(problem, code, options, avoid=None)
+        if first.status is not Status.INFRA_ERROR:
+            return first
+        self._num_infra += 1
+        if seat is None:
+            return first
+        logger.warning("%s: %s: %s; judged again", seat.name, first.reason, first.detail)
+        verdict, _ = await self._judge_once(problem, code, options, avoid=seat)
+        self._num_infra += verdict.status is Status.INFRA_ERROR
+        if first.reason == verdict.reason == "runner_killed":
+            return replace(verdict, status=Status.RUNTIME_ERROR, reason="killed")
+        return verdict
+
     async def _judge_once(
-        self, problem: Problem, code: str, *, avoid: _Seat | None
-    ) -> tuple[Verdict, _Seat]:
-        seat = await self._pick(avoid=avoid)
-        seat.num_waiting += 1
+        self, problem: Problem, code: str, options: JudgeOptions, *, avoid: Seat | None
+    ) -> tuple[Verdict, Seat | None]:
+        """The seat is None where none could be had, since all are quarantined."""
         try:
-            async with seat.free:
-                with self._busy[seat.name].running():
-                    return await self._ask(seat, problem, code), seat
+            seat = await self._take(avoid=avoid)
+        except NoJudge as error:
+            return _infra("no_judge", str(error)), None
+        try:
+            with seat.busy.running():
+                verdict = await self._ask(seat, problem, code, options)
+            self.seating.heard(seat, verdict)
+            return verdict, seat
         finally:
-            seat.num_waiting -= 1
+            self.seating.give_back(seat)
 
-    async def _ask(self, seat: _Seat, problem: Problem, code: str) -> Verdict:
-        body = {"problem": _described(problem), "code": code}
-        try:
-            return Verdict.from_json(await self._post(seat, "/judge", body))
-        except (_NoAnswer, ValueError, KeyError, TypeError) as error:
-            return _lost(seat, error)
-
-    async def _post(self, seat: _Seat, path: str, body: dict[str, Any]) -> Any:
-        """The judge's answer as JSON. Raises _NoAnswer, or ValueError where it is none."""
-        import httpx
-
+    async def _ask(
+        self, seat: Seat, problem: Problem, code: str, options: JudgeOptions
+    ) -> Verdict:
         try:
             if seat.client is None:
-                raise ValueError("it ended while this request waited")
-            response = await seat.client.post(path, json=body)
-            response.raise_for_status()
-            return response.json()
-        except httpx.TransportError as error:
-            # Out of the choice at once: its keeper may learn of its death only later.
-            self.seat_changed(seat, None)
-            seat.lost.set()
-            raise _NoAnswer(f"{type(error).__name__}: {error}") from error
-        except (httpx.HTTPError, ValueError) as error:
-            raise _NoAnswer(f"{type(error).__name__}: {error}") from error
+                raise NoAnswer("it ended while this request waited")
+            return await ask_verdict(
+                seat.client, problem, code, options, timeout_s=request_timeout_s(self._table)
+            )
+        except NoAnswer as error:
+            return _infra("judge_lost", self._note_silence(seat, error))
 
-    async def _pick(self, *, avoid: _Seat | None) -> _Seat:
-        """The least loaded living judge, another than `avoid` if any other lives."""
-        with anyio.move_on_after(NO_JUDGE_TIMEOUT_S):
-            while True:
-                living = [seat for seat in self._seats if seat.is_up]
-                others = [seat for seat in living if seat is not avoid]
-                if living:
-                    return min(others or living, key=lambda seat: seat.num_waiting)
-                await self._changed.wait()
-        raise Stalled(f"no judge was alive for {NO_JUDGE_TIMEOUT_S:.0f} s; see their logs")
+    async def _examine_there(self, seat: Seat, problem: Problem) -> Examination:
+        if seat.client is None:
+            raise NoAnswer("it ended while this request waited")
+        timeout_s = request_timeout_s(self._table)
+        body = {"problem": describe(problem)}
+        return Examination.from_json(
+            await post(seat.client, "/examine", body, timeout_s=timeout_s)
+        )
 
-    def seat_changed(self, seat: _Seat, client: httpx.AsyncClient | None) -> None:
-        """Told by the keeper of a seat."""
-        seat.client = client
-        self._changed.set()
-        self._changed = anyio.Event()
+    def _note_silence(self, seat: Seat, error: NoAnswer) -> str:
+        words = f"{seat.name} did not answer: {error}"
+        if error.is_lost:
+            self.seating.lost(seat, why=words)
+        return words
 
-    def _remember(self, key: str, verdict: Verdict) -> None:
-        """But for what a busy machine may have caused."""
-        if verdict.status in (Status.INFRA_ERROR, Status.TIMEOUT):
-            return
-        self._remembered[key] = verdict
-        while len(self._remembered) > MAX_REMEMBERED:
-            self._remembered.popitem(last=False)
+    async def _take(self, *, avoid: Seat | None) -> Seat:
+        """Raises NoJudge where all are quarantined, Stalled where none lives."""
+        try:
+            return await self.seating.take(avoid=avoid)
+        except NoJudge as error:
+            if error.is_quarantine:
+                raise
+            raise Stalled(str(error)) from error
 
-    @property
-    def request_timeout_s(self) -> float:
-        return 2 * (self._table.compile_timeout_s + self._table.correct_timeout_s) + SLACK_S
+
+def request_timeout_s(table: JudgeTable) -> float:
+    """For one request: the reference, all phases of the candidate, and timings that come first."""
+    checks_s = 2 * (table.compile_timeout_s + table.correct_timeout_s)
+    return checks_s + (GPU_CAPACITY * table.timing_timeout_s if table.timing else 0.0) + SLACK_S
 
 
 @asynccontextmanager
@@ -255,25 +240,37 @@ async def open_pool(
     log_dir: Path,
     observer: ProcessObserver | None = None,
     threads: int = 1,
+    gpus: Sequence[Gpu] = (),
 ) -> AsyncIterator[Pool]:
-    """Starts `table.workers` judges, yields when all are ready, ends them with everything in them.
+    """Judges: one for each of `gpus`, else `table.workers` on the CPU; or those at `table.url`.
+
+    Yields when all are ready; ends what it started with everything in it.
 
     Raises:
-        MachineError: this machine gives no sandbox.
+        MachineError: this machine gives no sandbox, or nobody answers at a URL.
         ChildDied, Stalled: a judge did not get ready.
     """
-    seats = [
-        _Seat(f"judge-{number}", socket_dir / f"judge-{number}.sock")
-        for number in range(table.workers)
-    ]
-    pool = Pool(table, seats)
+    timeout_s = request_timeout_s(table)
+    opens = {}
+    for number, url in enumerate(table.url):
+        seat = Seat(f"pool-{number}", is_remote=True)
+        opens[seat] = partial(open_url_link, url, timeout_s=timeout_s)
+    cards: Sequence[Gpu | None] = gpus or [None] * table.workers
+    for number, gpu in enumerate([] if table.url else cards):
+        seat = Seat(f"judge-{number}", capacity=CPU_CAPACITY if gpu is None else GPU_CAPACITY)
+        spec = judge_spec(
+            seat.name, table=table, socket_dir=socket_dir, log_dir=log_dir,
+            threads=threads, capacity=seat.capacity, gpu=gpu,
+        )  # fmt: skip
+        opens[seat] = partial(open_child_link, spec, observer=observer, timeout_s=timeout_s)
+    seating = Seating(opens)
     async with anyio.create_task_group() as keepers:
-        async with anyio.create_task_group() as starting:
-            for seat in seats:
-                spec = _spec(seat, table=table, log_dir=log_dir, threads=threads)
-                starting.start_soon(_start_keeper, keepers, pool, seat, spec, observer)
+        with anyio.fail_after(START_TIMEOUT_S):
+            async with anyio.create_task_group() as starting:
+                for seat, open_link in opens.items():
+                    starting.start_soon(keepers.start, Keeper(seating, seat, open_link).run)
         try:
-            yield pool
+            yield Pool(table, seating)
         finally:
             keepers.cancel_scope.cancel()
 
@@ -291,108 +288,5 @@ async def judge_alone(problem: Problem, text: str, *, table: JudgeTable) -> Verd
             return await pool.judge(problem, found.code if found.is_ok else text)
 
 
-async def _start_keeper(
-    keepers: anyio.abc.TaskGroup,
-    pool: Pool,
-    seat: _Seat,
-    spec: ChildSpec,
-    observer: ProcessObserver | None,
-) -> None:
-    with anyio.fail_after(READY_TIMEOUT_S + SLACK_S):
-        await keepers.start(_keep, pool, seat, spec, observer)
-
-
-async def _keep(
-    pool: Pool,
-    seat: _Seat,
-    spec: ChildSpec,
-    observer: ProcessObserver | None,
-    *,
-    task_status: anyio.abc.TaskStatus[None],
-) -> None:
-    """Keeps a seat taken. The first start must succeed; later ones are repeated for ever."""
-    backoff_s, is_first = FIRST_BACKOFF_S, True
-    while True:
-        try:
-            async with (
-                open_child(spec, observer=observer) as child,
-                open_client(seat.socket_path, timeout_s=pool.request_timeout_s) as client,
-            ):
-                seat.lost = anyio.Event()
-                pool.seat_changed(seat, client)
-                if is_first:
-                    task_status.started()
-                    is_first = False
-                backoff_s = FIRST_BACKOFF_S
-                try:
-                    reason = await _until_ended(seat, child)
-                    logger.warning("%s %s; started again", seat.name, reason)
-                finally:
-                    pool.seat_changed(seat, None)
-        except (ChildDied, Stalled) as error:
-            if is_first:
-                raise _first_failure(error) from error
-            logger.error("%s cannot be started again: %s", seat.name, error)
-        await anyio.sleep(backoff_s)
-        backoff_s = min(backoff_s * 2, LONGEST_BACKOFF_S)
-
-
-async def _until_ended(seat: _Seat, child: Child) -> str:
-    """Until a judge ends, or is found not to answer. Says which."""
-    reasons: list[str] = []
-
-    async def end() -> None:
-        reasons.append(f"ended: {await child.wait()}")
-        tg.cancel_scope.cancel()
-
-    async with anyio.create_task_group() as tg:
-        tg.start_soon(end)
-        await seat.lost.wait()
-        await anyio.sleep(END_NOTICE_S)
-        tg.cancel_scope.cancel()
-    return reasons[0] if reasons else "did not answer"
-
-
-def _described(problem: Problem) -> dict[str, Any]:
-    return {
-        "problem_id": problem.problem_id,
-        "source": problem.source,
-        "entry_point": problem.entry_point,
-        "precision": problem.precision,
-    }
-
-
-def _lost(seat: _Seat, error: Exception) -> Verdict:
-    words = f"{seat.name} did not answer: {error}"
-    return Verdict(status=Status.INFRA_ERROR, reason="judge_lost", detail=words[:500])
-
-
-def _first_failure(error: Exception) -> Exception:
-    """A judge that found no sandbox says `MachineError: ...` in its log: that is what to show."""
-    _, mark, words = str(error).partition("MachineError: ")
-    return MachineError(words.split("\n", 1)[0]) if mark else error
-
-
-def _spec(seat: _Seat, *, table: JudgeTable, log_dir: Path, threads: int) -> ChildSpec:
-    config = {
-        "socket_path": str(seat.socket_path),
-        "table": table.model_dump(mode="json"),
-        "concurrency": CONCURRENCY,
-    }
-    return ChildSpec(
-        name=seat.name,
-        argv=(sys.executable, "-m", "forge.evalpool.judge.app"),
-        log_path=log_dir / f"{seat.name}.log",
-        env=child_env(threads=threads, extra=table.env),
-        socket_path=seat.socket_path,
-        config=config,
-        ready_timeout_s=READY_TIMEOUT_S,
-    )
-
-
-def _key(problem: Problem, code: str) -> str:
-    digest = hashlib.sha256()
-    for part in (problem.source, problem.entry_point, problem.precision, code):
-        digest.update(part.encode(errors="surrogatepass"))
-        digest.update(b"\0")
-    return digest.hexdigest()
+def _infra(reason: str, detail: str) -> Verdict:
+    return Verdict(status=Status.INFRA_ERROR, reason=reason, detail=detail[:500])
