@@ -31,12 +31,24 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+problems_app = typer.Typer(
+    help="Problems that are files.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(problems_app, name="problems")
+
 ExperimentFile = Annotated[Path, typer.Argument(metavar="X.toml", help="Experiment file.")]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="Directory, name, name-n, or `last`.")]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key: rollout.group_size=4."),
 ]
+Constants = Annotated[
+    list[str] | None,
+    typer.Option("--override", metavar="NAME=VALUE", help="A module constant: batch_size=16."),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Precision = Annotated[str, typer.Option(help="fp32, fp16 or bf16.")]
+Isolation = Annotated[str, typer.Option(help="As judge.isolation.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Store = Annotated[Path, typer.Option("--store", help="Where run directories are.")]
 RUNS = Path("runs")
@@ -141,20 +153,76 @@ def logs(
 
 @app.command()
 def judge(
-    problem: Annotated[Path, typer.Argument(metavar="PROBLEM.py", help="Reference module.")],
-    candidate: Annotated[Path, typer.Argument(metavar="CANDIDATE.py", help="Kernel or answer.")],
-    device: Annotated[str, typer.Option(help="cpu")] = "cpu",
-    isolation: Annotated[str, typer.Option(help="As judge.isolation.")] = "auto",
+    problem: Annotated[
+        Path | None, typer.Argument(metavar="PROBLEM", help="Reference module, or a directory.")
+    ] = None,
+    candidate: Annotated[
+        str | None, typer.Argument(metavar="CANDIDATE", help="Kernel or answer, directory, or -.")
+    ] = None,
+    overrides: Constants = None,
+    device: Device = "auto",
+    precision: Precision = "fp32",
+    isolation: Isolation = "auto",
+    compile_to: Annotated[str, typer.Option("--compile", help="As judge.compile.")] = "ttir",
+    workers: Annotated[int | None, typer.Option(min=1, help="Judges; one a core.")] = None,
+    is_timed: Annotated[
+        bool, typer.Option("--timing/--no-timing", help="Time what is correct, on a GPU.")
+    ] = True,
+    is_profiled: Annotated[bool, typer.Option("--profile", help="GPU time by kernel.")] = False,
+    url: Annotated[str | None, typer.Option(help="Ask a served pool instead.")] = None,
+    is_serving: Annotated[bool, typer.Option("--serve", help="Run judges for others.")] = False,
+    socket: Annotated[Path | None, typer.Option(help="--serve: Unix socket to make.")] = None,
+    listen: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="--serve: address.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """One verdict for one file."""
+    """Verdicts on candidates: one file, a directory, or stdin. Or judges for others (--serve)."""
     _require_linux()
-    from forge.runner.judging import judge_files, make_table, verdict_lines
+    from forge.runner import judging as view
 
-    table = make_table(device=device, isolation=isolation)
-    with _waiting("judging", is_shown=not as_json):
-        verdict = judge_files(problem, candidate, table=table)
-    _print_json(verdict.to_json()) if as_json else _print_lines(verdict_lines(verdict))
+    settings = view.Settings(
+        device=device, isolation=isolation, compile=compile_to, workers=workers, url=url
+    )
+    if is_serving:
+        return view.serve(settings, given=(problem, candidate), socket=socket, listen=listen)
+    question = view.Question.make(
+        problem, candidate, overrides=overrides or (), precision=precision, is_timed=is_timed,
+        is_profiled=is_profiled,
+    )  # fmt: skip
+    with _waiting("judging", is_shown=not (as_json or question.is_directory)):
+        judged = view.judge(question, settings, is_shown=not as_json)
+    _print_json(judged.to_json()) if as_json else _print_rich(judged.render())
+    if judged.is_faulty:
+        raise typer.Exit(3)
+
+
+@problems_app.command("check")
+def check_problems(
+    path: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of problems, or a file.")],
+    overrides: Constants = None,
+    device: Device = "auto",
+    precision: Precision = "fp32",
+    isolation: Isolation = "auto",
+    as_json: Json = False,
+) -> None:
+    """Which problems can be judged, and which would pay an answer that does less than they ask."""
+    _require_linux()
+    from forge.runner import problem_view as view
+    from forge.runner.judging import Settings
+    from forge.runner.overrides import parse_overrides
+    from forge.runner.problem_check import check_path
+
+    found = check_path(
+        path,
+        table=Settings(device=device, isolation=isolation).table(),
+        overrides=parse_overrides(overrides or ()),
+        precision=precision,
+        is_shown=not as_json,
+    )
+    _print_json(view.to_json(found)) if as_json else _print_rich(view.render(found))
+    if not all(each.is_usable for each in found):
+        raise typer.Exit(2)
 
 
 @app.command()

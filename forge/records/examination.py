@@ -38,7 +38,10 @@ class Flag(StrEnum):
     INPUT_INSENSITIVE = "input_insensitive"
     """An input does not matter: an answer that ignores it is within tolerance."""
     PARAMETER_INSENSITIVE = "parameter_insensitive"
-    """A parameter does not matter: an answer that ignores it is within tolerance."""
+    """A weight does not matter: an answer that ignores it is within tolerance."""
+    VECTOR_INSENSITIVE = "vector_insensitive"
+    """The same of a vector only, mostly a bias before a normalisation. To leave it out is an honest
+    simplification that saves next to nothing, so it is told and not refused."""
     NON_FINITE = "non_finite"
     """The reference gives NaN or infinity on its own inputs."""
 

@@ -1,49 +1,218 @@
-"""`forge judge PROBLEM CANDIDATE`: one verdict for one file, by a judge started for it."""
+"""`forge judge`: verdicts on files, by judges started for them or by a served pool.
+
+Called by `cli.py`, which prints what comes back. A verdict that the machine prevented
+(`infra_error`) makes the command end with exit 3; every other verdict is exit 0.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
 
 import anyio
 
 from forge.config.schema import JudgeTable
-from forge.data.problems import load_problem
-from forge.errors import ConfigError
-from forge.evalpool.pool import judge_alone
-from forge.process.logtail import clean
+from forge.errors import ConfigError, MachineError
+from forge.evalpool.pool import open_pool
+from forge.process.sockets import open_socket_dir
+from forge.records import Status, Verdict
+from forge.runner.counting import open_counter
+from forge.runner.judge_files import Job, read_jobs
+from forge.runner.overrides import parse_overrides
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Mapping, Sequence
 
-    from forge.records import Verdict
+    from rich.console import RenderableType
 
+    from forge.data.directory import Constant
 
-def make_table(*, device: str, isolation: str) -> JudgeTable:
-    """Settings of the command line. Raises ConfigError for what is not allowed."""
-    levels = ("auto", "namespaces", "none")
-    if isolation not in levels:
-        raise ConfigError(f"--isolation {isolation}: one of {', '.join(levels)}")
-    if device != "cpu":
-        raise ConfigError(f"--device {device}: judges run on cpu here")
-    return JudgeTable.model_validate({"workers": 1, "isolation": isolation})
+PRECISIONS = ("fp32", "fp16", "bf16")
+TOKEN_VARIABLE = "FORGE_JUDGE_TOKEN"
 
 
-def judge_files(problem: Path, candidate: Path, *, table: JudgeTable) -> Verdict:
-    """The same judge as in a run. Raises ConfigError for a file that cannot be used."""
-    loaded = load_problem(problem)
-    try:
-        text = candidate.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{candidate}: cannot be read: {error}") from error
-    return anyio.run(lambda: judge_alone(loaded, text, table=table))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The options of the command that choose judges."""
+
+    device: str = "auto"
+    isolation: str = "auto"
+    compile: str = "ttir"
+    workers: int | None = None
+    """Absent: one for each core, and never more than candidates."""
+    url: str | None = None
+
+    def table(self) -> JudgeTable:
+        """`[judge]` as these options write it. Raises ConfigError or MachineError."""
+        if self.url is not None:
+            return _table_of({"url": [self.url]})
+        for name in ("isolation", "compile"):
+            _require(f"--{name}", getattr(self, name), allowed=_choices(name))
+        check_device(self.device)
+        workers = self.workers or len(os.sched_getaffinity(0))
+        return _table_of({"workers": workers, "isolation": self.isolation, "compile": self.compile})
 
 
-def verdict_lines(verdict: Verdict) -> Iterator[str]:
-    """For people. Texts come from a candidate, so control characters are dropped."""
-    yield f"{verdict.status} ({verdict.reason}) on {verdict.device}, isolation {verdict.isolation}"
-    yield from (clean(line) for line in verdict.detail.splitlines())
-    if verdict.timing is not None:
-        yield f"speedup {verdict.timing.speedup:.2f} (at least {verdict.timing.speedup_low:.2f})"
-    phases = ", ".join(f"{name} {value:.2f}" for name, value in verdict.phase_s.items())
-    yield f"{verdict.num_launches} launches; seconds: {phases or 'none'}"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is judged, and how much of a verdict is wanted."""
+
+    problem: Path
+    candidate: str
+    """A file, a directory, or `-`."""
+    overrides: Mapping[str, Constant] = field(default_factory=dict)
+    precision: str = "fp32"
+    is_timed: bool = True
+    is_profiled: bool = False
+
+    @classmethod
+    def make(
+        cls,
+        problem: Path | None,
+        candidate: str | None,
+        *,
+        overrides: Sequence[str] = (),
+        precision: str = "fp32",
+        is_timed: bool = True,
+        is_profiled: bool = False,
+    ) -> Question:
+        """From the command line. Raises ConfigError."""
+        if problem is None or candidate is None:
+            missing = "PROBLEM and CANDIDATE" if problem is None else "CANDIDATE"
+            raise ConfigError(f"forge judge: no {missing}; give both, or --serve")
+        check_precision(precision)
+        return cls(
+            problem=problem,
+            candidate=candidate,
+            overrides=parse_overrides(overrides),
+            precision=precision,
+            is_timed=is_timed,
+            is_profiled=is_profiled,
+        )
+
+    @property
+    def is_directory(self) -> bool:
+        return Path(self.candidate).is_dir()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """The verdicts, in the order of the candidates' names."""
+
+    jobs: Sequence[Job]
+    verdicts: Sequence[Verdict]
+    question: Question
+
+    @property
+    def is_faulty(self) -> bool:
+        """Whether the machine stood between a candidate and its verdict."""
+        return any(verdict.status is Status.INFRA_ERROR for verdict in self.verdicts)
+
+    def to_json(self) -> Any:
+        """The verdict of one file; for a directory a list, each with its candidate and problem."""
+        if not self.question.is_directory:
+            return self.verdicts[0].to_json()
+        return [
+            {"candidate": job.name, "problem": job.problem.problem_id, **verdict.to_json()}
+            for job, verdict in zip(self.jobs, self.verdicts, strict=True)
+        ]
+
+    def render(self) -> RenderableType:
+        """For people."""
+        from forge.runner import judge_report, judge_table
+
+        if self.question.is_directory:
+            return judge_table.render(self.jobs, self.verdicts)
+        job, verdict = self.jobs[0], self.verdicts[0]
+        return judge_report.render(verdict, job=job, question=self.question)
+
+
+def judge(question: Question, settings: Settings, *, is_shown: bool = False) -> Judged:
+    """Judges everything. Raises ConfigError for files or options that cannot be used, MachineError
+    where this machine gives no sandbox."""
+    table = settings.table()
+    jobs = read_jobs(
+        question.problem,
+        question.candidate,
+        overrides=question.overrides,
+        precision=question.precision,
+    )
+    table = table.model_copy(update={"workers": min(table.workers, len(jobs))})
+    verdicts = anyio.run(_judge_all, jobs, table, question, is_shown and question.is_directory)
+    return Judged(jobs=jobs, verdicts=verdicts, question=question)
+
+
+def serve(
+    settings: Settings,
+    *,
+    given: tuple[object, object],
+    socket: Path | None,
+    listen: str | None,
+) -> None:
+    """Runs a pool alone until it is told to end: `forge judge --serve`. Raises ConfigError."""
+    if any(one is not None for one in given):
+        raise ConfigError("--serve takes no PROBLEM and no CANDIDATE: those who connect send them")
+    if (socket is None) == (listen is None):
+        raise ConfigError("--serve needs either --socket PATH or --listen HOST:PORT")
+    if settings.url is not None:
+        raise ConfigError("--url: a pool that is served runs its judges itself")
+    from forge.evalpool.served import serve_pool
+
+    token = os.environ.get(TOKEN_VARIABLE) or None
+    serve_pool(settings.table(), socket=socket, listen=listen, token=token)
+
+
+def check_precision(precision: str) -> None:
+    """Raises ConfigError for what is none."""
+    _require("--precision", precision, allowed=PRECISIONS)
+
+
+def check_device(device: str) -> None:
+    """Raises ConfigError for what is no device, MachineError for one that is not here."""
+    kind, _, number = device.partition(":")
+    if device in ("auto", "cpu"):
+        return
+    if kind != "cuda" or (number and not number.isdigit()) or device.endswith(":"):
+        raise ConfigError(f"--device {device}: one of auto, cpu, cuda, cuda:N")
+    from forge.process.devices import inventory
+
+    gpus = inventory()
+    if int(number or 0) >= len(gpus):
+        has = f"{len(gpus)} GPUs" if gpus else "no GPU"
+        raise MachineError(f"--device {device}: this machine has {has}; --device cpu needs none")
+
+
+async def _judge_all(
+    jobs: Sequence[Job], table: JudgeTable, question: Question, is_shown: bool
+) -> list[Verdict]:
+    verdicts: dict[int, Verdict] = {}
+    with open_socket_dir() as socket_dir, tempfile.TemporaryDirectory() as log_dir:
+        async with (
+            open_counter("judged", total=len(jobs), is_shown=is_shown) as advance,
+            open_pool(table, socket_dir=socket_dir, log_dir=Path(log_dir)) as pool,
+            anyio.create_task_group() as tasks,
+        ):
+
+            async def judge_one(index: int, job: Job) -> None:
+                verdicts[index] = await pool.judge(job.problem, job.code)
+                advance()
+
+            for index, job in enumerate(jobs):
+                tasks.start_soon(judge_one, index, job)
+    return [verdicts[index] for index in range(len(jobs))]
+
+
+def _choices(name: str) -> tuple[str, ...]:
+    return get_args(JudgeTable.model_fields[name].annotation)
+
+
+def _require(option: str, value: str, *, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{option} {value}: one of {', '.join(allowed)}")
+
+
+def _table_of(values: dict[str, Any]) -> JudgeTable:
+    return JudgeTable.model_validate(values)

@@ -95,7 +95,15 @@ FLAGGED = {
         make_source(
             "self.n(self.a(x))", init="self.a = nn.Linear(64, 64); self.n = nn.BatchNorm1d(64)"
         ),
-        Flag.PARAMETER_INSENSITIVE, "a.bias does not matter",
+        Flag.VECTOR_INSENSITIVE, "a.bias does not matter",
+    ),
+    "ignored weight": (
+        make_source("x + self.b", init="self.a = nn.Linear(64, 64); self.b = self.a.bias"),
+        Flag.PARAMETER_INSENSITIVE, "a.weight does not matter",
+    ),
+    "no weight that matters": (
+        make_source("x * 2", init="self.b = nn.Parameter(torch.ones(64))"),
+        Flag.PARAMETER_INSENSITIVE, "b does not matter",
     ),
     "dropout": (
         make_source("self.d(x)", init="self.d = nn.Dropout(0.5)"), Flag.NONDETERMINISTIC, ""
@@ -149,7 +157,8 @@ def test_each_fault_has_its_flag_and_says_what_it_is(
     found = examine(source)
     assert flag in found.flags, found
     assert words in found.flags[flag]
-    assert not found.is_trainable or flag is Flag.NON_FINITE
+    assert found.is_trainable == (flag in (Flag.NON_FINITE, Flag.VECTOR_INSENSITIVE))
+    assert found.is_usable == (flag.is_trivial or found.is_trainable)
 
 
 def test_no_generated_problem_is_flagged(examine: Callable[[str], Examination]) -> None:

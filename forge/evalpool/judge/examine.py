@@ -13,11 +13,8 @@ that lies. Its own code runs here, and could say of itself that all is well.
 
 from __future__ import annotations
 
-import copy
-import os
 import time
 import traceback
-import types
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,21 +22,13 @@ import torch
 
 from forge.evalpool.judge import compare, frames
 from forge.evalpool.judge.frames import Kind
-from forge.evalpool.judge.oracle import (
-    DTYPES,
-    MAX_OWN_ERROR,
-    PERTURBATION,
-    VARIANTS,
-    Describer,
-    Unjudgeable,
-)
+from forge.evalpool.judge.oracle import MAX_OWN_ERROR, VARIANTS, Describer
 from forge.evalpool.judge.shm import ITEM_BYTES
+from forge.evalpool.judge.subject import FILE, Outputs, Subject
 from forge.evalpool.judge.variations import (
     agrees,
-    allowed_error,
     disturbed,
     dtype_of,
-    flatten,
     relative,
     replaced,
     shake,
@@ -52,8 +41,6 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterator
 
-Outputs = list[torch.Tensor]
-FILE = "problem.py"
 NUM_DRAWS = 4
 """Of inputs as given, to tell a constant: each costs a forward pass."""
 MAX_NAMES = 4
@@ -95,9 +82,7 @@ class Study:
 
     def __init__(self, request: dict[str, Any]) -> None:
         self.request = request
-        self.device = torch.device(request["device"])
-        self.module = types.ModuleType("problem")
-        self.model: Any = None
+        self.subject: Subject
         self.inputs: list[Any] = []
         self.outputs: Outputs = []
         self.allowed: Outputs = []
@@ -116,36 +101,31 @@ class Study:
         yield "parameters", self.change_parameters
 
     def load(self) -> Found:
-        """The module, and its model with parameters moved as for a candidate."""
+        """The module and its model."""
         started = time.monotonic()
-        exec(compile(self.request["source"], FILE, "exec"), self.module.__dict__)
-        torch.manual_seed(int.from_bytes(os.urandom(8)) >> 1)
-        init = list(self.module.get_init_inputs())
-        Describer().tree(init)
-        model = getattr(self.module, self.request["entry_point"])(*init)
-        if not isinstance(model, torch.nn.Module):
-            raise Unjudgeable(f"the reference is a {type(model).__name__}, not a Module")
-        for parameter in model.parameters():
-            shake(parameter, by=PERTURBATION)
-        self.model = self._place(model)
+        self.subject = Subject.load(self.request)
         self.load_s = time.monotonic() - started
         return Found()
 
     def run(self) -> Found:
         """Inputs and one forward pass."""
         started = time.monotonic()
-        self.inputs = self._draw()
+        self.inputs = self.subject.draw()
         self.draw_s = time.monotonic() - started
         Describer().tree(self.inputs)
         started = time.monotonic()
-        self.outputs = self._run(self.inputs)
+        self.outputs = self.subject.run(self.inputs)
         self.forward_s = time.monotonic() - started
         names = [f"{dtype_of(one)}{list(one.shape)}" for one in self.outputs]
         found = Found(facts={"outputs": names, "forward_s": self.forward_s})
-        unknown = [name for one in self._all() if (name := dtype_of(one)) not in ITEM_BYTES]
+        everything = [*self.outputs, *tensors(self.inputs), *self.subject.state()]
+        unknown = [name for one in everything if (name := dtype_of(one)) not in ITEM_BYTES]
         if unknown:
             found.flags[Flag.UNSUPPORTED] = f"tensors of {unknown[0]} are not judged"
-        num_bytes, max_bytes = self._num_bytes(), self.request["max_bytes"]
+        each = self.subject.num_bytes(self.inputs, self.outputs)
+        state = sum(one.nbytes for one in self.subject.state())
+        num_bytes = self.request["num_sets"] * each + state
+        max_bytes = self.request["max_bytes"]
         if num_bytes > max_bytes:
             words = f"inputs and outputs take {num_bytes / 1e9:.3g} GB of {max_bytes / 1e9:.3g} GB"
             found.flags[Flag.OUT_OF_MEMORY] = words
@@ -157,7 +137,7 @@ class Study:
 
     def repeat(self) -> Found:
         """The same inputs again must give the same outputs, to the bit."""
-        again = self._run(self.inputs)
+        again = self.subject.run(self.inputs)
         if len(again) == len(self.outputs) and all(
             one.shape == other.shape and torch.equal(one.nan_to_num(), other.nan_to_num())
             for one, other in zip(self.outputs, again, strict=True)
@@ -168,11 +148,11 @@ class Study:
     def compare_with_exact(self) -> Found:
         """Eager against itself in float64, and how long a judge would wait for all of it."""
         started = time.monotonic()
-        exact = self._run_exact()
+        exact = self.subject.run_exact(self.inputs)
         exact_s = time.monotonic() - started
         self.allowed, largest = [], 0.0
         for number, output in enumerate(self.outputs):
-            allowed = self._allowed(output)
+            allowed = self.subject.allowed(output)
             if exact and output.is_floating_point() and exact[number].shape == output.shape:
                 wide = output.double()
                 error = (wide - exact[number].double()).abs().nan_to_num(0.0, 0.0, 0.0)
@@ -195,7 +175,7 @@ class Study:
         """Fresh inputs, as given and of the judge's other distributions: is one answer, or one
         input, right for all of them?"""
         low = [one.double() for one in self.outputs]
-        high, allowed = list(low), [self._allowed(one) for one in self.outputs]
+        high, allowed = list(low), [self.subject.allowed(one) for one in self.outputs]
         copied = self._copied(self.inputs, self.outputs)
         for inputs, outputs in self._draws():
             if [one.shape for one in outputs] != [one.shape for one in self.outputs]:
@@ -205,7 +185,7 @@ class Study:
             for number, one in enumerate(outputs):
                 low[number] = torch.minimum(low[number], one.double())
                 high[number] = torch.maximum(high[number], one.double())
-                allowed[number] = torch.minimum(allowed[number], self._allowed(one))
+                allowed[number] = torch.minimum(allowed[number], self.subject.allowed(one))
         found = Found()
         ranges = [(top - bottom) / 2 for top, bottom in zip(high, low, strict=True)]
         found.facts["variation"] = variation = relative(ranges, self.outputs)
@@ -224,53 +204,56 @@ class Study:
         ignored: list[str] = []
         for index, leaf in enumerate(leaves):
             if time.monotonic() > self.ends_at:
-                return _insensitive(Flag.INPUT_INSENSITIVE, ignored, len(leaves) - index)
+                return _ignoring(Flag.INPUT_INSENSITIVE, ignored, len(leaves) - index)
             others = [one for one in self._other_values(index, leaf) if not torch.equal(one, leaf)]
             if others and all(self._ignores(index, value) for value in others):
                 ignored.append(f"input {index}")
-        return _insensitive(Flag.INPUT_INSENSITIVE, ignored, 0)
+        return _ignoring(Flag.INPUT_INSENSITIVE, ignored, 0)
 
     def change_parameters(self) -> Found:
         """Each parameter alone, by about its own size."""
-        named = [
-            (name, each)
-            for name, each in self.model.named_parameters()
-            if each.is_floating_point() and each.numel()
-        ]
+        named = list(self.subject.parameters())
         ignored: list[str] = []
+        num_weights = num_unchecked = 0
         for index, (name, parameter) in enumerate(named):
             if time.monotonic() > self.ends_at:
-                return _insensitive(Flag.PARAMETER_INSENSITIVE, ignored, len(named) - index)
+                num_unchecked = len(named) - index
+                break
             kept = parameter.clone()
             shake(parameter, by=1.0)
             try:
-                if self._is_within(self._run(self.inputs)):
+                if self._is_within(self.subject.run(self.inputs)):
                     ignored.append(name)
+                    num_weights += sum(size > 1 for size in parameter.shape) > 1
             finally:
                 parameter.copy_(kept)
-        return _insensitive(Flag.PARAMETER_INSENSITIVE, ignored, 0)
+        is_vector = not num_weights and len(ignored) < len(named)
+        flag = Flag.VECTOR_INSENSITIVE if is_vector else Flag.PARAMETER_INSENSITIVE
+        return _ignoring(flag, ignored, num_unchecked)
 
     def _draws(self) -> Iterator[tuple[list[Any], Outputs]]:
         """Other inputs with their outputs; those of other distributions where it bears them."""
         for _ in range(NUM_DRAWS - 1):
-            inputs = self._draw()
-            yield inputs, self._run(inputs)
+            inputs = self.subject.draw()
+            yield inputs, self.subject.run(inputs)
         for name in list(VARIANTS)[1 : self.request["num_sets"]]:
-            inputs = replaced(self._draw(), lambda _, value, name=name: vary(value, name))
-            outputs = self._try(inputs)
+            inputs = replaced(self.subject.draw(), lambda _, value, name=name: vary(value, name))
+            outputs = self.subject.try_run(inputs)
             if outputs is not None and all(bool(torch.isfinite(one).all()) for one in outputs):
                 yield inputs, outputs
 
     def _other_values(self, index: int, leaf: torch.Tensor) -> Iterator[torch.Tensor]:
         """What the input could be instead; possibly itself, where there is nothing else."""
-        fresh = list(tensors(self._draw()))[index]
+        fresh = list(tensors(self.subject.draw()))[index]
         is_other = fresh.shape == leaf.shape and not torch.equal(fresh, leaf)
         yield fresh if is_other else disturbed(leaf)
         if leaf.is_floating_point():
             yield vary(leaf, "wide")
 
     def _ignores(self, index: int, value: torch.Tensor) -> bool:
-        outputs = self._try(replaced(self.inputs, lambda i, old: value if i == index else old))
+        outputs = self.subject.try_run(
+            replaced(self.inputs, lambda i, old: value if i == index else old)
+        )
         return outputs is not None and self._is_within(outputs)
 
     def _is_within(self, outputs: Outputs) -> bool:
@@ -279,69 +262,18 @@ class Study:
             one.shape == base.shape and agrees(one, base, allowed) for one, base, allowed in pairs
         )
 
-    def _draw(self) -> list[Any]:
-        return [self._place(value) for value in self.module.get_inputs()]
-
-    def _run(self, inputs: list[Any]) -> Outputs:
-        """On copies, since a reference may work in place and keep statistics."""
-        outputs = flatten(copy.deepcopy(self.model)(*copy.deepcopy(inputs)))
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return outputs
-
-    def _try(self, inputs: list[Any]) -> Outputs | None:
-        """None where it does not bear these inputs: so they matter to it."""
-        try:
-            return self._run(inputs)
-        except Exception:
-            return None
-
-    def _run_exact(self) -> Outputs:
-        try:
-            inputs = replaced(
-                self.inputs, lambda _, x: x.double() if x.is_floating_point() else x.clone()
-            )
-            return flatten(copy.deepcopy(self.model).double()(*inputs))
-        except Exception:  # a reference may insist on its dtype: then nothing is known
-            return []
-
-    def _allowed(self, output: torch.Tensor) -> torch.Tensor:
-        return allowed_error(output, precision=self.request["precision"])
-
     def _copied(self, inputs: list[Any], outputs: Outputs) -> int | None:
         """Which input all outputs are equal to, whatever its shape."""
         for index, leaf in enumerate(tensors(inputs)):
             sizes = {leaf.numel(), *(one.numel() for one in outputs)}
             if len(sizes) == 1 and all(
-                agrees(leaf.reshape(one.shape), one, self._allowed(one)) for one in outputs
+                agrees(leaf.reshape(one.shape), one, self.subject.allowed(one)) for one in outputs
             ):
                 return index
         return None
 
-    def _num_bytes(self) -> int:
-        """What a judge shares with its children for this problem."""
-        inputs = sum(one.nbytes for one in tensors(self.inputs))
-        outputs = sum(one.nbytes + 4 * one.numel() for one in self.outputs)
-        state = sum(one.nbytes for one in self.model.state_dict().values())
-        return self.request["num_sets"] * (inputs + outputs) + state
 
-    def _all(self) -> Iterator[torch.Tensor]:
-        yield from self.outputs
-        yield from tensors(self.inputs)
-        yield from self.model.state_dict().values()
-
-    def _place(self, value: Any) -> Any:
-        """On the device, in the problem's precision; fp32 leaves what the problem made."""
-        if not isinstance(value, torch.nn.Module | torch.Tensor):
-            return value
-        precision = self.request["precision"]
-        is_cast = precision != "fp32" and (
-            isinstance(value, torch.nn.Module) or value.is_floating_point()
-        )
-        return value.to(self.device, DTYPES[precision]) if is_cast else value.to(self.device)
-
-
-def _insensitive(flag: Flag, ignored: list[str], num_unchecked: int) -> Found:
+def _ignoring(flag: Flag, ignored: list[str], num_unchecked: int) -> Found:
     found = Found(facts={"num_unchecked": num_unchecked})
     if ignored:
         names = ", ".join(ignored[:MAX_NAMES])

@@ -1,0 +1,112 @@
+"""One problem's reference in an examiner: loaded, placed on a device, run on copies of its inputs.
+
+Used by `examine.py`. Does to it what an oracle does, and nothing else.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import types
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from forge.evalpool.judge.oracle import DTYPES, PERTURBATION, Describer, Unjudgeable
+from forge.evalpool.judge.variations import allowed_error, flatten, replaced, shake, tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+Outputs = list[torch.Tensor]
+FILE = "problem.py"
+"""What tracebacks call the problem's source."""
+
+
+class Subject:
+    """Made by `load`. Each method may raise whatever the reference does."""
+
+    def __init__(self, module: Any, model: torch.nn.Module, *, request: dict[str, Any]) -> None:
+        self.module = module
+        self.model = model
+        self.device = torch.device(request["device"])
+        self.precision: str = request["precision"]
+
+    @classmethod
+    def load(cls, request: dict[str, Any]) -> Subject:
+        """The module, and its model with parameters moved as for a candidate."""
+        module = types.ModuleType("problem")
+        exec(compile(request["source"], FILE, "exec"), module.__dict__)
+        torch.manual_seed(int.from_bytes(os.urandom(8)) >> 1)
+        with _making_on(request["device"]):
+            init = list(module.get_init_inputs())
+            Describer().tree(init)
+            model = getattr(module, request["entry_point"])(*init)
+        if not isinstance(model, torch.nn.Module):
+            raise Unjudgeable(f"the reference is a {type(model).__name__}, not a Module")
+        for parameter in model.parameters():
+            shake(parameter, by=PERTURBATION)
+        subject = cls(module, model, request=request)
+        subject.model = model.to(subject.device)
+        if subject.precision != "fp32":
+            subject.model.to(DTYPES[subject.precision])
+        return subject
+
+    def draw(self) -> list[Any]:
+        """Fresh inputs, in the problem's precision; fp32 leaves what the problem made."""
+        with _making_on(str(self.device)):
+            inputs = self.module.get_inputs()
+        return replaced(list(inputs), lambda _, one: self._placed(one))
+
+    def run(self, inputs: list[Any]) -> Outputs:
+        """On copies, since a reference may work in place and keep statistics."""
+        outputs = flatten(copy.deepcopy(self.model)(*copy.deepcopy(inputs)))
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return outputs
+
+    def try_run(self, inputs: list[Any]) -> Outputs | None:
+        """None where it does not bear these inputs: so they matter to it."""
+        try:
+            return self.run(inputs)
+        except Exception:
+            return None
+
+    def run_exact(self, inputs: list[Any]) -> Outputs:
+        """In float64. Empty where the reference insists on its own type."""
+        try:
+            doubled = replaced(
+                inputs, lambda _, x: x.double() if x.is_floating_point() else x.clone()
+            )
+            return flatten(copy.deepcopy(self.model).double()(*doubled))
+        except Exception:
+            return []
+
+    def allowed(self, output: torch.Tensor) -> torch.Tensor:
+        """What an answer may be off by, but for eager's own error."""
+        return allowed_error(output, precision=self.precision)
+
+    def state(self) -> Iterable[torch.Tensor]:
+        return self.model.state_dict().values()
+
+    def parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Those that can be changed a little."""
+        for name, each in self.model.named_parameters():
+            if each.is_floating_point() and each.numel():
+                yield name, each
+
+    def num_bytes(self, inputs: list[Any], outputs: Outputs) -> int:
+        """What a judge shares with its children for one input set."""
+        errors = sum(4 * one.numel() for one in outputs)
+        return sum(one.nbytes for one in [*tensors(inputs), *outputs]) + errors
+
+    def _placed(self, value: torch.Tensor) -> torch.Tensor:
+        if self.precision != "fp32" and value.is_floating_point():
+            return value.to(self.device, DTYPES[self.precision])
+        return value.to(self.device)
+
+
+def _making_on(device: str) -> Any:
+    """Within, tensors are made on the device: to copy them there takes longer than all else."""
+    return nullcontext() if device == "cpu" else torch.device(device)

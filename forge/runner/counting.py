@@ -1,0 +1,59 @@
+"""How far a command is that does the same for many things: a bar with ETA on a terminal, a line
+each 30 s elsewhere. On stderr, so that what a command prints can be piped.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import anyio
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+PLAIN_EVERY_S = 30.0
+
+
+@asynccontextmanager
+async def open_counter(
+    words: str, *, total: int, is_shown: bool
+) -> AsyncIterator[Callable[[], None]]:
+    """Yields what is to be called for each thing that is done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeRemainingColumn as EtaColumn
+
+    console = Console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), EtaColumn(),
+        console=console, transient=True, redirect_stdout=False, redirect_stderr=False,
+        disable=not (is_shown and console.is_terminal),
+    ) as progress:  # fmt: skip
+        task = progress.add_task(words, total=total)
+        done = 0
+
+        def advance() -> None:
+            nonlocal done
+            done += 1
+            progress.advance(task)
+
+        async def say() -> None:
+            began = time.monotonic()
+            while True:
+                await anyio.sleep(PLAIN_EVERY_S)
+                sys.stderr.write(_line(words, done, total, time.monotonic() - began))
+                sys.stderr.flush()
+
+        async with anyio.create_task_group() as saying:
+            if is_shown and not console.is_terminal:
+                saying.start_soon(say)
+            yield advance
+            saying.cancel_scope.cancel()
+
+
+def _line(words: str, done: int, total: int, seconds: float) -> str:
+    eta = f", about {seconds / done * (total - done):.0f} s left" if done else ""
+    return f"{words}: {done} of {total}{eta}\n"
