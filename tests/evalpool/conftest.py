@@ -15,6 +15,7 @@ from forge.config.schema import JudgeTable
 from forge.evalpool.judge import frames
 from forge.evalpool.judge.app import oracle_uid
 from forge.evalpool.judge.cpu_trial import CpuTrials
+from forge.evalpool.judge.cpu_trial import CpuTrials
 from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.references import References
 from forge.evalpool.judge.sandbox import Isolation

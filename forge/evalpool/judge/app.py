@@ -31,11 +31,12 @@ from starlette.routing import Route
 
 from forge.config.schema import JudgeTable
 from forge.errors import MachineError
+from forge.evalpool.judge.cpu_trial import CpuTrials
 from forge.evalpool.judge.examiner import Examiners
 from forge.evalpool.judge.references import References
 from forge.evalpool.judge.sandbox import Isolation, advice, read_sysctls
 from forge.evalpool.judge.spawner import Spawner, ZygoteGone
-from forge.evalpool.judge.trial import CpuTrials, Stamp, Trials
+from forge.evalpool.judge.trial import Stamp, Trials
 from forge.process.busy import BusyClock
 from forge.process.lease import hold_lease
 from forge.process.uds import serve

@@ -38,7 +38,7 @@ class Initial:
     @property
     def is_exhausted(self) -> bool:
         """Whether every value of the reference was there while the model was constructed."""
-        return not self._left
+        return bool(self._taken) and not self._left
 
     def name_of(self, tensor: torch.Tensor) -> str | None:
         """Whose values a tensor took."""

@@ -20,9 +20,12 @@ from forge.evalpool.judge import frames
 from forge.evalpool.judge.compare import Expected, unwritten
 from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.shm import LayoutError, TensorSpec, offsets, shared_memory
+from forge.evalpool.judge.torch_work import parse_work
 from forge.evalpool.judge.words import clean, without_paths
 
 if TYPE_CHECKING:
+    import mmap
+
     from forge.evalpool.judge.spawner import SandboxedChild, Spawner
     from forge.records.problem import Problem
 
@@ -50,20 +53,61 @@ class Reference:
     """Body of the CANDIDATE frame, but for the code."""
     image: bytes
     """The shared memory before the first call: inputs, parameters, unwritten slots."""
-    inputs_end: int
-    """Inputs lie in front of this byte."""
     starts: list[int]
     specs: list[TensorSpec]
-    slots: list[tuple[int, ...]]
-    """Where a call leaves its outputs, by index into the tensors; the input sets in order, then
-    the ghost."""
-    expected: list[list[Expected]]
-    """By input set."""
+    sets: list[InputSet]
+    work: dict[str, int] | None
+    """What torch does in one call of the reference, by operation."""
+    is_sequence: bool
+    """Whether it returns its outputs in a list or tuple."""
     num_uses: int = 0
+
+    @property
+    def io_bytes(self) -> int:
+        """Inputs and outputs of one call."""
+        one = self.sets[0]
+        return sum(self.specs[index].num_bytes for index in (*one.places, *one.slots))
 
     def read(self, memory: bytes, index: int) -> bytes:
         start = self.starts[index]
         return memory[start : start + self.specs[index].num_bytes]
+
+    def load(self, memory: mmap.mmap, number: int) -> None:
+        """One input set to where a candidate finds it; its outputs unwritten."""
+        one = self.sets[number]
+        for index, content in zip(one.places, one.contents, strict=True):
+            self._write(memory, index, content)
+        for index in one.slots:
+            self._write(memory, index, unwritten(self.specs[index]))
+
+    def are_inputs_kept(self, memory: bytes, number: int) -> bool:
+        """Whether a call left alone what the reference leaves alone."""
+        one = self.sets[number]
+        pairs = enumerate(zip(one.places, one.contents, strict=True))
+        return all(
+            self.read(memory, index) == content
+            for position, (index, content) in pairs
+            if position not in one.changed
+        )
+
+    def _write(self, memory: mmap.mmap, index: int, content: bytes) -> None:
+        start = self.starts[index]
+        memory[start : start + len(content)] = content
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputSet:
+    """Arguments of one call and what must come of it. Sets of the same form share their memory."""
+
+    tree: Tree
+    places: tuple[int, ...]
+    """Where its input tensors go, by index into the tensors of the memory."""
+    contents: tuple[bytes, ...]
+    slots: tuple[int, ...]
+    """Where a call leaves its outputs."""
+    expected: tuple[Expected, ...]
+    changed: dict[int, Expected]
+    """Inputs that the reference changes, by position, as it leaves them."""
 
 
 class References:
@@ -155,80 +199,120 @@ class _Builder:
         self._precision = precision
         self._chosen: list[TensorSpec] = []
         self._contents: list[bytes] = []
+        self._places: dict[str, tuple[int, ...]] = {}
 
     def build(self, layout: dict[str, Any]) -> Reference:
-        inputs = [self._tree(one["inputs"]) for one in layout["sets"]]
-        if not inputs:
+        if not layout["sets"]:
             raise LayoutError("no input set")
-        num_inputs = len(self._chosen)
-        init = self._tree(layout["init"])
-        state = [[str(name), self._take(index)] for name, index in layout["state"]]
-        expected = [self._expected(one) for one in layout["sets"]]
-        slots = [self._slots(one) for one in [*expected, expected[0]]]
+        init_parts: list[int] = []
+        init = self._tree(layout["init"], init_parts)
+        init = _placed(init, self._take("init", init_parts))
+        sets = [self._set(one) for one in layout["sets"]]
+        state_names = [str(name) for name, _ in layout["state"]]
+        state_places = self._take("state", [index for _, index in layout["state"]])
         starts, num_bytes = offsets(self._chosen)
         image = bytearray(num_bytes)
         for start, content in zip(starts, self._contents, strict=True):
             image[start : start + len(content)] = content
-        inputs_end = starts[num_inputs] if num_inputs < len(starts) else num_bytes
         tensors = [
             [spec.dtype, list(spec.shape), start]
             for spec, start in zip(self._chosen, starts, strict=True)
         ]
         request = {
             "init": init,
-            "state": state,
-            "sets": inputs,
+            "state": [list(pair) for pair in zip(state_names, state_places, strict=True)],
+            "order": [str(name) for name in layout["order"]],
+            "sets": [one.tree for one in sets],
             "tensors": tensors,
             "num_bytes": num_bytes,
-            "slots": list(slots[0]),
+            "slots": list(sets[0].slots),
         }
         return Reference(
             request=request,
             image=bytes(image),
-            inputs_end=inputs_end,
             starts=starts,
             specs=self._chosen,
-            slots=slots,
-            expected=expected,
+            sets=sets,
+            work=parse_work(layout["work"]),
+            is_sequence=layout["form"] == "list",
         )
 
-    def _tree(self, tree: Any) -> Tree:
-        """The same tree with our indices; refuses one that is not well-formed."""
+    def _set(self, one: dict[str, Any]) -> InputSet:
+        parts: list[int] = []
+        form = self._tree(one["inputs"], parts)
+        specs = [self._specs[part] for part in parts]
+        places = self._take(f"inputs {form} {specs}", parts)
+        expected = tuple(
+            self._expected(*pair) for pair in zip(one["outputs"], one["errors"], strict=True)
+        )
+        return InputSet(
+            tree=_placed(form, places),
+            places=places,
+            contents=tuple(self._parts[part] for part in parts),
+            slots=self._slots(expected),
+            expected=expected,
+            changed={
+                position: self._expected(output, error)
+                for position, output, error in one["changed"]
+                if type(position) is int and 0 <= position < len(parts)
+            },
+        )
+
+    def _tree(self, tree: Any, parts: list[int]) -> Tree:
+        """The same tree with tensors numbered as they come; the oracle's indices go to `parts`.
+        Refuses one that is not well-formed."""
         kind, value = tree
         if kind == "tensor":
-            return ["tensor", self._take(value)]
+            if type(value) is not int or not 0 <= value < len(self._specs):
+                raise LayoutError(f"no tensor {str(value)[:40]}")
+            parts.append(value)
+            return ["tensor", len(parts) - 1]
         if kind in ("list", "tuple"):
-            return [kind, [self._tree(item) for item in value]]
+            return [kind, [self._tree(item, parts) for item in value]]
         if kind == "dict":
-            return [kind, [[str(key), self._tree(item)] for key, item in value]]
+            return [kind, [[str(key), self._tree(item, parts)] for key, item in value]]
         if kind in ("value", "dtype"):
             return [kind, value]
         raise LayoutError(f"unknown kind of argument {str(kind)[:40]}")
 
-    def _take(self, index: Any) -> int:
-        if type(index) is not int or not 0 <= index < len(self._specs):
-            raise LayoutError(f"no tensor {str(index)[:40]}")
-        return self._append(self._specs[index], self._parts[index])
+    def _take(self, key: str, parts: list[int]) -> tuple[int, ...]:
+        """Places for these, the same ones for the same key."""
+        if key not in self._places:
+            taken = [self._append(self._specs[part], self._parts[part]) for part in parts]
+            self._places[key] = tuple(taken)
+        return self._places[key]
 
     def _append(self, spec: TensorSpec, content: bytes) -> int:
         self._chosen.append(spec)
         self._contents.append(content)
         return len(self._chosen) - 1
 
-    def _expected(self, one: dict[str, Any]) -> list[Expected]:
-        pairs = zip(one["outputs"], one["errors"], strict=True)
-        return [
-            Expected.make(
-                self._specs[output],
-                self._parts[output],
-                error=self._parts[error],
-                precision=self._precision,
-            )
-            for output, error in pairs
-        ]
+    def _expected(self, output: int, error: int) -> Expected:
+        return Expected.make(
+            self._specs[output],
+            self._parts[output],
+            error=self._parts[error],
+            precision=self._precision,
+        )
 
-    def _slots(self, expected: list[Expected]) -> tuple[int, ...]:
-        return tuple(self._append(one.spec, unwritten(one.spec)) for one in expected)
+    def _slots(self, expected: tuple[Expected, ...]) -> tuple[int, ...]:
+        specs = [one.spec for one in expected]
+        key = f"slots {specs}"
+        if key not in self._places:
+            self._places[key] = tuple(self._append(spec, unwritten(spec)) for spec in specs)
+        return self._places[key]
+
+
+def _placed(tree: Tree, places: tuple[int, ...]) -> Tree:
+    """A tree whose tensors are numbered, with their places instead."""
+    kind, value = tree
+    if kind == "tensor":
+        return [kind, places[value]]
+    if kind in ("list", "tuple"):
+        return [kind, [_placed(item, places) for item in value]]
+    if kind == "dict":
+        return [kind, [[key, _placed(item, places)] for key, item in value]]
+    return tree
 
 
 def parse_specs(data: Any) -> list[TensorSpec]:

@@ -14,18 +14,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge import frames, words
-from forge.evalpool.judge.compare import is_unwritten, mismatch
 from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.proof import WeakSandbox
-from forge.evalpool.judge.references import Reference, ReferenceFailed, References
+from forge.evalpool.judge.references import ReferenceFailed
 from forge.evalpool.judge.screen import screen
-from forge.evalpool.judge.shm import shared_memory
 from forge.evalpool.judge.spawner import SandboxedChild, Spawner, ZygoteGone
+from forge.evalpool.judge.torch_work import TorchShare, parse_work, torch_share
 from forge.records.verdict import JudgeOptions, Profile, Status, Timing, Verdict
 
 if TYPE_CHECKING:
-    import mmap
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from forge.config.schema import JudgeTable
     from forge.records.problem import Problem
@@ -40,6 +38,12 @@ NO_GPU_LINES = ("is_cuda", '"cuda"', "'cuda'")
 DERIVED_WORDS = (
     "parameters are loaded after __init__; define load_reference(self, state) for what you derive"
 )
+ARGUMENT_WORDS = {
+    "init": "ModelNew is constructed as Model is: __init__ takes what get_init_inputs() returns",
+    "load": "load_reference(self, state) is called with a dict of the parameters of Model",
+    "call": "forward takes what get_inputs() returns, as that of Model does",
+}
+"""By the stage in which the judge's own call did not fit."""
 NO_GPU_WORDS = "there is no GPU here: do not ask for one, make tensors on x.device"
 CORRECTNESS_ALONE = JudgeOptions(timing=False)
 OUT_OF_MEMORY_MARKS = (
@@ -84,6 +88,7 @@ class Finding:
     detail: str = ""
     is_compiled: bool = False
     num_launches: int = 0
+    torch_share: float | None = None
     timing: Timing | None = None
     profile: Profile | None = None
 
@@ -139,6 +144,7 @@ class Trials(ABC):
             detail=words.clean(finding.detail),
             is_compiled=finding.is_compiled,
             num_launches=finding.num_launches,
+            torch_share=finding.torch_share,
             timing=finding.timing,
             profile=finding.profile,
             isolation=self.stamp.isolation,
@@ -178,46 +184,6 @@ class Trials(ABC):
         """Judges a source that passed the screen. Raises what `judge` makes a verdict of."""
 
 
-class CpuTrials(Trials):
-    """In Triton's interpreter."""
-
-    def __init__(
-        self, *, table: JudgeTable, spawner: Spawner, references: References, stamp: Stamp
-    ) -> None:
-        super().__init__(table=table, spawner=spawner, stamp=stamp)
-        self._references = references
-
-    def _run(
-        self,
-        problem: Problem,
-        code: str,
-        *,
-        uid: int | None,
-        phases: Phases,
-        options: JudgeOptions,
-    ) -> Finding:
-        with phases.timed("reference"):
-            reference = self._references.get(problem)
-        with shared_memory(len(reference.image)) as (fd, memory):
-            memory[:] = reference.image
-            with phases.timed("sandbox"):
-                child = self._spawner.spawn(role="runner", uid=uid)
-            run = CpuRun(
-                code=code,
-                reference=reference,
-                memory=memory,
-                spawner=self._spawner,
-                child=child,
-                phases=phases,
-                table=self._table,
-            )
-            try:
-                return run.check(f"{problem.entry_point}New", fd=fd)
-            finally:
-                with phases.timed("end"):
-                    run.end()
-
-
 @dataclass(slots=True, kw_only=True)
 class Run:
     """One runner from its first frame to its end; where its memory lies is the subclass's part."""
@@ -229,6 +195,8 @@ class Run:
     table: JudgeTable
     is_compiled: bool = False
     num_launches: int = 0
+    torch_share: TorchShare | None = None
+    """The largest of all calls but the first, which may prepare weights."""
     is_ended: bool = False
 
     def end(self) -> int:
@@ -297,6 +265,8 @@ class Run:
             return self._finding(Status.RUNTIME_ERROR, "out_of_bounds", detail)
         if stage == "import":
             return self._finding(Status.COMPILE_ERROR, "import_error", detail)
+        if kind == "TypeError" and line is None and stage in ARGUMENT_WORDS:
+            detail = f"{detail}\n{ARGUMENT_WORDS[str(stage)]}"
         return self._finding(Status.RUNTIME_ERROR, "exception", detail)
 
     def _crashed(self, status: int) -> Finding:
@@ -309,98 +279,26 @@ class Run:
             detail=detail,
             is_compiled=self.is_compiled,
             num_launches=self.num_launches,
+            torch_share=None if self.torch_share is None else self.torch_share.value,
         )
 
-
-@dataclass(slots=True, kw_only=True)
-class CpuRun(Run):
-    """One runner whose tensors lie in a memfd, all input sets beside each other."""
-
-    reference: Reference
-    memory: mmap.mmap
-
-    def check(self, entry_point: str, *, fd: int) -> Finding:
-        body = {
-            **self.reference.request,
-            "code": self.code,
-            "entry_point": entry_point,
-            "depth": self.table.compile,
-        }
-        with self.phases.timed("compile"):
-            limit_s = self.table.compile_timeout_s
-            done = self._ask(
-                Kind.CANDIDATE, body, fds=(fd,), phase="compile", left_s=limit_s, limit_s=limit_s
-            )
-        self.num_launches = count(done.body.get("num_launches"))
-        deadline = time.monotonic() + self.table.correct_timeout_s
-        with self.phases.timed("correct"):
-            self._compare(done.body, call=0)
-            for number in range(1, len(self.reference.expected)):
-                self._compare(self._call(number, deadline=deadline), call=number)
-        with self.phases.timed("evidence"):
-            self._require_work(deadline=deadline)
-        return self._finding(Status.CORRECT, "ok")
-
-    def _call(self, number: int, *, deadline: float, is_ghost: bool = False) -> dict[str, Any]:
-        slots = self.reference.slots[-1 if is_ghost else number]
-        body = {"set": number, "slots": list(slots), "ghost": is_ghost}
-        left_s = max(0.05, deadline - time.monotonic())
-        limit_s = self.table.correct_timeout_s
-        return self._ask(Kind.CALL, body, phase="correct", left_s=left_s, limit_s=limit_s).body
-
-    def _compare(self, done: dict[str, Any], *, call: int) -> None:
-        """Raises Decided unless call `call` left the right outputs and nothing else."""
-        expected, slots = self.reference.expected[call], self.reference.slots[call]
-        data = self.memory[:]  # a private copy: the runner still runs
-        outputs = [self.reference.read(data, slot) for slot in slots]
-        pairs = list(zip(expected, outputs, strict=True))
-        is_written = not pairs or not all(is_unwritten(one, output) for one, output in pairs)
-        if call == 0:
-            self.is_compiled = is_written and self.num_launches > 0
-        forms = [
-            (spec.dtype, list(spec.shape)) for spec in map(self.reference.specs.__getitem__, slots)
-        ]
-        form = form_mismatch(done.get("outputs"), forms)
-        if form is not None:
-            raise Decided(self._finding(Status.WRONG, "shape", form))
-        if self.num_launches == 0:
-            detail = "forward launches no kernel of its own"
-            raise Decided(self._finding(Status.REJECTED, "no_kernel_launch", detail))
-        if not is_written:
-            detail = "the output is all NaN: nothing was written to it, or every value is 0/0"
-            raise Decided(self._finding(Status.WRONG, "output_not_written", detail))
-        for number, (one, output) in enumerate(pairs):
-            name = "output" if len(expected) == 1 else f"output {number}"
-            found = mismatch(one, output, name=name)
-            if found is not None and self.reference.request["state"] and done.get("has_derived"):
-                detail = f"{found}\n{DERIVED_WORDS}"
-                raise Decided(self._finding(Status.WRONG, "params_cached_in_init", detail))
-            if found is not None:
-                raise Decided(self._finding(Status.WRONG, "mismatch", found))
-        end = self.reference.inputs_end
-        if data[:end] != self.reference.image[:end]:
-            detail = "forward changes its inputs; write to a new tensor"
-            raise Decided(self._finding(Status.WRONG, "inputs_modified", detail))
-
-    def _require_work(self, *, deadline: float) -> None:
-        """Ghost replay: with launches doing nothing, the answer must not stay right.
-
-        Any failure says that it does not: a loop may wait for ever for what a kernel computes.
-        """
-        try:
-            self._call(0, deadline=deadline, is_ghost=True)
-        except Decided as decided:
-            if decided.finding.reason == "forged_frame":
-                raise
+    def note_torch_work(
+        self, done: dict[str, Any], *, reference: Mapping[str, int] | None, io_bytes: int
+    ) -> None:
+        """What a call says that torch did. Evidence: a call that says nothing leaves it out."""
+        work = parse_work(done.get("work"))
+        if work is None or reference is None:
             return
-        data = self.memory[:]
-        slots = self.reference.slots[-1]
-        outputs = [self.reference.read(data, slot) for slot in slots]
-        pairs = zip(self.reference.expected[0], outputs, strict=True)
-        if all(mismatch(one, output) is None for one, output in pairs):
-            detail = "the output does not depend on the kernel: it is computed elsewhere"
-            self.is_compiled = False  # it launched, but wrote nothing that counts
-            raise Decided(self._finding(Status.REJECTED, "decoy_kernel", detail))
+        allowed = self.table.allow_ops
+        share = torch_share(work, reference=reference, io_bytes=io_bytes, allow_ops=allowed)
+        if self.torch_share is None or share.value > self.torch_share.value:
+            self.torch_share = share
+
+    def require_little_torch(self) -> None:
+        """Raises Decided where torch does more of the work than is allowed."""
+        share, limit = self.torch_share, self.table.torch_share
+        if share is not None and share.value > limit:
+            raise Decided(self._finding(Status.REJECTED, "torch_work", share.words(limit)))
 
 
 def form_mismatch(outputs: Any, forms: list[tuple[str, list[int]]]) -> str | None:
@@ -414,6 +312,8 @@ def form_mismatch(outputs: Any, forms: list[tuple[str, list[int]]]) -> str | Non
         kind, got_dtype, got_shape = (
             output if isinstance(output, list) and len(output) == 3 else ("?", "", [])
         )
+        if str(kind).startswith(("Tensor on", "Parameter on")):
+            return f"the output is a {str(kind)[:40]}; make it on x.device"
         if kind not in ("Tensor", "Parameter"):
             return f"forward returned {str(kind)[:40]}, expected a tensor"
         if got_shape != shape:
