@@ -16,6 +16,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,10 +26,12 @@ from forge.errors import Stalled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
 FOLDERS = ("/run/lock", "/tmp")
 """The first that is writable: two runs of two users must meet in the same one."""
 POLL_S = 0.001
+MAX_TURNS = 32
 
 
 class GpuLease:
@@ -58,6 +61,59 @@ class GpuLease:
             _lock(gate, fcntl.LOCK_EX, deadline=deadline, path=self._gate)
             _lock(use, fcntl.LOCK_EX, deadline=deadline, path=self._use)
             yield
+
+
+class Window:
+    """One exclusive hold for many in this process, one after another.
+
+    Readers take long to drain (a candidate's compilation): who waits for its turn while another
+    has the card takes it over from it, and the drain is paid once. At most `MAX_TURNS` in a row.
+    """
+
+    def __init__(self, lease: GpuLease) -> None:
+        self._lease = lease
+        self._turn = threading.Lock()
+        self._count = threading.Lock()
+        self._num_waiting = 0
+        self._num_turns = 0
+        self._hold: AbstractContextManager[None] | None = None
+
+    @contextmanager
+    def turn(self, *, timeout_s: float) -> Iterator[None]:
+        """Alone on the card, and in this process. Raises Stalled."""
+        with self._count:
+            self._num_waiting += 1
+        is_counted = True
+        try:
+            if not self._turn.acquire(timeout=timeout_s):
+                raise Stalled(f"no turn on the GPU within {timeout_s:.0f} s")
+            try:
+                if self._hold is None:
+                    self._enter(timeout_s)
+                with self._count:
+                    self._num_waiting -= 1
+                is_counted = False
+                yield
+            finally:
+                self._leave_unless_wanted()
+                self._turn.release()
+        finally:
+            if is_counted:
+                with self._count:
+                    self._num_waiting -= 1
+
+    def _enter(self, timeout_s: float) -> None:
+        hold = self._lease.exclusive(timeout_s=timeout_s)
+        hold.__enter__()
+        self._hold, self._num_turns = hold, 0
+
+    def _leave_unless_wanted(self) -> None:
+        self._num_turns += 1
+        with self._count:
+            is_wanted = self._num_waiting > 0 and self._num_turns < MAX_TURNS
+        if self._hold is not None and not is_wanted:
+            self._hold.__exit__(None, None, None)
+            self._hold = None
 
 
 @contextmanager

@@ -7,8 +7,10 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
+
 from forge.errors import Stalled
-from forge.process.gpu_lease import GpuLease
+from forge.process.gpu_lease import GpuLease, Window
 
 
 def test_readers_share_and_keep_the_writer_out(tmp_path: Path) -> None:
@@ -72,6 +74,35 @@ def test_the_end_of_a_holder_frees_the_card(tmp_path: Path) -> None:
         holder.wait()
         with lease.exclusive(timeout_s=5):
             pass
+
+
+def test_who_waits_takes_the_card_over_and_it_is_free_afterwards(tmp_path: Path) -> None:
+    lease = GpuLease("GPU-1", folder=tmp_path)
+    window = Window(lease)
+    could_read: list[bool] = []
+
+    def time_one() -> None:
+        with window.turn(timeout_s=10):
+            could_read.append(_can_read(lease))
+
+    with lease.shared(timeout_s=1):
+        threads = [threading.Thread(target=time_one) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+    for thread in threads:
+        thread.join()
+    assert could_read == [False] * 4
+    assert _can_write(lease)
+
+
+def test_a_turn_that_is_not_given_in_time_is_told_and_forgotten(tmp_path: Path) -> None:
+    lease = GpuLease("GPU-1", folder=tmp_path)
+    window = Window(lease)
+    with lease.shared(timeout_s=1), pytest.raises(Stalled), window.turn(timeout_s=0.01):
+        pass
+    with window.turn(timeout_s=1):
+        assert not _can_read(lease)
+    assert _can_write(lease)
 
 
 def _can_read(lease: GpuLease) -> bool:

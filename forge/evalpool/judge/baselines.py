@@ -17,7 +17,7 @@ from pathlib import Path
 
 from forge.evalpool.judge.clock import Calls
 
-MAX_DRIFT = 0.03
+MAX_DRIFT = 0.05
 """Of the probe: within it a kept baseline is used."""
 BUSY_S = 10.0
 SCHEMA = """CREATE TABLE IF NOT EXISTS baselines (

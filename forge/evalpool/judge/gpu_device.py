@@ -9,7 +9,7 @@ import torch
 
 BF16_SIZE = 2048
 PROBE_BYTES = 256 << 20
-NUM_PROBES = 5
+NUM_WARM_UPS, NUM_PROBES = 5, 11
 DOUBLE_RATE = 2
 """Transfers a clock of GPU memory."""
 
@@ -34,8 +34,9 @@ class GpuDevice:
         torch.cuda.synchronize()
 
     def probe_us(self) -> float:
-        """Time of a fixed piece of work, memory and arithmetic: tells changed clocks. Median."""
-        times = [self._probe_once() for _ in range(NUM_PROBES + 1)][1:]
+        """Time of a fixed piece of work, memory and arithmetic: tells changed clocks. The first
+        ones bring an idle card up to them."""
+        times = [self._probe_once() for _ in range(NUM_WARM_UPS + NUM_PROBES)][NUM_WARM_UPS:]
         return sorted(times)[NUM_PROBES // 2]
 
     def floor_us(self, num_bytes: int) -> float:

@@ -43,7 +43,7 @@ from forge.evalpool.judge.trial import (
     form_mismatch,
 )
 from forge.evalpool.judge.words import at_line
-from forge.process.gpu_lease import GpuLease
+from forge.process.gpu_lease import GpuLease, Window
 from forge.records.verdict import KernelTime, Profile, Status, Timing
 
 if TYPE_CHECKING:
@@ -115,6 +115,7 @@ class GpuTrials(Trials):
         self._references = references
         self._device = device
         self._lease = lease
+        self._window = Window(lease)
         self._baselines = baselines
         self._baseline_uid = baseline_uid
 
@@ -193,7 +194,7 @@ class GpuTrials(Trials):
         self, problem: Problem, run: GpuRun, finding: Finding, *, options: JudgeOptions
     ) -> Finding:
         """The finding with its timing, or what the timed calls brought to light."""
-        with _waited(self._lease.exclusive(timeout_s=LEASE_TIMEOUT_S), run.phases):
+        with _waited(self._window.turn(timeout_s=LEASE_TIMEOUT_S), run.phases):
             with run.phases.timed("baseline"):
                 baseline = self._baseline(problem, run)
             with run.phases.timed("time"):
