@@ -105,6 +105,9 @@ class ProblemsTable(Table):
     """Problems kept for evaluation. For source = "dir": the same files serve GRPO and evaluation
     when there are too few.
     """
+    allow_flagged: bool = False
+    """For source = "dir": let GRPO train on problems that "forge problems check" flags, instead of
+    leaving them out."""
     sft_by_level: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] = [
         200,
         200,
@@ -173,6 +176,11 @@ class JudgeTable(Table):
 
     workers: Positive = 2
     """Judges on a CPU machine; on GPUs there is one a GPU."""
+    url: list[Annotated[str, Field(pattern=r"^(https?://[^/\s]+|unix:/\S+)$")]] = Field(
+        default_factory=list
+    )
+    """Pools of "forge judge --serve" that judge instead of workers of this machine: http://HOST:PORT
+    or unix:/PATH. A token is read from FORGE_JUDGE_TOKEN. Their own settings hold there."""
     isolation: Literal["auto", "namespaces", "namespaces-noproc", "landlock", "none"] = "auto"
     """Sandbox level; auto takes the strongest that works and refuses to run without one;
     namespaces-noproc and landlock are for machines (and tests) that give no more."""

@@ -17,6 +17,7 @@ candidate's own doing: `runtime_error: killed`, so that nobody gains by dying so
 from __future__ import annotations
 
 import logging
+import os
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,6 +28,7 @@ import anyio
 import anyio.abc
 
 from forge.errors import MachineError, Stalled
+from forge.evalpool.judge.cores import share
 from forge.evalpool.keeper import Keeper
 from forge.evalpool.links import judge_spec, open_child_link, open_url_link
 from forge.evalpool.seating import NoJudge, Seat, Seating, State
@@ -96,7 +98,7 @@ class Pool:
     async def judge(
         self, problem: Problem, code: str, *, timing: bool = True, profile: bool = False
     ) -> Verdict:
-        """The verdict: correctness, and where asked for times and samples. On a CPU nothing is timed.
+        """The verdict on correctness, and where asked for times and samples: on GPUs only.
 
         Raises Stalled when no judge lives for `seating.NO_JUDGE_TIMEOUT_S`.
         """
@@ -129,7 +131,10 @@ class Pool:
         """
         seat, lost = None, ""
         for _ in range(2):
-            seat = await self._take(avoid=seat)
+            try:
+                seat = await self._take(avoid=seat)
+            except NoJudge as error:
+                raise MachineError(f"{problem.problem_id}: {error}") from error
             try:
                 return await self._examine_there(seat, problem)
             except NoAnswer as error:
@@ -150,9 +155,7 @@ class Pool:
             busy_s={seat.name: seat.busy.busy_s for seat in seats},
         )
 
-    async def _judge_in_turn(
-        self, problem: Problem, code: str, options: JudgeOptions
-    ) -> Verdict:
+    async def _judge_in_turn(self, problem: Problem, code: str, options: JudgeOptions) -> Verdict:
         async with self._room:
             verdict = await self._judge_twice(problem, code, options)
         self._num_judged += 1
@@ -189,9 +192,7 @@ class Pool:
         finally:
             self.seating.give_back(seat)
 
-    async def _ask(
-        self, seat: Seat, problem: Problem, code: str, options: JudgeOptions
-    ) -> Verdict:
+    async def _ask(self, seat: Seat, problem: Problem, code: str, options: JudgeOptions) -> Verdict:
         try:
             if seat.client is None:
                 raise NoAnswer("it ended while this request waited")
@@ -206,9 +207,7 @@ class Pool:
             raise NoAnswer("it ended while this request waited")
         timeout_s = request_timeout_s(self._table)
         body = {"problem": describe(problem)}
-        return Examination.from_json(
-            await post(seat.client, "/examine", body, timeout_s=timeout_s)
-        )
+        return Examination.from_json(await post(seat.client, "/examine", body, timeout_s=timeout_s))
 
     def _note_silence(self, seat: Seat, error: NoAnswer) -> str:
         words = f"{seat.name} did not answer: {error}"
@@ -255,12 +254,14 @@ async def open_pool(
     for number, url in enumerate(table.url):
         seat = Seat(f"pool-{number}", is_remote=True)
         opens[seat] = partial(open_url_link, url, timeout_s=timeout_s)
-    cards: Sequence[Gpu | None] = gpus or [None] * table.workers
-    for number, gpu in enumerate([] if table.url else cards):
+    cards: Sequence[Gpu | None] = [] if table.url else gpus or [None] * table.workers
+    cores = sorted(os.sched_getaffinity(0))
+    for number, gpu in enumerate(cards):
+        own = share(cores, seat=number, num_seats=len(cards), offset=os.getpid())
         seat = Seat(f"judge-{number}", capacity=CPU_CAPACITY if gpu is None else GPU_CAPACITY)
         spec = judge_spec(
             seat.name, table=table, socket_dir=socket_dir, log_dir=log_dir,
-            threads=threads, capacity=seat.capacity, gpu=gpu,
+            threads=threads, capacity=seat.capacity, gpu=gpu, cores=own,
         )  # fmt: skip
         opens[seat] = partial(open_child_link, spec, observer=observer, timeout_s=timeout_s)
     seating = Seating(opens)

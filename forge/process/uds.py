@@ -1,5 +1,5 @@
 """HTTP over Unix sockets: the client that the supervisor uses, and the server that a child's `main`
-ends in.
+ends in. Also over TCP, for the one role that may be on another machine: a served pool of judges.
 
 `serve` returns after SIGTERM, so a child that ends in it exits with 0. httpx and uvicorn are
 imported on first use.
@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
@@ -19,13 +20,14 @@ import anyio.abc
 from forge.process.sockets import check_socket_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping
 
     import httpx
     import uvicorn
     from starlette.applications import Starlette
 
+UNIX_PREFIX = "unix:"
+"""Of a URL that names a socket: `unix:/run/forge/judges.sock`."""
 KEEP_ALIVE_S = 3600
 """Longer than any pause between two requests of a run, so that a pooled connection is not closed
 under a request.
@@ -35,19 +37,43 @@ GRACEFUL_S = 2
 """Below every stop_grace_s: requests in flight get this long after SIGTERM."""
 
 
-def open_client(socket_path: Path, *, timeout_s: float) -> httpx.AsyncClient:
+def open_client(
+    socket_path: Path, *, timeout_s: float, headers: Mapping[str, str] | None = None
+) -> httpx.AsyncClient:
     """A client for the server on `socket_path`, for `async with`: `client.get("/health")`."""
     import httpx
 
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
     transport = httpx.AsyncHTTPTransport(
         uds=str(check_socket_path(socket_path)),
-        limits=limits,
+        limits=_no_limits(),
         verify=False,  # no TLS on a Unix socket; reading the certificates takes 24 ms
     )
     return httpx.AsyncClient(
-        transport=transport, base_url="http://forge", timeout=timeout_s, trust_env=False
+        transport=transport,
+        base_url="http://forge",
+        headers=headers,
+        timeout=timeout_s,
+        trust_env=False,
     )
+
+
+def open_url_client(url: str, *, timeout_s: float, token: str | None) -> httpx.AsyncClient:
+    """The same for `http://host:port`, `https://...` or `unix:/path`, with a bearer token."""
+    import httpx
+
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    if url.startswith(UNIX_PREFIX):
+        path = Path(url.removeprefix(UNIX_PREFIX))
+        return open_client(path, timeout_s=timeout_s, headers=headers)
+    return httpx.AsyncClient(
+        base_url=url, headers=headers, timeout=timeout_s, limits=_no_limits(), trust_env=False
+    )
+
+
+def _no_limits() -> httpx.Limits:
+    import httpx
+
+    return httpx.Limits(max_connections=None, max_keepalive_connections=64)
 
 
 def serve(app: Starlette, socket_path: Path) -> None:
@@ -55,7 +81,7 @@ def serve(app: Starlette, socket_path: Path) -> None:
     start.
     """
     server = _make_server(app, signals=(signal.SIGTERM,))
-    with _bound(socket_path) as listener:
+    with bind_socket(socket_path) as listener:
         anyio.run(_serve, server, listener)
     if not server.started:
         raise SystemExit(1)
@@ -71,20 +97,30 @@ async def serve_task(
 
     `await tg.start(serve_task, app, path)` returns once it listens.
     """
+    with bind_socket(socket_path) as listener:
+        await serve_listener(app, listener, task_status=task_status)
+
+
+async def serve_listener(
+    app: Starlette,
+    listener: socket.socket,
+    *,
+    task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
+) -> None:
+    """The same on a socket that listens already."""
     server = _make_server(app, signals=())
-    with _bound(socket_path) as listener:
-        async with anyio.create_task_group() as tg:
-            tg.start_soon(_serve, server, listener)
-            try:
-                while not server.started:  # noqa: ASYNC110 - uvicorn sets a plain flag
-                    await anyio.sleep(0.005)
-                task_status.started()
-                await anyio.sleep_forever()
-            finally:
-                server.should_exit = True
-                with anyio.CancelScope(shield=True), anyio.move_on_after(GRACEFUL_S + 1):
-                    await server.shutdown(sockets=[listener])
-                tg.cancel_scope.cancel()
+    async with anyio.create_task_group() as tg:
+        tg.start_soon(_serve, server, listener)
+        try:
+            while not server.started:  # noqa: ASYNC110 - uvicorn sets a plain flag
+                await anyio.sleep(0.005)
+            task_status.started()
+            await anyio.sleep_forever()
+        finally:
+            server.should_exit = True
+            with anyio.CancelScope(shield=True), anyio.move_on_after(GRACEFUL_S + 1):
+                await server.shutdown(sockets=[listener])
+            tg.cancel_scope.cancel()
 
 
 async def _serve(server: uvicorn.Server, listener: socket.socket) -> None:
@@ -120,7 +156,7 @@ def _make_server(app: Starlette, *, signals: tuple[signal.Signals, ...]) -> uvic
 
 
 @contextmanager
-def _bound(socket_path: Path) -> Iterator[socket.socket]:
+def bind_socket(socket_path: Path) -> Iterator[socket.socket]:
     """A listening 0600 socket. uvicorn's own `uds` option would make it 0666."""
     check_socket_path(socket_path)
     socket_path.unlink(missing_ok=True)

@@ -15,10 +15,11 @@ import pytest
 from forge.config.schema import JudgeTable
 from forge.errors import MachineError
 from forge.evalpool import pool as pool_module
+from forge.evalpool.links import judge_spec
 from forge.evalpool.pool import Pool, judge_alone, open_pool
 from forge.process.sockets import open_socket_dir
 from forge.records.problem import Problem, Split
-from forge.records.verdict import Status, Verdict
+from forge.records.verdict import JudgeOptions, Status, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -161,7 +162,7 @@ async def test_a_timeout_is_shared_with_who_waited_but_not_remembered(
     """A machine that was busy once does not condemn a kernel for the whole run."""
     num_judged = 0
 
-    async def judge_twice(problem: Problem, code: str) -> Verdict:
+    async def judge_twice(problem: Problem, code: str, options: JudgeOptions) -> Verdict:
         nonlocal num_judged
         num_judged += 1
         await anyio.sleep(0.01)
@@ -252,12 +253,11 @@ async def test_a_machine_without_a_sandbox_is_a_machine_error(
 ) -> None:
     """In a user namespace where nobody is mapped, no other namespace can be had."""
 
-    def in_such_a_namespace(seat: pool_module._Seat, **how: Any) -> ChildSpec:
-        spec = make(seat, **how)
+    def in_such_a_namespace(name: str, **how: Any) -> ChildSpec:
+        spec = judge_spec(name, **how)
         return replace(spec, argv=("unshare", "-U", *spec.argv))
 
-    make = pool_module._spec
-    monkeypatch.setattr(pool_module, "_spec", in_such_a_namespace)
+    monkeypatch.setattr(pool_module, "judge_spec", in_such_a_namespace)
     words = r"^no sandbox for candidates on this machine: .*unshare .*not permitted; .*none"
     expected = pytest.RaisesGroup(
         pytest.RaisesExc(MachineError, match=words), flatten_subgroups=True

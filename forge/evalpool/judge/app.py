@@ -2,9 +2,10 @@
 
 `python -m forge.evalpool.judge.app CONFIG` serves:
 
-    POST /judge {problem: {problem_id, source, entry_point, precision}, code} → Verdict
+    POST /judge {problem: {problem_id, source, entry_point, precision}, code,
+                 options: {timing, profile}} → Verdict
     POST /examine {problem} → Examination: whether it can be judged and trained on
-    GET /health → {ok, busy_s, num_judged, isolation}
+    GET /health → {ok, busy_s, num_judged, queue, capacity, device, isolation, harness}
 
 Holds seeds, tolerances, expected outputs and the verdict; imports neither torch nor any problem's
 or candidate's code. Owns a zygote, which forks oracles and runners; a zygote that dies is
@@ -37,10 +38,10 @@ from forge.evalpool.judge.references import References
 from forge.evalpool.judge.sandbox import Isolation, advice, read_sysctls
 from forge.evalpool.judge.spawner import Spawner, ZygoteGone
 from forge.evalpool.judge.trial import Stamp, Trials
+from forge.evalpool.wire import BadRequest, parse_problem, parse_request
 from forge.process.busy import BusyClock
 from forge.process.lease import hold_lease
 from forge.process.uds import serve
-from forge.records.problem import Problem, Split
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -48,7 +49,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from forge.records.examination import Examination
-    from forge.records.verdict import Verdict
+    from forge.records.problem import Problem
+    from forge.records.verdict import JudgeOptions, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -70,22 +72,31 @@ class Judge:
     """What the routes share."""
 
     def __init__(
-        self, *, table: JudgeTable, folder: Path, concurrency: int = 1, gpu: Gpu | None = None
+        self,
+        *,
+        table: JudgeTable,
+        folder: Path,
+        concurrency: int = 1,
+        gpu: Gpu | None = None,
+        cores: tuple[int, ...] = (),
     ) -> None:
-        isolation = Isolation.NONE if table.isolation == "none" else Isolation.NAMESPACES
+        has_uids = table.isolation != Isolation.NONE
         self.table = table
-        self.isolation = isolation
         self.num_judged = 0
         self.busy = BusyClock()
         self.spawner = Spawner(
-            isolation=isolation,
+            isolation=table.isolation,
             folder=folder,
             memory_bytes=table.memory_bytes,
+            cores=cores,
             is_gpu=gpu is not None,
             gpu_minor=None if gpu is None else gpu.minor,
         )
         self._gpu = gpu
-        self._uids = _uids(concurrency) if isolation is Isolation.NAMESPACES else []
+        self._uids = _uids(concurrency) if has_uids else []
+        self._oracle_uid = oracle_uid() if has_uids else None
+        self.concurrency = concurrency
+        self.num_open = 0
         self._slots = anyio.Semaphore(concurrency)
         self._restarting = anyio.Lock()
         self._trials: Trials | None = None
@@ -94,8 +105,7 @@ class Judge:
         """Zygote up, references and trials wired. Raises ZygoteGone."""
         self.spawner.start()
         await anyio.to_thread.run_sync(self.spawner.wait_ready)
-        uid = oracle_uid() if self.isolation is Isolation.NAMESPACES else None
-        self._trials = self._open_trials(uid=uid)
+        self._trials = self._open_trials(uid=self._oracle_uid)
 
     def _open_trials(self, *, uid: int | None) -> Trials:
         if self._gpu is not None:
@@ -123,15 +133,37 @@ class Judge:
         """Ends the zygote with all its children."""
         self.spawner.close()
 
-    async def judge(self, problem: Problem, code: str) -> Verdict:
+    def health(self) -> dict[str, Any]:
+        """What it has done, and what its verdicts on correctness depend on."""
+        assert self._trials is not None
+        stamp = self._trials.stamp
+        return {
+            "ok": True,
+            "busy_s": self.busy.busy_s,
+            "num_judged": self.num_judged,
+            "queue": max(0, self.num_open - self.concurrency),
+            "capacity": self.concurrency,
+            "device": stamp.device,
+            "isolation": stamp.isolation,
+            "harness": stamp.harness,
+        }
+
+    async def judge(self, problem: Problem, code: str, options: JudgeOptions) -> Verdict:
         """One verdict. Waits for a free slot."""
+        self.num_open += 1
+        try:
+            return await self._judge_in_turn(problem, code, options)
+        finally:
+            self.num_open -= 1
+
+    async def _judge_in_turn(self, problem: Problem, code: str, options: JudgeOptions) -> Verdict:
         async with self._slots:
             with self.busy.running():
                 await self._ensure_zygote()
                 assert self._trials is not None
                 uid = self._uids.pop() if self._uids else None
                 try:
-                    work = partial(self._trials.judge, problem, code, uid=uid)
+                    work = partial(self._trials.judge, problem, code, uid=uid, options=options)
                     verdict = await anyio.to_thread.run_sync(work)
                 finally:
                     if uid is not None:
@@ -164,9 +196,10 @@ class Judge:
                 logger.error("%s", error)
 
     def _stamp(self) -> Stamp:
-        caps = "rlimit"
         return Stamp(
-            isolation=str(self.isolation), caps=caps, harness=harness(self.spawner.versions)
+            isolation=str(self.spawner.isolation),
+            caps=str(self.spawner.caps),
+            harness=harness(self.spawner.versions),
         )
 
 
@@ -182,23 +215,20 @@ def make_app(judge: Judge) -> Starlette:
     """The routes. Ready (answers /health) once its zygote is."""
 
     async def health(request: Request) -> JSONResponse:
-        facts = {"ok": True, "busy_s": judge.busy.busy_s, "num_judged": judge.num_judged}
-        return JSONResponse({**facts, "isolation": str(judge.isolation)})
+        return JSONResponse(judge.health())
 
     async def judge_one(request: Request) -> JSONResponse:
-        body = await request.json()
         try:
-            problem, code = _parse_problem(body["problem"]), str(body["code"])
-        except (KeyError, TypeError) as error:
-            return JSONResponse({"error": f"bad request: {error!r}"}, status_code=422)
-        return JSONResponse((await judge.judge(problem, code)).to_json())
+            problem, code, options = parse_request(await request.json())
+        except BadRequest as error:
+            return JSONResponse({"error": str(error)}, status_code=422)
+        return JSONResponse((await judge.judge(problem, code, options)).to_json())
 
     async def examine_one(request: Request) -> JSONResponse:
-        body = await request.json()
         try:
-            problem = _parse_problem(body["problem"])
-        except (KeyError, TypeError) as error:
-            return JSONResponse({"error": f"bad request: {error!r}"}, status_code=422)
+            problem = parse_problem(await request.json())
+        except BadRequest as error:
+            return JSONResponse({"error": str(error)}, status_code=422)
         return JSONResponse((await judge.examine(problem)).to_json())
 
     @asynccontextmanager
@@ -226,20 +256,9 @@ def main() -> None:
     folder = socket_path.with_suffix(".root")  # in the run's private directory, removed with it
     concurrency = int(config.get("concurrency", 1))
     gpu = Gpu(**config["gpu"]) if config.get("gpu") else None
-    judge = Judge(table=table, folder=folder, concurrency=concurrency, gpu=gpu)
+    cores = tuple(config.get("cores", ()))
+    judge = Judge(table=table, folder=folder, concurrency=concurrency, gpu=gpu, cores=cores)
     serve(make_app(judge), socket_path)
-
-
-def _parse_problem(data: Mapping[str, Any]) -> Problem:
-    return Problem(
-        problem_id=str(data["problem_id"]),
-        source=str(data["source"]),
-        family=str(data.get("family", "")),
-        level=int(data.get("level", 0)),
-        split=Split.GRPO,
-        entry_point=str(data.get("entry_point", "Model")),
-        precision=str(data.get("precision", "fp32")),
-    )
 
 
 def _uids(count: int) -> list[int]:

@@ -1,0 +1,137 @@
+"""What may sit behind a seat: a judge that is our own child, or a served pool behind a URL.
+
+Called by `keeper.py` through `pool.py`. Promises: a child ends with its link; a URL that does not
+answer is a MachineError that names it, and one that answers again is simply opened again.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from forge.errors import ChildDied, MachineError, Stalled
+from forge.evalpool.keeper import Link, read_kinds
+from forge.evalpool.wire import NoAnswer
+from forge.process.child import ChildSpec, open_child
+from forge.process.environment import child_env
+from forge.process.uds import open_client, open_url_client
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    import httpx
+
+    from forge.config.schema import JudgeTable
+    from forge.process.child import ProcessObserver
+    from forge.process.devices import Gpu
+
+READY_TIMEOUT_S = 120.0
+PROBE_TIMEOUT_S = 10.0
+"""For the /health of a pool behind a URL."""
+PROBE_EVERY_S = 5.0
+TOKEN_VARIABLE = "FORGE_JUDGE_TOKEN"
+
+
+@asynccontextmanager
+async def open_child_link(
+    spec: ChildSpec, *, observer: ProcessObserver | None, timeout_s: float
+) -> AsyncIterator[Link]:
+    """Starts a judge. Raises MachineError where it found no sandbox, ChildDied or Stalled."""
+    assert spec.socket_path is not None
+    try:
+        async with (
+            open_child(spec, observer=observer) as child,
+            open_client(spec.socket_path, timeout_s=timeout_s) as client,
+        ):
+            health = await _ask_health(client)
+            yield Link(client=client, health=health, ended=child.wait, timeout_s=timeout_s)
+    except (ChildDied, Stalled) as error:
+        raise _in_judges_words(error) from error
+
+
+@asynccontextmanager
+async def open_url_link(url: str, *, timeout_s: float) -> AsyncIterator[Link]:
+    """Connects to a served pool. Raises MachineError."""
+    async with open_url_client(url, timeout_s=timeout_s, token=_token()) as client:
+        try:
+            health = await _ask_health(client)
+            read_kinds(health)
+        except NoAnswer as error:
+            raise MachineError(
+                f"judge.url: no judges answer at {url}: {error}; "
+                '"forge judge --serve" on that machine starts them'
+            ) from error
+
+        async def ended() -> str:
+            while True:
+                await anyio.sleep(PROBE_EVERY_S)
+                try:
+                    await _ask_health(client)
+                except NoAnswer as error:
+                    return str(error)
+
+        yield Link(client=client, health=health, ended=ended, timeout_s=timeout_s)
+
+
+def judge_spec(
+    name: str,
+    *,
+    table: JudgeTable,
+    socket_dir: Path,
+    log_dir: Path,
+    threads: int,
+    capacity: int,
+    gpu: Gpu | None,
+    cores: tuple[int, ...],
+) -> ChildSpec:
+    """How a judge is started. Its candidates run on `cores`."""
+    socket_path = socket_dir / f"{name}.sock"
+    config = {
+        "socket_path": str(socket_path),
+        "table": table.model_dump(mode="json"),
+        "concurrency": capacity,
+        "cores": cores,
+        "gpu": None if gpu is None else {"uuid": gpu.uuid, "minor": None},
+    }
+    uuids = () if gpu is None else (gpu.uuid,)
+    return ChildSpec(
+        name=name,
+        argv=(sys.executable, "-m", "forge.evalpool.judge.app"),
+        log_path=log_dir / f"{name}.log",
+        env=child_env(threads=threads, gpus=uuids, extra=table.env),
+        socket_path=socket_path,
+        config=config,
+        ready_timeout_s=READY_TIMEOUT_S,
+        devices=", ".join(uuids) or "cpu",
+    )
+
+
+async def _ask_health(client: httpx.AsyncClient) -> dict[str, Any]:
+    import httpx
+
+    try:
+        response = await client.get("/health", timeout=PROBE_TIMEOUT_S)
+        if response.status_code == httpx.codes.UNAUTHORIZED:
+            raise NoAnswer(f"it wants the token of its {TOKEN_VARIABLE} in ours")
+        response.raise_for_status()
+        health = response.json()
+    except (httpx.HTTPError, ValueError) as error:
+        raise NoAnswer(f"{type(error).__name__}: {error}") from error
+    if not isinstance(health, dict):
+        raise NoAnswer("its /health is no object")
+    return health
+
+
+def _token() -> str | None:
+    return os.environ.get(TOKEN_VARIABLE) or None
+
+
+def _in_judges_words(error: ChildDied | Stalled) -> Exception:
+    """A judge that found no sandbox says `MachineError: ...` in its log: that is what to show."""
+    _, mark, words = str(error).partition("MachineError: ")
+    return MachineError(words.split("\n", 1)[0]) if mark else error

@@ -1,0 +1,271 @@
+"""Which judge takes the next request, and which is trusted with one. No task runs here.
+
+    up ──GPU fault, first infra fault──▶ suspect ──canary judged right──▶ up
+     ▲                                      │ second failed canary
+     │ canary judged right                  ▼
+    down ◀── ended, silent       quarantined ◀── second infra fault in a row (from anywhere)
+     └── started again ──▶ suspect            └── started again after its back-off ──▶ still so
+
+Called by `pool.py`, which takes and gives back seats and says what came of it, and by `keeper.py`,
+which opens judges and judges canaries. Promises: a seat never has more requests than `capacity`;
+who waits is served in order, by the least loaded seat; nobody waits for judges that all are down or
+quarantined longer than the constants below.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import anyio
+
+from forge.process.busy import BusyClock
+from forge.records.verdict import Status, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import httpx
+
+STRIKES = 2
+"""Infra faults in a row, or failed canaries in a row, that quarantine a judge."""
+NO_JUDGE_TIMEOUT_S = 120.0
+"""How long a request waits for any judge to live."""
+QUARANTINE_PATIENCE_S = 10.0
+"""The same where all are quarantined: a judge that mends is back within seconds."""
+NOBODY_S_FAULT = frozenset({"reference_failed", "runner_killed"})
+"""Infra errors that a problem or a candidate can cause: no judge is blamed."""
+GPU_FAULTS = frozenset({"crash", "killed", "gpu_fault", "cuda_error", "illegal_access"})
+"""Reasons after which a card, or a judge's context on it, may be broken for who comes next."""
+
+
+class State(StrEnum):
+    """Of a seat."""
+
+    UP = "up"
+    """Takes requests."""
+    SUSPECT = "suspect"
+    """Takes none until it has judged a canary right."""
+    DOWN = "down"
+    """Nobody sits there: starting, or started again."""
+    QUARANTINED = "quarantined"
+    """Failed twice: started again after a back-off, and then a canary before anything else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeKind:
+    """Judges of one kind give one verdict on correctness."""
+
+    device: str
+    isolation: str
+    harness: str
+
+    @classmethod
+    def of(cls, verdict: Verdict) -> JudgeKind:
+        """Of the judge that gave it."""
+        return cls(device=verdict.device, isolation=verdict.isolation, harness=verdict.harness)
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """One judge's place: who sits there now, and what is thought of it."""
+
+    name: str
+    capacity: int = 1
+    """Requests at once."""
+    is_remote: bool = False
+    """A pool behind a URL: it judges canaries itself."""
+    client: httpx.AsyncClient | None = None
+    """Open while the judge lives. One for all requests: making one reads certificates (20 ms)."""
+    kinds: tuple[JudgeKind, ...] = ()
+    """Of the judge; of all judges behind a URL."""
+    state: State = State.DOWN
+    num_running: int = 0
+    num_taken: int = 0
+    num_faults: int = 0
+    """Infra faults in a row."""
+    num_failed_canaries: int = 0
+    """In a row."""
+    why: str = ""
+    """What the last fault was."""
+    is_lost: bool = False
+    """It broke a connection or was silent: its keeper replaces it."""
+    news: anyio.Event = field(default_factory=anyio.Event)
+    """Set for its keeper at each change."""
+    busy: BusyClock = field(default_factory=BusyClock)
+
+    @property
+    def has_room(self) -> bool:
+        return self.state is State.UP and self.num_running < self.capacity
+
+
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    avoid: Seat | None
+    seat: Seat | None = None
+    news: anyio.Event = field(default_factory=anyio.Event)
+
+
+class NoJudge(Exception):
+    """No judge could be had in time."""
+
+    def __init__(self, words: str, *, is_quarantine: bool) -> None:
+        super().__init__(words)
+        self.is_quarantine = is_quarantine
+        """Judges live, and none can be trusted."""
+
+
+class Seating:
+    """All seats of a pool, and who waits for one."""
+
+    def __init__(self, seats: Iterable[Seat]) -> None:
+        self.seats = tuple(seats)
+        self._waiters: deque[_Waiter] = deque()
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiters)
+
+    @property
+    def kinds(self) -> set[JudgeKind]:
+        """Of the judges that can be had, or were before they fell silent."""
+        return {kind for seat in self.seats for kind in seat.kinds}
+
+    async def take(self, *, avoid: Seat | None = None) -> Seat:
+        """The least loaded judge, another than `avoid` where another is up. Raises NoJudge."""
+        waiter = _Waiter(avoid)
+        self._waiters.append(waiter)
+        self._assign()
+        try:
+            while waiter.seat is None:
+                with anyio.move_on_after(self._patience_s()) as scope:
+                    await waiter.news.wait()
+                waiter.news = anyio.Event()
+                if scope.cancelled_caught and waiter.seat is None:
+                    raise NoJudge(self._words(), is_quarantine=self._is_quarantine())
+        except BaseException:
+            if waiter.seat is None:
+                self._waiters.remove(waiter)
+            else:  # given in the moment of its cancellation
+                self.give_back(waiter.seat)
+            raise
+        return waiter.seat
+
+    def give_back(self, seat: Seat) -> None:
+        """Its request has ended."""
+        seat.num_running -= 1
+        self._assign()
+
+    def heard(self, seat: Seat, verdict: Verdict) -> None:
+        """A verdict came from it: what that says about the judge."""
+        if verdict.status is not Status.INFRA_ERROR:
+            seat.num_faults = 0
+        if verdict.reason not in NOBODY_S_FAULT and verdict.status is Status.INFRA_ERROR:
+            self._fault(seat, why=verdict.reason)
+        elif needs_canary(verdict) and not seat.is_remote:
+            self._distrust(seat, why=f"{verdict.status}: {verdict.reason}", is_last=False)
+
+    def lost(self, seat: Seat, *, why: str) -> None:
+        """It broke a connection or was silent. Out of the choice at once: its keeper may learn of
+        its death only later."""
+        self._fault(seat, why=why)
+        seat.client, seat.is_lost = None, True
+        self._set(seat, State.DOWN if seat.state is not State.QUARANTINED else seat.state)
+
+    def sat_down(self, seat: Seat, client: httpx.AsyncClient, *, is_trusted: bool) -> None:
+        """Told by its keeper: a judge answers there. Only the very first need no canary."""
+        seat.client, seat.is_lost = client, False
+        if is_trusted:
+            self._set(seat, State.UP)
+        elif seat.state is not State.QUARANTINED:
+            self._set(seat, State.SUSPECT)
+
+    def left(self, seat: Seat) -> None:
+        """Told by its keeper: nobody sits there any more."""
+        seat.client = None
+        if seat.state is not State.QUARANTINED:
+            self._set(seat, State.DOWN)
+
+    def canary_judged(self, seat: Seat, *, fault: str | None) -> None:
+        """Told by its keeper: None where it was judged right."""
+        if seat.client is None:
+            return
+        if fault is None:
+            if seat.state is State.QUARANTINED:
+                seat.num_faults = 0
+            seat.num_failed_canaries = 0
+            self._set(seat, State.UP)
+            return
+        seat.num_failed_canaries += 1
+        self._distrust(seat, why=fault, is_last=seat.num_failed_canaries >= STRIKES)
+
+    def _fault(self, seat: Seat, *, why: str) -> None:
+        """One a time: what ran beside it when the judge failed says nothing new."""
+        if seat.state is State.UP:
+            seat.num_faults += 1
+            self._distrust(seat, why=why, is_last=seat.num_faults >= STRIKES)
+
+    def _distrust(self, seat: Seat, *, why: str, is_last: bool) -> None:
+        seat.why = why
+        if is_last:
+            self._set(seat, State.QUARANTINED)
+        elif seat.state is State.UP:
+            self._set(seat, State.SUSPECT)
+
+    def _set(self, seat: Seat, state: State) -> None:
+        is_new = seat.state is not state
+        seat.state = state
+        seat.news.set()
+        if not is_new:
+            return
+        self._assign()
+        for waiter in self._waiters:
+            waiter.news.set()  # its patience may be another now
+
+    def _assign(self) -> None:
+        for waiter in list(self._waiters):
+            if not any(seat.has_room for seat in self.seats):
+                return
+            seat = self._best(waiter.avoid)
+            if seat is not None:
+                seat.num_running += 1
+                seat.num_taken += 1
+                waiter.seat = seat
+                waiter.news.set()
+                self._waiters.remove(waiter)
+
+    def _best(self, avoid: Seat | None) -> Seat | None:
+        """None where it must wait: no room, or room only where it should not go."""
+        living = [seat for seat in self.seats if seat.state is State.UP]
+        others = [seat for seat in living if seat is not avoid] or living
+        free = [seat for seat in others if seat.has_room]
+        return min(
+            free, key=lambda seat: (seat.num_running / seat.capacity, seat.num_taken), default=None
+        )
+
+    def _patience_s(self) -> float:
+        if any(seat.state in (State.UP, State.SUSPECT) for seat in self.seats):
+            return math.inf
+        return QUARANTINE_PATIENCE_S if self._is_quarantine() else NO_JUDGE_TIMEOUT_S
+
+    def _is_quarantine(self) -> bool:
+        return all(seat.state is State.QUARANTINED for seat in self.seats)
+
+    def _words(self) -> str:
+        states = ", ".join(
+            f"{seat.name} is {seat.state}" + (f" ({seat.why})" if seat.why else "")
+            for seat in self.seats
+        )
+        return f"no judge can be had: {states}"
+
+
+def needs_canary(verdict: Verdict) -> bool:
+    """Whether it ended in a way that may have harmed the card for who comes next."""
+    if verdict.device == "cpu":
+        return False
+    if verdict.status in (Status.TIMEOUT, Status.INFRA_ERROR):
+        return True
+    return verdict.reason in GPU_FAULTS

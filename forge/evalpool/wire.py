@@ -1,0 +1,149 @@
+"""One request to a judge, as it goes over HTTP: to our own child or to a pool behind a URL.
+
+`pool.py` and `keeper.py` ask; `served.py` and the judge's `app.py` parse. Promises: whatever
+goes wrong on the way is NoAnswer, never an error of httpx; a full server (503) is asked again, when
+it says, until the deadline; whatever is no request is BadRequest, in one line.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from forge.records.problem import Problem, Split
+from forge.records.verdict import JudgeOptions, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import httpx
+
+LONGEST_PAUSE_S = 10.0
+"""Between two tries at a full server, whatever it asks for."""
+SHORTEST_PAUSE_S = 0.1
+OPTIONS = ("timing", "profile")
+PRECISIONS = ("fp32", "fp16", "bf16")
+
+
+class NoAnswer(Exception):
+    """A judge gave none: it died, was silent or failed."""
+
+    def __init__(self, words: str, *, is_lost: bool = False) -> None:
+        super().__init__(words)
+        self.is_lost = is_lost
+        """The connection broke or nothing came: it may be dead."""
+
+
+class BadRequest(Exception):
+    """A body is not what it must be. The message says where, what was found and what is allowed."""
+
+
+def describe(problem: Problem) -> dict[str, Any]:
+    """What a judge has to know of a problem."""
+    return {
+        "problem_id": problem.problem_id,
+        "source": problem.source,
+        "entry_point": problem.entry_point,
+        "precision": problem.precision,
+    }
+
+
+async def ask_verdict(
+    client: httpx.AsyncClient,
+    problem: Problem,
+    code: str,
+    options: JudgeOptions,
+    *,
+    timeout_s: float,
+) -> Verdict:
+    """Raises NoAnswer."""
+    body = {
+        "problem": describe(problem),
+        "code": code,
+        "options": {"timing": options.timing, "profile": options.profile},
+    }
+    answer = await post(client, "/judge", body, timeout_s=timeout_s)
+    try:
+        return Verdict.from_json(answer)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise NoAnswer(f"its answer is no verdict: {error!r}") from error
+
+
+async def post(
+    client: httpx.AsyncClient, path: str, body: Mapping[str, Any], *, timeout_s: float
+) -> Any:
+    """The answer's JSON. Raises NoAnswer."""
+    import httpx
+
+    deadline = time.monotonic() + timeout_s
+    try:
+        while True:
+            response = await client.post(path, json=body)
+            if response.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+                break
+            pause_s = _pause_s(response)
+            if time.monotonic() + pause_s > deadline:
+                raise NoAnswer(f"it was full for {timeout_s:.0f} s")
+            await anyio.sleep(pause_s)
+        response.raise_for_status()
+        return response.json()
+    except httpx.TransportError as error:
+        raise NoAnswer(f"{type(error).__name__}: {error}", is_lost=True) from error
+    except (httpx.HTTPError, RuntimeError, ValueError) as error:
+        # httpx says RuntimeError of a client that was closed while a request waited.
+        raise NoAnswer(f"{type(error).__name__}: {error}") from error
+
+
+def parse_request(body: Any) -> tuple[Problem, str, JudgeOptions]:
+    """Of POST /judge. Raises BadRequest."""
+    problem, code = parse_problem(body), body.get("code")
+    if not isinstance(code, str):
+        raise BadRequest(f"code: found {_name(code)}; a string is needed")
+    options = body.get("options", {})
+    if not isinstance(options, dict):
+        raise BadRequest(f"options: found {_name(options)}; an object is allowed")
+    for name, value in options.items():
+        if name not in OPTIONS or not isinstance(value, bool):
+            words = f"options.{name[:40]}: found {_name(value)}"
+            raise BadRequest(f"{words}; {' and '.join(OPTIONS)} are allowed, each a boolean")
+    return problem, code, JudgeOptions(**options)
+
+
+def parse_problem(body: Any) -> Problem:
+    """Of POST /judge and POST /examine. Raises BadRequest."""
+    if not isinstance(body, dict):
+        raise BadRequest(f"body: found {_name(body)}; a JSON object is needed")
+    problem = body.get("problem")
+    if not isinstance(problem, dict):
+        raise BadRequest(f"problem: found {_name(problem)}; an object is needed")
+    fields = {"entry_point": "Model", "precision": "fp32", **problem}
+    for name in ("problem_id", "source", "entry_point", "precision"):
+        if not isinstance(fields.get(name), str):
+            raise BadRequest(f"problem.{name}: found {_name(fields.get(name))}; a string is needed")
+    if fields["precision"] not in PRECISIONS:
+        found = fields["precision"][:40]
+        raise BadRequest(f'problem.precision: found "{found}"; one of {", ".join(PRECISIONS)}')
+    return Problem(
+        problem_id=fields["problem_id"],
+        source=fields["source"],
+        family="",
+        level=0,
+        split=Split.GRPO,
+        entry_point=fields["entry_point"],
+        precision=fields["precision"],
+    )
+
+
+def _name(value: object) -> str:
+    return "nothing" if value is None else type(value).__name__
+
+
+def _pause_s(response: httpx.Response) -> float:
+    """As the server asks, within bounds."""
+    try:
+        asked_s = float(response.headers.get("Retry-After", 1.0))
+    except ValueError:
+        asked_s = 1.0
+    return min(max(asked_s, SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
