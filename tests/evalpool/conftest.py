@@ -15,7 +15,6 @@ from forge.config.schema import JudgeTable
 from forge.evalpool.judge import frames
 from forge.evalpool.judge.app import oracle_uid
 from forge.evalpool.judge.cpu_trial import CpuTrials
-from forge.evalpool.judge.cpu_trial import CpuTrials
 from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.references import References
 from forge.evalpool.judge.sandbox import Isolation
@@ -84,6 +83,10 @@ class Bench:
                 stamp=self.trials.stamp,
             )
         return trials.judge(make_problem(problem), code, uid=RUNNER_UID)
+
+    def judge_honest(self) -> Verdict:
+        """Of a kernel that is right."""
+        return self.judge(RELU_KERNEL)
 
     def explore(self, code: str) -> str:
         """Runs Python in a runner past the screen; what it raises as `Told(...)` is returned."""

@@ -1,6 +1,7 @@
 """What a candidate meets that got past the screen: one promise of the sandbox a test.
 
-Each runs Python inside a real runner; on this machine as root, and (at the end) in user namespaces.
+Each runs Python inside a real runner, at each level of the sandbox: as root, and (at the end) as an
+ordinary user.
 """
 
 from __future__ import annotations
@@ -16,11 +17,46 @@ from typing import Any
 import pytest
 
 from forge.evalpool.judge import proof, sandbox
+from forge.evalpool.judge.processes import family, read_table
 from forge.evalpool.judge.sandbox import Isolation
 from forge.evalpool.judge.spawner import PASSED_ON
 
 ROOT = Path(__file__).parents[2]
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+LEVELS = [Isolation.NAMESPACES, Isolation.NAMESPACES_NOPROC, Isolation.LANDLOCK]
+SCRATCH = "os.environ['TMPDIR']"
+SIBLING_UID = 61_002 if os.geteuid() == 0 else None
+
+
+@pytest.fixture(scope="module", params=LEVELS)
+def bench(
+    request: pytest.FixtureRequest, open_bench_at: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Any:
+    with open_bench_at(tmp_path_factory.mktemp("root"), isolation=request.param) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def level(bench: Any) -> Isolation:
+    return bench.spawner.isolation
+
+
+@pytest.fixture(scope="module")
+def secret(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file that its owner left open to everybody, in a folder that everybody may enter."""
+    path = tmp_path_factory.mktemp("home") / "run.db"
+    for folder in (path.parent, path.parent.parent):
+        folder.chmod(0o777)
+    path.write_text("s3cr3t")
+    path.chmod(0o666)
+    return path
+
+
+def test_an_honest_kernel_is_judged_correct(bench: Any, level: Isolation) -> None:
+    verdict = bench.judge_honest()
+    assert (verdict.status, verdict.isolation) == ("correct", level)
 
 
 def test_a_socket_outside_cannot_be_reached(bench: Any, tmp_path: Path) -> None:
@@ -42,24 +78,101 @@ def test_a_socket_outside_cannot_be_reached(bench: Any, tmp_path: Path) -> None:
         "/sys/kernel/notes",
     ],
 )
-def test_files_outside_the_allow_list_are_not_there(bench: Any, path: str) -> None:
-    assert "FileNotFoundError" in bench.refused(f"open({path!r}).read()")
+def test_files_outside_the_allow_list_are_not_there(
+    bench: Any, level: Isolation, path: str
+) -> None:
+    told = bench.refused(f"open({path!r}).read()")
+    is_there = level is Isolation.LANDLOCK and os.path.lexists(path)
+    assert ("PermissionError" if is_there else "FileNotFoundError") in told
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "open(PATH).read()",
+        "open(PATH, 'w')",
+        "os.open(PATH, os.O_RDONLY | os.O_TRUNC)",
+        "os.truncate(PATH, 0)",
+        "os.unlink(PATH)",
+        "os.rename(PATH, PATH + 'x')",
+        "os.link(PATH, os.environ['TMPDIR'] + '/work/link')",
+        "os.chmod(PATH, 0)",
+        "os.utime(PATH)",
+        "os.setxattr(PATH, 'user.x', b'1')",
+        "os.listdir(os.path.dirname(PATH))",
+        "os.symlink(PATH, os.environ['TMPDIR'] + '/s') or open(os.environ['TMPDIR'] + '/s')",
+        "os.mkdir(PATH + '.d')",
+        "os.execv(PATH, ['x'])",
+    ],
+)
+def test_a_file_of_the_run_can_be_neither_read_nor_changed(
+    bench: Any, secret: Path, statement: str
+) -> None:
+    before = secret.stat()
+    bench.refused(statement.replace("PATH", repr(str(secret))))
+    assert secret.read_text() == "s3cr3t"
+    after = secret.stat()
+    assert (after.st_mode, after.st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
+    assert list(secret.parent.iterdir()) == [secret]
 
 
 def test_forge_cannot_be_imported(bench: Any) -> None:
     assert "No module named 'forge'" in bench.refused("import forge")
     assert "ModuleNotFoundError" in bench.refused("import forge.data.generator")
-    assert "ModuleNotFoundError" in bench.refused("import transformers")
+    told = bench.refused("import transformers")
+    assert "ModuleNotFoundError" in told or "PermissionError" in told
 
 
-def test_it_sees_only_its_own_processes(bench: Any) -> None:
+def test_it_sees_only_its_own_processes(bench: Any, level: Isolation) -> None:
     told = bench.explore(
         "import os\nraise Told(sorted(p for p in os.listdir('/proc') if p.isdigit()))"
     )
-    assert told == "Told: ['1']"
+    seen = {Isolation.NAMESPACES: "Told: ['1']", Isolation.NAMESPACES_NOPROC: "Told: []"}
+    assert told.startswith(seen.get(level, "PermissionError"))
 
 
-def test_the_environment_tells_nothing(bench: Any) -> None:
+def test_no_other_process_can_be_signalled_read_limited_or_traced(bench: Any) -> None:
+    sibling = bench.spawner.spawn(role="runner", uid=SIBLING_UID)
+    launcher = bench.spawner._process.pid
+    try:
+        for pid in (os.getpid(), launcher, sibling.pid_here):
+            bench.refused(f"os.kill({pid}, 0)")
+            bench.refused(f"open('/proc/{pid}/environ', 'rb').read()")
+            bench.refused(f"open('/proc/{pid}/mem', 'rb').read(1)")
+            bench.refused(f"import resource\nresource.prlimit({pid}, resource.RLIMIT_NOFILE)")
+            bench.refused(f"os.setpriority(os.PRIO_PROCESS, {pid}, 19)")
+            bench.refused(f"ctypes.CDLL(None).ptrace(16, {pid}, 0, 0) == 0 or 1 / 0")
+    finally:
+        bench.spawner.end(sibling)
+
+
+def test_nothing_that_it_started_outlives_it(bench: Any) -> None:
+    code = """
+import os, time
+for _ in range(2):
+    if os.fork() == 0:  # and its child is an orphan at once
+        if os.fork() == 0:
+            time.sleep(600)
+        os._exit(0)
+    os.wait()
+raise Told("started")
+"""
+    assert bench.explore(code) == "Told: started"
+    launcher = bench.spawner._process.pid
+    left = family(launcher, read_table()) - {launcher}
+    assert len(left) == 1, "the zygote"
+
+
+def test_its_files_are_removed(bench: Any, tmp_path: Path) -> None:
+    told = bench.explore(
+        "import os\n"
+        "open(os.environ['TMPDIR'] + '/work/x', 'w').write('x')\n"
+        "raise Told(os.environ['TMPDIR'])"
+    )
+    assert not Path(told.removeprefix("Told: ") + "/work/x").exists()
+
+
+def test_the_environment_tells_nothing(bench: Any, level: Isolation) -> None:
     told = bench.explore("import os\nraise Told(sorted(os.environ))")
     assert (
         told == "Told: ['HOME', 'LANG', 'PATH', 'TMPDIR', 'TRITON_CACHE_DIR', 'TRITON_INTERPRET']"
@@ -68,7 +181,9 @@ def test_the_environment_tells_nothing(bench: Any) -> None:
         "names = [part.split('=')[0] for part in open('/proc/1/environ').read().split(chr(0))]\n"
         "raise Told(names)"
     )
-    if os.geteuid() == 0:
+    if level is Isolation.NAMESPACES_NOPROC:
+        assert told.startswith("FileNotFoundError")
+    elif os.geteuid() == 0 or level is Isolation.LANDLOCK:
         assert told.startswith("PermissionError")
     else:  # what the zygote was started with: thread counts, and where forge was imported from
         assert set(re.findall(r"'(\w+)'", told)) <= {*PASSED_ON, *THREADS, "PATH"}
@@ -79,14 +194,16 @@ def test_the_environment_tells_nothing(bench: Any) -> None:
     [
         "ctypes.CDLL(None, use_errno=True).mount(None, b'/', None, 32 | 4096, None) == 0 or 1 / 0",
         "ctypes.CDLL(None).umount2(b'/proc', 2) == 0 or 1 / 0",
-        "os.mknod('/tmp/work/disk', 0o60666, os.makedev(254, 0))",
-        "os.chroot('/tmp')",
+        f"os.mknod({SCRATCH} + '/work/disk', 0o60666, os.makedev(254, 0))",
+        f"os.chroot({SCRATCH})",
         "ctypes.CDLL(None).unshare(0x10000000) == 0 or 1 / 0",
         "ctypes.CDLL(None).setns(0, 0) == 0 or 1 / 0",
         "ctypes.CDLL(None).ptrace(16, 1, 0, 0) == 0 or 1 / 0",
         "ctypes.CDLL(None).syscall(321, 0, 0, 0) >= 0 or 1 / 0",
         "os.setuid(0)",
         "os.setsid()",
+        "os.sched_setaffinity(0, range(64))",
+        "os.memfd_create('x')",
         "ctypes.CDLL(None).prctl(1, 0, 0, 0, 0) == 0 or 1 / 0",
         "open('/dev/vda', 'rb')",
         "open('/proc/sys/kernel/core_pattern', 'w')",
@@ -97,7 +214,7 @@ def test_privileged_calls_are_refused(bench: Any, statement: str) -> None:
     bench.refused(statement)
 
 
-@pytest.mark.parametrize("folder", ["/", "/usr/lib", "/dev", "/proc"])
+@pytest.mark.parametrize("folder", ["/", "/usr/lib", "/dev", "/proc", "/var/tmp", str(ROOT)])
 def test_only_its_scratch_is_writable(bench: Any, folder: str) -> None:
     bench.refused(f"open({folder!r} + '/x', 'w')")
 
@@ -129,12 +246,20 @@ raise Told(n)
 def test_memory_is_bounded(bench: Any) -> None:
     assert "MemoryError" in bench.refused("bytearray(3 << 30)")
     bench.refused("import mmap\nmmap.mmap(-1, 3 << 30)")
+    bench.refused("ctypes.CDLL(None).syscall(319, b'x', 0) >= 0 or 1 / 0")
 
 
 def test_files_are_bounded(bench: Any) -> None:
-    code = "open('/tmp/work/big', 'wb').write(bytes(80 << 20))"
-    assert "OSError" in bench.refused(code)
-    assert "OSError" in bench.refused("open('/dev/shm/big', 'wb').write(bytes(80 << 20))")
+    big = "open({} + '/big', 'wb').write(bytes(80 << 20))"
+    assert "OSError" in bench.refused(big.format(f"{SCRATCH} + '/work'"))
+    told = bench.refused(big.format("'/dev/shm'"))
+    assert "OSError" in told or "PermissionError" in told
+
+
+def test_what_it_prints_goes_nowhere(bench: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    code = "import os\nfor _ in range(64): os.write(1, bytes(1 << 20))\nraise Told('printed')"
+    assert bench.explore(code) == "Told: printed"
+    assert capfd.readouterr().out == ""
 
 
 def test_a_torch_op_works_inside(bench: Any) -> None:

@@ -113,6 +113,7 @@ class Zygote:
 
     def end(self) -> None:
         """Ends what a pid namespace would end."""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it says no more than what ended us already
         if self.around.own_pid_namespace is None:
             for pid in list(self.scratch):
                 self._reap(pid)
@@ -241,12 +242,12 @@ def _be_zygote(
     versions = {"torch": torch.__version__, "triton": triton.__version__}
     frames.send(sock, Kind.READY, {"isolation": isolation, **versions})
     try:
-        zygote.serve()
+        try:
+            zygote.serve()
+        finally:
+            zygote.end()
     except (frames.PeerGone, SystemExit):
-        zygote.end()
         os._exit(0)  # libraries complain at a regular end
-    finally:
-        zygote.end()
 
 
 @contextmanager
