@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forge.data.splits import in_split
+from forge.records import Split
 from forge.rollout.play import Ports
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from forge.config.schema import Experiment
     from forge.evalpool.pool import Pool
     from forge.process.child import ProcessObserver
-    from forge.records import Completion, Problem, Split, Verdict
+    from forge.records import Completion, Problem, Verdict
     from forge.runner.console import Console
     from forge.runner.control import Control
     from forge.runner.progress import Progress
@@ -49,6 +50,8 @@ class Run:
     prompter: TemplatePrompter
     group_ids: Iterator[int]
     sample_ids: Iterator[int]
+    refused: frozenset[str] = frozenset()
+    """Ids of problems that GRPO leaves out."""
     pool: Pool | None = None
     replicas: Replicas | None = None
 
@@ -61,8 +64,11 @@ class Run:
         return self.socket_dir / "control.sock"
 
     def of(self, split: Split) -> list[Problem]:
-        """The problems of one split, in their order."""
-        return in_split(self.problems, split)
+        """The problems of one split, in their order; for GRPO those that may be trained on."""
+        found = in_split(self.problems, split)
+        if split is Split.GRPO:
+            return [problem for problem in found if problem.problem_id not in self.refused]
+        return found
 
     async def judge(self, problem: Problem, code: str) -> Verdict:
         """The Judge port."""

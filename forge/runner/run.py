@@ -27,11 +27,12 @@ from forge.config.load import load_experiment
 from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage
 from forge.data.chat import ChatTemplate
 from forge.data.problems import load_problems
+from forge.data.splits import in_split
 from forge.errors import ForgeError, MachineError
 from forge.evalpool.pool import open_pool
 from forge.exits import Ending, ending_of
 from forge.process.sockets import open_socket_dir
-from forge.records import AttemptEnd, Evaluation, Event, Problem
+from forge.records import AttemptEnd, Evaluation, Event, Problem, Split
 from forge.rollout.batches import count_from
 from forge.runner.attempt import describe_attempt
 from forge.runner.console import Console
@@ -50,6 +51,7 @@ from forge.runner.progress import Progress
 from forge.runner.prompter import TemplatePrompter
 from forge.runner.sft import run_sft_stage
 from forge.runner.stopping import StopRequest, limit_reached, watch_signals
+from forge.runner.trainable import find_refused, is_examined, refusal
 from forge.runner.weights import WeightSync, begin_again
 from forge.serve.engines import check_engine
 from forge.serve.replicas import open_replicas
@@ -300,13 +302,14 @@ class _Work:
 
     async def _prepare(self, pool) -> Run:
         """Pairs, model and template; the context that stages share."""
-        pairs, init_dir = [], None
+        pairs, init_dir, refused = [], None, {}
         async with self.stop.dropping():
             if needs_pairs(self.experiment):
                 self.progress.label = "prepare: pairs"
                 pairs = await prepare_pairs(
                     self.experiment, self.problems, paths=self.paths, judge=pool.judge
                 )
+            refused = await self._refused(pool)
             self.progress.label = "prepare: model"
             init_dir = await prepare_model(
                 self.experiment, pairs, self.problems,
@@ -334,7 +337,7 @@ class _Work:
             socket_dir=self.socket_dir,
             writer=self.writer, observer=self.observer, progress=self.progress,
             console=self.console,
-            stop=self.stop, problems=self.problems, weights=weights,
+            stop=self.stop, problems=self.problems, refused=frozenset(refused), weights=weights,
             prompter=TemplatePrompter(
                 chat=chat, context_tokens=serve.context_tokens,
                 max_completion_tokens=rollout.max_completion_tokens
@@ -344,6 +347,22 @@ class _Work:
             control=self.control,
         )  # fmt: skip
         return run
+
+    async def _refused(self, pool) -> dict[str, str]:
+        """What GRPO leaves out; said and recorded, once."""
+        if pool is None or not is_examined(self.experiment):
+            return {}
+        refused = await find_refused(
+            self.experiment, self.problems, paths=self.paths, pool=pool, progress=self.progress
+        )
+        if refused:
+            line = refusal(refused, num_problems=len(in_split(self.problems, Split.GRPO)))
+            self.console.say(line)
+            data = {"problems": refused}
+            await self.writer.put(
+                Event(at=time.time(), kind="problems_refused", message=line, data=data)
+            )
+        return refused
 
     @asynccontextmanager
     async def _counted(self, run: Run) -> AsyncIterator[None]:
