@@ -40,6 +40,11 @@ class Initial:
         """Whether every value of the reference was there while the model was constructed."""
         return bool(self._taken) and not self._left
 
+    @property
+    def sources(self) -> set[str]:
+        """Whose values were taken, by the reference's names."""
+        return {name for _, name in self._taken.values()}
+
     def name_of(self, tensor: torch.Tensor) -> str | None:
         """Whose values a tensor took."""
         kept = self._taken.get(tensor.data_ptr())

@@ -106,8 +106,9 @@ class Session:
             if callable(hook):
                 hook(state)
                 return True
-            targets = _targets(self.model.state_dict(), state, taken)
-            if any(targets.get(name) != source for name, source in taken.items()):
+            targets = _targets(self.model.state_dict(), state, taken, values.sources)
+            reached = {source for name, source in taken.items() if targets.get(name) == source}
+            if not reached.issuperset(taken.values()):
                 return False
             has_all = _load_state(self.model, state, targets)
         self.has_derived = not has_all and not values.is_exhausted
@@ -265,15 +266,19 @@ def _import(code: str, file: str) -> types.ModuleType:
 
 
 def _targets(
-    own: dict[str, torch.Tensor], state: dict[str, torch.Tensor], taken: dict[str, str]
+    own: dict[str, torch.Tensor],
+    state: dict[str, torch.Tensor],
+    taken: dict[str, str],
+    used: set[str],
 ) -> dict[str, str]:
     """Which of the reference's tensors goes to which of the model's: by name, else by whose values
-    it was constructed with, else by order among those of its shape."""
+    it was constructed with, else by order among those of its shape that nothing was (`used`): what
+    was, may lie there packed."""
     found = {name: name for name in own if name in state and own[name].shape == state[name].shape}
     for name, source in taken.items():
         if name not in found and source not in found.values():
             found[name] = source
-    left = [source for source in state if source not in found.values()]
+    left = [source for source in state if source not in found.values() and source not in used]
     for name, tensor in own.items():
         source = next((one for one in left if state[one].shape == tensor.shape), None)
         if name not in found and source is not None:

@@ -1,0 +1,399 @@
+"""What stands behind a right answer: how much of it torch computed, whether it is right each time,
+and whether its weights are the reference's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from forge.config.schema import JudgeTable
+from forge.records.verdict import Status
+
+HEAD = "import torch\nimport triton\nimport triton.language as tl\n"
+RELU_KERNEL = (
+    HEAD
+    + """
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n)
+    tl.store(y + i, tl.maximum(value, 0.0) * 2, mask=i < n)
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        y = torch.empty_like(x)
+        kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
+        return y
+"""
+)
+
+
+def problem(forward: str, *, inputs: str, init: str = "[]", head: str = "pass") -> str:
+    return f"""
+import torch
+class Model(torch.nn.Module):
+    def __init__(self, *args):
+        super().__init__()
+        {head}
+    def forward(self, *inputs):
+        {forward}
+def get_inputs():
+    return [{inputs}]
+def get_init_inputs():
+    return {init}
+"""
+
+
+RELU = problem("return torch.relu(inputs[0]) * 2", inputs="torch.randn(16, 64)")
+
+# --- torch's share ------------------------------------------------------------------------------
+
+COPY = (
+    HEAD
+    + """
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + i, tl.load(x + i, mask=i < n), mask=i < n)
+
+class ModelNew(torch.nn.Module):
+    def forward(self, *inputs):
+        x = {before}
+        y = torch.empty_like(x)
+        kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
+        return y
+"""
+)
+TWO = "torch.randn(32, 48), torch.randn(48, 32)"
+TORCH_ANSWERS = {
+    "relu": ("torch.relu(inputs[0])", "torch.randn(16, 64)", "relu"),
+    "mm": ("inputs[0] @ inputs[1]", TWO, "mm"),
+    "linear": ("torch.nn.functional.linear(inputs[0], inputs[1].t())", TWO, "mm"),
+    "conv2d": (
+        "torch.nn.functional.conv2d(inputs[0], inputs[1])",
+        "torch.randn(1, 2, 9, 9), torch.randn(3, 2, 3, 3)",
+        "convolution",
+    ),
+    "sdpa": (
+        "torch.nn.functional.scaled_dot_product_attention(inputs[0], inputs[1], inputs[1])",
+        "torch.randn(1, 2, 16, 8), torch.randn(1, 2, 16, 8)",
+        "attention",
+    ),
+    "softmax": ("torch.softmax(inputs[0], 1)", "torch.randn(16, 64)", "softmax"),
+    "transpose": ("inputs[0].t().contiguous()", "torch.randn(16, 64)", "clone"),
+    "cat": ("torch.cat(inputs)", "torch.randn(16, 64), torch.randn(8, 64)", "cat"),
+}
+
+
+@pytest.mark.parametrize("name", TORCH_ANSWERS)
+def test_torch_and_a_copy_kernel_is_rejected_unless_it_is_allowed(bench: Any, name: str) -> None:
+    forward, inputs, op = TORCH_ANSWERS[name]
+    source, code = problem(f"return {forward}", inputs=inputs), COPY.format(before=forward)
+    verdict = bench.judge(code, problem=source)
+    assert (verdict.status, verdict.reason) == (Status.REJECTED, "torch_work"), verdict.detail
+    assert verdict.torch_share is not None
+    assert verdict.torch_share > 0.8
+    assert op in verdict.detail
+    assert verdict.detail.endswith("are allowed; compute them in the kernel")
+    for allowed in {op, name} - {"transpose"}:
+        table = JudgeTable(allow_ops=["sort", allowed])
+        found = bench.judge(code, problem=source, table=table)
+        assert (found.status, found.torch_share) == (Status.CORRECT, 0.0), allowed
+    other = bench.judge(code, problem=source, table=JudgeTable(allow_ops=["sort"]))
+    assert other.reason == "torch_work"
+
+
+def test_inference_mode_hides_no_product(bench: Any) -> None:
+    source = problem("return inputs[0] @ inputs[1]", inputs=TWO)
+    code = COPY.format(before="inputs[0]")
+    product = "with torch.inference_mode():\n            x = torch.matmul(inputs[0], inputs[1])"
+    verdict = bench.judge(code.replace("x = inputs[0]\n", f"{product}\n"), problem=source)
+    assert verdict.reason == "torch_work"
+
+
+SUM_ROWS = (
+    HEAD
+    + """
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + tl.program_id(0), tl.sum(tl.load(x + i, mask=i < n, other=0.0), axis=0))
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        blocks = triton.cdiv(x.numel(), 16)
+        y = torch.empty(blocks, device=x.device)
+        kernel[(blocks,)](x, y, x.numel(), BLOCK=16)
+        return y.sum() / x.numel()
+"""
+)
+
+
+@pytest.mark.parametrize("rows", [2, 40])
+def test_a_final_sum_of_partials_is_little_also_where_the_problem_is_tiny(
+    bench: Any, rows: int
+) -> None:
+    source = problem("return inputs[0].mean()", inputs=f"torch.randn({rows}, 32)")
+    verdict = bench.judge(SUM_ROWS, problem=source)
+    assert verdict.status is Status.CORRECT, verdict.detail
+    assert verdict.torch_share < 0.1
+
+
+@pytest.mark.parametrize(
+    ("forward", "before"),
+    [
+        ("torch.relu(inputs[0].t())", "inputs[0].t().contiguous()"),
+        ("torch.relu(F.pad(inputs[0], (0, 3)))", "F.pad(inputs[0], (0, 3))"),
+        ("torch.relu(torch.cat(inputs))", "torch.cat(inputs)"),
+        ("torch.relu(inputs[0])", "inputs[0].to(torch.float64).to(torch.float32)"),
+    ],
+)
+def test_moving_data_for_a_kernel_that_computes_is_free(
+    bench: Any, forward: str, before: str
+) -> None:
+    head = "import torch.nn.functional as F\n"
+    source = problem(f"return {forward}", inputs="torch.randn(16, 64), torch.randn(4, 64)")
+    code = head + COPY.format(before=before).replace(
+        "tl.load(x + i, mask=i < n), mask", "tl.maximum(tl.load(x + i, mask=i < n), 0.0), mask"
+    )
+    verdict = bench.judge(code, problem=head + source)
+    assert (verdict.status, verdict.torch_share) == (Status.CORRECT, 0.0), verdict.detail
+
+
+def test_the_share_is_stored_with_a_correct_verdict(bench: Any) -> None:
+    assert bench.judge(RELU_KERNEL, problem=RELU).torch_share == 0.0
+    lenient = JudgeTable(torch_share=2.0)
+    source = problem("return torch.relu(inputs[0])", inputs="torch.randn(16, 64)")
+    verdict = bench.judge(
+        COPY.format(before="torch.relu(inputs[0])"), problem=source, table=lenient
+    )
+    assert verdict.status is Status.CORRECT
+    assert verdict.torch_share == pytest.approx(1.0, abs=0.05)
+
+
+# --- the same answer each time ------------------------------------------------------------------
+
+KEPT = {
+    "by address": "x.data_ptr()",
+    "by shape": "x.shape",
+    "by version": "(x.data_ptr(), len(x))",
+    "in the first call": "0",
+}
+
+
+@pytest.mark.parametrize("key", KEPT.values(), ids=KEPT)
+def test_an_answer_kept_from_another_call_is_stateful(bench: Any, key: str) -> None:
+    code = RELU_KERNEL.replace(
+        "        y = torch.empty_like(x)\n",
+        f"""        kept = getattr(self, "kept", {{}})
+        self.kept = kept
+        if {key} in kept:
+            z = torch.empty_like(x)
+            kernel[(triton.cdiv(x.numel(), 256),)](x, z, x.numel(), BLOCK=256)
+            return kept[{key}]
+        y = kept[{key}] = torch.empty_like(x)
+""",
+    )
+    verdict = bench.judge(code, problem=RELU)
+    assert (verdict.status, verdict.reason) == (Status.WRONG, "stateful"), verdict.detail
+    assert verdict.detail.startswith("the answer to earlier inputs: output[0, ")
+    assert "keep nothing between calls" in verdict.detail
+
+
+def test_a_kernel_that_tires_is_stateful(bench: Any) -> None:
+    """Right for as many calls as there are input sets, wrong when one comes again."""
+    code = RELU_KERNEL.replace(
+        "        return y\n",
+        """        self.calls = getattr(self, "calls", 0) + 1
+        return y if self.calls < 3 else y + 1
+""",
+    )
+    verdict = bench.judge(code, problem=RELU)
+    assert (verdict.status, verdict.reason) == (Status.WRONG, "stateful") or (
+        verdict.reason == "mismatch"  # the set that came twice came before the second one
+    )
+
+
+def test_every_order_asks_each_set_and_one_twice() -> None:
+    import random
+    from types import SimpleNamespace
+
+    from forge.evalpool.judge.cpu_trial import CpuRun
+
+    orders = set()
+    for seed in range(60):
+        run: Any = SimpleNamespace(
+            reference=SimpleNamespace(sets=[None] * 3), draw=random.Random(seed)
+        )
+        order = CpuRun._order(run)
+        assert len(order) == 3
+        assert {0, *order} == {0, 1, 2}
+        orders.add(tuple(order))
+    assert len(orders) > 5
+
+
+# --- windows ------------------------------------------------------------------------------------
+
+ROW = """
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    row = tl.program_id(0)
+    value = tl.load(x + row * n + i, mask={mask}, other=float("{other}inf"))
+    tl.store(y + row, tl.{reduce}(value, axis=0))
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        y = torch.empty(x.shape[0])
+        kernel[(x.shape[0],)](x, y, x.shape[1], BLOCK=512)
+        return y
+"""
+
+
+@pytest.mark.parametrize(
+    ("reduce", "chain"), [("max", "{}"), ("min", "{}"), ("max", "torch.sigmoid({})")]
+)
+@pytest.mark.parametrize("mask", ["i < n - 1", "i < n // 16 * 16", "(i > 0) & (i < n)"])
+def test_an_extremum_that_misses_an_end_is_wrong_in_every_draw(
+    bench: Any, reduce: str, chain: str, mask: str
+) -> None:
+    """Of 8 rows with 300 elements, one in 37 draws shows the last element by itself."""
+    forward = f"return torch.a{reduce}({chain.format('inputs[0]')}, 1)"
+    code = HEAD + ROW.replace("value, axis", "VALUE, axis").replace(
+        "VALUE", "tl.sigmoid(value)" if "sigmoid" in chain else "value"
+    )
+    other = "-" if reduce == "max" else ""
+    wrong = code.format(mask=mask, other=other, reduce=reduce)
+    source = problem(forward, inputs="torch.randn(8, 300)")
+    for draw in range(20):
+        verdict = bench.judge(wrong, problem=f"{source}# {draw}\n")
+        assert verdict.status is Status.WRONG, f"draw {draw}"
+    right = code.format(mask="i < n", other=other, reduce=reduce)
+    verdict = bench.judge(right, problem=source)
+    assert verdict.status is Status.CORRECT, verdict.detail
+
+
+# --- parameters ---------------------------------------------------------------------------------
+
+SCALE = """
+@triton.jit
+def kernel(x, w, b, y, n, k, ROWS: tl.constexpr, K: tl.constexpr):
+    i, j = tl.arange(0, ROWS), tl.arange(0, K)
+    row = tl.program_id(0)
+    value = tl.load(x + row * k + j, mask=j < k, other=0.0)
+    weights = tl.load(
+        w + j[None, :] * n + i[:, None], mask=(j[None, :] < k) & (i[:, None] < n), other=0.0
+    )
+    out = tl.sum(weights * value[None, :], axis=1) + tl.load(b + i, mask=i < n, other=0.0)
+    tl.store(y + row * n + i, out, mask=i < n)
+
+class ModelNew(torch.nn.Module):
+    def __init__(self, k, n):
+        super().__init__()
+{init}
+    def forward(self, x):
+        k, n = self.packed.shape
+        y = torch.empty(x.shape[0], n)
+        kernel[(x.shape[0],)](x, self.packed, self.shift, y, n, k, ROWS=16, K=32)
+        return y
+"""
+LINEAR = "self.fc = torch.nn.Linear(k, n)"
+NORM = """
+        self.bn = torch.nn.BatchNorm1d(n)
+        self.bn.eval()"""
+PACKS = {
+    "linear": (
+        LINEAR,
+        "return self.fc(inputs[0])",
+        LINEAR,
+        "self.fc.weight.detach().t().contiguous()",
+        "self.fc.bias.detach()",
+    ),
+    "a layer that is dropped": (
+        LINEAR,
+        "return self.fc(inputs[0])",
+        "fc = torch.nn.Linear(k, n)",
+        "fc.weight.detach().t().contiguous()",
+        "fc.bias.detach().clone()",
+    ),
+    "parameters": (
+        """self.w = torch.nn.Parameter(torch.randn(n, k))
+        self.b = torch.nn.Parameter(torch.zeros(n))""",
+        "return inputs[0] @ self.w.t() + self.b",
+        """w = torch.nn.Parameter(torch.empty(n, k))
+        torch.nn.init.xavier_uniform_(w)
+        b = torch.nn.Parameter(torch.empty(n))
+        b.data.zero_()""",
+        "w.detach().t().contiguous()",
+        "b.detach()",
+    ),
+    "a folded norm": (
+        LINEAR + NORM,
+        "return self.bn(self.fc(inputs[0]))",
+        LINEAR + NORM + "\n        s = self.bn.weight / torch.sqrt(self.bn.running_var + 1e-5)",
+        "(self.fc.weight * s[:, None]).detach().t().contiguous()",
+        "((self.fc.bias - self.bn.running_mean) * s + self.bn.bias).detach()",
+    ),
+    "a convolution": (
+        "self.conv = torch.nn.Conv1d(k, n, 1)",
+        "return self.conv(inputs[0][:, :, None])[:, :, 0]",
+        "self.conv = torch.nn.Conv1d(k, n, 1)",
+        "self.conv.weight.detach()[:, :, 0].t().contiguous()",
+        "self.conv.bias.detach()",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", PACKS)
+@pytest.mark.parametrize("how", ["self.{} = {}", "self.register_buffer('{}', {})"])
+def test_weights_packed_in_init_are_the_reference_s(bench: Any, kind: str, how: str) -> None:
+    made, forward, own, packed, shift = PACKS[kind]
+    source = problem(
+        forward,
+        head=f"k, n = args\n        {made}",
+        inputs="torch.randn(6, 20)",
+        init="[20, 12]",
+    )
+    lines = [own, how.format("packed", packed), how.format("shift", shift)]
+    code = HEAD + SCALE.replace("{init}", "".join(f"        {line}\n" for line in lines))
+    verdict = bench.judge(code, problem=source)
+    assert verdict.status is Status.CORRECT, verdict.detail
+    assert shift in code
+    assert bench.judge(code.replace(shift, f"{shift} + 0.01"), problem=source).reason == "mismatch"
+
+
+def test_another_order_of_equal_shapes_is_loaded_by_name(bench: Any) -> None:
+    """Constructed with the other's values at first, then once more without any."""
+    source = problem(
+        "return self.b(self.a(inputs[0]))",
+        head="self.a = torch.nn.Linear(16, 16); self.b = torch.nn.Linear(16, 16)",
+        inputs="torch.randn(4, 16)",
+    )
+    code = HEAD + SCALE.replace("def __init__(self, k, n)", "def __init__(self)").replace(
+        "{init}",
+        "        self.b = torch.nn.Linear(16, 16)\n        self.a = torch.nn.Linear(16, 16)\n",
+    )
+    code = code.replace("k, n = self.packed.shape", "k = n = 16").replace(
+        "        return y\n",
+        """        z = torch.empty_like(y)
+        w = self.b.weight.t().contiguous()
+        kernel[(x.shape[0],)](y, w, self.b.bias, z, n, k, ROWS=16, K=32)
+        return z
+""",
+    )
+    weights = "self.a.weight.t().contiguous(), self.a.bias"
+    code = code.replace("self.packed, self.shift", weights)
+    verdict = bench.judge(code, problem=source)
+    assert verdict.status is Status.CORRECT, verdict.detail
+
+
+def test_running_statistics_are_no_constants(bench: Any) -> None:
+    source = problem(
+        "return torch.relu(self.bn(inputs[0]))",
+        head="self.bn = torch.nn.BatchNorm1d(64, affine=False).eval()",
+        inputs="torch.randn(16, 64)",
+    )
+    code = RELU_KERNEL.replace("* 2", "")
+    assert bench.judge(code, problem=source).reason == "mismatch"
+    assert bench.judge(RELU_KERNEL, problem=RELU).status is Status.CORRECT
