@@ -349,7 +349,7 @@ class _Work:
         return run
 
     async def _refused(self, pool) -> dict[str, str]:
-        """What GRPO leaves out; said and recorded, once."""
+        """What GRPO leaves out, said and recorded."""
         if pool is None or not is_examined(self.experiment):
             return {}
         refused = await find_refused(
