@@ -138,6 +138,8 @@ class Session:
         name = type(output).__name__
         if not isinstance(output, torch.Tensor) or not self.tensors:
             return name
+        if output.layout is not torch.strided:
+            return "sparse tensor"
         device = output.device.type
         return name if device == self.tensors[0].device.type else f"{name} on {device}"
 

@@ -1,0 +1,243 @@
+"""What forward may return and change, in all the ways a candidate and a reference can get it wrong:
+each with a message that says what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from forge.records.verdict import Status
+
+HEAD = "import torch\nimport triton\nimport triton.language as tl\n"
+CODE = (
+    HEAD
+    + """
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n)
+    tl.store(y + i, {body}, mask=i < n)
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        y = {out}
+        kernel[(triton.cdiv(x.numel(), 64),)](x, y, x.numel(), BLOCK=64)
+        {end}
+"""
+)
+
+
+def answer(
+    body: str = "value * 2", *, out: str = "torch.empty_like(x)", end: str = "return y"
+) -> str:
+    return CODE.format(body=body, out=out, end=end)
+
+
+def problem(forward: str, *, inputs: str = "torch.randn(8, 24)", init: str = "[]") -> str:
+    return f"""
+import torch
+class Model(torch.nn.Module):
+    def __init__(self, *args):
+        super().__init__()
+    def forward(self, *inputs):
+        x = inputs[0]
+        {forward}
+def get_inputs():
+    return [{inputs}]
+def get_init_inputs():
+    return {init}
+"""
+
+
+DOUBLE = problem("return x * 2")
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        ("return None", "forward returned NoneType, expected a tensor"),
+        ("pass", "forward returned NoneType, expected a tensor"),
+        ("return y, y", "forward returned 2 outputs, expected 1"),
+        ("return (y,)", "forward returned a tuple, expected a tensor"),
+        ("return [y]", "forward returned a list, expected a tensor"),
+        ("return {'y': y}", "forward returned dict, expected a tensor"),
+        ("return 2.0", "forward returned float, expected a tensor"),
+        ("return y[0, 0].item()", "forward returned float, expected a tensor"),
+        ("return y.to('meta')", "the output is a Tensor on meta; make it on x.device"),
+        ("return y.half()", "output dtype is float16, expected float32"),
+        ("return y.t()", "output shape is [24, 8], expected [8, 24]"),
+        ("return y.to_sparse()", "forward returned sparse tensor, expected a tensor"),
+    ],
+)
+def test_a_wrong_form_is_told(bench: Any, end: str, words: str) -> None:
+    verdict = bench.judge(answer(end=end), problem=DOUBLE)
+    assert (verdict.status, verdict.reason, verdict.detail) == (Status.WRONG, "shape", words)
+
+
+@pytest.mark.parametrize(
+    ("out", "end"),
+    [
+        ("torch.empty_like(x)", "return torch.nn.Parameter(y)"),
+        ("torch.empty(2, *x.shape)[1]", "return y"),
+        ("torch.empty_like(x)", "return y.t().contiguous().t()"),
+    ],
+)
+def test_a_right_answer_may_be_a_parameter_a_view_or_not_contiguous(
+    bench: Any, out: str, end: str
+) -> None:
+    verdict = bench.judge(answer(out=out, end=end), problem=DOUBLE)
+    assert verdict.status is Status.CORRECT, verdict.detail
+
+
+def test_several_outputs_come_in_a_list_or_tuple(bench: Any) -> None:
+    source = problem("return x * 2, [x * 2, x * 2]")
+    both = answer(end="return [y, y.clone(), y]")
+    assert bench.judge(both, problem=source).status is Status.CORRECT
+    one = bench.judge(answer(), problem=source)
+    assert one.detail == "forward returned 1 outputs, expected 3"
+    alone = bench.judge(answer(), problem=problem("return (x * 2,)"))
+    assert alone.detail == "forward returned a Tensor, expected a tuple of 1"
+    wrong = bench.judge(answer(end="return y, y, y + 1"), problem=source)
+    assert wrong.detail.startswith("output 2[0, 0]: expected ")
+
+
+def test_outputs_of_one_storage_are_fine(bench: Any) -> None:
+    source = problem("return x[:4] * 2, x[4:] * 2")
+    verdict = bench.judge(answer(end="return y[:4], y[4:]"), problem=source)
+    assert verdict.status is Status.CORRECT, verdict.detail
+
+
+@pytest.mark.parametrize(
+    ("forward", "body", "wrong", "dtype"),
+    [
+        ("x > 0", "value > 0", "(value > 0) ^ (i == 7)", "bool"),
+        ("(x * 10).to(torch.int64)", "value * 10", "(value * 10).to(tl.int64) + (i == 7)", "int64"),
+        ("(x * 10).to(torch.int32)", "value * 10", "(value * 10).to(tl.int32) - (i == 7)", "int32"),
+        ("(x > 0).to(torch.uint8)", "value > 0", "(value > 0) ^ (i == 7)", "uint8"),
+        ("x.to(torch.bfloat16)", "value", "value + (i == 7)", "bfloat16"),
+    ],
+)
+def test_integer_and_boolean_outputs_are_exact(
+    bench: Any, forward: str, body: str, wrong: str, dtype: str
+) -> None:
+    source, out = problem(f"return {forward}"), f"torch.empty(x.shape, dtype=torch.{dtype})"
+    verdict = bench.judge(answer(body, out=out), problem=source)
+    assert verdict.status is Status.CORRECT, verdict.detail
+    verdict = bench.judge(answer(wrong, out=out), problem=source)
+    assert (verdict.status, verdict.reason) == (Status.WRONG, "mismatch")
+    assert verdict.detail.startswith("output[0, 7]: expected ")
+
+
+def test_integer_inputs_are_judged(bench: Any) -> None:
+    source = problem("return x * 2", inputs="torch.randint(-9, 9, (8, 24))")
+    assert bench.judge(answer(), problem=source).status is Status.CORRECT
+    assert bench.judge(answer("value * 2 + (value == 8)"), problem=source).reason == "mismatch"
+
+
+# --- in place -----------------------------------------------------------------------------------
+
+IN_PLACE = problem("return x.mul_(2)")
+
+
+def test_an_in_place_problem_is_judged_by_what_is_left_in_its_inputs(bench: Any) -> None:
+    verdict = bench.judge(answer(out="x"), problem=IN_PLACE)
+    assert verdict.status is Status.CORRECT, verdict.detail
+    kept = bench.judge(answer(), problem=IN_PLACE)
+    assert (kept.status, kept.reason) == (Status.WRONG, "mismatch")
+    assert kept.detail.startswith("Model changes its input in place, do as it does: input 0[0, 0]")
+    decoy = bench.judge(answer("value", end="return y.copy_(x.mul_(2))"), problem=IN_PLACE)
+    assert decoy.reason == "decoy_kernel"
+
+
+def test_a_problem_may_return_nothing_and_change_its_input(bench: Any) -> None:
+    source = problem("inputs[1].copy_(x * 2)", inputs="torch.randn(8, 24), torch.zeros(8, 24)")
+    code = answer(out="given", end="pass").replace("(self, x)", "(self, x, given)")
+    verdict = bench.judge(code, problem=source)
+    assert verdict.status is Status.CORRECT, verdict.detail
+    wrong = bench.judge(code.replace("value * 2", "value * 3"), problem=source)
+    assert wrong.detail.startswith("Model changes its input in place, do as it does: input 1[0, 0]")
+    other = bench.judge(code.replace("        pass", "        x.zero_()"), problem=source)
+    assert other.reason == "inputs_modified"
+
+
+def test_inputs_stay_where_the_reference_leaves_them(bench: Any) -> None:
+    verdict = bench.judge(answer(out="x", end="return x.clone()"), problem=DOUBLE)
+    assert (verdict.status, verdict.reason) == (Status.WRONG, "inputs_modified")
+    assert verdict.detail == "forward changes its inputs; write to a new tensor"
+
+
+def test_an_input_returned_as_it_came_is_no_answer(bench: Any) -> None:
+    assert bench.judge(answer(end="return x"), problem=DOUBLE).reason == "mismatch"
+    source = problem("return x")
+    assert bench.judge(answer(end="return x"), problem=source).reason == "decoy_kernel"
+
+
+# --- sizes and values ---------------------------------------------------------------------------
+
+
+def test_zero_size_tensors_are_judged(bench: Any) -> None:
+    empty = problem("return x * 2", inputs="torch.randn(0, 24)")
+    assert bench.judge(answer(), problem=empty).status is Status.CORRECT
+    one = problem("return torch.cat([x, inputs[1]]) * 2", inputs="torch.randn(8), torch.randn(0)")
+    code = answer().replace("(self, x)", "(self, x, nothing)")
+    assert bench.judge(code, problem=one).status is Status.CORRECT
+    assert bench.judge(code.replace("* 2", "* 3"), problem=one).reason == "mismatch"
+
+
+def test_nan_and_infinity_must_be_where_the_reference_has_them(bench: Any) -> None:
+    source = problem("return torch.log(x)")
+    code = answer("tl.log(tl.where(value > 0, value, {}))")
+    verdict = bench.judge(code.format('float("nan")'), problem=source)
+    assert verdict.status is Status.CORRECT, verdict.detail
+    assert bench.judge(code.format("1.0"), problem=source).reason == "mismatch"
+
+
+def test_a_reference_without_a_finite_value_is_refused(bench: Any) -> None:
+    verdict = bench.judge(answer(), problem=problem("return torch.log(-x.abs() - 1)"))
+    assert (verdict.status, verdict.reason) == (Status.INFRA_ERROR, "reference_failed")
+    assert "no value of the reference is finite: any answer would do" in verdict.detail
+
+
+def test_a_reference_that_gives_nothing_is_refused(bench: Any) -> None:
+    verdict = bench.judge(answer(), problem=problem("pass"))
+    assert "the reference returns nothing and changes no input" in verdict.detail
+
+
+def test_inputs_of_changing_shape_are_judged(bench: Any) -> None:
+    source = problem("return x * 2", inputs="torch.randn(int(torch.randint(5, 90, (1,))))")
+    assert bench.judge(answer(), problem=source).status is Status.CORRECT
+
+
+# --- arguments ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "init", "words"),
+    [
+        ("def __init__(self):\n        super().__init__()", "[3]", "__init__ takes what get_init_"),
+        ("def __init__(self, a, b):\n        pass", "[3]", "__init__ takes what get_init_"),
+        ("def load_reference(self):\n        pass", "[]", "load_reference(self, state) is called"),
+    ],
+)
+def test_wrong_arguments_are_told_what_is_given(
+    bench: Any, method: str, init: str, words: str
+) -> None:
+    code = answer().replace("    def forward", f"    {method}\n    def forward")
+    verdict = bench.judge(code, problem=problem("return x * 2", init=init))
+    assert (verdict.status, verdict.reason) == (Status.RUNTIME_ERROR, "exception")
+    assert verdict.detail.startswith("TypeError: ModelNew.")
+    assert words in verdict.detail
+
+
+def test_a_forward_of_other_arguments_is_told(bench: Any) -> None:
+    code = answer().replace("(self, x)", "(self, x, z)")
+    verdict = bench.judge(code, problem=DOUBLE)
+    assert "forward takes what get_inputs() returns" in verdict.detail
+
+
+def test_a_hook_that_fails_is_told_with_its_line(bench: Any) -> None:
+    hook = "def load_reference(self, state):\n        self.w = state['weight']\n    "
+    code = answer().replace("    def forward", f"    {hook}def forward")
+    verdict = bench.judge(code, problem=DOUBLE)
+    assert verdict.detail.endswith("self.w = state['weight']\nKeyError: 'weight'")
