@@ -180,8 +180,9 @@ def judge(
     """Verdicts on candidates: one file, a directory, or stdin. Or judges for others (--serve)."""
     _require_linux()
     from forge.runner import judging as view
+    from forge.runner.judge_settings import Settings
 
-    settings = view.Settings(
+    settings = Settings(
         device=device, isolation=isolation, compile=compile_to, workers=workers, url=url
     )
     if is_serving:
@@ -209,13 +210,13 @@ def check_problems(
     """Which problems can be judged, and which would pay an answer that does less than they ask."""
     _require_linux()
     from forge.runner import problem_view as view
-    from forge.runner.judging import Settings
+    from forge.runner.judge_settings import Settings
     from forge.runner.overrides import parse_overrides
     from forge.runner.problem_check import check_path
 
     found = check_path(
         path,
-        table=Settings(device=device, isolation=isolation).table(),
+        settings=Settings(device=device, isolation=isolation),
         overrides=parse_overrides(overrides or ()),
         precision=precision,
         is_shown=not as_json,

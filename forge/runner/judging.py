@@ -10,17 +10,17 @@ import os
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from forge.config.schema import JudgeTable
-from forge.errors import ConfigError, MachineError
+from forge.errors import ConfigError
 from forge.evalpool.pool import open_pool
 from forge.process.sockets import open_socket_dir
 from forge.records import Status, Verdict
 from forge.runner.counting import open_counter
 from forge.runner.judge_files import Job, read_jobs
+from forge.runner.judge_settings import Settings, check_precision
 from forge.runner.overrides import parse_overrides
 
 if TYPE_CHECKING:
@@ -28,32 +28,11 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from forge.config.schema import JudgeTable
     from forge.data.directory import Constant
+    from forge.process.devices import Gpu
 
-PRECISIONS = ("fp32", "fp16", "bf16")
 TOKEN_VARIABLE = "FORGE_JUDGE_TOKEN"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """The options of the command that choose judges."""
-
-    device: str = "auto"
-    isolation: str = "auto"
-    compile: str = "ttir"
-    workers: int | None = None
-    """Absent: one for each core, and never more than candidates."""
-    url: str | None = None
-
-    def table(self) -> JudgeTable:
-        """`[judge]` as these options write it. Raises ConfigError or MachineError."""
-        if self.url is not None:
-            return _table_of({"url": [self.url]})
-        for name in ("isolation", "compile"):
-            _require(f"--{name}", getattr(self, name), allowed=_choices(name))
-        check_device(self.device)
-        workers = self.workers or len(os.sched_getaffinity(0))
-        return _table_of({"workers": workers, "isolation": self.isolation, "compile": self.compile})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,8 +119,11 @@ def judge(question: Question, settings: Settings, *, is_shown: bool = False) -> 
         overrides=question.overrides,
         precision=question.precision,
     )
-    table = table.model_copy(update={"workers": min(table.workers, len(jobs))})
-    verdicts = anyio.run(_judge_all, jobs, table, question, is_shown and question.is_directory)
+    most = min(settings.workers or len(jobs), len(jobs))
+    table = table.model_copy(update={"workers": min(table.workers, most)})
+    cards = settings.gpus()[:most]
+    is_counted = is_shown and question.is_directory
+    verdicts = anyio.run(_judge_all, jobs, table, cards, question, is_counted)
     return Judged(jobs=jobs, verdicts=verdicts, question=question)
 
 
@@ -165,54 +147,30 @@ def serve(
     serve_pool(settings.table(), socket=socket, listen=listen, token=token)
 
 
-def check_precision(precision: str) -> None:
-    """Raises ConfigError for what is none."""
-    _require("--precision", precision, allowed=PRECISIONS)
-
-
-def check_device(device: str) -> None:
-    """Raises ConfigError for what is no device, MachineError for one that is not here."""
-    kind, _, number = device.partition(":")
-    if device in ("auto", "cpu"):
-        return
-    if kind != "cuda" or (number and not number.isdigit()) or device.endswith(":"):
-        raise ConfigError(f"--device {device}: one of auto, cpu, cuda, cuda:N")
-    from forge.process.devices import inventory
-
-    gpus = inventory()
-    if int(number or 0) >= len(gpus):
-        has = f"{len(gpus)} GPUs" if gpus else "no GPU"
-        raise MachineError(f"--device {device}: this machine has {has}; --device cpu needs none")
-
-
 async def _judge_all(
-    jobs: Sequence[Job], table: JudgeTable, question: Question, is_shown: bool
+    jobs: Sequence[Job],
+    table: JudgeTable,
+    gpus: Sequence[Gpu],
+    question: Question,
+    is_shown: bool,
 ) -> list[Verdict]:
     verdicts: dict[int, Verdict] = {}
     with open_socket_dir() as socket_dir, tempfile.TemporaryDirectory() as log_dir:
         async with (
             open_counter("judged", total=len(jobs), is_shown=is_shown) as advance,
-            open_pool(table, socket_dir=socket_dir, log_dir=Path(log_dir)) as pool,
+            open_pool(table, socket_dir=socket_dir, log_dir=Path(log_dir), gpus=gpus) as pool,
             anyio.create_task_group() as tasks,
         ):
 
             async def judge_one(index: int, job: Job) -> None:
-                verdicts[index] = await pool.judge(job.problem, job.code)
+                verdicts[index] = await pool.judge(
+                    job.problem,
+                    job.code,
+                    timing=question.is_timed,
+                    profile=question.is_profiled,
+                )
                 advance()
 
             for index, job in enumerate(jobs):
                 tasks.start_soon(judge_one, index, job)
     return [verdicts[index] for index in range(len(jobs))]
-
-
-def _choices(name: str) -> tuple[str, ...]:
-    return get_args(JudgeTable.model_fields[name].annotation)
-
-
-def _require(option: str, value: str, *, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{option} {value}: one of {', '.join(allowed)}")
-
-
-def _table_of(values: dict[str, Any]) -> JudgeTable:
-    return JudgeTable.model_validate(values)

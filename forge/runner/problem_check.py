@@ -4,7 +4,6 @@ about to train on. Judges do it, each problem in a sandbox of its own; nothing i
 
 from __future__ import annotations
 
-import os
 import re
 import tempfile
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from forge.process.sockets import open_socket_dir
 from forge.records import Split
 from forge.records.examination import Examination, Flag
 from forge.runner.counting import open_counter
-from forge.runner.judging import check_precision
+from forge.runner.judge_settings import check_precision
 from forge.runner.overrides import check_overrides
 
 if TYPE_CHECKING:
@@ -29,7 +28,9 @@ if TYPE_CHECKING:
     from forge.config.schema import JudgeTable
     from forge.data.directory import Constant, ProblemFile
     from forge.evalpool.pool import Pool
+    from forge.process.devices import Gpu
     from forge.records import Problem
+    from forge.runner.judge_settings import Settings
 
 MAX_JUDGES = 16
 """Each holds torch and triton: 0.4 GB."""
@@ -75,7 +76,7 @@ def find_problems(
 def check_path(
     path: Path,
     *,
-    table: JudgeTable,
+    settings: Settings,
     overrides: Mapping[str, Constant] | None = None,
     precision: str = "fp32",
     is_shown: bool = False,
@@ -83,10 +84,11 @@ def check_path(
     """An examination of each problem under `path`, in the order of their names. Raises ConfigError,
     or MachineError where this machine gives no sandbox."""
     check_precision(precision)
+    table, gpus = settings.table(), settings.gpus()
     found = find_problems(path, overrides=overrides, precision=precision)
     done = list(found.broken)
     if found.problems:
-        done += anyio.run(_check, found.problems, table, is_shown)
+        done += anyio.run(_check, found.problems, table, gpus, is_shown)
     return sorted(done, key=lambda each: _natural(each.problem_id))
 
 
@@ -109,14 +111,16 @@ async def examine_all(
 
 
 async def _check(
-    problems: Sequence[Problem], table: JudgeTable, is_shown: bool
+    problems: Sequence[Problem], table: JudgeTable, gpus: Sequence[Gpu], is_shown: bool
 ) -> list[Examination]:
-    num_judges = min(len(os.sched_getaffinity(0)), MAX_JUDGES, len(problems))
+    num_judges = min(len(gpus) or table.workers, MAX_JUDGES, len(problems))
     several = table.model_copy(update={"workers": num_judges})
     with open_socket_dir() as socket_dir, tempfile.TemporaryDirectory() as log_dir:
         async with (
             open_counter("examined", total=len(problems), is_shown=is_shown) as advance,
-            open_pool(several, socket_dir=socket_dir, log_dir=Path(log_dir)) as pool,
+            open_pool(
+                several, socket_dir=socket_dir, log_dir=Path(log_dir), gpus=gpus[:num_judges]
+            ) as pool,
         ):
             return await examine_all(pool, problems, num_at_once=num_judges, done=advance)
 

@@ -1,0 +1,97 @@
+"""The options of `forge judge` and `forge problems check` that choose judges, as a `[judge]` table.
+
+Called by `judging.py` and `problem_check.py`. Promise: what is not allowed is a ConfigError in one
+line, what this machine lacks a MachineError.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, get_args
+
+from pydantic import ValidationError
+
+from forge.config.schema import JudgeTable
+from forge.errors import ConfigError, MachineError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forge.process.devices import Gpu
+
+DEFAULTS = {"device": "auto", "isolation": "auto", "compile": "ttir", "workers": None}
+_DEVICE = re.compile(r"cuda(:\d+)?")
+PRECISIONS = ("fp32", "fp16", "bf16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The options of the command that choose judges."""
+
+    device: str = "auto"
+    isolation: str = "auto"
+    compile: str = "ttir"
+    workers: int | None = None
+    """Absent: one for each core, and never more than candidates."""
+    url: str | None = None
+
+    def table(self) -> JudgeTable:
+        """`[judge]` as these options write it. Raises ConfigError or MachineError."""
+        if self.url is not None:
+            return self._remote()
+        for name in ("isolation", "compile"):
+            _require(f"--{name}", getattr(self, name), allowed=_choices(name))
+        workers = self.workers or len(os.sched_getaffinity(0))
+        return _table_of({"workers": workers, "isolation": self.isolation, "compile": self.compile})
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """The cards to judge on; none for the CPU. Raises ConfigError for what is no device,
+        MachineError for one that is not here."""
+        if self.device == "cpu" or self.url is not None:
+            return ()
+        if self.device != "auto" and not _DEVICE.fullmatch(self.device):
+            raise ConfigError(f"--device {self.device}: one of auto, cpu, cuda, cuda:N")
+        from forge.process.devices import inventory
+
+        cards = inventory()
+        if self.device == "auto":
+            return cards
+        number = int(self.device.partition(":")[2] or 0)
+        if number >= len(cards):
+            has = f"{len(cards)} GPUs" if cards else "no GPU"
+            raise MachineError(
+                f"--device {self.device}: this machine has {has}; --device cpu needs none"
+            )
+        return (cards[number],)
+
+    def _remote(self) -> JudgeTable:
+        chosen = [f"--{name}" for name, value in DEFAULTS.items() if getattr(self, name) != value]
+        if chosen:
+            raise ConfigError(f"--url: {chosen[0]} is chosen where the pool is served")
+        return _table_of({"url": [self.url]})
+
+
+def check_precision(precision: str) -> None:
+    """Raises ConfigError for what is none."""
+    _require("--precision", precision, allowed=PRECISIONS)
+
+
+def _choices(name: str) -> tuple[str, ...]:
+    return get_args(JudgeTable.model_fields[name].annotation)
+
+
+def _require(option: str, value: str, *, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{option} {value}: one of {', '.join(allowed)}")
+
+
+def _table_of(values: dict[str, Any]) -> JudgeTable:
+    try:
+        return JudgeTable.model_validate(values)
+    except ValidationError as error:
+        words = "; ".join(
+            f"{one['loc'][0]}: {one['input']}: {one['msg']}" for one in error.errors()
+        )
+        raise ConfigError(f"forge judge: {words}") from error

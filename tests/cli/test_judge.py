@@ -1,0 +1,246 @@
+"""`forge judge`: a verdict for whatever it is given, or one line that says what to give; exit codes
+for scripts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from forge import cli
+from forge.records import Verdict
+from forge.runner.judge_files import find_problem
+
+ROOT = Path(__file__).parents[2]
+PROBLEM = """import torch
+rows = 16
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x)
+def get_inputs():
+    return [torch.randn(rows, 64)]
+def get_init_inputs():
+    return []
+"""
+KERNEL = """import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n)
+    tl.store(y + i, tl.maximum(value, 0.0), mask=i < n)
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        y = torch.empty_like(x)
+        kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
+        return y
+"""
+WRONG = KERNEL.replace("tl.maximum(value, 0.0)", "value")
+ALIAS = KERNEL.replace("tl.maximum", "tl.maximun")
+HOSTILE = KERNEL.replace(
+    "        y = ", "        raise ValueError('[red]a\\x1b[2Jb')\n        y = "
+)
+
+
+def judge(
+    *argv: str, cwd: Path, stdin: str | bytes | None = None
+) -> subprocess.CompletedProcess[str]:
+    data = stdin.encode() if isinstance(stdin, str) else stdin
+    done = subprocess.run(
+        [sys.executable, "-m", "forge.cli", "judge", *argv],
+        capture_output=True, timeout=120, check=False, cwd=cwd, input=data,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    texts = done.stdout.decode(), done.stderr.decode()
+    return subprocess.CompletedProcess(done.args, done.returncode, *texts)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Another working directory than ours, with one problem."""
+    (tmp_path / "p.py").write_text(PROBLEM)
+    return tmp_path
+
+
+def test_a_report_marks_the_failing_line_and_obeys_nothing(folder: Path) -> None:
+    (folder / "c.py").write_text(ALIAS)
+    done = judge("p.py", "c.py", "--profile", cwd=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("compile_error (not_triton)\n")
+    assert ">    9 |     tl.store(y + i, tl.maximun(value, 0.0), mask=i < n)" in done.stdout
+    assert "     8 |     value = tl.load" in done.stdout
+    assert "there is no GPU time on a cpu" in done.stdout
+    assert "isolation namespaces, memory cap" in done.stdout
+
+    (folder / "c.py").write_text(HOSTILE)
+    done = judge("p.py", "c.py", cwd=folder)
+    assert done.returncode == 0
+    assert "[red]a" in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+def test_overrides_change_what_is_judged_and_json_is_the_verdict(folder: Path) -> None:
+    (folder / "c.py").write_text(f"Here:\n```python\n{KERNEL}```\n")
+    argv = ("p.py", "c.py", "--json", "--no-timing", "--compile", "ttir", "--precision", "fp16")
+    done = judge(*argv, "--override", "rows=3", cwd=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    verdict = Verdict.from_json(json.loads(done.stdout))
+    assert verdict.is_correct
+    assert verdict.timing is None
+
+
+def test_a_directory_is_judged_into_a_table_and_a_summary(folder: Path) -> None:
+    answers = folder / "answers"
+    (answers / "deep").mkdir(parents=True)
+    (answers / "a.py").write_text(KERNEL)
+    (answers / "b.py").write_text(WRONG)
+    (answers / "deep" / "c.py").write_text("")
+    (answers / "note.txt").write_text("no candidate")
+    done = judge("p.py", "answers", "--workers", "2", cwd=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert [line.split()[:3] for line in lines[1:4]] == [
+        ["a.py", "p", "correct"], ["b.py", "p", "wrong"], ["deep/c.py", "p", "rejected"],
+    ]  # fmt: skip
+    assert lines[-1] == "3 candidates: 1 correct, 1 wrong, 1 rejected"
+    done = judge("p.py", "answers", "--json", cwd=folder)
+    listed = json.loads(done.stdout)
+    assert [(each["candidate"], each["status"]) for each in listed] == [
+        ("a.py", "correct"), ("b.py", "wrong"), ("deep/c.py", "rejected"),
+    ]  # fmt: skip
+
+
+def test_in_two_directories_the_name_says_the_problem(folder: Path) -> None:
+    for name in ("problems", "answers"):
+        (folder / name).mkdir()
+    (folder / "problems" / "3_relu.py").write_text(PROBLEM)
+    (folder / "problems" / "13_twice.py").write_text(
+        PROBLEM.replace("torch.relu(x)", "torch.relu(x) * 2")
+    )
+    (folder / "answers" / "3_mine.py").write_text(KERNEL)
+    (folder / "answers" / "13_twice.py").write_text(KERNEL)
+    done = judge("problems", "answers", "--json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    listed = json.loads(done.stdout)
+    assert {each["candidate"]: (each["problem"], each["status"]) for each in listed} == {
+        "3_mine.py": ("3_relu", "correct"), "13_twice.py": ("13_twice", "wrong"),
+    }  # fmt: skip
+
+
+def test_a_name_finds_the_nearest_problem_or_none() -> None:
+    known = ["level1/3_a.py", "level2/3_b.py", "level2/4_c.py", "5_d.py"]
+    assert find_problem("level2/3_b.py", known) == "level2/3_b.py"
+    assert find_problem("other/3_b.py", known) == "level2/3_b.py"
+    assert find_problem("level1/3_x.py", known) == "level1/3_a.py"
+    assert find_problem("level2/0003.py", known) == "level2/3_b.py"
+    assert find_problem("3_x.py", known) is None
+    assert find_problem("4_x.py", known) == "level2/4_c.py"
+    assert find_problem("d.py", known) is None
+    assert find_problem("x.py", ["y.py"]) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "reason"),
+    [
+        (KERNEL, "correct", "ok"),
+        ("", "rejected", None),
+        ("nothing but words", "compile_error", "syntax_error"),
+        ("def (", "compile_error", "syntax_error"),
+        ("x = 1\n", "rejected", None),
+        (f"# {'x' * (5 << 20)}\n{KERNEL}", "rejected", "too_long"),
+    ],
+    ids=["kernel", "empty", "words", "syntax", "no ModelNew", "5 MB"],
+)
+def test_whatever_text_comes_from_stdin_gets_a_verdict(
+    folder: Path, text: str, status: str, reason: str | None
+) -> None:
+    done = judge("p.py", "-", "--json", cwd=folder, stdin=text)
+    assert (done.returncode, done.stderr) == (0, "")
+    verdict = json.loads(done.stdout)
+    assert verdict["status"] == status
+    assert verdict["detail"] or status == "correct"
+    assert reason is None or verdict["reason"] == reason
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["p.py", "missing.py"], "missing.py: no such file"),
+        (["missing.py", "c.py"], "missing.py: no such file"),
+        (["p.py", "binary.py"], "binary.py: byte 0xff at 2 is no UTF-8"),
+        (["p.py", "-"], "stdin: byte 0xff at 0 is no UTF-8"),
+        (["p.py", "empty"], "empty: no *.py in it"),
+        (["none.py", "c.py"], "none.py: no get_inputs and no get_init_inputs"),
+        (["p.py", "c.py", "--device", "tpu"], "--device tpu: one of auto, cpu, cuda, cuda:N"),
+        (["p.py", "c.py", "--device", "cuda:"], "--device cuda:: one of"),
+        (["p.py", "c.py", "--isolation", "weak"], "--isolation weak: one of auto, namespaces"),
+        (["p.py", "c.py", "--compile", "x"], "--compile x: one of ttir, binary"),
+        (["p.py", "c.py", "--precision", "fp8"], "--precision fp8: one of fp32, fp16, bf16"),
+        (["p.py", "c.py", "--override", "dim=1"], "--override dim: p.py has no such module const"),
+        (["p.py", "c.py", "--override", "rows"], "--override rows: a name and a value"),
+        (["p.py", "c.py", "--url", "nonsense"], "nonsense"),
+        (["p.py", "c.py", "--url", "http://x:1", "--workers", "2"], "--workers is chosen where"),
+        (["p.py"], "no CANDIDATE"),
+        ([], "no PROBLEM and CANDIDATE"),
+        (["p.py", "c.py", "--serve", "--socket", "s"], "--serve takes no PROBLEM"),
+        (["--serve"], "--serve needs either --socket PATH or --listen HOST:PORT"),
+        (["empty", "-"], "empty: a directory"),
+        (["two", "c.py"], "c.py: two has no one problem of this name or number"),
+    ],
+    ids=" ".join,
+)
+def test_what_cannot_be_judged_exits_2_in_one_line(
+    folder: Path, argv: list[str], words: str, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    (folder / "c.py").write_text(KERNEL)
+    (folder / "binary.py").write_bytes(b"x=\xff\x00")
+    (folder / "none.py").write_text("class Model: pass\n")
+    (folder / "empty").mkdir()
+    (folder / "two").mkdir()
+    (folder / "two" / "1.py").write_text(PROBLEM)
+    (folder / "bytes").write_bytes(b"\xff")
+    monkeypatch.chdir(folder)
+    with (folder / "bytes").open() as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert cli.run_command(["judge", *argv]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert words in told.err
+    assert told.err.count("\n") == 1
+
+
+def test_a_closed_stdin_is_told(folder: Path) -> None:
+    command = f"{sys.executable} -m forge.cli judge p.py - <&-"
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False,
+        cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("forge: stdin: it is closed")
+
+
+def test_a_device_that_is_not_here_is_the_machines_fault(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("forge.process.devices.inventory", tuple)
+    (folder / "c.py").write_text(KERNEL)
+    monkeypatch.chdir(folder)
+    assert cli.run_command(["judge", "p.py", "c.py", "--device", "cuda:1"]) == 3
+    assert "this machine has no GPU; --device cpu needs none" in capsys.readouterr().err
+
+
+def test_a_reference_that_fails_is_no_verdict_on_the_candidate(folder: Path) -> None:
+    (folder / "p.py").write_text(PROBLEM.replace("torch.relu(x)", "torch.relu(y)"))
+    (folder / "c.py").write_text(KERNEL)
+    done = judge("p.py", "c.py", cwd=folder)
+    assert done.returncode == 3
+    assert done.stdout.startswith("infra_error (reference_failed)")
+    assert "NameError" in done.stdout
