@@ -23,6 +23,7 @@ from forge.evalpool.judge.gpu_compare import finite_rms
 from forge.evalpool.judge.gpu_memory import Block, GpuMemoryError, create_block
 from forge.evalpool.judge.references import ReferenceFailed, parse_specs
 from forge.evalpool.judge.shm import LayoutError, TensorSpec, offsets
+from forge.evalpool.judge.torch_work import parse_work
 from forge.evalpool.judge.words import clean, without_paths
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ class GpuReference:
 
     request: dict[str, Any]
     """Body of the CANDIDATE frame, but for the code; all sets lie in the same place."""
+    work: dict[str, int] | None
+    """What torch does in one call, by operation."""
     precision: str
     block: Block
     tensors: list[torch.Tensor]
@@ -261,12 +264,14 @@ def _arrange(
     request = {
         "init": init_tree,
         "state": [[name, num_inputs + number] for number, (name, _) in enumerate(names)],
+        "order": [str(name) for name in layout["order"]],
         "sets": [trees[0]] * len(sets),
         "slots": [num_inputs + len(state) + i for i in range(len(sets[0].outputs))],
     }
     outputs = [index for one in sets for index in one.outputs]
     return GpuReference(
         request=request,
+        work=parse_work(layout["work"]),
         precision=precision,
         block=block,
         tensors=tensors,

@@ -345,6 +345,7 @@ class GpuRun(Run):
             detail=finding.detail,
             is_compiled=finding.is_compiled,
             num_launches=finding.num_launches,
+            torch_share=finding.torch_share,
             timing=self._timing(candidate, reference),
             profile=self._profile(candidate, reference) if is_profiled else None,
         )
