@@ -177,7 +177,8 @@ class Judge:
             await self._ensure_zygote()
             uid = self._uids.pop() if self._uids else None
             try:
-                examiners = Examiners(self.spawner, table=self.table)
+                uuid = None if self._gpu is None else self._gpu.uuid
+                examiners = Examiners(self.spawner, table=self.table, gpu_uuid=uuid)
                 work = partial(examiners.examine, problem, uid=uid)
                 return await anyio.to_thread.run_sync(work)
             finally:

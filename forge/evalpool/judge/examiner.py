@@ -17,6 +17,7 @@ from forge.evalpool.judge import frames
 from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.trial import OUT_OF_MEMORY_MARKS
 from forge.evalpool.judge.words import SIGNALS, clean, without_paths
+from forge.process.gpu_lease import GpuLease
 from forge.records.examination import Examination, Flag
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 MAX_WORDS = 300
 MAX_OUTPUTS = 64
+LEASE_TIMEOUT_S = 300.0
 VARYING_STEPS = ("draws", "inputs", "parameters")
 """They have a budget of their own: what a judge never does for a candidate."""
 
@@ -64,14 +66,22 @@ class _Report:
 class Examiners:
     """Examines problems, one child each. Safe to call from several threads."""
 
-    def __init__(self, spawner: Spawner, *, table: JudgeTable, device: str = "cpu") -> None:
+    def __init__(self, spawner: Spawner, *, table: JudgeTable, gpu_uuid: str | None = None) -> None:
         self._spawner = spawner
         self._table = table
-        self._device = device
+        self._device = "cpu" if gpu_uuid is None else "cuda"
+        self._lease = None if gpu_uuid is None else GpuLease(gpu_uuid)
         self._limit_s = table.compile_timeout_s + table.correct_timeout_s
 
     def examine(self, problem: Problem, *, uid: int | None) -> Examination:
-        """Blocks until it is known, at most twice a judge's deadline. Raises ZygoteGone."""
+        """Blocks until it is known, at most twice a judge's deadline; on a GPU beside others, never
+        beside one that is timed. Raises ZygoteGone or Stalled."""
+        if self._lease is None:
+            return self._examine(problem, uid=uid)
+        with self._lease.shared(timeout_s=LEASE_TIMEOUT_S):
+            return self._examine(problem, uid=uid)
+
+    def _examine(self, problem: Problem, *, uid: int | None) -> Examination:
         child = self._spawner.spawn(role="examiner", uid=uid)
         report, is_ended = _Report(), False
         try:
@@ -101,10 +111,11 @@ class Examiners:
             "entry_point": problem.entry_point,
             "precision": problem.precision,
             "device": self._device,
+            "tf32": self._table.tf32,
             "num_sets": self._table.num_inputs,
             "timeout_s": self._limit_s,
             "budget_s": 1.5 * self._limit_s,
-            "max_bytes": self._table.memory_bytes,
+            "max_bytes": self._table.memory_bytes if self._lease is None else None,
         }
         started = time.monotonic()
         frames.send(sock, Kind.EXAMINE, body)

@@ -13,8 +13,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forge.evalpool.judge.oracle import DTYPES, PERTURBATION, Describer, Unjudgeable
-from forge.evalpool.judge.variations import allowed_error, flatten, replaced, shake, tensors
+from forge.evalpool.judge.oracle import (
+    DTYPES,
+    MAX_OWN_ERROR,
+    MAX_TF32_ERROR,
+    PERTURBATION,
+    Describer,
+    Unjudgeable,
+)
+from forge.evalpool.judge.variations import (
+    agrees,
+    allowed_error,
+    flatten,
+    replaced,
+    shake,
+    tensors,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -32,10 +46,13 @@ class Subject:
         self.model = model
         self.device = torch.device(request["device"])
         self.precision: str = request["precision"]
+        self.is_tf32 = request["tf32"] and self.device.type == "cuda"
 
     @classmethod
     def load(cls, request: dict[str, Any]) -> Subject:
         """The module, and its model with parameters moved as for a candidate."""
+        is_tf32 = bool(request["tf32"])
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = is_tf32
         module = types.ModuleType("problem")
         exec(compile(request["source"], FILE, "exec"), module.__dict__)
         torch.manual_seed(int.from_bytes(os.urandom(8)) >> 1)
@@ -82,6 +99,17 @@ class Subject:
             return flatten(copy.deepcopy(self.model).double()(*doubled))
         except Exception:
             return []
+
+    @property
+    def max_own_error(self) -> float:
+        """In tolerances: beyond it a judge refuses the problem."""
+        return MAX_TF32_ERROR if self.is_tf32 else MAX_OWN_ERROR
+
+    def is_repeated(self, one: torch.Tensor, other: torch.Tensor) -> bool:
+        """To the bit; on a GPU, where sums may come in another order, within tolerance."""
+        a, b = one.nan_to_num(), other.nan_to_num()
+        is_near = self.device.type == "cuda" and agrees(b, a, self.allowed(a))
+        return torch.equal(a, b) or is_near
 
     def allowed(self, output: torch.Tensor) -> torch.Tensor:
         """What an answer may be off by, but for eager's own error."""
