@@ -44,7 +44,9 @@ Overrides = Annotated[
 ]
 Constants = Annotated[
     list[str] | None,
-    typer.Option("--override", metavar="NAME=VALUE", help="A module constant: batch_size=16."),
+    typer.Option(
+        "--override", "--set", metavar="NAME=VALUE", help="A module constant: batch_size=16."
+    ),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Precision = Annotated[str, typer.Option(help="fp32, fp16 or bf16.")]

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from forge.data.directory import Constant
     from forge.process.devices import Gpu
 
-TOKEN_VARIABLE = "FORGE_JUDGE_TOKEN"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
@@ -141,10 +139,12 @@ def serve(
         raise ConfigError("--serve needs either --socket PATH or --listen HOST:PORT")
     if settings.url is not None:
         raise ConfigError("--url: a pool that is served runs its judges itself")
+    from forge.evalpool.links import TOKEN_VARIABLE
     from forge.evalpool.served import serve_pool
 
+    table, gpus = settings.table(), settings.gpus()
     token = os.environ.get(TOKEN_VARIABLE) or None
-    serve_pool(settings.table(), socket=socket, listen=listen, token=token)
+    serve_pool(table, socket=socket, listen=listen, token=token, gpus=gpus)
 
 
 async def _judge_all(
