@@ -19,6 +19,8 @@ from forge.store.schema import RUN_MIGRATIONS, migrate
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ("README.md", "CONTRIBUTING.md", "AGENTS.md")
+GROUPS = ("problems",)
+"""Commands of two words."""
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -36,7 +38,8 @@ def find_commands(text: str) -> set[tuple[str, frozenset[str]]]:
     for line in lines:
         words = shlex.split(line.replace("…", ""))[1:]
         options = frozenset(word.partition("=")[0] for word in words if word.startswith("--"))
-        name = words[0] if re.fullmatch(r"[a-z]+", words[0]) else ""
+        name = " ".join(words[: 2 if words[0] in GROUPS else 1])
+        name = name if re.fullmatch(r"[a-z ]+", name) else ""
         commands.add((name, options))
     return commands
 
@@ -45,7 +48,7 @@ def find_commands(text: str) -> set[tuple[str, frozenset[str]]]:
 def read_help(command: str) -> str:
     """What `forge [command] --help` prints, without wrapping or colours."""
     ran = subprocess.run(
-        [sys.executable, "-m", "forge.cli", *([command] if command else []), "--help"],
+        [sys.executable, "-m", "forge.cli", *command.split(), "--help"],
         cwd=ROOT,
         env={"PATH": "/usr/bin:/bin", "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"},
         capture_output=True,
