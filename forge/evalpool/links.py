@@ -96,7 +96,7 @@ def judge_spec(
         "table": table.model_dump(mode="json"),
         "concurrency": capacity,
         "cores": cores,
-        "gpu": None if gpu is None else {"uuid": gpu.uuid, "minor": None},
+        "gpu": None if gpu is None else {"uuid": gpu.uuid, "minor": gpu.minor},
     }
     uuids = () if gpu is None else (gpu.uuid,)
     return ChildSpec(

@@ -62,5 +62,7 @@ def candidate_key(problem: Problem, code: str) -> str:
 def is_enough(verdict: Verdict, options: JudgeOptions) -> bool:
     """Whether a remembered verdict answers a request. A time never does: it is measured for each
     request that asks, as cards and clocks drift."""
+    if options.smoke:
+        return True
     is_timed = verdict.device != "cpu" and (options.timing or options.profile)
     return not (verdict.is_correct and is_timed)

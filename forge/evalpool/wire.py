@@ -7,7 +7,9 @@ it says, until the deadline; whatever is no request is BadRequest, in one line.
 
 from __future__ import annotations
 
+import json
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
 LONGEST_PAUSE_S = 10.0
 """Between two tries at a full server, whatever it asks for."""
 SHORTEST_PAUSE_S = 0.1
-OPTIONS = ("timing", "profile")
+JSON = {"Content-Type": "application/json"}
+OPTIONS = ("timing", "profile", "smoke")
 PRECISIONS = ("fp32", "fp16", "bf16")
 
 
@@ -62,7 +65,7 @@ async def ask_verdict(
     body = {
         "problem": describe(problem),
         "code": code,
-        "options": {"timing": options.timing, "profile": options.profile},
+        "options": asdict(options),
     }
     answer = await post(client, "/judge", body, timeout_s=timeout_s)
     try:
@@ -78,9 +81,11 @@ async def post(
     import httpx
 
     deadline = time.monotonic() + timeout_s
+    # As ASCII: a candidate with half of a surrogate pair is a candidate too.
+    content = json.dumps(body).encode()
     try:
         while True:
-            response = await client.post(path, json=body)
+            response = await client.post(path, content=content, headers=JSON)
             if response.status_code != httpx.codes.SERVICE_UNAVAILABLE:
                 break
             pause_s = _pause_s(response)
@@ -107,7 +112,7 @@ def parse_request(body: Any) -> tuple[Problem, str, JudgeOptions]:
     for name, value in options.items():
         if name not in OPTIONS or not isinstance(value, bool):
             words = f"options.{name[:40]}: found {_name(value)}"
-            raise BadRequest(f"{words}; {' and '.join(OPTIONS)} are allowed, each a boolean")
+            raise BadRequest(f"{words}; {', '.join(OPTIONS)} are allowed, each a boolean")
     return problem, code, JudgeOptions(**options)
 
 

@@ -55,6 +55,8 @@ class Gpu:
     free_bytes: int
     arch: str = ""
     """AMD: gfx942 and the like."""
+    minor: int | None = None
+    """NVIDIA: of its node, /dev/nvidia<minor>."""
 
 
 @cache
@@ -119,6 +121,7 @@ def _nvidia_gpu(index: int) -> Gpu:
         name=_text(pynvml.nvmlDeviceGetName(handle)),
         memory_bytes=int(memory.total),
         free_bytes=int(memory.free),
+        minor=int(pynvml.nvmlDeviceGetMinorNumber(handle)),
     )
 
 

@@ -62,6 +62,9 @@ class JudgeOptions:
     """Time it, if it is correct."""
     profile: bool = False
     """Send samples and GPU time by kernel along."""
+    smoke: bool = False
+    """A process that others have used will do, since nothing depends on the answer: a predecessor
+    may have changed it. Never for a reward, an evaluation or a best kernel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

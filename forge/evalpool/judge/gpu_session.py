@@ -12,6 +12,7 @@ What it says of times is a claim: the judge has a clock of its own.
 from __future__ import annotations
 
 import gc
+import os
 import socket
 from typing import Any
 
@@ -41,7 +42,6 @@ class GpuSession(runner.Session):
         )
         self.flush: torch.Tensor | None = None
         self.dummies: list[torch.Tensor] = []
-        self.is_timed_before = False
 
     def view(self, memory: Any, dtype: str, shape: list[int], offset: int) -> torch.Tensor:
         kind = getattr(torch, dtype)
@@ -122,26 +122,56 @@ class GpuSession(runner.Session):
         gc.disable()
 
 
+class Launches:
+    """What stands between Triton and the candidate of the moment."""
+
+    def __init__(self) -> None:
+        self.session: GpuSession | None = None
+        self._block: gpu_memory.Block | None = None
+        original = JITFunction.run
+
+        def run(function: Any, *args: Any, warmup: bool, **kwargs: Any) -> Any:
+            if warmup or self.session is None:
+                return original(function, *args, warmup=warmup, **kwargs)
+            kwargs["warmup"] = False
+            return self.session.launched_on_gpu(original, function, args, kwargs)
+
+        JITFunction.run = run  # pyright: ignore[reportAttributeAccessIssue]
+
+    def open(self, request: dict[str, Any], *, fd: int, file: str) -> GpuSession:
+        """The next candidate's; the memory of the one before is let go of."""
+        self.session = None
+        if self._block is not None:
+            gc.collect()
+            self._block.close()
+        self._block = gpu_memory.open_block(fd, request["num_bytes"])
+        torch.backends.cuda.matmul.allow_tf32 = bool(request["tf32"])
+        torch.backends.cudnn.allow_tf32 = bool(request["tf32"])
+        torch._C._set_deterministic_algorithms(True, warn_only=True)
+        self.session = GpuSession(request, memory=self._block.bytes(), file=file)
+        return self.session
+
+
 def main(sock: socket.socket, *, file: str) -> None:
-    """Serves the judge on `sock` until it hangs up."""
-    kind, request, fds = runner._receive(sock)
-    if kind != runner.CANDIDATE or not fds:
-        return
-    try:
-        block = gpu_memory.open_block(fds[0], request["num_bytes"])
-    except Exception as error:  # before any of the candidate's code: the machine's fault
-        words = {"stage": "device", "type": type(error).__name__, "message": str(error)[:1000]}
-        runner._send(sock, runner.FAILED, words)
-        return
-    torch.backends.cuda.matmul.allow_tf32 = bool(request["tf32"])
-    torch.backends.cudnn.allow_tf32 = bool(request["tf32"])
-    session = GpuSession(request, memory=block.bytes(), file=file)
-    _watch_launches(session)
-    torch._C._set_deterministic_algorithms(True, warn_only=True)
-    runner._answer(sock, session, lambda: runner._first_call(session))
+    """Serves the judge on `sock` until it hangs up: one candidate, or several in smoke checks."""
+    launches = Launches()
+    num_candidates = 0
     while True:
-        kind, asked, _ = runner._receive(sock)
-        runner._answer(sock, session, lambda asked=asked: _do(session, asked))
+        kind, asked, fds = runner._receive(sock)
+        if kind == runner.CANDIDATE and fds:
+            num_candidates += 1  # Python keeps a file's lines by its name
+            own_file = file.replace(".py", f"{num_candidates}.py")
+            try:
+                session = launches.open(asked, fd=fds[0], file=own_file)
+            except Exception as error:  # before any of the candidate's code: the machine's fault
+                words = {"stage": "device", "type": type(error).__name__}
+                runner._send(sock, runner.FAILED, {**words, "message": str(error)[:1000]})
+                return
+            os.close(fds[0])
+            runner._answer(sock, session, lambda session=session: runner._first_call(session))
+        elif launches.session is not None:
+            session = launches.session
+            runner._answer(sock, session, lambda session=session, asked=asked: _do(session, asked))
 
 
 def _do(session: GpuSession, asked: dict[str, Any]) -> Any:
@@ -151,17 +181,6 @@ def _do(session: GpuSession, asked: dict[str, Any]) -> Any:
     if asked.get("profiled"):
         return session.profiled_call()
     return session.call(asked["set"], slots=asked["slots"])
-
-
-def _watch_launches(session: GpuSession) -> None:
-    original = JITFunction.run
-
-    def run(self: Any, *args: Any, warmup: bool, **kwargs: Any) -> Any:
-        if warmup:
-            return original(self, *args, warmup=True, **kwargs)
-        return session.launched_on_gpu(original, self, args, {**kwargs, "warmup": False})
-
-    JITFunction.run = run
 
 
 def _refused_line(error: BaseException, function: Any) -> int:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import threading
 import time
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -50,10 +51,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from forge.config.schema import JudgeTable
-    from forge.evalpool.judge.spawner import Spawner
+    from forge.evalpool.judge.spawner import SandboxedChild, Spawner
     from forge.records.problem import Problem
     from forge.records.verdict import JudgeOptions
 
+MAX_REUSES = 64
+"""Smoke checks a process serves."""
+MAX_SPARES = 16
+LEAVES_SOUND = (Status.CORRECT, Status.WRONG, Status.COMPILE_ERROR)
 LEASE_TIMEOUT_S = 60.0
 """A writer waits for every correctness run in progress; a reader for a few timings."""
 NUM_WARM_UPS = 3
@@ -88,12 +93,40 @@ def open_gpu_trials(
         table=table,
         spawner=spawner,
         references=references,
-        stamp=replace(stamp, device=device.name, caps="watch"),
+        stamp=replace(stamp, device=device.name),
         device=device,
         lease=GpuLease(uuid),
         baselines=Baselines(baselines_path()),
         baseline_uid=oracle_uid,
     )
+
+
+@dataclass(slots=True)
+class Spare:
+    """A runner, and how many candidates it has had."""
+
+    child: SandboxedChild
+    num_uses: int = 0
+
+
+class Spares:
+    """Runners between two smoke checks. They end with the zygote."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[Spare] = []
+
+    def take(self) -> Spare | None:
+        with self._lock:
+            return self._idle.pop() if self._idle else None
+
+    def keep(self, spare: Spare) -> bool:
+        """Whether it is kept."""
+        with self._lock:
+            is_kept = spare.num_uses < MAX_REUSES and len(self._idle) < MAX_SPARES
+            if is_kept:
+                self._idle.append(spare)
+            return is_kept
 
 
 class GpuTrials(Trials):
@@ -116,6 +149,7 @@ class GpuTrials(Trials):
         self._device = device
         self._lease = lease
         self._window = Window(lease)
+        self._spares = Spares()
         self._baselines = baselines
         self._baseline_uid = baseline_uid
 
@@ -147,18 +181,28 @@ class GpuTrials(Trials):
         with self._shared(phases), phases.timed("reference"):
             reference = self._references.hold(problem)
         try:
-            run = self._open(problem, code, reference, uid=uid, phases=phases)
+            spare = self._spares.take() if options.smoke else None
+            run = self._open(problem, code, reference, uid=uid, phases=phases, spare=spare)
             try:
-                with self._shared(phases):
-                    finding = run.check(f"{problem.entry_point}New")
-                if self._table.timing and options.timing:
-                    finding = self._timed(problem, run, finding, options=options)
-                return finding
+                finding = self._find_with(run, problem, options=options)
+                return replace(finding, is_reused=spare is not None)
             finally:
                 with phases.timed("end"):
-                    run.close()
+                    run.close(spares=self._spares if options.smoke else None)
         finally:
             self._references.let_go(reference)
+
+    def _find_with(self, run: GpuRun, problem: Problem, *, options: JudgeOptions) -> Finding:
+        try:
+            with self._shared(run.phases):
+                finding = run.check(f"{problem.entry_point}New")
+        except Decided as decided:
+            run.is_sound = decided.finding.status in LEAVES_SOUND
+            return decided.finding
+        run.is_sound = True
+        if self._table.timing and options.timing and not options.smoke:
+            finding = self._timed(problem, run, finding, options=options)
+        return finding
 
     def _shared(self, phases: Phases) -> AbstractContextManager[None]:
         return _waited(self._lease.shared(timeout_s=LEASE_TIMEOUT_S), phases)
@@ -171,18 +215,21 @@ class GpuTrials(Trials):
         *,
         uid: int | None,
         phases: Phases,
+        spare: Spare | None = None,
     ) -> GpuRun:
         memory = CandidateMemory(reference)
         try:
             with phases.timed("sandbox"):
-                child = self._spawner.spawn(role="runner", uid=uid)
+                if spare is None:
+                    spare = Spare(self._spawner.spawn(role="runner", uid=uid))
         except BaseException:
             memory.close()
             raise
         return GpuRun(
             code=code,
             spawner=self._spawner,
-            child=child,
+            child=spare.child,
+            spare=spare,
             phases=phases,
             table=self._table,
             gpu_reference=reference,
@@ -248,10 +295,16 @@ class GpuRun(Run):
     gpu_reference: GpuReference
     gpu_memory: CandidateMemory
     device: GpuDevice
+    spare: Spare
+    is_sound: bool = False
+    """Whether its process may serve another smoke check."""
     draw: secrets.SystemRandom = field(default_factory=secrets.SystemRandom)
 
-    def close(self) -> None:
-        self.end()
+    def close(self, *, spares: Spares | None = None) -> None:
+        """Ends the runner, unless it may serve another smoke check."""
+        self.spare.num_uses += 1
+        if spares is None or not self.is_sound or not spares.keep(self.spare):
+            self.end()
         self.gpu_memory.close()
 
     def start(self, entry_point: str) -> dict[str, Any]:
@@ -339,13 +392,8 @@ class GpuRun(Run):
     ) -> Finding:
         """The finding of a correct candidate with its speed-up."""
         reference = clock.clocked(baseline.calls, dry_us=baseline.dry_us)
-        return Finding(
-            status=finding.status,
-            reason=finding.reason,
-            detail=finding.detail,
-            is_compiled=finding.is_compiled,
-            num_launches=finding.num_launches,
-            torch_share=finding.torch_share,
+        return replace(
+            finding,
             timing=self._timing(candidate, reference),
             profile=self._profile(candidate, reference) if is_profiled else None,
         )

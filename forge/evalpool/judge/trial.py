@@ -45,6 +45,8 @@ ARGUMENT_WORDS = {
 }
 """By the stage in which the judge's own call did not fit."""
 NO_GPU_WORDS = "there is no GPU here: do not ask for one, make tensors on x.device"
+REUSED = "-reused"
+"""Behind a verdict's isolation where the runner was not fresh."""
 CORRECTNESS_ALONE = JudgeOptions(timing=False)
 OUT_OF_MEMORY_MARKS = (
     "MemoryError",
@@ -91,6 +93,8 @@ class Finding:
     torch_share: float | None = None
     timing: Timing | None = None
     profile: Profile | None = None
+    is_reused: bool = False
+    """Its process had judged others before."""
 
 
 class Decided(Exception):
@@ -147,7 +151,7 @@ class Trials(ABC):
             torch_share=finding.torch_share,
             timing=finding.timing,
             profile=finding.profile,
-            isolation=self.stamp.isolation,
+            isolation=self.stamp.isolation + (REUSED if finding.is_reused else ""),
             caps=self.stamp.caps,
             device=self.stamp.device,
             harness=self.stamp.harness,
