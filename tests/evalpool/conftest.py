@@ -19,7 +19,7 @@ from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.references import References
 from forge.evalpool.judge.sandbox import Isolation
 from forge.evalpool.judge.shm import shared_memory
-from forge.evalpool.judge.spawner import Spawner
+from forge.evalpool.judge.spawner import SandboxedChild, Spawner
 from forge.evalpool.judge.trial import Stamp, Trials
 from forge.records.problem import Problem, Split
 
@@ -88,21 +88,25 @@ class Bench:
         """Of a kernel that is right."""
         return self.judge(RELU_KERNEL)
 
-    def explore(self, code: str) -> str:
-        """Runs Python in a runner past the screen; what it raises as `Told(...)` is returned."""
+    def start(self, code: str) -> SandboxedChild:
+        """Runs Python in a runner past the screen, for the caller to end."""
         reference = self.references.get(make_problem(RELU))
         source = f"class Told(Exception): pass\n{code}"
+        child = self.spawner.spawn(role="runner", uid=RUNNER_UID)
+        body = {**reference.request, "code": source, "entry_point": "X", "depth": "ttir"}
         with shared_memory(len(reference.image)) as (fd, _):
-            child = self.spawner.spawn(role="runner", uid=RUNNER_UID)
-            try:
-                body = {**reference.request, "code": source, "entry_point": "X", "depth": "ttir"}
-                frames.send(child.sock, Kind.CANDIDATE, body, fds=(fd,))
-                expected = (Kind.FAILED, Kind.DONE)
-                answer = frames.receive(
-                    child.sock, deadline=time.monotonic() + 20, expected=expected
-                ).body
-            finally:
-                self.spawner.end(child)
+            frames.send(child.sock, Kind.CANDIDATE, body, fds=(fd,))
+        return child
+
+    def explore(self, code: str) -> str:
+        """The same; what it raises as `Told(...)` is returned."""
+        child = self.start(code)
+        try:
+            expected = (Kind.FAILED, Kind.DONE)
+            deadline = time.monotonic() + 20
+            answer = frames.receive(child.sock, deadline=deadline, expected=expected).body
+        finally:
+            self.spawner.end(child)
         return f"{answer['type']}: {answer['message']}"
 
     def refused(self, statement: str) -> str:

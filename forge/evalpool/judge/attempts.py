@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,21 +18,31 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def main(sock: socket.socket, forbidden: str, judge_pid: int) -> None:
-    """Says what worked and should not have. The kernel may refuse in whatever words."""
+IDLE_S = 60.0
+
+
+def main(sock: socket.socket) -> None:
+    """Asked by the judge, says what worked and should not have. The kernel may refuse in whatever
+    words.
+    """
+    deadline = time.monotonic() + IDLE_S
+    asked = frames.receive(sock, deadline=deadline, expected=(frames.Kind.CALL,)).body
+    frames.send(sock, frames.Kind.DONE, {"works": _what_works(**asked)})
+
+
+def _what_works(*, forbidden: str, judge_pid: int) -> list[str]:
     tries: dict[str, Callable[[], object]] = {
         "reading a file of the judge's": lambda: Path(forbidden).read_bytes(),
         "writing beside it": lambda: Path(f"{forbidden}.new").touch(),
         "writing to the root": lambda: Path("/forge-attempt").touch(),
         "an Internet socket": lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM).close(),
-        "a user namespace": lambda: linux.unshare(linux.CLONE_NEWUSER),
     }
     if judge_pid != os.getpid():  # the same number may be our own in our namespace
         tries["a signal to the judge"] = lambda: os.kill(judge_pid, 0)
         environ = Path(f"/proc/{judge_pid}/environ")
         tries["reading the judge's environment"] = environ.read_bytes
-    works = [name for name, attempt in tries.items() if _works(attempt)]
-    frames.send(sock, frames.Kind.DONE, {"works": works})
+    tries["a user namespace"] = lambda: linux.unshare(linux.CLONE_NEWUSER)  # changes who we are
+    return [name for name, attempt in tries.items() if _works(attempt)]
 
 
 def _works(attempt: Callable[[], object]) -> bool:

@@ -31,11 +31,22 @@ def strongest(wanted: str) -> Isolation:
     """The first of what is wanted that this machine gives. Raises OSError saying why none is."""
     if wanted == Isolation.NONE:
         return Isolation.NONE
+    return _try(wanted)[0]
+
+
+def describe() -> str:
+    """What `auto` comes to here, with what refused the levels above it. Raises OSError."""
+    level, refused = _try("auto")
+    return f"{level} ({'; '.join(refused)})" if refused else f"{level}"
+
+
+def _try(wanted: str) -> tuple[Isolation, list[str]]:
+    """The first that works, and why each before it does not. Raises OSError where none does."""
     refused: list[str] = []
     for level in WANTED[wanted]:
         why = why_not(level)
         if why is None:
-            return level
+            return level, refused
         refused.append(f"{level}: {why}")
     raise OSError(errno.EPERM, "; ".join(refused))
 

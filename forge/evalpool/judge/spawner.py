@@ -145,9 +145,7 @@ class Spawner:
         self._is_ready = True
         self._try_sandbox()
 
-    def spawn(
-        self, *, role: str, uid: int | None, extra: dict[str, Any] | None = None
-    ) -> SandboxedChild:
+    def spawn(self, *, role: str, uid: int | None) -> SandboxedChild:
         """A new child, inspected. Raises ZygoteGone or WeakSandbox."""
         ours, theirs = socket.socketpair()
         core = self._cores.take()
@@ -158,7 +156,6 @@ class Spawner:
                 "uid": uid,
                 "memory_bytes": None if self._is_gpu else self._memory_bytes,
                 "core": core,
-                **(extra or {}),
             }
             pid = int(
                 self._ask(Kind.SPAWN, body, fds=(theirs.fileno(),), answer=Kind.SPAWNED)["pid"]
@@ -204,11 +201,12 @@ class Spawner:
         forbidden = self._folder.with_suffix(".forbidden")
         forbidden.write_text("of the judge")
         uid = PROBE_UID if os.geteuid() == 0 else None
-        extra = {"forbidden": str(forbidden), "judge_pid": os.getpid()}
+        body = {"forbidden": str(forbidden), "judge_pid": os.getpid()}
         try:
-            child = self.spawn(role="probe", uid=uid, extra=extra)
+            child = self.spawn(role="probe", uid=uid)
             deadline = time.monotonic() + FORK_TIMEOUT_S
             try:
+                frames.send(child.sock, Kind.CALL, body)
                 works = frames.receive(child.sock, deadline=deadline, expected=(Kind.DONE,)).body
             finally:
                 self.end(child)

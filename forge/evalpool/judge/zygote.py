@@ -141,7 +141,7 @@ class Zygote:
             examine.main(sock)
             return
         if role == "probe":
-            attempts.main(sock, body["forbidden"], body["judge_pid"])
+            attempts.main(sock)
             return
         _forget_forge()
         sock.settimeout(None)

@@ -1,0 +1,434 @@
+"""Which level of the sandbox a machine gives, how memory and cores are capped at each, and what is
+said where there is none. Machines that forbid something are made of this one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from forge.evalpool.judge import caps, frames, landlock, levels, processes
+from forge.evalpool.judge.cores import Cores, share
+from forge.evalpool.judge.sandbox import Isolation
+from forge.evalpool.judge.spawner import Spawner, ZygoteGone
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="makes another machine of this one")
+needs_landlock = pytest.mark.skipif(landlock.abi() < landlock.SCOPE_ABI, reason="no Landlock 6")
+
+FORBIDDING = """
+import ctypes, os, sys
+from forge.evalpool.judge import seccomp as s
+lines = [s._line(s.LOAD, s.NUMBER_AT)]
+for number in sys.argv[1].split(","):
+    lines += [s._line(s.JUMP_EQUAL, int(number), no=1), s._line(s.RETURN, s.EPERM)]
+code = b"".join([*lines, s._line(s.RETURN, s.ALLOW)])
+program = s._Program(len(code) // 8, code)
+libc = ctypes.CDLL(None)
+assert libc.prctl(s.PR_SET_SECCOMP, s.SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0) == 0
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+"""Runs a command with some system calls forbidden, as Docker's seccomp profile does."""
+UNSHARE_AND_MOUNT = "272,165"
+LANDLOCK = "444"
+
+MASKED = """
+import os, subprocess, sys
+from forge.evalpool.judge import linux
+down, up = os.pipe(), os.pipe()
+if (pid := os.fork()) == 0:
+    linux.unshare(linux.CLONE_NEWNS)
+    linux.mount(None, "/", flags=linux.MS_REC | linux.MS_PRIVATE)
+    linux.mount("/dev/null", "/proc/interrupts", flags=linux.MS_BIND)
+    linux.unshare(linux.CLONE_NEWUSER | linux.CLONE_NEWNS)
+    os.write(up[1], b"x")
+    os.read(down[0], 1)
+    os.execv(sys.argv[1], sys.argv[1:])
+os.read(up[0], 1)
+for name in ("uid_map", "gid_map"):
+    with open(f"/proc/{pid}/{name}", "w") as file:
+        file.write("0 0 70000")
+os.write(down[1], b"x")
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+"""Runs a command as root of a user namespace where parts of /proc are masked, as in a container."""
+
+FULL_SHM = """
+mount -t tmpfs -o size=16k tmpfs /dev/shm
+dd if=/dev/zero of=/dev/shm/full bs=4k count=9 2>/dev/null || true
+exec "$@"
+"""
+
+PROBLEM = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x) * 2
+def get_inputs():
+    return [torch.randn(16, 64)]
+def get_init_inputs():
+    return []
+"""
+ANSWER = """
+import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + i, tl.maximum(tl.load(x + i, mask=i < n), 0.0) * 2, mask=i < n)
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        y = torch.empty_like(x)
+        kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
+        return y
+"""
+
+
+def forge_judge(
+    folder: Path, *, within: tuple[str, ...] = (), options: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    """`forge judge` of an honest kernel on a machine made by `within`."""
+    (folder / "problem.py").write_text(PROBLEM)
+    (folder / "answer.py").write_text(ANSWER)
+    judge = [sys.executable, "-m", "forge.cli", "judge", "problem.py", "answer.py", "--json"]
+    return subprocess.run(
+        [*within, *judge, *options],
+        cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+
+
+def forbidding(numbers: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", FORBIDDING, numbers)
+
+
+@pytest.mark.slow
+@needs_root
+@needs_landlock
+def test_where_namespaces_are_forbidden_an_honest_kernel_is_judged_under_landlock(
+    tmp_path: Path,
+) -> None:
+    done = forge_judge(tmp_path, within=forbidding(UNSHARE_AND_MOUNT))
+    assert done.returncode == 0, done.stderr
+    verdict = json.loads(done.stdout)
+    assert (verdict["status"], verdict["isolation"]) == ("correct", "landlock")
+
+
+@pytest.mark.slow
+@needs_root
+def test_where_proc_is_masked_as_in_docker_the_other_namespaces_remain(tmp_path: Path) -> None:
+    done = forge_judge(tmp_path, within=(sys.executable, "-c", MASKED))
+    assert done.returncode == 0, done.stderr
+    verdict = json.loads(done.stdout)
+    assert (verdict["status"], verdict["isolation"]) == ("correct", "namespaces-noproc")
+
+
+@pytest.mark.slow
+@needs_root
+def test_where_nothing_works_the_judge_refuses_and_says_what_to_do(tmp_path: Path) -> None:
+    done = forge_judge(tmp_path, within=forbidding(f"{UNSHARE_AND_MOUNT},{LANDLOCK}"))
+    assert done.returncode == 3, done.stdout + done.stderr
+    told = " ".join(done.stderr.split())
+    for words in (
+        "namespaces: unshare",
+        "landlock: this kernel has no Landlock, or it is forbidden",
+        "--cap-add SYS_ADMIN",
+        'isolation = "none"',
+    ):
+        assert words in told
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@needs_root
+def test_a_full_dev_shm_hinders_no_judge(tmp_path: Path) -> None:
+    done = forge_judge(tmp_path, within=("unshare", "-m", "bash", "-ec", FULL_SHM, "bash"))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["status"] == "correct"
+
+
+@pytest.mark.slow
+@needs_root
+def test_a_level_that_was_asked_for_is_not_replaced_by_a_weaker_one(tmp_path: Path) -> None:
+    done = forge_judge(
+        tmp_path,
+        within=forbidding(UNSHARE_AND_MOUNT),
+        options=("--isolation", "namespaces"),
+    )
+    assert done.returncode == 3
+    assert "landlock:" not in done.stderr
+
+
+def test_a_level_is_tried_in_the_order_of_strength(monkeypatch: pytest.MonkeyPatch) -> None:
+    works = {Isolation.LANDLOCK}
+    refusal = lambda level: None if level in works else "no"  # noqa: E731
+    monkeypatch.setattr(levels, "why_not", refusal)
+    assert levels.strongest("auto") is Isolation.LANDLOCK
+    assert levels.describe() == "landlock (namespaces: no; namespaces-noproc: no)"
+    with pytest.raises(OSError, match="namespaces: no; namespaces-noproc: no"):
+        levels.strongest("namespaces")
+    works.add(Isolation.NAMESPACES_NOPROC)
+    assert levels.strongest("auto") is Isolation.NAMESPACES_NOPROC
+    works.add(Isolation.NAMESPACES)
+    assert levels.strongest("auto") is Isolation.NAMESPACES
+    assert levels.strongest("none") is Isolation.NONE
+
+
+ATTEMPTING = """
+import os, socket, sys
+from forge.evalpool.judge import attempts, landlock, linux
+linux.drop_capabilities()  # of root, which may read anybody
+sock = socket.socket(fileno=int(sys.argv[1]))
+if os.fork():
+    os.wait()
+else:
+    if sys.argv[2] == "confined":
+        linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+        landlock.confine_processes()
+    attempts.main(sock)
+"""
+
+
+def attempt(folder: Path, *, how: str) -> list[str]:
+    """What works for the probe outside of any sandbox, or only confined from processes."""
+    ours, theirs = socket.socketpair()
+    (folder / "forbidden").write_text("x")
+    command = [sys.executable, "-c", ATTEMPTING, str(theirs.fileno()), how]
+    with ours, subprocess.Popen(command, pass_fds=(theirs.fileno(),), cwd=ROOT) as process:
+        theirs.close()
+        body = {"forbidden": str(folder / "forbidden"), "judge_pid": process.pid}
+        frames.send(ours, frames.Kind.CALL, body)
+        expected, deadline = (frames.Kind.DONE,), time.monotonic() + 30
+        works = frames.receive(ours, deadline=deadline, expected=expected).body["works"]
+    Path("/forge-attempt").unlink(missing_ok=True)  # "writing to the root", which worked
+    return works
+
+
+def test_the_probe_finds_every_hole_where_there_is_no_sandbox(tmp_path: Path) -> None:
+    works = attempt(tmp_path, how="free")
+    assert {"reading a file of the judge's", "writing beside it", "a signal to the judge"} <= set(
+        works
+    )
+    assert "reading the judge's environment" in works
+    assert "an Internet socket" in works
+
+
+@needs_landlock
+def test_a_process_in_sight_of_proc_reads_no_environment_and_signals_nobody(
+    tmp_path: Path,
+) -> None:
+    works = attempt(tmp_path, how="confined")
+    assert "reading a file of the judge's" in works
+    assert not {"a signal to the judge", "reading the judge's environment"} & set(works)
+
+
+@contextmanager
+def open_spawner(folder: Path, *, python_path: str = str(ROOT), **how: Any) -> Iterator[Spawner]:
+    spawner = Spawner(folder=folder, memory_bytes=1 << 30, **how)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", python_path)
+        spawner.start()
+    try:
+        spawner.wait_ready()
+        yield spawner
+    finally:
+        spawner.close()
+
+
+@needs_landlock
+def test_a_landlock_that_does_nothing_is_found_before_a_candidate_enters(tmp_path: Path) -> None:
+    """From outside it cannot be told from one that does."""
+    code = "import forge.evalpool.judge.landlock as l; l.confine_files = lambda rules: None"
+    (tmp_path / "sitecustomize.py").write_text(code)
+    words = "does not stop .*reading a file of the judge's"
+    path = f"{tmp_path}:{ROOT}"
+    with (
+        pytest.raises(ZygoteGone, match=words),
+        open_spawner(tmp_path / "root", isolation="landlock", python_path=path),
+    ):
+        pass
+
+
+DAEMON = """
+import os, time
+if os.fork() == 0:
+    if os.fork() == 0:
+        time.sleep(600)
+    os._exit(0)
+os.wait()
+time.sleep(600)
+"""
+
+
+@needs_landlock
+@pytest.mark.parametrize("whom", ["zygote", "launcher"])
+def test_without_a_pid_namespace_a_killed_zygote_takes_its_candidates_daemons_along(
+    open_bench_at: Any, tmp_path: Path, whom: str
+) -> None:
+    with open_bench_at(tmp_path / "root", isolation=Isolation.LANDLOCK) as bench:
+        launcher = bench.spawner._process.pid
+        child = bench.start(DAEMON)
+        wait_until(lambda: len(tree(launcher)) == 4)  # launcher, zygote, runner, daemon
+        everybody = tree(launcher)
+        runner = processes.read_row(child.pid_here)
+        assert runner is not None
+        os.kill(runner.parent if whom == "zygote" else launcher, signal.SIGKILL)
+        if whom == "launcher":
+            bench.spawner.close()  # as the judge does when it sees that
+        wait_until(lambda: not any(is_alive(pid) for pid in everybody))
+        child.sock.close()
+
+
+def tree(pid: int) -> set[int]:
+    return processes.family(pid, processes.read_table())
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until(holds: Any) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come to hold"
+        time.sleep(0.02)
+
+
+HUNGRY = """
+import mmap, os, sys, time
+if sys.argv[1] == "child" and os.fork() == 0:
+    os.setpgid(0, 0)
+memory = mmap.mmap(-1, 256 << 20)
+for at in range(0, len(memory), 4096):
+    memory[at] = 1
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("who", ["itself", "child"])
+def test_who_holds_too_much_shared_memory_is_killed_by_the_watch(who: str) -> None:
+    watch = caps.WatchCaps(memory_bytes=128 << 20)
+    process = subprocess.Popen([sys.executable, "-c", HUNGRY, who])
+    try:
+        watch.enclose(process.pid)
+        assert process.wait(timeout=30) == -signal.SIGKILL
+    finally:
+        watch.release(process.pid)
+        watch.close()
+        process.kill()
+
+
+def test_who_holds_little_is_left_alone_by_the_watch() -> None:
+    watch = caps.WatchCaps(memory_bytes=1 << 30)
+    process = subprocess.Popen([sys.executable, "-c", HUNGRY, "itself"])
+    try:
+        watch.enclose(process.pid)
+        wait_until(lambda: caps.held_bytes(process.pid) > 256 << 20)
+        watch._sample()
+        assert process.poll() is None
+    finally:
+        watch.close()
+        process.kill()
+        process.wait()
+
+
+def make_cgroups(root: Path, *, enabled: str) -> Path:
+    """A folder that looks like cgroup v2 with us in /user/forge."""
+    own = root / "own"
+    own.write_text("1:cpu:/\n0::/user/forge\n")
+    (root / "cgroup.controllers").write_text("cpu memory pids")
+    for folder in (root / "user" / "forge", root / "user"):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "cgroup.procs").touch()
+        (folder / "cgroup.subtree_control").write_text("")
+    (root / "user" / "cgroup.subtree_control").write_text(enabled)
+    return own
+
+
+def test_a_cgroup_is_used_where_memory_and_processes_are_delegated(tmp_path: Path) -> None:
+    own = make_cgroups(tmp_path, enabled="cpu memory pids\n")
+    assert caps.find_delegated(tmp_path, own=own) == tmp_path / "user"
+    make_cgroups(tmp_path, enabled="cpu\n")
+    assert caps.find_delegated(tmp_path, own=own) is None
+    (tmp_path / "cgroup.controllers").unlink()
+    make_cgroups_v1 = tmp_path / "own"
+    make_cgroups_v1.write_text("4:memory:/\n")
+    assert caps.find_delegated(tmp_path, own=make_cgroups_v1) is None
+
+
+def test_a_child_gets_a_cgroup_with_limits_and_all_in_it_is_killed(tmp_path: Path) -> None:
+    """A fake folder: no machine at hand delegates one."""
+    group = caps.CgroupCaps(tmp_path, memory_bytes=1 << 30)
+    group.enclose(4711)
+    folder = tmp_path / f"forge-{os.getpid()}-4711"
+    found = {path.name: path.read_text() for path in folder.iterdir()}
+    assert found["memory.max"] == str(1 << 30)
+    assert found["memory.swap.max"] == "0"
+    assert found["pids.max"] == str(caps.MAX_PROCESSES)
+    assert found["cgroup.procs"] == "4711"
+    group.release(4711)
+    assert (folder / "cgroup.kill").read_text() == "1"
+    group.release(4711)
+
+
+def test_caps_are_named_by_what_there_is(tmp_path: Path) -> None:
+    none = tmp_path / "no-cgroups"
+    assert caps.open_caps(memory_bytes=1, is_gpu=False, cgroups=none).kind == "rlimit"
+    watch = caps.open_caps(memory_bytes=1 << 40, is_gpu=True, cgroups=none)
+    assert watch.kind == "watch"
+    watch.close()
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "num_seats", "shares"),
+    [
+        (2, 2, [(0,), (1,)]),
+        (8, 2, [(0, 1, 2, 3), (4, 5, 6, 7)]),
+        (2, 3, [(0,), (1,), (0,)]),
+        (3, 2, [(0,), (1,)]),
+    ],
+)
+def test_judges_share_the_cores(
+    num_cores: int, num_seats: int, shares: list[tuple[int, ...]]
+) -> None:
+    cores = range(num_cores)
+    assert [share(cores, seat=seat, num_seats=num_seats) for seat in range(num_seats)] == shares
+
+
+def test_two_runs_begin_at_different_cores() -> None:
+    assert share(range(8), seat=0, num_seats=8, offset=11) == (3,)
+
+
+def test_the_least_used_core_is_next() -> None:
+    cores = Cores((4, 5))
+    assert [cores.take(), cores.take(), cores.take()] == [4, 5, 4]
+    cores.give_back(5)
+    assert cores.take() == 5
+    assert Cores(()).take() is None
+
+
+def test_a_child_is_held_to_its_core(tmp_path: Path) -> None:
+    core = max(os.sched_getaffinity(0))
+    with open_spawner(tmp_path / "root", isolation="auto", cores=(core,)) as spawner:
+        child = spawner.spawn(role="oracle", uid=61_005 if os.geteuid() == 0 else None)
+        assert os.sched_getaffinity(child.pid_here) == {core}
+        spawner.end(child)
