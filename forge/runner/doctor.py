@@ -27,16 +27,7 @@ if TYPE_CHECKING:
 MIN_MEMORY_BYTES = 4 << 30
 """The quickstart's need, with room."""
 MIN_DISK_BYTES = 2 << 30
-SANDBOX_PROBE = """
-import os
-from forge.evalpool.judge import linux, sandbox
-sandbox.enter_zygote_namespaces()
-linux.mount(None, "/", flags=linux.MS_REC | linux.MS_PRIVATE)  # else the host would see our /proc
-if (pid := os.fork()) == 0:
-    linux.mount("proc", "/proc", kind="proc")
-    os._exit(0)
-os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-"""
+SANDBOX_PROBE = "from forge.evalpool.judge import levels; print(levels.describe())"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +107,7 @@ def _hardware(machine: Machine, store_dir: Path) -> Iterator[Finding]:
 
 
 def _sandbox() -> Finding:
-    """Tries the namespaces that the judge's sandbox is made of, and a fresh /proc, in a process."""
+    """The level that judges will take, tried in a process, and why it is not a stronger one."""
     fix = (
         f'{advice(uid=os.geteuid(), sysctls=read_sysctls())}; judge.isolation = "none" runs without'
     )
@@ -128,7 +119,7 @@ def _sandbox() -> Finding:
     except (OSError, subprocess.TimeoutExpired) as error:
         return Finding(name="sandbox", found=f"none: {error}", is_ok=False, fix=fix)
     if done.returncode == 0:
-        return Finding(name="sandbox", found="namespaces")
+        return Finding(name="sandbox", found=done.stdout.strip())
     why = (done.stderr.strip().splitlines() or ["no words"])[-1]
     return Finding(name="sandbox", found=f"none: {why}", is_ok=False, fix=fix)
 
