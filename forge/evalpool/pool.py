@@ -96,13 +96,20 @@ class Pool:
         self._num_judged = self._num_cached = self._num_infra = 0
 
     async def judge(
-        self, problem: Problem, code: str, *, timing: bool = True, profile: bool = False
+        self,
+        problem: Problem,
+        code: str,
+        *,
+        timing: bool = True,
+        profile: bool = False,
+        smoke: bool = False,
     ) -> Verdict:
         """The verdict on correctness, and where asked for times and samples: on GPUs only.
 
+        With `smoke`, a runner that others have used may give it: never for what counts.
         Raises Stalled when no judge lives for `seating.NO_JUDGE_TIMEOUT_S`.
         """
-        options = JudgeOptions(timing=timing and self._table.timing, profile=profile)
+        options = JudgeOptions(timing=timing and self._table.timing, profile=profile, smoke=smoke)
         key = candidate_key(problem, code)
         while (running := self._running.get(key)) is not None:
             await running.done.wait()

@@ -20,6 +20,15 @@ from forge.evalpool.pool import Pool, judge_alone, open_pool
 from forge.process.sockets import open_socket_dir
 from forge.records.problem import Problem, Split
 from forge.records.verdict import JudgeOptions, Status, Verdict
+from tests.evalpool.judged import (
+    CODE,
+    PROBLEM,
+    ROOT,
+    SOURCE,
+    Observer,
+    descendants,
+    wait_until_gone,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -28,49 +37,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
-ROOT = Path(__file__).parents[2]
-SOURCE = """
-import torch
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x + 1
-def get_inputs():
-    return [torch.randn(64)]
-def get_init_inputs():
-    return []
-"""
-CODE = """
-import torch
-import triton
-import triton.language as tl
-
-@triton.jit
-def kernel(x, y, n, BLOCK: tl.constexpr):
-    i = tl.arange(0, BLOCK)
-    tl.store(y + i, tl.load(x + i, mask=i < n) + 1, mask=i < n)
-
-class ModelNew(torch.nn.Module):
-    def forward(self, x):
-        y = torch.empty_like(x)
-        kernel[(1,)](x, y, x.numel(), BLOCK=64)
-        return y
-"""
 SPIN = CODE.replace("return y", "while True: pass")
-PROBLEM = Problem(problem_id="p", source=SOURCE, family="f", level=1, split=Split.GRPO)
 TABLE = JudgeTable(workers=1, compile_timeout_s=5.0, correct_timeout_s=5.0)
-
-
-class Observer:
-    """Remembers the pids of judges."""
-
-    def __init__(self) -> None:
-        self.pids: list[int] = []
-
-    def started(self, name: str, *, pid: int, devices: str, log_path: Path) -> None:
-        self.pids.append(pid)
-
-    def ended(self, name: str, *, pid: int, reason: str) -> None:
-        return
 
 
 @pytest.fixture(scope="module")
@@ -91,43 +59,6 @@ async def pool(tmp_path_factory: pytest.TempPathFactory, observer: Observer) -> 
             TABLE, socket_dir=socket_dir, log_dir=log_dir, observer=observer
         ) as opened:
             yield opened
-
-
-def descendants(pid: int) -> set[int]:
-    """Of one process, itself included, with their children's children."""
-    parents = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            parents[int(entry.name)] = int(
-                (entry / "stat").read_text().rsplit(")", 1)[1].split()[1]
-            )
-        except OSError:
-            continue
-    found: set[int] = set()
-    fresh = {pid}
-    while fresh:
-        found |= fresh
-        fresh = {child for child, parent in parents.items() if parent in fresh} - found
-    return found
-
-
-def alive(pids: set[int]) -> set[int]:
-    """Those that still run; zombies do not."""
-    running = set()
-    for pid in pids:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-        except OSError:
-            continue
-        if state != "Z":
-            running.add(pid)
-    return running
-
-
-async def wait_until_gone(pids: set[int]) -> None:
-    with anyio.fail_after(5):
-        while alive(pids):  # noqa: ASYNC110  # other processes set no event
-            await anyio.sleep(0.02)
 
 
 async def test_an_honest_kernel_is_correct(pool: Pool) -> None:

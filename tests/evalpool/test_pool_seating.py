@@ -1,0 +1,339 @@
+"""Who judges next and who is trusted: seats without judges, and a keeper with scripted ones."""
+
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.lowlevel
+import httpx
+import pytest
+
+from forge.config.schema import JudgeTable
+from forge.evalpool import canary, keeper, seating
+from forge.evalpool.keeper import Keeper, Link
+from forge.evalpool.pool import Pool
+from forge.evalpool.seating import NoJudge, Seat, Seating, State, needs_canary
+from forge.records.problem import Problem, Split
+from forge.records.verdict import Status, Timing, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+pytestmark = pytest.mark.anyio
+
+PROBLEM = Problem(problem_id="p", source="s", family="", level=1, split=Split.GRPO)
+CORRECT = Verdict(
+    status=Status.CORRECT, reason="ok", detail="", device="H100", isolation="i", harness="h"
+)
+WRONG = replace(CORRECT, status=Status.WRONG, reason="mismatch")
+CRASH = replace(CORRECT, status=Status.RUNTIME_ERROR, reason="crash")
+FAULT = replace(CORRECT, status=Status.INFRA_ERROR, reason="zygote_gone")
+KILLED = replace(CORRECT, status=Status.INFRA_ERROR, reason="runner_killed", device="cpu")
+TIMES = Timing(
+    speedup=2.0, speedup_low=1.9, candidate_us=1.0, baseline_us=2.0, candidate_spread_us=0.1,
+    baseline_spread_us=0.1,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def seats_up(num: int, *, capacity: int = 1) -> Seating:
+    seats = Seating(Seat(f"judge-{number}", capacity=capacity) for number in range(num))
+    for seat in seats.seats:
+        seats.sat_down(seat, httpx.AsyncClient(), is_trusted=True)
+    return seats
+
+
+async def test_the_least_loaded_judge_is_taken_and_none_beyond_its_capacity() -> None:
+    seats = seats_up(2, capacity=2)
+    taken = [(await seats.take()).name for _ in range(4)]
+    assert taken == ["judge-0", "judge-1", "judge-0", "judge-1"]
+    with anyio.move_on_after(0.05) as scope:
+        await seats.take()
+    assert scope.cancelled_caught
+    assert seats.num_waiting == 0
+    seats.give_back(seats.seats[1])
+    assert (await seats.take()).name == "judge-1"
+
+
+async def test_who_waits_is_served_in_order() -> None:
+    seats, served = seats_up(1), []
+
+    async def wait(number: int) -> None:
+        seat = await seats.take()
+        served.append(number)
+        seats.give_back(seat)
+
+    first = await seats.take()
+    async with anyio.create_task_group() as tg:
+        for number in range(5):
+            tg.start_soon(wait, number)
+            await anyio.lowlevel.checkpoint()
+        seats.give_back(first)
+    assert served == [0, 1, 2, 3, 4]
+
+
+async def test_a_second_try_goes_to_another_judge_while_one_is_up() -> None:
+    seats = seats_up(2)
+    one, other = seats.seats
+    taken = await seats.take(avoid=other)
+    assert taken is one
+    with anyio.move_on_after(0.05) as scope:
+        await seats.take(avoid=other)  # free, but it waits for the busy one
+    assert scope.cancelled_caught
+    seats.left(one)
+    assert await seats.take(avoid=other) is other
+
+
+def test_the_second_fault_in_a_row_quarantines_and_a_verdict_between_them_forgives() -> None:
+    seats = seats_up(1)
+    seat = seats.seats[0]
+    for verdict, state in (
+        (FAULT, State.SUSPECT),
+        (None, State.UP),
+        (WRONG, State.UP),
+        (FAULT, State.SUSPECT),
+        (None, State.UP),
+        (FAULT, State.QUARANTINED),
+    ):
+        if verdict is None:
+            seats.canary_judged(seat, fault=None)
+        else:
+            seats.heard(seat, verdict)
+        assert seat.state is state
+
+
+def test_what_failed_beside_a_fault_is_the_same_fault() -> None:
+    """A card that is lost takes all candidates on it along."""
+    seats = seats_up(1, capacity=8)
+    for _ in range(8):
+        seats.heard(seats.seats[0], FAULT)
+    assert seats.seats[0].state is State.SUSPECT
+
+
+def test_no_judge_is_blamed_for_a_problem_or_a_candidate() -> None:
+    seats = seats_up(1)
+    for reason in ("runner_killed", "reference_failed"):
+        for _ in range(3):
+            seats.heard(seats.seats[0], replace(KILLED, reason=reason))
+    assert seats.seats[0].state is State.UP
+
+
+def test_a_second_failed_canary_quarantines() -> None:
+    seats = seats_up(1)
+    seat = seats.seats[0]
+    seats.heard(seat, CRASH)
+    assert seat.state is State.SUSPECT
+    seats.canary_judged(seat, fault="wrong")
+    assert seat.state is State.SUSPECT
+    seats.canary_judged(seat, fault="wrong")
+    assert seat.state is State.QUARANTINED
+
+
+@pytest.mark.parametrize(
+    ("verdict", "is_due"),
+    [
+        (CORRECT, False),
+        (WRONG, False),
+        (CRASH, True),
+        (replace(CRASH, device="cpu"), False),
+        (replace(CORRECT, status=Status.TIMEOUT, reason="deadline:correct"), True),
+        (replace(KILLED, device="H100"), True),
+        (KILLED, False),
+    ],
+)
+def test_a_canary_is_due_after_what_may_harm_a_card(verdict: Verdict, is_due: bool) -> None:
+    assert needs_canary(verdict) is is_due
+
+
+async def test_all_in_quarantine_is_an_infra_error_and_never_a_hang(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(seating, "QUARANTINE_PATIENCE_S", 0.05)
+    seats = seats_up(2)
+    for seat in seats.seats:
+        seat.num_faults = 1
+        seats.heard(seat, FAULT)
+    with pytest.raises(NoJudge, match="judge-0 is quarantined \\(zygote_gone\\)") as raised:
+        await seats.take()
+    assert raised.value.is_quarantine
+    verdict = await Pool(JudgeTable(), seats).judge(PROBLEM, "code")
+    assert (verdict.status, verdict.reason) == (Status.INFRA_ERROR, "no_judge")
+
+
+async def test_who_waits_learns_when_the_last_judge_is_quarantined(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(seating, "QUARANTINE_PATIENCE_S", 0.05)
+    seats = seats_up(1)
+    seat = await seats.take()
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tg:
+
+            async def wait() -> None:
+                with pytest.raises(NoJudge):
+                    await seats.take()
+
+            tg.start_soon(wait)
+            await anyio.sleep(0.01)
+            seat.num_faults = 1
+            seats.heard(seat, FAULT)
+
+
+class Script:
+    """A judge that answers as it is told, and remembers what it was asked."""
+
+    def __init__(self, *answers: Verdict) -> None:
+        self.answers = list(answers)
+        self.asked: list[str] = []
+        self.options: list[dict[str, Any]] = []
+        self.num_opened = 0
+
+    def answer(self, request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content)
+        names = {canary.RIGHT: "right", canary.WRONG: "wrong"}
+        code: str = body["code"]
+        name = names.get(code, code)
+        self.asked.append(name)
+        self.options.append(body["options"])
+        if self.answers:
+            return httpx.Response(200, json=self.answers.pop(0).to_json())
+        verdict = WRONG if name == "wrong" else CORRECT
+        return httpx.Response(200, json=verdict.to_json())
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Link]:
+        async def never() -> str:
+            await anyio.sleep_forever()
+            return ""
+
+        self.num_opened += 1
+        async with httpx.AsyncClient(
+            transport=httpx.MockTransport(self.answer), base_url="http://judge"
+        ) as client:
+            health = {"device": "H100", "isolation": "i", "harness": "h"}
+            yield Link(client=client, health=health, ended=never, timeout_s=5.0)
+
+
+@asynccontextmanager
+async def kept(*scripts: Script) -> AsyncIterator[Pool]:
+    seats = Seating(Seat(f"judge-{number}") for number in range(len(scripts)))
+    async with anyio.create_task_group() as tg:
+        for seat, script in zip(seats.seats, scripts, strict=True):
+            await tg.start(Keeper(seats, seat, script.open).run)
+        yield Pool(JudgeTable(), seats)
+        tg.cancel_scope.cancel()
+
+
+async def test_after_a_gpu_fault_a_canary_comes_before_the_next_candidate() -> None:
+    script = Script(CRASH)
+    async with kept(script) as pool:
+        assert (await pool.judge(PROBLEM, "one")).reason == "crash"
+        assert (await pool.judge(PROBLEM, "two")).is_correct
+    assert script.asked == ["one", "right", "wrong", "two"]
+    assert [options["timing"] for options in script.options] == [True, False, False, True]
+    assert script.num_opened == 1
+
+
+async def test_after_two_failed_canaries_a_judge_is_replaced_and_judges_a_canary_first() -> None:
+    script = Script(CRASH, WRONG, CORRECT, CORRECT)  # right judged wrong, then wrong judged right
+    async with kept(script) as pool:
+        await pool.judge(PROBLEM, "one")
+        assert (await pool.judge(PROBLEM, "two")).is_correct
+    assert script.asked == ["one", "right", "right", "wrong", "right", "wrong", "two"]
+    assert script.num_opened == 2
+
+
+async def test_a_judge_that_stays_broken_stays_out_and_the_other_judges(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(keeper, "FIRST_BACKOFF_S", 0.01)
+    broken, good = Script(*[FAULT] * 1000), Script()
+    async with kept(broken, good) as pool:
+        for number in range(6):
+            assert (await pool.judge(PROBLEM, f"{number}")).is_correct
+        with anyio.fail_after(5):
+            while broken.num_opened < 4:  # noqa: ASYNC110  # a scripted judge sets no event
+                await anyio.sleep(0.01)
+        assert pool.stats().num_quarantined == 1
+        assert pool.stats().num_infra == 1
+    assert [name for name in broken.asked if name not in ("right", "wrong")] == ["0"]
+
+
+async def test_an_infra_fault_is_judged_again_on_another_judge_once() -> None:
+    one, other = Script(FAULT), Script()
+    async with kept(one, other) as pool:
+        assert (await pool.judge(PROBLEM, "code")).is_correct
+    assert (one.asked[0], other.asked) == ("code", ["code"])
+
+
+async def test_a_runner_killed_twice_is_the_candidates_doing() -> None:
+    one, other = Script(KILLED), Script(KILLED)
+    async with kept(one, other) as pool:
+        verdict = await pool.judge(PROBLEM, "code")
+        assert (verdict.status, verdict.reason) == (Status.RUNTIME_ERROR, "killed")
+
+
+async def test_a_runner_killed_once_is_judged_as_it_then_behaves() -> None:
+    one, other = Script(KILLED), Script(WRONG)
+    async with kept(one, other) as pool:
+        assert (await pool.judge(PROBLEM, "code")).reason == "mismatch"
+
+
+async def test_correctness_is_remembered_and_a_time_never_is() -> None:
+    timed = replace(CORRECT, timing=TIMES)
+    script = Script(timed, timed)
+    async with kept(script) as pool:
+        assert (await pool.judge(PROBLEM, "code")).timing == TIMES
+        assert (await pool.judge(PROBLEM, "code", timing=False)).timing is None
+        assert script.asked == ["code"]
+        assert (await pool.judge(PROBLEM, "code")).timing == TIMES
+        assert script.asked == ["code", "code"]
+
+
+async def test_a_wrong_candidate_is_not_judged_again_to_be_timed() -> None:
+    script = Script(WRONG)
+    async with kept(script) as pool:
+        for _ in range(3):
+            assert (await pool.judge(PROBLEM, "code")).reason == "mismatch"
+    assert script.asked == ["code"]
+
+
+async def test_what_was_found_while_timing_is_not_remembered() -> None:
+    script = Script(replace(CORRECT, status=Status.REJECTED, reason="clock", phase_s={"time": 0.1}))
+    async with kept(script) as pool:
+        assert (await pool.judge(PROBLEM, "code")).reason == "clock"
+        assert (await pool.judge(PROBLEM, "code", timing=False)).is_correct
+
+
+async def test_a_verdict_of_another_kind_of_judge_is_not_reused() -> None:
+    script = Script(WRONG)
+    async with kept(script) as pool:
+        await pool.judge(PROBLEM, "code")
+        seat = pool.seating.seats[0]
+        seat.kinds = tuple(replace(kind, harness="newer") for kind in seat.kinds)
+        assert (await pool.judge(PROBLEM, "code")).is_correct
+    assert script.asked == ["code", "code"]
+
+
+async def test_a_full_server_is_asked_again_when_it_says() -> None:
+    script, num_refused = Script(), 2
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        nonlocal num_refused
+        if num_refused:
+            num_refused -= 1
+            return httpx.Response(503, headers={"Retry-After": "0"})
+        return Script.answer(script, request)
+
+    script.answer = answer
+    async with kept(script) as pool:
+        assert (await pool.judge(PROBLEM, "code")).is_correct
+    assert pool.stats().num_infra == 0

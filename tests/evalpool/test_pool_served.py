@@ -1,0 +1,347 @@
+"""A pool of its own process, asked over HTTP, and runs that use it by URL."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.abc
+import httpx
+import pytest
+
+from forge import exits
+from forge.config.schema import JudgeTable
+from forge.errors import ConfigError, MachineError
+from forge.evalpool import links
+from forge.evalpool.address import bound_address, bound_path, parse_address
+from forge.evalpool.pool import Pool, open_pool
+from forge.evalpool.seating import State
+from forge.evalpool.served import MAX_BODY_BYTES, MAX_DRAINED_BYTES, PoolApp, serve_pool
+from forge.evalpool.wire import describe
+from forge.process.sockets import open_socket_dir
+from forge.process.uds import open_client, open_url_client, serve_task
+from forge.records.verdict import Status, Verdict
+from tests.evalpool.judged import CODE, PROBLEM, ROOT, descendants, wait_until_gone
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from forge.records.problem import Problem
+
+pytestmark = pytest.mark.anyio
+
+TOKEN = "a secret"
+PROGRAM = """
+import sys
+from pathlib import Path
+from forge import exits
+from forge.config.schema import JudgeTable
+from forge.evalpool.served import serve_pool
+how, where, token = sys.argv[1:]
+table = JudgeTable(workers=1, compile_timeout_s=5.0, correct_timeout_s=5.0)
+try:
+    if how == "socket":
+        serve_pool(table, socket=Path(where), token=token or None)
+    else:
+        serve_pool(table, listen=where, token=token or None)
+except BaseException as error:
+    sys.exit(exits.explain(error))
+"""
+BODY = {"problem": describe(PROBLEM), "code": CODE}
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@asynccontextmanager
+async def serving(how: str, where: str, *, token: str = "") -> AsyncIterator[tuple[Any, str]]:
+    """The process and its URL."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", PROGRAM, how, where, token]
+    async with await anyio.open_process(command, env=env, cwd="/") as process:
+        try:
+            yield process, await url_in(process)
+        finally:
+            if process.returncode is None:
+                process.send_signal(signal.SIGTERM)
+
+
+async def url_in(process: anyio.abc.Process) -> str:
+    text = ""
+    assert process.stderr is not None
+    with anyio.fail_after(60):
+        while "url = " not in text or "\n" not in text:
+            text += (await process.stderr.receive()).decode()
+    return text.split('["')[1].split('"]')[0]
+
+
+@pytest.fixture(scope="module")
+async def url() -> AsyncIterator[str]:
+    async with serving("listen", "127.0.0.1:0", token=TOKEN) as (_, at):
+        yield at
+
+
+@pytest.fixture
+def client(url: str) -> httpx.AsyncClient:
+    return open_url_client(url, timeout_s=60.0, token=TOKEN)
+
+
+@asynccontextmanager
+async def pool_at(*urls: str) -> AsyncIterator[Pool]:
+    table = JudgeTable(url=list(urls))
+    with open_socket_dir() as folder:
+        async with open_pool(table, socket_dir=folder, log_dir=folder) as pool:
+            yield pool
+
+
+async def test_a_run_uses_it_by_its_url_and_starts_no_judge(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(links.TOKEN_VARIABLE, TOKEN)
+    before = descendants(os.getpid())
+    async with pool_at(url) as pool:
+        assert (await pool.judge(PROBLEM, CODE)).status is Status.CORRECT
+        assert (await pool.judge(PROBLEM, CODE.replace("+ 1", "+ 2"))).reason == "mismatch"
+        assert (await pool.examine(PROBLEM)).problem_id == PROBLEM.problem_id
+        assert descendants(os.getpid()) == before
+
+
+async def test_its_health_says_what_judges_it_has(client: httpx.AsyncClient) -> None:
+    async with client:
+        health = (await client.get("/health")).json()
+    assert health["ok"]
+    assert health["capacity"] >= 1
+    assert [(one["state"], one["device"]) for one in health["judges"]] == [("up", "cpu")]
+    assert health["judges"][0]["harness"]
+
+
+async def test_without_the_token_nobody_is_served(url: str) -> None:
+    for token in (None, "a wrong one", "é"):
+        async with open_url_client(url, timeout_s=10.0, token=token and token.encode().hex()) as it:
+            for response in (
+                await it.get("/health"),
+                await it.post("/judge", json=BODY),
+                await it.post("/examine", json=BODY),
+            ):
+                assert response.status_code == 401
+
+
+async def test_a_run_without_the_token_is_told_so_and_which_url(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(links.TOKEN_VARIABLE, raising=False)
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(MachineError, match=f"{url}.*FORGE_JUDGE_TOKEN"), flatten_subgroups=True
+    ):
+        async with pool_at(url):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "no JSON"),
+        (b"{", "no JSON"),
+        (b"\xff\xfe", "no JSON"),
+        (b"[" * 100_000, "no JSON"),
+        (b"[]", "found list; a JSON object is needed"),
+        (b"{}", "problem: found nothing"),
+        (b'{"problem": 1}', "problem: found int"),
+        (b'{"problem": {"problem_id": "p"}}', "problem.source: found nothing"),
+        (
+            b'{"problem": {"problem_id": "p", "source": "", "precision": "fp8"}, "code": ""}',
+            'problem.precision: found "fp8"; one of fp32, fp16, bf16',
+        ),
+        (b'{"problem": {"problem_id": "p", "source": ""}}', "code: found nothing"),
+        (
+            b'{"problem": {"problem_id": "p", "source": ""}, "code": "", "options": {"x": 1}}',
+            "options.x: found int; timing, ",
+        ),
+    ],
+)
+async def test_what_is_no_request_is_refused_in_a_line(
+    client: httpx.AsyncClient, body: bytes, words: str
+) -> None:
+    async with client:
+        response = await client.post("/judge", content=body)
+    assert response.status_code == 422
+    assert words in response.json()["error"]
+
+
+async def test_a_body_is_bounded_whatever_its_header_says(client: httpx.AsyncClient) -> None:
+    async def chunks(num_bytes: int) -> AsyncIterator[bytes]:
+        for _ in range(num_bytes >> 20):
+            yield bytes(1 << 20)
+
+    async with client:
+        response = await client.post("/judge", content=chunks(MAX_BODY_BYTES + (2 << 20)))
+        assert response.status_code == 413
+        assert str(MAX_BODY_BYTES) in response.json()["error"]
+        with pytest.raises(httpx.TransportError):  # it hangs up on who goes on
+            await client.post("/judge", content=chunks(MAX_DRAINED_BYTES * 2))
+        assert (await client.get("/health")).json()["ok"]
+
+
+async def test_half_a_surrogate_pair_is_a_candidate_like_any_other(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(links.TOKEN_VARIABLE, TOKEN)
+    async with pool_at(url) as pool:
+        verdict = await pool.judge(PROBLEM, CODE + "# \ud800")
+        assert verdict.status is not Status.INFRA_ERROR
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_ends_it_with_all_children(tmp_path: Path, number: int) -> None:
+    path = tmp_path / "judges.sock"
+    async with serving("socket", str(path)) as (process, url):
+        assert url == f"unix:{path}"
+        family = descendants(process.pid)
+        assert len(family) >= 4  # server, judge, launcher, zygote
+        process.send_signal(number)
+        with anyio.fail_after(20):
+            assert await process.wait() == 0
+        await wait_until_gone(family)
+    assert not path.exists()
+
+
+async def test_a_lost_pool_is_an_infra_fault_and_comes_back_by_itself(tmp_path: Path) -> None:
+    path, others = tmp_path / "one.sock", tmp_path / "other.sock"
+    async with (
+        serving("socket", str(others)) as (_, other_url),
+        serving("socket", str(path)) as (process, url),
+        pool_at(url, other_url) as pool,
+    ):
+        seat = pool.seating.seats[0]
+        process.kill()
+        await process.wait()
+        assert (await pool.judge(PROBLEM, CODE)).status is Status.CORRECT
+        assert pool.stats().num_infra == 1
+        assert seat.state is State.DOWN
+        async with serving("socket", str(path)):
+            with anyio.fail_after(60):
+                while seat.state is not State.UP:  # noqa: ASYNC110  # no event of ours
+                    await anyio.sleep(0.05)
+            verdict = await pool.judge(PROBLEM, CODE + "# again")
+            assert verdict.status is Status.CORRECT
+
+
+async def test_nobody_at_a_url_is_a_machine_error_that_names_it(tmp_path: Path) -> None:
+    url = f"unix:{tmp_path}/none.sock"
+    with pytest.raises(ExceptionGroup) as raised:
+        async with pool_at(url):
+            pass
+    ending = exits.ending_of(raised.value)
+    assert ending.code == 3
+    assert url in ending.words
+    assert "\n" not in ending.words
+
+
+async def test_what_is_no_judge_is_not_taken_for_one(tmp_path: Path) -> None:
+    from starlette.applications import Starlette
+    from starlette.responses import JSONResponse
+    from starlette.routing import Route
+
+    async def health(request: Any) -> JSONResponse:
+        return JSONResponse({"ok": True})
+
+    path = tmp_path / "x.sock"
+    async with anyio.create_task_group() as tg:
+        await tg.start(serve_task, Starlette(routes=[Route("/health", health)]), path)
+        with pytest.RaisesGroup(
+            pytest.RaisesExc(MachineError, match="not a judge's"), flatten_subgroups=True
+        ):
+            async with pool_at(f"unix:{path}"):
+                pass
+        tg.cancel_scope.cancel()
+
+
+class SlowPool:
+    """Gives one verdict after another, each when it is let."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.seating = pool.seating
+        self.may_go = anyio.Event()
+        self.num_asked = 0
+
+    async def judge(self, problem: Problem, code: str, **options: bool) -> Verdict:
+        self.num_asked += 1
+        await self.may_go.wait()
+        return Verdict(status=Status.CORRECT, reason="ok", detail="")
+
+
+async def test_beyond_its_room_a_caller_is_told_to_come_again(tmp_path: Path) -> None:
+    from forge.evalpool.seating import Seat, Seating
+
+    slow = SlowPool(Pool(JudgeTable(), Seating([Seat("judge-0")])))
+    app = PoolApp(slow, max_in_flight=1)  # type: ignore[arg-type]
+    path = tmp_path / "x.sock"
+    statuses = []
+
+    async def ask() -> None:
+        async with open_client(path, timeout_s=10.0) as client:
+            response = await client.post("/judge", json=BODY)
+        statuses.append(response.status_code)
+        if response.status_code == 503:
+            assert float(response.headers["Retry-After"]) > 0
+            slow.may_go.set()
+
+    async with anyio.create_task_group() as tg:
+        await tg.start(serve_task, app.routes(), path)
+        async with anyio.create_task_group() as asking:
+            asking.start_soon(ask)
+            asking.start_soon(ask)
+        tg.cancel_scope.cancel()
+    assert sorted(statuses) == [200, 503]
+    assert slow.num_asked == 1
+
+
+@pytest.mark.parametrize("listen", ["", "x", "x:", ":80", "127.0.0.1:x", "127.0.0.1:70000", "h:²"])
+def test_an_address_is_host_and_port(listen: str) -> None:
+    with pytest.raises(ConfigError, match="HOST:PORT is needed"):
+        parse_address(listen)
+
+
+def test_a_host_may_be_ipv6() -> None:
+    assert parse_address("[::1]:80") == ("::1", 80)
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", "10.1.2.3:80", "myhost:80"])
+def test_off_loopback_a_token_is_needed_and_asked_for_before_any_judge_starts(listen: str) -> None:
+    with pytest.raises(ConfigError, match=r"set FORGE_JUDGE_TOKEN here"):
+        serve_pool(JudgeTable(), listen=listen)
+
+
+def test_a_file_in_the_way_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("mine")
+    with pytest.raises(ConfigError, match="there is a file of that name"):
+        serve_pool(JudgeTable(), socket=path)
+    assert path.read_text() == "mine"
+
+
+def test_a_socket_in_use_is_refused_and_a_dead_one_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "x.sock"
+    with bound_path(path), pytest.raises(ConfigError, match="another process serves there"):
+        serve_pool(JudgeTable(), socket=path)
+    import socket
+
+    dead = socket.socket(socket.AF_UNIX)
+    dead.bind(str(path))
+    dead.close()
+    with bound_path(path):
+        pass
+
+
+def test_a_port_in_use_is_the_machines_fault() -> None:
+    with bound_address("127.0.0.1:0", None) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(MachineError, match="ddress already in use"):
+            serve_pool(JudgeTable(), listen=f"127.0.0.1:{port}")
