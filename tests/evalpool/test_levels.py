@@ -215,9 +215,7 @@ def attempt(folder: Path, *, how: str) -> list[str]:
         body = {"forbidden": str(folder / "forbidden"), "judge_pid": process.pid}
         frames.send(ours, frames.Kind.CALL, body)
         expected, deadline = (frames.Kind.DONE,), time.monotonic() + 30
-        works = frames.receive(ours, deadline=deadline, expected=expected).body["works"]
-    Path("/forge-attempt").unlink(missing_ok=True)  # "writing to the root", which worked
-    return works
+        return frames.receive(ours, deadline=deadline, expected=expected).body["works"]
 
 
 def test_the_probe_finds_every_hole_where_there_is_no_sandbox(tmp_path: Path) -> None:

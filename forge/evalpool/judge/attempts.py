@@ -33,8 +33,8 @@ def main(sock: socket.socket) -> None:
 def _what_works(*, forbidden: str, judge_pid: int) -> list[str]:
     tries: dict[str, Callable[[], object]] = {
         "reading a file of the judge's": lambda: Path(forbidden).read_bytes(),
-        "writing beside it": lambda: Path(f"{forbidden}.new").touch(),
-        "writing to the root": lambda: Path("/forge-attempt").touch(),
+        "writing beside it": lambda: _write(Path(f"{forbidden}.new")),
+        "writing to the root": lambda: _write(Path("/forge-attempt")),
         "an Internet socket": lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM).close(),
     }
     if judge_pid != os.getpid():  # the same number may be our own in our namespace
@@ -43,6 +43,11 @@ def _what_works(*, forbidden: str, judge_pid: int) -> list[str]:
         tries["reading the judge's environment"] = environ.read_bytes
     tries["a user namespace"] = lambda: linux.unshare(linux.CLONE_NEWUSER)  # changes who we are
     return [name for name, attempt in tries.items() if _works(attempt)]
+
+
+def _write(path: Path) -> None:
+    path.touch(exist_ok=False)
+    path.unlink()
 
 
 def _works(attempt: Callable[[], object]) -> bool:
