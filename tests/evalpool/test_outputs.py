@@ -205,8 +205,14 @@ def test_a_reference_that_gives_nothing_is_refused(bench: Any) -> None:
 
 
 def test_inputs_of_changing_shape_are_judged(bench: Any) -> None:
-    source = problem("return x * 2", inputs="torch.randn(int(torch.randint(5, 90, (1,))))")
+    source = problem("return x * 2", inputs="torch.randn(20 + next(COUNT))")
+    source += "import itertools\nCOUNT = itertools.count()\n"
     assert bench.judge(answer(), problem=source).status is Status.CORRECT
+    # Right on the first set alone; its answer still lies where it was, which proves nothing.
+    end = """self.first = getattr(self, "first", len(x))
+        return y if len(x) == self.first else y + 1"""
+    verdict = bench.judge(answer(end=end), problem=source)
+    assert (verdict.status, verdict.reason) == (Status.WRONG, "mismatch")
 
 
 # --- arguments ----------------------------------------------------------------------------------

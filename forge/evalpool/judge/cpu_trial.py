@@ -185,7 +185,9 @@ class CpuRun(Run):
         if number in self.judged:
             detail = f"right once, then on the same inputs {found}\n{STATEFUL_WORDS}"
             return self._finding(Status.WRONG, "stateful", detail)
-        if any(self._mismatch(data, earlier) is None for earlier in self.judged):
+        slots = self.reference.sets[number].slots
+        alike = [one for one in self.judged if self.reference.sets[one].slots == slots]
+        if any(self._mismatch(data, earlier) is None for earlier in alike):
             detail = f"the answer to earlier inputs: {found}\n{STATEFUL_WORDS}"
             return self._finding(Status.WRONG, "stateful", detail)
         if self.reference.request["state"] and done.get("has_derived"):

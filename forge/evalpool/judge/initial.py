@@ -57,7 +57,8 @@ class Initial:
 
     def take(self, tensor: torch.Tensor, *, name: str | None = None) -> None:
         """Gives it the next values of its shape, and of its name where it has one."""
-        if not tensor.is_floating_point() or not tensor.numel() or tensor.is_meta:
+        is_plain = tensor.layout is torch.strided and not tensor.is_meta and tensor.numel()
+        if not is_plain or not tensor.is_floating_point():
             return
         for key, value in self._left.items():
             is_named = name is None or key.rpartition(".")[2] == name

@@ -30,6 +30,9 @@ PRODUCTS = ("mm", "mv", "dot", "linear", "matmul", "bilinear")
 class OpCounter(TorchDispatchMode):
     """Within: `work` grows by the cost of every operation."""
 
+    supports_higher_order_operators = True
+    """They are called and not counted; what they call is."""
+
     def __init__(self) -> None:
         super().__init__()
         self.work: dict[str, int] = {}
@@ -43,6 +46,8 @@ class OpCounter(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
+        if not isinstance(func, torch._ops.OpOverload):
+            return out
         name = func._schema.name.rpartition("::")[2]
         if not func.is_view and not _is_free(name):
             given = [*_tensors(args), *_tensors(tuple((kwargs or {}).values()))]

@@ -215,11 +215,14 @@ def _agrees(one: list[torch.Tensor], other: list[torch.Tensor], precision: str) 
     return True
 
 
-def _count_work(model: Any, inputs: list[Any]) -> dict[str, int]:
-    """What torch does in one call, by operation."""
+def _count_work(model: Any, inputs: list[Any]) -> dict[str, int] | None:
+    """What torch does in one call, by operation; None where that cannot be counted."""
     model, inputs = copy.deepcopy(model), copy.deepcopy(inputs)
-    with OpCounter() as counter:
-        model(*inputs)
+    try:
+        with OpCounter() as counter:
+            model(*inputs)
+    except Exception:  # it ran before: some torch code refuses to run under a mode
+        return None
     return counter.work
 
 
