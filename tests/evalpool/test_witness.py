@@ -1,0 +1,83 @@
+"""Inputs that show a missed end are found for extrema, and left as drawn for everything else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from forge.evalpool.judge.witness import Search, Spot, spots_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def agree(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return all(torch.allclose(a, b) for a, b in zip(one, other, strict=True))
+
+
+def search_for(function: Callable[[torch.Tensor], torch.Tensor], first: torch.Tensor) -> Search:
+    found = Search(lambda inputs: [function(inputs[0])], agree=agree)
+    found.note([first])
+    return found
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.relu(x),
+        lambda x: x.softmax(1),
+        lambda x: x.sum(1),
+        lambda x: x @ torch.ones(50, 3),
+        lambda x: torch.nn.functional.layer_norm(x, (50,)),
+    ],
+)
+def test_what_shows_every_element_keeps_its_inputs(
+    function: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    search = search_for(function, torch.randn(6, 50))
+    assert search.improve([torch.randn(6, 50)]) is None
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize(
+    "function", [torch.amax, torch.amin, lambda x, axis: x.square().amin(axis), torch.argmax]
+)
+def test_planted_inputs_show_both_ends_of_an_extremum(
+    function: Callable[[torch.Tensor, int], torch.Tensor], axis: int
+) -> None:
+    """Without the last, or the first, the answer is another one."""
+    shape = [3, 4, 5]
+    shape[axis] = 400
+    second = torch.randn(shape)
+    search = search_for(lambda x: function(x, axis), torch.zeros(shape))
+    planted = search.improve([second])
+    assert planted is not None
+    (value,) = planted
+    right = function(value, axis)
+    without_last = function(value.narrow(axis, 0, 399), axis)
+    without_first = function(value.narrow(axis, 1, 399), axis)
+    if function is torch.argmax:
+        without_first = without_first + 1
+    assert not torch.allclose(right, without_last)
+    assert not torch.allclose(right, without_first)
+    assert value.min() >= second.min()
+    assert value.max() <= second.max()
+
+
+def test_inputs_that_are_never_planted() -> None:
+    huge = torch.zeros(1).expand(1 << 25)
+    inputs = [torch.arange(9), torch.randn(()), torch.randn(0, 4), "text", 3]
+    assert spots_of(inputs) == set()
+    assert spots_of([torch.randn(2)]) == {
+        Spot(0, 0, is_joint=False, is_last=False),
+        Spot(0, 0, is_joint=False, is_last=True),
+    }
+    search = search_for(lambda x: x.amax(0), huge)  # 128 MiB: searching would take seconds
+    assert search.improve([huge]) is None
+
+
+def test_a_search_that_the_reference_does_not_bear_ends() -> None:
+    search = search_for(lambda x: torch.log(x - 9).amax(1), torch.ones(4, 30))
+    assert search.improve([torch.ones(4, 30)]) is None
