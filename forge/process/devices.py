@@ -24,6 +24,18 @@ VISIBILITY_VARIABLES = frozenset(
     {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"}
 )
 
+BLOCKING_VARIABLES = frozenset(
+    {
+        "CUDA_LAUNCH_BLOCKING",
+        "HIP_LAUNCH_BLOCKING",
+        "AMD_SERIALIZE_KERNEL",
+        "AMD_SERIALIZE_COPY",
+    }
+)
+"""Each makes a launch wait for its end, so that a time is no kernel's. No child has them."""
+
+KFD = Path("/dev/kfd")
+"""AMD's driver."""
 AMD_SETTINGS = {
     "HIP_PLATFORM": "amd",
     "HSA_ENABLE_SDMA": "0",
@@ -48,7 +60,7 @@ class Gpu:
 
     vendor: Vendor
     index: int
-    """In PCI order, among all cards of the machine."""
+    """In PCI order (AMD: in HIP's), among all cards of the machine."""
     uuid: str
     name: str
     memory_bytes: int
@@ -127,7 +139,7 @@ def _nvidia_gpu(index: int) -> Gpu:
 
 def _amd_gpus() -> list[Gpu]:
     """Not tried on a machine: none was at hand."""
-    if not Path("/dev/kfd").exists():
+    if not KFD.exists():
         return []
     try:
         import amdsmi  # pyright: ignore[reportMissingImports]
@@ -137,7 +149,8 @@ def _amd_gpus() -> list[Gpu]:
     amdsmi.amdsmi_init()
     try:
         handles = amdsmi.amdsmi_get_processor_handles()
-        return [_amd_gpu(amdsmi, index, handle) for index, handle in enumerate(handles)]
+        gpus = [_amd_gpu(amdsmi, index, handle) for index, handle in enumerate(handles)]
+        return sorted(gpus, key=lambda gpu: gpu.index)
     finally:
         amdsmi.amdsmi_shut_down()
 
@@ -148,13 +161,19 @@ def _amd_gpu(amdsmi, index: int, handle) -> Gpu:
     total = int(vram["vram_total"]) << 20
     return Gpu(
         vendor=Vendor.AMD,
-        index=index,
+        index=_hip_index(amdsmi, handle, default=index),
         uuid=str(amdsmi.amdsmi_get_gpu_device_uuid(handle)),
         name=str(asic["market_name"]),
         memory_bytes=total,
         free_bytes=total - (int(vram["vram_used"]) << 20),
         arch=str(asic.get("target_graphics_version", "")),
     )
+
+
+def _hip_index(amdsmi, handle, *, default: int) -> int:
+    """What HIP_VISIBLE_DEVICES counts by; amdsmi has its own order. ROCm before 6.4 tells none."""
+    ask = getattr(amdsmi, "amdsmi_get_gpu_enumeration_info", None)
+    return default if ask is None else int(ask(handle)["hip_id"])
 
 
 def _text(value: str | bytes) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import forge
-from forge.process.devices import VISIBILITY_VARIABLES, visibility
+from forge.process.devices import BLOCKING_VARIABLES, VISIBILITY_VARIABLES, visibility
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -51,7 +51,9 @@ def child_env(
 
 
 def _is_passed_on(name: str) -> bool:
-    return name not in VISIBILITY_VARIABLES and not name.upper().endswith(SECRET_ENDINGS)
+    if name in VISIBILITY_VARIABLES | BLOCKING_VARIABLES:
+        return False
+    return not name.upper().endswith(SECRET_ENDINGS)
 
 
 def _python_path() -> str:

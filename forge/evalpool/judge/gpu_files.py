@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forge.process.devices import AMD_SETTINGS
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -23,7 +25,10 @@ COMPILER = ("/bin", "/usr/bin", "/usr/libexec", "/usr/include")
 DRIVER_LIBRARIES = ("libcuda.so.1", "libamdhip64.so")
 AMD_FILES = ("/sys", "/opt/rocm")
 """ROCm finds its cards in /sys/class/kfd."""
-PASSED_ON = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "LD_LIBRARY_PATH")
+PASSED_ON = (
+    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "LD_LIBRARY_PATH"),
+    *(*AMD_SETTINGS, "PYTORCH_ROCM_ARCH"),
+)
 
 
 NUM_QUEUES = "2"

@@ -1,0 +1,180 @@
+"""A machine with 8 MI300X, as amdsmi describes one: no AMD card was at hand. What forge finds, the
+environment of each role as a snapshot, and what a candidate's sandbox shows.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from forge.config.schema import JudgeTable, ServeTable
+from forge.evalpool.judge import gpu_files
+from forge.evalpool.links import judge_spec
+from forge.process import devices
+from forge.process.devices import BLOCKING_VARIABLES, Gpu, Vendor
+from forge.process.environment import child_env
+from forge.serve import replicas
+from forge.train.handle import QUIET
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+AMD = {
+    "AMD_LOG_LEVEL": "0",
+    "GPU_MAX_HW_QUEUES": "1",
+    "HIP_ENABLE_COREDUMP": "0",
+    "HIP_PLATFORM": "amd",
+    "HSA_ENABLE_COREDUMP": "0",
+    "HSA_ENABLE_SDMA": "0",
+    "PYTORCH_ROCM_ARCH": "gfx942",
+    "ROCM_DISABLE_CRASH_DUMP": "1",
+}
+"""What every child on an AMD card has, beside which cards it sees."""
+OF_DEVICES = ("CUDA", "HIP", "HSA", "ROC", "AMD", "GPU_", "PYTORCH_ROCM")
+
+
+def make_amdsmi(*, hip_order: list[int] | None = None) -> SimpleNamespace:
+    """The calls that forge makes, answered as the documentation has it. Sizes are in MB."""
+    smi = SimpleNamespace(
+        amdsmi_init=lambda: None,
+        amdsmi_shut_down=lambda: None,
+        amdsmi_get_processor_handles=lambda: list(range(8)),
+        amdsmi_get_gpu_asic_info=lambda handle: {
+            "market_name": "AMD Instinct MI300X",
+            "target_graphics_version": "gfx942",
+        },
+        amdsmi_get_gpu_vram_usage=lambda handle: {"vram_total": 196_592, "vram_used": 283},
+        amdsmi_get_gpu_device_uuid=lambda handle: f"{handle:02x}ff74a1-0000-1000-80ab-000000000000",
+    )
+    if hip_order is not None:
+        smi.amdsmi_get_gpu_enumeration_info = lambda handle: {"hip_id": hip_order[handle]}
+    return smi
+
+
+def uuid_of(number: int) -> str:
+    return f"{number:02x}ff74a1-0000-1000-80ab-000000000000"
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.MonkeyPatch]:
+    """/dev/kfd, amdsmi, and a user's environment that would mislead."""
+    kfd = tmp_path / "kfd"
+    kfd.touch()
+    monkeypatch.setattr(devices, "KFD", kfd)
+    monkeypatch.setitem(sys.modules, "amdsmi", make_amdsmi())
+    monkeypatch.setattr(devices, "_nvidia_gpus", list)
+    for name in devices.VISIBILITY_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name in BLOCKING_VARIABLES:
+        monkeypatch.setenv(name, "1")
+    devices.inventory.cache_clear()
+    yield monkeypatch
+    devices.inventory.cache_clear()
+
+
+def of_devices(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name.startswith(OF_DEVICES)}
+
+
+@pytest.mark.usefixtures("machine")
+def test_eight_cards_are_found_with_their_memory_and_architecture() -> None:
+    cards = devices.inventory()
+    assert [card.index for card in cards] == list(range(8))
+    assert cards[5] == Gpu(
+        vendor=Vendor.AMD,
+        index=5,
+        uuid=uuid_of(5),
+        name="AMD Instinct MI300X",
+        memory_bytes=196_592 << 20,
+        free_bytes=(196_592 - 283) << 20,
+        arch="gfx942",
+    )
+
+
+def test_cards_are_numbered_as_hip_numbers_them(machine: pytest.MonkeyPatch) -> None:
+    hip_order = [3, 2, 1, 0, 7, 6, 5, 4]
+    machine.setitem(sys.modules, "amdsmi", make_amdsmi(hip_order=hip_order))
+    cards = devices.inventory()
+    assert [card.index for card in cards] == list(range(8))
+    assert cards[0].uuid == uuid_of(3)
+    assert devices.visibility([uuid_of(0)])["HIP_VISIBLE_DEVICES"] == "3"
+
+
+@pytest.mark.parametrize("variable", ["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"])
+def test_the_users_choice_of_cards_is_divided_and_not_overridden(
+    machine: pytest.MonkeyPatch, variable: str
+) -> None:
+    machine.setenv(variable, "6,7")
+    cards = devices.inventory()
+    assert [card.index for card in cards] == [6, 7]
+    env = of_devices(child_env(threads=1, gpus=[cards[1].uuid]))
+    assert env == {**AMD, "HIP_VISIBLE_DEVICES": "7"}
+
+
+def test_cards_without_amdsmi_are_told_and_not_used(
+    machine: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine.setitem(sys.modules, "amdsmi", None)
+    assert devices.inventory() == ()
+    assert "there is an AMD card, but amdsmi is not installed" in caplog.text
+
+
+@pytest.mark.usefixtures("machine")
+def test_the_environment_of_a_judge(tmp_path: Path) -> None:
+    spec = judge_spec(
+        "judge-3", table=JudgeTable(), socket_dir=tmp_path, log_dir=tmp_path,
+        threads=1, capacity=16, gpu=devices.inventory()[3], cores=(0, 1),
+    )  # fmt: skip
+    assert of_devices(spec.env) == {**AMD, "HIP_VISIBLE_DEVICES": "3"}
+
+
+@pytest.mark.usefixtures("machine")
+def test_the_environment_of_a_replica_on_two_cards(tmp_path: Path) -> None:
+    spec = replicas._spec(
+        ServeTable(), name="serve-0", socket_dir=tmp_path, log_dir=tmp_path,
+        gpus=[uuid_of(0), uuid_of(1)], config={},
+    )  # fmt: skip
+    assert of_devices(spec.env) == {**AMD, "HIP_VISIBLE_DEVICES": "0,1"}
+
+
+@pytest.mark.usefixtures("machine")
+def test_the_environment_of_a_trainer_on_four_cards() -> None:
+    gpus = [uuid_of(number) for number in range(4, 8)]
+    env = child_env(threads=8, gpus=gpus, extra=QUIET)
+    assert of_devices(env) == {**AMD, "HIP_VISIBLE_DEVICES": "4,5,6,7"}
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_child_without_cards_sees_none() -> None:
+    env = of_devices(child_env(threads=1))
+    assert env == {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "-1"}
+
+
+def test_a_candidates_sandbox_shows_kfd_the_render_nodes_and_no_other_device(
+    tmp_path: Path,
+) -> None:
+    for name in ("kfd", "null", "dri/card0", *(f"dri/renderD{128 + i}" for i in range(8))):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    found = gpu_files.find_gpu_files(minor=None, dev=tmp_path)
+    assert found.devices == ("kfd", *(f"dri/renderD{128 + i}" for i in range(8)))
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_candidate_gets_the_judges_settings_of_the_card(tmp_path: Path) -> None:
+    """It is the judge's environment that the zygote hands on."""
+    judge = judge_spec(
+        "judge-3", table=JudgeTable(), socket_dir=tmp_path, log_dir=tmp_path,
+        threads=1, capacity=16, gpu=devices.inventory()[3], cores=(0, 1),
+    ).env  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in judge.items():
+            patch.setenv(name, value)
+        for name in BLOCKING_VARIABLES:
+            patch.delenv(name)
+        env = gpu_files.child_environment()
+    assert {**AMD, "HIP_VISIBLE_DEVICES": "3"}.items() <= env.items()
