@@ -44,12 +44,16 @@ class Observer:
 
     def __init__(self) -> None:
         self.pids: list[int] = []
+        self._ended: set[int] = set()
 
     def started(self, name: str, *, pid: int, devices: str, log_path: Path) -> None:
         self.pids.append(pid)
 
     def ended(self, name: str, *, pid: int, reason: str) -> None:
-        return
+        self._ended.add(pid)
+
+    def alive(self) -> list[int]:
+        return [pid for pid in self.pids if pid not in self._ended]
 
 
 def descendants(pid: int) -> set[int]:

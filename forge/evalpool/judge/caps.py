@@ -52,8 +52,9 @@ class Caps(Protocol):
         """Before anything untrusted runs in it."""
         ...
 
-    def release(self, pid: int) -> None:
-        """Before it is reaped; does nothing for a pid that was not enclosed."""
+    def release(self, pid: int) -> bool:
+        """Before it is reaped; does nothing for a pid that was not enclosed. Answers whether it
+        was killed for its memory."""
         ...
 
     def close(self) -> None: ...
@@ -74,7 +75,8 @@ class RlimitCaps:
 
     def enclose(self, pid: int) -> None: ...
 
-    def release(self, pid: int) -> None: ...
+    def release(self, pid: int) -> bool:
+        return False
 
     def close(self) -> None: ...
 
@@ -100,13 +102,15 @@ class CgroupCaps:
         (folder / "cgroup.procs").write_text(str(pid))
         self._folders[pid] = folder
 
-    def release(self, pid: int) -> None:
+    def release(self, pid: int) -> bool:
         folder = self._folders.pop(pid, None)
         if folder is None:
-            return
+            return False
+        was_killed = _has_oom_kill(folder)
         with contextlib.suppress(FileNotFoundError):  # Linux before 5.14: the zygote's kill remains
             (folder / "cgroup.kill").write_text("1")
         threading.Thread(target=_remove, args=(folder,), daemon=True).start()
+        return was_killed
 
     def close(self) -> None:
         for pid in list(self._folders):
@@ -122,6 +126,7 @@ class WatchCaps:
         self._memory_bytes = memory_bytes
         self._at_start: dict[int, int] = {}
         """What each child held when it was enclosed: the zygote's pages, shared by all."""
+        self._killed: set[int] = set()
         self._lock = threading.Lock()
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="caps", daemon=True)
@@ -131,9 +136,12 @@ class WatchCaps:
         with self._lock:
             self._at_start[pid] = held_bytes(pid)
 
-    def release(self, pid: int) -> None:
+    def release(self, pid: int) -> bool:
         with self._lock:
             self._at_start.pop(pid, None)
+            was_killed = pid in self._killed
+            self._killed.discard(pid)
+            return was_killed
 
     def close(self) -> None:
         self._is_closed.set()
@@ -151,6 +159,7 @@ class WatchCaps:
             if held > self._memory_bytes:
                 logger.info("a child held %d MB and was killed", held >> 20)
                 del self._at_start[pid]
+                self._killed.add(pid)
                 for one in family:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(one, signal.SIGKILL)
@@ -164,6 +173,14 @@ def held_bytes(pid: int) -> int:
         return 0
     pairs = (line.split(":") for line in lines)
     return sum(int(rest[0].split()[0]) << 10 for name, *rest in pairs if name in COUNTED)
+
+
+def _has_oom_kill(folder: Path) -> bool:
+    """Whether the kernel ended something in a cgroup for its limit."""
+    with contextlib.suppress(FileNotFoundError):
+        words = (folder / "memory.events").read_text().split()
+        return int(dict(zip(words[::2], words[1::2], strict=True)).get("oom_kill", 0)) > 0
+    return False
 
 
 def find_delegated(

@@ -18,7 +18,16 @@ from typing import TYPE_CHECKING, Any
 from forge.evalpool.judge.compare import is_unwritten, mismatch
 from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.shm import shared_memory
-from forge.evalpool.judge.trial import DERIVED_WORDS, Decided, Run, Trials, count, form_mismatch
+from forge.evalpool.judge.trial import (
+    DERIVED_WORDS,
+    PASS_ON,
+    STATEFUL_WORDS,
+    Decided,
+    Run,
+    Trials,
+    count,
+    form_mismatch,
+)
 from forge.records.verdict import Status
 
 if TYPE_CHECKING:
@@ -30,10 +39,6 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.trial import Finding, Phases, Stamp
     from forge.records.problem import Problem
     from forge.records.verdict import JudgeOptions
-
-STATEFUL_WORDS = (
-    "keep nothing between calls, write every element you read, and let no two programs race"
-)
 
 
 class CpuTrials(Trials):
@@ -207,7 +212,7 @@ class CpuRun(Run):
         try:
             self._call(0, deadline=deadline, is_ghost=True)
         except Decided as decided:
-            if decided.finding.reason == "forged_frame":
+            if decided.finding.reason in PASS_ON:
                 raise
             return
         if self._mismatch(self.memory[:], 0) is None:

@@ -34,6 +34,8 @@ from forge.evalpool.judge.gpu_reference import CandidateMemory, GpuReference, Gp
 from forge.evalpool.judge.references import ReferenceFailed
 from forge.evalpool.judge.trial import (
     DERIVED_WORDS,
+    PASS_ON,
+    STATEFUL_WORDS,
     Decided,
     Finding,
     Phases,
@@ -62,7 +64,7 @@ LEAVES_SOUND = (Status.CORRECT, Status.WRONG, Status.COMPILE_ERROR)
 LEASE_TIMEOUT_S = 60.0
 """A writer waits for every correctness run in progress; a reader for a few timings."""
 NUM_WARM_UPS = 3
-NUM_DRY = 15
+NUM_DRY = 25
 MIN_CALLS, MAX_CALLS = 10, 50
 TIMED_S = 0.4
 """Time for the timed calls of one process; long kernels get fewer, not under MIN_CALLS."""
@@ -296,6 +298,8 @@ class GpuRun(Run):
     gpu_memory: CandidateMemory
     device: GpuDevice
     spare: Spare
+    judged: set[int] = field(default_factory=set)
+    """Sets on which it was right so far."""
     is_sound: bool = False
     """Whether its process may serve another smoke check."""
     draw: secrets.SystemRandom = field(default_factory=secrets.SystemRandom)
@@ -337,9 +341,13 @@ class GpuRun(Run):
             self._require(done, number=0)
             for number in range(1, self.gpu_reference.num_checked):
                 done = self._call_set(number, deadline=deadline)
+                # Not of the first call, in which autotuning launches thousands; and a replayed
+                # CUDA graph launches none.
+                self.num_launches = count(done.get("num_launches")) or self.num_launches
                 self._require(done, number=number)
                 io_bytes = self.gpu_reference.input_bytes + self.gpu_reference.output_bytes
                 self.note_torch_work(done, reference=self.gpu_reference.work, io_bytes=io_bytes)
+            self._require(self._call_set(0, deadline=deadline), number=0)
         with self.phases.timed("evidence"):
             self._require_ghost(deadline=deadline)
             self.require_little_torch()
@@ -361,6 +369,7 @@ class GpuRun(Run):
 
     def time_dry(self) -> tuple[float, ...]:
         """The judge's clock for calls without a forward."""
+        self._calls(lambda: 0, num=NUM_WARM_UPS, is_dry=True, is_checked=False)
         calls = self._calls(lambda: 0, num=NUM_DRY, is_dry=True, is_checked=False)
         return calls.wall_us
 
@@ -402,7 +411,7 @@ class GpuRun(Run):
         rng = np.random.default_rng()
         found = clock.speedup(candidate, reference, min_us=self.table.min_us, rng=rng)
         num_bytes = self.gpu_reference.input_bytes + self.gpu_reference.output_bytes
-        gbps = num_bytes / candidate.us / 1e3
+        flops = self.gpu_reference.flops
         return Timing(
             speedup=found.ratio,
             speedup_low=found.low,
@@ -410,8 +419,15 @@ class GpuRun(Run):
             baseline_us=reference.us,
             candidate_spread_us=candidate.spread_us,
             baseline_spread_us=reference.spread_us,
-            achieved_gbps=gbps,
-            roofline_share=self.device.bandwidth_share(gbps),
+            achieved_gbps=num_bytes / candidate.us / 1e3,
+            achieved_tflops=flops / candidate.us / 1e6 if flops else None,
+            roofline_share=self.device.roofline_share(
+                us=candidate.us,
+                num_bytes=num_bytes,
+                flops=flops,
+                precision=self.gpu_reference.precision,
+                is_tf32=self.table.tf32,
+            ),
         )
 
     def _profile(self, candidate: Clocked, reference: Clocked) -> Profile:
@@ -489,11 +505,23 @@ class GpuRun(Run):
         if outputs is None:
             outputs = [slot.clone() for slot in self.gpu_memory.slots]
         found = self._mismatch(number, outputs)
+        if found is not None:
+            self._require_no_state(number, outputs, found)
+        self.judged.add(number)
         if found is not None and self.gpu_reference.request["state"] and done.get("has_derived"):
             detail = f"{found}\n{DERIVED_WORDS}"
             raise Decided(self._finding(Status.WRONG, "params_cached_in_init", detail))
         if found is not None:
             raise Decided(self._finding(Status.WRONG, "mismatch", found))
+
+    def _require_no_state(self, number: int, outputs: list[torch.Tensor], found: str) -> None:
+        """Raises Decided where a wrong output is one that was right before."""
+        if number in self.judged:
+            detail = f"right once, then on the same inputs {found}\n{STATEFUL_WORDS}"
+            raise Decided(self._finding(Status.WRONG, "stateful", detail))
+        if any(self._mismatch(earlier, outputs) is None for earlier in self.judged):
+            detail = f"the answer to earlier inputs: {found}\n{STATEFUL_WORDS}"
+            raise Decided(self._finding(Status.WRONG, "stateful", detail))
 
     def _mismatch(self, number: int, outputs: list[torch.Tensor]) -> str | None:
         reference = self.gpu_reference
@@ -518,7 +546,7 @@ class GpuRun(Run):
         try:
             done = self._call_set(0, deadline=deadline, is_ghost=True)
         except Decided as decided:
-            if decided.finding.reason == "forged_frame":
+            if decided.finding.reason in PASS_ON:
                 raise
             return
         if not count(done.get("num_launches")):

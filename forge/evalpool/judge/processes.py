@@ -40,6 +40,15 @@ def read_row(pid: int) -> Row | None:
     return Row(pid, int(parent), int(group))
 
 
+def has_ended(pid: int) -> bool:
+    """Whether it is a zombie, or gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
 def family(pid: int, table: Iterable[Row]) -> set[int]:
     """A process, its group (which a candidate cannot leave), and all their descendants."""
     children: dict[int, list[int]] = {}

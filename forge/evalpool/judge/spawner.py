@@ -19,7 +19,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from forge.evalpool.judge import frames, gpu_files, proof
+from forge.evalpool.judge import frames, gpu_files, processes, proof
 from forge.evalpool.judge.caps import CapsKind, open_caps
 from forge.evalpool.judge.cores import Cores
 from forge.evalpool.judge.frames import Kind
@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 START_TIMEOUT_S = 60.0
 """Imports of torch and triton on a busy machine."""
 FORK_TIMEOUT_S = 10.0
+EXIT_TIMEOUT_S, EXIT_PAUSE_S = 1.0, 0.001
+"""Between a process closing its files and its end: for what it has started, to end with it."""
 PASSED_ON = (*gpu_files.PASSED_ON, "PYTHONPATH")
 """The zygote's environment is empty but for these."""
 
@@ -51,6 +53,18 @@ class SandboxedChild:
     pid_here: int = 0
     """As we do."""
     core: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a child ended that hung up."""
+
+    status: int
+    """Its wait status."""
+    was_running: bool
+    """It had closed its channel and ran on, until we killed it."""
+    is_out_of_memory: bool
+    """It was killed for what it held."""
 
 
 class Spawner:
@@ -183,6 +197,18 @@ class Spawner:
             return int(self._ask(Kind.REAP, {"pid": child.pid}, answer=Kind.REAPED)["status"])
         finally:
             self._cores.give_back(child.core)
+
+    def ended(self, child: SandboxedChild) -> Ending:
+        """The same for a child that hung up: nothing of how it ended is our doing, if it had."""
+        deadline = time.monotonic() + EXIT_TIMEOUT_S
+        while not (has_ended := processes.has_ended(child.pid_here)):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(EXIT_PAUSE_S)
+        is_out_of_memory = self._caps.release(child.pid_here)
+        return Ending(
+            status=self.end(child), was_running=not has_ended, is_out_of_memory=is_out_of_memory
+        )
 
     def close(self) -> None:
         """Ends the zygote and with it every child."""

@@ -7,6 +7,8 @@ kills. Promise: every way a candidate can end gives a verdict; what is our fault
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
@@ -35,6 +37,9 @@ NO_GPU_MARKS = (
 )
 NO_GPU_LINES = ("is_cuda", '"cuda"', "'cuda'")
 """An assertion on a line that has one of these asks for a GPU."""
+STATEFUL_WORDS = (
+    "keep nothing between calls, write every element you read, and let no two programs race"
+)
 DERIVED_WORDS = (
     "parameters are loaded after __init__; define load_reference(self, state) for what you derive"
 )
@@ -45,6 +50,8 @@ ARGUMENT_WORDS = {
 }
 """By the stage in which the judge's own call did not fit."""
 NO_GPU_WORDS = "there is no GPU here: do not ask for one, make tensors on x.device"
+PASS_ON = frozenset({"forged_frame", "runner_killed"})
+"""Reasons that end a judgement also where a failure is what must be seen."""
 REUSED = "-reused"
 """Behind a verdict's isolation where the runner was not fresh."""
 CORRECTNESS_ALONE = JudgeOptions(timing=False)
@@ -239,7 +246,7 @@ class Run:
             detail = "something other than the runner wrote on its channel"
             raise Decided(self._finding(Status.REJECTED, "forged_frame", detail)) from None
         except frames.PeerGone:
-            raise Decided(self._crashed(self.end())) from None
+            raise Decided(self._hung_up()) from None
         if answer.kind is Kind.FAILED:
             raise Decided(self._failed(answer.body))
         return answer
@@ -273,8 +280,25 @@ class Run:
             detail = f"{detail}\n{ARGUMENT_WORDS[str(stage)]}"
         return self._finding(Status.RUNTIME_ERROR, "exception", detail)
 
-    def _crashed(self, status: int) -> Finding:
-        return self._finding(Status.RUNTIME_ERROR, "crash", words.exit_in_words(status))
+    def _hung_up(self) -> Finding:
+        """What a runner's end says.
+
+        SIGKILL from who is not us is an operator's, the kernel's for lack of memory on the machine,
+        or comes of limits that a candidate can set itself (RLIMIT_CPU): not told apart, so it is an
+        infra error, judged once more; who ends so again is scored for it (`pool.py`).
+        """
+        self.is_ended = True
+        ending = self.spawner.ended(self.child)
+        if ending.is_out_of_memory:
+            detail = f"more than {self.table.memory_bytes >> 20} MB of memory"
+            return self._finding(Status.RUNTIME_ERROR, "out_of_memory", detail)
+        if ending.was_running:
+            detail = "the candidate closed the channel of its process"
+            return self._finding(Status.RUNTIME_ERROR, "crash", detail)
+        detail = words.exit_in_words(ending.status)
+        if os.WIFSIGNALED(ending.status) and os.WTERMSIG(ending.status) == signal.SIGKILL:
+            return self._finding(Status.INFRA_ERROR, "runner_killed", detail)
+        return self._finding(Status.RUNTIME_ERROR, "crash", detail)
 
     def _finding(self, status: Status, reason: str, detail: str = "") -> Finding:
         return Finding(

@@ -1,0 +1,213 @@
+"""SIGKILL from outside to a runner, an oracle, a zygote or a judge, in each phase of a judgement:
+the request ends in the verdict that the candidate deserves, of a second try."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from forge.config.schema import JudgeTable
+from forge.evalpool.judge import processes, trial
+from forge.evalpool.judge.screen import Screening
+from forge.evalpool.pool import Pool, open_pool
+from forge.process.sockets import open_socket_dir
+from forge.records.problem import Problem, Split
+from forge.records.verdict import Status
+from tests.evalpool.judged import CODE, PROBLEM, SOURCE, Observer, wait_until_gone
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from forge.records.verdict import Verdict
+
+pytestmark = pytest.mark.anyio
+
+TABLE = JudgeTable(workers=2, compile_timeout_s=20.0, correct_timeout_s=20.0)
+BUSY = "for _ in range(40_000_000): pass"
+"""Seconds, in which a test finds the process and kills it."""
+CALLS = CODE.replace(
+    "    def forward(self, x):\n",
+    "    num_calls = 0\n    def forward(self, x):\n        self.num_calls += 1\n"
+    f"        if self.num_calls == NUMBER:\n            {BUSY}\n",
+)
+CANDIDATES = {
+    "compile": CODE + BUSY + "\n",
+    "correct": CALLS.replace("NUMBER", "2"),
+    "evidence": CALLS.replace("NUMBER", str(TABLE.num_inputs + 2)),
+}
+"""By the phase in which they take seconds. The calls: each input set, one of them again, the ghost.
+"""
+SLOW_REFERENCE = SOURCE + BUSY + "\n"
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def observer() -> Observer:
+    return Observer()
+
+
+@pytest.fixture(scope="module")
+async def pool(tmp_path_factory: pytest.TempPathFactory, observer: Observer) -> AsyncIterator[Pool]:
+    with open_socket_dir() as socket_dir:
+        log_dir = tmp_path_factory.mktemp("logs")
+        async with open_pool(
+            TABLE, socket_dir=socket_dir, log_dir=log_dir, observer=observer
+        ) as opened:
+            yield opened
+
+
+def chain(judge: int) -> list[int]:
+    """Judge, launcher, zygote, and the runner or oracle that there may be."""
+    found, table = [judge], processes.read_table()
+    while True:
+        children = [row.pid for row in table if row.parent == found[-1]]
+        if not children:
+            return found
+        found.append(max(children))
+
+
+def cpu_ticks(pid: int) -> int:
+    """Of user time: what a process in its loop gathers."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    return int(text.rsplit(")", 1)[1].split()[11])
+
+
+async def busy_chain(judges: list[int]) -> list[int]:
+    """That of the judge whose child is in its loop."""
+    with anyio.fail_after(30):
+        while True:
+            for judge in judges:
+                found = chain(judge)
+                if len(found) == 4 and cpu_ticks(found[-1]) >= 30:
+                    return found
+            await anyio.sleep(0.01)
+
+
+def problem(source: str) -> Problem:
+    return Problem(problem_id="p", source=source, family="", level=1, split=Split.GRPO)
+
+
+async def judged_with_a_kill(
+    pool: Pool, observer: Observer, asked: Problem, code: str, *, whom: int
+) -> Verdict:
+    """Kills once, in the loop; `whom` as `chain` orders them."""
+    before = pool.stats()
+    verdicts: list[Verdict] = []
+
+    async def ask() -> None:
+        verdicts.append(await pool.judge(asked, code))
+
+    with anyio.fail_after(90):
+        async with anyio.create_task_group() as tg:
+            tg.start_soon(ask)
+            found = await busy_chain(observer.alive())
+            os.kill(found[whom], signal.SIGKILL)
+            await wait_until_gone(set(found[whom:]))
+    assert pool.stats().num_infra == before.num_infra + 1
+    return verdicts[0]
+
+
+JUDGE, LAUNCHER, ZYGOTE, CHILD = range(4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whom", [JUDGE, LAUNCHER, ZYGOTE, CHILD])
+@pytest.mark.parametrize("phase", CANDIDATES)
+async def test_who_is_killed_beside_a_candidate_is_not_held_against_it(
+    pool: Pool, observer: Observer, phase: str, whom: int
+) -> None:
+    code = f"{CANDIDATES[phase]}# {whom}"
+    verdict = await judged_with_a_kill(pool, observer, PROBLEM, code, whom=whom)
+    assert (verdict.status, verdict.reason) == (Status.CORRECT, "ok"), verdict.detail
+    assert verdict.phase_s[phase] > 0.1  # it was killed where this test says
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whom", [JUDGE, LAUNCHER, ZYGOTE, CHILD])
+async def test_who_is_killed_beside_a_reference_is_not_held_against_it(
+    pool: Pool, observer: Observer, whom: int
+) -> None:
+    asked = problem(f"{SLOW_REFERENCE}# {whom}")
+    verdict = await judged_with_a_kill(pool, observer, asked, CODE, whom=whom)
+    assert (verdict.status, verdict.reason) == (Status.CORRECT, "ok"), verdict.detail
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whom", [JUDGE, LAUNCHER, ZYGOTE])
+async def test_who_is_killed_while_a_sandbox_is_made_is_replaced(
+    pool: Pool, observer: Observer, whom: int
+) -> None:
+    """Zygotes that are stopped fork nothing: the request waits for its sandbox."""
+    found = [chain(judge) for judge in observer.alive()]
+    for one in found:
+        os.kill(one[ZYGOTE], signal.SIGSTOP)
+    verdicts: list[Verdict] = []
+
+    async def ask() -> None:
+        verdicts.append(await pool.judge(PROBLEM, f"{CODE}# sandbox {whom}"))
+
+    with anyio.fail_after(90):
+        async with anyio.create_task_group() as tg:
+            tg.start_soon(ask)
+            await anyio.sleep(0.3)
+            assert not verdicts
+            for one in found:
+                os.kill(one[whom], signal.SIGKILL)
+            for one in found:
+                await wait_until_gone(set(one[whom:]))
+    assert verdicts[0].status in (Status.CORRECT, Status.INFRA_ERROR)
+    again = await pool.judge(PROBLEM, f"{CODE}# sandbox {whom} again")
+    assert again.status is Status.CORRECT
+
+
+@pytest.mark.slow
+async def test_a_candidate_whose_process_is_killed_each_time_is_scored_for_it(
+    pool: Pool, observer: Observer
+) -> None:
+    """As far as a judge can tell it may have seen to that itself."""
+    verdicts: list[Verdict] = []
+
+    async def ask() -> None:
+        verdicts.append(await pool.judge(PROBLEM, CANDIDATES["compile"] + "# twice"))
+
+    with anyio.fail_after(90):
+        async with anyio.create_task_group() as tg:
+            tg.start_soon(ask)
+            for _ in range(2):
+                found = await busy_chain(observer.alive())
+                os.kill(found[CHILD], signal.SIGKILL)
+                await wait_until_gone({found[CHILD]})
+    assert (verdicts[0].status, verdicts[0].reason) == (Status.RUNTIME_ERROR, "killed")
+
+
+@pytest.mark.parametrize(
+    ("statement", "status", "reason"),
+    [
+        ("os._exit(3)", Status.RUNTIME_ERROR, "crash"),
+        ("os.kill(os.getpid(), 9)", Status.CORRECT, "ok"),  # pid 1 of its namespace: no effect
+        ("os.closerange(3, 256); spin()", Status.RUNTIME_ERROR, "crash"),
+        # The kernel's SIGKILL. Infra once; the same again is scored (`pool.py`).
+        ("setrlimit(RLIMIT_CPU, (1, 1)); spin()", Status.INFRA_ERROR, "runner_killed"),
+    ],
+)
+def test_what_a_candidate_can_do_to_its_own_process(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, statement: str, status: Status, reason: str
+) -> None:
+    """Behind the screen, which refuses all of these."""
+    head = "import os\nfrom resource import RLIMIT_CPU, setrlimit\n"
+    spin = "def spin():\n    while True: pass\n"
+    monkeypatch.setattr(trial, "screen", lambda code, entry_point: Screening(reason="ok"))
+    verdict = bench.judge(f"{head}{spin}{CODE}{statement}\n", problem=SOURCE)
+    assert (verdict.status, verdict.reason) == (status, reason), verdict.detail
