@@ -14,6 +14,15 @@ DOUBLE_RATE = 2
 """Transfers a clock of GPU memory."""
 
 
+FLOPS_PER_CLOCK = {
+    (8, 0): {"fp32": 128, "tf32": 1024, "half": 2048},
+    (9, 0): {"fp32": 256, "tf32": 2048, "half": 4096},
+    (10, 0): {"fp32": 256, "tf32": 4096, "half": 8192},
+}
+"""Dense, of one multiprocessor, by compute capability: NVIDIA's white papers of A100, H100, B200.
+Of other cards no share of the compute roofline is told."""
+
+
 class GpuDevice:
     """The first visible card: the pool shows a judge no other."""
 
@@ -24,6 +33,8 @@ class GpuDevice:
         """By what a measured time is kept."""
         self.uuid = uuid
         self._peak_gbps = _peak_gbps(properties)
+        self._clocks_per_us = properties.multi_processor_count * _clock_khz(properties) / 1e3
+        self._flops_per_clock = FLOPS_PER_CLOCK.get((properties.major, properties.minor), {})
         self._flush = torch.empty(_flush_bytes(properties), dtype=torch.uint8, device="cuda")
         self._probe = torch.empty(PROBE_BYTES, dtype=torch.uint8, device="cuda")
         self._factor = torch.ones(BF16_SIZE, BF16_SIZE, dtype=torch.bfloat16, device="cuda")
@@ -43,9 +54,17 @@ class GpuDevice:
         """What reading so many bytes takes at the memory's peak; 0 where the peak is not known."""
         return num_bytes / self._peak_gbps / 1e3 if self._peak_gbps else 0.0
 
-    def bandwidth_share(self, gbps: float) -> float | None:
-        """Of the memory's peak; None where it is not known."""
-        return gbps / self._peak_gbps if self._peak_gbps else None
+    def roofline_share(
+        self, *, us: float, num_bytes: int, flops: int, precision: str, is_tf32: bool
+    ) -> float | None:
+        """Achieved over peak, of memory or arithmetic, whichever bounds; None where not known."""
+        shares = []
+        if self._peak_gbps:
+            shares.append(num_bytes / us / 1e3 / self._peak_gbps)
+        kind = "half" if precision != "fp32" else "tf32" if is_tf32 else "fp32"
+        if flops and (rate := self._flops_per_clock.get(kind)):
+            shares.append(flops / us / (rate * self._clocks_per_us))
+        return max(shares, default=None)
 
     def _probe_once(self) -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -67,6 +86,10 @@ def _peak_gbps(properties: object) -> float:
     clock = getattr(properties, "memory_clock_rate", 0) or 0
     width = getattr(properties, "memory_bus_width", 0) or 0
     return DOUBLE_RATE * clock * 1e3 * width / 8 / 1e9
+
+
+def _clock_khz(properties: object) -> float:
+    return getattr(properties, "clock_rate", 0) or 0
 
 
 def _driver() -> str:

@@ -24,6 +24,7 @@ from forge.evalpool.judge.gpu_memory import Block, GpuMemoryError, create_block
 from forge.evalpool.judge.references import ReferenceFailed, parse_specs
 from forge.evalpool.judge.shm import LayoutError, TensorSpec, offsets
 from forge.evalpool.judge.torch_work import parse_work
+from forge.evalpool.judge.trial import count
 from forge.evalpool.judge.words import clean, without_paths
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ class GpuReference:
 
     request: dict[str, Any]
     """Body of the CANDIDATE frame, but for the code; all sets lie in the same place."""
+    flops: int
+    """Of its matrix products, convolutions and attention."""
     work: dict[str, int] | None
     """What torch does in one call, by operation."""
     precision: str
@@ -272,6 +275,7 @@ def _arrange(
     return GpuReference(
         request=request,
         work=parse_work(layout["work"]),
+        flops=count(layout["flops"]),
         precision=precision,
         block=block,
         tensors=tensors,

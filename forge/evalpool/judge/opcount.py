@@ -36,6 +36,8 @@ class OpCounter(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.work: dict[str, int] = {}
+        self.flops = 0
+        """Those among the costs."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -53,8 +55,10 @@ class OpCounter(TorchDispatchMode):
             given = [*_tensors(args), *_tensors(tuple((kwargs or {}).values()))]
             if name != "copy_" or not _is_same(*given[:2]):
                 made = list(_tensors((out,)))
-                cost = sum(map(_num_bytes, [*given, *made])) + _flops(name, given, made)
+                flops = _flops(name, given, made)
+                cost = sum(map(_num_bytes, [*given, *made])) + flops
                 self.work[name] = self.work.get(name, 0) + cost
+                self.flops += flops
         return out
 
 

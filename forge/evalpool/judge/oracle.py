@@ -168,9 +168,11 @@ def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor
         _cast(model, terms.precision)
         state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         sets = _make_sets(module, model, num_sets=request["num_sets"], terms=terms)
+        counted = _count_work(model, sets[0].inputs)
         facts = {
             "order": order,
-            "work": _count_work(model, sets[0].inputs),
+            "work": None if counted is None else counted.work,
+            "flops": 0 if counted is None else counted.flops,
             "form": sets[0].form,
         }
     layout, tensors = _describe(init, state=state, sets=sets)
@@ -215,7 +217,7 @@ def _agrees(one: list[torch.Tensor], other: list[torch.Tensor], precision: str) 
     return True
 
 
-def _count_work(model: Any, inputs: list[Any]) -> dict[str, int] | None:
+def _count_work(model: Any, inputs: list[Any]) -> OpCounter | None:
     """What torch does in one call, by operation; None where that cannot be counted."""
     model, inputs = copy.deepcopy(model), copy.deepcopy(inputs)
     try:
@@ -223,7 +225,7 @@ def _count_work(model: Any, inputs: list[Any]) -> dict[str, int] | None:
             model(*inputs)
     except Exception:  # it ran before: some torch code refuses to run under a mode
         return None
-    return counter.work
+    return counter
 
 
 def _placed(value: Any, terms: Terms) -> Any:
