@@ -66,7 +66,7 @@ def test_what_kernels_need_is_fine() -> None:
         ("import torch as t; f = t.compile", "forbidden_attribute"),
         ("from torch import nn; f = nn.utils", "forbidden_attribute"),
         ("f = torch.nn.functional.torch", "forbidden_attribute"),
-        ("t = torch", "forbidden_name"),
+        ("t = torch; t.compile", "forbidden_attribute"),
         ("for t in (torch,): t.compile", "forbidden_name"),
         ("from torch import *", "forbidden_import"),
         ("f = torch.builtins.exec", "forbidden_attribute"),
@@ -84,12 +84,82 @@ def test_what_kernels_need_is_fine() -> None:
         ("from typing import get_type_hints", "forbidden_import"),
         ("import numpy as np; f = np.asarray(x)", "forbidden_attribute"),
         ("f = vars(F)", "forbidden_name"),
+        # A module or a class of others as a value.
+        ("m = [torch.nn]; m[0].utils", "forbidden_name"),
+        ("def f(m=F): return m.torch", "forbidden_name"),
+        ("(m := torch.cuda).memory", "forbidden_name"),
+        ("m = getattr(torch, 'nn'); m.utils", "forbidden_call"),
+        ("m = torch.nn; m.utils", "forbidden_attribute"),
+        ("m = torch.nn; n = m; n.utils", "forbidden_attribute"),
+        ("m = torch.get_device_module('cpu')", "forbidden_attribute"),
+        ("from torch import get_device_module", "forbidden_import"),
+        ("torch.serialization.add_safe_globals([])", "forbidden_attribute"),
+        ("torch.PyTorchFileWriter('x')", "forbidden_attribute"),
+        ("torch.cuda.memory.CUDAPluggableAllocator('x', 'a', 'b')", "forbidden_attribute"),
+        ("torch.nn.parallel.parallel_apply([], [])", "forbidden_attribute"),
+        ("torch.set_deterministic_debug_mode(0)", "forbidden_attribute"),
+        ("T = torch.Tensor; T.copy_ = None", "forbidden_attribute"),
+        ("for T in (torch.Tensor,): T.copy_ = None", "forbidden_name"),
+        ("def f(T): T.add = None\nf(tl.tensor)", "forbidden_name"),
+        ("type(x).copy_ = None", "forbidden_attribute"),
+        ("x.__class__.copy_ = None", "forbidden_attribute"),
+        ("T = x.__class__", "forbidden_attribute"),
+        ("T = [type][0](x)", "forbidden_name"),
+        ("y = type('T', (torch.Tensor,), {'__torch_function__': f})", "forbidden_call"),
+        ("k.run = None", "forbidden_attribute"),
+        ("setattr(k, 'run', None)", "forbidden_call"),
+        ("k.add_pre_run_hook(print)", "forbidden_attribute"),
+        # Others that run code, or hand out what was kept back.
+        ("try: torch.x\nexcept AttributeError as e: e.obj", "forbidden_attribute"),
+        ("match e:\n    case AttributeError(obj=m): m.compile", "forbidden_attribute"),
+        ("import functools; functools.singledispatch(k)", "forbidden_attribute"),
+        ("import functools; functools.update_wrapper(k, F, ('_C',))", "forbidden_attribute"),
+        ("import functools; functools.wraps(k, assigned=('_C',))(x)", "forbidden_call"),
+        ("functools.partial.__new__", "forbidden_attribute"),
+        ("import dataclasses; dataclasses.make_dataclass('A', ['x'])", "forbidden_attribute"),
+        ("import dataclasses; dataclasses.fields(Options)", "forbidden_attribute"),
+        ("import dataclasses; dataclasses.sys.modules", "forbidden_attribute"),
+        ("import typing; typing.get_args(int)", "forbidden_attribute"),
+        ("from typing import ForwardRef", "forbidden_import"),
+        ("import numpy as np; np.savetxt('x', [1])", "forbidden_attribute"),
+        ("from numpy import vectorize", "forbidden_import"),
+        ("f = '{0.__class__.__init__}'.format(x)", "forbidden_attribute"),
+        ("f = '{x}'.format_map(F)", "forbidden_attribute"),
+        ("f = x.flatten().tolist()", "forbidden_attribute"),
+        ("f = x.apply_(abs)", "forbidden_attribute"),
+        ("f = x.as_subclass(object)", "forbidden_attribute"),
+        ("f = ModelNew().compile()", "forbidden_attribute"),
+        ("f = getattr(ModelNew(), 'compile')()", "forbidden_call"),
+        ("class T(metaclass=M): pass", "forbidden_definition"),
+        ("class T: __getattr__ = None", "forbidden_name"),
+        ("def isinstance(a, b): return b\nT = isinstance(x, torch.Tensor)", "forbidden_name"),
+        ("D = {}; D[torch.Tensor] = 1", "forbidden_name"),
     ],
 )
 def test_what_cheats_need_is_refused_with_its_line(line: str, reason: str) -> None:
     screening = screen(HONEST + line, entry_point="ModelNew")
     assert screening.reason == reason
-    assert screening.detail.startswith(f"line {HONEST.count(chr(10)) + 1}: {line}")
+    number = int(screening.detail.split(":")[0].removeprefix("line "))
+    assert number > HONEST.count("\n")
+    assert line.split("\n")[number - HONEST.count("\n") - 1].strip() in screening.detail
+
+
+@pytest.mark.parametrize(
+    "name", ["__torch_function__", "__torch_dispatch__", "__getattr__", "__del__", "__format__"]
+)
+def test_methods_that_nobody_calls_may_not_be_defined(name: str) -> None:
+    code = f"{HONEST}\nclass A(torch.Tensor):\n    def {name}(self, *a): return 1\n"
+    assert screen(code, entry_point="ModelNew").reason == "forbidden_definition"
+
+
+def test_a_name_means_all_that_it_was_imported_as_in_any_scope() -> None:
+    code = f"{HONEST}\nimport torch as t\ndef f():\n    import math as t\nt.compile"
+    assert screen(code, entry_point="ModelNew").reason == "forbidden_attribute"
+
+
+def test_a_checked_builtin_may_not_be_replaced() -> None:
+    code = f"{HONEST}\ndef getattr(a, b): return a\nm = getattr(torch, 'nothing')"
+    assert screen(code, entry_point="ModelNew").detail.endswith("getattr may not be redefined")
 
 
 @pytest.mark.parametrize(
@@ -102,6 +172,28 @@ def test_what_cheats_need_is_refused_with_its_line(line: str, reason: str) -> No
         "torch.backends.cuda.matmul.allow_tf32 = True",
         "import numpy as np; f = np.sqrt(2) * np.prod([2, 3])",
         "from torch import Tensor, nn; f = isinstance(nn.Linear, Tensor)",
+        # Habits that a filter of words would punish.
+        "try:\n    from triton.language.extra import libdevice\nexcept ImportError:\n    pass",
+        "# never exec or eval this\nf = 'exec(open(x))'",
+        "def f(x: torch.Tensor | None, *, out: list[torch.Tensor]) -> torch.Tensor: pass",
+        "from typing import Optional, Tuple\nPair = Tuple[torch.Tensor, Optional[torch.Tensor]]",
+        "def f(x): return type(x) is torch.Tensor or type(x).__name__ == x.__class__.__name__",
+        "def f(x): raise TypeError(f'got {type(x)}, want {type(x)!r}')",
+        "F = torch.nn.functional; f = F.relu",
+        "tl_math = tl.math; f = tl_math.exp",
+        "acts = {'relu': torch.relu, 'gelu': F.gelu}; f = torch.nn.ReLU",
+        "def f(self): self.fc.weight.data, self.bias = self.w.t().contiguous(), None",
+        "class A(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x): ctx.n = 1",
+        "class A:\n    def __init__(self, shape, run): self.shape, self.run = shape, run",
+        "class A(torch.nn.ReLU):\n    __slots__ = ()\n    def __repr__(self): return 'A'",
+        "__all__ = ['ModelNew']",
+        "w = '{:.3f} {}'.format(1.0, 2)",
+        "f = torch.cuda.get_device_properties(0).multi_processor_count",
+        "def f(g): torch.cuda.current_stream().wait_stream(g); return torch.cuda.CUDAGraph()",
+        "def f(g):\n    with torch.cuda.graph(g): pass",
+        "@functools.wraps(k)\n@functools.lru_cache(maxsize=None)\ndef f(): pass",
+        "f = torch.zeros(1, dtype=torch.float32).type(torch.int64)",
+        "dtypes = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}",
     ],
 )
 def test_what_only_looks_like_a_cheat_is_fine(code: str) -> None:
