@@ -232,7 +232,7 @@ class GpuReferences:
             frames.receive(oracle.sock, deadline=deadline, expected=(Kind.DONE,))
             memory = block.bytes()
             tensors = [_view(memory, spec, at) for spec, at in zip(specs, starts, strict=True)]
-            return _arrange(answer.body, tensors, block=block, precision=problem.precision)
+            return arrange(answer.body, tensors, block=block, precision=problem.precision)
         except BaseException as error:
             block.close()
             if isinstance(error, KeyError | TypeError | ValueError | IndexError | RecursionError):
@@ -240,7 +240,7 @@ class GpuReferences:
             raise
 
 
-def _arrange(
+def arrange(
     layout: dict[str, Any], tensors: list[torch.Tensor], *, block: Block, precision: str
 ) -> GpuReference:
     """Checks an oracle's layout. Raises LayoutError, or what a malformed one leads to."""
