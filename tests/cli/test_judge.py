@@ -44,6 +44,7 @@ class ModelNew(torch.nn.Module):
 """
 WRONG = KERNEL.replace("tl.maximum(value, 0.0)", "value")
 ALIAS = KERNEL.replace("tl.maximum", "tl.maximun")
+SURROGATE = KERNEL.replace("        y = ", "        raise ValueError('\\ud800')\n        y = ")
 HOSTILE = KERNEL.replace(
     "        y = ", "        raise ValueError('[red]a\\x1b[2Jb')\n        y = "
 )
@@ -146,27 +147,35 @@ def test_a_name_finds_the_nearest_problem_or_none() -> None:
     assert find_problem("x.py", ["y.py"]) is None
 
 
-@pytest.mark.parametrize(
-    ("text", "status", "reason"),
-    [
-        (KERNEL, "correct", "ok"),
-        ("", "rejected", None),
-        ("nothing but words", "compile_error", "syntax_error"),
-        ("def (", "compile_error", "syntax_error"),
-        ("x = 1\n", "rejected", None),
-        (f"# {'x' * (5 << 20)}\n{KERNEL}", "rejected", "too_long"),
-    ],
-    ids=["kernel", "empty", "words", "syntax", "no ModelNew", "5 MB"],
-)
-def test_whatever_text_comes_from_stdin_gets_a_verdict(
-    folder: Path, text: str, status: str, reason: str | None
-) -> None:
+@pytest.mark.parametrize(("text", "status"), [(KERNEL, "correct"), ("", "rejected")])
+def test_stdin_is_judged(folder: Path, text: str, status: str) -> None:
     done = judge("p.py", "-", "--json", cwd=folder, stdin=text)
     assert (done.returncode, done.stderr) == (0, "")
-    verdict = json.loads(done.stdout)
-    assert verdict["status"] == status
-    assert verdict["detail"] or status == "correct"
-    assert reason is None or verdict["reason"] == reason
+    assert json.loads(done.stdout)["status"] == status
+
+
+def test_whatever_text_there_is_gets_a_verdict_with_words_and_the_judge_lives(folder: Path) -> None:
+    answers = {
+        "1_empty": ("", "rejected"),
+        "2_words": ("nothing but words", "compile_error"),
+        "3_syntax": ("def (", "compile_error"),
+        "4_no_class": ("x = 1\n", "rejected"),
+        "5_long": (f"# {'x' * (5 << 20)}\n{KERNEL}", "rejected"),
+        "6_half_a_character": (SURROGATE, "runtime_error"),
+        "7_null": ("x = '\0'", "compile_error"),
+        "8_good": (KERNEL, "correct"),
+    }
+    (folder / "answers").mkdir()
+    for name, (text, _) in answers.items():
+        (folder / "answers" / f"{name}.py").write_text(text)
+    done = judge("p.py", "answers", "--json", "--workers", "1", cwd=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    listed = {each["candidate"][:-3]: each for each in json.loads(done.stdout)}
+    assert {name: each["status"] for name, each in listed.items()} == {
+        name: status for name, (_, status) in answers.items()
+    }
+    assert all(each["detail"] for each in listed.values() if each["status"] != "correct")
+    assert listed["5_long"]["reason"] == "too_long"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,10 @@ TYPICAL_CHARACTERS = 300
 """Messages are cut here: a small model has to read them."""
 MAX_LINE_CHARACTERS = 100
 
-_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+_CONTROL = re.compile(
+    r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""And halves of characters: JSON cannot carry them, so that the judge would seem to fail."""
 _PATH = re.compile(r"(?<![\w)\].])(?:/[\w.+-]+){2,}")
 """Absolute; `a/b/c` is a division."""
 SIGNALS: dict[int, str] = {
