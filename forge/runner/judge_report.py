@@ -146,6 +146,9 @@ def _kernel_table(kernels: tuple[KernelTime, ...]) -> Table:
 
 
 def _circumstances(verdict: Verdict) -> Iterator[str]:
+    if verdict.status is Status.INFRA_ERROR:
+        yield "this says nothing of the candidate: judge it again"
+        return
     launches = f"{verdict.num_launches} launch{'' if verdict.num_launches == 1 else 'es'}"
     share = "" if verdict.torch_share is None else f", torch work {percent(verdict.torch_share)}"
     yield f"{launches} a call{share}; on {verdict.device}"

@@ -104,6 +104,16 @@ def test_only_a_line_that_exists_is_marked() -> None:
     assert "|" not in show(beyond, code=code)
 
 
+def test_what_a_candidate_wrote_is_shown_and_not_obeyed() -> None:
+    code = "x = 1\n[red]raise\x1b[2J\t'\u202e' # \ud800\n"
+    detail = "line 2: [red]raise\x1b[2J\n\ud800[bold]"
+    told = show(Verdict(status=Status.WRONG, reason="a\x1b", detail=detail), code=code)
+    assert "".join(told.split("\n")).isprintable()
+    assert "[red]raise␛[2J" in told
+    assert ">    2 | [red]raise␛[2J" in told
+    assert "[bold]" in told
+
+
 def test_a_weak_sandbox_says_what_it_does_not_cover() -> None:
     assert "isolation none, memory cap none: the candidate could reach files" in show(
         Verdict(status=Status.WRONG, reason="mismatch", detail="", isolation="none")

@@ -73,6 +73,10 @@ HONEST = {
     ),
     "an argmax": make_source("torch.argmax(x, dim=-1)"),
     "a scalar argument": make_source("x * n", args="x, n", inputs="torch.randn(9), 3"),
+    "an integer that cannot vary": make_source(
+        "x * k", args="x, k", inputs="torch.randn(9), torch.tensor(3)"
+    ),
+    "an output of another size each time": make_source("x[x > 0]"),
     "a batch norm": make_source("self.n(x)", init="self.n = nn.BatchNorm1d(64)"),
     "in place": make_source("x.mul_(2).add_(1)"),
     "a list of tensors": make_source(
