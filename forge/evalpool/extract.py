@@ -1,8 +1,9 @@
 """From a completion to a candidate's source. Pure; called by the loop before a judge is asked.
 
-Promise: never raises, whatever a model writes, and says why there is nothing to judge. The rule:
-thinking is removed first (a thought is no answer, and an unclosed one leaves none), then the last
-complete fenced or `<triton>` block that defines the entry point counts.
+Promise: never raises and takes linear time, whatever a model writes, and says why there is nothing
+to judge. The rule: thinking is removed first (a thought is no answer, and an unclosed one leaves
+none), then the last complete fenced or `<triton>` block that defines the entry point counts: the
+class `<entry_point>New`, or a function of that name.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import re
 from dataclasses import dataclass
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+TRITON_OPEN, TRITON_CLOSE = "<triton>", "</triton>"
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([^\n`]*)$", re.MULTILINE)
-_TRITON = re.compile(r"<triton>(.*?)</triton>", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,14 +31,14 @@ class Extraction:
 
 
 def extract(completion_text: str, *, entry_point: str = "Model") -> Extraction:
-    """The candidate in a completion: a block that defines class `<entry_point>New`."""
+    """The candidate in a completion: a block that defines `<entry_point>New`."""
     text = _without_thinking(completion_text)
     if text is None:
         return Extraction(code="", reason="unclosed_thinking")
     blocks = sorted([*_fenced_blocks(text), *_triton_blocks(text)])
     if not blocks:
         return Extraction(code="", reason="no_code_block")
-    defines = re.compile(rf"^class\s+{re.escape(entry_point)}New\b", re.MULTILINE)
+    defines = re.compile(rf"^(?:class|def)[ \t]+{re.escape(entry_point)}New\b", re.MULTILINE)
     for _, code in reversed(blocks):
         if defines.search(code):
             return Extraction(code=code, reason="ok")
@@ -49,14 +50,15 @@ def _without_thinking(text: str) -> str | None:
 
     A template may have opened the thought in the prompt, so a lone `</think>` closes one too.
     """
-    kept = []
-    rest = text
-    while THINK_CLOSE in rest:
-        thought, rest = rest.split(THINK_CLOSE, 1)
-        kept.append(thought.split(THINK_OPEN, 1)[0] if THINK_OPEN in thought else "")
-    if THINK_OPEN in rest:
+    kept: list[str] = []
+    start = 0
+    while (end := text.find(THINK_CLOSE, start)) >= 0:
+        opened = text.find(THINK_OPEN, start, end)
+        kept.append(text[start:opened] if opened >= 0 else "")
+        start = end + len(THINK_CLOSE)
+    if text.find(THINK_OPEN, start) >= 0:
         return None
-    return "\n".join([*kept, rest])
+    return "\n".join([*kept, text[start:]])
 
 
 def _fenced_blocks(text: str) -> list[tuple[int, str]]:
@@ -80,7 +82,15 @@ def _closes(fence: re.Match[str], opened: re.Match[str]) -> bool:
 
 
 def _triton_blocks(text: str) -> list[tuple[int, str]]:
-    return [(found.start(), _inner(found.group(1))) for found in _TRITON.finditer(text)]
+    blocks: list[tuple[int, str]] = []
+    end = 0
+    while (opened := text.find(TRITON_OPEN, end)) >= 0:
+        start = opened + len(TRITON_OPEN)
+        end = text.find(TRITON_CLOSE, start)
+        if end < 0:
+            break
+        blocks.append((opened, _inner(text[start:end])))
+    return blocks
 
 
 def _inner(text: str) -> str:

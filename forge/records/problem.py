@@ -34,7 +34,7 @@ class Problem:
     """Difficulty: chain length of a generated problem, KernelBench level of a file."""
     split: Split
     entry_point: str = "Model"
-    """Name of the reference class; a candidate defines `<entry_point>New`."""
+    """Name of the reference, a class or a function; a candidate defines `<entry_point>New`."""
     precision: str = "fp32"
     """Element type that the tolerance is chosen by: fp32, bf16 or fp16."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,6 +47,57 @@ def test_an_unclosed_block_is_no_answer() -> None:
 def test_a_block_without_the_class_is_named() -> None:
     assert extract("```python\nx = 1\n```").reason == "no_entry_point"
     assert extract(f"```python\n{CODE}```", entry_point="Net").reason == "no_entry_point"
+
+
+def test_a_function_may_be_the_entry_point() -> None:
+    code = "import torch\ndef softmaxNew(x):\n    return x\n"
+    assert extract(f"```python\n{code}```", entry_point="softmax").code == code
+    assert extract(f"```python\n{CODE}```\n```\n{code}```", entry_point="softmax").code == code
+    assert extract(f"```python\n{code}```", entry_point="soft").reason == "no_entry_point"
+    assert (
+        extract("```python\nsoftmaxNew(x)\n```", entry_point="softmax").reason == "no_entry_point"
+    )
+
+
+@pytest.mark.parametrize("part", ["<triton>", "</triton>", "</think>", "```\n", "\n\n ", "<think>"])
+def test_five_megabytes_of_anything_take_no_time(part: str) -> None:
+    """Quadratic in the number of marks, this would be hours: the test's own limit would end it."""
+    text = part * (5_000_000 // len(part))
+    assert not extract(text).is_ok
+    assert extract(f"{text}</think>\n\n```\n{CODE}```").code == CODE
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "no_code_block"),
+        ("\0\x01\ufffd\udcff" * 99, "no_code_block"),
+        ("```python\nclass Other: pass\n```", "no_entry_point"),
+        ("```python\n    class ModelNew: pass\n```", "no_entry_point"),
+        ("```python\nclass ModelNewer: pass\n```", "no_entry_point"),
+    ],
+)
+def test_what_is_no_answer_says_so(text: str, reason: str) -> None:
+    found = extract(text)
+    assert (found.code, found.reason) == ("", reason)
+
+
+def test_a_class_with_a_syntax_error_is_still_the_answer() -> None:
+    code = "class ModelNew:\n    def forward(self, x\n"
+    assert extract(f"```\n{code}```").code == code
+
+
+PARTS = [
+    *("```", "```python\n", "~~~", "````", "\n```\n", "<think>", "</think>", "<triton>", "\n"),
+    *("</triton>", "class ModelNew", "def ModelNew(", ":\n", " ", "\r\n", "\0", "\ud800", "x = 1"),
+]
+
+
+@given(st.lists(st.sampled_from(PARTS) | st.text(max_size=5), max_size=40).map("".join))
+def test_what_is_found_is_part_of_the_text_and_defines_the_class(text: str) -> None:
+    found = extract(text)
+    assert found.reason in ("ok", "no_code_block", "no_entry_point", "unclosed_thinking")
+    assert not found.is_ok or ("ModelNew" in found.code and found.code.strip("\n") in text)
 
 
 @given(

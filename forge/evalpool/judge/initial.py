@@ -96,6 +96,22 @@ class Initial:
         return fill
 
 
+class Bare(torch.nn.Module):
+    """A function that is a problem's or an answer's entry point: there is nothing to construct."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.function(*inputs)
+
+
+def construct(entry_point: Any, arguments: list[Any]) -> Any:
+    """The model that a class makes, or a function is."""
+    return entry_point(*arguments) if isinstance(entry_point, type) else Bare(entry_point)
+
+
 @contextmanager
 def parameters_made(tell: Callable[[torch.Tensor], None]) -> Iterator[None]:
     """Within: `tell` is called with every new nn.Parameter."""

@@ -158,10 +158,11 @@ def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor
     with torch.no_grad(), making:
         exec(compile(request["source"], "problem.py", "exec"), module.__dict__)
         torch.manual_seed(int.from_bytes(os.urandom(8)) >> 1)
-        init = _placed(list(module.get_init_inputs()), terms)
+        init = _placed(list(getattr(module, "get_init_inputs", list)()), terms)
         made: list[torch.Tensor] = []
         with initial.parameters_made(made.append):
-            model = getattr(module, request["entry_point"])(*init).to(terms.device)
+            model = initial.construct(getattr(module, request["entry_point"]), init)
+            model = model.to(terms.device)
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         order = [names[id(parameter)] for parameter in made if id(parameter) in names]
         _perturb(model)

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from triton.runtime import interpreter
 
-from forge.evalpool.judge.initial import Initial
+from forge.evalpool.judge.initial import Initial, construct
 from forge.evalpool.judge.opcount import OpCounter
 
 HEADER = struct.Struct("!4sBI")
@@ -97,7 +97,7 @@ class Session:
         self.stage = "init"
         arguments = self._decode(self.request["init"])
         with values.applied():
-            model = getattr(module, self.request["entry_point"])(*arguments)
+            model = construct(getattr(module, self.request["entry_point"]), arguments)
         taken = values.names_in(model)
         self.model = self.place(model)
         self.stage = "load"

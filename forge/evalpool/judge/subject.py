@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forge.evalpool.judge.initial import construct
 from forge.evalpool.judge.oracle import (
     DTYPES,
     MAX_OWN_ERROR,
@@ -57,9 +58,9 @@ class Subject:
         exec(compile(request["source"], FILE, "exec"), module.__dict__)
         torch.manual_seed(int.from_bytes(os.urandom(8)) >> 1)
         with _making_on(request["device"]):
-            init = list(module.get_init_inputs())
+            init = list(getattr(module, "get_init_inputs", list)())
             Describer().tree(init)
-            model = getattr(module, request["entry_point"])(*init)
+            model = construct(getattr(module, request["entry_point"]), init)
         if not isinstance(model, torch.nn.Module):
             raise Unjudgeable(f"the reference is a {type(model).__name__}, not a Module")
         for parameter in model.parameters():
