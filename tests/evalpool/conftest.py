@@ -7,7 +7,7 @@ import os
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -20,14 +20,14 @@ from forge.evalpool.judge.references import References
 from forge.evalpool.judge.sandbox import Isolation
 from forge.evalpool.judge.shm import shared_memory
 from forge.evalpool.judge.spawner import SandboxedChild, Spawner
-from forge.evalpool.judge.trial import Stamp, Trials
+from forge.evalpool.judge.trial import CORRECTNESS_ALONE, Stamp, Trials
 from forge.records.problem import Problem, Split
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-    from forge.records.verdict import Verdict
+    from forge.records.verdict import JudgeOptions, Verdict
 
 RUNNER_UID = 61_001 if os.geteuid() == 0 else None
 TABLE = JudgeTable(compile_timeout_s=20.0, correct_timeout_s=20.0)
@@ -73,7 +73,14 @@ class Bench:
     references: References
     trials: Trials
 
-    def judge(self, code: str, *, problem: str = RELU, table: JudgeTable | None = None) -> Verdict:
+    def judge(
+        self,
+        code: str,
+        *,
+        problem: str = RELU,
+        table: JudgeTable | None = None,
+        options: JudgeOptions = CORRECTNESS_ALONE,
+    ) -> Verdict:
         trials = self.trials
         if table is not None:
             trials = CpuTrials(
@@ -82,7 +89,7 @@ class Bench:
                 references=self.references,
                 stamp=self.trials.stamp,
             )
-        return trials.judge(make_problem(problem), code, uid=RUNNER_UID)
+        return trials.judge(make_problem(problem), code, uid=RUNNER_UID, options=options)
 
     def judge_honest(self) -> Verdict:
         """Of a kernel that is right."""
@@ -120,6 +127,31 @@ class Bench:
         assert "it works" not in told, statement
         assert not any(slip in told for slip in SLIPS), f"{statement}: {told}"
         return told
+
+
+@dataclasses.dataclass
+class GpuBench(Bench):
+    """The same on the first card."""
+
+    references: Any
+
+    def start(self, code: str) -> SandboxedChild:
+        from forge.evalpool.judge.gpu_reference import CandidateMemory
+
+        reference = self.references.hold(make_problem(RELU))
+        memory = CandidateMemory(reference)
+        child = self.spawner.spawn(role="runner", uid=RUNNER_UID)
+        body = {
+            **reference.request,
+            "tensors": memory.layout,
+            "num_bytes": memory.block.num_bytes,
+            "code": f"class Told(Exception): pass\n{code}",
+            "entry_point": "X",
+            "depth": "ttir",
+            "tf32": True,
+        }
+        frames.send(child.sock, Kind.CANDIDATE, body, fds=(memory.block.fd,))
+        return child
 
 
 def make_problem(source: str, *, problem_id: str = "p", precision: str = "fp32") -> Problem:
@@ -162,6 +194,32 @@ def open_bench_at() -> Callable[..., AbstractContextManager[Bench]]:
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     with open_bench(tmp_path_factory.mktemp("root")) as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def gpu_bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    from forge.evalpool.judge.gpu_trial import open_gpu_trials
+    from forge.process.devices import inventory
+
+    gpu = inventory()[0]
+    folder = tmp_path_factory.mktemp("gpu") / "root"
+    os.environ["PYTHONPATH"] = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
+    os.environ["XDG_CACHE_HOME"] = str(folder.parent)
+    spawner = Spawner(
+        isolation="auto",
+        folder=folder,
+        memory_bytes=8 << 30,
+        is_gpu=True,
+        gpu_minor=gpu.minor,
+    )
+    spawner.start()
+    spawner.wait_ready()
+    stamp = Stamp(isolation=spawner.isolation, caps=spawner.caps, harness="test")
+    trials = open_gpu_trials(
+        TABLE, spawner=spawner, stamp=stamp, uuid=gpu.uuid, oracle_uid=oracle_uid()
+    )
+    yield GpuBench(spawner, trials._references, trials)
+    spawner.close()
 
 
 @pytest.fixture(scope="session")

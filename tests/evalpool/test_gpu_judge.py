@@ -1,0 +1,191 @@
+"""The judge on a GPU: real kernels, real clocks, faults that end a context. Needs one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from forge.records.verdict import JudgeOptions, Status, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.gpu
+
+HEAD = "import torch\nimport triton\nimport triton.language as tl\n"
+RELU = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x) * 2
+def get_inputs():
+    return [torch.randn(2048, 2048)]
+def get_init_inputs():
+    return []
+"""
+KERNEL = (
+    HEAD
+    + """
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n)
+    tl.store(y + i, tl.maximum(value, 0.0) * 2, mask=i < n)
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        y = torch.empty_like(x)
+        kernel[(triton.cdiv(x.numel(), 1024),)](x, y, x.numel(), BLOCK=1024)
+        return y
+"""
+)
+LAUNCH = "        kernel[(triton.cdiv(x.numel(), 1024),)](x, y, x.numel(), BLOCK=1024)\n"
+
+
+@pytest.fixture
+def judge(gpu_bench: Any) -> Callable[..., Verdict]:
+    return gpu_bench.judge
+
+
+def test_an_honest_kernel_is_timed(judge: Callable[..., Verdict]) -> None:
+    verdict = judge(KERNEL, problem=RELU, options=JudgeOptions(profile=True))
+    assert (verdict.status, verdict.reason) == (Status.CORRECT, "ok"), verdict.detail
+    assert verdict.num_launches == 1
+    assert verdict.timing is not None
+    assert 0 < verdict.timing.speedup_low <= verdict.timing.speedup
+    assert verdict.timing.achieved_gbps is not None
+    assert verdict.profile is not None
+    assert [kernel.is_own for kernel in verdict.profile.kernels] == [True]
+    assert len(verdict.profile.candidate_samples_us) >= 10
+
+
+def test_correctness_alone_times_nothing(judge: Callable[..., Verdict]) -> None:
+    verdict = judge(KERNEL, problem=RELU)
+    assert verdict.status is Status.CORRECT
+    assert verdict.timing is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "status", "reason"),
+    [
+        ("* 2, mask", "* 3, mask", Status.WRONG, "mismatch"),
+        ("tl.maximum", "tl.relu", Status.COMPILE_ERROR, "not_triton"),
+        ("return y", "return torch.relu(x) * 2", Status.REJECTED, "decoy_kernel"),
+        (LAUNCH, "", Status.REJECTED, "no_kernel_launch"),
+        ("x + i, mask=i < n", "x + i * 100000", Status.RUNTIME_ERROR, "gpu_fault"),
+        ("return y", "return y.cpu()", Status.WRONG, "shape"),
+        ("BLOCK=1024)\n", "BLOCK=1024)\n        while True: pass\n", Status.TIMEOUT, "deadline"),
+    ],
+)
+def test_what_is_wrong_is_told(
+    judge: Callable[..., Verdict], old: str, new: str, status: Status, reason: str
+) -> None:
+    assert old in KERNEL
+    verdict = judge(KERNEL.replace(old, new), problem=RELU)
+    assert verdict.status is status, verdict
+    assert verdict.reason.startswith(reason)
+    assert judge(KERNEL, problem=RELU).status is Status.CORRECT
+
+
+STREAM = KERNEL.replace(
+    LAUNCH, "        with torch.cuda.stream(torch.cuda.Stream()):\n    " + LAUNCH
+)
+KEPT = KERNEL.replace(
+    "def forward(self, x):\n",
+    "def forward(self, x):\n        if hasattr(self, 'y'):\n            return self.y\n",
+).replace("return y\n", "self.y = y\n        return y\n")
+FINGERPRINT = KERNEL.replace(
+    "def forward(self, x):\n",
+    "def forward(self, x):\n"
+    "        self.known = getattr(self, 'known', {})\n"
+    "        key = x[0, 0].item()\n"
+    "        if key in self.known:\n            return self.known[key]\n",
+).replace("return y\n", "self.known[key] = y\n        return y\n")
+
+
+@pytest.mark.parametrize(
+    ("code", "reasons"),
+    [(STREAM, {"clock", "output_not_written", "mismatch"}), (KEPT, {"stateful", "mismatch"})],
+)
+def test_a_fake_time_is_no_time(
+    judge: Callable[..., Verdict], code: str, reasons: set[str]
+) -> None:
+    verdict = judge(code, problem=RELU, options=JudgeOptions())
+    assert verdict.status in (Status.REJECTED, Status.WRONG)
+    assert verdict.reason in reasons, verdict
+
+
+def test_answers_kept_by_a_fingerprint_gain_nothing(judge: Callable[..., Verdict]) -> None:
+    """Timed calls bring contents that were never seen: each is computed."""
+    honest = judge(KERNEL, problem=RELU, options=JudgeOptions()).timing
+    kept = judge(FINGERPRINT, problem=RELU, options=JudgeOptions())
+    assert honest is not None
+    if kept.timing is not None:
+        assert kept.timing.candidate_us > 0.9 * honest.candidate_us
+
+
+def test_a_tf32_product_is_right_by_the_common_policy(judge: Callable[..., Verdict]) -> None:
+    problem = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.fc = torch.nn.Linear(n, n)
+    def forward(self, x):
+        return self.fc(x)
+def get_inputs():
+    return [torch.randn(256, 512)]
+def get_init_inputs():
+    return [512]
+"""
+    code = (
+        HEAD
+        + """
+@triton.jit
+def kernel(a, w, bias, c, M, N, K, B: tl.constexpr):
+    m = tl.program_id(0) * B + tl.arange(0, B)
+    n = tl.program_id(1) * B + tl.arange(0, B)
+    total = tl.zeros((B, B), dtype=tl.float32)
+    for start in range(0, K, B):
+        k = start + tl.arange(0, B)
+        total += tl.dot(tl.load(a + m[:, None] * K + k), tl.load(w + n[None, :] * K + k[:, None]))
+    tl.store(c + m[:, None] * N + n[None, :], total + tl.load(bias + n)[None, :])
+
+class ModelNew(torch.nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.fc = torch.nn.Linear(n, n)
+    def forward(self, x):
+        w = self.fc.weight
+        c = torch.empty((x.shape[0], w.shape[0]), device=x.device)
+        grid = (x.shape[0] // 64, w.shape[0] // 64)
+        kernel[grid](x, w, self.fc.bias, c, x.shape[0], w.shape[0], w.shape[1], B=64)
+        return c
+"""
+    )
+    verdict = judge(code, problem=problem)
+    assert verdict.status is Status.CORRECT, verdict.detail
+    wrong = judge(code.replace("range(0, K, B)", "range(0, K - B, B)"), problem=problem)
+    assert wrong.reason == "mismatch"
+
+
+def test_a_smoke_check_says_that_its_process_was_used(judge: Callable[..., Verdict]) -> None:
+    options = JudgeOptions(timing=False, smoke=True)
+    levels = [judge(KERNEL, problem=RELU, options=options).isolation for _ in range(2)]
+    assert levels[1].endswith("-reused")
+    assert not judge(KERNEL, problem=RELU).isolation.endswith("-reused")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "socket.socket(socket.AF_INET)",
+        "socket.socket(socket.AF_UNIX).connect('/tmp/x')",
+        "open('/etc/passwd')",
+        "open('/usr/bin/x', 'w')",
+        "os.mknod('/tmp/disk', 0o600 | 0o060000, os.makedev(8, 0))",
+    ],
+)
+def test_the_sandbox_holds_on_a_gpu_too(gpu_bench: Any, statement: str) -> None:
+    gpu_bench.refused(statement)
