@@ -1,0 +1,269 @@
+"""How many candidates are judged per second, and how long one takes: pool, HTTP and store included.
+
+    python bench/judge.py                               # this machine's CPU, quickstart's problems
+    python bench/judge.py --device cuda --sizes small full --kernelbench ~/KernelBench
+    python bench/judge.py --json --out judge.json
+
+Honest kernels that differ in a comment, 1, 4 and 16 in flight, each verdict stored in a run.db. On
+a GPU: correctness alone, with timing, and smoke checks in runners used before; on a CPU nothing is
+timed and every runner is fresh. CPU time is that of all processes: unlike the wall's it says the
+same on a machine that others use too. `--kernelbench` runs the same kernels through KernelBench's
+`eval_kernel_against_ref`, one spawned process each (GPU only). Exit code 1 where an honest kernel
+was not judged correct.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import anyio
+from judge_workload import SIZES, Task, repeated, tasks
+
+from forge.config.schema import JudgeTable, StoreTable
+from forge.evalpool.judge.processes import family, read_table
+from forge.evalpool.pool import Pool, open_pool
+from forge.process.devices import inventory
+from forge.process.sockets import open_socket_dir
+from forge.records import Completion, End, Finish, Group, Purpose, Trajectory, Turn, Verdict
+from forge.store.writer import Writer, open_writer
+
+ROOT = Path(__file__).resolve().parents[1]
+HERE = Path(__file__).resolve().parent
+KERNELBENCH_TIMEOUT_S = 300.0
+MODES = {
+    "correctness": {"timing": False, "smoke": False},
+    "timed": {"timing": True, "smoke": False},
+    "smoke, reused": {"timing": False, "smoke": True},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One measurement."""
+
+    size: str
+    mode: str
+    in_flight: int
+    num_judged: int
+    per_s: float
+    median_s: float
+    p95_s: float
+    cpu_s: float
+    """CPU time of a judgement: of this process, the judges and all their children."""
+    phase_share: dict[str, float]
+    """Of the latency of all requests together; `pool` is what no phase of a judge explains."""
+    statuses: dict[str, int]
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the requests of one measurement gave."""
+
+    latencies: list[float] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
+
+    def row(self, *, size: str, mode: str, in_flight: int, wall_s: float, cpu_s: float) -> Row:
+        phases: dict[str, float] = defaultdict(float)
+        for verdict in self.verdicts:
+            for name, seconds in verdict.phase_s.items():
+                phases[name] += seconds
+        total = sum(self.latencies)
+        phases["pool"] = total - sum(phases.values())
+        ordered = sorted(self.latencies)
+        return Row(
+            size=size,
+            mode=mode,
+            in_flight=in_flight,
+            num_judged=len(ordered),
+            per_s=round(len(ordered) / wall_s, 2),
+            median_s=round(statistics.median(ordered), 4),
+            p95_s=round(ordered[int(0.95 * (len(ordered) - 1))], 4),
+            cpu_s=round(cpu_s / len(ordered), 4),
+            phase_share={name: round(value / total, 3) for name, value in phases.items()},
+            statuses=dict(Counter(f"{v.status}: {v.reason}" for v in self.verdicts)),
+        )
+
+
+async def measure(
+    pool: Pool, writer: Writer, work: list[Task], *, size: str, mode: str, in_flight: int
+) -> Row:
+    """All of `work`, `in_flight` at once."""
+    tally, waiting = Tally(), iter(enumerate(work))
+    options = MODES[mode]
+
+    async def play() -> None:
+        for number, task in waiting:
+            began = time.monotonic()
+            verdict = await pool.judge(task.problem, task.code, **options)
+            tally.latencies.append(time.monotonic() - began)
+            tally.verdicts.append(verdict)
+            await writer.put(stored(number, task, verdict))
+
+    began, cpu_before = time.monotonic(), cpu_seconds()
+    async with anyio.create_task_group() as tg:
+        for _ in range(in_flight):
+            tg.start_soon(play)
+    await writer.flush()
+    wall_s, cpu_s = time.monotonic() - began, cpu_seconds() - cpu_before
+    return tally.row(size=size, mode=mode, in_flight=in_flight, wall_s=wall_s, cpu_s=cpu_s)
+
+
+def cpu_seconds() -> float:
+    """Of this process and all below it, with those that ended."""
+    ticks = 0
+    for pid in family(os.getpid(), read_table()):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def stored(number: int, task: Task, verdict: Verdict) -> Group:
+    """As a run stores a turn: prompt, tokens with log-probabilities, verdict."""
+    tokens = tuple(range(300))
+    turn = Turn(
+        group_id=number, rollout=0, turn=0, prompt_ids=tokens, prompt_text=task.problem.source,
+        completion=Completion(
+            token_ids=tokens, logprobs=(-0.5,) * 300, finish=Finish.STOP, min_version=0,
+            max_version=0,
+        ),
+        completion_text=task.code, code=task.code, verdict=verdict, feedback=verdict.detail,
+        reward=1.0,
+    )  # fmt: skip
+    trajectory = Trajectory(
+        group_id=number, rollout=0, problem_id=task.problem.problem_id, turns=(turn,),
+        end=End.CORRECT, returns=(1.0,),
+    )  # fmt: skip
+    return Group(
+        group_id=number, problem_id=task.problem.problem_id, purpose=Purpose.TRAIN, stage=0,
+        step=0, trajectories=(trajectory,),
+    )  # fmt: skip
+
+
+async def measure_all(given: argparse.Namespace) -> list[Row]:
+    """One pool for all; each measurement has candidates that it never saw."""
+    gpus = inventory()[: given.gpus] if given.device == "cuda" else ()
+    workers = given.workers or len(os.sched_getaffinity(0))
+    rows: list[Row] = []
+    with open_socket_dir() as folder, tempfile.TemporaryDirectory() as run:
+        async with (
+            open_writer(Path(run), StoreTable()) as writer,
+            open_pool(
+                JudgeTable(workers=workers), socket_dir=folder, log_dir=Path(run), gpus=gpus
+            ) as pool,
+        ):
+            offset = 0
+            for size in given.sizes:
+                found = tasks(size, num=given.problems)
+                modes = list(MODES) if gpus else ["correctness"]
+                for mode in modes:
+                    for in_flight in given.in_flight:
+                        work = repeated(found, num=given.num, siblings=given.siblings)
+                        work = [renamed(task, offset) for task in work]
+                        offset += 1
+                        row = await measure(
+                            pool, writer, work, size=size, mode=mode, in_flight=in_flight
+                        )
+                        rows.append(row)
+                        sys.stderr.write(f"{row}\n")
+    return rows
+
+
+def renamed(task: Task, offset: int) -> Task:
+    """A candidate that no earlier measurement had, so that none is remembered."""
+    return Task(problem=task.problem, code=f"{task.code}# measurement {offset}\n")
+
+
+def measure_kernelbench(folder: Path, size: str) -> list[dict[str, object]]:
+    """KernelBench's own evaluation of the same kernels, each in a process of its own."""
+    rows: list[dict[str, object]] = []
+    for task in tasks(size, num=1):
+        body = json.dumps({"reference": task.problem.source, "code": task.code})
+        env = {**os.environ, "PYTHONPATH": str(folder / "src")}
+        began = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, str(HERE / "judge_kernelbench.py")],
+            input=body, env=env, capture_output=True, text=True, timeout=KERNELBENCH_TIMEOUT_S,
+        )  # fmt: skip
+        row: dict[str, object] = {"problem": task.problem.problem_id}
+        row["wall_s"] = round(time.monotonic() - began, 2)
+        row |= json.loads(done.stdout.splitlines()[-1]) if not done.returncode else {}
+        row["error"] = done.stderr.strip().splitlines()[-1] if done.returncode else None
+        rows.append(row)
+    return rows
+
+
+def table(rows: list[Row]) -> str:
+    """Markdown."""
+    names = list(dict.fromkeys(name for row in rows for name in row.phase_share))
+    head = ["size", "mode", "in flight", "judged/s", "median", "p95", "CPU", *names]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for row in rows:
+        shares = [f"{row.phase_share.get(name, 0.0):.0%}" for name in names]
+        cells = [row.size, row.mode, str(row.in_flight), f"{row.per_s:.1f}"]
+        cells += [f"{row.median_s * 1e3:.0f} ms", f"{row.p95_s * 1e3:.0f} ms"]
+        cells += [f"{row.cpu_s * 1e3:.0f} ms", *shares]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Prints a Markdown table, or JSON."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=None)
+    parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--num", type=int, default=160, help="candidates a measurement")
+    parser.add_argument("--problems", type=int, default=20, help="of the quickstart's")
+    parser.add_argument("--siblings", type=int, default=8, help="candidates a problem in a row")
+    parser.add_argument("--workers", type=int, help="judges on a CPU; default: one a core")
+    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--kernelbench", type=Path, metavar="DIR", help="a checkout")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--out", type=Path, help="write JSON there too")
+    given = parser.parse_args()
+    is_cpu = given.device == "cpu"
+    given.sizes = given.sizes or (["quickstart", "small"] if is_cpu else ["small", "full"])
+    if is_cpu and "full" in given.sizes:
+        parser.error("--sizes full: minutes a kernel in Triton's interpreter; use --device cuda")
+    if given.device == "cuda" and not inventory():
+        parser.error("--device cuda: this machine has no GPU")
+    load = os.getloadavg()[0]
+    rows = anyio.run(measure_all, given)
+    report = {
+        "command": " ".join(sys.argv),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "cores": len(os.sched_getaffinity(0)),
+        "load_before": round(load, 2),
+        "rows": [asdict(row) for row in rows],
+    }
+    notes: list[str] = [f"load before: {load:.2f}, {report['cores']} cores"]
+    if given.kernelbench and is_cpu:
+        notes.append("KernelBench's evaluation needs CUDA: nothing to compare with on a CPU")
+    elif given.kernelbench:
+        sizes = [size for size in given.sizes if size != "quickstart"]
+        report["kernelbench"] = {s: measure_kernelbench(given.kernelbench, s) for s in sizes}
+        notes.append(json.dumps(report["kernelbench"], indent=1))
+    wrong = [row for row in rows if set(row.statuses) != {"correct: ok"}]
+    notes += [f"not correct: {row.size}, {row.mode}: {row.statuses}" for row in wrong]
+    if given.out:
+        given.out.write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps(report, indent=1) if given.json else "\n".join([table(rows), "", *notes]))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
