@@ -161,7 +161,8 @@ def _require_problems(experiment: Experiment) -> None:
 def _processes(
     experiment: Experiment, *, gpus: dict[str, tuple[Gpu, ...]], params: int | None
 ) -> Iterator[ProcessPlan]:
-    serve, num_judges = experiment.serve, len(gpus["judge"]) or experiment.judge.workers
+    serve, judge = experiment.serve, experiment.judge
+    num_judges = 0 if judge.url else len(gpus["judge"]) or judge.workers
     yield ProcessPlan(
         name="supervisor", device="cpu", threads=1, memory_bytes=costs.SUPERVISOR_BYTES,
         stages="all",
@@ -219,6 +220,8 @@ def _notes(
                 f"{stage.kind}-{index}: trainer and engine have {busy} threads "
                 f"for {machine.cores} cores"
             )
+    if experiment.judge.url:
+        yield f"judges of other machines or processes: {', '.join(experiment.judge.url)}"
     if experiment.model.path and costs.count_params(experiment.model) is None:
         yield f"{experiment.model.path} is no directory here: nothing is predicted for it"
 

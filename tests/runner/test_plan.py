@@ -142,6 +142,18 @@ def test_what_is_allowed_and_unwise_is_noted():
     assert "threads for 2 cores" in notes
 
 
+def test_judges_behind_a_url_are_named_and_none_is_started():
+    planned = plan_of('judge.url=["http://box:8200", "unix:/run/j.sock"]')
+    assert not any(process.name.startswith("judge") for process in planned.processes)
+    assert any("http://box:8200, unix:/run/j.sock" in note for note in planned.notes)
+
+
+@pytest.mark.parametrize("url", ["box:8200", "ftp://box", "http://", "unix:", "http://box/path"])
+def test_a_url_of_judges_is_http_or_a_socket(url):
+    with pytest.raises(ConfigError, match=r"judge\.url"):
+        plan_of(f'judge.url=["{url}"]')
+
+
 def test_more_work_costs_more_and_more_cores_take_less_time():
     base, more = plan_of(), plan_of("stage.1.steps=2000", "stage.3.steps=100")
     wide = plan_of("judge.workers=8", "serve.threads=4", machine=make_machine(cores=16))
