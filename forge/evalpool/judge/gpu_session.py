@@ -29,6 +29,10 @@ FLUSH_BYTES = 256 << 20
 enough (about 80 us) that the forward's launches are queued by the time it is done."""
 
 
+STREAMS: list[torch.cuda.Stream] = []
+"""Made by the candidate: the last event waits for them, or work on them would go unseen."""
+
+
 class GpuSession(runner.Session):
     """One candidate with its tensors on the current device."""
 
@@ -71,9 +75,11 @@ class GpuSession(runner.Session):
             self.flush.zero_()
             start.record()
             result = self.dummies if is_dry else self.model(*inputs)
+            for stream in STREAMS:
+                torch.cuda.current_stream().wait_stream(stream)
             end.record()
             for output, target in zip(runner._flatten(result), targets, strict=True):
-                target.copy_(output)
+                runner._copy(target, output)
         torch.cuda.synchronize()
         return start.elapsed_time(end) * 1000
 
@@ -122,6 +128,19 @@ class GpuSession(runner.Session):
         gc.disable()
 
 
+def _watch_streams() -> None:
+    make = torch.cuda.Stream.__new__
+
+    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        stream = make(cls, *args, **kwargs)
+        if all(stream != known for known in STREAMS):  # torch has 32 and gives them in turn
+            STREAMS.append(stream)
+        return stream
+
+    torch.cuda.Stream.__new__ = new  # pyright: ignore[reportAttributeAccessIssue]
+    torch.Stream = torch.cuda.Stream  # pyright: ignore[reportAttributeAccessIssue]
+
+
 class Launches:
     """What stands between Triton and the candidate of the moment."""
 
@@ -155,6 +174,7 @@ class Launches:
 def main(sock: socket.socket, *, file: str) -> None:
     """Serves the judge on `sock` until it hangs up: one candidate, or several in smoke checks."""
     launches = Launches()
+    _watch_streams()
     num_candidates = 0
     while True:
         kind, asked, fds = runner._receive(sock)
