@@ -44,7 +44,7 @@ _FORBIDDEN_IN = {
     },
     "triton": {
         *("runtime", "compiler", "tools", "backends", "testing", "knobs", "experimental"),
-        *("profiler", "ir", "interpreter", "semantic", "builder"),
+        *("profiler", "ir", "interpreter", "semantic", "builder", "constexpr_function"),
     },
 }
 """Names that no kernel needs, at any depth."""

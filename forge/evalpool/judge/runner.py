@@ -20,19 +20,30 @@ import struct
 import sys
 import traceback
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+import triton.language as tl
 from triton.runtime import interpreter
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from forge.evalpool.judge.initial import Initial, construct
 from forge.evalpool.judge.opcount import OpCounter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 HEADER = struct.Struct("!4sBI")
 MAGIC = b"FRG1"
 CANDIDATE, CALL, DONE, FAILED = 7, 8, 9, 10
 FILE = "/tmp/work/candidate.py"
 MAX_MESSAGE_CHARACTERS = 1000
+
+
+PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.Tensor, torch.nn.Parameter)
+_copy, _detach = torch.Tensor.copy_, torch.Tensor.detach
+"""Torch's own, whatever a candidate puts in their place."""
 
 
 class KernelRefused(Exception):
@@ -130,13 +141,17 @@ class Session:
         for output, slot in zip(outputs, slots, strict=False):
             target = self.tensors[slot]
             if self._kind(output) in ("Tensor", "Parameter") and _same_form(output, target):
-                target.copy_(output.detach())
+                _copy(target, _detach(output))
         return [[self._kind(output), *_form(output)] for output in outputs]
 
     def _kind(self, output: Any) -> str:
         """The type of an output, and its device where that is not the inputs'."""
         name = type(output).__name__
-        if not isinstance(output, torch.Tensor) or not self.tensors:
+        if not isinstance(output, torch.Tensor):
+            return name
+        if type(output) not in (torch.Tensor, torch.nn.Parameter):
+            return f"subclass of Tensor ({name})"  # it may bring methods of its own
+        if not self.tensors:
             return name
         if output.layout is not torch.strided:
             return "sparse tensor"
@@ -148,14 +163,35 @@ class Session:
         self.num_launches += 1
         if self.is_ghost:
             return False
+        self._compile(function, args, kwargs)
+        return True
+
+    def settled(
+        self, grid: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A grid that is asked for last before the kernel runs. It is the candidate's code, and so
+        may have changed what the kernel's names stand for: what they do now is compiled too."""
+
+        def ask(meta: dict[str, Any]) -> tuple[Any, ...]:
+            shape: Any = grid(meta) if callable(grid) else grid
+            shape = tuple(shape)
+            self._compile(function, args, kwargs)
+            return shape
+
+        return ask
+
+    def _compile(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         name = function.fn.__name__
+        if (odd := next(_not_plain([*args, *kwargs.values()]), None)) is not None:
+            self.compile_line = function.fn.__code__.co_firstlineno
+            words = f"{name}: {odd} is no argument for a kernel; pass tensors and numbers"
+            raise KernelRefused(words)
         try:
             self.compiler.compile_launch(function, args, kwargs, depth=self.request["depth"])
         except self.refused as error:
             self.compile_line = getattr(error, "line", None) or function.fn.__code__.co_firstlineno
             raise KernelRefused(f"{name}: {error}") from None
         self.compiled.add(name)
-        return True
 
     def _decode(self, tree: Any) -> Any:
         kind, value = tree
@@ -177,6 +213,8 @@ def main(sock: socket.socket, *, compiler: Any, refused: type[Exception], file: 
     memory = mmap.mmap(fds[0], request["num_bytes"])
     session = Session(request, memory=memory, compiler=compiler, refused=refused, file=file)
     _watch_launches(session)
+    tensor: Any = torch.Tensor
+    tensor.__array__ = _refuse_array  # numpy works out of torch's sight
     # Makes torch.empty NaN: what a kernel leaves unwritten is told from what it wrote. The public
     # function imports the compiler stack (2 s).
     torch._C._set_deterministic_algorithms(True, warn_only=True)
@@ -247,6 +285,7 @@ def _watch_launches(session: Session) -> None:
             return None
         try:
             if session.launched(self, args, kwargs):
+                grid = session.settled(grid, self, args, kwargs)
                 return original(self, *args, grid=grid, warmup=False, **kwargs)
         except BaseException as error:
             session.failed_launch = session.failed_launch or error
@@ -254,6 +293,22 @@ def _watch_launches(session: Session) -> None:
         return None
 
     interpreter.InterpretedFunction.run = run
+
+
+def _not_plain(values: Any) -> Iterator[str]:
+    """Of launch arguments: what could be one thing to the compiler and another when it runs."""
+    for value in values:
+        kinds = (tl.dtype, TensorDescriptor, interpreter.InterpretedFunction, np.generic)
+        if isinstance(value, tuple | list):
+            yield from _not_plain(value)
+        elif isinstance(value, tl.constexpr):
+            yield from _not_plain([value.value])
+        elif type(value) not in PLAIN and not isinstance(value, kinds):
+            yield type(value).__name__
+
+
+def _refuse_array(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    raise TypeError("numpy is for constants: compute with tensors in a kernel")
 
 
 def _import(code: str, file: str) -> types.ModuleType:

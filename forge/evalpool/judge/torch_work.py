@@ -22,7 +22,6 @@ FLOOR_BYTES = 256
 """A torch operation on 32 floats, in and out: a launch costs more."""
 MOVES = {
     *("copy_", "copy", "clone", "_to_copy", "cat", "stack", "constant_pad_nd", "contiguous"),
-    "_local_scalar_dense",
 }
 ALIASES = {
     **dict.fromkeys(("conv1d", "conv2d", "conv3d", "conv_transpose1d"), "convolution"),
