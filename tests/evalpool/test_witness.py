@@ -26,7 +26,7 @@ def search_for(function: Callable[[torch.Tensor], torch.Tensor], first: torch.Te
 @pytest.mark.parametrize(
     "function",
     [
-        lambda x: torch.relu(x),
+        lambda x: x * 2,
         lambda x: x.softmax(1),
         lambda x: x.sum(1),
         lambda x: x @ torch.ones(50, 3),
@@ -64,6 +64,22 @@ def test_planted_inputs_show_both_ends_of_an_extremum(
     assert not torch.allclose(right, without_first)
     assert value.min() >= second.min()
     assert value.max() <= second.max()
+
+
+def test_a_single_column_is_planted() -> None:
+    search = search_for(lambda x: x.amax(0), torch.zeros(300, 1))
+    planted = search.improve([torch.randn(300, 1)])
+    assert planted is not None
+    assert planted[0].argmax() in (0, 299)
+
+
+def test_most_of_a_tensor_is_left_as_it_was_drawn() -> None:
+    first = torch.full((8, 300), -1.0)
+    search, second = search_for(torch.relu, first), torch.randn(8, 300)
+    second[-1, -2:] = second[0, :2] = -1.0  # the corners of a ReLU do not show
+    planted = search.improve([second])
+    assert planted is not None
+    assert float((planted[0] == second).float().mean()) >= 0.5
 
 
 def test_inputs_that_are_never_planted() -> None:

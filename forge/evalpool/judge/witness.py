@@ -60,8 +60,7 @@ def spots_of(inputs: list[Any]) -> set[Spot]:
             continue
         for axis, is_last in itertools.product(range(value.ndim), (False, True)):
             for is_joint in (False, True) if axis < value.ndim - 1 else (False,):
-                length = math.prod(value.shape[axis:]) if is_joint else value.shape[axis]
-                if length > 1 and value.numel():
+                if _length(value, axis, is_joint) > 1 and value.numel():
                     found.add(Spot(number, axis, is_joint, is_last))
     return found
 
@@ -125,11 +124,13 @@ class Search:
 
 
 def plant(inputs: list[Any], spots: set[Spot], *, attempt: int) -> list[Any]:
-    """A copy in which lines along the axes of one of `spots` have their witness at one end. Each
-    attempt takes the next axes, then the next pair of anchors."""
-    groups = sorted({(spot.tensor, spot.axis, spot.is_joint) for spot in spots})
-    tensor, axis, is_joint = groups[attempt % len(groups)]
-    turn = attempt // len(groups)
+    """A copy in which lines along the axes of one of `spots` have their witness at one end. The
+    shortest lines are tried first, with several pairs of anchors: they leave most as it was."""
+    groups = {(spot.tensor, spot.axis, spot.is_joint) for spot in spots}
+    shortest = sorted(groups, key=lambda one: (_length(inputs[one[0]], *one[1:]), one))
+    num_turns = max(1, MAX_ATTEMPTS // len(groups))
+    tensor, axis, is_joint = shortest[attempt // num_turns % len(groups)]
+    turn = attempt % num_turns
     value = inputs[tensor].clone(memory_format=torch.contiguous_format)
     anchors = {"mean": value.float().mean().to(value.dtype), "max": value.max(), "min": value.min()}
     lines = _lines(value, axis, is_joint=is_joint)
@@ -144,7 +145,8 @@ def plant(inputs: list[Any], spots: set[Spot], *, attempt: int) -> list[Any]:
         flat[line] = near + spread * (flat[line] - near)
         is_first = (turn if len(flat) == 1 else number) % 2
         flat[line, 0 if is_first else -1] = witness
-    lines.copy_(flat.view(lines.shape))
+    if flat.data_ptr() != value.data_ptr():
+        lines.copy_(flat.view(lines.shape))
     return [value if number == tensor else one for number, one in enumerate(inputs)]
 
 
@@ -154,6 +156,10 @@ def _chosen(num_lines: int) -> list[int]:
     others = torch.randperm(max(0, num_lines - 2)) + 1
     chosen = [num_lines - 1, 0, *others.tolist()]
     return chosen[: max(min(2, num_lines), min(2 * len(ANCHORS), num_lines // 2))]
+
+
+def _length(value: torch.Tensor, axis: int, is_joint: bool) -> int:
+    return math.prod(value.shape[axis:]) if is_joint else value.shape[axis]
 
 
 def _num_bytes(inputs: list[Any]) -> int:
