@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge.config.mistakes import Mistake
-from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage
+from forge.config.schema import JUDGE_URL, EvalStage, Experiment, GrpoStage, SftStage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Set
@@ -28,7 +28,7 @@ def check(experiment: Experiment, *, mistaken: Set[KeyPath] = frozenset()) -> li
     """All mistakes between keys; none about a key in `mistaken`, whose value here is only a
     default.
     """
-    parts = (_model, _tiny, _problems, _lengths, _stages, _devices)
+    parts = (_model, _tiny, _problems, _lengths, _stages, _devices, _judge)
     found = chain.from_iterable(part(experiment) for part in parts)
     return [mistake for mistake in found if mistake.path not in mistaken]
 
@@ -162,6 +162,14 @@ def _stages(experiment: Experiment) -> Iterator[Mistake]:
             yield _mistake(
                 f"found {wanted}; at most problems.num_heldout = {heldout}",
                 *("stage", index, "num_problems"),
+            )
+
+
+def _judge(experiment: Experiment) -> Iterator[Mistake]:
+    for index, url in enumerate(experiment.judge.url):
+        if not JUDGE_URL.fullmatch(url):
+            yield _mistake(
+                f'found "{url}"; http://HOST:PORT or unix:/PATH', *("judge", "url", index)
             )
 
 

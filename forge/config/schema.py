@@ -7,6 +7,7 @@ fields.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -171,14 +172,15 @@ class ServeTable(Table):
     """For one completion request."""
 
 
+JUDGE_URL = re.compile(r"https?://[^/\s]+|unix:/\S+")
+
+
 class JudgeTable(Table):
     """`[judge]`: running candidates."""
 
     workers: Positive = 2
     """Judges on a CPU machine; on GPUs there is one a GPU."""
-    url: list[Annotated[str, Field(pattern=r"^(https?://[^/\s]+|unix:/\S+)$")]] = Field(
-        default_factory=list
-    )
+    url: list[str] = Field(default_factory=list)
     """Pools of "forge judge --serve" that judge instead of workers of this machine: http://HOST:PORT
     or unix:/PATH. A token is read from FORGE_JUDGE_TOKEN. Their own settings hold there."""
     isolation: Literal["auto", "namespaces", "namespaces-noproc", "landlock", "none"] = "auto"

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from forge.errors import ChildDied, MachineError, Stalled
+from forge.config.schema import JUDGE_URL
+from forge.errors import ChildDied, ConfigError, MachineError, Stalled
 from forge.evalpool.keeper import Link, read_kinds
 from forge.evalpool.wire import NoAnswer
 from forge.process.child import ChildSpec, open_child
@@ -56,7 +57,9 @@ async def open_child_link(
 
 @asynccontextmanager
 async def open_url_link(url: str, *, timeout_s: float) -> AsyncIterator[Link]:
-    """Connects to a served pool. Raises MachineError."""
+    """Connects to a served pool. Raises ConfigError for what is no URL, MachineError."""
+    if not JUDGE_URL.fullmatch(url):
+        raise ConfigError(f'judge.url: found "{url}"; http://HOST:PORT or unix:/PATH')
     async with open_url_client(url, timeout_s=timeout_s, token=_token()) as client:
         try:
             health = await _ask_health(client)
