@@ -137,8 +137,8 @@ def _watch_streams() -> None:
             STREAMS.append(stream)
         return stream
 
-    torch.cuda.Stream.__new__ = new  # pyright: ignore[reportAttributeAccessIssue]
-    torch.Stream = torch.cuda.Stream  # pyright: ignore[reportAttributeAccessIssue]
+    torch.cuda.Stream.__new__ = new
+    torch.Stream = torch.cuda.Stream
 
 
 class Launches:
