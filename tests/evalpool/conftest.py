@@ -91,9 +91,9 @@ class Bench:
             )
         return trials.judge(make_problem(problem), code, uid=RUNNER_UID, options=options)
 
-    def judge_honest(self) -> Verdict:
-        """Of a kernel that is right."""
-        return self.judge(RELU_KERNEL)
+    def judge_honest(self, **changes: object) -> Verdict:
+        """Of a kernel that is right, with these settings."""
+        return self.judge(RELU_KERNEL, table=TABLE.model_copy(update=changes))
 
     def start(self, code: str) -> SandboxedChild:
         """Runs Python in a runner past the screen, for the caller to end."""

@@ -59,6 +59,12 @@ def test_an_honest_kernel_is_judged_correct(bench: Any, level: Isolation) -> Non
     assert (verdict.status, verdict.isolation) == ("correct", level)
 
 
+def test_a_kernel_can_be_compiled_to_a_binary(bench: Any) -> None:
+    """Which executes ptxas, on a file in the scratch folder."""
+    verdict = bench.judge_honest(compile="binary")
+    assert verdict.status == "correct", verdict.detail
+
+
 def test_a_socket_outside_cannot_be_reached(bench: Any, tmp_path: Path) -> None:
     path = tmp_path / "control.sock"
     with socket.socket(socket.AF_UNIX) as server:

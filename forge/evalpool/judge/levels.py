@@ -105,7 +105,7 @@ def _try_landlock() -> None:
     if version < landlock.MIN_ABI:
         raise OSError(errno.ENOSYS, f"Landlock {version}, not {landlock.MIN_ABI} (Linux 6.2)")
     if os.geteuid() == 0:
-        linux.take_uid(sandbox.PROBE_UID, keeps_files=True)
+        linux.take_uid(sandbox.PROBE_UID)
     elif version < landlock.SCOPE_ABI:
         words = f"Landlock {version} stops no signals (6, Linux 6.12, does), and we are not root"
         raise OSError(errno.EPERM, words)

@@ -28,14 +28,16 @@ MS_PRIVATE = 1 << 18
 MNT_DETACH = 2
 
 PR_SET_PDEATHSIG = 1
+PR_SET_KEEPCAPS = 8
 PR_CAPBSET_DROP = 24
-PR_SET_SECUREBITS = 28
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 PR_CAP_AMBIENT = 47
+PR_CAP_AMBIENT_RAISE = 2
 PR_CAP_AMBIENT_CLEAR_ALL = 4
 
-SECBIT_NO_SETUID_FIXUP = 1 << 2
+CAP_DAC_READ_SEARCH = 1 << 2
+"""To enter folders and read files whoever owns them."""
 
 CAPABILITY_VERSION_3 = 0x2008_0522
 LAST_CAPABILITY = 63
@@ -99,32 +101,35 @@ def call(number: int, *arguments: Any, doing: str) -> int:
     return result
 
 
-def take_uid(uid: int, *, keeps_files: bool) -> None:
-    """All ids become `uid`. With `keeps_files`, files are still looked up as who we were: for a
-    process whose files Landlock guards, among folders that only we may enter.
-    """
-    before = os.geteuid()
+def take_uid(uid: int) -> None:
+    """All ids become `uid`. What capabilities we may have stays, for `drop_capabilities` to end."""
     os.setgroups([])
-    if keeps_files:
-        prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP)
+    prctl(PR_SET_KEEPCAPS, 1)
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
-    if keeps_files:
-        _libc.setfsuid(before)
 
 
-def drop_bounding_set() -> None:
-    """No capability can be gained again. Needs CAP_SETPCAP: comes before the uid changes."""
+def drop_bounding_set(*, kept: int = 0) -> None:
+    """No capability but these (a mask) can be gained again. Needs CAP_SETPCAP: comes before the uid
+    changes.
+    """
     for number in range(LAST_CAPABILITY):
+        if kept >> number & 1:
+            continue
         if _libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(number), 0, 0, 0) != 0:
             break
 
 
-def drop_capabilities() -> None:
-    """Empties the ambient, permitted, effective and inheritable sets."""
+def drop_capabilities(*, kept: int = 0) -> None:
+    """Leaves these (a mask below 1 << 32), also to what is executed; by default none."""
     _libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     header = _CapHeader(CAPABILITY_VERSION_3, 0)
-    _check(_libc.capset(ctypes.byref(header), (ctypes.c_uint32 * 6)()), "capset to nothing")
+    sets = (ctypes.c_uint32 * 6)(kept, kept, kept)
+    _check(_libc.capset(ctypes.byref(header), sets), f"capset to {kept:#x}")
+    for number in range(32):
+        if kept >> number & 1:
+            raised = _libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, ctypes.c_ulong(number), 0, 0)
+            _check(raised, f"raise capability {number}")
 
 
 def _check(result: int, doing: str) -> None:

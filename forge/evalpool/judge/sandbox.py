@@ -18,9 +18,10 @@ Each level, and what it does not cover (`levels.py` chooses, `proof.py` and `att
     landlock           no namespaces: Landlock, seccomp, limits, own uid where we are root. A child
                        stands in the host's pid, network and IPC namespaces and can learn which
                        paths exist (stat), and on a GPU what /proc says of others to everybody; its
-                       files are capped one by one, not in sum; if zygote and launcher are killed at
-                       the same instant, what it started may outlive it; an ordinary user's child
-                       shares his uid and his limit of processes.
+                       files are capped one by one, not in sum. Where we are root, it keeps
+                       CAP_DAC_READ_SEARCH: what it reads is Landlock's word alone. If zygote and
+                       launcher are killed at the same instant, what it started may outlive it. An
+                       ordinary user's child shares his uid and his limit of processes.
     none               limits and no_new_privs only: files, sockets and processes are in reach.
 """
 
@@ -185,11 +186,14 @@ def enter_child_sandbox(around: Surroundings, limits: ChildLimits, *, scratch: s
     os.chdir(f"{scratch}/work")
     _be_first_to_go(around.proc)
     _limit(limits, around)
-    linux.drop_bounding_set()
+    kept = kept_capabilities(isolation, uid=limits.uid)
+    linux.drop_bounding_set(kept=kept)
     if limits.uid is not None:
-        linux.take_uid(limits.uid, keeps_files=isolation is Isolation.LANDLOCK)
+        if kept:
+            os.chown(scratch, limits.uid, limits.uid)
+        linux.take_uid(limits.uid)
     linux.prctl(linux.PR_SET_PDEATHSIG, 9)
-    linux.drop_capabilities()
+    linux.drop_capabilities(kept=kept)
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
     if isolation is Isolation.LANDLOCK:
         rules = root.landlock_rules(around.plan, scratch=scratch, is_gpu=around.is_gpu)
@@ -200,6 +204,14 @@ def enter_child_sandbox(around: Surroundings, limits: ChildLimits, *, scratch: s
         seccomp.install(is_gpu=around.is_gpu, is_shared=not isolation.has_namespaces)
     os.environ.clear()
     os.environ.update(_below(scratch, around.environment))
+
+
+def kept_capabilities(isolation: Isolation, *, uid: int | None) -> int:
+    """A mask. Without a root of its own, a uid of its own may not enter the folders on the way to
+    the interpreter (below /root, often) and to its scratch: Landlock alone says what it reads.
+    """
+    is_alone = isolation is Isolation.LANDLOCK and uid is not None
+    return linux.CAP_DAC_READ_SEARCH if is_alone else 0
 
 
 def make_scratch(scratch: str) -> None:
