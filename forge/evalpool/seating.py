@@ -36,8 +36,9 @@ NO_JUDGE_TIMEOUT_S = 120.0
 """How long a request waits for any judge to live."""
 QUARANTINE_PATIENCE_S = 10.0
 """The same where all are quarantined: a judge that mends is back within seconds."""
-NOBODY_S_FAULT = frozenset({"reference_failed", "runner_killed"})
-"""Infra errors that a problem or a candidate can cause: no judge is blamed."""
+NOBODY_S_FAULT = frozenset({"reference_failed", "runner_killed", "gpu_busy"})
+"""Infra errors that a problem, a candidate or another run on the card can cause: no judge is
+blamed."""
 GPU_FAULTS = frozenset({"crash", "killed", "gpu_fault", "cuda_error", "illegal_access"})
 """Reasons after which a card, or a judge's context on it, may be broken for who comes next."""
 

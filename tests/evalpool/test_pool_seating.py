@@ -14,6 +14,7 @@ import pytest
 
 from forge.config.schema import JudgeTable
 from forge.evalpool import canary, keeper, seating
+from forge.evalpool import pool as pool_module
 from forge.evalpool.keeper import Keeper, Link
 from forge.evalpool.pool import Pool
 from forge.evalpool.seating import NoJudge, Seat, Seating, State, needs_canary
@@ -120,7 +121,7 @@ def test_what_failed_beside_a_fault_is_the_same_fault() -> None:
 
 def test_no_judge_is_blamed_for_a_problem_or_a_candidate() -> None:
     seats = seats_up(1)
-    for reason in ("runner_killed", "reference_failed"):
+    for reason in ("runner_killed", "reference_failed", "gpu_busy"):
         for _ in range(3):
             seats.heard(seats.seats[0], replace(KILLED, reason=reason))
     assert seats.seats[0].state is State.UP
@@ -208,6 +209,10 @@ class Script:
         verdict = WRONG if name == "wrong" else CORRECT
         return httpx.Response(200, json=verdict.to_json())
 
+    async def answer_soon(self, request: httpx.Request) -> httpx.Response:
+        await anyio.sleep(0.001)
+        return self.answer(request)
+
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Link]:
         async def never() -> str:
@@ -216,7 +221,7 @@ class Script:
 
         self.num_opened += 1
         async with httpx.AsyncClient(
-            transport=httpx.MockTransport(self.answer), base_url="http://judge"
+            transport=httpx.MockTransport(self.answer_soon), base_url="http://judge"
         ) as client:
             health = {"device": "H100", "isolation": "i", "harness": "h"}
             yield Link(client=client, health=health, ended=never, timeout_s=5.0)
@@ -265,6 +270,37 @@ async def test_a_judge_that_stays_broken_stays_out_and_the_other_judges(
         assert pool.stats().num_quarantined == 1
         assert pool.stats().num_infra == 1
     assert [name for name in broken.asked if name not in ("right", "wrong")] == ["0"]
+
+
+async def test_a_full_queue_makes_callers_wait_outside_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pool_module, "MAX_QUEUED", 3)
+    script, lengths = Script(), list[int]()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        lengths.append(pool.stats().queue_length)
+        return Script.answer(script, request)
+
+    script.answer = answer
+    async with kept(script) as pool, anyio.create_task_group() as tg:
+        for number in range(20):
+            tg.start_soon(pool.judge, PROBLEM, f"{number}")
+    assert sorted(script.asked) == sorted(str(number) for number in range(20))
+    assert max(lengths) == 2  # and one that is being judged
+
+
+async def test_who_gives_up_leaves_its_place_to_others() -> None:
+    script = Script()
+    async with kept(script) as pool:
+        async with anyio.create_task_group() as tg:
+            for number in range(10):
+                tg.start_soon(pool.judge, PROBLEM, f"{number}")
+            await anyio.lowlevel.checkpoint()
+            tg.cancel_scope.cancel()
+        assert pool.stats().queue_length == 0
+        assert (await pool.judge(PROBLEM, "0")).is_correct
+        assert [seat.num_running for seat in pool.seating.seats] == [0]
 
 
 async def test_an_infra_fault_is_judged_again_on_another_judge_once() -> None:
