@@ -9,21 +9,21 @@ then writes all of it into memory that the judge owns.
 
 from __future__ import annotations
 
-import copy
 import mmap
 import os
 import time
 import types
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
 from forge.evalpool.judge import compare, frames, initial, witness
+from forge.evalpool.judge.called import Unjudgeable, call, dtype_name
 from forge.evalpool.judge.frames import Kind
-from forge.evalpool.judge.opcount import OpCounter
+from forge.evalpool.judge.own_error import count_work, errors_of, largest_error
 from forge.evalpool.judge.shm import TensorSpec, offsets
 
 if TYPE_CHECKING:
@@ -56,10 +56,6 @@ NEGLIGIBLE_ERROR = 0.02
 """In tolerances: an own error below it is not sent. It would cost a third of a GPU's memory."""
 
 
-class Unjudgeable(Exception):
-    """The problem's reference cannot be run or described."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
     """How a problem is to be computed."""
@@ -68,7 +64,7 @@ class Terms:
     device: str
     """`cpu` or `cuda`."""
     is_tf32: bool
-    """Whether fp32 matrix products may use TF32."""
+    """Whether there are fp32 matrix products, on a GPU, that may use TF32."""
     max_bytes: int
     """Of all sets together: fewer sets are made where one is large, but two."""
 
@@ -148,7 +144,7 @@ def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor
     terms = Terms(
         precision=request["precision"],
         device=request["device"],
-        is_tf32=request["tf32"],
+        is_tf32=request["tf32"] and request["device"] != "cpu" and request["precision"] == "fp32",
         max_bytes=request["max_bytes"],
     )
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = terms.is_tf32
@@ -168,8 +164,9 @@ def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor
         _perturb(model)
         _cast(model, terms.precision)
         state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        counted = count_work(model, _given(module, terms))
+        terms = replace(terms, is_tf32=terms.is_tf32 and counted is not None and counted.flops > 0)
         sets = _make_sets(module, model, num_sets=request["num_sets"], terms=terms)
-        counted = _count_work(model, sets[0].inputs)
         facts = {
             "order": order,
             "work": None if counted is None else counted.work,
@@ -185,7 +182,7 @@ def _make_sets(module: Any, model: Any, *, num_sets: int, terms: Terms) -> list[
     sets: list[InputSet] = []
     num_bytes = 0
     search = witness.Search(
-        lambda inputs: _call(model, inputs).results(),
+        lambda inputs: call(model, inputs).results(),
         agree=lambda one, other: _agrees(one, other, terms.precision),
     )
     for number in range(num_sets):
@@ -210,23 +207,12 @@ def _agrees(one: list[torch.Tensor], other: list[torch.Tensor], precision: str) 
             if not torch.equal(a, b):
                 return False
         elif a.numel():
-            allowed = compare.tolerance(_dtype(a), precision) * (
+            allowed = compare.tolerance(dtype_name(a), precision) * (
                 a.float().square().mean().sqrt() + a.float().abs()
             )
             if bool(((a.float() - b.float()).abs() > allowed).any()):
                 return False
     return True
-
-
-def _count_work(model: Any, inputs: list[Any]) -> OpCounter | None:
-    """What torch does in one call, by operation; None where that cannot be counted."""
-    model, inputs = copy.deepcopy(model), copy.deepcopy(inputs)
-    try:
-        with OpCounter() as counter:
-            model(*inputs)
-    except Exception:  # it ran before: some torch code refuses to run under a mode
-        return None
-    return counter
 
 
 def _placed(value: Any, terms: Terms) -> Any:
@@ -259,14 +245,19 @@ def _describe(
             for one in sets
         ],
     }
-    layout["tensors"] = [[_dtype(tensor), list(tensor.shape)] for tensor in describer.tensors]
+    layout["tensors"] = [[dtype_name(tensor), list(tensor.shape)] for tensor in describer.tensors]
     return layout, describer.tensors
+
+
+def _given(module: Any, terms: Terms) -> list[Any]:
+    """Inputs as the problem gives them."""
+    return [_cast(_placed(value, terms), terms.precision) for value in module.get_inputs()]
 
 
 def _make_set(module: Any, model: Any, *, variant: str, terms: Terms) -> InputSet:
     """Inputs of one distribution; of the given one where the reference does not bear the other."""
-    given = [_cast(_placed(value, terms), terms.precision) for value in module.get_inputs()]
-    limit = _max_own_error(terms)
+    given = _given(module, terms)
+    limit = MAX_TF32_ERROR if terms.is_tf32 else MAX_OWN_ERROR
     if variant != "given":
         changed = [_vary(value, variant) for value in given]
         made = _sound(_run(model, changed, variant=variant, terms=terms), terms)
@@ -274,25 +265,25 @@ def _make_set(module: Any, model: Any, *, variant: str, terms: Terms) -> InputSe
             return made
     made = _run(model, given, variant="given", terms=terms)
     _require_same(model, made, terms)
-    if (error := _own_error(made, terms.precision)) > limit:
+    if (error := _own_error(made, terms)) > limit:
         raise Unjudgeable(f"ill-conditioned: eager itself is {error:.0f} tolerances from float64")
     return _without_negligible(made, terms)
 
 
-def _max_own_error(terms: Terms) -> float:
-    return MAX_TF32_ERROR if terms.is_tf32 and terms.device != "cpu" else MAX_OWN_ERROR
+def _own_error(made: InputSet, terms: Terms) -> float:
+    return largest_error(made.outputs, made.errors, precision=terms.precision)
 
 
 def _sound(made: InputSet, terms: Terms) -> InputSet | None:
     """A set that need not be as the problem gives it, if the reference bears it."""
-    limit = _max_own_error(terms) / MAX_OWN_ERROR
-    if _is_finite(made) and _own_error(made, terms.precision) <= limit:
+    limit = MAX_TF32_ERROR if terms.is_tf32 else 1.0
+    if _is_finite(made) and _own_error(made, terms) <= limit:
         return _without_negligible(made, terms)
     return None
 
 
 def _without_negligible(made: InputSet, terms: Terms) -> InputSet:
-    if terms.device != "cpu" and _own_error(made, terms.precision) < NEGLIGIBLE_ERROR:
+    if terms.device != "cpu" and _own_error(made, terms) < NEGLIGIBLE_ERROR:
         made.errors = [error.new_zeros(0) for error in made.errors]
     return made
 
@@ -303,51 +294,15 @@ def _vary(value: Any, variant: str) -> Any:
     return value
 
 
-@dataclass(slots=True, kw_only=True)
-class Called:
-    """One call of the reference, on copies: it may work in place."""
-
-    outputs: list[torch.Tensor]
-    before: list[torch.Tensor]
-    after: list[torch.Tensor]
-    """The tensors among the inputs."""
-    form: str
-
-    def changed(self) -> list[int]:
-        pairs = enumerate(zip(self.before, self.after, strict=True))
-        return [number for number, (old, new) in pairs if not _is_equal(old, new)]
-
-    def results(self, changed: list[int] | None = None) -> list[torch.Tensor]:
-        """The outputs, then the inputs that were changed."""
-        numbers = self.changed() if changed is None else changed
-        return [*self.outputs, *(self.after[number] for number in numbers)]
-
-
-def _call(model: Any, inputs: list[Any]) -> Called:
-    given = copy.deepcopy(inputs)
-    result = copy.deepcopy(model)(*given)
-    return Called(
-        outputs=_flatten(result),
-        before=_leaves(inputs),
-        after=_leaves(given),
-        form="tensor" if isinstance(result, torch.Tensor) else "list",
-    )
-
-
 def _run(model: Any, inputs: list[Any], *, variant: str, terms: Terms) -> InputSet:
     """Eager outputs and their error against float64."""
-    called = _call(model, inputs)
+    called = call(model, inputs)
     changed = called.changed()
     outputs, form = called.results(changed), called.form
     del called  # at full size inputs are gigabytes
     if not outputs:
         raise Unjudgeable("the reference returns nothing and changes no input")
-    exact = _run_exact(model, inputs, changed=changed)
-    errors = [_error(output, exact, number) for number, output in enumerate(outputs)]
-    del exact
-    if terms.device != "cpu" and terms.is_tf32 and _uses_tf32(model, inputs, outputs, changed):
-        # Another kernel loses as much, but elsewhere: what counts is the size of the loss.
-        errors = [error.amax().expand_as(error) if error.numel() else error for error in errors]
+    errors = errors_of(model, inputs, outputs, changed=changed, is_tf32=terms.is_tf32)
     return InputSet(
         inputs=inputs,
         outputs=outputs,
@@ -358,45 +313,17 @@ def _run(model: Any, inputs: list[Any], *, variant: str, terms: Terms) -> InputS
     )
 
 
-def _uses_tf32(
-    model: Any, inputs: list[Any], outputs: list[torch.Tensor], changed: list[int]
-) -> bool:
-    """Whether the reference has matrix products that TF32 changes."""
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    plain = _call(model, inputs).results(changed)
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    pairs = zip(plain, outputs, strict=True)
-    return any(not torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
-
-
-def _run_exact(model: Any, inputs: list[Any], *, changed: list[int]) -> list[torch.Tensor] | None:
-    try:
-        doubled = [_to_double(value) for value in copy.deepcopy(inputs)]
-        return _call(copy.deepcopy(model).double(), doubled).results(changed)
-    except Exception:  # a reference may insist on its dtype: then nothing is added to the tolerance
-        return None  # the same where the GPU has no room for it
-
-
-def _error(output: torch.Tensor, exact: list[torch.Tensor] | None, number: int) -> torch.Tensor:
-    if exact is None or number >= len(exact) or not output.is_floating_point():
-        return torch.zeros(0, dtype=torch.float32)
-    if exact[number].shape != output.shape:
-        return torch.zeros(0, dtype=torch.float32)
-    error = (output.double() - exact[number].double()).abs()
-    return torch.nan_to_num(error, nan=0.0, posinf=0.0, neginf=0.0).float()
-
-
 def _require_same(model: Any, made: InputSet, terms: Terms) -> None:
     """Raises Unjudgeable where a second run gives other outputs: dropout, random numbers. On a GPU
     the order of atomic additions may differ: there it must agree within the tolerance."""
-    again = _call(model, made.inputs).results(made.changed)
+    again = call(model, made.inputs).results(made.changed)
     for first, second in zip(made.outputs, again, strict=True):
         if first.is_floating_point() and first.numel() and not bool(torch.isfinite(first).any()):
             raise Unjudgeable("no value of the reference is finite: any answer would do")
         a, b = first.nan_to_num(), second.nan_to_num()
         if torch.equal(a, b):
             continue
-        close = compare.tolerance(_dtype(first), terms.precision)
+        close = compare.tolerance(dtype_name(first), terms.precision)
         rms = a.float().square().mean().sqrt()
         if terms.device == "cpu" or float((a - b).abs().max()) > close * float(rms):
             raise Unjudgeable("nondeterministic: two runs on the same inputs differ")
@@ -404,18 +331,6 @@ def _require_same(model: Any, made: InputSet, terms: Terms) -> None:
 
 def _is_finite(made: InputSet) -> bool:
     return all(bool(torch.isfinite(output).all()) for output in made.outputs)
-
-
-def _own_error(made: InputSet, precision: str) -> float:
-    """The largest error of eager against float64, in tolerances."""
-    largest = 0.0
-    for output, error in zip(made.outputs, made.errors, strict=True):
-        if error.numel():
-            wide = output.double().nan_to_num(0.0, 0.0, 0.0)
-            rms = wide.square().mean().sqrt()
-            allowed = compare.tolerance(_dtype(output), precision) * (rms + wide.abs())
-            largest = max(largest, float((error / allowed).nan_to_num(0.0).max()))
-    return largest
 
 
 def _perturb(model: Any) -> None:
@@ -443,44 +358,8 @@ def _cast(value: Any, precision: str) -> Any:
     return value
 
 
-def _to_double(value: Any) -> Any:
-    return (
-        value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
-    )
-
-
-def _leaves(value: Any) -> list[torch.Tensor]:
-    """Its tensors, in the order of `Describer.tree`."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    items = value.values() if isinstance(value, dict) else value
-    return [leaf for item in items for leaf in _leaves(item)] if _has_items(value) else []
-
-
-def _has_items(value: Any) -> bool:
-    return isinstance(value, list | tuple | dict)
-
-
-def _is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(one, other) or torch.equal(one.nan_to_num(), other.nan_to_num())
-
-
-def _flatten(result: Any) -> list[torch.Tensor]:
-    if result is None:
-        return []
-    if isinstance(result, torch.Tensor):
-        return [result]
-    if isinstance(result, list | tuple):
-        return [leaf for item in result for leaf in _flatten(item)]
-    raise Unjudgeable(f"the reference returns a {type(result).__name__}; tensors are judged")
-
-
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
 def _fill(frame: frames.Frame, tensors: list[torch.Tensor]) -> None:
-    specs = [TensorSpec(_dtype(tensor), tuple(tensor.shape)) for tensor in tensors]
+    specs = [TensorSpec(dtype_name(tensor), tuple(tensor.shape)) for tensor in tensors]
     starts, num_bytes = offsets(specs)
     fd = frame.fds[0]
     if "block_bytes" in frame.body:

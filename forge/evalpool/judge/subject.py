@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forge.evalpool.judge.called import Unjudgeable
 from forge.evalpool.judge.initial import construct
 from forge.evalpool.judge.oracle import (
     DTYPES,
@@ -20,7 +21,6 @@ from forge.evalpool.judge.oracle import (
     MAX_TF32_ERROR,
     PERTURBATION,
     Describer,
-    Unjudgeable,
 )
 from forge.evalpool.judge.variations import (
     agrees,
