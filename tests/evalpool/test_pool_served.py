@@ -18,7 +18,7 @@ from forge import exits
 from forge.config.schema import JudgeTable
 from forge.errors import ConfigError, MachineError
 from forge.evalpool import links
-from forge.evalpool.address import bound_address, bound_path, parse_address
+from forge.evalpool.address import bound_address, bound_path, parse_address, url_of
 from forge.evalpool.pool import Pool, open_pool
 from forge.evalpool.seating import State
 from forge.evalpool.served import MAX_BODY_BYTES, MAX_DRAINED_BYTES, PoolApp, serve_pool
@@ -317,6 +317,12 @@ def test_a_host_may_be_ipv6() -> None:
 def test_off_loopback_a_token_is_needed_and_asked_for_before_any_judge_starts(listen: str) -> None:
     with pytest.raises(ConfigError, match=r"set FORGE_JUDGE_TOKEN here"):
         serve_pool(JudgeTable(), listen=listen)
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::1]:0", "localhost:0"])
+def test_with_a_token_any_address_is_served(listen: str) -> None:
+    with bound_address(listen, TOKEN) as listener:
+        assert open_url_client(url_of(listener), timeout_s=1.0, token=TOKEN).base_url.port
 
 
 def test_a_file_in_the_way_is_left_alone(tmp_path: Path) -> None:
