@@ -52,7 +52,7 @@ MAX_QUEUED = 256
 """Requests that wait for a judge; who comes on top waits for a place in that queue."""
 CPU_CAPACITY = 1
 """Candidates at once in one judge: a runner is one busy thread, and judges are as many as cores."""
-GPU_CAPACITY = 8
+GPU_CAPACITY = 16
 """The same on a card: start, compilation and correctness of several overlap."""
 START_TIMEOUT_S = 180.0
 SLACK_S = 60.0

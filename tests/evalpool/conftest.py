@@ -144,13 +144,15 @@ class GpuBench(Bench):
         body = {
             **reference.request,
             "tensors": memory.layout,
-            "num_bytes": memory.block.num_bytes,
             "code": f"class Told(Exception): pass\n{code}",
             "entry_point": "X",
             "depth": "ttir",
             "tf32": True,
         }
-        frames.send(child.sock, Kind.CANDIDATE, body, fds=(memory.block.fd,))
+        opened = {"num_bytes": memory.block.num_bytes}
+        frames.send(child.sock, Kind.CANDIDATE, opened, fds=(memory.block.fd,))
+        frames.receive(child.sock, deadline=time.monotonic() + 20, expected=(Kind.DONE,))
+        frames.send(child.sock, Kind.CANDIDATE, body)
         return child
 
 

@@ -15,8 +15,8 @@ BLOCK = Block(address=0, num_bytes=0, fd=-1, handle=0)
 
 
 def layout(**changes: Any) -> dict[str, Any]:
-    one = {"inputs": ["list", [["tensor", 0]]], "outputs": [1], "errors": [2]}
-    two = {"inputs": ["list", [["tensor", 3]]], "outputs": [4], "errors": [2]}
+    one = {"inputs": ["list", [["tensor", 0]]], "outputs": [1], "errors": [2], "changed": []}
+    two = {"inputs": ["list", [["tensor", 3]]], "outputs": [4], "errors": [2], "changed": []}
     made = {
         "init": ["list", []],
         "state": [["w", 5]],

@@ -45,12 +45,25 @@ Tree = list[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Changed:
+    """An input of a problem that works in place."""
+
+    number: int
+    """Among the inputs."""
+    output: int
+    error: int
+    """Indices of its content afterwards, and of eager's error there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Set:
     """Indices of one input set's tensors."""
 
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     errors: tuple[int, ...]
+    changed: tuple[Changed, ...] = ()
+    """Inputs that forward must change in place."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,6 +81,8 @@ class GpuReference:
     tensors: list[torch.Tensor]
     sets: list[Set]
     state: tuple[int, ...]
+    is_sequence: bool
+    """Whether forward returns a list or tuple."""
     rms: dict[int, float]
     """Of expected outputs, by index."""
     num_uses: int = 0
@@ -127,8 +142,16 @@ class CandidateMemory:
 
     def are_inputs_same(self, number: int) -> bool:
         """Whether inputs and parameters are as they were loaded."""
-        indices = (*self._reference.sets[number].inputs, *self._reference.state)
-        pairs = zip([*self.inputs, *self.state], indices, strict=True)
+        one = self._reference.sets[number]
+        changed = {change.number for change in one.changed}
+        pairs = [
+            *(
+                pair
+                for at, pair in enumerate(zip(self.inputs, one.inputs, strict=True))
+                if at not in changed
+            ),
+            *zip(self.state, self._reference.state, strict=True),
+        ]
         return all(_same_bytes(ours, self._reference.tensors[index]) for ours, index in pairs)
 
     def close(self) -> None:
@@ -251,7 +274,8 @@ def arrange(
         outputs, errors = _indices(one["outputs"], tensors), _indices(one["errors"], tensors)
         if len(outputs) != len(errors):
             raise LayoutError("outputs without errors")
-        sets.append(Set(inputs=tuple(found), outputs=outputs, errors=errors))
+        changed = tuple(_changed(item, found, tensors) for item in one["changed"])
+        sets.append(Set(inputs=tuple(found), outputs=outputs, errors=errors, changed=changed))
     if not sets:
         raise LayoutError("no input set")
     shapes = [[_spec(tensors[index]) for index in (*one.inputs, *one.outputs)] for one in sets]
@@ -272,6 +296,7 @@ def arrange(
         "slots": [num_inputs + len(state) + i for i in range(len(sets[0].outputs))],
     }
     outputs = [index for one in sets for index in one.outputs]
+    outputs += [change.output for one in sets for change in one.changed]
     return GpuReference(
         request=request,
         work=parse_work(layout["work"]),
@@ -281,8 +306,17 @@ def arrange(
         tensors=tensors,
         sets=sets,
         state=state,
+        is_sequence=layout["form"] == "list",
         rms={index: finite_rms(tensors[index]) for index in outputs},
     )
+
+
+def _changed(item: Any, found: list[int], tensors: list[torch.Tensor]) -> Changed:
+    number, output, error = item
+    _indices([output, error], tensors)
+    if type(number) is not int or not 0 <= number < len(found):
+        raise LayoutError(f"no input {str(number)[:40]}")
+    return Changed(number=number, output=output, error=error)
 
 
 def _tree(tree: Any, found: list[int], *, count: int) -> Tree:

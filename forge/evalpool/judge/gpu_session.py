@@ -4,6 +4,8 @@ Entered by the zygote in a fresh child as `runner.main` is on a CPU; speaks the 
 nothing of forge but the runner and the memory calls, which the zygote has imported already.
 What it says of times is a claim: the judge has a clock of its own.
 
+    CANDIDATE + memory ─▶ context, memory mapped                                       ─▶ DONE
+    CANDIDATE         ─▶ import, construct, parameters, call 0                        ─▶ DONE
     CALL set k, timed ─▶ flush, event, forward, event, outputs to the slots, synchronize ─▶ DONE
     CALL dry          ─▶ the same without the forward: what the frames, flush and copies cost
     CALL profiled     ─▶ one forward under torch's profiler: GPU time by kernel
@@ -14,6 +16,7 @@ from __future__ import annotations
 import gc
 import os
 import socket
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -53,6 +56,9 @@ class GpuSession(runner.Session):
         for size in shape:
             num_bytes *= size
         return memory[offset : offset + num_bytes].view(kind).view(shape)
+
+    def making(self) -> AbstractContextManager[Any]:
+        return torch.device("cuda")
 
     def place(self, model: Any) -> Any:
         return model.to("cuda") if isinstance(model, torch.nn.Module) else model
@@ -157,13 +163,16 @@ class Launches:
 
         JITFunction.run = run  # pyright: ignore[reportAttributeAccessIssue]
 
-    def open(self, request: dict[str, Any], *, fd: int, file: str) -> GpuSession:
-        """The next candidate's; the memory of the one before is let go of."""
+    def open(self, *, fd: int, num_bytes: int) -> None:
+        """The memory of the next candidate; that of the one before is let go of."""
         self.session = None
         if self._block is not None:
             gc.collect()
             self._block.close()
-        self._block = gpu_memory.open_block(fd, request["num_bytes"])
+        self._block = gpu_memory.open_block(fd, num_bytes)
+
+    def begin(self, request: dict[str, Any], *, file: str) -> GpuSession:
+        assert self._block is not None
         torch.backends.cuda.matmul.allow_tf32 = bool(request["tf32"])
         torch.backends.cudnn.allow_tf32 = bool(request["tf32"])
         torch._C._set_deterministic_algorithms(True, warn_only=True)
@@ -172,22 +181,27 @@ class Launches:
 
 
 def main(sock: socket.socket, *, file: str) -> None:
-    """Serves the judge on `sock` until it hangs up: one candidate, or several in smoke checks."""
+    """Serves the judge on `sock` until it hangs up: one candidate, or several in smoke checks.
+
+    The memory comes first, alone: what fails then is not the candidate's.
+    """
     launches = Launches()
     _watch_streams()
     num_candidates = 0
     while True:
         kind, asked, fds = runner._receive(sock)
-        if kind == runner.CANDIDATE and fds:
-            num_candidates += 1  # Python keeps a file's lines by its name
-            own_file = file.replace(".py", f"{num_candidates}.py")
+        if fds:
             try:
-                session = launches.open(asked, fd=fds[0], file=own_file)
-            except Exception as error:  # before any of the candidate's code: the machine's fault
+                launches.open(fd=fds[0], num_bytes=asked["num_bytes"])
+            except Exception as error:
                 words = {"stage": "device", "type": type(error).__name__}
                 runner._send(sock, runner.FAILED, {**words, "message": str(error)[:1000]})
                 return
             os.close(fds[0])
+            runner._send(sock, runner.DONE, {})
+        elif kind == runner.CANDIDATE:
+            num_candidates += 1  # Python keeps a file's lines by its name
+            session = launches.begin(asked, file=file.replace(".py", f"{num_candidates}.py"))
             runner._answer(sock, session, lambda session=session: runner._first_call(session))
         elif launches.session is not None:
             session = launches.session

@@ -20,6 +20,7 @@ import struct
 import sys
 import traceback
 import types
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -88,6 +89,10 @@ class Session:
         """A tensor that lies in the shared memory."""
         return _tensor(memory, dtype, shape, offset)
 
+    def making(self) -> AbstractContextManager[Any]:
+        """Within: what a constructor makes is made where the inputs are."""
+        return nullcontext()
+
     def place(self, model: Any) -> Any:
         """The model where its inputs are."""
         return model
@@ -107,7 +112,7 @@ class Session:
         """Answers whether names and order agree."""
         self.stage = "init"
         arguments = self._decode(self.request["init"])
-        with values.applied():
+        with values.applied(), self.making():
             model = construct(getattr(module, self.request["entry_point"]), arguments)
         taken = values.names_in(model)
         self.model = self.place(model)
