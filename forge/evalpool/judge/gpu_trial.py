@@ -12,6 +12,9 @@ the runner is in a context, process and sandbox of its own.
 from __future__ import annotations
 
 import hashlib
+import logging
+import os
+import signal
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -24,7 +27,7 @@ from forge.evalpool.judge.baselines import Baseline, Baselines, baselines_path
 from forge.evalpool.judge.gpu_device import GpuDevice
 from forge.evalpool.judge.gpu_memory import GpuMemoryError
 from forge.evalpool.judge.gpu_reference import CandidateMemory, GpuReference, GpuReferences
-from forge.evalpool.judge.gpu_run import GpuRun
+from forge.evalpool.judge.gpu_run import FAULT_MARKS, GpuRun
 from forge.evalpool.judge.references import ReferenceFailed
 from forge.evalpool.judge.spares import Spare, Spares
 from forge.evalpool.judge.trial import (
@@ -44,6 +47,8 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.spawner import Spawner
     from forge.records.problem import Problem
     from forge.records.verdict import JudgeOptions
+
+logger = logging.getLogger(__name__)
 
 LEAVES_SOUND = (Status.CORRECT, Status.WRONG, Status.COMPILE_ERROR)
 LEASE_TIMEOUT_S = 60.0
@@ -113,6 +118,14 @@ class GpuTrials(Trials):
             return Finding(status=Status.INFRA_ERROR, reason="gpu_busy", detail=str(error))
         except (GpuMemoryError, torch.OutOfMemoryError) as error:
             return Finding(status=Status.INFRA_ERROR, reason="gpu_memory", detail=str(error))
+        except RuntimeError as error:
+            if not any(mark in str(error) for mark in FAULT_MARKS):
+                raise
+            # Our own context: no call in it will work again. The pool starts another judge.
+            logger.error("the card failed the judge: %s", error)
+            os.kill(os.getpid(), signal.SIGTERM)
+            detail = str(error).split("\n")[0]
+            return Finding(status=Status.INFRA_ERROR, reason="gpu_lost", detail=detail)
 
     def _run_on_card(
         self,
