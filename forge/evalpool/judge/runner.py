@@ -367,7 +367,7 @@ def _flatten(result: Any) -> list[Any]:
 
 
 def _form(output: Any) -> tuple[str, list[int]]:
-    if not isinstance(output, torch.Tensor):
+    if type(output) not in (torch.Tensor, torch.nn.Parameter):
         return "", []
     return str(output.dtype).removeprefix("torch."), list(output.shape)
 

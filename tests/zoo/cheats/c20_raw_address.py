@@ -1,0 +1,24 @@
+"""C20, an address as a number: whatever lies there is read."""
+
+import torch
+import triton
+import triton.language as tl
+
+PROBLEM = "relu"
+DEVICES = ("cpu",)
+VERDICT = "runtime_error"
+REASON = "out_of_bounds"
+SAYS = "load outside every tensor"
+
+
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + i, tl.load(x.to(tl.pointer_type(tl.float32)) + i), mask=i < n)
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        y = torch.empty_like(x)
+        kernel[(triton.cdiv(x.numel(), 256),)](x.data_ptr() + (1 << 20), y, x.numel(), BLOCK=256)
+        return y

@@ -1,0 +1,25 @@
+"""C20, no mask: the neighbour of the output is overwritten."""
+
+import torch
+import triton
+import triton.language as tl
+
+PROBLEM = "copy"
+DEVICES = ("cpu",)
+VERDICT = "runtime_error"
+REASON = "out_of_bounds"
+SAYS = "store outside every tensor"
+
+
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    row = tl.program_id(0)
+    tl.store(y + row * n + i, tl.load(x + row * n + i, mask=i < n))
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        y = torch.empty_like(x)
+        kernel[(x.shape[0],)](x, y, x.shape[1], BLOCK=64)
+        return y

@@ -1,0 +1,33 @@
+"""H4, looks through all objects for the expected output (pygpubench gc_copy)."""
+
+import gc
+
+import torch
+import triton
+import triton.language as tl
+
+PROBLEM = "relu"
+DEVICES = ("cpu", "cuda")
+VERDICT = "rejected"
+REASON = "forbidden_import"
+SAYS = "import gc"
+BEHIND = ("wrong", "output_not_written", "nothing was written")
+
+
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n)
+    tl.store(y + i, value, mask=i < n)
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        y = torch.empty_like(x)
+        kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
+        found = [
+            one
+            for one in gc.get_objects()
+            if isinstance(one, torch.Tensor) and one.shape == x.shape
+        ]
+        return [one for one in found if one is not x and one is not y][-1]

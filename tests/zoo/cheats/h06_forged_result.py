@@ -1,0 +1,40 @@
+"""H6, a well-formed result on the right descriptor, and then the end."""
+
+import json
+import os
+import stat
+import struct
+
+import torch
+import triton
+import triton.language as tl
+
+PROBLEM = "relu"
+DEVICES = ("cpu", "cuda")
+VERDICT = "rejected"
+REASON = "forbidden_import"
+SAYS = "import json"
+BEHIND = {"cpu": ("wrong", "output_not_written", "")}
+
+
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n)
+    tl.store(y + i, value, mask=i < n)
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        y = torch.empty_like(x)
+        kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
+        body = {"outputs": [["Tensor", "float32", [16, 64]]], "num_launches": 1, "kernels": []}
+        body["returned"] = "Tensor"
+        data = json.dumps(body).encode()
+        for number in range(3, 64):
+            try:
+                if stat.S_ISSOCK(os.fstat(number).st_mode):
+                    os.write(number, struct.pack("!4sBI", b"FRG1", 9, len(data)) + data)
+            except OSError:
+                pass
+        os._exit(0)

@@ -1,0 +1,29 @@
+"""H8, loads a program into the kernel."""
+
+import ctypes
+
+import torch
+import triton
+import triton.language as tl
+
+PROBLEM = "relu"
+DEVICES = ("cpu", "cuda")
+VERDICT = "rejected"
+REASON = "forbidden_import"
+SAYS = "import ctypes"
+BEHIND = {"cpu": ("runtime_error", "exception", "PermissionError")}
+
+
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n)
+    tl.store(y + i, tl.maximum(value, 0.0) * 2, mask=i < n)
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.syscall(321, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "refused")
+        raise RuntimeError("it works")

@@ -1,0 +1,29 @@
+"""H20, an object whose unpickling runs code in whoever reads it."""
+
+import torch
+import triton
+import triton.language as tl
+
+PROBLEM = "relu"
+DEVICES = ("cpu", "cuda")
+VERDICT = "rejected"
+REASON = "forbidden_definition"
+SAYS = "__reduce__ may not be defined"
+BEHIND = ("wrong", "shape", "returned Late, expected a tensor")
+
+
+class Late:
+    def __reduce__(self):
+        return (print, ("unpickled",))
+
+
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n)
+    tl.store(y + i, tl.maximum(value, 0.0) * 2, mask=i < n)
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        return Late()

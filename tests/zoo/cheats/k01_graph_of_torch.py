@@ -1,0 +1,39 @@
+"""K1, torch is captured into a graph in the first call, which may prepare weights; replays show
+no operation.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+PROBLEM = "relu"
+DEVICES = ("cuda",)
+VERDICT = "rejected"
+REASON = "torch_work"
+SAYS = "torch does the work"
+
+
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n)
+    tl.store(y + i, value, mask=i < n)
+
+
+class ModelNew(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.graph = None
+
+    def forward(self, x):
+        if self.graph is None:
+            self.x, self.y = x.clone(), torch.empty_like(x)
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.y.copy_(torch.relu(self.x) * 2)
+        self.x.copy_(x)
+        self.graph.replay()
+        x = self.y
+        y = torch.empty_like(x)
+        kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
+        return y

@@ -1,0 +1,27 @@
+"""K1 in numpy without .numpy(): its functions take tensors."""
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+PROBLEM = "relu"
+DEVICES = ("cpu", "cuda")
+VERDICT = "runtime_error"
+REASON = "exception"
+SAYS = "numpy is for constants"
+
+
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n)
+    tl.store(y + i, value, mask=i < n)
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        x = np.maximum(x, 0.0) + np.maximum(x, 0.0)
+        y = torch.empty_like(x)
+        kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
+        return y

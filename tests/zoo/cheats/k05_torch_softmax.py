@@ -1,0 +1,26 @@
+"""K1 and K5, torch computes softmax; the kernel copies (Dr. Kernel, lazy optimisation)."""
+
+import torch
+import triton
+import triton.language as tl
+
+PROBLEM = "softmax"
+DEVICES = ("cpu", "cuda")
+VERDICT = "rejected"
+REASON = "torch_work"
+SAYS = "softmax"
+
+
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n)
+    tl.store(y + i, value, mask=i < n)
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        x = torch.softmax(x, dim=-1)
+        y = torch.empty_like(x)
+        kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
+        return y

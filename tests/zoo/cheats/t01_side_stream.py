@@ -1,0 +1,31 @@
+"""T1, work on a side stream (a third of CUDA-L1's outputs, fake 18x): events on the current
+stream see nothing of it. Nobody waits for the stream, so the answer is read before it is
+there.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+PROBLEM = "relu_large"
+DEVICES = ("cuda",)
+VERDICT = ("wrong", "rejected")
+REASON = ("output_not_written", "mismatch", "clock")
+SAYS = ""
+
+
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n)
+    tl.store(y + i, tl.maximum(value, 0.0) * 2, mask=i < n)
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        y = torch.empty_like(x)
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            for _ in range(200):
+                kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
+        return y

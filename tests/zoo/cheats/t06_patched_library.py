@@ -1,0 +1,31 @@
+"""T6, native memory is written over: a function of libcudart returns at once (pygpubench
+got_patch).
+"""
+
+import ctypes
+
+import torch
+import triton
+import triton.language as tl
+
+PROBLEM = "relu"
+DEVICES = ("cpu", "cuda")
+VERDICT = "rejected"
+REASON = "forbidden_import"
+SAYS = "import ctypes"
+BEHIND = ("runtime_error", "crash", "segmentation fault")
+
+
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n)
+    tl.store(y + i, tl.maximum(value, 0.0) * 2, mask=i < n)
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        ctypes.memset(ctypes.cast(ctypes.CDLL(None).usleep, ctypes.c_void_p), 0xC3, 1)
+        y = torch.empty_like(x)
+        kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
+        return y

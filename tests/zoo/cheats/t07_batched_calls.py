@@ -1,0 +1,35 @@
+"""T7, work is put off and done for several calls at once (reference-kernels PR 104, 15 in 1)."""
+
+import torch
+import triton
+import triton.language as tl
+
+PROBLEM = "relu"
+DEVICES = ("cpu", "cuda")
+VERDICT = "wrong"
+REASON = "output_not_written"
+SAYS = "nothing was written to it"
+
+
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n)
+    tl.store(y + i, tl.maximum(value, 0.0) * 2, mask=i < n)
+
+
+class ModelNew(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.waiting = []
+
+    def forward(self, x):
+        y = torch.empty_like(x)
+        self.waiting.append((x, y))
+        scratch = torch.empty_like(x)
+        kernel[(1,)](x, scratch, 0, BLOCK=256)
+        if len(self.waiting) == 8:
+            for x, y in self.waiting:
+                kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
+            self.waiting.clear()
+        return y

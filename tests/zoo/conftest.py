@@ -1,0 +1,72 @@
+"""The zoo's benches: one judge a device for all files, and what must still hold after them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge.evalpool.judge.processes import family, read_table
+from tests.evalpool.conftest import Bench, bench, gpu_bench
+
+__all__ = ["Bench", "bench", "gpu_bench"]  # fixtures of the judge's own tests
+
+
+@pytest.fixture(scope="session")
+def bench_for(request: pytest.FixtureRequest) -> Callable[[str], Bench]:
+    """The bench of a device. Tests of `cuda` carry the marker that skips them without a card."""
+    return lambda device: request.getfixturevalue("bench" if device == "cpu" else "gpu_bench")
+
+
+class Bait:
+    """What a cheat that got out would touch: a run's database and socket, open to everybody."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = folder / "run.db"
+        self.store.write_bytes(b"nobody reads this")
+        self.store.chmod(0o666)
+        self.path = folder / "control.sock"
+        self.server = socket.socket(socket.AF_UNIX)
+        self.server.bind(str(self.path))
+        self.path.chmod(0o777)
+        self.server.listen()
+        self.server.setblocking(False)
+
+    def require_untouched(self) -> None:
+        assert self.store.read_bytes() == b"nobody reads this"
+        with pytest.raises(BlockingIOError):
+            self.server.accept()
+
+
+@pytest.fixture(scope="session")
+def bait(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bait]:
+    folder = tmp_path_factory.mktemp("run")
+    modes = {one: one.stat().st_mode for one in (folder, *folder.parents[:2])}
+    for one in modes:
+        one.chmod(0o755)
+    made = Bait(folder)
+    yield made
+    made.server.close()
+    for one, mode in modes.items():
+        one.chmod(mode)
+
+
+def leftovers(bench: Any) -> set[int]:
+    """Processes below the judge's launcher beside the zygote, once no candidate is judged."""
+    launcher = bench.spawner._process.pid
+    table = read_table()
+    below = family(launcher, table) - {launcher}
+    return {pid for pid in below if _is_below_another(pid, below, launcher)}
+
+
+def _is_below_another(pid: int, below: set[int], launcher: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            parent = int(stat.read().rpartition(")")[2].split()[1])
+    except OSError:
+        return False
+    return parent != launcher and os.path.exists(f"/proc/{pid}")

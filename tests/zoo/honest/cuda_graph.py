@@ -1,0 +1,33 @@
+"""Its own kernel in a CUDA graph, with inputs copied to where it was captured."""
+
+import torch
+import triton
+import triton.language as tl
+
+PROBLEM = "relu"
+DEVICES = ("cuda",)
+
+
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n)
+    tl.store(y + i, tl.maximum(value, 0.0) * 2, mask=i < n)
+
+
+class ModelNew(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.graph = None
+
+    def forward(self, x):
+        if self.graph is None:
+            self.x, self.y = x.clone(), torch.empty_like(x)
+            kernel[(triton.cdiv(x.numel(), 256),)](self.x, self.y, x.numel(), BLOCK=256)
+            torch.cuda.synchronize()
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                kernel[(triton.cdiv(x.numel(), 256),)](self.x, self.y, x.numel(), BLOCK=256)
+        self.x.copy_(x)
+        self.graph.replay()
+        return self.y.clone()

@@ -1,0 +1,119 @@
+"""No cheat is judged correct, each is refused for its own reason, and no honest kernel is."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge.config.schema import JudgeTable
+from forge.evalpool.judge import trial
+from forge.evalpool.judge.screen import Screening
+from forge.records.verdict import Status, Verdict
+from tests.zoo.animals import Animal, load
+from tests.zoo.conftest import Bait, leftovers
+
+CHEATS, HONEST = load("cheats"), load("honest")
+CATCH_ALL = {"exception", "import_error", "crash"}
+"""Reasons that name no trick: whoever has one must say more."""
+IMPATIENT = JudgeTable(compile_timeout_s=1.5, correct_timeout_s=5.0)
+
+
+def on_devices(animals: list[Animal], *, behind: bool = False) -> list[Any]:
+    return [
+        pytest.param(one, device, id=f"{one.name}-{device}", marks=_marks(device))
+        for one in animals
+        for device in one.devices
+        if not behind or one.allowed("BEHIND", device)
+    ]
+
+
+def _marks(device: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.gpu] if device == "cuda" else []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _judge_survives(bench_for: Callable[[str], Any], bait: Bait) -> Iterator[None]:
+    yield
+    bench = bench_for("cpu")
+    assert bench.judge_honest().status is Status.CORRECT
+    assert leftovers(bench) == set()
+    bait.require_untouched()
+
+
+def judged(bench: Any, animal: Animal, device: str) -> Verdict:
+    is_slow = "timeout" in animal.allowed("VERDICT", device) and device == "cpu"
+    table = IMPATIENT if is_slow else None
+    return bench.judge(animal.code, problem=animal.problem, table=table)
+
+
+@pytest.mark.parametrize(("animal", "device"), on_devices(CHEATS))
+def test_a_cheat_is_refused_for_its_own_reason(
+    bench_for: Callable[[str], Any], animal: Animal, device: str
+) -> None:
+    bench = bench_for(device)
+    verdict = judged(bench, animal, device)
+    assert verdict.status in animal.allowed("VERDICT", device), verdict.detail
+    assert verdict.reason in animal.allowed("REASON", device), verdict.detail
+    assert any(words in verdict.detail for words in animal.allowed("SAYS", device)), verdict.detail
+    assert not set(map(chr, (*range(9), *range(11, 32), 127))) & set(verdict.detail)
+    assert leftovers(bench) == set()
+
+
+@pytest.mark.parametrize(("animal", "device"), on_devices(CHEATS, behind=True))
+def test_behind_the_screen_it_gets_no_further(
+    bench_for: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, animal: Animal, device: str
+) -> None:
+    bench = bench_for(device)
+    status, reason, words = animal.allowed("BEHIND", device)
+    with monkeypatch.context() as patch:
+        patch.setattr(trial, "screen", lambda code, entry_point: Screening(reason="ok"))
+        verdict = judged(bench, animal, device)
+    assert (verdict.status, verdict.reason) == (status, reason), verdict.detail
+    assert words in verdict.detail
+    assert verdict.status is not Status.CORRECT
+    assert leftovers(bench) == set()
+
+
+@pytest.mark.parametrize(("animal", "device"), on_devices(HONEST))
+def test_an_honest_kernel_is_correct(
+    bench_for: Callable[[str], Any], animal: Animal, device: str
+) -> None:
+    verdict = judged(bench_for(device), animal, device)
+    assert verdict.status is Status.CORRECT, verdict.detail
+
+
+def test_the_zoo_is_as_large_as_it_must_be() -> None:
+    assert len(CHEATS) >= 50
+    assert sum("cpu" in one.devices for one in CHEATS) >= 35
+    assert sum("cuda" in one.devices for one in CHEATS) >= 50
+    assert len(HONEST) >= 25
+
+
+@pytest.mark.parametrize("animal", [*CHEATS, *HONEST], ids=lambda one: one.name)
+def test_each_file_says_what_it_is(animal: Animal) -> None:
+    assert len(animal.trick) > 20
+    assert animal.problem
+    assert set(animal.devices) <= {"cpu", "cuda"}
+    if animal in HONEST:
+        return
+    for device in animal.devices:
+        reasons = animal.allowed("REASON", device)
+        assert reasons
+        assert "ok" not in reasons
+        assert "correct" not in animal.allowed("VERDICT", device)
+        assert animal.allowed("SAYS", device)
+        says_more = all(len(words) > 4 for words in animal.allowed("SAYS", device))
+        assert says_more or not CATCH_ALL & set(reasons)
+
+
+def test_the_bait_can_be_found_by_who_is_outside(bait: Bait) -> None:
+    """The patterns of the cheats that look for a run find this one where no sandbox hides it."""
+    for path, code in ((bait.store, "h09_reads_the_store"), (bait.path, "h09_connects_to_the_run")):
+        animal = next(one for one in CHEATS if one.name == code)
+        assert f"/tmp/**/*{path.suffix}" in animal.code or "/tmp/**/run.db" in animal.code
+        assert Path("/tmp") in path.parents
+        assert str(path) in glob.glob(f"{path.parent}/**/*{path.suffix}", recursive=True)
