@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 RUNNER_UID = 61_001 if os.geteuid() == 0 else None
 TABLE = JudgeTable(compile_timeout_s=20.0, correct_timeout_s=20.0)
+GPU_TABLE = JudgeTable(compile_timeout_s=10.0, correct_timeout_s=10.0, timing_timeout_s=10.0)
 ROOT = Path(__file__).parents[2]
 SLIPS = ("NameError", "SyntaxError", "AttributeError", "TypeError", "IndentationError")
 
@@ -218,7 +219,7 @@ def gpu_bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     spawner.wait_ready()
     stamp = Stamp(isolation=spawner.isolation, caps=spawner.caps, harness="test")
     trials = open_gpu_trials(
-        TABLE, spawner=spawner, stamp=stamp, uuid=gpu.uuid, oracle_uid=oracle_uid()
+        GPU_TABLE, spawner=spawner, stamp=stamp, uuid=gpu.uuid, oracle_uid=oracle_uid()
     )
     yield GpuBench(spawner, trials._references, trials)
     spawner.close()

@@ -12,7 +12,7 @@ import pytest
 from forge.config.schema import JudgeTable
 from forge.evalpool.judge import trial
 from forge.evalpool.judge.screen import Screening
-from forge.records.verdict import Status, Verdict
+from forge.records.verdict import JudgeOptions, Status, Verdict
 from tests.zoo.animals import Animal, load
 from tests.zoo.conftest import Bait, leftovers
 
@@ -47,7 +47,8 @@ def _judge_survives(bench_for: Callable[[str], Any], bait: Bait) -> Iterator[Non
 def judged(bench: Any, animal: Animal, device: str) -> Verdict:
     is_slow = "timeout" in animal.allowed("VERDICT", device) and device == "cpu"
     table = IMPATIENT if is_slow else None
-    return bench.judge(animal.code, problem=animal.problem, table=table)
+    options = JudgeOptions(timing=device == "cuda")
+    return bench.judge(animal.code, problem=animal.problem, table=table, options=options)
 
 
 @pytest.mark.parametrize(("animal", "device"), on_devices(CHEATS))
