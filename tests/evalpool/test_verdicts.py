@@ -1,4 +1,4 @@
-"""The zoo: honest kernels and cheats, each with the verdict that it must get."""
+"""Mistakes, and the judge's words for them; what a reference may not be. Cheats: tests/zoo."""
 
 from __future__ import annotations
 
@@ -73,53 +73,6 @@ def test_elementwise(bench: Any) -> None:
     assert set(verdict.phase_s) >= {"screen", "sandbox", "compile", "correct"}
 
 
-def test_softmax_with_a_helper(bench: Any) -> None:
-    code = (
-        HEAD
-        + """
-@triton.jit
-def shifted(value):
-    return value - tl.max(value, axis=0)
-
-@triton.jit
-def kernel(x, y, n, BLOCK: tl.constexpr):
-    row = tl.program_id(0)
-    i = tl.arange(0, BLOCK)
-    e = tl.exp(shifted(tl.load(x + row * n + i, mask=i < n, other=-float("inf"))))
-    tl.store(y + row * n + i, e / e.sum(axis=0), mask=i < n)
-
-class ModelNew(torch.nn.Module):
-    def forward(self, x):
-        y = torch.empty_like(x)
-        kernel[(x.shape[0],)](x, y, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
-        return y
-"""
-    )
-    source = problem("return torch.softmax(inputs[0], -1)", inputs="torch.randn(8, 50)")
-    assert bench.judge(code, problem=source).status is Status.CORRECT
-
-
-def test_a_reduction_finished_by_torch(bench: Any) -> None:
-    code = (
-        HEAD
-        + """
-@triton.jit
-def kernel(x, y, n, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(y + tl.program_id(0), tl.sum(tl.load(x + i, mask=i < n, other=0.0), axis=0))
-
-class ModelNew(torch.nn.Module):
-    def forward(self, x):
-        blocks = triton.cdiv(x.numel(), 256)
-        y = torch.empty(blocks, device=x.device)
-        kernel[(blocks,)](x, y, x.numel(), BLOCK=256)
-        return y.sum()
-"""
-    )
-    source = problem("return inputs[0].sum()", inputs="torch.randn(16, 60)")
-    assert bench.judge(code, problem=source).status is Status.CORRECT
-
-
 MATMUL = (
     HEAD
     + """
@@ -158,22 +111,6 @@ LINEAR = problem(
 )
 
 
-@pytest.mark.parametrize("name", ["fc", "other_name"])
-def test_matmul_with_parameters_by_name_and_by_order(bench: Any, name: str) -> None:
-    assert bench.judge(MATMUL.replace("{name}", name), problem=LINEAR).status is Status.CORRECT
-
-
-def test_parameters_of_its_own_are_wrong(bench: Any) -> None:
-    code = MATMUL.replace("{name}", "fc").replace(
-        "    def forward(self, x):",
-        """        self.fc.weight.data = torch.randn(outer, inner)
-    def load_reference(self, state):
-        pass
-    def forward(self, x):""",
-    )
-    assert bench.judge(code, problem=LINEAR).reason == "mismatch"
-
-
 @pytest.mark.parametrize(
     "kept", ["self.w = {w}", "self.register_buffer('w', {w})", "self.w = torch.nn.Parameter({w})"]
 )
@@ -195,13 +132,6 @@ def test_who_derives_weights_in_init_is_told_of_the_hook(bench: Any, kept: str) 
 """
     mended = cached.replace("    def forward", f"{hook}    def forward")
     assert bench.judge(mended, problem=LINEAR).status is Status.CORRECT
-
-
-def test_autotune_takes_its_first_configuration(bench: Any) -> None:
-    configs = "[triton.Config({'BLOCK': b}) for b in (256, 128)]"
-    tune = f"@triton.autotune(configs={configs}, key=['n'])\n@triton.jit"
-    code = relu_kernel().replace("@triton.jit", tune).replace(", BLOCK=256)", ")")
-    assert bench.judge(code).status is Status.CORRECT
 
 
 def test_two_outputs(bench: Any) -> None:
@@ -328,90 +258,7 @@ def test_a_loop_that_waits_for_its_kernel_is_correct(bench: Any) -> None:
     assert bench.judge(code, table=JudgeTable(correct_timeout_s=1.0)).status is Status.CORRECT
 
 
-# --- cheats -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "body", ["torch.softmax(value, -1)", "np.maximum(value, 0)", "[v for v in value]"]
-)
-def test_python_in_a_kernel_is_not_triton(bench: Any, body: str) -> None:
-    verdict = bench.judge("import numpy as np\n" + relu_kernel(body))
-    assert (verdict.status, verdict.reason) == (Status.COMPILE_ERROR, "not_triton")
-
-
-NOT_TRITON = KERNEL.format(body="torch.relu(value) * 2")
-
-
-@pytest.mark.parametrize(
-    ("second", "launch"),
-    [
-        # Another kernel of the same name.
-        ("first = kernel" + NOT_TRITON, ("kernel[", "first[(1,)](x, y, 0, BLOCK=16); kernel[")),
-        # A branch that the first launch's constexpr had cut off.
-        (
-            KERNEL.format(body="value if BLOCK == 16 else torch.relu(value) * 2"),
-            ("kernel[", "kernel[(1,)](x, y, 0, BLOCK=16); kernel["),
-        ),
-        # A helper that means something else by now.
-        (
-            """
-@triton.jit
-def helper(value):
-    return value
-
-@triton.jit
-def other(value):
-    return torch.relu(value) * 2
-"""
-            + KERNEL.format(body="helper(value)"),
-            ("kernel[", "global helper; kernel[(1,)](x, y, 0, BLOCK=256); helper = other; kernel["),
-        ),
-    ],
-    ids=["same name", "constexpr", "helper"],
-)
-def test_every_kernel_that_runs_was_compiled(
-    bench: Any, second: str, launch: tuple[str, str]
-) -> None:
-    code = HEAD + KERNEL.format(body="value") + second + MODEL.format(end="return y")
-    verdict = bench.judge(code.replace(*launch))
-    assert (verdict.status, verdict.reason) == (Status.COMPILE_ERROR, "not_triton")
-    assert "relu" in verdict.detail
-
-
-@pytest.mark.parametrize(
-    ("body", "reason"),
-    [("np.maximum(value, 0)", "not_triton"), ("value + tl.load(x - 1)", "out_of_bounds")],
-)
-def test_a_launch_that_failed_is_a_failure_also_when_it_is_caught(
-    bench: Any, body: str, reason: str
-) -> None:
-    code = "import numpy as np\n" + relu_kernel(body)
-    launch = "kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)"
-    assert launch in code
-    caught = f"""try:
-            {launch}
-        except Exception:
-            return torch.relu(x) * 2"""
-    assert bench.judge(code.replace(launch, caught)).reason == reason
-
-
-def test_no_launch_at_all_is_rejected(bench: Any) -> None:
-    code = (
-        HEAD
-        + KERNEL.format(body="value")
-        + (
-            "class ModelNew(torch.nn.Module):\n"
-            "    def forward(self, x):\n        return torch.relu(x) * 2\n"
-        )
-    )
-    verdict = bench.judge(code)
-    assert (verdict.status, verdict.reason) == (Status.REJECTED, "no_kernel_launch")
-
-
-def test_a_decoy_is_rejected_and_counts_as_not_compiled(bench: Any) -> None:
-    verdict = bench.judge(relu_kernel("value", end="return torch.relu(x) * 2"))
-    assert (verdict.status, verdict.reason) == (Status.REJECTED, "decoy_kernel")
-    assert not verdict.is_compiled
+# --- what earns nothing -------------------------------------------------------------------------
 
 
 CONSTANT_POLICIES = {
@@ -528,67 +375,6 @@ def test_honest_ways_to_memory_are_fine(bench: Any, old: str, new: str) -> None:
     assert old in ROWS
     verdict = bench.judge(ROWS.replace(old, new), problem=COPY)
     assert verdict.status is Status.CORRECT, verdict.detail
-
-
-def attack(statement: str) -> str:
-    """A candidate that the screen refuses; here to show what would happen behind it."""
-    return relu_kernel(end=f"{statement}; return y")
-
-
-@pytest.mark.parametrize(
-    ("statement", "reason"),
-    [
-        ("import os; os._exit(0)", "crash"),
-        ("import ctypes; ctypes.string_at(0)", "crash"),
-        ("import os; os.abort()", "crash"),
-        (
-            "import os; [os.write(n, b'FRG1' + bytes([9]) + b'garbage' * 9) for n in range(3, 20)]",
-            "forged_frame",
-        ),
-        ("import os; os.closerange(0, 99)", "crash"),
-    ],
-)
-def test_attacks_behind_the_screen_harm_only_themselves(
-    bench: Any, monkeypatch: pytest.MonkeyPatch, statement: str, reason: str
-) -> None:
-    from forge.evalpool.judge import trial
-    from forge.evalpool.judge.screen import Screening
-
-    # Some descriptors are not open; writing to them raises before the socket's number comes.
-    statement = statement.replace("os.write(n,", "n in N and os.write(n,")
-    code = "N = [3, 4, 5, 6, 7, 8]\n" + attack(statement)
-    monkeypatch.setattr(trial, "screen", lambda code, entry_point: Screening(reason="ok"))
-    verdict = bench.judge(code)
-    assert verdict.reason == reason, verdict.detail
-    monkeypatch.undo()
-    assert bench.judge(relu_kernel()).status is Status.CORRECT
-
-
-def test_a_forged_verdict_on_its_own_channel_does_not_help(
-    bench: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from forge.evalpool.judge import trial
-    from forge.evalpool.judge.screen import Screening
-
-    forged = """import os, json, struct, stat
-        body = {"outputs": [["Tensor", "float32", [16, 64]]], "num_launches": 1, "kernels": []}
-        body = json.dumps(body).encode()
-        for n in range(3, 64):
-            try:
-                if stat.S_ISSOCK(os.fstat(n).st_mode):
-                    os.write(n, struct.pack("!4sBI", b"FRG1", 9, len(body)) + body)
-            except OSError:
-                pass
-        os._exit(0)
-"""
-    monkeypatch.setattr(trial, "screen", lambda code, entry_point: Screening(reason="ok"))
-    verdict = bench.judge(relu_kernel("value", end=forged))
-    assert (verdict.status, verdict.reason) == (Status.WRONG, "output_not_written")
-
-
-def test_printing_a_lot_is_harmless(bench: Any) -> None:
-    verdict = bench.judge(relu_kernel(end="print('judge: correct' * 1000000); return y"))
-    assert verdict.status is Status.CORRECT
 
 
 def test_control_characters_and_templates_do_not_reach_the_words(bench: Any) -> None:

@@ -22,6 +22,15 @@ def bench_for(request: pytest.FixtureRequest) -> Callable[[str], Bench]:
     return lambda device: request.getfixturevalue("bench" if device == "cpu" else "gpu_bench")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A marathon is run by who asks for it by name."""
+    if "marathon" in config.option.markexpr:
+        return
+    for item in items:
+        if item.get_closest_marker("marathon"):
+            item.add_marker(pytest.mark.skip(reason="takes minutes: -m marathon"))
+
+
 class Bait:
     """What a cheat that got out would touch: a run's database and socket, open to everybody."""
 

@@ -1,0 +1,29 @@
+"""H18, reads address zero, and dies of it."""
+
+import ctypes
+
+import torch
+import triton
+import triton.language as tl
+
+PROBLEM = "relu"
+DEVICES = ("cpu", "cuda")
+VERDICT = "rejected"
+REASON = "forbidden_import"
+SAYS = "import ctypes"
+BEHIND = ("runtime_error", "crash", "segmentation fault")
+
+
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n)
+    tl.store(y + i, tl.maximum(value, 0.0) * 2, mask=i < n)
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        ctypes.string_at(0)
+        y = torch.empty_like(x)
+        kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
+        return y
