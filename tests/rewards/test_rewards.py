@@ -82,7 +82,7 @@ def test_turns_that_all_earn_the_same_make_a_flat_group(each: float, lengths: li
     assert is_flat(rows)
 
 
-# What the judge says of some of these: tests/evalpool/test_zoo.py.
+# What the judge says of some of these: tests/evalpool/test_verdicts.py.
 CONSTANT_POLICIES = {
     "empty": verdict(Status.REJECTED),
     "torch only": verdict(Status.REJECTED),

@@ -1,7 +1,7 @@
 """Random damage to a source: what a model writes when it is nearly right.
 
-Used by the tests beside it. Deterministic by seed. A quarter of the mutations work on tokens and lines
-(any text may come out), the rest on the syntax tree (it parses, and means something else).
+Used by the tests beside it. Deterministic by seed. A quarter of the mutations work on tokens and
+lines (any text may come out), the rest on the syntax tree (it parses, and means something else).
 """
 
 from __future__ import annotations
