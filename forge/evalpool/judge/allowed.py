@@ -17,15 +17,15 @@ ALLOWED_IMPORTS = (
     "__future__",
 )
 _MODULES = {
-    *("torch.nn.functional", "torch.nn.init", "torch.nn.modules", "torch.nn.parameter"),
-    *("torch.nn.attention", "torch.autograd.function", "torch.amp", "torch.backends"),
-    *("torch.cuda.amp", "torch.cuda.graphs", "torch.cuda.streams", "torch.fft", "torch.functional"),
-    *("torch.linalg", "torch.random", "torch.special", "torch.version", "torch.distributions"),
+    *("torch.nn.functional", "torch.nn.init", "torch.nn.parameter", "torch.nn.attention"),
+    *("torch.autograd.function", "torch.backends", "torch.cuda.amp", "torch.cuda.graphs"),
+    *("torch.cuda.streams", "torch.fft", "torch.linalg", "torch.random", "torch.special"),
+    "torch.version",
     *("triton.language.core", "triton.language.math", "triton.language.standard"),
     *("triton.language.random", "triton.language.extra", "triton.language.target_info"),
 }
 """Below torch and triton, with what is inside them; and the packages on the way."""
-_ON_THE_WAY = {"torch.nn", "torch.cuda", "torch.autograd", "triton.language"}
+_ON_THE_WAY = {"torch.nn", "torch.cuda", "torch.autograd", "torch.amp", "triton.language"}
 _FORBIDDEN_IN = {
     "torch": {
         *("ops", "compile", "jit", "utils", "library", "multiprocessing", "distributed", "hub"),
@@ -40,7 +40,7 @@ _FORBIDDEN_IN = {
         *("change_current_allocator", "caching_allocator_alloc", "caching_allocator_delete"),
         *("ExternalStream", "get_stream_from_external", "set_stream", "pynvml", "ipc_collect"),
         *("set_per_process_memory_fraction", "current_blas_handle", "current_solver_handle"),
-        *("opt_einsum", "is_storage", "typename"),
+        *("opt_einsum", "is_storage", "typename", "np", "F", "m", "hooks", "cpp", "windows"),
     },
     "triton": {
         *("runtime", "compiler", "tools", "backends", "testing", "knobs", "experimental"),
@@ -71,11 +71,14 @@ _ONLY = {
 }
 """Of numpy what makes constants; of the rest what evaluates no text and sets no attribute."""
 _TYPING = {"cast", "overload", "final", "no_type_check", "runtime_checkable", "assert_never"}
+_HIDDEN_MODULES = {"torch.nn.functional.grad"}
+_LANGUAGE_MODULES = {"core", "math", "standard", "random", "tl", "module", "libdevice"}
+"""Modules that others import under names of their own: not to be seen on disk."""
 _STDLIB = sys.stdlib_module_names - {"math", "random", "select", "trace", "signal", "cmath"}
 CLASSES = {
     *("torch.Tensor", "torch.nn.Module", "torch.nn.Parameter", "torch.autograd.Function"),
     *("torch.nn.parameter.Parameter", "torch.cuda.Event", "torch.cuda.Stream", "torch.Generator"),
-    *("torch.cuda.CUDAGraph", "torch.nn.modules.Module", "triton.language.tensor"),
+    *("torch.cuda.CUDAGraph", "triton.language.tensor"),
     *("triton.language.core.tensor", "triton.language.constexpr", "triton.JITFunction"),
     *("triton.language.core.constexpr", "triton.KernelInterface", "triton.Config"),
 }
@@ -85,6 +88,8 @@ CLASSES = {
 def forbidden_part(path: str) -> str | None:
     """The first part of an imported thing's dotted path that is not for candidates."""
     first, *parts = path.split(".")
+    if path in _HIDDEN_MODULES:
+        return parts[-1]
     for number, part in enumerate(parts, 1):
         if part == "*" or part.startswith("_") or part in _FORBIDDEN_IN.get(first, ()):
             return part
@@ -122,6 +127,8 @@ def is_module(path: str) -> bool:
     folder = _folder(first)
     if folder is None:
         return False
+    if path.startswith("triton.language.") and parts[-1] in _LANGUAGE_MODULES:
+        return True
     place = folder.joinpath(*parts)
     return place.is_dir() or place.with_name(f"{place.name}.py").is_file()
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 COMPUTED = ("getattr", "setattr", "delattr")
 _CHECKS = {"isinstance", "issubclass"}
+_SCOPES = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)
 _GENERICS = {"list", "tuple", "dict", "set"}
 
 
@@ -70,9 +71,16 @@ class Names:
                 return True
             case ast.Call(func=ast.Name(id=name), args=[first, *_]) if first is node:
                 return self.means_builtin(name, among={*COMPUTED, "hasattr"})
-            case ast.Assign(targets=[ast.Name()]):
-                return True
+            case ast.Assign(targets=[ast.Name()]) as assign:
+                return not self.is_in_class_body(assign)
         return False
+
+    def is_in_class_body(self, node: ast.AST) -> bool:
+        """Where a name becomes an attribute, which nothing here follows."""
+        above = self.parents.get(id(node))
+        while above is not None and not isinstance(above, _SCOPES):
+            above = self.parents.get(id(above))
+        return isinstance(above, ast.ClassDef)
 
     def is_only_looked_at(self, node: ast.AST) -> bool:
         """A class as in `type(x).__name__`, `type(x) is y`, `type(x)(...)`, `print(type(x))`."""

@@ -37,6 +37,7 @@ FORBIDDEN_ATTRIBUTES = {
     *("tolist", "apply_", "map_", "map2_", "as_subclass", "share_memory_", "add_pre_run_hook"),
     *("gi_frame", "cr_frame", "ag_frame", "f_globals", "f_builtins", "f_back", "tb_frame", "mro"),
     *("gi_code", "f_locals", "f_code", "tb_next", "obj", "format_map"),
+    *("get_capture_scope", "used_global_vals"),
 }
 """Whatever they are read from. `.numpy()`, `.tolist()` and `.apply_()` would take a tensor's work
 out of torch's sight; an error's `.obj` is what the attribute was missing from, a module too."""
@@ -122,6 +123,8 @@ def _check(node: ast.AST, names: Names, builtin: set[str]) -> None:
     match node:
         case ast.Import() | ast.ImportFrom():
             _check_import(node)
+            if names.is_in_class_body(node):
+                raise _Found("forbidden_import", node, "import at the top of the file")
         case ast.Attribute():
             _check_attribute(node, node.value, node.attr, names)
             _check_use(node, names)
@@ -136,6 +139,8 @@ def _check(node: ast.AST, names: Names, builtin: set[str]) -> None:
             _check_call(node, names)
         case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
             _check_definition(node)
+        case ast.Constant(value="__builtins__"):
+            raise _Found("forbidden_name", node, "__builtins__ may not be used")
         case ast.Constant(value=str(text)) if FORMATTED_DUNDER.search(text):
             raise _Found("forbidden_attribute", node, "a format may not read .__names__")
         case _:

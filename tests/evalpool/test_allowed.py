@@ -1,0 +1,43 @@
+"""No permitted name leads to a module that the screen takes for something else."""
+
+from __future__ import annotations
+
+import importlib
+import types
+from collections.abc import Iterator
+
+from forge.evalpool.judge.allowed import ALLOWED_IMPORTS, forbidden_part, is_module
+
+HARMLESS = {"math", "cmath"}
+
+
+def reachable(path: str, seen: set[str]) -> Iterator[tuple[str, str]]:
+    """(dotted path, real name) of each module below a permitted one."""
+    try:
+        module = importlib.import_module(path)
+    except ImportError:
+        return
+    if path in seen:
+        return
+    seen.add(path)
+    for name in dir(module):
+        below = f"{path}.{name}"
+        value = None if forbidden_part(below) else getattr(module, name, None)
+        if isinstance(value, types.ModuleType):
+            yield below, value.__name__
+            yield from reachable(below, seen)
+
+
+def test_every_module_that_can_be_reached_is_known_to_be_one() -> None:
+    seen: set[str] = set()
+    found = [pair for top in ALLOWED_IMPORTS[:-1] for pair in reachable(top, seen)]
+    assert len(found) > 20
+    hidden = [pair for pair in found if not is_module(pair[0]) and pair[1] not in HARMLESS]
+    assert hidden == []
+
+
+def test_where_torch_lies_is_found_without_importing_it() -> None:
+    assert is_module("torch.nn.functional")
+    assert not is_module("torch.nn.Module")
+    assert forbidden_part("torch.nn.functional.relu") is None
+    assert forbidden_part("torch.nn.functional.grad") == "grad"
