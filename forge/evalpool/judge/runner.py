@@ -84,6 +84,8 @@ class Session:
         self.kept: list[Any] = []
         """Outputs stay alive, so that no later allocation finds an answer in freed memory."""
         self.model: Any = None
+        tensor: Any = torch.Tensor
+        tensor.__array__ = _refuse_array  # numpy works out of torch's sight
 
     def view(self, memory: Any, dtype: str, shape: list[int], offset: int) -> torch.Tensor:
         """A tensor that lies in the shared memory."""
@@ -218,8 +220,6 @@ def main(sock: socket.socket, *, compiler: Any, refused: type[Exception], file: 
     memory = mmap.mmap(fds[0], request["num_bytes"])
     session = Session(request, memory=memory, compiler=compiler, refused=refused, file=file)
     _watch_launches(session)
-    tensor: Any = torch.Tensor
-    tensor.__array__ = _refuse_array  # numpy works out of torch's sight
     # Makes torch.empty NaN: what a kernel leaves unwritten is told from what it wrote. The public
     # function imports the compiler stack (2 s).
     torch._C._set_deterministic_algorithms(True, warn_only=True)

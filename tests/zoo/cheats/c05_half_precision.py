@@ -1,11 +1,13 @@
-"""C5, computed in fp16 where fp32 is asked for (KernelBench-v3, 10.18x)."""
+"""C5, computed in fp16 where fp32 is asked for (KernelBench-v3, 10.18x). On a GPU with TF32
+allowed, that is as exact as the baseline.
+"""
 
 import torch
 import triton
 import triton.language as tl
 
 PROBLEM = "matmul"
-DEVICES = ("cpu", "cuda")
+DEVICES = ("cpu",)
 VERDICT = "wrong"
 REASON = "mismatch"
 SAYS = "output["
