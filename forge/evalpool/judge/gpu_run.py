@@ -50,6 +50,8 @@ COUNT_JITTER = 0.2
 """The number of calls is secret: drawn within this share around what TIMED_S allows."""
 CHECKED_SHARE = 0.5
 """Of the timed calls, on sets with known outputs; the others on scaled contents."""
+MIN_OWN_SHARE = 0.3
+"""Of GPU time in a forward that replays a CUDA graph; copies into its inputs take the rest."""
 MAX_PROFILED = 64
 GPU_FAULT = "gpu_fault"
 """Reason of a candidate whose context the driver ended. The pool looks at the card after one."""
@@ -128,10 +130,13 @@ class GpuRun(Run):
                 self._require(done, number=number)
                 io_bytes = self.gpu_reference.input_bytes + self.gpu_reference.output_bytes
                 self.note_torch_work(done, reference=self.gpu_reference.work, io_bytes=io_bytes)
-            self._require(self._call_set(0, deadline=deadline), number=0)
+            done = self._call_set(0, deadline=deadline)
+            self._require(done, number=0)
         with self.phases.timed("evidence"):
             self._require_ghost(deadline=deadline)
             self.require_little_torch()
+            if count(done.get("num_replays")):
+                self._require_own_kernels()
         return self._finding(Status.CORRECT, "ok")
 
     def _failed(self, body: dict[str, Any]) -> Finding:
@@ -210,14 +215,10 @@ class GpuRun(Run):
         )
 
     def _profile(self, candidate: Clocked, reference: Clocked) -> Profile:
-        limit_s = self.table.timing_timeout_s
-        answer = self._ask(
-            Kind.CALL, {"profiled": True}, phase="profile", left_s=limit_s, limit_s=limit_s
-        )
         return Profile(
             candidate_samples_us=candidate.samples_us,
             baseline_samples_us=reference.samples_us,
-            kernels=_kernels(answer.body.get("outputs")),
+            kernels=_kernels(self._profiled()),
         )
 
     def _next_set(self) -> int:
@@ -353,6 +354,22 @@ class GpuRun(Run):
             detail = "the output does not depend on the kernel: it is computed elsewhere"
             self.is_compiled = False
             raise Decided(self._finding(Status.REJECTED, "decoy_kernel", detail))
+
+    def _require_own_kernels(self) -> None:
+        """What a CUDA graph replays is seen by the profiler only (2 s to start)."""
+        kernels = _kernels(self._profiled())
+        total_us = sum(one.total_us for one in kernels)
+        own_us = sum(one.total_us for one in kernels if one.is_own)
+        if total_us and own_us < MIN_OWN_SHARE * total_us:
+            share = f"{own_us / total_us:.0%}"
+            detail = f"torch does the work: the graph's own kernels take {share} of its GPU time"
+            raise Decided(self._finding(Status.REJECTED, "torch_work", detail))
+
+    def _profiled(self) -> Any:
+        limit_s = self.table.timing_timeout_s
+        body = {"profiled": True}
+        answer = self._ask(Kind.CALL, body, phase="profile", left_s=limit_s, limit_s=limit_s)
+        return answer.body.get("outputs")
 
     def _expected(self, number: int) -> list[torch.Tensor]:
         sets = self.gpu_reference.sets

@@ -32,14 +32,62 @@ FLUSH_BYTES = 256 << 20
 enough (about 80 us) that the forward's launches are queued by the time it is done."""
 
 
-STREAMS: list[torch.cuda.Stream] = []
-"""Made by the candidate: the last event waits for them, or work on them would go unseen."""
+LATE_CYCLES = 4_000_000
+"""About 2 ms: how late a candidate's own streams are in calls that are not timed."""
+
+
+UNSUPPORTED = "Unsupported function referenced"
+"""How Triton's hash of a kernel refuses Python in it, before its compiler does."""
+
+
+class Streams:
+    """The streams that a candidate makes, and the graphs that it replays."""
+
+    def __init__(self) -> None:
+        self.made: list[torch.cuda.Stream] = []
+        self.is_late = True
+        self.num_replays = 0
+        make, replay = torch.cuda.Stream.__new__, torch.cuda.CUDAGraph.replay
+
+        def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            stream = make(cls, *args, **kwargs)
+            if all(stream != known for known in self.made):  # torch gives its 32 in turn
+                self.made.append(stream)
+            if self.is_late:
+                self._hold_up(stream)
+            return stream
+
+        def counted(graph: Any) -> None:
+            self.num_replays += 1
+            replay(graph)
+
+        torch.cuda.Stream.__new__ = new
+        torch.Stream = torch.cuda.Stream
+        torch.cuda.CUDAGraph.replay = counted  # pyright: ignore[reportAttributeAccessIssue]
+
+    def hold_up(self) -> None:
+        """Makes work on them late: who does not wait for it gives an answer that is not there."""
+        for stream in self.made:
+            self._hold_up(stream)
+
+    def join(self) -> None:
+        """Makes the current stream wait for them, or the last event would not see their work."""
+        for stream in self.made:
+            torch.cuda.current_stream().wait_stream(stream)
+
+    def _hold_up(self, stream: torch.cuda.Stream) -> None:
+        if torch.cuda.is_current_stream_capturing():
+            return
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(LATE_CYCLES)
 
 
 class GpuSession(runner.Session):
     """One candidate with its tensors on the current device."""
 
-    def __init__(self, request: dict[str, Any], *, memory: torch.Tensor, file: str) -> None:
+    def __init__(
+        self, request: dict[str, Any], *, memory: torch.Tensor, file: str, streams: Streams
+    ) -> None:
         super().__init__(
             request,
             memory=memory,
@@ -47,6 +95,7 @@ class GpuSession(runner.Session):
             refused=runner.KernelRefused,
             file=file,
         )
+        self.streams = streams
         self.flush: torch.Tensor | None = None
         self.dummies: list[torch.Tensor] = []
 
@@ -64,13 +113,16 @@ class GpuSession(runner.Session):
         return model.to("cuda") if isinstance(model, torch.nn.Module) else model
 
     def call(self, number: int, *, slots: list[int]) -> list[Any]:
+        self.streams.is_late, self.streams.num_replays = True, 0
+        self.streams.hold_up()
         forms = super().call(number, slots=slots)
         torch.cuda.synchronize()
+        self.num_replays = self.streams.num_replays
         return forms
 
     def timed_call(self, *, slots: list[int], is_dry: bool) -> float:
         """GPU time of one forward in us, as the events have it; outputs go to the slots."""
-        self.stage = "time"
+        self.stage, self.streams.is_late = "time", False
         targets = [self.tensors[slot] for slot in slots]
         self._prepare_timing(targets)
         inputs = self._decode(self.request["sets"][0])
@@ -81,10 +133,9 @@ class GpuSession(runner.Session):
             self.flush.zero_()
             start.record()
             result = self.dummies if is_dry else self.model(*inputs)
-            for stream in STREAMS:
-                torch.cuda.current_stream().wait_stream(stream)
+            self.streams.join()
             end.record()
-            for output, target in zip(runner._flatten(result), targets, strict=True):
+            for output, target in zip(runner._flatten(result), targets, strict=False):
                 runner._copy(target, output)
         torch.cuda.synchronize()
         return start.elapsed_time(end) * 1000
@@ -117,8 +168,13 @@ class GpuSession(runner.Session):
             self.failed_launch = self.failed_launch or refused
             raise refused from None
         except BaseException as error:
-            self.failed_launch = self.failed_launch or error
-            raise
+            if not str(error).startswith(UNSUPPORTED):
+                self.failed_launch = self.failed_launch or error
+                raise
+            self.compile_line = _def_line(function)
+            refused = runner.KernelRefused(f"{function.fn.__name__}: {error}")
+            self.failed_launch = self.failed_launch or refused
+            raise refused from None
         self.compiled.add(function.fn.__name__)
         return kernel
 
@@ -134,24 +190,12 @@ class GpuSession(runner.Session):
         gc.disable()
 
 
-def _watch_streams() -> None:
-    make = torch.cuda.Stream.__new__
-
-    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        stream = make(cls, *args, **kwargs)
-        if all(stream != known for known in STREAMS):  # torch has 32 and gives them in turn
-            STREAMS.append(stream)
-        return stream
-
-    torch.cuda.Stream.__new__ = new
-    torch.Stream = torch.cuda.Stream
-
-
 class Launches:
     """What stands between Triton and the candidate of the moment."""
 
     def __init__(self) -> None:
         self.session: GpuSession | None = None
+        self._streams = Streams()
         self._block: gpu_memory.Block | None = None
         original = JITFunction.run
 
@@ -176,7 +220,8 @@ class Launches:
         torch.backends.cuda.matmul.allow_tf32 = bool(request["tf32"])
         torch.backends.cudnn.allow_tf32 = bool(request["tf32"])
         torch._C._set_deterministic_algorithms(True, warn_only=True)
-        self.session = GpuSession(request, memory=self._block.bytes(), file=file)
+        memory = self._block.bytes()
+        self.session = GpuSession(request, memory=memory, file=file, streams=self._streams)
         return self.session
 
 
@@ -186,7 +231,6 @@ def main(sock: socket.socket, *, file: str) -> None:
     The memory comes first, alone: what fails then is not the candidate's.
     """
     launches = Launches()
-    _watch_streams()
     num_candidates = 0
     while True:
         kind, asked, fds = runner._receive(sock)

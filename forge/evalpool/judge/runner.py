@@ -79,6 +79,8 @@ class Session:
         self.tensors = [self.view(memory, *spec) for spec in request["tensors"]]
         self.work: dict[str, int] = {}
         """Of the last call: what torch itself did, by operation."""
+        self.num_replays = 0
+        """Of the last call: CUDA graphs, whose content `work` does not see."""
         self.returned = ""
         """Of the last call: the type that forward returned."""
         self.kept: list[Any] = []
@@ -250,6 +252,7 @@ def _answer(sock: socket.socket, session: Session, work: Any) -> None:
         "has_derived": session.has_derived,
         "returned": session.returned,
         "work": session.work,
+        "num_replays": session.num_replays,
     }
     _send(sock, DONE, body)
 
