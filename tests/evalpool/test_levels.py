@@ -435,3 +435,9 @@ def test_a_child_is_held_to_its_core(tmp_path: Path) -> None:
         child = spawner.spawn(role="oracle", uid=61_005 if os.geteuid() == 0 else None)
         assert os.sched_getaffinity(child.pid_here) == {core}
         spawner.end(child)
+
+
+def test_a_level_at_which_cuda_does_not_start_is_refused_on_a_gpu() -> None:
+    assert levels.strongest("none", is_gpu=True) is Isolation.NONE
+    with pytest.raises(OSError, match="CUDA does not start"):
+        levels.strongest("landlock", is_gpu=True)

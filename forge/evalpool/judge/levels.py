@@ -24,14 +24,19 @@ WANTED = {
     "landlock": (Isolation.LANDLOCK,),
 }
 """What `[judge] isolation` may come to, strongest first."""
+ON_GPU = frozenset({Isolation.NAMESPACES, Isolation.NONE})
+"""At the others cuInit fails with error 304 so far (seen on an H200)."""
 MAX_WORDS = 1000
 
 
-def strongest(wanted: str) -> Isolation:
+def strongest(wanted: str, *, is_gpu: bool = False) -> Isolation:
     """The first of what is wanted that this machine gives. Raises OSError saying why none is."""
     if wanted == Isolation.NONE:
         return Isolation.NONE
-    return _try(wanted)[0]
+    level = _try(wanted)[0]
+    if is_gpu and level not in ON_GPU:
+        raise OSError(errno.EPERM, f"{level}: CUDA does not start at this level yet")
+    return level
 
 
 def describe() -> str:

@@ -160,7 +160,7 @@ def main() -> None:
     plan = root.plan_root(files)
     sock = socket.socket(fileno=fd)
     with _telling(sock):
-        isolation = levels.strongest(config["isolation"])
+        isolation = levels.strongest(config["isolation"], is_gpu=is_gpu)
         if isolation.has_namespaces:
             sandbox.enter_zygote_namespaces()
     if not isolation.has_namespaces:
