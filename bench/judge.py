@@ -190,7 +190,8 @@ def measure_kernelbench(folder: Path, size: str) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for task in tasks(size, num=1):
         body = json.dumps({"reference": task.problem.source, "code": task.code})
-        env = {**os.environ, "PYTHONPATH": str(folder / "src")}
+        paths = [str(folder / "src"), os.environ.get("PYTHONPATH", "")]
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         began = time.monotonic()
         done = subprocess.run(
             [sys.executable, str(HERE / "judge_kernelbench.py")],
