@@ -102,6 +102,16 @@ def test_several_outputs_come_in_a_list_or_tuple(bench: Any) -> None:
     assert wrong.detail.startswith("output 2[0, 0]: expected ")
 
 
+def test_a_sequence_with_code_of_its_own_is_no_answer(bench: Any) -> None:
+    """Its items would come from `__iter__`, after the counters and clocks."""
+    late = "class Late({}):\n    def __iter__(self):\n        return iter([self[0] * 2])\n"
+    for kind in ("list", "tuple"):
+        code = answer(end="return Late([x])") + late.format(kind)
+        verdict = bench.judge(code, problem=DOUBLE)
+        assert (verdict.status, verdict.reason) == (Status.WRONG, "shape")
+        assert verdict.detail == "forward returned Late, expected a tensor"
+
+
 def test_outputs_of_one_storage_are_fine(bench: Any) -> None:
     source = problem("return x[:4] * 2, x[4:] * 2")
     verdict = bench.judge(answer(end="return y[:4], y[4:]"), problem=source)

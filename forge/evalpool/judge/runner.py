@@ -364,7 +364,9 @@ def _load_state(model: Any, state: dict[str, torch.Tensor], targets: dict[str, s
 
 
 def _flatten(result: Any) -> list[Any]:
-    if isinstance(result, list | tuple):
+    """A subclass of list or tuple is no sequence: its `__iter__` would compute after the counters
+    and clocks."""
+    if type(result) in (list, tuple):
         return [leaf for item in result for leaf in _flatten(item)]
     return [result]
 
