@@ -5,11 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from forge.evalpool.judge.baselines import Baseline, Baselines
-from forge.evalpool.judge.clock import Calls
 
-ONE = Baseline(
-    calls=Calls(event_us=(1.5, 2.0), wall_us=(150.0, 151.0)), dry_us=(148.0,), probe_us=100.0
-)
+ONE = Baseline(event_us=(150.0, 151.0, 152.0), probe_us=100.0)
 
 
 def test_a_baseline_is_found_by_another_judge(tmp_path: Path) -> None:
@@ -18,7 +15,7 @@ def test_a_baseline_is_found_by_another_judge(tmp_path: Path) -> None:
     assert second.get("a") is None
     first.put("a", ONE)
     assert second.get("a") == ONE
-    second.put("a", Baseline(calls=ONE.calls, dry_us=(1.0,), probe_us=2.0))
+    second.put("a", Baseline(event_us=(1.0,), probe_us=2.0))
     assert first.get("a") != ONE
 
 
@@ -26,3 +23,10 @@ def test_a_card_that_runs_slower_than_then_is_another_card() -> None:
     assert ONE.is_current(102.0)
     assert not ONE.is_current(106.0)
     assert not ONE.is_current(90.0)
+
+
+def test_a_baseline_that_jumps_is_not_steady() -> None:
+    assert ONE.is_steady()
+    assert ONE.clocked().us == 151.0
+    assert Baseline(event_us=(5.0, 5.5, 6.0, 5.2), probe_us=1.0).is_steady()
+    assert not Baseline(event_us=(150.0, 150.0, 200.0, 210.0), probe_us=1.0).is_steady()

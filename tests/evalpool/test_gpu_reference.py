@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from forge.evalpool.judge.gpu_memory import Block
-from forge.evalpool.judge.gpu_reference import arrange
+from forge.evalpool.judge.gpu_reference import arrange, mix
 from forge.evalpool.judge.shm import LayoutError
 
 BLOCK = Block(address=0, num_bytes=0, fd=-1, handle=0)
@@ -70,3 +70,25 @@ def test_inputs_that_change_their_shape_from_call_to_call_are_refused() -> None:
     changed[3] = torch.zeros(5)
     with pytest.raises(LayoutError, match="other shapes"):
         arrange(layout(), changed, block=BLOCK, precision="fp32")
+
+
+@pytest.mark.parametrize("num", [0, 1, 100, 70_000])
+def test_mixed_contents_are_of_both_sets_and_new_each_time(num: int) -> None:
+    a, b = torch.zeros(num), torch.ones(num)
+    seen = []
+    for _ in range(2):
+        out = torch.full((num,), 7.0)
+        mix(a, b, out=out)
+        assert bool(((out == 0) | (out == 1)).all())
+        seen.append(out)
+    if num >= 100:
+        assert {0.0, 1.0} == set(seen[0].unique().tolist())
+        assert not torch.equal(*seen)
+
+
+def test_timed_contents_come_from_sets_that_were_not_shown() -> None:
+    sets = layout()["sets"]
+    many = arrange(layout(sets=sets * 2), tensors(), block=BLOCK, precision="fp32")
+    assert (many.num_checked, many.unseen, many.to_mix) == (2, [2, 3], (2, 3))
+    two = arrange(layout(), tensors(), block=BLOCK, precision="fp32")
+    assert (two.num_checked, two.unseen, two.to_mix) == (1, [1], (0, 1))

@@ -15,16 +15,19 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from forge.evalpool.judge.clock import Calls
+import numpy as np
+
+from forge.evalpool.judge.clock import Clocked, spread
 
 MAX_DRIFT = 0.05
 """Of the probe: within it a kept baseline is used."""
+MAX_SPREAD = 0.1
+"""Interquartile range over median. An idle H200: 0.0005 to 0.03."""
+EVENT_RESOLUTION_US = 1.0
 BUSY_S = 10.0
 SCHEMA = """CREATE TABLE IF NOT EXISTS baselines (
     key TEXT PRIMARY KEY,      -- hash of problem, precision, card, driver and harness
     event_us TEXT NOT NULL,    -- JSON: GPU time of each call
-    wall_us TEXT NOT NULL,     -- JSON: the judge's clock for the same calls
-    dry_us TEXT NOT NULL,      -- JSON: the judge's clock for calls without a forward
     probe_us REAL NOT NULL     -- the judge's own piece of work at that time
 ) WITHOUT ROWID"""
 
@@ -33,13 +36,27 @@ SCHEMA = """CREATE TABLE IF NOT EXISTS baselines (
 class Baseline:
     """What the reference took on this card."""
 
-    calls: Calls
-    dry_us: tuple[float, ...]
+    event_us: tuple[float, ...]
     probe_us: float
 
     def is_current(self, probe_us: float) -> bool:
         """Whether the card is as fast as it was then."""
         return abs(probe_us / self.probe_us - 1) <= MAX_DRIFT
+
+    def is_steady(self) -> bool:
+        """Whether its calls took about the same: else somebody was on the card beside it."""
+        samples = np.asarray(self.event_us)
+        return spread(samples) <= MAX_SPREAD * float(np.median(samples)) + EVENT_RESOLUTION_US
+
+    def clocked(self) -> Clocked:
+        """As a candidate's time is. The reference's process is believed."""
+        samples = np.asarray(self.event_us)
+        return Clocked(
+            us=float(np.median(samples)),
+            samples_us=self.event_us,
+            spread_us=spread(samples),
+            resolution_us=0.0,
+        )
 
 
 class Baselines:
@@ -54,18 +71,16 @@ class Baselines:
 
     def get(self, key: str) -> Baseline | None:
         with closing(self._open()) as db:
-            query = "SELECT event_us, wall_us, dry_us, probe_us FROM baselines WHERE key = ?"
+            query = "SELECT event_us, probe_us FROM baselines WHERE key = ?"
             row = db.execute(query, (key,)).fetchone()
         if row is None:
             return None
-        event, wall, dry = (tuple(json.loads(text)) for text in row[:3])
-        return Baseline(calls=Calls(event_us=event, wall_us=wall), dry_us=dry, probe_us=row[3])
+        return Baseline(event_us=tuple(json.loads(row[0])), probe_us=row[1])
 
     def put(self, key: str, baseline: Baseline) -> None:
-        lists = (baseline.calls.event_us, baseline.calls.wall_us, baseline.dry_us)
-        row = (key, *(json.dumps(one) for one in lists), baseline.probe_us)
+        row = (key, json.dumps(baseline.event_us), baseline.probe_us)
         with closing(self._open()) as db:
-            db.execute("INSERT OR REPLACE INTO baselines VALUES (?, ?, ?, ?, ?)", row)
+            db.execute("INSERT OR REPLACE INTO baselines VALUES (?, ?, ?)", row)
 
     def _open(self) -> sqlite3.Connection:
         return sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None)

@@ -100,7 +100,7 @@ class CpuRun(Run):
         }
         with self.phases.timed("compile"):
             limit_s = self.table.compile_timeout_s
-            done = self._ask(
+            done = self.ask(
                 Kind.CANDIDATE, body, fds=(fd,), phase="compile", left_s=limit_s, limit_s=limit_s
             )
         self.num_launches = count(done.body.get("num_launches"))
@@ -116,7 +116,7 @@ class CpuRun(Run):
         with self.phases.timed("evidence"):
             self._require_kernel(deadline=deadline)
             self.require_little_torch()
-        return self._finding(Status.CORRECT, "ok")
+        return self.finding(Status.CORRECT, "ok")
 
     def _order(self) -> list[int]:
         """The sets behind the first, and any one a second time."""
@@ -131,7 +131,7 @@ class CpuRun(Run):
         body = {"set": number, "slots": list(slots), "ghost": is_ghost}
         left_s = max(0.05, deadline - time.monotonic())
         limit_s = self.table.correct_timeout_s
-        return self._ask(Kind.CALL, body, phase="correct", left_s=left_s, limit_s=limit_s).body
+        return self.ask(Kind.CALL, body, phase="correct", left_s=left_s, limit_s=limit_s).body
 
     def _require_right(self, done: dict[str, Any], *, number: int) -> None:
         """Raises Decided unless a call left the right outputs and nothing else."""
@@ -148,15 +148,15 @@ class CpuRun(Run):
             self._require_form(done, number=number)
         if self.num_launches == 0:
             detail = "forward launches no kernel of its own"
-            raise Decided(self._finding(Status.REJECTED, "no_kernel_launch", detail))
+            raise Decided(self.finding(Status.REJECTED, "no_kernel_launch", detail))
         if not is_written:
             detail = "the output is all NaN: nothing was written to it, or every value is 0/0"
-            raise Decided(self._finding(Status.WRONG, "output_not_written", detail))
+            raise Decided(self.finding(Status.WRONG, "output_not_written", detail))
         if (found := self._mismatch(data, number)) is not None:
             raise Decided(self._wrong(found, done, data, number=number))
         if not self.reference.are_inputs_kept(data, number):
             detail = "forward changes its inputs; write to a new tensor"
-            raise Decided(self._finding(Status.WRONG, "inputs_modified", detail))
+            raise Decided(self.finding(Status.WRONG, "inputs_modified", detail))
         self.judged.append(number)
 
     def _require_form(self, done: dict[str, Any], *, number: int) -> None:
@@ -168,7 +168,7 @@ class CpuRun(Run):
             wanted = f"a tuple of {len(forms)}" if self.reference.is_sequence else "a tensor"
             form = f"forward returned a {str(done.get('returned'))[:40]}, expected {wanted}"
         if form is not None:
-            raise Decided(self._finding(Status.WRONG, "shape", form))
+            raise Decided(self.finding(Status.WRONG, "shape", form))
 
     def _mismatch(self, data: bytes, number: int) -> str | None:
         """The first element that differs: of the outputs, or of inputs that forward must change."""
@@ -189,16 +189,16 @@ class CpuRun(Run):
         """A mismatch, and what it comes from where that can be told."""
         if number in self.judged:
             detail = f"right once, then on the same inputs {found}\n{STATEFUL_WORDS}"
-            return self._finding(Status.WRONG, "stateful", detail)
+            return self.finding(Status.WRONG, "stateful", detail)
         slots = self.reference.sets[number].slots
         alike = [one for one in self.judged if self.reference.sets[one].slots == slots]
         if any(self._mismatch(data, earlier) is None for earlier in alike):
             detail = f"the answer to earlier inputs: {found}\n{STATEFUL_WORDS}"
-            return self._finding(Status.WRONG, "stateful", detail)
+            return self.finding(Status.WRONG, "stateful", detail)
         if self.reference.request["state"] and done.get("has_derived"):
             detail = f"{found}\n{DERIVED_WORDS}"
-            return self._finding(Status.WRONG, "params_cached_in_init", detail)
-        return self._finding(Status.WRONG, "mismatch", found)
+            return self.finding(Status.WRONG, "params_cached_in_init", detail)
+        return self.finding(Status.WRONG, "mismatch", found)
 
     def _require_kernel(self, *, deadline: float) -> None:
         """Ghost replay: with launches doing nothing, the answer must not stay right.
@@ -218,4 +218,4 @@ class CpuRun(Run):
         if self._mismatch(self.memory[:], 0) is None:
             detail = "the output does not depend on the kernel: it is computed elsewhere"
             self.is_compiled = False  # it launched, but wrote nothing that counts
-            raise Decided(self._finding(Status.REJECTED, "decoy_kernel", detail))
+            raise Decided(self.finding(Status.REJECTED, "decoy_kernel", detail))

@@ -36,7 +36,9 @@ MAX_USES = 32
 MAX_PROBLEMS = 16
 CACHE_SHARE = 0.1
 """Of the card's memory that kept draws may take together; one draw may take more."""
-DRAW_SHARE = 0.25
+MANY, MIX_BLOCK = 65_536, 256
+"""Above so many elements coins are thrown for blocks of this many, not for each."""
+DRAW_SHARE = 0.3
 """Of the card's memory that the sets of one draw may take: the oracle holds them twice."""
 NUM_TIMED_SETS = 2
 """Sets that no candidate has seen before it is timed."""
@@ -96,6 +98,17 @@ class GpuReference:
         return max(1, len(self.sets) - NUM_TIMED_SETS)
 
     @property
+    def unseen(self) -> list[int]:
+        """Sets that no candidate has had in its checked calls."""
+        return list(range(self.num_checked, len(self.sets)))
+
+    @property
+    def to_mix(self) -> tuple[int, int]:
+        """Two sets of which timed contents are made: unseen ones, where there are two."""
+        first, second = ([0] * 2 + self.unseen)[-2:]
+        return first, second
+
+    @property
     def input_bytes(self) -> int:
         return sum(self.tensors[index].nbytes for index in self.sets[0].inputs)
 
@@ -129,14 +142,21 @@ class CandidateMemory:
         for target, index in zip(self.state, reference.state, strict=True):
             target.copy_(reference.tensors[index])
 
-    def load(self, number: int, *, scale: float = 1.0) -> None:
-        """Puts input set `number` in place, floats times `scale`, and NaN into the slots."""
+    def load(self, number: int) -> None:
+        """Puts input set `number` in place, and NaN into the slots."""
         for target, index in zip(self.inputs, self._reference.sets[number].inputs, strict=True):
-            source = self._reference.tensors[index]
-            if scale != 1.0 and source.is_floating_point():
-                torch.mul(source, scale, out=target)
-            else:
-                target.copy_(source)
+            target.copy_(self._reference.tensors[index])
+        self._clear()
+
+    def load_mixed(self, first: int, second: int) -> None:
+        """The same with blocks of two sets, by fresh coins: contents that nobody has seen, yet of
+        the same values. Right outputs are not known."""
+        sets, tensors = self._reference.sets, self._reference.tensors
+        for target, a, b in zip(self.inputs, sets[first].inputs, sets[second].inputs, strict=True):
+            mix(tensors[a].view(-1), tensors[b].view(-1), out=target.view(-1))
+        self._clear()
+
+    def _clear(self) -> None:
         for slot in self.slots:
             slot.view(-1).view(torch.uint8).fill_(0xFF)
 
@@ -357,6 +377,16 @@ def _spec(tensor: torch.Tensor) -> TensorSpec:
 
 def _dtype(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
+
+
+def mix(first: torch.Tensor, second: torch.Tensor, *, out: torch.Tensor) -> None:
+    """Blocks of either, [n] each; what is left over is of the first."""
+    block = 1 if out.numel() <= MANY else MIX_BLOCK
+    whole = out.numel() // block * block
+    coins = torch.rand(whole // block, 1, device=out.device) < 0.5
+    a, b, mixed = (one[:whole].view(-1, block) for one in (first, second, out))
+    torch.where(coins, a, b, out=mixed)
+    out[whole:].copy_(first[whole:])
 
 
 def _same_bytes(a: torch.Tensor, b: torch.Tensor) -> bool:

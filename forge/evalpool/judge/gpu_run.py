@@ -6,18 +6,17 @@ itself is a claim; what is compared and clocked here is what the judge sees from
 
 from __future__ import annotations
 
-import secrets
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from forge.evalpool.judge import clock
-from forge.evalpool.judge.clock import Calls, Clocked
 from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.gpu_compare import is_unwritten, mismatch
+from forge.evalpool.judge.gpu_timer import microseconds
 from forge.evalpool.judge.trial import (
     DERIVED_WORDS,
     PASS_ON,
@@ -32,24 +31,15 @@ from forge.evalpool.judge.words import at_line
 from forge.records.verdict import KernelTime, Profile, Status, Timing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from forge.evalpool.judge.baselines import Baseline
+    from forge.evalpool.judge.clock import Clocked
     from forge.evalpool.judge.gpu_device import GpuDevice
     from forge.evalpool.judge.gpu_reference import CandidateMemory, GpuReference
     from forge.evalpool.judge.spares import Spare, Spares
 
+MEMORY_SHARE = 0.5
+"""Of the card, that one runner's own tensors may take."""
 CONTEXT_TIMEOUT_S = 60.0
 """16 at once on one card: 2 s."""
-NUM_WARM_UPS = 3
-NUM_DRY = 25
-MIN_CALLS, MAX_CALLS = 10, 50
-TIMED_S = 0.4
-"""Time for the timed calls of one process; long kernels get fewer, not under MIN_CALLS."""
-COUNT_JITTER = 0.2
-"""The number of calls is secret: drawn within this share around what TIMED_S allows."""
-CHECKED_SHARE = 0.5
-"""Of the timed calls, on sets with known outputs; the others on scaled contents."""
 MIN_OWN_SHARE = 0.3
 """Of GPU time in a forward that replays a CUDA graph; copies into its inputs take the rest."""
 MAX_PROFILED = 64
@@ -69,18 +59,26 @@ class GpuRun(Run):
     spare: Spare
     judged: set[int] = field(default_factory=set)
     """Sets on which it was right so far."""
+    has_replays: bool = False
+    """Whether a call replayed a CUDA graph."""
+    is_stuck: bool = False
+    """It may still be busy with the ghost call: nothing else can be asked of it."""
+    is_closed: bool = False
     is_sound: bool = False
     """Whether its process may serve another smoke check."""
-    draw: secrets.SystemRandom = field(default_factory=secrets.SystemRandom)
 
     def close(self, *, spares: Spares | None = None) -> None:
-        """Ends the runner, unless it may serve another smoke check."""
+        """Ends the runner, unless it may serve another smoke check. Once."""
+        if self.is_closed:
+            return
+        self.is_closed = True
         self.spare.num_uses += 1
-        if spares is None or not self.is_sound or not spares.keep(self.spare):
+        is_usable = self.is_sound and not self.is_stuck
+        if spares is None or not is_usable or not spares.keep(self.spare):
             self.end()
         self.gpu_memory.close()
 
-    def start(self, entry_point: str) -> dict[str, Any]:
+    def start(self, entry_point: str, *, is_reference: bool = False) -> dict[str, Any]:
         """Context and memory; then import, construction, parameters and the first call, on set 0.
 
         Two frames: only of the first, before it has any of the candidate's code, is a runner
@@ -96,12 +94,15 @@ class GpuRun(Run):
             "entry_point": entry_point,
             "depth": "binary",
             "tf32": self.table.tf32,
+            "precision": self.gpu_reference.precision,
+            "cast": is_reference,
         }
         limit_s = self.table.compile_timeout_s
         with self.phases.timed("context"):
-            self._begin({"num_bytes": memory.block.num_bytes}, fds=(memory.block.fd,))
+            opened = {"num_bytes": memory.block.num_bytes, "memory_share": MEMORY_SHARE}
+            self._begin(opened, fds=(memory.block.fd,))
         with self.phases.timed("compile"):
-            answer = self._ask(
+            answer = self.ask(
                 Kind.CANDIDATE, body, phase="compile", left_s=limit_s, limit_s=limit_s
             )
         return answer.body
@@ -109,12 +110,12 @@ class GpuRun(Run):
     def _begin(self, body: dict[str, Any], *, fds: tuple[int, ...]) -> None:
         limit_s = CONTEXT_TIMEOUT_S
         try:
-            self._ask(
+            self.ask(
                 Kind.CANDIDATE, body, fds=fds, phase="context", left_s=limit_s, limit_s=limit_s
             )
         except Decided as decided:
             words = decided.finding.detail or decided.finding.reason
-            raise Decided(self._finding(Status.INFRA_ERROR, "gpu_unavailable", words)) from None
+            raise Decided(self.finding(Status.INFRA_ERROR, "gpu_unavailable", words)) from None
 
     def check(self, entry_point: str, *, fd: int = -1) -> Finding:
         done = self.start(entry_point)
@@ -122,22 +123,35 @@ class GpuRun(Run):
         deadline = time.monotonic() + self.table.correct_timeout_s
         with self.phases.timed("correct"):
             self._require(done, number=0)
-            for number in range(1, self.gpu_reference.num_checked):
+            for number in (*range(1, self.gpu_reference.num_checked), 0):
                 done = self._call_set(number, deadline=deadline)
                 # Not of the first call, in which autotuning launches thousands; and a replayed
                 # CUDA graph launches none.
                 self.num_launches = count(done.get("num_launches")) or self.num_launches
                 self._require(done, number=number)
-                io_bytes = self.gpu_reference.input_bytes + self.gpu_reference.output_bytes
-                self.note_torch_work(done, reference=self.gpu_reference.work, io_bytes=io_bytes)
-            done = self._call_set(0, deadline=deadline)
-            self._require(done, number=0)
+                self.note_work(done)
+                self.note_replays(done)
         with self.phases.timed("evidence"):
             self._require_ghost(deadline=deadline)
             self.require_little_torch()
-            if count(done.get("num_replays")):
-                self._require_own_kernels()
-        return self._finding(Status.CORRECT, "ok")
+            self.require_own_kernels()
+        return self.finding(Status.CORRECT, "ok")
+
+    def note_work(self, done: dict[str, Any]) -> None:
+        """What torch did in a call."""
+        io_bytes = self.gpu_reference.input_bytes + self.gpu_reference.output_bytes
+        self.note_torch_work(done, reference=self.gpu_reference.work, io_bytes=io_bytes)
+
+    def note_replays(self, done: dict[str, Any]) -> None:
+        self.has_replays = self.has_replays or count(done.get("num_replays")) > 0
+
+    def let_go(self) -> bool:
+        """Has the runner free what it holds. Whether it did."""
+        try:
+            self.ask(Kind.CALL, {"let_go": True}, phase="end", left_s=2.0, limit_s=2.0)
+        except Decided:
+            return False
+        return True
 
     def _failed(self, body: dict[str, Any]) -> Finding:
         """What goes wrong only on a GPU; the rest as on a CPU."""
@@ -145,53 +159,13 @@ class GpuRun(Run):
         line = body.get("line")
         if body.get("type") == "OutOfResources":
             detail = at_line(self.code, line, f"{message}; use smaller blocks or fewer stages")
-            return self._finding(Status.RUNTIME_ERROR, "out_of_resources", detail)
+            return self.finding(Status.RUNTIME_ERROR, "out_of_resources", detail)
         if any(mark in message for mark in FAULT_MARKS):
             detail = at_line(self.code, line, f"{message}\n{FAULT_WORDS}")
-            return self._finding(Status.RUNTIME_ERROR, GPU_FAULT, detail)
+            return self.finding(Status.RUNTIME_ERROR, GPU_FAULT, detail)
         return Run._failed(self, body)
 
-    def time_dry(self) -> tuple[float, ...]:
-        """The judge's clock for calls without a forward."""
-        self._calls(lambda: 0, num=NUM_WARM_UPS, is_dry=True, is_checked=False)
-        calls = self._calls(lambda: 0, num=NUM_DRY, is_dry=True, is_checked=False)
-        return calls.wall_us
-
-    def time(self, *, is_checked: bool = True) -> Calls:
-        """Timed calls. With `is_checked`, raises Decided where one of them was wrong."""
-        self._calls(self._next_set, num=NUM_WARM_UPS, is_dry=False, is_checked=is_checked)
-        trial = self._calls(self._next_set, num=3, is_dry=False, is_checked=is_checked)
-        num = TIMED_S / (float(np.median(trial.wall_us)) * 1e-6)
-        num *= self.draw.uniform(1 - COUNT_JITTER, 1 + COUNT_JITTER)
-        num = int(min(max(num, MIN_CALLS), MAX_CALLS * self.draw.uniform(1 - COUNT_JITTER, 1)))
-        return self._calls(self._next_set, num=num, is_dry=False, is_checked=is_checked)
-
-    def clocked(self, baseline: Baseline) -> Clocked:
-        """Timed calls, by both clocks. Raises Unsupported, or Decided as `time` does."""
-        floor_us = self.device.floor_us(self.gpu_reference.input_bytes)
-        if float(np.median(baseline.calls.event_us)) < floor_us:
-            floor_us = 0.0  # not all of the inputs need be read
-        return clock.clocked(self.time(), dry_us=baseline.dry_us, floor_us=floor_us)
-
-    def clocked_again(self, baseline: Baseline) -> Clocked:
-        """The second and last time: a busy machine does not contradict an honest claim twice."""
-        try:
-            return self.clocked(baseline)
-        except clock.Unsupported as error:
-            raise Decided(self._finding(Status.REJECTED, "clock", str(error))) from None
-
-    def with_timing(
-        self, finding: Finding, candidate: Clocked, baseline: Baseline, *, is_profiled: bool
-    ) -> Finding:
-        """The finding of a correct candidate with its speed-up."""
-        reference = clock.clocked(baseline.calls, dry_us=baseline.dry_us)
-        return replace(
-            finding,
-            timing=self._timing(candidate, reference),
-            profile=self._profile(candidate, reference) if is_profiled else None,
-        )
-
-    def _timing(self, candidate: Clocked, reference: Clocked) -> Timing:
+    def timing(self, candidate: Clocked, reference: Clocked) -> Timing:
         rng = np.random.default_rng()
         found = clock.speedup(candidate, reference, min_us=self.table.min_us, rng=rng)
         num_bytes = self.gpu_reference.input_bytes + self.gpu_reference.output_bytes
@@ -214,40 +188,13 @@ class GpuRun(Run):
             ),
         )
 
-    def _profile(self, candidate: Clocked, reference: Clocked) -> Profile:
+    def profile(self, candidate: Clocked, reference: Clocked) -> Profile:
+        """Samples, and GPU time by kernel as the runner says."""
         return Profile(
             candidate_samples_us=candidate.samples_us,
             baseline_samples_us=reference.samples_us,
             kernels=_kernels(self._profiled()),
         )
-
-    def _next_set(self) -> int:
-        """A set with known outputs, or -1 for contents that nobody has seen."""
-        if self.draw.random() > CHECKED_SHARE:
-            return -1
-        return self.draw.randrange(len(self.gpu_reference.sets))
-
-    def _calls(
-        self, choose: Callable[[], int], *, num: int, is_dry: bool, is_checked: bool
-    ) -> Calls:
-        slots = self.gpu_reference.request["slots"]
-        body = {"timed": True, "dry": is_dry, "slots": slots}
-        limit_s = self.table.timing_timeout_s
-        deadline = time.monotonic() + limit_s
-        event_us, wall_us = [], []
-        for _ in range(num):
-            number = choose()
-            scale = 1.0 if number >= 0 else self.draw.uniform(0.8, 1.25)
-            self.gpu_memory.load(max(number, 0), scale=scale)
-            self.device.flush()
-            left_s = max(0.05, deadline - time.monotonic())
-            started = time.perf_counter_ns()
-            answer = self._ask(Kind.CALL, body, phase="time", left_s=left_s, limit_s=limit_s)
-            wall_us.append((time.perf_counter_ns() - started) / 1e3)
-            event_us.append(_microseconds(answer.body.get("outputs")))
-            if is_checked and number >= 0:
-                self._require_right(number, {})
-        return Calls(event_us=tuple(event_us), wall_us=tuple(wall_us))
 
     def _call_set(self, number: int, *, deadline: float, is_ghost: bool = False) -> dict[str, Any]:
         self.gpu_memory.load(number)
@@ -255,7 +202,7 @@ class GpuRun(Run):
         body = {"set": number, "slots": self.gpu_reference.request["slots"], "ghost": is_ghost}
         left_s = max(0.05, deadline - time.monotonic())
         limit_s = self.table.correct_timeout_s
-        return self._ask(Kind.CALL, body, phase="correct", left_s=left_s, limit_s=limit_s).body
+        return self.ask(Kind.CALL, body, phase="correct", left_s=left_s, limit_s=limit_s).body
 
     def _require(self, done: dict[str, Any], *, number: int) -> None:
         """Raises Decided unless a call left the right outputs and nothing else."""
@@ -265,27 +212,30 @@ class GpuRun(Run):
         is_written = not pairs or not all(is_unwritten(*pair) for pair in pairs)
         if number == 0:
             self.is_compiled = is_written and self.num_launches > 0
-        if expected:
-            self._require_form(done, [_form(one) for one in expected])
+        self.require_form(done)
         if self.num_launches == 0:
             detail = "forward launches no kernel of its own"
-            raise Decided(self._finding(Status.REJECTED, "no_kernel_launch", detail))
+            raise Decided(self.finding(Status.REJECTED, "no_kernel_launch", detail))
         if not is_written:
             detail = "the output is all NaN: nothing was written to it, or every value is 0/0"
-            raise Decided(self._finding(Status.WRONG, "output_not_written", detail))
-        self._require_right(number, done, outputs)
+            raise Decided(self.finding(Status.WRONG, "output_not_written", detail))
+        self.require_right(number, done, outputs)
         if not self.gpu_memory.are_inputs_same(number):
             detail = "forward changes its inputs; write to a new tensor"
-            raise Decided(self._finding(Status.WRONG, "inputs_modified", detail))
+            raise Decided(self.finding(Status.WRONG, "inputs_modified", detail))
 
-    def _require_form(self, done: dict[str, Any], forms: list[tuple[str, list[int]]]) -> None:
+    def require_form(self, done: dict[str, Any]) -> None:
+        """Raises Decided unless a call returned what Model does, by type and shape."""
+        forms = [_form(one) for one in self._expected(0)]
+        if not forms:
+            return
         found = form_mismatch(done.get("outputs"), forms)
         is_sequence = done.get("returned") in ("list", "tuple")
         if found is None and is_sequence != self.gpu_reference.is_sequence:
             wanted = f"a tuple of {len(forms)}" if self.gpu_reference.is_sequence else "a tensor"
             found = f"forward returned a {str(done.get('returned'))[:40]}, expected {wanted}"
         if found is not None:
-            raise Decided(self._finding(Status.WRONG, "shape", found))
+            raise Decided(self.finding(Status.WRONG, "shape", found))
 
     def _results(self, number: int) -> list[torch.Tensor]:
         """The judge's own copy of what a call left: outputs, then inputs changed in place."""
@@ -293,7 +243,7 @@ class GpuRun(Run):
         inputs = (self.gpu_memory.inputs[change.number] for change in changed)
         return [left.clone() for left in (*self.gpu_memory.slots, *inputs)]
 
-    def _require_right(
+    def require_right(
         self, number: int, done: dict[str, Any], outputs: list[torch.Tensor] | None = None
     ) -> None:
         if outputs is None:
@@ -304,18 +254,20 @@ class GpuRun(Run):
         self.judged.add(number)
         if found is not None and self.gpu_reference.request["state"] and done.get("has_derived"):
             detail = f"{found}\n{DERIVED_WORDS}"
-            raise Decided(self._finding(Status.WRONG, "params_cached_in_init", detail))
+            raise Decided(self.finding(Status.WRONG, "params_cached_in_init", detail))
         if found is not None:
-            raise Decided(self._finding(Status.WRONG, "mismatch", found))
+            raise Decided(self.finding(Status.WRONG, "mismatch", found))
 
     def _require_no_state(self, number: int, outputs: list[torch.Tensor], found: str) -> None:
         """Raises Decided where a wrong output is one that was right before."""
         if number in self.judged:
             detail = f"right once, then on the same inputs {found}\n{STATEFUL_WORDS}"
-            raise Decided(self._finding(Status.WRONG, "stateful", detail))
-        if any(self._mismatch(earlier, outputs) is None for earlier in self.judged):
+            raise Decided(self.finding(Status.WRONG, "stateful", detail))
+        sets = self.gpu_reference.sets
+        alike = [one for one in self.judged if len(sets[one].changed) == len(sets[number].changed)]
+        if any(self._mismatch(earlier, outputs) is None for earlier in alike):
             detail = f"the answer to earlier inputs: {found}\n{STATEFUL_WORDS}"
-            raise Decided(self._finding(Status.WRONG, "stateful", detail))
+            raise Decided(self.finding(Status.WRONG, "stateful", detail))
 
     def _mismatch(self, number: int, outputs: list[torch.Tensor]) -> str | None:
         reference = self.gpu_reference
@@ -347,28 +299,35 @@ class GpuRun(Run):
         except Decided as decided:
             if decided.finding.reason in PASS_ON:
                 raise
+            self.is_stuck = decided.finding.status is Status.TIMEOUT
             return
-        if not count(done.get("num_launches")):
+        if not count(done.get("num_launches")) or not self._has_outputs():
             return
         if self._mismatch(0, self._results(0)) is None:
             detail = "the output does not depend on the kernel: it is computed elsewhere"
             self.is_compiled = False
-            raise Decided(self._finding(Status.REJECTED, "decoy_kernel", detail))
+            raise Decided(self.finding(Status.REJECTED, "decoy_kernel", detail))
 
-    def _require_own_kernels(self) -> None:
+    def _has_outputs(self) -> bool:
+        """Whether there is an element to be right or wrong."""
+        return any(one.numel() for one in self._results(0))
+
+    def require_own_kernels(self) -> None:
         """What a CUDA graph replays is seen by the profiler only (2 s to start)."""
+        if not self.has_replays:
+            return
         kernels = _kernels(self._profiled())
         total_us = sum(one.total_us for one in kernels)
         own_us = sum(one.total_us for one in kernels if one.is_own)
         if total_us and own_us < MIN_OWN_SHARE * total_us:
             share = f"{own_us / total_us:.0%}"
             detail = f"torch does the work: the graph's own kernels take {share} of its GPU time"
-            raise Decided(self._finding(Status.REJECTED, "torch_work", detail))
+            raise Decided(self.finding(Status.REJECTED, "torch_work", detail))
 
     def _profiled(self) -> Any:
         limit_s = self.table.timing_timeout_s
         body = {"profiled": True}
-        answer = self._ask(Kind.CALL, body, phase="profile", left_s=limit_s, limit_s=limit_s)
+        answer = self.ask(Kind.CALL, body, phase="profile", left_s=limit_s, limit_s=limit_s)
         return answer.body.get("outputs")
 
     def _expected(self, number: int) -> list[torch.Tensor]:
@@ -380,12 +339,6 @@ def _form(tensor: torch.Tensor) -> tuple[str, list[int]]:
     return str(tensor.dtype).removeprefix("torch."), list(tensor.shape)
 
 
-def _microseconds(value: Any) -> float:
-    """What a runner says of a call; NaN for what is no time."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
-    return float(value) if is_number else float("nan")
-
-
 def _kernels(value: Any) -> tuple[KernelTime, ...]:
     """From a runner's words: a claim, shown to people only."""
     rows = value[:MAX_PROFILED] if isinstance(value, list) else []
@@ -393,7 +346,7 @@ def _kernels(value: Any) -> tuple[KernelTime, ...]:
         KernelTime(
             name=str(one[0])[:200],
             num_calls=count(one[1]),
-            total_us=_microseconds(one[2]),
+            total_us=microseconds(one[2]),
             is_own=one[3] is True,
         )
         for one in rows

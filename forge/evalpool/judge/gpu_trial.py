@@ -28,6 +28,7 @@ from forge.evalpool.judge.gpu_device import GpuDevice
 from forge.evalpool.judge.gpu_memory import GpuMemoryError
 from forge.evalpool.judge.gpu_reference import CandidateMemory, GpuReference, GpuReferences
 from forge.evalpool.judge.gpu_run import FAULT_MARKS, GpuRun
+from forge.evalpool.judge.gpu_timer import Timer
 from forge.evalpool.judge.references import ReferenceFailed
 from forge.evalpool.judge.spares import Spare, Spares
 from forge.evalpool.judge.trial import (
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from forge.config.schema import JudgeTable
+    from forge.evalpool.judge.clock import Clocked
     from forge.evalpool.judge.spawner import Spawner
     from forge.records.problem import Problem
     from forge.records.verdict import JudgeOptions
@@ -51,8 +53,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LEAVES_SOUND = (Status.CORRECT, Status.WRONG, Status.COMPILE_ERROR)
-LEASE_TIMEOUT_S = 60.0
-"""A writer waits for every correctness run in progress; a reader for a few timings."""
+LEASE_TIMEOUT_S = 480.0
+"""A writer waits for every correctness run in progress, a reader for a window of timings."""
+NEUTRAL = """
+import torch
+
+class Neutral(torch.nn.Module):
+    def __init__(self, *arguments, **named):
+        super().__init__()
+    def forward(self, *inputs):
+        return ()
+"""
+"""What runs where only the judge's own overhead is measured."""
 
 
 def open_gpu_trials(
@@ -100,6 +112,7 @@ class GpuTrials(Trials):
         self._lease = lease
         self._window = Window(lease)
         self._spares = Spares()
+        self._neutral: Spare | None = None
         self._baselines = baselines
         self._baseline_uid = baseline_uid
 
@@ -116,9 +129,11 @@ class GpuTrials(Trials):
             return self._run_on_card(problem, code, uid=uid, phases=phases, options=options)
         except Stalled as error:
             return Finding(status=Status.INFRA_ERROR, reason="gpu_busy", detail=str(error))
-        except (GpuMemoryError, torch.OutOfMemoryError) as error:
+        except torch.OutOfMemoryError as error:
             return Finding(status=Status.INFRA_ERROR, reason="gpu_memory", detail=str(error))
-        except RuntimeError as error:
+        except (GpuMemoryError, RuntimeError) as error:
+            if isinstance(error, GpuMemoryError) and error.is_out_of_memory:
+                return Finding(status=Status.INFRA_ERROR, reason="gpu_memory", detail=str(error))
             if not any(mark in str(error) for mark in FAULT_MARKS):
                 raise
             # Our own context: no call in it will work again. The pool starts another judge.
@@ -140,26 +155,31 @@ class GpuTrials(Trials):
             reference = self._references.hold(problem)
         try:
             spare = self._spares.take() if options.smoke else None
-            run = self._open(problem, code, reference, uid=uid, phases=phases, spare=spare)
+            is_timed = self._table.timing and options.timing and not options.smoke
+            with self._shared(phases):
+                run = self._open(problem, code, reference, uid=uid, phases=phases, spare=spare)
+                try:
+                    finding = self._checked(run, problem)
+                except BaseException:
+                    run.close()
+                    raise
+                if not is_timed or finding.status is not Status.CORRECT:
+                    with phases.timed("end"):
+                        run.close(spares=self._spares if options.smoke else None)
+                    return replace(finding, is_reused=spare is not None)
             try:
-                finding = self._find_with(run, problem, options=options)
-                return replace(finding, is_reused=spare is not None)
+                return self._timed(problem, run, uid=uid, is_profiled=options.profile)
             finally:
-                with phases.timed("end"):
-                    run.close(spares=self._spares if options.smoke else None)
+                run.close()
         finally:
             self._references.let_go(reference)
 
-    def _find_with(self, run: GpuRun, problem: Problem, *, options: JudgeOptions) -> Finding:
+    def _checked(self, run: GpuRun, problem: Problem) -> Finding:
         try:
-            with self._shared(run.phases):
-                finding = run.check(f"{problem.entry_point}New")
+            finding = run.check(f"{problem.entry_point}New")
         except Decided as decided:
-            run.is_sound = decided.finding.status in LEAVES_SOUND
-            return decided.finding
-        run.is_sound = True
-        if self._table.timing and options.timing and not options.smoke:
-            finding = self._timed(problem, run, finding, options=options)
+            finding = decided.finding
+        run.is_sound = finding.status in LEAVES_SOUND
         return finding
 
     def _shared(self, phases: Phases) -> AbstractContextManager[None]:
@@ -196,43 +216,111 @@ class GpuTrials(Trials):
         )
 
     def _timed(
-        self, problem: Problem, run: GpuRun, finding: Finding, *, options: JudgeOptions
+        self, problem: Problem, run: GpuRun, *, uid: int | None, is_profiled: bool
     ) -> Finding:
-        """The finding with its timing, or what the timed calls brought to light."""
+        """The finding of a correct candidate with its timing. Raises Decided for what the timed
+        calls brought to light. Leaves nothing of it on the card for who is next."""
         with _waited(self._window.turn(timeout_s=LEASE_TIMEOUT_S), run.phases):
-            with run.phases.timed("baseline"):
-                baseline = self._baseline(problem, run)
-            with run.phases.timed("time"):
-                try:
-                    candidate = run.clocked(baseline)
-                except clock.Unsupported:
-                    candidate = run.clocked_again(baseline)
-        return run.with_timing(finding, candidate, baseline, is_profiled=options.profile)
+            try:
+                with run.phases.timed("baseline"):
+                    reference = self._baseline(problem, run.gpu_reference)
+                if run.is_stuck:
+                    run.close()
+                    run = self._again(problem, run, uid=uid)
+                with run.phases.timed("time"):
+                    candidate = self._clocked(problem, run, reference)
+                run.require_own_kernels()
+                return replace(
+                    run.finding(Status.CORRECT, "ok"),
+                    timing=run.timing(candidate, reference.clocked()),
+                    profile=run.profile(candidate, reference.clocked()) if is_profiled else None,
+                )
+            finally:
+                with run.phases.timed("end"):
+                    run.close()
 
-    def _baseline(self, problem: Problem, run: GpuRun) -> Baseline:
+    def _again(self, problem: Problem, stuck: GpuRun, *, uid: int | None) -> GpuRun:
+        """A fresh runner in place of one that is busy for ever."""
+        reference = stuck.gpu_reference
+        run = self._open(problem, stuck.code, reference, uid=uid, phases=stuck.phases)
+        run.start(f"{problem.entry_point}New")
+        run.is_compiled, run.num_launches = stuck.is_compiled, stuck.num_launches
+        run.torch_share = stuck.torch_share
+        return run
+
+    def _clocked(self, problem: Problem, run: GpuRun, reference: Baseline) -> Clocked:
+        """Raises Decided where both clocks disagree twice: a busy machine's noise seldom does."""
+        dry_us = self._dry(problem, run)
+        floor_us = self._device.floor_us(run.gpu_reference.input_bytes)
+        if reference.clocked().us < floor_us:
+            floor_us = 0.0  # not all of the inputs need be read
+        timer = Timer.start(run)
+        try:
+            return timer.candidate(dry_us=dry_us, floor_us=floor_us)
+        except clock.Unsupported:
+            pass
+        try:
+            return timer.candidate(dry_us=self._dry(problem, run), floor_us=floor_us)
+        except clock.Unsupported as error:
+            raise Decided(run.finding(Status.REJECTED, "clock", str(error))) from None
+
+    def _dry(self, problem: Problem, run: GpuRun) -> tuple[float, ...]:
+        """Measured anew each time, as it depends on what the CPUs do now; in a process that no
+        candidate enters, kept from one to the next."""
+        for spare in (self._neutral, None):
+            neutral = self._open(
+                problem,
+                NEUTRAL,
+                run.gpu_reference,
+                uid=self._baseline_uid,
+                phases=Phases(),
+                spare=spare,
+            )
+            self._neutral = None
+            try:
+                neutral.start("Neutral")
+                dry_us = Timer.start(neutral).dry()
+                is_kept = neutral.let_go()
+            except Decided:
+                neutral.close()
+                continue
+            except BaseException:
+                neutral.close()
+                raise
+            if is_kept:
+                self._neutral = neutral.spare
+                neutral.gpu_memory.close()
+            else:
+                neutral.close()
+            return dry_us
+        raise Stalled("the process that measures the judge's own overhead does not answer")
+
+    def _baseline(self, problem: Problem, reference: GpuReference) -> Baseline:
         """Kept, if the card is as fast as then; else measured now, in a process of its own."""
         probe_us = self._device.probe_us()
         key = self._key(problem)
         kept = self._baselines.get(key)
         if kept is not None and kept.is_current(probe_us):
             return kept
-        phases = Phases()
-        reference = run.gpu_reference
-        timed = self._open(
-            problem, problem.source, reference, uid=self._baseline_uid, phases=phases
+        measured = self._measure(problem, reference, probe_us=probe_us)
+        if not measured.is_steady():
+            measured = self._measure(problem, reference, probe_us=self._device.probe_us())
+        if measured.is_steady():
+            self._baselines.put(key, measured)
+        return measured
+
+    def _measure(self, problem: Problem, reference: GpuReference, *, probe_us: float) -> Baseline:
+        run = self._open(
+            problem, problem.source, reference, uid=self._baseline_uid, phases=Phases()
         )
         try:
-            timed.start(problem.entry_point)
-            measured = Baseline(
-                dry_us=timed.time_dry(), calls=timed.time(is_checked=False), probe_us=probe_us
-            )
+            run.start(problem.entry_point, is_reference=True)
+            return Baseline(event_us=Timer.start(run).reference(), probe_us=probe_us)
         except Decided as decided:
             words = f"the baseline of {problem.problem_id}: {decided.finding.detail}"
             raise ReferenceFailed(words) from None
         finally:
-            timed.close()
-        self._baselines.put(key, measured)
-        return measured
+            run.close()
 
     def _key(self, problem: Problem) -> str:
         parts = (

@@ -217,7 +217,7 @@ class Run:
         self.is_ended = True
         return self.spawner.end(self.child)
 
-    def _ask(
+    def ask(
         self,
         kind: Kind,
         body: dict[str, Any],
@@ -241,10 +241,10 @@ class Run:
             )
         except frames.DeadlinePassed:
             detail = f"no answer within {limit_s:.3g} s: does a loop end?"
-            raise Decided(self._finding(Status.TIMEOUT, f"deadline:{phase}", detail)) from None
+            raise Decided(self.finding(Status.TIMEOUT, f"deadline:{phase}", detail)) from None
         except frames.FrameError:
             detail = "something other than the runner wrote on its channel"
-            raise Decided(self._finding(Status.REJECTED, "forged_frame", detail)) from None
+            raise Decided(self.finding(Status.REJECTED, "forged_frame", detail)) from None
         except frames.PeerGone:
             raise Decided(self._hung_up()) from None
         if answer.kind is Kind.FAILED:
@@ -264,21 +264,21 @@ class Run:
         )
         if stage == "compile":
             detail = words.at_line(self.code, line, f"Triton cannot compile {message}")
-            return self._finding(Status.COMPILE_ERROR, "not_triton", detail)
+            return self.finding(Status.COMPILE_ERROR, "not_triton", detail)
         if _asks_for_gpu(text, source, kind):
             # Scored as what it is here: whether to ask for a GPU is the candidate's own choice.
             detail = words.at_line(self.code, line, f"{text}\n{NO_GPU_WORDS}")
-            return self._finding(Status.RUNTIME_ERROR, "needs_gpu", detail)
+            return self.finding(Status.RUNTIME_ERROR, "needs_gpu", detail)
         detail = words.at_line(self.code, line, text)
         if any(mark in text for mark in OUT_OF_MEMORY_MARKS):
-            return self._finding(Status.RUNTIME_ERROR, "out_of_memory", detail)
+            return self.finding(Status.RUNTIME_ERROR, "out_of_memory", detail)
         if kind == "OutOfBounds":
-            return self._finding(Status.RUNTIME_ERROR, "out_of_bounds", detail)
+            return self.finding(Status.RUNTIME_ERROR, "out_of_bounds", detail)
         if stage == "import":
-            return self._finding(Status.COMPILE_ERROR, "import_error", detail)
+            return self.finding(Status.COMPILE_ERROR, "import_error", detail)
         if kind == "TypeError" and line is None and stage in ARGUMENT_WORDS:
             detail = f"{detail}\n{ARGUMENT_WORDS[str(stage)]}"
-        return self._finding(Status.RUNTIME_ERROR, "exception", detail)
+        return self.finding(Status.RUNTIME_ERROR, "exception", detail)
 
     def _hung_up(self) -> Finding:
         """What a runner's end says.
@@ -291,16 +291,16 @@ class Run:
         ending = self.spawner.ended(self.child)
         if ending.is_out_of_memory:
             detail = f"more than {self.table.memory_bytes >> 20} MB of memory"
-            return self._finding(Status.RUNTIME_ERROR, "out_of_memory", detail)
+            return self.finding(Status.RUNTIME_ERROR, "out_of_memory", detail)
         if ending.was_running:
             detail = "the candidate closed the channel of its process"
-            return self._finding(Status.RUNTIME_ERROR, "crash", detail)
+            return self.finding(Status.RUNTIME_ERROR, "crash", detail)
         detail = words.exit_in_words(ending.status)
         if os.WIFSIGNALED(ending.status) and os.WTERMSIG(ending.status) == signal.SIGKILL:
-            return self._finding(Status.INFRA_ERROR, "runner_killed", detail)
-        return self._finding(Status.RUNTIME_ERROR, "crash", detail)
+            return self.finding(Status.INFRA_ERROR, "runner_killed", detail)
+        return self.finding(Status.RUNTIME_ERROR, "crash", detail)
 
-    def _finding(self, status: Status, reason: str, detail: str = "") -> Finding:
+    def finding(self, status: Status, reason: str, detail: str = "") -> Finding:
         return Finding(
             status=status,
             reason=reason,
@@ -326,7 +326,7 @@ class Run:
         """Raises Decided where torch does more of the work than is allowed."""
         share, limit = self.torch_share, self.table.torch_share
         if share is not None and share.value > limit:
-            raise Decided(self._finding(Status.REJECTED, "torch_work", share.words(limit)))
+            raise Decided(self.finding(Status.REJECTED, "torch_work", share.words(limit)))
 
 
 def form_mismatch(outputs: Any, forms: list[tuple[str, list[int]]]) -> str | None:
