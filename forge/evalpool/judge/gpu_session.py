@@ -4,11 +4,13 @@ Entered by the zygote in a fresh child as `runner.main` is on a CPU; speaks the 
 nothing of forge but the runner and the memory calls, which the zygote has imported already.
 What it says of times is a claim: the judge has a clock of its own.
 
-    CANDIDATE + memory ─▶ context, memory mapped                                       ─▶ DONE
-    CANDIDATE         ─▶ import, construct, parameters, call 0                        ─▶ DONE
-    CALL set k, timed ─▶ flush, event, forward, event, outputs to the slots, synchronize ─▶ DONE
-    CALL dry          ─▶ the same without the forward: what the frames, flush and copies cost
-    CALL profiled     ─▶ one forward under torch's profiler: GPU time by kernel
+    CANDIDATE + memory ─▶ context, memory mapped                                 ─▶ DONE
+    CANDIDATE     ─▶ import, construct, parameters, call 0                            ─▶ DONE
+    CALL set k    ─▶ call on inputs k                                                 ─▶ DONE
+    CALL timed    ─▶ flush, event, forward, event, outputs to the slots, synchronize ─▶ DONE
+    CALL counted  ─▶ the same with torch's work counted, which takes time
+    CALL dry      ─▶ the same without the forward: what the frames, flush and copies cost
+    CALL profiled ─▶ one forward under torch's profiler: GPU time by kernel
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 import gc
 import os
 import socket
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -26,6 +28,7 @@ from triton.runtime.errors import PTXASError
 from triton.runtime.jit import JITFunction
 
 from forge.evalpool.judge import gpu_memory, runner
+from forge.evalpool.judge.opcount import OpCounter
 
 FLUSH_BYTES = 256 << 20
 """Written before a timed call, as in triton.testing.do_bench: more than any L2 cache, and long
@@ -120,29 +123,33 @@ class GpuSession(runner.Session):
         self.num_replays = self.streams.num_replays
         return forms
 
-    def timed_call(self, *, slots: list[int], is_dry: bool) -> float:
-        """GPU time of one forward in us, as the events have it; outputs go to the slots."""
-        self.stage, self.streams.is_late = "time", False
-        targets = [self.tensors[slot] for slot in slots]
-        self._prepare_timing(targets)
+    def timed_call(self, *, slots: list[int], is_dry: bool, is_counted: bool) -> list[Any]:
+        """As `call`, with its GPU time as the events have it."""
+        self._begin("time")
+        self.streams.is_late, self.streams.num_replays = False, 0
+        self._prepare_timing([self.tensors[slot] for slot in slots])
         inputs = self._decode(self.request["sets"][0])
+        counter = OpCounter()
+        counting = counter if is_counted else nullcontext()
         start = torch.cuda.Event(enable_timing=True)
         end = torch.cuda.Event(enable_timing=True)
         assert self.flush is not None
         with torch.no_grad():
             self.flush.zero_()
             start.record()
-            result = self.dummies if is_dry else self.model(*inputs)
+            with counting:
+                result = self.dummies if is_dry else self.model(*inputs)
             self.streams.join()
             end.record()
-            for output, target in zip(runner._flatten(result), targets, strict=False):
-                runner._copy(target, output)
+            forms = self._deliver(result, slots=slots)
         torch.cuda.synchronize()
-        return start.elapsed_time(end) * 1000
+        self.work, self.num_replays = counter.work, self.streams.num_replays
+        self.event_us = start.elapsed_time(end) * 1000
+        return forms
 
     def profiled_call(self) -> list[tuple[str, int, float, bool]]:
         """(name, calls, us, own) of each GPU kernel in one forward."""
-        self.stage = "profile"
+        self._begin("profile")
         inputs = self._decode(self.request["sets"][0])
         with torch.no_grad(), profile(activities=[ProfilerActivity.CUDA]) as watched:
             self.model(*inputs)
@@ -255,7 +262,8 @@ def main(sock: socket.socket, *, file: str) -> None:
 def _do(session: GpuSession, asked: dict[str, Any]) -> Any:
     session.is_ghost = bool(asked.get("ghost"))
     if asked.get("timed"):
-        return session.timed_call(slots=asked["slots"], is_dry=bool(asked.get("dry")))
+        is_dry, is_counted = bool(asked.get("dry")), bool(asked.get("counted"))
+        return session.timed_call(slots=asked["slots"], is_dry=is_dry, is_counted=is_counted)
     if asked.get("profiled"):
         return session.profiled_call()
     return session.call(asked["set"], slots=asked["slots"])

@@ -81,6 +81,8 @@ class Session:
         """Of the last call: what torch itself did, by operation."""
         self.num_replays = 0
         """Of the last call: CUDA graphs, whose content `work` does not see."""
+        self.event_us: float | None = None
+        """Of the last call, where it was timed."""
         self.returned = ""
         """Of the last call: the type that forward returned."""
         self.kept: list[Any] = []
@@ -136,17 +138,27 @@ class Session:
 
     def call(self, number: int, *, slots: list[int]) -> list[Any]:
         """One forward pass on input set `number`; outputs go to the slots. Returns their forms."""
-        self.stage = "call"
-        self.num_launches = 0
+        self._begin("call")
         inputs = self._decode(self.request["sets"][number])
         counter = OpCounter()
         with torch.no_grad(), counter:
             result = self.model(*inputs)
-        self.work, self.returned = counter.work, type(result).__name__
+        self.work = counter.work
+        self.kept.append(result)
+        return self._deliver(result, slots=slots)
+
+    def _begin(self, stage: str) -> None:
+        """Forgets what was of the call before."""
+        self.stage, self.returned, self.event_us = stage, "", None
+        self.work, self.num_launches, self.num_replays = {}, 0, 0
+
+    def _deliver(self, result: Any, *, slots: list[int]) -> list[Any]:
+        """What forward returned to the slots, where it is of their form: a conversion here would
+        not be counted. Returns the forms. Raises what a launch failed with."""
+        self.returned = type(result).__name__
         if self.failed_launch is not None:
             raise self.failed_launch
         outputs = _flatten(result)
-        self.kept.append(result)
         for output, slot in zip(outputs, slots, strict=False):
             target = self.tensors[slot]
             if self._kind(output) in ("Tensor", "Parameter") and _same_form(output, target):
@@ -253,6 +265,7 @@ def _answer(sock: socket.socket, session: Session, work: Any) -> None:
         "returned": session.returned,
         "work": session.work,
         "num_replays": session.num_replays,
+        "event_us": session.event_us,
     }
     _send(sock, DONE, body)
 
