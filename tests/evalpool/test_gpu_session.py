@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
+from forge.evalpool.judge import gpu_session
 from forge.evalpool.judge.gpu_session import GpuSession
 
 if TYPE_CHECKING:
@@ -136,3 +137,19 @@ def test_a_launch_that_failed_in_a_timed_call_is_its_failure(
     session.model = forward
     with pytest.raises(ValueError, match="no such grid"):
         timed(session)
+
+
+# --- whose kernels ------------------------------------------------------------------------------
+
+
+def test_a_kernel_owns_only_its_own_name(
+    make: Callable[..., GpuSession], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch's begin with their return type."""
+    names = ["void at::native::elementwise_kernel", "void"]
+    rows = [SimpleNamespace(key=name, count=1, device_time_total=2.0) for name in names]
+    watched = SimpleNamespace(key_averages=lambda: rows)
+    monkeypatch.setattr(gpu_session, "profile", lambda **_: nullcontext(watched))
+    session = make(lambda x: x)
+    session.compiled = {"void"}
+    assert [one[3] for one in session.profiled_call()] == [False, True]
