@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 from contextlib import nullcontext, suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import triton
+from triton.compiler.errors import CompilationError, CompileTimeAssertionFailure
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.errors import OutOfResources, PTXASError
+from triton.runtime.jit import JITFunction
 
 from forge.evalpool.judge import gpu_session
-from forge.evalpool.judge.gpu_session import GpuSession
+from forge.evalpool.judge.gpu_session import GpuSession, Launches
+from forge.evalpool.judge.runner import KernelRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +42,13 @@ class FakeStreams:
         pass
 
 
+REPLACED: list[tuple[Any, str]] = [
+    (JITFunction, "run"),
+    (Autotuner, "_bench"),
+    (torch, "Stream"),
+    (torch.cuda.Stream, "__new__"),
+    (torch.cuda.CUDAGraph, "replay"),
+]
 KERNEL = SimpleNamespace(fn=SimpleNamespace(__name__="kernel"), starting_line_number=3, raw_src=[])
 REQUEST: dict[str, Any] = {
     "tensors": [["float32", [2, 4], 0], ["float32", [2, 4], 32]],
@@ -153,3 +167,67 @@ def test_a_kernel_owns_only_its_own_name(
     session = make(lambda x: x)
     session.compiled = {"void"}
     assert [one[3] for one in session.profiled_call()] == [False, True]
+
+
+# --- launches -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
+    """What they replace is put back."""
+    for owner, name in REPLACED:
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    return Launches()
+
+
+def kernel(x: Any, BLOCK: Any) -> None:
+    pass
+
+
+def launch_tuned(session: GpuSession, monkeypatch: pytest.MonkeyPatch, failure: Exception) -> None:
+    """A kernel of two configurations, the first of which fails."""
+
+    def run(function: Any, *args: Any, **kwargs: Any) -> None:
+        if kwargs["BLOCK"] == 64:
+            raise failure
+
+    def bench(call: Callable[[], None], quantiles: Any) -> list[float]:
+        call()
+        return [1.0, 1.0, 1.0]
+
+    monkeypatch.setattr(JITFunction, "run", run)
+    launches = Launches()
+    launches.session = session
+    tuned = triton.autotune(
+        [triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 32})], key=[], do_bench=bench
+    )(JITFunction(kernel))
+    tuned.run(torch.ones(4), grid=(1,), warmup=False)
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        OutOfResources(300_000, 232_448, "shared memory"),
+        PTXASError("ptxas failed"),
+        CompileTimeAssertionFailure("assert", ast.Pass(), "too large"),
+    ],
+)
+@pytest.mark.usefixtures("launches")
+def test_a_configuration_that_the_card_does_not_have_is_skipped(
+    make: Callable[..., GpuSession], monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    session = make()
+    launch_tuned(session, monkeypatch, failure)
+    assert (session.failed_launch, session.compiled, session.skipped) == (None, {"kernel"}, ())
+
+
+@pytest.mark.usefixtures("launches")
+def test_other_errors_fail_while_tuning_too(
+    make: Callable[..., GpuSession], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = make()
+    with pytest.raises(ValueError, match="no such grid"):
+        launch_tuned(session, monkeypatch, ValueError("no such grid"))
+    assert isinstance(session.failed_launch, ValueError)
+    with pytest.raises(KernelRefused):
+        launch_tuned(make(), monkeypatch, CompilationError("body", ast.Pass(), "no such name"))

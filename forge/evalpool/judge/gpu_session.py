@@ -23,8 +23,9 @@ from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
-from triton.compiler.errors import CompilationError
-from triton.runtime.errors import PTXASError
+from triton.compiler.errors import CompilationError, CompileTimeAssertionFailure
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.errors import OutOfResources, PTXASError
 from triton.runtime.jit import JITFunction
 
 from forge.evalpool.judge import gpu_memory, runner
@@ -41,6 +42,9 @@ LATE_CYCLES = 4_000_000
 
 UNSUPPORTED = "Unsupported function referenced"
 """How Triton's hash of a kernel refuses Python in it, before its compiler does."""
+
+SKIPPED = (OutOfResources, CompileTimeAssertionFailure, PTXASError)
+"""With these Triton's autotuner takes a configuration for one that the card does not have."""
 
 
 class Streams:
@@ -99,6 +103,8 @@ class GpuSession(runner.Session):
             file=file,
         )
         self.streams = streams
+        self.skipped: tuple[type[Exception], ...] = ()
+        """Errors that whoever launches now expects: no failed launches."""
         self.flush: torch.Tensor | None = None
         self.dummies: list[torch.Tensor] = []
 
@@ -167,6 +173,8 @@ class GpuSession(runner.Session):
             return None
         try:
             kernel = original(function, *args, **kwargs)
+        except self.skipped:
+            raise
         except (CompilationError, PTXASError) as error:
             self.compile_line = _refused_line(error, function)
             name = function.fn.__name__
@@ -203,7 +211,7 @@ class Launches:
         self.session: GpuSession | None = None
         self._streams = Streams()
         self._block: gpu_memory.Block | None = None
-        original = JITFunction.run
+        original, bench = JITFunction.run, Autotuner._bench
 
         def run(function: Any, *args: Any, warmup: bool, **kwargs: Any) -> Any:
             if warmup or self.session is None:
@@ -211,7 +219,18 @@ class Launches:
             kwargs["warmup"] = False
             return self.session.launched_on_gpu(original, function, args, kwargs)
 
+        def benched(tuner: Any, *args: Any, **kwargs: Any) -> Any:
+            session = self.session
+            if session is None:
+                return bench(tuner, *args, **kwargs)
+            session.skipped = SKIPPED
+            try:
+                return bench(tuner, *args, **kwargs)
+            finally:
+                session.skipped = ()
+
         JITFunction.run = run  # pyright: ignore[reportAttributeAccessIssue]
+        Autotuner._bench = benched  # pyright: ignore[reportAttributeAccessIssue]
 
     def open(self, *, fd: int, num_bytes: int) -> None:
         """The memory of the next candidate; that of the one before is let go of."""
