@@ -22,26 +22,34 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge.errors import Stalled
+from forge.errors import MachineError, Stalled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
-FOLDERS = ("/run/lock", "/tmp")
-"""The first that is writable: two runs of two users must meet in the same one."""
-POLL_S = 0.001
+FOLDER = Path("/tmp")
+"""One for all, or two users' runs would not meet: /run/lock is root's alone on some machines, and a
+logout empties /dev/shm of the user's files. Runs in containers, each with its own, do not meet."""
+POLL_S = 0.005
+"""A judge that waits is one that times kernels: it has better to do than to poll faster."""
 MAX_TURNS = 32
+
+_POLLING: dict[Path, threading.Lock] = {}
+"""Of each card: who has it waits for the files on behalf of all threads of this process."""
 
 
 class GpuLease:
     """The lock of one card."""
 
-    def __init__(self, uuid: str, *, folder: Path | None = None) -> None:
+    def __init__(self, uuid: str, *, folder: Path = FOLDER) -> None:
+        """Raises MachineError where the files cannot be opened."""
         name = re.sub(r"[^\w.-]", "_", uuid)
-        folder = folder or next(Path(one) for one in FOLDERS if os.access(one, os.W_OK))
         self._gate = folder / f"forge-gpu-{name}.gate"
         self._use = folder / f"forge-gpu-{name}.use"
+        self._polling = _POLLING.setdefault(self._gate, threading.Lock())
+        with _opened(self._gate), _opened(self._use):
+            pass
 
     @contextmanager
     def shared(self, *, timeout_s: float) -> Iterator[None]:
@@ -49,8 +57,7 @@ class GpuLease:
         deadline = time.monotonic() + timeout_s
         with _opened(self._use) as use:
             with _opened(self._gate) as gate:
-                _lock(gate, fcntl.LOCK_SH, deadline=deadline, path=self._gate)
-                _lock(use, fcntl.LOCK_SH, deadline=deadline, path=self._use)
+                self._lock(gate, use, fcntl.LOCK_SH, deadline=deadline)
             yield
 
     @contextmanager
@@ -58,9 +65,17 @@ class GpuLease:
         """Alone. Raises Stalled when the readers do not drain in time."""
         deadline = time.monotonic() + timeout_s
         with _opened(self._gate) as gate, _opened(self._use) as use:
-            _lock(gate, fcntl.LOCK_EX, deadline=deadline, path=self._gate)
-            _lock(use, fcntl.LOCK_EX, deadline=deadline, path=self._use)
+            self._lock(gate, use, fcntl.LOCK_EX, deadline=deadline)
             yield
+
+    def _lock(self, gate: int, use: int, kind: int, *, deadline: float) -> None:
+        if not self._polling.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise _busy(self._gate)
+        try:
+            _lock(gate, kind, deadline=deadline, path=self._gate)
+            _lock(use, kind, deadline=deadline, path=self._use)
+        finally:
+            self._polling.release()
 
 
 class Window:
@@ -81,39 +96,40 @@ class Window:
     @contextmanager
     def turn(self, *, timeout_s: float) -> Iterator[None]:
         """Alone on the card, and in this process. Raises Stalled."""
+        self._wait(timeout_s)
+        try:
+            if self._hold is None:
+                self._enter(timeout_s)
+            yield
+        finally:
+            self._pass_on()
+
+    def _wait(self, timeout_s: float) -> None:
         with self._count:
             self._num_waiting += 1
-        is_counted = True
-        try:
-            if not self._turn.acquire(timeout=timeout_s):
-                raise Stalled(f"no turn on the GPU within {timeout_s:.0f} s")
-            try:
-                if self._hold is None:
-                    self._enter(timeout_s)
-                with self._count:
-                    self._num_waiting -= 1
-                is_counted = False
-                yield
-            finally:
-                self._leave_unless_wanted()
-                self._turn.release()
-        finally:
-            if is_counted:
-                with self._count:
-                    self._num_waiting -= 1
+        has_turn = self._turn.acquire(timeout=timeout_s)
+        with self._count:
+            self._num_waiting -= 1
+        if has_turn:
+            return
+        if self._turn.acquire(blocking=False):  # who left meanwhile kept the card for us
+            self._pass_on()
+        raise Stalled(f"no turn on the GPU within {timeout_s:.0f} s")
 
     def _enter(self, timeout_s: float) -> None:
         hold = self._lease.exclusive(timeout_s=timeout_s)
         hold.__enter__()
         self._hold, self._num_turns = hold, 0
 
-    def _leave_unless_wanted(self) -> None:
-        self._num_turns += 1
+    def _pass_on(self) -> None:
+        """Ends a turn. Frees the card unless somebody waits, who cannot give up in between."""
         with self._count:
+            self._num_turns += 1
             is_wanted = self._num_waiting > 0 and self._num_turns < MAX_TURNS
-        if self._hold is not None and not is_wanted:
-            self._hold.__exit__(None, None, None)
-            self._hold = None
+            if self._hold is not None and not is_wanted:
+                self._hold.__exit__(None, None, None)
+                self._hold = None
+            self._turn.release()
 
 
 @contextmanager
@@ -121,12 +137,19 @@ def _opened(path: Path) -> Iterator[int]:
     """Open for everybody: the other run may be another user's. Closing frees the lock."""
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        fd = os.open(path, flags)  # creating what exists is refused in a sticky folder
-    except FileNotFoundError:
-        fd = os.open(path, flags | os.O_CREAT, 0o666)
+        try:
+            fd = os.open(path, flags)  # creating what exists is refused in a sticky folder
+        except FileNotFoundError:
+            fd = os.open(path, flags | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise MachineError(
+            f"{path}: {error.strerror}; runs that share a GPU take turns by this file, which "
+            f"everybody must be able to write"
+        ) from error
     try:
         if os.fstat(fd).st_uid == os.geteuid():
             os.fchmod(fd, 0o666)
+        os.utime(fd)  # systemd removes from /tmp what looks unused for days
         yield fd
     finally:
         os.close(fd)
@@ -139,5 +162,9 @@ def _lock(fd: int, kind: int, *, deadline: float, path: Path) -> None:
             return
         except BlockingIOError:
             if time.monotonic() >= deadline:
-                raise Stalled(f"{path}: the GPU was not free in time; who holds it?") from None
+                raise _busy(path) from None
             time.sleep(POLL_S)
+
+
+def _busy(path: Path) -> Stalled:
+    return Stalled(f"{path}: the GPU was not free in time; who holds it?")

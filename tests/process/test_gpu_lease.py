@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from forge.errors import Stalled
+from forge.errors import MachineError, Stalled
 from forge.process.gpu_lease import GpuLease, Window
 
 
@@ -103,6 +107,100 @@ def test_a_turn_that_is_not_given_in_time_is_told_and_forgotten(tmp_path: Path) 
     with window.turn(timeout_s=1):
         assert not _can_read(lease)
     assert _can_write(lease)
+
+
+class Late:
+    """A lock: who does not get it in time learns so only once the holder leaves, or has left."""
+
+    def __init__(self, *, is_slowly_released: bool) -> None:
+        self._lock = threading.Lock()
+        self._is_slowly_released = is_slowly_released
+        self.gave_up, self.left = threading.Event(), threading.Event()
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        has_it = self._lock.acquire(blocking, timeout)
+        if blocking and not has_it:
+            self.gave_up.set()
+            assert self.left.wait(10)
+        return has_it
+
+    def release(self) -> None:
+        if self._is_slowly_released:
+            self.left.set()
+            time.sleep(0.05)
+        self._lock.release()
+
+
+@pytest.mark.parametrize("is_slowly_released", [False, True])
+def test_a_card_kept_for_one_who_gives_up_is_freed(
+    is_slowly_released: bool, tmp_path: Path
+) -> None:
+    lease = GpuLease("GPU-1", folder=tmp_path)
+    window, late = Window(lease), Late(is_slowly_released=is_slowly_released)
+    turn: Any = late
+    window._turn = turn
+    told: list[str] = []
+
+    def wait_in_vain() -> None:
+        try:
+            with window.turn(timeout_s=0.01):
+                told.append("has it")
+        except Stalled as error:
+            told.append(str(error))
+
+    waiter = threading.Thread(target=wait_in_vain)
+    with window.turn(timeout_s=1):
+        waiter.start()
+        assert late.gave_up.wait(10)
+    late.left.set()
+    waiter.join()
+    assert told == ["no turn on the GPU within 0 s"]
+    assert _can_write(lease)
+
+
+def test_all_who_wait_in_one_process_poll_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease, other = (GpuLease("GPU-1", folder=tmp_path) for _ in range(2))
+    polling: set[int] = set()
+    others_gave_up = threading.Semaphore(0)
+    flock = fcntl.flock
+
+    def counted(fd: int, kind: int) -> None:
+        polling.add(threading.get_ident())
+        flock(fd, kind)
+
+    def slept(_: float) -> None:
+        assert all(others_gave_up.acquire(timeout=5) for _ in range(7))
+
+    def read(one: GpuLease) -> None:
+        with pytest.raises(Stalled), one.shared(timeout_s=0.02):
+            pass
+        others_gave_up.release()
+
+    with lease.exclusive(timeout_s=1):
+        monkeypatch.setattr(fcntl, "flock", counted)
+        monkeypatch.setattr(time, "sleep", slept)
+        threads = [threading.Thread(target=read, args=(one,)) for one in [lease, other] * 4]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(polling) == 1
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    with pytest.raises(MachineError, match=f"{missing}.*No such file"):
+        GpuLease("GPU-1", folder=missing)
+
+
+def test_a_lock_in_use_looks_used(tmp_path: Path) -> None:
+    lease = GpuLease("GPU-1", folder=tmp_path)
+    for file in tmp_path.iterdir():
+        os.utime(file, (0, 0))
+    with lease.shared(timeout_s=1):
+        assert all(file.stat().st_mtime > 0 for file in tmp_path.iterdir())
 
 
 def _can_read(lease: GpuLease) -> bool:
