@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +16,11 @@ from triton.runtime.errors import OutOfResources, PTXASError
 from triton.runtime.jit import JITFunction
 
 from forge.evalpool.judge import gpu_session
-from forge.evalpool.judge.gpu_session import GpuSession, Launches
+from forge.evalpool.judge.gpu_session import GpuSession, Launches, Streams
 from forge.evalpool.judge.runner import KernelRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 class FakeEvent:
@@ -231,3 +231,73 @@ def test_other_errors_fail_while_tuning_too(
     assert isinstance(session.failed_launch, ValueError)
     with pytest.raises(KernelRefused):
         launch_tuned(make(), monkeypatch, CompilationError("body", ast.Pass(), "no such name"))
+
+
+# --- streams ------------------------------------------------------------------------------------
+
+
+class FakeStream:
+    """As torch's: whoever asks for the current one makes an object that names it."""
+
+    current = 0
+    num_made = 0
+
+    def __new__(cls, **kwargs: Any) -> Any:
+        stream = object.__new__(cls)
+        if "stream_id" not in kwargs:
+            FakeStream.num_made += 1
+        stream.number = kwargs.get("stream_id", FakeStream.num_made)
+        return stream
+
+    def __init__(self, **kwargs: Any) -> None:
+        self.number: int
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FakeStream) and self.number == other.number
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+
+@pytest.fixture
+def held_up(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The streams that were."""
+    held: list[int] = []
+
+    @contextmanager
+    def stream(chosen: FakeStream) -> Iterator[None]:
+        before = torch.cuda.Stream(stream_id=FakeStream.current)
+        assert isinstance(before, FakeStream)
+        FakeStream.current = chosen.number
+        yield
+        FakeStream.current = before.number
+
+    monkeypatch.setattr(FakeStream, "__new__", FakeStream.__new__)
+    monkeypatch.setattr(FakeStream, "num_made", 0)
+    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
+    monkeypatch.setattr(torch, "Stream", FakeStream)
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda _: held.append(FakeStream.current))
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", torch.cuda.CUDAGraph.replay)
+    return held
+
+
+def test_a_new_stream_is_held_up_once_and_the_current_one_never(held_up: list[int]) -> None:
+    streams = Streams()
+    torch.cuda.Stream()
+    torch.cuda.Stream(stream_id=0)
+    torch.cuda.Stream(stream_id=1)
+    assert held_up == [1]
+    torch.cuda.Stream()
+    streams.hold_up()
+    assert held_up == [1, 2, 1, 2]
+    streams.is_late = False
+    torch.cuda.Stream()
+    assert held_up == [1, 2, 1, 2]
+    assert len(streams.made) == 3
+
+
+def test_a_stream_of_torch_that_is_reached_by_its_number_is_known_too(held_up: list[int]) -> None:
+    streams = Streams()
+    torch.cuda.Stream(stream_id=35)
+    assert (held_up, len(streams.made)) == ([35], 1)

@@ -39,6 +39,8 @@ enough (about 80 us) that the forward's launches are queued by the time it is do
 LATE_CYCLES = 4_000_000
 """About 2 ms: how late a candidate's own streams are in calls that are not timed."""
 
+DEFAULT_STREAM = 0
+
 
 UNSUPPORTED = "Unsupported function referenced"
 """How Triton's hash of a kernel refuses Python in it, before its compiler does."""
@@ -58,9 +60,13 @@ class Streams:
 
         def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
             stream = make(cls, *args, **kwargs)
-            if all(stream != known for known in self.made):  # torch gives its 32 in turn
+            is_named = "stream_id" in kwargs  # as torch itself looks for the current one
+            if is_named and kwargs["stream_id"] == DEFAULT_STREAM:
+                return stream
+            is_known = any(stream == known for known in self.made)  # torch gives its 32 in turn
+            if not is_known:
                 self.made.append(stream)
-            if self.is_late:
+            if self.is_late and not (is_named and is_known):
                 self._hold_up(stream)
             return stream
 
@@ -74,12 +80,12 @@ class Streams:
 
     def hold_up(self) -> None:
         """Makes work on them late: who does not wait for it gives an answer that is not there."""
-        for stream in self.made:
+        for stream in tuple(self.made):
             self._hold_up(stream)
 
     def join(self) -> None:
         """Makes the current stream wait for them, or the last event would not see their work."""
-        for stream in self.made:
+        for stream in tuple(self.made):
             torch.cuda.current_stream().wait_stream(stream)
 
     def _hold_up(self, stream: torch.cuda.Stream) -> None:
