@@ -48,6 +48,8 @@ REPLACED: list[tuple[Any, str]] = [
     (torch, "Stream"),
     (torch.cuda.Stream, "__new__"),
     (torch.cuda.CUDAGraph, "replay"),
+    (torch.cuda.CUDAGraph, "capture_begin"),
+    (torch.cuda.CUDAGraph, "capture_end"),
 ]
 KERNEL = SimpleNamespace(fn=SimpleNamespace(__name__="kernel"), starting_line_number=3, raw_src=[])
 REQUEST: dict[str, Any] = {
@@ -278,7 +280,8 @@ def held_up(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(torch.cuda, "stream", stream)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "_sleep", lambda _: held.append(FakeStream.current))
-    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", torch.cuda.CUDAGraph.replay)
+    for name in ("replay", "capture_begin", "capture_end"):
+        monkeypatch.setattr(torch.cuda.CUDAGraph, name, getattr(torch.cuda.CUDAGraph, name))
     return held
 
 
@@ -301,3 +304,30 @@ def test_a_stream_of_torch_that_is_reached_by_its_number_is_known_too(held_up: l
     streams = Streams()
     torch.cuda.Stream(stream_id=35)
     assert (held_up, len(streams.made)) == ([35], 1)
+
+
+@pytest.mark.usefixtures("held_up")
+def test_empty_tensors_are_filled_but_while_a_graph_is_captured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def is_filling() -> bool:
+        return torch._C._get_deterministic_algorithms()
+
+    ended: list[bool] = []
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", lambda graph, **_: None)
+    monkeypatch.setattr(
+        torch.cuda.CUDAGraph, "capture_end", lambda graph: ended.append(is_filling())
+    )
+    Streams()
+    graph: Any = object()
+    try:
+        for filling in (True, False):  # correctness, then time
+            torch._C._set_deterministic_algorithms(filling, warn_only=True)
+            torch.cuda.CUDAGraph.capture_begin(graph, capture_error_mode="global")
+            assert not is_filling()
+            torch.cuda.CUDAGraph.capture_end(graph)
+            torch.cuda.CUDAGraph.capture_end(graph)
+            assert is_filling() == filling
+    finally:
+        torch._C._set_deterministic_algorithms(False)
+    assert ended == [True, True, False, False]

@@ -56,7 +56,9 @@ class Streams:
         self.made: list[torch.cuda.Stream] = []
         self.is_late = True
         self.num_replays = 0
-        make, replay = torch.cuda.Stream.__new__, torch.cuda.CUDAGraph.replay
+        self._stops_filling = False
+        make, graphs = torch.cuda.Stream.__new__, torch.cuda.CUDAGraph
+        replay, begin, end = graphs.replay, graphs.capture_begin, graphs.capture_end
 
         def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
             stream = make(cls, *args, **kwargs)
@@ -74,9 +76,23 @@ class Streams:
             self.num_replays += 1
             replay(graph)
 
+        def begun(graph: Any, *args: Any, **kwargs: Any) -> None:
+            """Fills of empty tensors would be replayed, and timed, for ever."""
+            begin(graph, *args, **kwargs)
+            self._stops_filling |= torch._C._get_deterministic_algorithms()
+            torch._C._set_deterministic_algorithms(False)
+
+        def ended(graph: Any) -> None:
+            if self._stops_filling:
+                torch._C._set_deterministic_algorithms(True, warn_only=True)
+            self._stops_filling = False
+            end(graph)
+
         torch.cuda.Stream.__new__ = new
         torch.Stream = torch.cuda.Stream
-        torch.cuda.CUDAGraph.replay = counted  # pyright: ignore[reportAttributeAccessIssue]
+        graphs.replay = counted  # pyright: ignore[reportAttributeAccessIssue]
+        graphs.capture_begin = begun  # pyright: ignore[reportAttributeAccessIssue]
+        graphs.capture_end = ended  # pyright: ignore[reportAttributeAccessIssue]
 
     def hold_up(self) -> None:
         """Makes work on them late: who does not wait for it gives an answer that is not there."""
