@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import ast
+import os
+import socket
+import sys
+import time
+import weakref
 from contextlib import contextmanager, nullcontext, suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -15,12 +20,14 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import OutOfResources, PTXASError
 from triton.runtime.jit import JITFunction
 
-from forge.evalpool.judge import gpu_session
+from forge.evalpool.judge import frames, gpu_session
+from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.gpu_session import GpuSession, Launches, Streams
 from forge.evalpool.judge.runner import KernelRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 
 class FakeEvent:
@@ -37,6 +44,9 @@ class FakeEvent:
 class FakeStreams:
     is_late = True
     num_replays = 0
+
+    def hold_up(self) -> None:
+        pass
 
     def join(self) -> None:
         pass
@@ -331,3 +341,68 @@ def test_empty_tensors_are_filled_but_while_a_graph_is_captured(
     finally:
         torch._C._set_deterministic_algorithms(False)
     assert ended == [True, True, False, False]
+
+
+# --- between two candidates ---------------------------------------------------------------------
+
+KEPT = """
+import torch
+class ModelNew:
+    def __init__(self):
+        self.itself = self
+    def load_reference(self, state):
+        pass
+    def __call__(self, x):
+        return x * 2
+"""
+
+
+@pytest.mark.usefixtures("launches", "make")
+def test_nothing_of_a_candidate_is_left_when_it_is_let_go_of(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sessions: list[weakref.ref[GpuSession]] = []
+    told: list[str] = []
+
+    class FakeBlock:
+        def bytes(self) -> torch.Tensor:
+            return torch.zeros(64, dtype=torch.uint8)
+
+        def close(self) -> None:
+            assert all(session() is None for session in sessions)
+            told.append("closed")
+
+    begin = Launches.begin
+
+    def watched(launches: Launches, request: dict[str, Any], *, file: str) -> GpuSession:
+        session = begin(launches, request, file=file)
+        sessions.append(weakref.ref(session))
+        return session
+
+    monkeypatch.setattr(Launches, "begin", watched)
+    monkeypatch.setattr(gpu_session.gpu_memory, "open_block", lambda fd, num_bytes: FakeBlock())
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: told.append("emptied"))
+    ours, theirs = socket.socketpair()
+    body = {**REQUEST, "code": KEPT, "entry_point": "ModelNew", "state": [], "tf32": False}
+    fd = os.open(tmp_path, os.O_RDONLY)
+    try:
+        with ours, theirs:
+            for _ in range(2):
+                frames.send(ours, Kind.CANDIDATE, {"num_bytes": 64}, fds=(fd,))
+                frames.send(ours, Kind.CANDIDATE, {**body, "init": ["list", []]})
+            frames.send(ours, Kind.CALL, {"let_go": True})
+            ours.shutdown(socket.SHUT_WR)
+            with pytest.raises(SystemExit):
+                gpu_session.main(theirs, file=str(tmp_path / "candidate.py"))
+            deadline = time.monotonic() + 5
+            kinds = [
+                frames.receive(ours, deadline=deadline, expected=(Kind.DONE, Kind.FAILED))
+                for _ in range(5)
+            ]
+    finally:
+        os.close(fd)
+        torch._C._set_deterministic_algorithms(False)
+    assert [one.kind for one in kinds] == [Kind.DONE] * 5, kinds
+    assert len(sessions) == 2
+    assert told == ["closed", "emptied"] * 2
+    assert "candidate" not in sys.modules

@@ -11,6 +11,7 @@ What it says of times is a claim: the judge has a clock of its own.
     CALL counted  ─▶ the same with torch's work counted, which takes time
     CALL dry      ─▶ the same without the forward: what the frames, flush and copies cost
     CALL profiled ─▶ one forward under torch's profiler: GPU time by kernel
+    CALL let_go   ─▶ the candidate and its memory are gone; the next may come         ─▶ DONE
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from __future__ import annotations
 import gc
 import os
 import socket
+import sys
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -256,11 +259,19 @@ class Launches:
 
     def open(self, *, fd: int, num_bytes: int) -> None:
         """The memory of the next candidate; that of the one before is let go of."""
-        self.session = None
-        if self._block is not None:
-            gc.collect()
-            self._block.close()
+        self.let_go()
         self._block = gpu_memory.open_block(fd, num_bytes)
+
+    def let_go(self) -> None:
+        """Of a candidate and all memory that was its."""
+        self.session = None
+        sys.modules.pop("candidate", None)
+        if self._block is None:
+            return
+        gc.collect()
+        self._block.close()
+        self._block = None
+        torch.cuda.empty_cache()
 
     def begin(self, request: dict[str, Any], *, file: str) -> GpuSession:
         assert self._block is not None
@@ -275,7 +286,8 @@ class Launches:
 def main(sock: socket.socket, *, file: str) -> None:
     """Serves the judge on `sock` until it hangs up: one candidate, or several in smoke checks.
 
-    The memory comes first, alone: what fails then is not the candidate's.
+    The memory comes first, alone: what fails then is not the candidate's. Nothing here remembers a
+    session, or its memory would not go with it.
     """
     launches = Launches()
     num_candidates = 0
@@ -292,14 +304,16 @@ def main(sock: socket.socket, *, file: str) -> None:
             runner._send(sock, runner.DONE, {})
         elif kind == runner.CANDIDATE:
             num_candidates += 1  # Python keeps a file's lines by its name
-            session = launches.begin(asked, file=file.replace(".py", f"{num_candidates}.py"))
-            runner._answer(sock, session, lambda session=session: runner._first_call(session))
+            name = file.replace(".py", f"{num_candidates}.py")
+            runner._answer(sock, launches.begin(asked, file=name), runner._first_call)
+        elif asked.get("let_go"):
+            launches.let_go()
+            runner._send(sock, runner.DONE, {})
         elif launches.session is not None:
-            session = launches.session
-            runner._answer(sock, session, lambda session=session, asked=asked: _do(session, asked))
+            runner._answer(sock, launches.session, partial(_do, asked=asked))
 
 
-def _do(session: GpuSession, asked: dict[str, Any]) -> Any:
+def _do(session: GpuSession, *, asked: dict[str, Any]) -> Any:
     session.is_ghost = bool(asked.get("ghost"))
     if asked.get("timed"):
         is_dry, is_counted = bool(asked.get("dry")), bool(asked.get("counted"))

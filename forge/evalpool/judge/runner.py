@@ -21,6 +21,7 @@ import sys
 import traceback
 import types
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from forge.evalpool.judge.initial import Initial, construct
 from forge.evalpool.judge.opcount import OpCounter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 HEADER = struct.Struct("!4sBI")
 MAGIC = b"FRG1"
@@ -237,12 +238,11 @@ def main(sock: socket.socket, *, compiler: Any, refused: type[Exception], file: 
     # Makes torch.empty NaN: what a kernel leaves unwritten is told from what it wrote. The public
     # function imports the compiler stack (2 s).
     torch._C._set_deterministic_algorithms(True, warn_only=True)
-    _answer(sock, session, lambda: _first_call(session))
+    _answer(sock, session, _first_call)
     while True:
         kind, request, _ = _receive(sock)
         session.is_ghost = bool(request["ghost"])
-        number, slots = request["set"], request["slots"]
-        _answer(sock, session, lambda number=number, slots=slots: session.call(number, slots=slots))
+        _answer(sock, session, partial(Session.call, number=request["set"], slots=request["slots"]))
 
 
 def _first_call(session: Session) -> list[Any]:
@@ -250,10 +250,10 @@ def _first_call(session: Session) -> list[Any]:
     return session.call(0, slots=session.request["slots"])
 
 
-def _answer(sock: socket.socket, session: Session, work: Any) -> None:
+def _answer(sock: socket.socket, session: Session, work: Callable[..., Any]) -> None:
     """Does the work and reports it. The boundary: whatever a candidate raises ends here."""
     try:
-        outputs = work()
+        outputs = work(session)
     except BaseException as error:  # also SystemExit and KeyboardInterrupt of the candidate
         _send(sock, FAILED, _describe(error, session))
         return
