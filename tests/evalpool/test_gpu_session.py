@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import mmap
 import os
 import socket
 import sys
@@ -23,7 +24,7 @@ from triton.runtime.jit import JITFunction
 from forge.evalpool.judge import frames, gpu_session
 from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.gpu_session import GpuSession, Launches, Streams
-from forge.evalpool.judge.runner import KernelRefused
+from forge.evalpool.judge.runner import KernelRefused, Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -406,3 +407,52 @@ def test_nothing_of_a_candidate_is_left_when_it_is_let_go_of(
     assert len(sessions) == 2
     assert told == ["closed", "emptied"] * 2
     assert "candidate" not in sys.modules
+
+
+# --- a reference that is timed ------------------------------------------------------------------
+
+LINEAR = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+    def forward(self, x):
+        return self.linear(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("precision", "is_cast", "dtype"),
+    [
+        ("fp16", True, torch.float16),
+        ("bf16", True, torch.bfloat16),
+        ("fp16", False, torch.float32),
+        ("fp32", True, torch.float32),
+    ],
+)
+@pytest.mark.usefixtures("make")
+def test_a_reference_is_cast_before_its_parameters_are_loaded(
+    tmp_path: Path, precision: str, is_cast: bool, dtype: torch.dtype
+) -> None:
+    request: dict[str, Any] = {
+        "tensors": [["float16", [4, 4], 0], ["float16", [4], 32], ["float16", [2, 4], 40]],
+        "sets": [["list", [["tensor", 2]]]],
+        "state": [["linear.weight", 0], ["linear.bias", 1]],
+        "init": ["list", []],
+        "code": LINEAR,
+        "entry_point": "Model",
+        "precision": precision,
+    }
+    if is_cast:
+        request["cast"] = True
+    memory = mmap.mmap(-1, 64)
+    file = str(tmp_path / "candidate.py")
+    session = Session(request, memory=memory, compiler=None, refused=KernelRefused, file=file)
+    for tensor in session.tensors:
+        tensor.fill_(0.5)
+    session.prepare()
+    weight = session.model.linear.weight
+    assert (weight.dtype, bool((weight == 0.5).all())) == (dtype, True)
+    if dtype is torch.float16:
+        assert session.call(0, slots=[]) == [["Tensor", "float16", [2, 4]]]

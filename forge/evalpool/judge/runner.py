@@ -44,6 +44,8 @@ MAX_MESSAGE_CHARACTERS = 1000
 
 
 PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.Tensor, torch.nn.Parameter)
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+"""What a reference is cast to; fp32 leaves what the problem made."""
 _copy, _detach = torch.Tensor.copy_, torch.Tensor.detach
 """Torch's own, whatever a candidate puts in their place."""
 
@@ -122,7 +124,7 @@ class Session:
         with values.applied(), self.making():
             model = construct(getattr(module, self.request["entry_point"]), arguments)
         taken = values.names_in(model)
-        self.model = self.place(model)
+        self.model = self._cast(self.place(model))
         self.stage = "load"
         hook = getattr(self.model, "load_reference", None)
         with torch.no_grad():
@@ -136,6 +138,12 @@ class Session:
             has_all = _load_state(self.model, state, targets)
         self.has_derived = not has_all and not values.is_exhausted
         return True
+
+    def _cast(self, model: Any) -> Any:
+        """A reference in the problem's precision, as the oracle has it; a candidate as it is."""
+        dtype = DTYPES.get(self.request.get("precision", "fp32"))
+        is_cast = self.request.get("cast") and dtype is not None
+        return model.to(dtype) if is_cast and isinstance(model, torch.nn.Module) else model
 
     def call(self, number: int, *, slots: list[int]) -> list[Any]:
         """One forward pass on input set `number`; outputs go to the slots. Returns their forms."""
