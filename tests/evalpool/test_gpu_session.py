@@ -24,7 +24,7 @@ from triton.runtime.jit import JITFunction
 from forge.evalpool.judge import frames, gpu_session
 from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.gpu_session import GpuSession, Launches, Streams
-from forge.evalpool.judge.runner import KernelRefused, Session
+from forge.evalpool.judge.session import KernelRefused, Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -33,6 +33,7 @@ from triton.runtime.jit import JITFunction
 
 from forge.evalpool.judge import gpu_memory, runner
 from forge.evalpool.judge.opcount import OpCounter
+from forge.evalpool.judge.session import KernelRefused, Session
 
 FLUSH_BYTES = 256 << 20
 """Written before a timed call, as in triton.testing.do_bench: more than any L2 cache, and long
@@ -114,7 +115,7 @@ class Streams:
             torch.cuda._sleep(LATE_CYCLES)
 
 
-class GpuSession(runner.Session):
+class GpuSession(Session):
     """One candidate with its tensors on the current device."""
 
     def __init__(
@@ -124,7 +125,7 @@ class GpuSession(runner.Session):
             request,
             memory=memory,
             compiler=None,
-            refused=runner.KernelRefused,
+            refused=KernelRefused,
             file=file,
         )
         self.streams = streams
@@ -203,7 +204,7 @@ class GpuSession(runner.Session):
         except (CompilationError, PTXASError) as error:
             self.compile_line = _refused_line(error, function)
             name = function.fn.__name__
-            refused = runner.KernelRefused(f"{name}: {_innermost(error)}")
+            refused = KernelRefused(f"{name}: {_innermost(error)}")
             self.failed_launch = self.failed_launch or refused
             raise refused from None
         except BaseException as error:
@@ -211,7 +212,7 @@ class GpuSession(runner.Session):
                 self.failed_launch = self.failed_launch or error
                 raise
             self.compile_line = _def_line(function)
-            refused = runner.KernelRefused(f"{function.fn.__name__}: {error}")
+            refused = KernelRefused(f"{function.fn.__name__}: {error}")
             self.failed_launch = self.failed_launch or refused
             raise refused from None
         self.compiled.add(function.fn.__name__)
