@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -19,7 +20,7 @@ import anyio.abc
 
 from forge.errors import ForgeError
 from forge.evalpool import canary
-from forge.evalpool.seating import JudgeKind, Seat, Seating, State
+from forge.evalpool.seating import JudgeKind, Seat, Seating, State, is_silent
 from forge.evalpool.wire import NoAnswer, ask_verdict
 from forge.records.verdict import JudgeOptions
 
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.2, 10.0
+CANARY_PAUSE_S = 5.0
+"""After a canary that says nothing of the judge, as it met another run or the machine's limits."""
+MAX_CANARIES = 100
+"""Of those in a row; the next counts as failed."""
 END_NOTICE_S = 1.0
 """A broken connection is mostly a death: how long its notice may take before we end the judge."""
 
@@ -50,6 +55,10 @@ class Link:
     """Returns once it has ended, with the reason."""
     timeout_s: float
     """Of one request."""
+
+
+class _SaysNothing(Exception):
+    """A canary ended for a reason that is not the judge's: to be judged again later."""
 
 
 class Keeper:
@@ -128,19 +137,33 @@ class Keeper:
                 seat.news = anyio.Event()
 
     async def _judge_canary(self, link: Link) -> None:
-        async def ask(problem: Problem, code: str) -> Verdict:
-            return await ask_verdict(
-                link.client, problem, code, JudgeOptions(timing=False), timeout_s=link.timeout_s
-            )
-
-        try:
-            fault = await canary.find_fault(ask)
-        except NoAnswer as error:
-            fault = f"it gave a canary no answer: {error}"
-            self._seat.is_lost = self._seat.is_lost or error.is_lost
+        fault: str | None = None
+        for _ in range(MAX_CANARIES):
+            try:
+                fault = await canary.find_fault(partial(self._ask_canary, link))
+                break
+            except _SaysNothing as error:
+                fault = f"a canary could not be judged: {error}"
+                logger.warning("%s: %s", self._seat.name, fault)
+            except NoAnswer as error:
+                fault = f"it gave a canary no answer: {error}"
+                self._seat.is_lost = self._seat.is_lost or error.is_lost
+                break
+            await anyio.sleep(CANARY_PAUSE_S)
+            if self._seat.is_lost:
+                return
         if fault is not None:
             logger.warning("%s failed a canary: %s", self._seat.name, fault)
         self._seating.canary_judged(self._seat, fault=fault)
+
+    async def _ask_canary(self, link: Link, problem: Problem, code: str) -> Verdict:
+        """Raises NoAnswer or _SaysNothing."""
+        verdict = await ask_verdict(
+            link.client, problem, code, JudgeOptions(timing=False), timeout_s=link.timeout_s
+        )
+        if is_silent(verdict, others_run=self._seat.num_running > 0):
+            raise _SaysNothing(verdict.reason)
+        return verdict
 
 
 def read_kinds(health: dict[str, Any]) -> tuple[JudgeKind, ...]:

@@ -207,7 +207,8 @@ class Pool:
                 seat.client, problem, code, options, timeout_s=request_timeout_s(self._table)
             )
         except NoAnswer as error:
-            return _infra("judge_lost", self._note_silence(seat, error))
+            words = self._note_silence(seat, error)
+            return _infra("bad_request" if error.is_refusal else "judge_lost", words)
 
     async def _examine_there(self, seat: Seat, problem: Problem) -> Examination:
         if seat.client is None:

@@ -36,9 +36,14 @@ NO_JUDGE_TIMEOUT_S = 120.0
 """How long a request waits for any judge to live."""
 QUARANTINE_PATIENCE_S = 10.0
 """The same where all are quarantined: a judge that mends is back within seconds."""
-NOBODY_S_FAULT = frozenset({"reference_failed", "runner_killed", "gpu_busy"})
-"""Infra errors that a problem, a candidate or another run on the card can cause: no judge is
-blamed."""
+FROM_OUTSIDE = frozenset({"runner_killed", "gpu_busy"})
+"""Infra errors that somebody else on this machine can cause: they say nothing of the judge."""
+NOBODY_S_FAULT = FROM_OUTSIDE | {"reference_failed", "judge_bug", "bad_request"}
+"""The same with those that a problem or a candidate can cause: no judge is blamed."""
+NO_ROOM = frozenset({"gpu_memory", "gpu_unavailable"})
+"""Nobody's fault either while others run on the card."""
+HARMLESS = frozenset({"gpu_busy", "reference_failed"})
+"""Infra errors that come before anything of a candidate ran on the card."""
 GPU_FAULTS = frozenset({"crash", "killed", "gpu_fault", "cuda_error", "illegal_access"})
 """Reasons after which a card, or a judge's context on it, may be broken for who comes next."""
 
@@ -164,7 +169,9 @@ class Seating:
         """A verdict came from it: what that says about the judge."""
         if verdict.status is not Status.INFRA_ERROR:
             seat.num_faults = 0
-        if verdict.reason not in NOBODY_S_FAULT and verdict.status is Status.INFRA_ERROR:
+        others_run = seat.num_running > 1
+        is_forgiven = verdict.reason in NOBODY_S_FAULT or is_crowded(verdict, others_run=others_run)
+        if verdict.status is Status.INFRA_ERROR and not is_forgiven:
             self._fault(seat, why=verdict.reason)
         elif needs_canary(verdict) and not seat.is_remote:
             self._distrust(seat, why=f"{verdict.status}: {verdict.reason}", is_last=False)
@@ -268,5 +275,18 @@ def needs_canary(verdict: Verdict) -> bool:
     if verdict.device == "cpu":
         return False
     if verdict.status in (Status.TIMEOUT, Status.INFRA_ERROR):
-        return True
+        return verdict.reason not in HARMLESS
     return verdict.reason in GPU_FAULTS
+
+
+def is_crowded(verdict: Verdict, *, others_run: bool) -> bool:
+    """Whether it found no room on a card for which its judge's other requests are reason enough."""
+    return others_run and verdict.status is Status.INFRA_ERROR and verdict.reason in NO_ROOM
+
+
+def is_silent(verdict: Verdict, *, others_run: bool) -> bool:
+    """Whether a canary that ends so says nothing of the judge."""
+    is_infra = verdict.status is Status.INFRA_ERROR
+    return (is_infra and verdict.reason in FROM_OUTSIDE) or is_crowded(
+        verdict, others_run=others_run
+    )

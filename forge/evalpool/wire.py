@@ -33,10 +33,12 @@ PRECISIONS = ("fp32", "fp16", "bf16")
 class NoAnswer(Exception):
     """A judge gave none: it died, was silent or failed."""
 
-    def __init__(self, words: str, *, is_lost: bool = False) -> None:
+    def __init__(self, words: str, *, is_lost: bool = False, is_refusal: bool = False) -> None:
         super().__init__(words)
         self.is_lost = is_lost
         """The connection broke or nothing came: it may be dead."""
+        self.is_refusal = is_refusal
+        """It says that the request is none: nobody's fault but ours."""
 
 
 class BadRequest(Exception):
@@ -92,6 +94,8 @@ async def post(
             if time.monotonic() + pause_s > deadline:
                 raise NoAnswer(f"it was full for {timeout_s:.0f} s")
             await anyio.sleep(pause_s)
+        if response.status_code == httpx.codes.UNPROCESSABLE_ENTITY:
+            raise NoAnswer(f"it refuses the request: {response.text[:200]}", is_refusal=True)
         response.raise_for_status()
         return response.json()
     except httpx.TransportError as error:
@@ -127,6 +131,8 @@ def parse_problem(body: Any) -> Problem:
     for name in ("problem_id", "source", "entry_point", "precision"):
         if not isinstance(fields.get(name), str):
             raise BadRequest(f"problem.{name}: found {_name(fields.get(name))}; a string is needed")
+        if _has_surrogate(fields[name]):
+            raise BadRequest(f"problem.{name}: found half of a surrogate pair; text is needed")
     if fields["precision"] not in PRECISIONS:
         found = fields["precision"][:40]
         raise BadRequest(f'problem.precision: found "{found}"; one of {", ".join(PRECISIONS)}')
@@ -139,6 +145,14 @@ def parse_problem(body: Any) -> Problem:
         entry_point=fields["entry_point"],
         precision=fields["precision"],
     )
+
+
+def _has_surrogate(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def _name(value: object) -> str:

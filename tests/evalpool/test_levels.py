@@ -354,6 +354,33 @@ def test_who_holds_little_is_left_alone_by_the_watch() -> None:
         process.wait()
 
 
+def test_a_process_may_name_itself_as_it_likes_and_is_watched() -> None:
+    naming = "import time; open('/proc/self/comm', 'wb').write(b'\\xff'); print(); time.sleep(60)"
+    command = [sys.executable, "-uc", naming]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            assert caps.held_bytes(process.pid) > 1 << 20
+        finally:
+            process.kill()
+
+
+def test_the_watch_goes_on_after_a_sample_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = iter(())
+    monkeypatch.setattr(processes, "read_table", lambda: next(tables))
+    watch = caps.WatchCaps(memory_bytes=128 << 20)
+    process = subprocess.Popen([sys.executable, "-c", HUNGRY, "itself"])
+    try:
+        watch.enclose(process.pid)
+        time.sleep(4 * caps.SAMPLE_S)
+        monkeypatch.undo()
+        assert process.wait(timeout=30) == -signal.SIGKILL
+    finally:
+        watch.close()
+        process.kill()
+
+
 def make_cgroups(root: Path, *, enabled: str) -> Path:
     """A folder that looks like cgroup v2 with us in /user/forge."""
     own = root / "own"

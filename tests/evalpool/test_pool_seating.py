@@ -121,10 +121,21 @@ def test_what_failed_beside_a_fault_is_the_same_fault() -> None:
 
 def test_no_judge_is_blamed_for_a_problem_or_a_candidate() -> None:
     seats = seats_up(1)
-    for reason in ("runner_killed", "reference_failed", "gpu_busy"):
+    for reason in ("runner_killed", "reference_failed", "gpu_busy", "judge_bug"):
         for _ in range(3):
             seats.heard(seats.seats[0], replace(KILLED, reason=reason))
     assert seats.seats[0].state is State.UP
+
+
+@pytest.mark.parametrize("reason", ["gpu_memory", "gpu_unavailable"])
+def test_a_card_without_room_is_the_judges_fault_only_where_nobody_else_runs(reason: str) -> None:
+    full = replace(FAULT, reason=reason)
+    for num_running, num_faults in ((2, 0), (1, 1)):
+        seats = seats_up(1, capacity=8)
+        seats.seats[0].num_running = num_running
+        seats.heard(seats.seats[0], full)
+        assert seats.seats[0].num_faults == num_faults
+        assert seats.seats[0].state is State.SUSPECT
 
 
 def test_a_second_failed_canary_quarantines() -> None:
@@ -148,6 +159,8 @@ def test_a_second_failed_canary_quarantines() -> None:
         (replace(CORRECT, status=Status.TIMEOUT, reason="deadline:correct"), True),
         (replace(KILLED, device="H100"), True),
         (KILLED, False),
+        (replace(FAULT, reason="gpu_busy"), False),
+        (replace(FAULT, reason="reference_failed"), False),
     ],
 )
 def test_a_canary_is_due_after_what_may_harm_a_card(verdict: Verdict, is_due: bool) -> None:
@@ -254,6 +267,41 @@ async def test_after_two_failed_canaries_a_judge_is_replaced_and_judges_a_canary
         assert (await pool.judge(PROBLEM, "two")).is_correct
     assert script.asked == ["one", "right", "right", "wrong", "right", "wrong", "two"]
     assert script.num_opened == 2
+
+
+async def test_a_canary_that_meets_another_run_is_judged_again_and_is_no_strike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(keeper, "CANARY_PAUSE_S", 0.001)
+    busy = replace(FAULT, reason="gpu_busy")
+    script = Script(CRASH, busy, CORRECT, busy, busy)
+    async with kept(script) as pool:
+        await pool.judge(PROBLEM, "one")
+        assert (await pool.judge(PROBLEM, "two")).is_correct
+    assert script.asked == ["one", "right", "right", "wrong", "right", "right", "wrong", "two"]
+    assert script.num_opened == 1
+
+
+async def test_a_canary_that_is_never_judged_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "CANARY_PAUSE_S", 0.0)
+    script = Script(CRASH, *[replace(FAULT, reason="gpu_busy")] * 2 * keeper.MAX_CANARIES)
+    async with kept(script) as pool:
+        await pool.judge(PROBLEM, "one")
+        assert (await pool.judge(PROBLEM, "two")).is_correct
+    assert script.num_opened == 2
+
+
+async def test_what_a_judge_refuses_as_no_request_is_not_held_against_it() -> None:
+    class Refusing(Script):
+        def answer(self, request: httpx.Request) -> httpx.Response:
+            return httpx.Response(422, json={"error": "problem.source: no text"})
+
+    async with kept(Refusing()) as pool:
+        for number in range(3):
+            verdict = await pool.judge(PROBLEM, f"{number}")
+            assert verdict.reason == "bad_request"
+            assert "problem.source: no text" in verdict.detail
+        assert pool.seating.seats[0].state is State.UP
 
 
 async def test_a_judge_that_stays_broken_stays_out_and_the_other_judges(

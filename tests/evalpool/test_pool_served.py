@@ -161,6 +161,10 @@ async def test_a_run_without_the_token_is_told_so_and_which_url(
         ),
         (b'{"problem": {"problem_id": "p", "source": ""}}', "code: found nothing"),
         (
+            rb'{"problem": {"problem_id": "p", "source": "\ud800"}, "code": ""}',
+            "problem.source: found half of a surrogate pair",
+        ),
+        (
             b'{"problem": {"problem_id": "p", "source": ""}, "code": "", "options": {"x": 1}}',
             "options.x: found int; timing, ",
         ),

@@ -249,6 +249,13 @@ raise Told(n)
     assert int(told.removeprefix("Told: ")) < 100
 
 
+def test_children_that_the_kernel_counts_together_have_room_together() -> None:
+    alone = sandbox.ChildLimits(uid=7, memory_bytes=None, num_siblings=16)
+    together = sandbox.ChildLimits(uid=None, memory_bytes=None, num_siblings=16)
+    assert sandbox.max_processes(alone) == sandbox.MAX_PROCESSES
+    assert sandbox.max_processes(together) == 16 * sandbox.MAX_PROCESSES
+
+
 def test_memory_is_bounded(bench: Any) -> None:
     assert "MemoryError" in bench.refused("bytearray(3 << 30)")
     bench.refused("import mmap\nmmap.mmap(-1, 3 << 30)")

@@ -431,3 +431,21 @@ def test_inputs_come_from_fresh_seeds_and_several_distributions(bench: Any) -> N
     source = RELU.replace("torch.randn", "torch.rand")
     verdict = bench.judge(relu_kernel("value * 2"), problem=source)
     assert (verdict.status, verdict.reason) == (Status.WRONG, "mismatch")
+
+
+def test_a_bug_of_the_judge_is_an_infra_error_that_says_which(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*args: object) -> None:
+        raise ZeroDivisionError("of ours")
+
+    monkeypatch.setattr(bench.references, "get", fail)
+    verdict = bench.judge_honest()
+    assert (verdict.status, verdict.reason) == (Status.INFRA_ERROR, "judge_bug")
+    assert verdict.detail == "ZeroDivisionError: of ours"
+    assert "Traceback" in caplog.text
+
+
+def test_half_a_surrogate_pair_in_a_reference_costs_no_more_than_its_verdict(bench: Any) -> None:
+    problem = RELU + "# \ud800"
+    assert bench.judge(relu_kernel(), problem=problem).reason != "judge_bug"

@@ -89,6 +89,7 @@ class Judge:
             folder=folder,
             memory_bytes=table.memory_bytes,
             cores=cores,
+            num_children=concurrency,
             is_gpu=gpu is not None,
             gpu_minor=None if gpu is None else gpu.minor,
         )

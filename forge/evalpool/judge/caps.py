@@ -29,7 +29,7 @@ CONTROLLERS = frozenset({"memory", "pids"})
 MAX_PROCESSES = 256
 """Tasks in a child's cgroup: above RLIMIT_NPROC, which counts by uid."""
 SAMPLE_S = 0.05
-COUNTED = ("RssAnon", "RssShmem", "VmSwap", "VmPTE")
+COUNTED = (b"RssAnon", b"RssShmem", b"VmSwap", b"VmPTE")
 """Of /proc/PID/status, in kB: what a process holds and no file could give back."""
 REMOVE_ATTEMPTS = 100
 REMOVE_PAUSE_S = 0.01
@@ -148,8 +148,11 @@ class WatchCaps:
 
     def _watch(self) -> None:
         while not self._is_closed.wait(SAMPLE_S):
-            with self._lock:  # a pid is reaped only after it was released: none is another's
-                self._sample()
+            try:
+                with self._lock:  # a pid is reaped only after it was released: none is another's
+                    self._sample()
+            except Exception:  # without this thread no child's memory is capped
+                logger.exception("the memory of children was not sampled")
 
     def _sample(self) -> None:
         table = processes.read_table() if self._at_start else []
@@ -168,10 +171,11 @@ class WatchCaps:
 def held_bytes(pid: int) -> int:
     """Memory of a process that only its end gives back; 0 when it is gone."""
     try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        # As bytes: a process names itself, and not always in UTF-8.
+        lines = Path(f"/proc/{pid}/status").read_bytes().split(b"\n")
     except (FileNotFoundError, ProcessLookupError):
         return 0
-    pairs = (line.split(":") for line in lines)
+    pairs = (line.split(b":") for line in lines)
     return sum(int(rest[0].split()[0]) << 10 for name, *rest in pairs if name in COUNTED)
 
 

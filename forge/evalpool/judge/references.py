@@ -127,7 +127,7 @@ class References:
     def get(self, problem: Problem) -> Reference:
         """Raises ReferenceFailed, or ZygoteGone."""
         text = f"{problem.entry_point}\0{problem.precision}\0{problem.source}"
-        key = hashlib.sha256(text.encode()).hexdigest()
+        key = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
         with self._lock:
             cached = self._cache.get(key)
             if cached is None or cached.num_uses >= MAX_USES:

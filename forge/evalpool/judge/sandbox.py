@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 SCRATCH_BYTES = 64 << 20
 SCRATCH_FILES = 4096
 MAX_PROCESSES = 64
-"""Processes and threads of a child. The kernel counts by uid and user namespace."""
+"""Processes and threads of a child. The kernel counts by uid and user namespace: an ordinary
+user's children have one count, and so together what they may have each."""
 MAX_FILE_BYTES = 64 << 20
 MAX_OPEN_FILES = 256
 PROBE_UID = 60_999
@@ -97,6 +98,8 @@ class ChildLimits:
     than there is memory."""
     core: int | None = None
     """The only one that it and all it starts may run on."""
+    num_siblings: int = 1
+    """Children at once, this one too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,12 +258,20 @@ def _limit(limits: ChildLimits, around: Surroundings) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (address_space, address_space))
     is_counted_with_us = limits.uid is None and not around.isolation.has_namespaces
     for kind, value in (
-        (resource.RLIMIT_NPROC, MAX_PROCESSES + (_num_tasks() if is_counted_with_us else 0)),
+        (
+            resource.RLIMIT_NPROC,
+            max_processes(limits) + (_num_tasks() if is_counted_with_us else 0),
+        ),
         (resource.RLIMIT_FSIZE, MAX_FILE_BYTES),
         (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(kind, (value, value))
+
+
+def max_processes(limits: ChildLimits) -> int:
+    """Of all that the kernel counts together with a child."""
+    return MAX_PROCESSES * (limits.num_siblings if limits.uid is None else 1)
 
 
 def _num_tasks() -> int:

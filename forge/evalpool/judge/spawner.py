@@ -53,6 +53,8 @@ class SandboxedChild:
     pid_here: int = 0
     """As we do."""
     core: int | None = None
+    generation: int = 0
+    """Of its zygote: another one's children have the same numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +79,7 @@ class Spawner:
         folder: Path,
         memory_bytes: int,
         cores: tuple[int, ...] = (),
+        num_children: int = 1,
         is_gpu: bool = False,
         gpu_minor: int | None = None,
     ) -> None:
@@ -84,16 +87,19 @@ class Spawner:
         """What `isolation` came to on this machine, once ready."""
         self._wanted = isolation
         self._cores = Cores(cores)
+        self._num_children = num_children
         self._caps = open_caps(memory_bytes=memory_bytes, is_gpu=is_gpu)
         self._is_gpu = is_gpu
         self._gpu_minor = gpu_minor
         self.versions: dict[str, str] = {}
         self._folder = folder
         self._memory_bytes = memory_bytes
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        """Of the zygote: one question at a time, and none to one that takes its place meanwhile."""
         self._process: subprocess.Popen[bytes] | None = None
         self._mounts: frozenset[str] = frozenset()
         self._sock: socket.socket | None = None
+        self._generation = 0
         self._is_ready = False
 
     @property
@@ -137,7 +143,8 @@ class Spawner:
             command, env=env, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL
         )
         theirs.close()
-        self._sock = ours
+        with self._lock:
+            self._sock, self._generation = ours, self._generation + 1
 
     def wait_ready(self) -> None:
         """Raises ZygoteGone: where namespaces are forbidden, with the step that was refused."""
@@ -170,17 +177,19 @@ class Spawner:
                 "uid": uid,
                 "memory_bytes": None if self._is_gpu else self._memory_bytes,
                 "core": core,
+                "num_siblings": self._num_children,
             }
-            pid = int(
-                self._ask(Kind.SPAWN, body, fds=(theirs.fileno(),), answer=Kind.SPAWNED)["pid"]
-            )
+            with self._lock:
+                answer = self._ask(Kind.SPAWN, body, fds=(theirs.fileno(),), answer=Kind.SPAWNED)
+                generation = self._generation
         except BaseException:
             self._cores.give_back(core)
             ours.close()
             raise
         finally:
             theirs.close()
-        child = SandboxedChild(sock=ours, pid=pid, core=core)
+        pid = int(answer["pid"])
+        child = SandboxedChild(sock=ours, pid=pid, core=core, generation=generation)
         try:
             pid_here = self._inspect(child, uid=uid)
             self._caps.enclose(pid_here)
@@ -189,33 +198,52 @@ class Spawner:
             raise
         return dataclasses.replace(child, pid_here=pid_here)
 
+    def is_current(self, child: SandboxedChild) -> bool:
+        """Whether its zygote has not been replaced, and the child ended with it."""
+        return child.generation == self._generation
+
     def end(self, child: SandboxedChild) -> int:
-        """Kills everything of a child and returns its wait status: how it ended, if it had."""
-        child.sock.close()
-        self._caps.release(child.pid_here)
-        try:
-            return int(self._ask(Kind.REAP, {"pid": child.pid}, answer=Kind.REAPED)["status"])
-        finally:
-            self._cores.give_back(child.core)
+        """Kills everything of a child and returns its wait status: how it ended, if it had; 0 where
+        it ended with a zygote that has been replaced. Raises ZygoteGone."""
+        status = self._end(child)
+        return 0 if status is None else status
 
     def ended(self, child: SandboxedChild) -> Ending:
-        """The same for a child that hung up: nothing of how it ended is our doing, if it had."""
+        """The same for a child that hung up: nothing of how it ended is our doing, if it had.
+        Raises ZygoteGone also where its zygote's end was its own."""
         deadline = time.monotonic() + EXIT_TIMEOUT_S
         while not (has_ended := processes.has_ended(child.pid_here)):
             if time.monotonic() > deadline:
                 break
             time.sleep(EXIT_PAUSE_S)
         is_out_of_memory = self._caps.release(child.pid_here)
-        return Ending(
-            status=self.end(child), was_running=not has_ended, is_out_of_memory=is_out_of_memory
-        )
+        status = self._end(child)
+        if status is None:
+            raise ZygoteGone("a child ended with its zygote")
+        return Ending(status=status, was_running=not has_ended, is_out_of_memory=is_out_of_memory)
+
+    def _end(self, child: SandboxedChild) -> int | None:
+        child.sock.close()
+        self._caps.release(child.pid_here)
+        try:
+            with self._lock:
+                if not self.is_current(child):
+                    return None
+                answer = self._ask(Kind.REAP, {"pid": child.pid}, answer=Kind.REAPED)
+        finally:
+            self._cores.give_back(child.core)
+        if answer["status"] is None:
+            raise ZygoteGone(f"the zygote knows no child {child.pid}")
+        return int(answer["status"])
 
     def close(self) -> None:
         """Ends the zygote and with it every child."""
         self._is_ready = False
         if self._sock is not None:
-            self._sock.close()
-            self._sock = None
+            self._sock.shutdown(socket.SHUT_RDWR)  # who waits for an answer has the lock
+            with self._lock:
+                self._sock.close()
+                self._sock = None
         if self._process is not None:
             _end_launcher(self._process)
             self._process = None
@@ -263,7 +291,7 @@ class Spawner:
         self, kind: Kind, body: dict[str, Any], *, answer: Kind, fds: tuple[int, ...] = ()
     ) -> dict[str, Any]:
         with self._lock:
-            if self._sock is None:
+            if self._sock is None or not self._is_ready:
                 raise ZygoteGone("no zygote is running")
             try:
                 frames.send(self._sock, kind, body, fds=fds, timeout_s=FORK_TIMEOUT_S)

@@ -7,6 +7,7 @@ kills. Promise: every way a candidate can end gives a verdict; what is our fault
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
     from forge.config.schema import JudgeTable
     from forge.records.problem import Problem
+
+logger = logging.getLogger(__name__)
 
 NO_GPU_MARKS = (
     "Torch not compiled with CUDA enabled",
@@ -146,6 +149,10 @@ class Trials(ABC):
                 reason="zygote_gone",
                 detail=words.without_paths(str(error)),
             )
+        except Exception as error:
+            logger.exception("%s: a bug of the judge", problem.problem_id)
+            told = words.without_paths(f"{type(error).__name__}: {error}")
+            finding = Finding(status=Status.INFRA_ERROR, reason="judge_bug", detail=told)
         return self.stamped(finding, phases=phases)
 
     def stamped(self, finding: Finding, *, phases: Phases) -> Verdict:

@@ -101,9 +101,12 @@ class Zygote:
         self.scratch[pid] = scratch
         return pid
 
-    def _reap(self, pid: int) -> int:
-        """Kills a child, with everything in its namespace or group, and returns its wait status."""
-        scratch = self.scratch.pop(pid)
+    def _reap(self, pid: int) -> int | None:
+        """Kills a child, with everything in its namespace or group, and returns its wait status;
+        None where it has no such child."""
+        scratch = self.scratch.pop(pid, None)
+        if scratch is None:
+            return None
         if self.around.own_pid_namespace is None:
             status = processes.end_group(pid)
             shutil.rmtree(scratch, ignore_errors=True)
@@ -124,10 +127,15 @@ class Zygote:
         if self.around.own_pid_namespace is not None:
             os.close(self.around.own_pid_namespace)
         gc.disable()
-        limits = ChildLimits(uid=body["uid"], memory_bytes=body["memory_bytes"], core=body["core"])
+        limits = ChildLimits(
+            uid=body["uid"],
+            memory_bytes=body["memory_bytes"],
+            core=body["core"],
+            num_siblings=body["num_siblings"],
+        )
         sandbox.enter_child_sandbox(self.around, limits, scratch=scratch)
         role = body["role"]
-        if role in ("runner", "examiner"):
+        if role != "probe":
             _silence()
         frames.send(sock, Kind.HELLO, {})
         if role == "oracle":
@@ -304,7 +312,8 @@ def _import_for_gpu() -> Callable[[socket.socket, str], None]:
 
 
 def _silence() -> None:
-    """A candidate's prints go nowhere: results travel in frames and memory."""
+    """What a problem's or a candidate's code prints goes nowhere: results travel in frames and
+    memory."""
     fd = os.open("/dev/null", os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(fd, number)
