@@ -46,7 +46,7 @@ def _is_served(path: Path) -> bool:
 @contextmanager
 def bound_address(listen: str, token: str | None) -> Iterator[sockets.socket]:
     host, port = parse_address(listen)
-    if token is None and not _is_loopback(host):
+    if token is None and not is_loopback(host):
         raise ConfigError(
             f"--listen {listen}: others can reach {host}: set {TOKEN_VARIABLE} here and where runs "
             "connect from, or listen on 127.0.0.1"
@@ -78,7 +78,7 @@ def url_of(listener: sockets.socket) -> str:
     return f"http://{host}:{name[1]}"
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     """A name other than localhost may mean anything tomorrow."""
     try:
         return ipaddress.ip_address(host).is_loopback

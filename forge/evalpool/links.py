@@ -35,6 +35,8 @@ READY_TIMEOUT_S = 120.0
 PROBE_TIMEOUT_S = 10.0
 """For the /health of a pool behind a URL."""
 PROBE_EVERY_S = 5.0
+PROBES = 3
+"""Without an answer, in a row: one alone may be a busy server, and would drop all in flight."""
 TOKEN_VARIABLE = "FORGE_JUDGE_TOKEN"
 
 
@@ -71,12 +73,15 @@ async def open_url_link(url: str, *, timeout_s: float) -> AsyncIterator[Link]:
             ) from error
 
         async def ended() -> str:
-            while True:
+            num_failed, words = 0, ""
+            while num_failed < PROBES:
                 await anyio.sleep(PROBE_EVERY_S)
                 try:
                     await _ask_health(client)
+                    num_failed = 0
                 except NoAnswer as error:
-                    return str(error)
+                    num_failed, words = num_failed + 1, str(error)
+            return words
 
         yield Link(client=client, health=health, ended=ended, timeout_s=timeout_s)
 

@@ -34,8 +34,7 @@ from forge.evalpool.links import judge_spec, open_child_link, open_url_link
 from forge.evalpool.seating import NoJudge, Seat, Seating, State
 from forge.evalpool.verdict_cache import VerdictCache, candidate_key, is_enough
 from forge.evalpool.wire import NoAnswer, ask_verdict, describe, post
-from forge.process.sockets import open_socket_dir
-from forge.records.examination import Examination
+from forge.records.examination import Examination, Flag
 from forge.records.verdict import JudgeOptions, Status, Verdict
 
 if TYPE_CHECKING:
@@ -65,6 +64,18 @@ class _Running:
 
     done: anyio.Event = field(default_factory=anyio.Event)
     verdict: Verdict | None = None
+    stalled: str | None = None
+    """Why no judge could be had."""
+
+    def shared(self) -> Verdict | None:
+        """What who waited need not find out again, though it is not remembered. Raises Stalled."""
+        if self.stalled is not None:
+            raise Stalled(self.stalled)
+        verdict = self.verdict
+        is_shared = verdict is not None and (
+            verdict.status is Status.TIMEOUT or verdict.reason == "no_judge"
+        )
+        return verdict if is_shared else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +102,7 @@ class Pool:
         self._table = table
         self.seating = seating
         self._cache = VerdictCache()
-        self._running: dict[str, _Running] = {}
+        self._running: dict[tuple[str, JudgeOptions], _Running] = {}
         self._room = anyio.Semaphore(MAX_QUEUED)
         self._num_judged = self._num_cached = self._num_infra = 0
 
@@ -111,30 +122,34 @@ class Pool:
         """
         options = JudgeOptions(timing=timing and self._table.timing, profile=profile, smoke=smoke)
         key = candidate_key(problem, code)
-        while (running := self._running.get(key)) is not None:
+        while (running := self._running.get((key, options))) is not None:
             await running.done.wait()
-            if running.verdict is not None and running.verdict.status is Status.TIMEOUT:
+            if (shared := running.shared()) is not None:
                 self._num_cached += 1
-                return running.verdict  # shared with who waited, not remembered
+                return shared
         cached = self._cache.find(key, kinds=self.seating.kinds)
         if cached is not None and is_enough(cached, options):
             self._num_cached += 1
             return cached
         if cached is not None:  # correct, and to be timed for this request alone
             return await self._judge_in_turn(problem, code, options)
-        running = self._running[key] = _Running()
+        running = self._running[key, options] = _Running()
         try:
             running.verdict = verdict = await self._judge_in_turn(problem, code, options)
             self._cache.remember(key, verdict)
+        except Stalled as error:
+            running.stalled = str(error)
+            raise
         finally:
-            del self._running[key]
+            del self._running[key, options]
             running.done.set()
         return verdict
 
     async def examine(self, problem: Problem) -> Examination:
         """Whether a problem can be judged and trained on, as a judge finds it.
 
-        Raises MachineError where two judges in a row gave no answer.
+        Two judges in a row that gave no answer are a flag of the problem: others may be examined.
+        Raises MachineError where none can be had.
         """
         seat, lost = None, ""
         for _ in range(2):
@@ -148,7 +163,8 @@ class Pool:
                 lost = self._note_silence(seat, error)
             finally:
                 self.seating.give_back(seat)
-        raise MachineError(f"{problem.problem_id}: it could not be examined: {lost}")
+        words = f"it could not be examined: {lost}"
+        return Examination(problem_id=problem.problem_id, flags={Flag.CRASH: words[:500]})
 
     def stats(self) -> PoolStats:
         """Now."""
@@ -203,9 +219,8 @@ class Pool:
         try:
             if seat.client is None:
                 raise NoAnswer("it ended while this request waited")
-            return await ask_verdict(
-                seat.client, problem, code, options, timeout_s=request_timeout_s(self._table)
-            )
+            timeout_s = self._timeout_s(seat)
+            return await ask_verdict(seat.client, problem, code, options, timeout_s=timeout_s)
         except NoAnswer as error:
             words = self._note_silence(seat, error)
             return _infra("bad_request" if error.is_refusal else "judge_lost", words)
@@ -213,9 +228,16 @@ class Pool:
     async def _examine_there(self, seat: Seat, problem: Problem) -> Examination:
         if seat.client is None:
             raise NoAnswer("it ended while this request waited")
-        timeout_s = request_timeout_s(self._table)
         body = {"problem": describe(problem)}
-        return Examination.from_json(await post(seat.client, "/examine", body, timeout_s=timeout_s))
+        answer = await post(seat.client, "/examine", body, timeout_s=self._timeout_s(seat))
+        try:
+            return Examination.from_json(answer)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise NoAnswer(f"its answer is no examination: {error!r}") from error
+
+    def _timeout_s(self, seat: Seat) -> float:
+        is_timed = seat.is_remote or any(kind.device != "cpu" for kind in seat.kinds)
+        return request_timeout_s(self._table, is_timed=is_timed)
 
     def _note_silence(self, seat: Seat, error: NoAnswer) -> str:
         words = f"{seat.name} did not answer: {error}"
@@ -233,10 +255,12 @@ class Pool:
             raise Stalled(str(error)) from error
 
 
-def request_timeout_s(table: JudgeTable) -> float:
-    """For one request: the reference, all phases of the candidate, and timings that come first."""
+def request_timeout_s(table: JudgeTable, *, is_timed: bool) -> float:
+    """For one request: the reference, all phases of the candidate, and (on a card, or in a served
+    pool, whose other requests we do not know) the timings that come first."""
     checks_s = 2 * (table.compile_timeout_s + table.correct_timeout_s)
-    return checks_s + (GPU_CAPACITY * table.timing_timeout_s if table.timing else 0.0) + SLACK_S
+    timings_s = GPU_CAPACITY * table.timing_timeout_s if is_timed and table.timing else 0.0
+    return checks_s + timings_s + SLACK_S
 
 
 @asynccontextmanager
@@ -257,14 +281,15 @@ async def open_pool(
         MachineError: this machine gives no sandbox, or nobody answers at a URL.
         ChildDied, Stalled: a judge did not get ready.
     """
-    timeout_s = request_timeout_s(table)
     opens = {}
+    timeout_s = request_timeout_s(table, is_timed=True)
     for number, url in enumerate(table.url):
         seat = Seat(f"pool-{number}", is_remote=True)
         opens[seat] = partial(open_url_link, url, timeout_s=timeout_s)
     cards: Sequence[Gpu | None] = [] if table.url else gpus or [None] * table.workers
     cores = sorted(os.sched_getaffinity(0))
     for number, gpu in enumerate(cards):
+        timeout_s = request_timeout_s(table, is_timed=gpu is not None)
         own = share(cores, seat=number, num_seats=len(cards), offset=os.getpid())
         seat = Seat(f"judge-{number}", capacity=CPU_CAPACITY if gpu is None else GPU_CAPACITY)
         spec = judge_spec(
@@ -282,19 +307,6 @@ async def open_pool(
             yield Pool(table, seating)
         finally:
             keepers.cancel_scope.cancel()
-
-
-async def judge_alone(problem: Problem, text: str, *, table: JudgeTable) -> Verdict:
-    """One verdict, by a judge started for it: `forge judge`. `text` is Python or a completion."""
-    import tempfile
-
-    from forge.evalpool.extract import extract
-
-    found = extract(text, entry_point=problem.entry_point)
-    single = table.model_copy(update={"workers": 1})
-    with open_socket_dir() as socket_dir, tempfile.TemporaryDirectory() as log_dir:
-        async with open_pool(single, socket_dir=socket_dir, log_dir=Path(log_dir)) as pool:
-            return await pool.judge(problem, found.code if found.is_ok else text)
 
 
 def _infra(reason: str, detail: str) -> Verdict:

@@ -6,8 +6,10 @@
     GET /health → {ok, capacity, in_flight, queue, judges: [{name, state, device, ...}], ...}
 
 Called by `runner/judging.py`; `[judge] url` connects. Promises: off loopback nobody is served
-without the token; a body is bounded (413) and read as data (422); beyond `max_in_flight` a caller
-is told to come again (503 with Retry-After); SIGTERM and Ctrl-C end it with every child.
+without the token, and on it no web page is, whose requests are no JSON (415) or name another host
+(403); a body is bounded (413), comes in time (408) and is read as data (422); beyond
+`max_in_flight` a caller is told to come again (503 with Retry-After); SIGTERM and Ctrl-C end it
+with every child. Not covered: who connects and says nothing keeps one of `MAX_CONNECTIONS`.
 """
 
 from __future__ import annotations
@@ -17,19 +19,21 @@ import json
 import signal
 import socket as sockets
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import anyio
 import anyio.to_thread
 
 from forge.errors import ConfigError, MachineError, Stalled
-from forge.evalpool.address import bound_address, bound_path, url_of
+from forge.evalpool.address import bound_address, bound_path, is_loopback, url_of
 from forge.evalpool.links import TOKEN_VARIABLE
 from forge.evalpool.pool import Pool, open_pool
 from forge.evalpool.seating import State
 from forge.evalpool.wire import BadRequest, parse_problem, parse_request
 from forge.process.sockets import open_socket_dir
-from forge.process.uds import serve_listener
+from forge.process.uds import ServerLimits, serve_listener
 from forge.records.verdict import Status, Verdict
 
 if TYPE_CHECKING:
@@ -51,12 +55,20 @@ MAX_DRAINED_BYTES = 64 << 20
 """Read and dropped: most clients look for an answer only when all is sent."""
 PARSED_ON_LOOP_BYTES = 256 << 10
 """A larger body is parsed in a thread: a megabyte takes 10 ms."""
+BODY_TIMEOUT_S = 60.0
+MAX_CONNECTIONS = 512
+"""Open at once, idle ones too; who comes on top is told to come again."""
+KEEP_ALIVE_S = 75
+"""Longer than a client keeps an idle connection (httpx: 5 s), so that none is closed under it."""
 RETRY_AFTER_S = 1
 WAITING_PER_JUDGE = 4
 """Requests in flight for each that is being judged; the rest of them wait."""
 LEAST_IN_FLIGHT = 16
 AHEAD = 2
 """Requests that a client should send for each that can be judged, so that no judge waits for it."""
+
+
+CLOSE = {"Connection": "close"}
 
 
 class TooLarge(Exception):
@@ -94,7 +106,10 @@ async def _serve(
     async with anyio.create_task_group() as tg:
         tg.start_soon(_cancel_on_signal, tg.cancel_scope)
         async with open_pool(table, socket_dir=folder, log_dir=folder, gpus=gpus) as pool:
-            await tg.start(serve_listener, PoolApp(pool, token=token).routes(), listener)
+            is_local = token is None and listener.family != sockets.AF_UNIX
+            served = PoolApp(pool, token=token, is_local=is_local).routes()
+            limits = ServerLimits(max_connections=MAX_CONNECTIONS, keep_alive_s=KEEP_ALIVE_S)
+            await tg.start(partial(serve_listener, served, listener, limits=limits))
             kinds = ", ".join(
                 sorted({f"{one.device}, {one.isolation}" for one in pool.seating.kinds})
             )
@@ -117,10 +132,17 @@ class PoolApp:
     """The routes of a served pool."""
 
     def __init__(
-        self, pool: Pool, *, token: str | None = None, max_in_flight: int | None = None
+        self,
+        pool: Pool,
+        *,
+        token: str | None = None,
+        is_local: bool = False,
+        max_in_flight: int | None = None,
     ) -> None:
         self._pool = pool
         self._token = token
+        self._is_local = is_local
+        """Whoever reaches it over loopback is served: a browser there may act for a web page."""
         self._max_in_flight = max_in_flight or max(LEAST_IN_FLIGHT, WAITING_PER_JUDGE * self._room)
         self._num_in_flight = 0
 
@@ -167,25 +189,51 @@ class PoolApp:
         return (await self._pool.examine(parse_problem(body))).to_json()
 
     async def _answer(self, request: Request, handler: Handler) -> Response:
-        if not self._is_allowed(request):
-            return _refusal(401, f"a bearer token is needed: that of {TOKEN_VARIABLE} there")
+        refused = self._refused(request)
+        if refused is not None:
+            return refused
+        kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":  # what a web page may send without asking us first
+            return _refusal(415, "Content-Type: application/json is needed", CLOSE)
         if self._num_in_flight >= self._max_in_flight:
-            words = f"{self._num_in_flight} requests are in flight, all that are served at once"
-            return _refusal(503, words, {"Retry-After": str(RETRY_AFTER_S)})
+            return self._is_full()
+        try:
+            with anyio.fail_after(BODY_TIMEOUT_S):
+                body = await _read_json(request)
+        except TooLarge:
+            return _refusal(413, f"the body is larger than {MAX_BODY_BYTES} bytes", CLOSE)
+        except TimeoutError:
+            return _refusal(408, f"the body did not come within {BODY_TIMEOUT_S:.0f} s", CLOSE)
+        except BadRequest as error:
+            return _refusal(422, str(error))
+        if self._num_in_flight >= self._max_in_flight:  # others' bodies came first
+            return self._is_full()
+        return await self._handled(handler, body)
+
+    async def _handled(self, handler: Handler, body: Any) -> Response:
         from starlette.responses import JSONResponse
 
         self._num_in_flight += 1
         try:
-            return JSONResponse(await handler(await _read_json(request)))
-        except TooLarge:
-            words = f"the body is larger than {MAX_BODY_BYTES} bytes"
-            return _refusal(413, words, {"Connection": "close"})
+            return JSONResponse(await handler(body))
         except BadRequest as error:
             return _refusal(422, str(error))
         except (MachineError, Stalled) as error:
             return _refusal(500, str(error))
         finally:
             self._num_in_flight -= 1
+
+    def _is_full(self) -> Response:
+        words = f"{self._num_in_flight} requests are in flight, all that are served at once"
+        return _refusal(503, words, {"Retry-After": str(RETRY_AFTER_S)})
+
+    def _refused(self, request: Request) -> Response | None:
+        """None for who may ask."""
+        if self._is_local and not _names_loopback(request.headers.get("Host", "")):
+            return _refusal(403, "Host: only a name of this machine's loopback is served", CLOSE)
+        if not self._is_allowed(request):
+            return _refusal(401, f"a bearer token is needed: that of {TOKEN_VARIABLE} there")
+        return None
 
     def _is_allowed(self, request: Request) -> bool:
         if self._token is None:
@@ -196,8 +244,9 @@ class PoolApp:
     def _health(self, request: Request) -> Response:
         from starlette.responses import JSONResponse
 
-        if not self._is_allowed(request):
-            return _refusal(401, f"a bearer token is needed: that of {TOKEN_VARIABLE} there")
+        refused = self._refused(request)
+        if refused is not None:
+            return refused
         seats, stats = self._pool.seating.seats, self._pool.stats()
         is_ok = any(seat.state in (State.UP, State.SUSPECT) for seat in seats)
         facts = {
@@ -243,6 +292,14 @@ async def _read_json(request: Request) -> Any:
         return await anyio.to_thread.run_sync(json.loads, bytes(body))
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"body: no JSON: {error}") from error
+
+
+def _names_loopback(host: str) -> bool:
+    """Of a Host header. A web page's own name can be made to lead here."""
+    try:
+        return is_loopback(urlsplit(f"//{host}").hostname or "")
+    except ValueError:
+        return False
 
 
 def _refusal(status: int, words: str, headers: dict[str, str] | None = None) -> Response:

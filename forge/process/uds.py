@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,16 @@ KEEP_ALIVE_S = 3600
 """Longer than any pause between two requests of a run, so that a pooled connection is not closed
 under a request.
 """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLimits:
+    """What a server's clients may take. Ours are few and trusted: no limit by itself."""
+
+    max_connections: int | None = None
+    """Beyond it: 503."""
+    keep_alive_s: int = KEEP_ALIVE_S
+
 
 GRACEFUL_S = 2
 """Below every stop_grace_s: requests in flight get this long after SIGTERM."""
@@ -105,10 +116,11 @@ async def serve_listener(
     app: Starlette,
     listener: socket.socket,
     *,
+    limits: ServerLimits = ServerLimits(),
     task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """The same on a socket that listens already."""
-    server = _make_server(app, signals=())
+    server = _make_server(app, signals=(), limits=limits)
     async with anyio.create_task_group() as tg:
         tg.start_soon(_serve, server, listener)
         try:
@@ -127,7 +139,9 @@ async def _serve(server: uvicorn.Server, listener: socket.socket) -> None:
     await server.serve(sockets=[listener])
 
 
-def _make_server(app: Starlette, *, signals: tuple[signal.Signals, ...]) -> uvicorn.Server:
+def _make_server(
+    app: Starlette, *, signals: tuple[signal.Signals, ...], limits: ServerLimits = ServerLimits()
+) -> uvicorn.Server:
     import uvicorn
 
     class Server(uvicorn.Server):
@@ -144,7 +158,8 @@ def _make_server(app: Starlette, *, signals: tuple[signal.Signals, ...]) -> uvic
     return Server(
         uvicorn.Config(
             app,
-            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_keep_alive=limits.keep_alive_s,
+            limit_concurrency=limits.max_connections,
             timeout_graceful_shutdown=GRACEFUL_S,
             log_config=None,  # to whoever owns the process's logging, never to a terminal
             log_level="warning",

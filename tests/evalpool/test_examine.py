@@ -9,6 +9,7 @@ import pytest
 
 from forge.config.schema import JudgeTable, ProblemsTable
 from forge.data.problems import load_problems
+from forge.evalpool.judge import examiner, frames
 from forge.evalpool.judge.app import oracle_uid
 from forge.evalpool.judge.examiner import Examiners
 from forge.records.examination import Examination, Flag
@@ -177,3 +178,20 @@ def test_an_examination_travels_as_json(examine: Callable[[str], Examination]) -
     found = examine(FLAGGED["ignored input"][0])
     assert Examination.from_json(found.to_json()) == found
     assert found.to_json()["is_trainable"] is False
+
+
+@pytest.mark.parametrize("value", [10**400, float("inf"), float("nan"), "1", True, None])
+def test_a_number_that_is_none_is_left_out(value: object) -> None:
+    report = examiner._Report()
+    report.add({"step": "run", "flags": {}, "facts": {"forward_s": value, "num_unchecked": value}})
+    assert report.forward_s in (None, 1.0)
+    assert report.num_unchecked == 0
+
+
+def test_a_study_that_does_not_come_to_an_end_is_cut() -> None:
+    report = examiner._Report()
+    body: dict[str, Any] = {"step": "run", "flags": {}, "facts": {}}
+    for _ in range(examiner.MAX_STEPS):
+        report.add(body)
+    with pytest.raises(frames.FrameError):
+        report.add(body)

@@ -16,7 +16,7 @@ from forge.config.schema import JudgeTable
 from forge.errors import MachineError
 from forge.evalpool import pool as pool_module
 from forge.evalpool.links import judge_spec
-from forge.evalpool.pool import Pool, judge_alone, open_pool
+from forge.evalpool.pool import Pool, open_pool
 from forge.process.sockets import open_socket_dir
 from forge.records.problem import Problem, Split
 from forge.records.verdict import JudgeOptions, Status, Verdict
@@ -173,8 +173,10 @@ anyio.run(main)
 
 @pytest.mark.slow
 async def test_one_candidate_can_be_judged_alone_without_isolation_if_that_was_written() -> None:
-    table = JudgeTable(isolation="none")
-    verdict = await judge_alone(PROBLEM, f"here:\n```python\n{CODE}```", table=table)
+    table = JudgeTable(isolation="none", workers=1)
+    with open_socket_dir() as folder:
+        async with open_pool(table, socket_dir=folder, log_dir=folder) as alone:
+            verdict = await alone.judge(PROBLEM, CODE)
     assert verdict.status is Status.CORRECT
     assert verdict.isolation == "none"
 

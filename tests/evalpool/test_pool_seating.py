@@ -13,11 +13,13 @@ import httpx
 import pytest
 
 from forge.config.schema import JudgeTable
+from forge.errors import Stalled
 from forge.evalpool import canary, keeper, seating
 from forge.evalpool import pool as pool_module
 from forge.evalpool.keeper import Keeper, Link
 from forge.evalpool.pool import Pool
 from forge.evalpool.seating import NoJudge, Seat, Seating, State, needs_canary
+from forge.records.examination import Flag
 from forge.records.problem import Problem, Split
 from forge.records.verdict import Status, Timing, Verdict
 
@@ -302,6 +304,63 @@ async def test_what_a_judge_refuses_as_no_request_is_not_held_against_it() -> No
             assert verdict.reason == "bad_request"
             assert "problem.source: no text" in verdict.detail
         assert pool.seating.seats[0].state is State.UP
+
+
+async def test_a_late_smoke_test_says_nothing_to_who_counts() -> None:
+    late = replace(CORRECT, status=Status.TIMEOUT, reason="deadline:correct")
+    script = Script(late, CORRECT)
+    verdicts: dict[bool, Verdict] = {}
+
+    async def ask(pool: Pool, is_smoke: bool) -> None:
+        verdicts[is_smoke] = await pool.judge(PROBLEM, "one", smoke=is_smoke)
+
+    async with kept(script) as pool, anyio.create_task_group() as tg:
+        tg.start_soon(ask, pool, True)
+        await anyio.lowlevel.checkpoint()
+        tg.start_soon(ask, pool, False)
+    assert verdicts[True].status is Status.TIMEOUT
+    assert verdicts[False].is_correct
+
+
+@pytest.mark.parametrize("is_quarantined", [True, False])
+async def test_who_waited_for_a_candidate_shares_that_no_judge_was_had(
+    monkeypatch: pytest.MonkeyPatch, is_quarantined: bool
+) -> None:
+    monkeypatch.setattr(seating, "QUARANTINE_PATIENCE_S", 0.2)
+    monkeypatch.setattr(seating, "NO_JUDGE_TIMEOUT_S", 0.2)
+    state = State.QUARANTINED if is_quarantined else State.DOWN
+    pool = Pool(JudgeTable(), Seating([Seat("judge-0", state=state)]))
+
+    async def ask() -> None:
+        if is_quarantined:
+            assert (await pool.judge(PROBLEM, "one")).reason == "no_judge"
+        else:
+            with pytest.raises(Stalled):
+                await pool.judge(PROBLEM, "one")
+
+    with anyio.fail_after(0.8):
+        async with anyio.create_task_group() as tg:
+            for _ in range(5):
+                tg.start_soon(ask)
+
+
+@pytest.mark.parametrize("answer", [[], {}, {"flags": {"no such": ""}}, "x"])
+async def test_an_examination_that_is_lost_is_a_flag_of_its_problem(answer: object) -> None:
+    class Broken(Script):
+        def answer(self, request: httpx.Request) -> httpx.Response:
+            return httpx.Response(200, json=answer)
+
+    async with kept(Broken(), Broken()) as pool:
+        examination = await pool.examine(PROBLEM)
+    assert examination.problem_id == PROBLEM.problem_id
+    assert "no examination" in examination.flags[Flag.CRASH]
+
+
+def test_only_where_times_are_taken_a_request_waits_for_them() -> None:
+    table = JudgeTable(timing_timeout_s=100.0)
+    untimed = pool_module.request_timeout_s(table, is_timed=False)
+    timed = pool_module.request_timeout_s(table, is_timed=True)
+    assert timed - untimed == pool_module.GPU_CAPACITY * 100.0
 
 
 async def test_a_judge_that_stays_broken_stays_out_and_the_other_judges(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -17,12 +18,12 @@ import pytest
 from forge import exits
 from forge.config.schema import JudgeTable
 from forge.errors import ConfigError, MachineError
-from forge.evalpool import links
+from forge.evalpool import links, served
 from forge.evalpool.address import bound_address, bound_path, parse_address, url_of
 from forge.evalpool.pool import Pool, open_pool
-from forge.evalpool.seating import State
+from forge.evalpool.seating import Seat, Seating, State
 from forge.evalpool.served import MAX_BODY_BYTES, MAX_DRAINED_BYTES, PoolApp, serve_pool
-from forge.evalpool.wire import describe
+from forge.evalpool.wire import JSON, NoAnswer, describe
 from forge.process.sockets import open_socket_dir
 from forge.process.uds import open_client, open_url_client, serve_task
 from forge.records.verdict import Status, Verdict
@@ -174,7 +175,7 @@ async def test_what_is_no_request_is_refused_in_a_line(
     client: httpx.AsyncClient, body: bytes, words: str
 ) -> None:
     async with client:
-        response = await client.post("/judge", content=body)
+        response = await client.post("/judge", content=body, headers=JSON)
     assert response.status_code == 422
     assert words in response.json()["error"]
 
@@ -185,11 +186,12 @@ async def test_a_body_is_bounded_whatever_its_header_says(client: httpx.AsyncCli
             yield bytes(1 << 20)
 
     async with client:
-        response = await client.post("/judge", content=chunks(MAX_BODY_BYTES + (2 << 20)))
+        content = chunks(MAX_BODY_BYTES + (2 << 20))
+        response = await client.post("/judge", content=content, headers=JSON)
         assert response.status_code == 413
         assert str(MAX_BODY_BYTES) in response.json()["error"]
         with pytest.raises(httpx.TransportError):  # it hangs up on who goes on
-            await client.post("/judge", content=chunks(MAX_DRAINED_BYTES * 2))
+            await client.post("/judge", content=chunks(MAX_DRAINED_BYTES * 2), headers=JSON)
         assert (await client.get("/health")).json()["ok"]
 
 
@@ -200,6 +202,90 @@ async def test_half_a_surrogate_pair_is_a_candidate_like_any_other(
     async with pool_at(url) as pool:
         verdict = await pool.judge(PROBLEM, CODE + "# \ud800")
         assert verdict.status is not Status.INFRA_ERROR
+
+
+@asynccontextmanager
+async def asking(app: PoolApp, path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of an app in our own loop."""
+    async with anyio.create_task_group() as tg:
+        await tg.start(serve_task, app.routes(), path)
+        async with open_client(path, timeout_s=10.0) as client:
+            yield client
+        tg.cancel_scope.cancel()
+
+
+def scripted() -> SlowPool:
+    """Judges at once."""
+    slow = SlowPool(Pool(JudgeTable(), Seating([Seat("judge-0")])))
+    slow.may_go.set()
+    return slow
+
+
+async def test_a_form_of_a_web_page_is_no_request(tmp_path: Path) -> None:
+    slow, content = scripted(), json.dumps(BODY)
+    async with asking(PoolApp(slow), tmp_path / "x.sock") as client:  # type: ignore[arg-type]
+        for kind, status in (
+            ("text/plain", 415),
+            ("application/x-www-form-urlencoded", 415),
+            ("application/json; charset=utf-8", 200),
+        ):
+            headers = {"Content-Type": kind}
+            response = await client.post("/judge", content=content, headers=headers)
+            assert response.status_code == status
+    assert slow.num_asked == 1
+
+
+async def test_without_a_token_only_names_of_loopback_are_served(tmp_path: Path) -> None:
+    app = PoolApp(scripted(), is_local=True)  # type: ignore[arg-type]
+    async with asking(app, tmp_path / "x.sock") as client:
+        for host, is_served in (
+            ("evil.example:8200", False),
+            ("[::1", False),
+            ("", False),
+            ("localhost:8200", True),
+            ("127.0.0.1", True),
+            ("[::1]:80", True),
+        ):
+            headers = {"Host": host}
+            assert ((await client.get("/health", headers=headers)).status_code != 403) is is_served
+            response = await client.post("/judge", json=BODY, headers=headers)
+            assert response.status_code == (200 if is_served else 403)
+
+
+async def test_a_body_that_does_not_come_takes_no_place_and_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(served, "BODY_TIMEOUT_S", 0.5)
+    app, path = PoolApp(scripted(), max_in_flight=1), tmp_path / "x.sock"  # type: ignore[arg-type]
+    async with asking(app, path) as client, await anyio.connect_unix(path) as silent:
+        head = (
+            "POST /judge HTTP/1.1",
+            "Host: x",
+            "Content-Length: 9",
+            "Content-Type: application/json",
+        )
+        await silent.send("\r\n".join((*head, "", "{")).encode())
+        assert (await client.post("/judge", json=BODY)).status_code == 200
+        with anyio.fail_after(10):
+            assert (await silent.receive()).startswith(b"HTTP/1.1 408 ")
+
+
+async def test_one_slow_health_drops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "PROBE_EVERY_S", 0.0)
+    answers = [True, False, False, True, False, False, False]
+    num_asked = 0
+
+    async def ask_health(client: httpx.AsyncClient) -> dict[str, Any]:
+        nonlocal num_asked
+        num_asked += 1
+        if not answers[num_asked - 1]:
+            raise NoAnswer("ReadTimeout")
+        return {"device": "cpu", "isolation": "i", "harness": "h"}
+
+    monkeypatch.setattr(links, "_ask_health", ask_health)
+    async with links.open_url_link("http://127.0.0.1:1", timeout_s=1.0) as link:
+        assert await link.ended() == "ReadTimeout"
+    assert num_asked == len(answers)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -282,8 +368,6 @@ class SlowPool:
 
 
 async def test_beyond_its_room_a_caller_is_told_to_come_again(tmp_path: Path) -> None:
-    from forge.evalpool.seating import Seat, Seating
-
     slow = SlowPool(Pool(JudgeTable(), Seating([Seat("judge-0")])))
     app = PoolApp(slow, max_in_flight=1)  # type: ignore[arg-type]
     path = tmp_path / "x.sock"

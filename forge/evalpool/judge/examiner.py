@@ -7,15 +7,15 @@ loops, fills the memory), the answer is a flag and comes before the deadline.
 
 from __future__ import annotations
 
-import math
 import os
+import sys
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge import frames
 from forge.evalpool.judge.frames import Kind
-from forge.evalpool.judge.trial import OUT_OF_MEMORY_MARKS
+from forge.evalpool.judge.trial import OUT_OF_MEMORY_MARKS, count
 from forge.evalpool.judge.words import SIGNALS, clean, without_paths
 from forge.process.gpu_lease import GpuLease
 from forge.records.examination import Examination, Flag
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 MAX_WORDS = 300
 MAX_OUTPUTS = 64
+MAX_STEPS = 64
+"""FOUND frames; an honest study has fewer than ten."""
 LEASE_TIMEOUT_S = 300.0
 VARYING_STEPS = ("draws", "inputs", "parameters")
 """They have a budget of their own: what a judge never does for a candidate."""
@@ -43,14 +45,16 @@ class _Report:
     forward_s: float | None = None
     variation: float | None = None
     num_unchecked: int = 0
-    steps: list[str] = field(default_factory=list)
+    num_steps: int = 0
 
     def add(self, body: dict[str, Any]) -> None:
         """A FOUND frame; its content is the problem's. Raises FrameError for rubbish."""
         facts, flags = body.get("facts"), body.get("flags")
         if not isinstance(facts, dict) or not isinstance(flags, dict):
             raise frames.FrameError("no facts")
-        self.steps.append(str(body.get("step")))
+        self.num_steps += 1
+        if self.num_steps > MAX_STEPS:
+            raise frames.FrameError("it does not come to an end")
         for name, words in flags.items():
             if name not in list(Flag):
                 raise frames.FrameError("no such flag")
@@ -60,7 +64,7 @@ class _Report:
             self.outputs = tuple(_short(str(one)) for one in outputs[:MAX_OUTPUTS])
         self.forward_s = _number(facts.get("forward_s"), or_else=self.forward_s)
         self.variation = _number(facts.get("variation"), or_else=self.variation)
-        self.num_unchecked += int(_number(facts.get("num_unchecked"), or_else=None) or 0)
+        self.num_unchecked += count(facts.get("num_unchecked"))
 
 
 class Examiners:
@@ -92,7 +96,7 @@ class Examiners:
             report.flags[Flag.CRASH] = "something else than the examiner wrote on its channel"
         except frames.PeerGone:
             is_ended = True
-            self._note_end(report, self._spawner.end(child))
+            self._note_end(report, self._spawner.ended(child).status)
         finally:
             if not is_ended:
                 self._spawner.end(child)
@@ -120,7 +124,7 @@ class Examiners:
         started = time.monotonic()
         frames.send(sock, Kind.EXAMINE, body)
         while True:
-            is_varying = len(report.steps) >= 4
+            is_varying = report.num_steps >= 4
             deadline = started + self._limit_s * (2 if is_varying else 1)
             expected = (Kind.FOUND, Kind.FAILED)
             answer = frames.receive(sock, deadline=deadline, expected=expected)
@@ -131,10 +135,10 @@ class Examiners:
                 return None
 
     def _note_silence(self, report: _Report) -> None:
-        if len(report.steps) >= 4:  # it is judged in time; only the rest of the study is not
+        if report.num_steps >= 4:  # it is judged in time; only the rest of the study is not
             report.num_unchecked += 1
             return
-        doing = "its first forward pass" if report.steps else "loading"
+        doing = "its first forward pass" if report.num_steps else "loading"
         words = f"{doing} does not end within {self._limit_s:.0f} s"
         report.flags[Flag.SLOW] = words
 
@@ -166,7 +170,7 @@ def _note_failure(report: _Report, body: dict[str, Any]) -> None:
 
 
 def _number(value: Any, *, or_else: float | None) -> float | None:
-    is_number = isinstance(value, int | float) and math.isfinite(value)
+    is_number = isinstance(value, int | float) and abs(value) <= sys.float_info.max
     return float(value) if is_number else or_else
 
 
