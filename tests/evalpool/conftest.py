@@ -150,7 +150,7 @@ class GpuBench(Bench):
             "depth": "ttir",
             "tf32": True,
         }
-        opened = {"num_bytes": memory.block.num_bytes}
+        opened = {"num_bytes": memory.block.num_bytes, "memory_share": 0.5}
         frames.send(child.sock, Kind.CANDIDATE, opened, fds=(memory.block.fd,))
         frames.receive(child.sock, deadline=time.monotonic() + 20, expected=(Kind.DONE,))
         frames.send(child.sock, Kind.CANDIDATE, body)

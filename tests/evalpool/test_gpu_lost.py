@@ -80,5 +80,5 @@ def test_a_card_in_trouble_is_nobodys_score(
 
 
 def test_what_is_no_fault_of_the_card_is_our_bug(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="a mistake of ours"):
-        trials(RuntimeError("a mistake of ours"), tmp_path).judge(PROBLEM, CODE, uid=None)
+    verdict = trials(RuntimeError("a mistake of ours"), tmp_path).judge(PROBLEM, CODE, uid=None)
+    assert (verdict.status, verdict.reason) == (Status.INFRA_ERROR, "judge_bug")

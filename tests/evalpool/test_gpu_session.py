@@ -62,6 +62,7 @@ REPLACED: list[tuple[Any, str]] = [
     (torch.cuda.CUDAGraph, "capture_begin"),
     (torch.cuda.CUDAGraph, "capture_end"),
 ]
+MEMORY = {"num_bytes": 64, "memory_share": 0.5}
 KERNEL = SimpleNamespace(fn=SimpleNamespace(__name__="kernel"), starting_line_number=3, raw_src=[])
 REQUEST: dict[str, Any] = {
     "tensors": [["float32", [2, 4], 0], ["float32", [2, 4], 32]],
@@ -383,13 +384,14 @@ def test_nothing_of_a_candidate_is_left_when_it_is_let_go_of(
     monkeypatch.setattr(Launches, "begin", watched)
     monkeypatch.setattr(gpu_session.gpu_memory, "open_block", lambda fd, num_bytes: FakeBlock())
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: told.append("emptied"))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share: None)
     ours, theirs = socket.socketpair()
     body = {**REQUEST, "code": KEPT, "entry_point": "ModelNew", "state": [], "tf32": False}
     fd = os.open(tmp_path, os.O_RDONLY)
     try:
         with ours, theirs:
             for _ in range(2):
-                frames.send(ours, Kind.CANDIDATE, {"num_bytes": 64}, fds=(fd,))
+                frames.send(ours, Kind.CANDIDATE, MEMORY, fds=(fd,))
                 frames.send(ours, Kind.CANDIDATE, {**body, "init": ["list", []]})
             frames.send(ours, Kind.CALL, {"let_go": True})
             ours.shutdown(socket.SHUT_WR)

@@ -297,6 +297,7 @@ def main(sock: socket.socket, *, file: str) -> None:
         if fds:
             try:
                 launches.open(fd=fds[0], num_bytes=asked["num_bytes"])
+                torch.cuda.set_per_process_memory_fraction(asked["memory_share"])
             except Exception as error:
                 words = {"stage": "device", "type": type(error).__name__}
                 runner._send(sock, runner.FAILED, {**words, "message": str(error)[:1000]})
