@@ -375,6 +375,7 @@ def run_command(argv: list[str]) -> int:
     """Runs one command line and returns its exit code; what went wrong is on stderr."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
+        _require_stdout()
         code = app(argv, prog_name="forge", standalone_mode=False)
         sys.stdout.flush()
     except BaseException as error:
@@ -418,6 +419,14 @@ def _control_socket(paths: RunPaths) -> Path:
     return Path(socket_path)
 
 
+def _require_stdout() -> None:
+    """What is opened first would take its number, and be written to."""
+    if sys.stdout is None:
+        from forge.errors import ConfigError
+
+        raise ConfigError("stdout is closed; >/dev/null drops what is printed")
+
+
 def _require_linux() -> None:
     if sys.platform != "linux":
         from forge.errors import MachineError
@@ -454,7 +463,8 @@ def _print_lines(lines: Iterable[str]) -> None:
 
 
 def _print_json(value: Any) -> None:
-    print(json.dumps(value, ensure_ascii=False, default=str))
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    print(text.encode(errors="backslashreplace").decode())  # half a surrogate pair, as JSON has it
 
 
 def _print_rich(renderable: RenderableType) -> None:

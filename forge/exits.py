@@ -22,6 +22,7 @@ import typer
 from forge import __version__
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled, Stopped
 from forge.process.disk import is_disk_full
+from forge.views.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -129,7 +130,10 @@ def _is_disk_full(error: BaseException) -> bool:
 
 
 def _tell(ending: Ending) -> int:
-    line = ending.words if "\n" in ending.words else f"forge: {ending.words}"
+    words = printable(ending.words)  # a file's name may be in it
+    line = words if "\n" in words else f"forge: {words}"
+    if sys.stderr is None:  # closed before we started
+        return ending.code
     try:
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()

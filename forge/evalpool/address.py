@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket as sockets
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from forge.errors import ConfigError, MachineError
@@ -24,14 +24,22 @@ if TYPE_CHECKING:
 @contextmanager
 def bound_path(path: Path) -> Iterator[sockets.socket]:
     """A listening socket; one that a dead server left is replaced."""
+    with ExitStack() as stack:
+        try:
+            _require_free(path)
+            listener = stack.enter_context(bind_socket(path))
+        except OSError as error:
+            raise ConfigError(f"--socket {path}: {error.strerror or error}") from error
+        yield listener
+
+
+def _require_free(path: Path) -> None:
     if path.exists() and not path.is_socket():
         raise ConfigError(f"--socket {path}: there is a file of that name; a new path is needed")
     if _is_served(path):
         raise ConfigError(f"--socket {path}: another process serves there; another path is needed")
     if not path.absolute().parent.is_dir():
         raise ConfigError(f"--socket {path}: there is no directory {path.absolute().parent}")
-    with bind_socket(path) as listener:
-        yield listener
 
 
 def _is_served(path: Path) -> bool:

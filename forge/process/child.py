@@ -240,9 +240,12 @@ def _spawn(spec: ChildSpec, *, observer: ProcessObserver | None) -> Child:
             f"{spec.name} must be spawned from the main thread: "
             "its death signal fires with the thread"
         )
-    spec.log_path.parent.mkdir(parents=True, exist_ok=True)
-    config_path = _write_config(spec)
-    read_fd, write_fd = os.pipe()
+    try:
+        spec.log_path.parent.mkdir(parents=True, exist_ok=True)
+        config_path = _write_config(spec)
+        read_fd, write_fd = os.pipe()
+    except OSError as error:
+        raise MachineError(f"{spec.name} cannot be started: {error}") from error
     env = dict(spec.env) | {
         lease.LEASE_FD_VARIABLE: str(read_fd),
         lease.SUPERVISOR_VARIABLE: str(os.getpid()),

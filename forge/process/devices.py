@@ -116,12 +116,27 @@ def _nvidia_gpus() -> list[Gpu]:
         logger.warning("the NVIDIA driver does not answer: %s", error)
         return []
     try:
-        return [_nvidia_gpu(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        found = [_nvidia_gpu(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return [gpu for gpu in found if gpu is not None]
+    except pynvml.NVMLError as error:
+        logger.warning("the NVIDIA driver does not count its GPUs: %s", error)
+        return []
     finally:
         pynvml.nvmlShutdown()
 
 
-def _nvidia_gpu(index: int) -> Gpu:
+def _nvidia_gpu(index: int) -> Gpu | None:
+    """None for one that does not answer, as when it fell off the bus."""
+    import pynvml
+
+    try:
+        return _ask_nvidia(index)
+    except pynvml.NVMLError as error:
+        logger.warning("GPU %d does not answer and is left out: %s", index, error)
+        return None
+
+
+def _ask_nvidia(index: int) -> Gpu:
     import pynvml
 
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)

@@ -12,7 +12,10 @@ from forge.process.devices import BLOCKING_VARIABLES, VISIBILITY_VARIABLES, visi
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-SECRET_ENDINGS = ("_TOKEN", "_KEY", "_SECRET", "_PASSWORD", "_CREDENTIALS")
+SECRET_ENDINGS = (
+    "TOKEN", "_KEY", "APIKEY", "SECRET", "PASSWORD", "PASSWD", "PGPASSFILE", "CREDENTIALS",
+    "DATABASE_URL", "_DSN",
+)  # fmt: skip
 """Names that hold secrets by convention. A child that needs one is given it by its `env` table."""
 
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from forge.records import Problem
 
 STDIN = "-"
+MAX_NAME = 256
+"""Characters of a path that are told: a source may stand where a path must."""
 MAX_BYTES = 16 << 20
 """Of a candidate. The judge itself refuses far less, as a verdict."""
 
@@ -47,11 +49,7 @@ def read_jobs(
     problem: Path, candidate: str, *, overrides: Mapping[str, Constant], precision: str
 ) -> list[Job]:
     """In the order of their names. Raises ConfigError."""
-    is_stdin = candidate == STDIN
-    root = None if is_stdin else Path(candidate)
-    for path in (problem, root):
-        if path is not None and not path.exists():
-            raise ConfigError(f"{path}: no such file or directory")
+    root = None if candidate == STDIN else Path(candidate)
     if problem.is_dir() and root is None:
         raise ConfigError(f"{problem}: a directory; what comes from stdin needs one problem file")
     paths = _candidates(root) if root is not None else {"stdin": None}
@@ -73,6 +71,15 @@ def read_jobs(
     if mistakes:
         raise ConfigError("\n".join(mistakes))
     return jobs
+
+
+def require_path(path: Path) -> None:
+    """Raises ConfigError where nothing is there for us."""
+    try:
+        path.stat()
+    except OSError as error:
+        words = (error.strerror or str(error)).lower()
+        raise ConfigError(f"{str(path)[:MAX_NAME]}: {words}") from error
 
 
 def read_text(path: Path) -> str:

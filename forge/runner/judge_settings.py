@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 DEFAULTS = {"device": "auto", "isolation": "auto", "compile": "ttir", "workers": None}
 _DEVICE = re.compile(r"cuda(:\d+)?")
+MAX_JUDGES = 16
+"""If nobody says how many. Each holds torch and triton: 0.4 GB."""
 PRECISIONS = ("fp32", "fp16", "bf16")
 
 
@@ -34,7 +36,7 @@ class Settings:
     isolation: str = "auto"
     compile: str = "ttir"
     workers: int | None = None
-    """Absent: one for each core, and never more than candidates."""
+    """Absent: one for each core up to MAX_JUDGES, and never more than candidates."""
     url: str | None = None
 
     def table(self) -> JudgeTable:

@@ -19,8 +19,8 @@ from forge.evalpool.pool import open_pool
 from forge.process.sockets import open_socket_dir
 from forge.records import Status, Verdict
 from forge.runner.counting import open_counter
-from forge.runner.judge_files import Job, read_jobs
-from forge.runner.judge_settings import Settings, check_precision
+from forge.runner.judge_files import STDIN, Job, read_jobs, require_path
+from forge.runner.judge_settings import MAX_JUDGES, Settings, check_precision
 from forge.runner.overrides import parse_overrides
 
 if TYPE_CHECKING:
@@ -60,6 +60,11 @@ class Question:
         if problem is None or candidate is None:
             missing = "PROBLEM and CANDIDATE" if problem is None else "CANDIDATE"
             raise ConfigError(f"forge judge: no {missing}; give both, or --serve")
+        if not candidate:
+            raise ConfigError("forge judge: CANDIDATE is empty; a file, a directory or - is needed")
+        require_path(problem)
+        if candidate != STDIN:
+            require_path(Path(candidate))
         check_precision(precision)
         return cls(
             problem=problem,
@@ -117,7 +122,7 @@ def judge(question: Question, settings: Settings, *, is_shown: bool = False) -> 
         overrides=question.overrides,
         precision=question.precision,
     )
-    most = min(settings.workers or len(jobs), len(jobs))
+    most = min(settings.workers or MAX_JUDGES, len(jobs))
     table = table.model_copy(update={"workers": min(table.workers, most)})
     cards = settings.gpus()[:most]
     is_counted = is_shown and question.is_directory

@@ -5,6 +5,7 @@ constants of problem files, as `[problems] overrides` gives them to a run.
 from __future__ import annotations
 
 import ast
+import math
 import re
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
@@ -58,13 +59,15 @@ def check_overrides(overrides: Mapping[str, Constant], files: Sequence[ProblemFi
 
 
 def _value(text: str) -> Constant:
-    """Raises ValueError for a list and the like."""
+    """Raises ValueError for a list and the like, and for infinity, which no source can write."""
     if text in BOOLEANS:
         return BOOLEANS[text]
     try:
         value = ast.literal_eval(text)
+    except TypeError as error:  # a list as a key
+        raise ValueError(text) from error
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return text
-    if not isinstance(value, int | float | str):
+    if not isinstance(value, int | float | str) or value in (math.inf, -math.inf):
         raise ValueError(text)
     return value

@@ -19,7 +19,8 @@ from forge.process.sockets import open_socket_dir
 from forge.records import Split
 from forge.records.examination import Examination, Flag
 from forge.runner.counting import open_counter
-from forge.runner.judge_settings import check_precision
+from forge.runner.judge_files import require_path
+from forge.runner.judge_settings import MAX_JUDGES, check_precision
 from forge.runner.overrides import check_overrides
 
 if TYPE_CHECKING:
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
     from forge.process.devices import Gpu
     from forge.records import Problem
     from forge.runner.judge_settings import Settings
-
-MAX_JUDGES = 16
-"""Each holds torch and triton: 0.4 GB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +50,7 @@ def find_problems(
 
     Raises ConfigError: nothing there, or an override that no file has.
     """
-    if not path.exists():
-        raise ConfigError(f"{path}: no such file or directory; a directory of problem files")
+    require_path(path)
     root = path if path.is_dir() else path.parent
     paths = find_files(path, include=()) if path.is_dir() else [path]
     if not paths:

@@ -153,6 +153,23 @@ def test_a_reader_that_leaves_is_no_error():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_closed_stdout_is_told():
+    command = f"{sys.executable} -m forge.cli keys >&-"
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False, env=env
+    )
+    assert done.returncode == 2
+    assert done.stderr == "forge: stdout is closed; >/dev/null drops what is printed\n"
+
+
+def test_half_a_surrogate_pair_is_printed_as_json_has_it(capsys):
+    cli._print_json({"é": "\ud800"})
+    out = capsys.readouterr().out
+    assert out == '{"é": "\\ud800"}\n'
+    assert json.loads(out) == {"é": "\ud800"}
+
+
 def test_plan_prints_json_and_imports_nothing_heavy(tmp_path):
     heavy = "torch", "transformers", "trl", "datasets", "triton", "numpy", "pandas", "httpx"
     code = (

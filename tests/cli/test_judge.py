@@ -3,6 +3,7 @@ for scripts."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -12,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from forge import cli
+from forge.errors import ConfigError
 from forge.records import Verdict
 from forge.runner.judge_files import find_problem
+from forge.runner.judging import Question
 
 ROOT = Path(__file__).parents[2]
 PROBLEM = """import torch
@@ -196,6 +199,13 @@ def test_whatever_text_there_is_gets_a_verdict_with_words_and_the_judge_lives(fo
         (["p.py", "c.py", "--override", "rows"], "--override rows: a name and a value"),
         (["p.py", "c.py", "--url", "nonsense"], "nonsense"),
         (["p.py", "c.py", "--url", "http://x:1", "--workers", "2"], "--workers is chosen where"),
+        (["p.py", "c.py", "--override", "rows={[]: 1}"], "--override rows={[]: 1}: a number, true"),
+        (["p.py", "c.py", "--override", "rows=1e999"], "--override rows=1e999: a number, true"),
+        (["p.py", "a" * 5000], "aaa: file name too long"),
+        (["a" * 5000, "c.py"], "aaa: file name too long"),
+        (["p.py", ""], "CANDIDATE is empty"),
+        (["p.py", "\x1b[2J.py"], "\u241b[2J.py: no such file"),
+        (["--serve", "--socket", "/proc/x.sock"], "--socket /proc/x.sock: "),
         (["p.py"], "no CANDIDATE"),
         ([], "no PROBLEM and CANDIDATE"),
         (["p.py", "c.py", "--serve", "--socket", "s"], "--serve takes no PROBLEM"),
@@ -203,7 +213,7 @@ def test_whatever_text_there_is_gets_a_verdict_with_words_and_the_judge_lives(fo
         (["empty", "-"], "empty: a directory"),
         (["two", "c.py"], "c.py: two has no one problem of this name or number"),
     ],
-    ids=" ".join,
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
 )
 def test_what_cannot_be_judged_exits_2_in_one_line(
     folder: Path, argv: list[str], words: str, capsys: pytest.CaptureFixture[str],
@@ -234,6 +244,15 @@ def test_a_closed_stdin_is_told(folder: Path) -> None:
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("forge: stdin: it is closed")
+
+
+def test_a_path_that_is_forbidden_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, **how: bool) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    with pytest.raises(ConfigError, match=r"p\.py: permission denied"):
+        Question.make(Path("p.py"), "-")
 
 
 def test_a_device_that_is_not_here_is_the_machines_fault(

@@ -420,6 +420,16 @@ def test_a_child_gets_a_cgroup_with_limits_and_all_in_it_is_killed(tmp_path: Pat
     group.release(4711)
 
 
+def test_what_a_killed_judge_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as gone:
+        pass
+    names = f"forge-{gone.pid}-7", f"forge-{os.getpid()}-7", "forge", "other-1-2"
+    for name in names:
+        (tmp_path / name).mkdir()
+    caps.CgroupCaps(tmp_path, memory_bytes=1 << 30)
+    assert {path.name for path in tmp_path.iterdir()} == set(names[1:])
+
+
 def test_caps_are_named_by_what_there_is(tmp_path: Path) -> None:
     none = tmp_path / "no-cgroups"
     assert caps.open_caps(memory_bytes=1, is_gpu=False, cgroups=none).kind == "rlimit"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import anyio
 import pytest
 
 from forge.errors import ChildDied, MachineError, Stalled
-from forge.process.child import ChildSpec, describe_exit, open_child
+from forge.process.child import ChildSpec, _spawn, describe_exit, open_child
 from forge.process.environment import child_env
 from forge.process.sockets import open_socket_dir
 from forge.process.uds import open_client
@@ -284,6 +285,22 @@ def test_a_program_that_is_not_there_is_a_machine_error(tmp_path):
     with pytest.raises(MachineError, match="kid cannot be started: /no/such/python"):
         anyio.run(main)
     assert len(os.listdir("/proc/self/fd")) < 50
+
+
+@pytest.mark.parametrize("name", ["_write_config", "os.pipe"])
+def test_a_machine_that_has_no_room_for_a_child_is_a_machine_error(tmp_path, monkeypatch, name):
+    """A judge that ends while the disk is full is started again later; its run lives on."""
+
+    def refuse(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(f"forge.process.child.{name}", refuse)
+    spec = ChildSpec(
+        name="kid", argv=("true",), log_path=tmp_path / "kid.log", env={}, socket_path=None,
+        config={},
+    )  # fmt: skip
+    with pytest.raises(MachineError, match=r"kid cannot be started: .*No space left"):
+        _spawn(spec, observer=None)
 
 
 def test_a_child_may_not_be_spawned_from_a_side_thread(tmp_path):

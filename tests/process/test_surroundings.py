@@ -7,6 +7,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import anyio
@@ -75,6 +76,43 @@ def test_a_machine_without_gpus_has_an_empty_inventory():
     if Path("/dev/nvidiactl").exists() or Path("/dev/kfd").exists():
         pytest.skip("this machine has a GPU")
     assert devices.inventory() == ()
+
+
+def test_a_card_that_fell_off_the_bus_is_left_out(monkeypatch, caplog):
+    class Lost(Exception):
+        pass
+
+    def find(index):
+        if index == 1:
+            raise Lost("GPU is lost")
+        return index
+
+    nvml = types.SimpleNamespace(
+        NVMLError=Lost,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: 3,
+        nvmlDeviceGetHandleByIndex=find,
+        nvmlDeviceGetMemoryInfo=lambda handle: types.SimpleNamespace(total=2, free=1),
+        nvmlDeviceGetUUID=lambda handle: f"GPU-{handle}",
+        nvmlDeviceGetName=lambda handle: b"card",
+        nvmlDeviceGetMinorNumber=lambda handle: handle,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(devices.Path, "exists", lambda path: True)
+    assert [gpu.index for gpu in devices._nvidia_gpus()] == [0, 2]
+    assert "GPU 1 does not answer and is left out: GPU is lost" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "is_secret"),
+    [("HF_TOKEN", True), ("TOKEN", True), ("SECRET", True), ("PGPASSWORD", True),
+     ("DATABASE_URL", True), ("openai_api_key", True), ("AWS_SECRET_ACCESS_KEY", True),
+     ("SENTRY_DSN", True), ("PATH", False), ("TOKENIZERS_PARALLELISM", False), ("KEYBOARD", False)],
+)  # fmt: skip
+def test_what_is_named_like_a_secret_stays_here(monkeypatch, name, is_secret):
+    monkeypatch.setenv(name, "x")
+    assert (name not in child_env(threads=1)) is is_secret
 
 
 def test_the_socket_directory_is_private_short_and_removed():

@@ -90,17 +90,18 @@ class CgroupCaps:
         self._memory_bytes = memory_bytes
         self._base = base
         self._folders: dict[int, Path] = {}
+        _remove_left(base)
 
     def enclose(self, pid: int) -> None:
         folder = self._base / f"forge-{os.getpid()}-{pid}"
         folder.mkdir(exist_ok=True)
+        self._folders[pid] = folder
         (folder / "memory.max").write_text(str(self._memory_bytes))
         for name, value in (("memory.swap.max", "0"), ("memory.oom.group", "1")):
             with contextlib.suppress(FileNotFoundError):  # no swap accounting; Linux before 4.19
                 (folder / name).write_text(value)
         (folder / "pids.max").write_text(str(MAX_PROCESSES))
         (folder / "cgroup.procs").write_text(str(pid))
-        self._folders[pid] = folder
 
     def release(self, pid: int) -> bool:
         folder = self._folders.pop(pid, None)
@@ -210,6 +211,15 @@ def _is_delegated(folder: Path) -> bool:
     except OSError:
         return False
     return writable and enabled >= CONTROLLERS
+
+
+def _remove_left(base: Path) -> None:
+    """What judges left that were killed. One with somebody in it cannot be removed."""
+    for folder in base.glob("forge-*-*"):
+        judge = folder.name.split("-")[1]
+        if not Path("/proc", judge).exists():
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
 
 def _remove(folder: Path) -> None:
