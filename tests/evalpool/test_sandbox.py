@@ -20,6 +20,7 @@ from forge.evalpool.judge import proof, sandbox
 from forge.evalpool.judge.processes import family, read_table
 from forge.evalpool.judge.sandbox import Isolation
 from forge.evalpool.judge.spawner import PASSED_ON
+from tests.evalpool.conftest import RELU, RELU_KERNEL
 
 ROOT = Path(__file__).parents[2]
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -273,6 +274,16 @@ def test_what_it_prints_goes_nowhere(bench: Any, capfd: pytest.CaptureFixture[st
     code = "import os\nfor _ in range(64): os.write(1, bytes(1 << 20))\nraise Told('printed')"
     assert bench.explore(code) == "Told: printed"
     assert capfd.readouterr().out == ""
+
+
+def test_what_a_reference_prints_goes_nowhere(
+    open_bench_at: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    loud = "import os\nos.write(1, b'LOUD')\nos.write(2, b'LOUD')\n"
+    with open_bench_at(tmp_path / "root") as bench:  # its children have the descriptors of now
+        verdict = bench.judge(RELU_KERNEL, problem=loud + RELU)
+    assert verdict.is_correct
+    assert "LOUD" not in "".join(capfd.readouterr())
 
 
 def test_a_torch_op_works_inside(bench: Any) -> None:
