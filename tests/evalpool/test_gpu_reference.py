@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import socket
+import threading
+import time
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
 
-from forge.evalpool.judge.gpu_memory import Block
-from forge.evalpool.judge.gpu_reference import arrange, mix
+from forge.evalpool.judge import frames, gpu_reference
+from forge.evalpool.judge.frames import Kind
+from forge.evalpool.judge.gpu_memory import Block, GpuMemoryError
+from forge.evalpool.judge.gpu_reference import (
+    LARGE_SHARE,
+    SMALL_SHARE,
+    CandidateMemory,
+    GpuReferences,
+    arrange,
+    mix,
+)
+from forge.evalpool.judge.references import ReferenceFailed
 from forge.evalpool.judge.shm import LayoutError
+from forge.evalpool.judge.spawner import SandboxedChild
+from forge.records.problem import Problem, Split
 
 BLOCK = Block(address=0, num_bytes=0, fd=-1, handle=0)
 
@@ -92,3 +110,137 @@ def test_timed_contents_come_from_sets_that_were_not_shown() -> None:
     assert (many.num_checked, many.unseen, many.to_mix) == (2, [2, 3], (2, 3))
     two = arrange(layout(), tensors(), block=BLOCK, precision="fp32")
     assert (two.num_checked, two.unseen, two.to_mix) == (1, [1], (0, 1))
+
+
+@dataclass
+class Oracles:
+    """A spawner of oracles that answer in turn as told: a word is why one fails, "" that it hangs
+    up, a layout that it has done its work."""
+
+    answers: list[str | dict[str, Any]]
+    asked: list[tuple[float, bool]] = field(default_factory=list)
+    threads: list[threading.Thread] = field(default_factory=list)
+
+    def spawn(self, *, role: str, uid: int | None) -> SandboxedChild:
+        ours, theirs = socket.socketpair()
+        answer = self.answers.pop(0)
+        thread = threading.Thread(target=self._serve, args=(theirs, answer))
+        thread.start()
+        self.threads.append(thread)
+        return SandboxedChild(sock=ours, pid=1)
+
+    def end(self, child: SandboxedChild) -> int:
+        child.sock.close()
+        self.threads.pop(0).join()
+        return 0
+
+    def _serve(self, sock: socket.socket, answer: str | dict[str, Any]) -> None:
+        def next_of(kind: Kind) -> dict[str, Any]:
+            return frames.receive(sock, deadline=time.monotonic() + 10, expected=(kind,)).body
+
+        with sock, contextlib.suppress(frames.PeerGone):
+            body = next_of(Kind.PROBLEM)
+            self.asked.append((body["memory_share"], body["plain"]))
+            if isinstance(answer, dict):
+                frames.send(sock, Kind.LAYOUT, answer)
+                next_of(Kind.FILL)
+                frames.send(sock, Kind.DONE, {})
+            elif answer:
+                frames.send(sock, Kind.FAILED, {"type": answer, "message": "m"})
+
+
+class HostBlock:
+    """Stands for memory of a card."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes, self.fd, self.is_closed = num_bytes, 0, False
+
+    def bytes(self) -> torch.Tensor:
+        return torch.zeros(self.num_bytes, dtype=torch.uint8)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+PROBLEM = Problem(problem_id="p", source="s", family="", level=1, split=Split.GRPO)
+SMALL, LARGE = (SMALL_SHARE, False), (LARGE_SHARE, False)
+SMALL_PLAIN, LARGE_PLAIN = (SMALL_SHARE, True), (LARGE_SHARE, True)
+FULL = "OutOfMemoryError"
+
+
+def answer() -> dict[str, Any]:
+    specs = [["float32", list(one.shape)] for one in tensors()]
+    return layout(tensors=specs)
+
+
+def open_references(oracles: Oracles, monkeypatch: pytest.MonkeyPatch) -> GpuReferences:
+    class Card:
+        total_memory = 80 << 30
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: Card)
+    monkeypatch.setattr(gpu_reference, "create_block", HostBlock)
+    spawner: Any = oracles
+    return GpuReferences(spawner, num_sets=2, timeout_s=10.0, uid=None, is_tf32=False)
+
+
+@pytest.mark.parametrize(
+    ("answers", "asked"),
+    [
+        ([answer()], [SMALL]),
+        ([FULL, answer()], [SMALL, LARGE]),
+        (["ValueError", answer()], [SMALL, SMALL_PLAIN]),
+        (["", answer()], [SMALL, SMALL_PLAIN]),
+        ([FULL, "ValueError", answer()], [SMALL, LARGE, LARGE_PLAIN]),
+        (["ValueError", FULL, answer()], [SMALL, SMALL_PLAIN, LARGE]),
+    ],
+)
+def test_an_oracle_gets_more_room_or_plainer_inputs_where_it_fails(
+    answers: list[str | dict[str, Any]],
+    asked: list[tuple[float, bool]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    oracles = Oracles(answers)
+    references = open_references(oracles, monkeypatch)
+    assert references.hold(PROBLEM) is references.hold(PROBLEM)
+    assert oracles.asked == asked
+
+
+@pytest.mark.parametrize("answers", [[FULL, FULL], ["ValueError", "ValueError"]])
+def test_what_fails_to_the_end_is_the_references_fault(
+    answers: list[str | dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    references = open_references(Oracles(answers), monkeypatch)
+    with pytest.raises(ReferenceFailed, match=f"fails: {answers[-1]}: m"):
+        references.hold(PROBLEM)
+    gc.collect()
+    assert not references._drawing  # nor is it remembered
+
+
+def test_a_full_card_is_not_the_references_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(num_bytes: int) -> Block:
+        raise GpuMemoryError("full")
+
+    references = open_references(Oracles([answer()]), monkeypatch)
+    monkeypatch.setattr(gpu_reference, "create_block", refuse)
+    with pytest.raises(GpuMemoryError):
+        references.hold(PROBLEM)
+
+
+def test_a_candidates_memory_that_cannot_be_filled_is_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[HostBlock] = []
+
+    def create(num_bytes: int) -> HostBlock:
+        made.append(HostBlock(num_bytes))
+        return made[-1]
+
+    def fail(memory: torch.Tensor, spec: Any, start: int) -> torch.Tensor:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    reference = open_references(Oracles([answer()]), monkeypatch).hold(PROBLEM)
+    monkeypatch.setattr(gpu_reference, "create_block", create)
+    monkeypatch.setattr(gpu_reference, "_view", fail)
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        CandidateMemory(reference)
+    assert [one.is_closed for one in made] == [True]

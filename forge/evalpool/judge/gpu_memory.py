@@ -9,6 +9,9 @@ they lie in. Not tried on AMD: no card was at hand.
 from __future__ import annotations
 
 import ctypes
+import os
+import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -17,10 +20,22 @@ import torch
 
 LIBRARIES = {"cuda": "libcuda.so.1", "hip": "libamdhip64.so"}
 PINNED, ON_DEVICE, POSIX_FD, READ_WRITE, MINIMUM_GRANULARITY = 1, 1, 1, 3, 0
+OUT_OF_MEMORY = 2
+"""Both drivers' code."""
+ROOM_BYTES = 1 << 30
+"""Left free beside a new block: for the context of the process that it is for, and its first
+tensors."""
+ROOM_TIMEOUT_S = 10.0
+"""Short: what would free the card may wait for us to leave it."""
+ROOM_PAUSE_S = 0.05
 
 
 class GpuMemoryError(Exception):
-    """The driver refused. Mostly out of memory."""
+    """There is no room on the card; else the driver refused, and this context may be broken."""
+
+    def __init__(self, message: str, *, code: int = OUT_OF_MEMORY) -> None:
+        super().__init__(message)
+        self.is_out_of_memory = code == OUT_OF_MEMORY
 
 
 class _Location(ctypes.Structure):
@@ -58,12 +73,11 @@ class Block:
         """Unmaps it; the memory is free once every process has."""
         if not self.address:
             return
+        torch.cuda.synchronize()  # unmapping does not wait for who still reads or writes it
         _call("MemUnmap", _size(self.address), _size(self.num_bytes))
         _call("MemAddressFree", _size(self.address), _size(self.num_bytes))
         _call("MemRelease", _size(self.handle))
         if self.fd >= 0:
-            import os
-
             os.close(self.fd)
         self.address = 0
 
@@ -81,8 +95,10 @@ class _Array:
 
 
 def create_block(num_bytes: int) -> Block:
-    """At least `num_bytes` of the current device's memory, shareable. Raises GpuMemoryError."""
+    """At least `num_bytes` of the current device's memory, shareable. Waits a while for room.
+    Raises GpuMemoryError."""
     torch.cuda.current_stream()  # the context is torch's
+    _wait_for_room(num_bytes)
     properties = _properties()
     granularity = ctypes.c_size_t()
     _call(
@@ -113,12 +129,34 @@ def open_block(fd: int, num_bytes: int) -> Block:
     return _map(handle.value, num_bytes, fd=-1)
 
 
+def _wait_for_room(num_bytes: int) -> None:
+    deadline = time.monotonic() + ROOM_TIMEOUT_S
+    needed = num_bytes + ROOM_BYTES
+    if torch.cuda.mem_get_info()[0] < needed:
+        torch.cuda.empty_cache()  # what torch keeps for this process is in nobody's use
+    while (free := torch.cuda.mem_get_info()[0]) < needed:
+        if time.monotonic() >= deadline:
+            raise GpuMemoryError(
+                f"the card has {free >> 20} MB free where {needed >> 20} MB are needed: others are "
+                f"on it"
+            )
+        time.sleep(ROOM_PAUSE_S)
+
+
 def _map(handle: int, size: int, *, fd: int) -> Block:
+    """Takes the handle and the descriptor over, also where it fails."""
     address = ctypes.c_ulonglong()
-    _call("MemAddressReserve", ctypes.byref(address), _size(size), _size(0), _size(0), _size(0))
-    _call("MemMap", address, _size(size), _size(0), ctypes.c_ulonglong(handle), _size(0))
-    access = _Access(location=_location(), flags=READ_WRITE)
-    _call("MemSetAccess", address, _size(size), ctypes.byref(access), _size(1))
+    with ExitStack() as undo:
+        if fd >= 0:
+            undo.callback(os.close, fd)
+        undo.callback(_call, "MemRelease", _size(handle))
+        _call("MemAddressReserve", ctypes.byref(address), _size(size), _size(0), _size(0), _size(0))
+        undo.callback(_call, "MemAddressFree", address, _size(size))
+        _call("MemMap", address, _size(size), _size(0), _size(handle), _size(0))
+        undo.callback(_call, "MemUnmap", address, _size(size))
+        access = _Access(location=_location(), flags=READ_WRITE)
+        _call("MemSetAccess", address, _size(size), ctypes.byref(access), _size(1))
+        undo.pop_all()
     return Block(address=address.value, num_bytes=size, fd=fd, handle=handle)
 
 
@@ -138,12 +176,12 @@ def _call(name: str, *arguments: Any) -> None:
     prefix = "hip" if torch.version.hip else "cu"
     code = getattr(_library(), f"{prefix}{name}")(*arguments)
     if code:
-        raise GpuMemoryError(f"{prefix}{name} failed: {_words(code)}")
+        raise GpuMemoryError(f"{prefix}{name} failed: {_words(code)}", code=code)
 
 
 def _words(code: int) -> str:
     if torch.version.hip:
-        return f"error {code}"
+        return f"HIP error {code}"
     text = ctypes.c_char_p()
     _library().cuGetErrorName(ctypes.c_int(code), ctypes.byref(text))
     return f"{(text.value or b'').decode()} ({code})"

@@ -14,13 +14,14 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import torch
 
 from forge.evalpool.judge import frames
 from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.gpu_compare import finite_rms
-from forge.evalpool.judge.gpu_memory import Block, GpuMemoryError, create_block
+from forge.evalpool.judge.gpu_memory import Block, create_block
 from forge.evalpool.judge.references import ReferenceFailed, parse_specs
 from forge.evalpool.judge.shm import LayoutError, TensorSpec, offsets
 from forge.evalpool.judge.torch_work import parse_work
@@ -28,6 +29,8 @@ from forge.evalpool.judge.trial import count
 from forge.evalpool.judge.words import clean, without_paths
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from forge.evalpool.judge.spawner import SandboxedChild, Spawner
     from forge.records.problem import Problem
 
@@ -40,10 +43,17 @@ MANY, MIX_BLOCK = 65_536, 256
 """Above so many elements coins are thrown for blocks of this many, not for each."""
 DRAW_SHARE = 0.3
 """Of the card's memory that the sets of one draw may take: the oracle holds them twice."""
+SMALL_SHARE, LARGE_SHARE = 1 / 32, 0.75
+"""Of the card's memory that torch gives an oracle: small ones work beside each other, as many as
+there are candidates; one that needs more is drawn again, while no other such is."""
 NUM_TIMED_SETS = 2
 """Sets that no candidate has seen before it is timed."""
 
 Tree = list[Any]
+
+
+class NoRoom(ReferenceFailed):
+    """Its tensors are more than its oracle was allowed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +137,15 @@ class CandidateMemory:
         likes = [reference.tensors[index] for index in chosen]
         starts, num_bytes = offsets([_spec(tensor) for tensor in likes])
         self.block = create_block(num_bytes)
+        try:
+            self._arrange(likes, starts)
+        except BaseException:
+            self.block.close()
+            raise
+
+    def _arrange(self, likes: list[torch.Tensor], starts: Sequence[int]) -> None:
+        reference = self._reference
+        first = reference.sets[0]
         memory = self.block.bytes()
         tensors = [
             _view(memory, _spec(like), start) for like, start in zip(likes, starts, strict=True)
@@ -190,12 +209,13 @@ class GpuReferences:
         self._uid = uid
         self._is_tf32 = is_tf32
         self._lock = threading.Lock()
-        self._drawing: dict[str, threading.Lock] = {}
+        self._drawing: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
+        self._large = threading.Lock()
         self._cache: OrderedDict[str, GpuReference] = OrderedDict()
         self._memory_bytes = torch.cuda.get_device_properties().total_memory
 
     def hold(self, problem: Problem) -> GpuReference:
-        """A draw that stays until `let_go`. Raises ReferenceFailed, or ZygoteGone."""
+        """A draw that stays until `let_go`. Raises ReferenceFailed, ZygoteGone, GpuMemoryError."""
         text = f"{problem.entry_point}\0{problem.precision}\0{problem.source}"
         key = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
         with self._lock:
@@ -240,18 +260,39 @@ class GpuReferences:
             reference.block.close()
 
     def _draw(self, problem: Problem) -> GpuReference:
+        try:
+            return self._draw_within(problem, memory_share=SMALL_SHARE)
+        except NoRoom:
+            with self._large:
+                return self._draw_within(problem, memory_share=LARGE_SHARE)
+
+    def _draw_within(self, problem: Problem, *, memory_share: float) -> GpuReference:
+        """Where the reference fails on inputs that it does not give itself, from those alone."""
+        deadline = time.monotonic() + self._timeout_s
+        asked = {"memory_share": memory_share, "plain": False}
+        try:
+            return self._draw_as(asked, problem, deadline=deadline)
+        except NoRoom:
+            raise
+        except ReferenceFailed:
+            return self._draw_as({**asked, "plain": True}, problem, deadline=deadline)
+
+    def _draw_as(self, asked: dict[str, Any], problem: Problem, *, deadline: float) -> GpuReference:
         oracle = self._spawner.spawn(role="oracle", uid=self._uid)
         try:
-            return self._ask(oracle, problem)
+            return self._ask(oracle, asked, problem, deadline=deadline)
         except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError) as error:
             raise _failed(problem, f"ended its oracle: {type(error).__name__}: {error}") from error
-        except (LayoutError, GpuMemoryError) as error:
+        except LayoutError as error:
             raise _failed(problem, f"cannot be used: {type(error).__name__}: {error}") from error
         finally:
             self._spawner.end(oracle)
 
-    def _ask(self, oracle: SandboxedChild, problem: Problem) -> GpuReference:
+    def _ask(
+        self, oracle: SandboxedChild, asked: dict[str, Any], problem: Problem, *, deadline: float
+    ) -> GpuReference:
         body = {
+            **asked,
             "source": problem.source,
             "entry_point": problem.entry_point,
             "precision": problem.precision,
@@ -260,12 +301,12 @@ class GpuReferences:
             "tf32": self._is_tf32,
             "max_bytes": int(DRAW_SHARE * self._memory_bytes),
         }
-        deadline = time.monotonic() + self._timeout_s
         frames.send(oracle.sock, Kind.PROBLEM, body)
         answer = frames.receive(oracle.sock, deadline=deadline, expected=(Kind.LAYOUT, Kind.FAILED))
         if answer.kind is Kind.FAILED:
-            cause = f"{answer.body.get('type')}: {answer.body.get('message')}"
-            raise _failed(problem, f"fails: {cause}")
+            kind, message = answer.body.get("type"), answer.body.get("message")
+            failed = _failed(problem, f"fails: {kind}: {message}")
+            raise NoRoom(str(failed)) if kind == "OutOfMemoryError" else failed
         specs = parse_specs(answer.body.get("tensors"))
         starts, num_bytes = offsets(specs)
         block = create_block(num_bytes)
