@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 TRITON_OPEN, TRITON_CLOSE = "<triton>", "</triton>"
-_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([^\n`]*)$", re.MULTILINE)
+_FENCE = re.compile(r"^[ \t]*+(`{3,}+|~{3,}+)([^\n`]*+)$", re.MULTILINE)
+"""No part gives back what it took: what two parts may share would be tried in each division."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
