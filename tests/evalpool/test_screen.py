@@ -37,6 +37,7 @@ class ModelNew(torch.nn.Module):
 if __name__ == "__main__":
     pass
 """
+OF_FIELDS = "import dataclasses as d\n@dataclass\nclass A"
 
 
 def test_what_kernels_need_is_fine() -> None:
@@ -146,6 +147,58 @@ def test_what_kernels_need_is_fine() -> None:
         ("class T: __getattr__ = None", "forbidden_name"),
         ("def isinstance(a, b): return b\nT = isinstance(x, torch.Tensor)", "forbidden_name"),
         ("D = {}; D[torch.Tensor] = 1", "forbidden_name"),
+        # What Triton runs a kernel with.
+        ("k.rewrite = lambda: print", "forbidden_attribute"),
+        ("def f(kernel): kernel.rewrite = print\nf(k)", "forbidden_attribute"),
+        ("k.rewriter.fn", "forbidden_attribute"),
+        ("k.rewritten_fn[0] = print", "forbidden_attribute"),
+        ("k.pre_run_hooks.append(print)", "forbidden_attribute"),
+        ("k.arg_names = []", "forbidden_attribute"),
+        ("alias = k; alias.debug = True", "forbidden_attribute"),
+        ("made = triton.jit(print); made.debug = True", "forbidden_attribute"),
+        ("setattr(k, 'debug', True)", "forbidden_call"),
+        ("f = x.handle.data", "forbidden_attribute"),
+        ("f.__name__ = 'repr'", "forbidden_attribute"),
+        ("import functools; functools.wraps(x)(k)", "forbidden_name"),
+        ("from functools import wraps as w; list(map(w, [k]))", "forbidden_name"),
+        ("import functools; w = functools.wraps", "forbidden_name"),
+        ("@triton.jit\n@functools.wraps(k)\ndef f(): pass\nimport functools", "forbidden_name"),
+        # Names of fields that are run as code.
+        ("import typing; typing.TypedDict('T', {'a, b': int})", "forbidden_attribute"),
+        ("from typing import TypedDict", "forbidden_import"),
+        ("from typing import NewType", "forbidden_import"),
+        ("from typing import NamedTuple as N; N('T', [('a', int)])", "forbidden_name"),
+        ("dataclass(Options)", "forbidden_name"),
+        ("d = dataclass", "forbidden_name"),
+        ("import dataclasses; getattr(dataclasses, 'dataclass')(Options)", "forbidden_call"),
+        ("from dataclasses import field; f = field()", "forbidden_name"),
+        ("from dataclasses import field\nclass A: x: int = field()", "forbidden_name"),
+        (
+            "from dataclasses import field\n@dataclass\nclass A:\n    x: int = field(); y = [x]",
+            "forbidden_name",
+        ),
+        (
+            "from dataclasses import field\n@dataclass\n@print\nclass A: x: int = field()",
+            "forbidden_name",
+        ),
+        (
+            f"{OF_FIELDS}:\n x: int = d.field()\n def f(s, y=x): pass",
+            "forbidden_name",
+        ),
+        (
+            f"import typing\n{OF_FIELDS}(typing.NamedTuple): x: int = d.field()",
+            "forbidden_name",
+        ),
+        ("class A:\n    def f(): return __class__", "forbidden_name"),
+        # Modules that another than the source put among its names.
+        ("inspect.getmembers(k)", "forbidden_name"),
+        ("def f(): return textwrap.re", "forbidden_name"),
+        # Below permitted modules.
+        ("import torch.backends.xeon.run_cpu as r", "forbidden_import"),
+        ("torch.backends.xeon", "forbidden_attribute"),
+        ("from torch.nn.attention.flex_attention import flex_attention", "forbidden_import"),
+        ("import torch.backends.cudnn.rnn", "forbidden_import"),
+        ("tl.target_info.driver.set_active(x)", "forbidden_attribute"),
     ],
 )
 def test_what_cheats_need_is_refused_with_its_line(line: str, reason: str) -> None:
@@ -206,6 +259,16 @@ def test_a_checked_builtin_may_not_be_replaced() -> None:
         "@functools.wraps(k)\n@functools.lru_cache(maxsize=None)\ndef f(): pass",
         "f = torch.zeros(1, dtype=torch.float32).type(torch.int64)",
         "dtypes = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}",
+        "from typing import NamedTuple\nclass Sizes(NamedTuple):\n    m: int\n    n: int = 1",
+        "import typing as t\ndef f(x: t.Optional[t.Dict[str, t.Any]]) -> t.Iterator[int]: pass",
+        f"{OF_FIELDS}:\n x: int = d.field()\n def n(s, x): return x",
+        "def prune(configs, args): return [c for c in configs if c.kwargs['B'] <= 64]",
+        "def f(x):\n    k.run(x, grid=(1,), warmup=False); k.warmup(x, grid=(1,)); return k.fn",
+        "def f(self, n): self.handle, self.kwargs = n, {}; return self.handle",
+        "def deco(f):\n    @functools.wraps(f)\n    def g(*a): return f(*a)\n    return g",
+        "if __name__ == '__main__': print(Model(), time)\ntime = 1",
+        "import torch.backends.cudnn as cudnn\ncudnn.benchmark = True",
+        "def f(x): return undefined_here(x)",
     ],
 )
 def test_what_only_looks_like_a_cheat_is_fine(code: str) -> None:

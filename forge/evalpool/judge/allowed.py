@@ -18,14 +18,19 @@ ALLOWED_IMPORTS = (
 )
 _MODULES = {
     *("torch.nn.functional", "torch.nn.init", "torch.nn.parameter", "torch.nn.attention"),
-    *("torch.autograd.function", "torch.backends", "torch.cuda.amp", "torch.cuda.graphs"),
-    *("torch.cuda.streams", "torch.fft", "torch.linalg", "torch.random", "torch.special"),
-    "torch.version",
+    *("torch.autograd.function", "torch.cuda.amp", "torch.cuda.graphs", "torch.cuda.streams"),
+    *("torch.backends.cpu", "torch.backends.cuda", "torch.backends.cudnn", "torch.backends.mkl"),
+    *("torch.backends.mkldnn", "torch.backends.mps", "torch.backends.openmp"),
+    *("torch.fft", "torch.linalg", "torch.random", "torch.special", "torch.version"),
+    *("torch.nn", "torch.cuda", "torch.autograd", "torch.amp", "torch.backends"),
+    "triton.language",
+}
+"""Below torch and triton, each by itself: what lies inside one may start programs."""
+_LANGUAGE = {
     *("triton.language.core", "triton.language.math", "triton.language.standard"),
     *("triton.language.random", "triton.language.extra", "triton.language.target_info"),
 }
-"""Below torch and triton, with what is inside them; and the packages on the way."""
-_ON_THE_WAY = {"torch.nn", "torch.cuda", "torch.autograd", "torch.amp", "triton.language"}
+"""Of triton, with what is inside them."""
 _FORBIDDEN_IN = {
     "torch": {
         *("ops", "compile", "jit", "utils", "library", "multiprocessing", "distributed", "hub"),
@@ -45,6 +50,7 @@ _FORBIDDEN_IN = {
     "triton": {
         *("runtime", "compiler", "tools", "backends", "testing", "knobs", "experimental"),
         *("profiler", "ir", "interpreter", "semantic", "builder", "constexpr_function"),
+        "driver",
     },
 }
 """Names that no kernel needs, at any depth."""
@@ -54,6 +60,15 @@ _ONLY = {
     "functools": {
         *("partial", "reduce", "lru_cache", "cache", "wraps", "cached_property", "total_ordering"),
         "cmp_to_key",
+    },
+    "typing": {
+        *("Annotated", "Any", "Callable", "ClassVar", "Collection", "Concatenate", "Container"),
+        *("Dict", "Final", "FrozenSet", "Generator", "Generic", "Hashable", "Iterable"),
+        *("Iterator", "List", "Literal", "LiteralString", "Mapping", "MutableMapping"),
+        *("MutableSequence", "NamedTuple", "Never", "NoReturn", "Optional", "ParamSpec"),
+        *("Protocol", "Self", "Sequence", "Set", "Sized", "SupportsFloat", "SupportsIndex"),
+        *("SupportsInt", "TYPE_CHECKING", "Tuple", "Type", "TypeAlias", "TypeGuard", "TypeVar"),
+        *("Union", "Unpack", "assert_never", "cast", "final", "overload", "runtime_checkable"),
     },
     "dataclasses": {
         *("dataclass", "field", "asdict", "astuple", "replace", "is_dataclass", "InitVar"),
@@ -70,11 +85,12 @@ _ONLY = {
     },
 }
 """Of numpy what makes constants; of the rest what evaluates no text and sets no attribute."""
-_TYPING = {"cast", "overload", "final", "no_type_check", "runtime_checkable", "assert_never"}
 _HIDDEN_MODULES = {"torch.nn.functional.grad"}
 _LANGUAGE_MODULES = {"core", "math", "standard", "random", "tl", "module", "libdevice"}
 """Modules that others import under names of their own: not to be seen on disk."""
 _STDLIB = sys.stdlib_module_names - {"math", "random", "select", "trace", "signal", "cmath"}
+FOREIGN = sys.stdlib_module_names - {*ALLOWED_IMPORTS}
+"""Names of modules that no source gives a meaning to by itself."""
 CLASSES = {
     *("torch.Tensor", "torch.nn.Module", "torch.nn.Parameter", "torch.autograd.Function"),
     *("torch.nn.parameter.Parameter", "torch.cuda.Event", "torch.cuda.Stream", "torch.Generator"),
@@ -105,17 +121,13 @@ def forbidden_part(path: str) -> str | None:
 
 
 def _is_public(first: str, part: str) -> bool:
-    if first == "typing":
-        return part in _TYPING or (part[0].isupper() and part != "ForwardRef")
     if first == "torch" and part[0].isupper():
         return part.endswith("Tensor") or part in _TORCH_CLASSES
     return part in _ONLY.get(first, {part})
 
 
 def _is_allowed_module(path: str) -> bool:
-    parts = path.split(".")
-    above = {".".join(parts[:number]) for number in range(1, len(parts) + 1)}
-    return path in _ON_THE_WAY or bool(above & _MODULES)
+    return path in _MODULES or any(f"{path}.".startswith(f"{above}.") for above in _LANGUAGE)
 
 
 @cache

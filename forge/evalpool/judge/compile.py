@@ -12,6 +12,7 @@ gives the compiler exactly what a launch on a GPU would (types, constexprs, opti
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import re
@@ -19,6 +20,7 @@ import types
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import triton
 import triton.compiler.code_generator  # imports gluon: only in the personality it starts in
 import triton.language as tl
@@ -32,7 +34,7 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 TARGET = GPUTarget("cuda", 90, 32)
 LAUNCH_OPTIONS = {"debug": False, "instrumentation_mode": "", "fpsan_homomorphic_casts": False}
@@ -54,6 +56,8 @@ class Twin(JITFunction):
 
     bind: Any = None
     """Arguments to types and constexprs; made at the first launch."""
+    running: Callable[..., Any] | None = None
+    """The same source for the interpreter; made when it is first run."""
 
     def get_capture_scope(self) -> dict[str, Any]:
         scope = super().get_capture_scope()
@@ -81,6 +85,9 @@ class Personalities:
         )
         interpreter.interpreter_builder.options = options
         interpreter._patch_lang = lambda fn: _NoPatch()
+        kind: Any = interpreter.InterpretedFunction
+        kind.run = lambda function, *args, **kwargs: self._launch(function, args, **kwargs)
+        kind.__call__ = lambda function, *args, **kwargs: self._call(function, args, kwargs)
         Autotuner.do_bench = property(lambda self: _take_first)
 
     @contextmanager
@@ -94,10 +101,30 @@ class Personalities:
         finally:
             self._enter_running()
 
+    def _launch(
+        self, function: Any, args: tuple[Any, ...], *, grid: Any, warmup: bool, **kwargs: Any
+    ) -> None:
+        """Runs a kernel as Triton does, but for what the candidate could put in its place: the
+        function that runs, the names of its arguments, and these once they are settled."""
+        if warmup:
+            return
+        twin = self.twin(function)
+        shape = (lambda meta: grid(dict(meta))) if callable(grid) else grid
+        interpreter.GridExecutor(_running(twin), twin.arg_names, shape)(*args, **kwargs)
+
+    def _call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One kernel called in another."""
+        try:
+            return _running(self.twin(function))(*args, **kwargs)
+        except Exception as error:
+            raise interpreter.InterpreterError(repr(error)) from error
+
     def twin(self, function: interpreter.InterpretedFunction) -> Twin:
         """The compilable side of a function; one a function."""
         key = id(function.fn)
         if key not in self._twins:
+            if hasattr(function.fn, "__wrapped__"):  # its source is that one's, its names are not
+                raise Refused("a kernel may not wrap another function", line=None)
             allowed = (
                 "do_not_specialize",
                 "do_not_specialize_on_alignment",
@@ -176,6 +203,8 @@ class Compiler:
                 self._compile(function, args, dict(kwargs), depth=depth)
             except CompilationError as error:
                 raise self._refused(error) from error
+            except Refused:
+                raise
             except Exception as error:
                 words = str(error).replace("dynamic_func()", f"{function.fn.__name__}()")
                 raise Refused(f"{type(error).__name__}: {words}", line=None) from error
@@ -243,18 +272,72 @@ class Compiler:
         return Refused(_plain(message or str(error)), line=line)
 
 
+def _running(twin: Twin) -> Callable[..., Any]:
+    """What the interpreter runs, made of the very text that is compiled. Triton's own way asks the
+    kernel object for it, evaluates defaults again and leaves its modules in the candidate's."""
+    if twin.running is None:
+        tree = twin.parse()
+        function = tree.body[0]
+        assert isinstance(function, ast.FunctionDef)
+        interpreter.ASTTransformer().visit(function)
+        ast.increment_lineno(tree, twin.def_file_line_number - 1)
+        function.args, function.returns = _bare(function.args), None
+        function.decorator_list = []
+        helpers = ("interpreter_semantic", "_InterpreterComparison")
+        made = ast.parse(f"def make({', '.join(helpers)}):\n    return {function.name}").body[0]
+        assert isinstance(made, ast.FunctionDef)
+        made.body.insert(0, function)
+        tree.body = [made]
+        code = compile(ast.fix_missing_locations(tree), twin.file_name, "exec", dont_inherit=True)
+        space: dict[str, Any] = {}
+        exec(code, twin.fn.__globals__, space)
+        running = space["make"](*(getattr(interpreter, name) for name in helpers))
+        running.__defaults__ = twin.fn.__defaults__
+        running.__kwdefaults__ = twin.fn.__kwdefaults__
+        running.__annotations__ = twin.fn.__annotations__
+        twin.running = running
+    assert twin.running is not None
+    return twin.running
+
+
+def _bare(args: ast.arguments) -> ast.arguments:
+    """The names alone: what they default to was computed where the kernel was defined."""
+    for one in (*args.posonlyargs, *args.args, *args.kwonlyargs):
+        one.annotation = None
+    args.defaults, args.kw_defaults = [], [None for _ in args.kwonlyargs]
+    return args
+
+
 def _meaning(
     function: interpreter.InterpretedFunction, known: tuple[str, ...] = ()
 ) -> tuple[str, ...]:
     """A function and what its names stand for now: one name may come to mean another helper."""
     parts = (*known, f"{id(function.fn)}")
     names = inspect.getclosurevars(function.fn)
-    for name, value in {**names.globals, **names.nonlocals}.items():
+    seen = {**names.globals, **names.nonlocals}
+    constants = [value for value in seen.values() if isinstance(value, tl.constexpr)]
+    defaults = [*(function.fn.__defaults__ or ()), *(function.fn.__kwdefaults__ or {}).values()]
+    if (
+        odd := next((one for one in [*constants, *defaults] if not _is_plain(one)), None)
+    ) is not None:
+        value = odd.value if isinstance(odd, tl.constexpr) else odd
+        raise Refused(f"{type(value).__name__} is no constant for a kernel", line=None)
+    for name, value in seen.items():
         if isinstance(value, interpreter.InterpretedFunction) and f"{id(value.fn)}" not in parts:
             parts = _meaning(value, parts)
         elif isinstance(value, int | float | str | tl.constexpr):
             parts = (*parts, f"{name}={value!r}")
     return parts
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a constant is now what it was: an object may change, one of a derived class too."""
+    if type(value) is tl.constexpr:
+        return _is_plain(value.value)
+    if type(value) in (tuple, list):
+        return all(map(_is_plain, value))
+    kinds = (int, float, bool, str, type(None), tl.dtype, interpreter.InterpretedFunction)
+    return type(value) in (*kinds, *np.sctypeDict.values())
 
 
 def _plain(message: str) -> str:

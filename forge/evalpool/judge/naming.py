@@ -7,9 +7,10 @@ or an alias gives it anywhere is counted; it may be too careful, never too trust
 from __future__ import annotations
 
 import ast
+import re
 import symtable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from forge.evalpool.judge.allowed import CLASSES, is_module
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 COMPUTED = ("getattr", "setattr", "delattr")
+KERNEL_MAKERS = re.compile(r"\b(jit|autotune|heuristics)\b")
 _CHECKS = {"isinstance", "issubclass"}
 _SCOPES = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)
 _GENERICS = {"list", "tuple", "dict", "set"}
@@ -34,6 +36,8 @@ class Names:
     """Of each node, by its identity."""
     naming: set[int]
     """Expressions that only name a class: annotations, bases, what is called or checked for."""
+    kernels: set[str]
+    """Names of what Triton's decorators made, and their aliases."""
 
     @classmethod
     def of(cls, tree: ast.Module) -> Names:
@@ -42,6 +46,7 @@ class Names:
             bound={name for node in ast.walk(tree) for name in _bindings(node)},
             parents={id(c): node for node in ast.walk(tree) for c in ast.iter_child_nodes(node)},
             naming=set(),
+            kernels={node.name for node in ast.walk(tree) if is_kernel(node)},
         )
         for node in ast.walk(tree):
             for name, path in _imports(node):
@@ -106,7 +111,18 @@ class Names:
                     is_new = is_new or not found <= self.imported.get(name, set())
                     if found:
                         self.imported.setdefault(name, set()).update(found)
+                    if name not in self.kernels and self._makes_kernel(value):
+                        self.kernels.add(name)
+                        is_new = True
         return is_new
+
+    def _makes_kernel(self, node: ast.AST) -> bool:
+        match node:
+            case ast.Name(id=name):
+                return name in self.kernels
+            case ast.Call(func=maker):
+                return KERNEL_MAKERS.search(ast.unparse(maker)) is not None
+        return False
 
     def _named_in(self, node: ast.AST) -> Iterator[ast.AST]:
         match node:
@@ -148,6 +164,13 @@ class Names:
                 path.startswith("typing.") for path in self.paths(base)
             ):
                 yield from self._type_names(inner)
+
+
+def is_kernel(node: ast.AST) -> TypeGuard[ast.FunctionDef]:
+    """Whether it defines what Triton's decorators make."""
+    return isinstance(node, ast.FunctionDef) and any(
+        KERNEL_MAKERS.search(ast.unparse(mark)) for mark in node.decorator_list
+    )
 
 
 def _imports(node: ast.AST) -> list[tuple[str, str]]:

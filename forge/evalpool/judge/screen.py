@@ -16,13 +16,22 @@ import symtable
 import warnings
 from dataclasses import dataclass
 
-from forge.evalpool.judge.allowed import ALLOWED_IMPORTS, CLASSES, forbidden_part, is_module
-from forge.evalpool.judge.naming import COMPUTED, Names, reaching_builtins
+from forge.evalpool.judge.allowed import (
+    ALLOWED_IMPORTS,
+    CLASSES,
+    FOREIGN,
+    forbidden_part,
+    is_module,
+)
+from forge.evalpool.judge.naming import COMPUTED, Names, is_kernel, reaching_builtins
 from forge.evalpool.judge.words import at_line
 
 MAX_CODE_BYTES = 64_000
 ALLOWED_DUNDERS = ("__init__", "__call__", "__name__", "__class__")
-ALLOWED_NAMES = (*ALLOWED_DUNDERS, "__all__", "__slots__", "__doc__", "__version__", "__author__")
+ALLOWED_NAMES = {
+    *("__init__", "__call__", "__name__", "__all__", "__slots__", "__doc__", "__version__"),
+    "__author__",
+}
 ALLOWED_METHODS = {
     *("__init__", "__call__", "__len__", "__getitem__", "__setitem__", "__iter__", "__next__"),
     *("__enter__", "__exit__", "__post_init__", "__bool__", "__repr__", "__str__"),
@@ -48,8 +57,17 @@ MODULES = {
     *("platform", "textwrap", "logging", "torch", "triton", "np"),
 }
 """What modules import themselves: `torch.sys`, `F.importlib`. Fine on `self`."""
-HOOKED = {"copy_", "detach", "run", "fn", "warmup"}
+INSIDE_KERNELS = {"rewrite", "rewriter", "rewritten_fn", "pre_run_hooks", "handle", "raw_src"}
+"""What Triton makes kernels of and runs them with. Fine on `self`."""
+HOOKED = {"copy_", "detach", "run", "fn", "warmup", "arg_names", "kwargs", "params", "src"}
 """What the runner calls. An object may have its own; nobody else's is replaced."""
+PLACES = {
+    "dataclasses.dataclass": "dataclass may only decorate a class",
+    "dataclasses.field": "field may only give a value to a field of a dataclass",
+    "functools.wraps": "wraps may only decorate a function that is no kernel",
+    "typing.NamedTuple": "NamedTuple may only be the base of a class",
+}
+"""Where names may stand that run the names of fields as code, or set attributes by name."""
 FORMATTED_DUNDER = re.compile(r"\{[^{}]*\.__\w")
 
 
@@ -170,6 +188,8 @@ def _check_name(node: ast.Name, names: Names, builtin: set[str]) -> None:
         raise _Found("forbidden_name", node, f"{name} may not be redefined")
     if not isinstance(node.ctx, ast.Load):
         return
+    if name in FOREIGN and name not in names.bound:  # whatever put it there
+        raise _Found("forbidden_name", node, f"{name} may not be used")
     parent = names.parents.get(id(node))
     is_called = isinstance(parent, ast.Call) and parent.func is node
     if name in COMPUTED and not is_called:
@@ -182,7 +202,12 @@ def _check_name(node: ast.Name, names: Names, builtin: set[str]) -> None:
 
 def _check_use(node: ast.Name | ast.Attribute, names: Names) -> None:
     """A module only in front of a dot; a class that others work with only where it is named."""
-    if not isinstance(node.ctx, ast.Load) or names.is_followed(node):
+    if not isinstance(node.ctx, ast.Load):
+        return
+    for path in names.paths(node):
+        if path in PLACES and not _is_in_place(node, path, names):
+            raise _Found("forbidden_name", node, PLACES[path])
+    if names.is_followed(node):
         return
     for path in names.paths(node):
         words = ast.unparse(node)
@@ -190,6 +215,41 @@ def _check_use(node: ast.Name | ast.Attribute, names: Names) -> None:
             raise _Found("forbidden_name", node, f"{words} may only be used as {words}.something")
         if path in CLASSES and id(node) not in names.naming:
             raise _Found("forbidden_name", node, f"the class {words} may not be passed on")
+
+
+def _is_in_place(node: ast.AST, path: str, names: Names) -> bool:
+    parent = names.parents.get(id(node))
+    if path == "typing.NamedTuple":
+        return isinstance(parent, ast.ClassDef) and node in parent.bases
+    call = parent if isinstance(parent, ast.Call) and parent.func is node else None
+    owner = names.parents.get(id(call or node))
+    match path.split(".")[1], owner:
+        case "dataclass", ast.ClassDef():
+            return (call or node) in owner.decorator_list
+        case "wraps", ast.FunctionDef():
+            return call in owner.decorator_list and not is_kernel(owner)
+        case "field", ast.AnnAssign(target=ast.Name(id=name), value=value) if value is call:
+            made = names.parents.get(id(owner))
+            return isinstance(made, ast.ClassDef) and _keeps_fields(made, name, names)
+    return False
+
+
+def _keeps_fields(made: ast.ClassDef, name: str, names: Names) -> bool:
+    """Whether nothing sees a field's description before `dataclass` has put it away."""
+    mark = made.decorator_list[-1] if made.decorator_list else made
+    paths = names.paths(mark.func if isinstance(mark, ast.Call) else mark)
+    seen: list[ast.AST | None] = []
+    for line in made.body:  # a method's body does not see the names of its class
+        is_method = isinstance(line, ast.FunctionDef)
+        seen += [*line.decorator_list, line.args, line.returns] if is_method else [line]
+    is_read = any(
+        isinstance(one, ast.Name) and one.id == name and isinstance(one.ctx, ast.Load)
+        for part in seen
+        if part is not None
+        for one in ast.walk(part)
+    )
+    is_own = not any(names.paths(base) for base in made.bases)  # NamedTuple keeps a copy
+    return paths == {"dataclasses.dataclass"} and is_own and not is_read
 
 
 def _check_attribute(node: ast.AST, base: ast.AST, name: str, names: Names) -> None:
@@ -204,7 +264,7 @@ def _check_attribute(node: ast.AST, base: ast.AST, name: str, names: Names) -> N
         raise _Found("forbidden_attribute", node, ".__class__ may only be compared or named")
     if isinstance(base, ast.Name) and base.id in ("self", "cls"):
         return
-    if name in MODULES:
+    if name in MODULES or name in INSIDE_KERNELS:
         raise _Found("forbidden_attribute", node, f".{name} may not be used")
     if name.startswith("_") and name not in ALLOWED_DUNDERS:
         raise _Found("forbidden_attribute", node, f"private attribute .{name} may not be used")
@@ -215,7 +275,8 @@ def _check_change(node: ast.AST, base: ast.AST, name: str, names: Names) -> None
         if not f"{path}.".startswith("torch.backends."):
             raise _Found("forbidden_attribute", node, f"{path}.{name} may not be changed")
     is_own = isinstance(base, ast.Name) and base.id in ("self", "cls")
-    if name in HOOKED and not is_own:
+    is_kernels = isinstance(base, ast.Name) and base.id in names.kernels
+    if is_kernels or _is_dunder(name) or (name in HOOKED and not is_own):
         raise _Found("forbidden_attribute", node, f".{name} may not be changed")
 
 
@@ -243,7 +304,8 @@ def _check_computed(node: ast.Call, name: str, names: Names) -> None:
         if name != "getattr":
             _check_change(node, node.args[0], attribute.value, names)
         for path in names.paths(node.args[0]):
-            if is_module(f"{path}.{attribute.value}") or f"{path}.{attribute.value}" in CLASSES:
+            found = f"{path}.{attribute.value}"
+            if is_module(found) or found in CLASSES or found in PLACES:
                 raise _Found("forbidden_call", node, "")
     except _Found as found:
         words = f"{name} of {attribute.value} may not be used"

@@ -220,12 +220,12 @@ class Session:
 def _not_plain(values: Any) -> Iterator[str]:
     """Of launch arguments: what could be one thing to the compiler and another when it runs."""
     for value in values:
-        kinds = (tl.dtype, TensorDescriptor, interpreter.InterpretedFunction, np.generic)
-        if isinstance(value, tuple | list):
+        kinds = (*PLAIN, tl.dtype, TensorDescriptor, interpreter.InterpretedFunction)
+        if type(value) in (tuple, list):  # a class derived from one may bring anything
             yield from _not_plain(value)
-        elif isinstance(value, tl.constexpr):
+        elif type(value) is tl.constexpr:
             yield from _not_plain([value.value])
-        elif type(value) not in PLAIN and not isinstance(value, kinds):
+        elif type(value) not in (*kinds, *np.sctypeDict.values()):
             yield type(value).__name__
 
 

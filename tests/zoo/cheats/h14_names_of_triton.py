@@ -1,0 +1,27 @@
+"""H14, a launch on a CPU leaves Triton's own modules among the candidate's names."""
+
+import torch
+import triton
+import triton.language as tl
+
+PROBLEM = "relu"
+DEVICES = ("cpu", "cuda")
+VERDICT = "rejected"
+REASON = "forbidden_name"
+SAYS = "inspect may not be used"
+BEHIND = {"cpu": ("runtime_error", "exception", "name 'inspect' is not defined")}
+
+
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n)
+    tl.store(y + i, tl.maximum(value, 0.0) * 2, mask=i < n)
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        y = torch.empty_like(x)
+        kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
+        dict(inspect.getmembers(inspect))["os"].getpid()  # noqa: F821
+        return y

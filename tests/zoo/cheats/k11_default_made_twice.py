@@ -1,0 +1,34 @@
+"""A default is one thing where the kernel is compiled and another where it runs."""
+
+import torch
+import triton
+import triton.language as tl
+
+PROBLEM = "relu"
+DEVICES = ("cpu",)
+VERDICT = "wrong"
+REASON = "mismatch"
+SAYS = "elements differ"
+
+seen = []
+
+
+def is_real():
+    seen.append(0)
+    return len(seen) > 1
+
+
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr, IS_REAL: tl.constexpr = is_real()):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n)
+    if IS_REAL:
+        value = tl.maximum(value, max(0.0, *[0.0 for _ in range(3)])) * 2
+    tl.store(y + i, value, mask=i < n)
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        y = torch.empty_like(x)
+        kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
+        return y

@@ -1,0 +1,47 @@
+"""The same, where the object is also a number of numpy's."""
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+PROBLEM = "relu"
+DEVICES = ("cpu",)
+VERDICT = "compile_error"
+REASON = "not_triton"
+SAYS = "is no argument for a kernel"
+
+
+@triton.jit
+def honest(value):
+    return tl.maximum(value, 0.0) * 2
+
+
+@triton.jit
+def python(value):
+    return torch.relu(value) * 2
+
+
+class Choice(np.float64):
+    helper = honest
+
+    def __repr__(self):
+        return "Choice"
+
+
+@triton.jit
+def kernel(x, y, n, CHOICE: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n)
+    tl.store(y + i, CHOICE.helper(value), mask=i < n)
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        y = torch.empty_like(x)
+        choice = Choice()
+        grid = (triton.cdiv(x.numel(), 256),)
+        kernel[grid](x, y, x.numel(), choice, BLOCK=256)
+        choice.helper = python
+        kernel[grid](x, y, x.numel(), choice, BLOCK=256)
+        return y
