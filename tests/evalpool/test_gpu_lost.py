@@ -14,6 +14,7 @@ from forge.config.schema import JudgeTable
 from forge.errors import Stalled
 from forge.evalpool.judge.gpu_memory import GpuMemoryError
 from forge.evalpool.judge.gpu_trial import GpuTrials
+from forge.evalpool.judge.spares import Spares
 from forge.evalpool.judge.trial import Stamp
 from forge.process.gpu_lease import GpuLease
 from forge.records.problem import Problem, Split
@@ -56,6 +57,7 @@ def trials(error: Exception, folder: Path) -> GpuTrials:
         lease=GpuLease("GPU-1", folder=folder),
         baselines=nothing,
         baseline_uid=None,
+        spares=Spares(nothing),
     )
 
 

@@ -55,8 +55,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FIRST_UID = 61_000
-NUM_UIDS = 4_000
-"""Runners of a root judge get a uid from here each; judges start at different places in it."""
+NUM_UIDS = 2_000
+"""Runners of a root judge get a uid from here each; judges start at different places in it. As many
+again are for runners that live on (`spares.py`), then 500 for oracles: all below `nobody`."""
+NUM_SPARE_UIDS = 64
+"""Of one judge: more than it has spares and candidates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +121,7 @@ class Judge:
                 stamp=self._stamp(),
                 uuid=self._gpu.uuid,
                 oracle_uid=uid,
+                spare_uids=[] if uid is None else _uids(NUM_SPARE_UIDS, first=FIRST_UID + NUM_UIDS),
             )
         references = References(
             self.spawner,
@@ -263,16 +267,16 @@ def main() -> None:
     serve(make_app(judge), socket_path)
 
 
-def _uids(count: int) -> list[int]:
+def _uids(count: int, *, first: int = FIRST_UID) -> list[int]:
     """Uids for concurrent runners; none where we are not root and cannot give them."""
     if os.geteuid() != 0:
         return []
     start = os.getpid() * (count + 1) % NUM_UIDS
-    return [FIRST_UID + (start + number) % NUM_UIDS for number in range(1, count + 1)]
+    return [first + (start + number) % NUM_UIDS for number in range(1, count + 1)]
 
 
 def oracle_uid() -> int | None:
-    return FIRST_UID + NUM_UIDS + os.getpid() % NUM_UIDS if os.geteuid() == 0 else None
+    return FIRST_UID + 2 * NUM_UIDS + os.getpid() % 500 if os.geteuid() == 0 else None
 
 
 def _refuse(error: ZygoteGone) -> None:

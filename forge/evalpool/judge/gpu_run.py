@@ -74,9 +74,11 @@ class GpuRun(Run):
         self.is_closed = True
         self.spare.num_uses += 1
         is_usable = self.is_sound and not self.is_stuck
-        if spares is None or not is_usable or not spares.keep(self.spare):
-            self.end()
-        self.gpu_memory.close()
+        try:
+            if spares is None or not is_usable or not spares.keep(self.spare):
+                self.end()
+        finally:
+            self.gpu_memory.close()
 
     def start(self, entry_point: str, *, is_reference: bool = False) -> dict[str, Any]:
         """Context and memory; then import, construction, parameters and the first call, on set 0.
@@ -147,11 +149,7 @@ class GpuRun(Run):
 
     def let_go(self) -> bool:
         """Has the runner free what it holds. Whether it did."""
-        try:
-            self.ask(Kind.CALL, {"let_go": True}, phase="end", left_s=2.0, limit_s=2.0)
-        except Decided:
-            return False
-        return True
+        return self.spare.let_go()
 
     def _failed(self, body: dict[str, Any]) -> Finding:
         """What goes wrong only on a GPU; the rest as on a CPU."""

@@ -42,7 +42,7 @@ from forge.process.gpu_lease import GpuLease, Window
 from forge.records.verdict import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from forge.config.schema import JudgeTable
     from forge.evalpool.judge.clock import Clocked
@@ -68,7 +68,13 @@ class Neutral(torch.nn.Module):
 
 
 def open_gpu_trials(
-    table: JudgeTable, *, spawner: Spawner, stamp: Stamp, uuid: str, oracle_uid: int | None
+    table: JudgeTable,
+    *,
+    spawner: Spawner,
+    stamp: Stamp,
+    uuid: str,
+    oracle_uid: int | None,
+    spare_uids: Sequence[int] = (),
 ) -> GpuTrials:
     """Makes the judge's context on its card, and what it keeps there."""
     device = GpuDevice(uuid)
@@ -88,6 +94,7 @@ def open_gpu_trials(
         lease=GpuLease(uuid),
         baselines=Baselines(baselines_path()),
         baseline_uid=oracle_uid,
+        spares=Spares(spawner, uids=spare_uids),
     )
 
 
@@ -105,13 +112,14 @@ class GpuTrials(Trials):
         lease: GpuLease,
         baselines: Baselines,
         baseline_uid: int | None,
+        spares: Spares,
     ) -> None:
         super().__init__(table=table, spawner=spawner, stamp=stamp)
         self._references = references
         self._device = device
         self._lease = lease
         self._window = Window(lease)
-        self._spares = Spares()
+        self._spares = spares
         self._neutral: Spare | None = None
         self._baselines = baselines
         self._baseline_uid = baseline_uid
@@ -154,9 +162,11 @@ class GpuTrials(Trials):
         with self._shared(phases), phases.timed("reference"):
             reference = self._references.hold(problem)
         try:
-            spare = self._spares.take() if options.smoke else None
+            self._spares.sweep()
             is_timed = self._table.timing and options.timing and not options.smoke
             with self._shared(phases):
+                spare = self._spares.take() if options.smoke else None
+                is_reused = spare is not None and spare.num_uses > 0
                 run = self._open(problem, code, reference, uid=uid, phases=phases, spare=spare)
                 try:
                     finding = self._checked(run, problem)
@@ -166,7 +176,7 @@ class GpuTrials(Trials):
                 if not is_timed or finding.status is not Status.CORRECT:
                     with phases.timed("end"):
                         run.close(spares=self._spares if options.smoke else None)
-                    return replace(finding, is_reused=spare is not None)
+                    return replace(finding, is_reused=is_reused)
             try:
                 return self._timed(problem, run, uid=uid, is_profiled=options.profile)
             finally:
@@ -195,14 +205,15 @@ class GpuTrials(Trials):
         phases: Phases,
         spare: Spare | None = None,
     ) -> GpuRun:
-        memory = CandidateMemory(reference)
-        try:
+        with ExitStack() as undo:
+            if spare is not None:
+                undo.callback(self._spawner.end, spare.child)
+            memory = CandidateMemory(reference)
+            undo.callback(memory.close)
             with phases.timed("sandbox"):
                 if spare is None:
                     spare = Spare(self._spawner.spawn(role="runner", uid=uid))
-        except BaseException:
-            memory.close()
-            raise
+            undo.pop_all()
         return GpuRun(
             code=code,
             spawner=self._spawner,
