@@ -48,6 +48,34 @@ def test_not_a_number_is_no_time() -> None:
         clocked(times, dry_us=DRY)
 
 
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.7])
+def test_a_claim_for_calls_that_skip_their_work_is_refused(share: float) -> None:
+    """1,000 us of work, left out in most calls: each clock's median would be 12."""
+    rng = np.random.default_rng(0)
+    event = tuple(rng.permutation([12.0] * int(50 * share) + [1000.0] * (50 - int(50 * share))))
+    times = Calls(event_us=event, wall_us=tuple(one + 152 for one in event))
+    if share < 0.5:
+        assert clocked(times, dry_us=DRY).us == 1000.0
+        return
+    with pytest.raises(Unsupported, match=r"claim 12\.0 us, but 1000 or more in every fourth call"):
+        clocked(times, dry_us=DRY)
+
+
+def test_a_busy_machine_in_a_few_calls_or_a_little_is_no_mixture() -> None:
+    few = Calls(event_us=(50.0,) * 40 + (900.0,) * 9, wall_us=(202.0,) * 49)
+    assert clocked(few, dry_us=DRY).us == 50.0
+    little = Calls(event_us=(4.0,) * 30 + (23.0,) * 20, wall_us=(156.0,) * 50)
+    assert clocked(little, dry_us=DRY).us == 4.0
+
+
+def test_no_time_is_shorter_than_an_event_can_tell() -> None:
+    found = clocked(calls(-0.5, 150.0), dry_us=DRY)
+    assert found.us == 0.5
+    assert min(found.samples_us) == 0.5
+    ratio = speedup(found, found, min_us=100, rng=np.random.default_rng(1))
+    assert 0 < ratio.low < ratio.ratio == 1
+
+
 def samples(center: float, width: float) -> Clocked:
     values = tuple(np.random.default_rng(0).normal(center, width, 50))
     return Clocked(

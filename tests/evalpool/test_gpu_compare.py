@@ -10,7 +10,10 @@ from forge.evalpool.judge import gpu_compare
 from forge.evalpool.judge.compare import Expected, mismatch
 from forge.evalpool.judge.shm import TensorSpec
 
-KINDS = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.bool]
+KINDS = [
+    *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
+    *(torch.int64, torch.int32, torch.bool),
+]
 
 
 def both(got: torch.Tensor, expected: torch.Tensor, error: torch.Tensor) -> set[str | None]:
@@ -51,6 +54,25 @@ def test_what_is_not_finite_must_be_the_same() -> None:
         found = both(wrong, expected, torch.zeros(0))
         assert len(found) == 1, found
         assert f"output[{place}]: " in str(found)
+
+
+@pytest.mark.parametrize(("kind", "bits"), [(torch.int32, 24), (torch.int64, 53)])
+def test_integers_must_be_equal_beyond_what_a_float_holds(kind: torch.dtype, bits: int) -> None:
+    expected = torch.tensor([1 << bits, 7], dtype=kind)
+    assert both(expected.clone(), expected, torch.zeros(0)) == {None}
+    found = both(expected + torch.tensor([1, 0], dtype=kind), expected, torch.zeros(0))
+    assert len(found) == 1
+    assert f"output[0]: expected {1 << bits}, got {(1 << bits) + 1}; 50% of" in str(found)
+
+
+@pytest.mark.parametrize(("kind", "huge"), [(torch.float32, 3e38), (torch.float64, 1e300)])
+def test_one_huge_value_does_not_let_anything_pass(kind: torch.dtype, huge: float) -> None:
+    """Its square has no room in its type."""
+    expected = torch.full((8,), 1.0, dtype=kind)
+    expected[3] = huge
+    assert gpu_compare.finite_rms(expected) == pytest.approx(huge / 8**0.5)
+    assert both(expected.clone(), expected, torch.zeros(0)) == {None}
+    assert None not in both(expected * 0.5, expected, torch.zeros(0))
 
 
 def test_unset_values_are_counted_over_all_chunks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,10 @@ the baseline, where no candidate has been), bounds it from outside (design, sect
     candidate_us = max(event, wall - dry - resolution)
 
 event and dry being medians, wall the lower quartile: a busy machine only ever adds to it,
-and no time may be below the roofline floor, what the device needs to read the inputs once.
+and no time may be below the roofline floor, what the device needs to read the inputs once. Medians
+say nothing of a candidate that does its work in some calls only: where the slower ones take much
+longer, the claim is refused. Not covered: less than a quarter of such calls, which the outputs that
+are compared in secret must show.
 """
 
 from __future__ import annotations
@@ -25,6 +28,12 @@ UNSUPPORTED_RATIO = 1.5
 """A claim that the wall clock exceeds by more, and by more than its resolution, is refused."""
 FLOOR_SLACK = 0.9
 """Of the floor: data sheets' peaks are approached, and sometimes clocks are above them."""
+SLOW_PERCENTILE = 75
+MAX_SLOW_RATIO, MIN_SLOW_US = 3.0, 20.0
+"""What that percentile of a claim's calls may take, over their median: by this factor or this much,
+whichever is more. Honest kernels on an H200: IQR over median 0.0005 to 0.015."""
+MIN_EVENT_US = 0.5
+"""An event's resolution: nothing is known to be faster, and no time is 0."""
 NUM_RESAMPLES = 1000
 LOW_PERCENTILE = 2.5
 
@@ -72,7 +81,8 @@ def clocked(calls: Calls, *, dry_us: tuple[float, ...], floor_us: float = 0.0) -
         floor_us: no honest call is faster; 0 where none is known.
 
     Raises:
-        Unsupported: the claim is below what the judge's clock or the device allows.
+        Unsupported: the claim is below what the judge's clock or the device allows, or says
+            nothing of many of the calls.
     """
     event, wall, dry = (np.asarray(one) for one in (calls.event_us, calls.wall_us, dry_us))
     claimed = float(np.median(event))
@@ -82,14 +92,21 @@ def clocked(calls: Calls, *, dry_us: tuple[float, ...], floor_us: float = 0.0) -
         raise Unsupported(
             f"its events claim {claimed:.1f} us; reading the inputs alone takes {floor_us:.1f} us"
         )
+    slow = float(np.percentile(event, SLOW_PERCENTILE))
+    if slow > MAX_SLOW_RATIO * claimed and slow > claimed + MIN_SLOW_US:
+        raise Unsupported(
+            f"its events claim {claimed:.1f} us, but {slow:.0f} or more in every fourth call: "
+            "is the work done in some calls only?"
+        )
     if outside > UNSUPPORTED_RATIO * claimed and outside > resolution:
         raise Unsupported(
             f"its events claim {claimed:.1f} us, the judge's clock has {outside + resolution:.0f}: "
             "work on another stream, or after the last event?"
         )
-    samples = event + max(0.0, outside - claimed)
+    us = max(claimed, outside, MIN_EVENT_US)
+    samples = np.maximum(event + (us - claimed), MIN_EVENT_US)
     return Clocked(
-        us=max(claimed, outside),
+        us=us,
         samples_us=tuple(float(one) for one in samples),
         spread_us=spread(samples),
         resolution_us=resolution,

@@ -8,6 +8,8 @@ Called by `trial.py`. Tolerance (design, section 6, row 7), element by element:
          output's own type's (a reference may make half-precision tensors itself)
     rms  over the finite elements of the reference output
     e    |eager - eager in float64| on the same inputs: what an honest kernel may lose too
+
+Integers and bools must be equal.
 """
 
 from __future__ import annotations
@@ -49,18 +51,20 @@ class Expected:
 
     spec: TensorSpec
     values: NDArray[np.float64]
-    """[shape] as float64; integers and bools too (exact below 2^53)."""
+    """[shape] as float64; integers and bools too."""
     allowed: NDArray[np.float64]
     """[shape] largest accepted |got - ref|; 0 for integers."""
+    integers: Values | None = None
+    """[shape] in their own type: as float64 they are exact below 2^53 only."""
 
     @classmethod
     def make(cls, spec: TensorSpec, data: bytes, *, error: bytes, precision: str) -> Expected:
         """From the bytes that the oracle wrote; `error` is float32 or empty."""
         values = decode(spec, data)
         if spec.dtype not in FLOATING:
-            return cls(spec=spec, values=values, allowed=np.zeros_like(values))
-        finite = values[np.isfinite(values)]
-        rms = float(np.sqrt(np.mean(np.square(finite)))) if finite.size else 0.0
+            integers = _integers(spec, data)
+            return cls(spec=spec, values=values, allowed=np.zeros_like(values), integers=integers)
+        rms = finite_rms(values)
         own_error = np.frombuffer(error, np.float32).astype(np.float64)
         own_error = (
             own_error.reshape(values.shape)
@@ -78,12 +82,23 @@ def tolerance(dtype: str, precision: str) -> float:
     return max(TOLERANCE[precision], TOLERANCE[PRECISION.get(dtype, precision)])
 
 
+def finite_rms(values: NDArray[np.float64]) -> float:
+    """Root mean square of the finite elements; no square is too large for its type."""
+    finite = np.abs(values[np.isfinite(values)])
+    largest = float(finite.max(initial=0.0))
+    return largest * float(np.sqrt(np.mean(np.square(finite / largest)))) if largest else 0.0
+
+
 def decode(spec: TensorSpec, data: bytes) -> NDArray[np.float64]:
     """Shared bytes as float64 of the tensor's shape."""
     if spec.dtype == "bfloat16":
         wide = (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
         return wide.astype(np.float64).reshape(spec.shape)
     return np.frombuffer(data, NUMPY_TYPES[spec.dtype]).astype(np.float64).reshape(spec.shape)
+
+
+def _integers(spec: TensorSpec, data: bytes) -> Values:
+    return np.frombuffer(data, NUMPY_TYPES[spec.dtype]).reshape(spec.shape)
 
 
 def unwritten(spec: TensorSpec) -> bytes:
@@ -114,6 +129,10 @@ def mismatch(expected: Expected, data: bytes, *, name: str = "output") -> str | 
     if special.any():
         same = (got == expected.values) | (np.isnan(got) & np.isnan(expected.values))
         agrees = np.where(special, same, agrees)
+    exact, found = expected.values, got
+    if expected.integers is not None:
+        exact, found = expected.integers, _integers(expected.spec, data)
+        agrees = found == exact
     if agrees.all():
         return None
     differs = ~agrees
@@ -121,8 +140,8 @@ def mismatch(expected: Expected, data: bytes, *, name: str = "output") -> str | 
     finite = difference[np.isfinite(difference)]
     return describe(
         index=tuple(int(i) for i in index),
-        expected=float(expected.values[index]),
-        got=float(got[index]),
+        expected=exact[index].item(),
+        got=found[index].item(),
         num_differing=int(np.count_nonzero(differs)),
         size=differs.size,
         largest=float(finite.max()) if finite.size else None,
@@ -144,13 +163,17 @@ def describe(
 ) -> str:
     """A mismatch in one line: where it is first, and how much of it there is."""
     where = f"{name}[{', '.join(map(str, index))}]" if index else name
-    words = f"{where}: expected {expected:.4g}, got {got:.4g}"
+    words = f"{where}: expected {_number(expected)}, got {_number(got)}"
     words += f"; {_percent(100.0 * num_differing / size)} of elements differ"
     if largest is not None:
         words += f", max abs error {largest:.3g}"
     if num_unset:
         words += f", {_percent(100.0 * num_unset / size)} are NaN"
     return words
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _percent(share: float) -> str:

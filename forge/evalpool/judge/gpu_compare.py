@@ -1,7 +1,8 @@
 """Does an output on a GPU agree with the reference? `compare.py` in torch, block by block.
 
-Called by `gpu_trial.py`, on the judge's own copy of an output. The same tolerance and words; fp32
-and narrower are compared in fp32, whose rounding is 1,000 times below the tightest tolerance.
+Called by `gpu_run.py`, on the judge's own copy of an output. The same tolerance and words; fp32
+and narrower are compared in fp32, whose rounding is 1,000 times below the tightest tolerance, fp64
+in its own type. Integers and bools must be equal.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ def mismatch(
     index = _unravel(found.first, list(expected.shape))
     return describe(
         index=index,
-        expected=float(flat_expected[found.first]),
-        got=float(flat_got[found.first]),
+        expected=_number(flat_expected[found.first]),
+        got=_number(flat_got[found.first]),
         num_differing=found.num_differing,
         size=expected.numel(),
         largest=found.largest,
@@ -85,17 +86,21 @@ def _add(
     precision: str,
     start: int,
 ) -> None:
-    wide = torch.float64 if expected.dtype in (torch.float64, torch.int64) else torch.float32
-    got, expected, kind = got.to(wide), expected.to(wide), expected.dtype
+    kind = expected.dtype
+    is_narrow = kind.is_floating_point and kind is not torch.float64
+    wide = torch.float32 if is_narrow else torch.float64
+    given = got, expected
+    got, expected = got.to(wide), expected.to(wide)
     difference = (got - expected).abs_()
     if kind.is_floating_point:
-        allowed = expected.abs().add_(rms).mul_(tolerance(_name(kind), precision))
+        close = tolerance(_name(kind), precision)
+        allowed = expected.abs().mul_(close).add_(rms * close)
         if error is not None:
             allowed.add_(error, alpha=ERROR_FACTOR)
         allowed.clamp_(max=torch.finfo(wide).max)  # an infinite reference does not allow anything
         differs = (difference <= allowed).logical_not_()
     else:
-        differs = difference > 0
+        differs = given[0] != given[1]
     if not bool(differs.any()):
         return
     # Infinite and NaN elements are among those that differ so far.
@@ -117,14 +122,19 @@ def finite_rms(tensor: torch.Tensor) -> float:
     if not tensor.is_floating_point():
         return 0.0
     flat = tensor.view(-1)
-    total, num = 0.0, 0
+    norms, num = [], 0
     for start in range(0, flat.numel(), CHUNK):
-        part = flat[start : start + CHUNK].to(torch.float32)
+        part = flat[start : start + CHUNK]
         is_finite = part.isfinite()
-        part = part.where(is_finite, 0.0)
-        total += float(part.square().sum(dtype=torch.float64))
+        part = part.where(is_finite, 0.0).to(torch.float64).abs_()
+        if largest := float(part.max()):  # no square is too large for its type
+            norms.append(largest * math.sqrt(float(part.div_(largest).square_().sum())))
         num += int(is_finite.count_nonzero())
-    return math.sqrt(total / num) if num else 0.0
+    return math.hypot(*norms) / math.sqrt(num) if num else 0.0
+
+
+def _number(value: torch.Tensor) -> float:
+    return float(value) if value.is_floating_point() else int(value)
 
 
 def _unravel(index: int, shape: list[int]) -> tuple[int, ...]:

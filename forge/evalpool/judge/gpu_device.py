@@ -5,6 +5,9 @@ Called by `app.py` and `gpu_trial.py`, in the judge's own context.
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import torch
 
 BF16_SIZE = 2048
@@ -12,7 +15,8 @@ PROBE_BYTES = 256 << 20
 NUM_WARM_UPS, NUM_PROBES = 5, 11
 DOUBLE_RATE = 2
 """Transfers a clock of GPU memory."""
-
+AMD_DRIVER = Path("/sys/module/amdgpu/version")
+"""Absent where the driver is the kernel's own."""
 
 FLOPS_PER_CLOCK = {
     (8, 0): {"fp32": 128, "tf32": 1024, "half": 2048},
@@ -29,7 +33,7 @@ class GpuDevice:
     def __init__(self, uuid: str) -> None:
         properties = torch.cuda.get_device_properties()
         self.name: str = properties.name
-        self.identity = f"{uuid} {self.name} {_driver()}"
+        self.identity = f"{uuid} {self.name} {driver()}"
         """By what a measured time is kept."""
         self.uuid = uuid
         self._peak_gbps = _peak_gbps(properties)
@@ -92,5 +96,15 @@ def _clock_khz(properties: object) -> float:
     return getattr(properties, "clock_rate", 0) or 0
 
 
-def _driver() -> str:
-    return f"{torch.version.cuda or torch.version.hip} {torch.cuda.get_device_capability()}"
+def driver() -> str:
+    """Its version and that of torch's libraries: with either, times may change."""
+    if torch.version.hip:  # not tried on a machine: none was at hand
+        version = AMD_DRIVER.read_text().strip() if AMD_DRIVER.exists() else os.uname().release
+        return f"{version} hip {torch.version.hip}"
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        return f"{pynvml.nvmlSystemGetDriverVersion()} cuda {torch.version.cuda}"
+    finally:
+        pynvml.nvmlShutdown()
