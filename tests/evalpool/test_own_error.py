@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from forge.evalpool.judge.gpu_compare import finite_rms, mismatch
+from forge.evalpool.judge.opcount import OpCounter
+from forge.evalpool.judge.oracle import has_products
 from forge.evalpool.judge.own_error import _to_tf32, errors_of, largest_error
 
 
@@ -55,6 +57,23 @@ def test_operands_cut_to_tf32_pass_and_bf16_does_not(draw: Callable[..., Any], s
     ]
     assert results[0] is None
     assert draw is torch.rand or results[1] is not None
+
+
+@pytest.mark.parametrize(
+    ("work", "flops", "expected"),
+    [
+        ({"addmm": 9}, 6, True),
+        ({"_cudnn_rnn": 9}, 0, True),
+        ({"_thnn_fused_lstm_cell": 9, "add": 4}, 0, True),
+        ({"relu": 9}, 0, False),
+    ],
+)
+def test_layers_of_cudnn_may_use_tf32_too(work: dict[str, int], flops: int, expected: bool) -> None:
+    """Their products are one operation, without FLOPs of its own."""
+    counted = OpCounter()
+    counted.work, counted.flops = work, flops
+    assert has_products(counted) is expected
+    assert not has_products(None)
 
 
 def test_a_reference_that_insists_on_its_type_has_no_known_error() -> None:

@@ -413,6 +413,25 @@ def test_a_reference_that_nothing_can_be_compared_with_is_refused(
     assert f"Unjudgeable: {words}" in verdict.detail
 
 
+LOSS = problem(
+    "return torch.nn.functional.binary_cross_entropy(inputs[0], inputs[1])",
+    inputs="torch.rand(64), torch.rand(64)",
+)
+ENDING = problem(
+    "import os; return inputs[0] * 2 if bool((inputs[0] <= 1).all()) else os._exit(3)",
+    inputs="torch.rand(16, 64)",
+)
+INVERSE = problem("return torch.linalg.cholesky(inputs[0])", inputs="torch.eye(6) * torch.rand(1)")
+
+
+@pytest.mark.parametrize("source", [LOSS, ENDING, INVERSE], ids=["raises", "ends", "repeated"])
+def test_a_reference_is_judged_on_what_it_bears(bench: Any, source: str) -> None:
+    """Elsewhere it raises or ends; there it is asked for what the problem gives."""
+    verdict = bench.judge(relu_kernel(), problem=source)
+    assert verdict.status is not Status.INFRA_ERROR, verdict.detail
+    assert source is not ENDING or verdict.status is Status.CORRECT, verdict.detail
+
+
 def test_a_reference_that_kills_its_oracle_is_survived(bench: Any) -> None:
     source = problem("import os; os._exit(3)", inputs="torch.ones(2)")
     assert bench.judge(relu_kernel(), problem=source).reason == "reference_failed"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
+from forge.evalpool.judge import witness
 from forge.evalpool.judge.witness import Search, Spot, spots_of
 
 if TYPE_CHECKING:
@@ -80,6 +82,32 @@ def test_most_of_a_tensor_is_left_as_it_was_drawn() -> None:
     planted = search.improve([second])
     assert planted is not None
     assert float((planted[0] == second).float().mean()) >= 0.5
+
+
+def test_each_search_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first run of a minute, before the search: nothing that shows is taken for hidden."""
+    now = [0.0]
+    monkeypatch.setattr(witness, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    search = Search(lambda inputs: [inputs[0] * 2], agree=agree)
+    now[0] = 60.0
+    search.note([torch.randn(6, 50)])
+    now[0] = 120.0
+    search.note([torch.randn(6, 50)])
+    assert search._blind == set()
+
+
+def test_where_the_reference_fails_a_spot_shows() -> None:
+    """As a matrix without an inverse: two of its rows are the same."""
+
+    def inverse(inputs: list[torch.Tensor]) -> list[torch.Tensor] | None:
+        try:
+            return [torch.linalg.inv(inputs[0])]
+        except RuntimeError:
+            return None
+
+    search = Search(inverse, agree=agree)
+    search.note([torch.eye(6)])
+    assert search._blind == set()
 
 
 def test_inputs_that_are_never_planted() -> None:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
+    from forge.evalpool.judge.opcount import OpCounter
+
 Tree = list[Any]
 IDLE_S = 1e9
 """An oracle waits for its judge for ever; the judge's end of the socket ends it."""
@@ -49,12 +51,12 @@ VARIANTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "wide": lambda x: x * 10,
 }
 """Distributions of floating inputs, in the order of the input sets. A set whose reference is not
-finite, or whose own error exceeds the tolerance, falls back to `given`."""
-
-
+finite or fails, or whose own error exceeds the tolerance, falls back to `given`."""
 HUGE, HUGE_SCALE = "huge", 2.0**17
 """One more distribution, for products in TF32: a candidate that computes in fp16, as exact on
 ordinary values and twice as fast, overflows."""
+RECURRENT = ("rnn", "lstm", "gru")
+"""In names of operations whose matrix products have no FLOPs by `opcount.py`: cuDNN's layers."""
 NEGLIGIBLE_ERROR = 0.02
 """In tolerances: an own error below it is not sent. It would cost a third of a GPU's memory."""
 
@@ -70,6 +72,9 @@ class Terms:
     """Whether there are fp32 matrix products, on a GPU, that may use TF32."""
     max_bytes: int
     """Of all sets together: fewer sets are made where one is large, but two."""
+    is_plain: bool
+    """Nothing but inputs as the problem gives them: any others ended an oracle, as a failed
+    assertion on a GPU does."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -149,8 +154,11 @@ def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor
         device=request["device"],
         is_tf32=request["tf32"] and request["device"] != "cpu" and request["precision"] == "fp32",
         max_bytes=request["max_bytes"],
+        is_plain=request["plain"],
     )
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = terms.is_tf32
+    if terms.device != "cpu":
+        torch.cuda.set_per_process_memory_fraction(request["memory_share"])
     module = types.ModuleType("problem")
     # Tensors are made on the device: copying them there is most of KernelBench's time at full size.
     making = nullcontext() if terms.device == "cpu" else torch.device(terms.device)
@@ -168,16 +176,24 @@ def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor
         _cast(model, terms.precision)
         state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         counted = count_work(model, _given(module, terms))
-        terms = replace(terms, is_tf32=terms.is_tf32 and counted is not None and counted.flops > 0)
+        terms = replace(terms, is_tf32=terms.is_tf32 and has_products(counted))
         sets = _make_sets(module, model, num_sets=request["num_sets"], terms=terms)
         facts = {
             "order": order,
             "work": None if counted is None else counted.work,
             "flops": 0 if counted is None else counted.flops,
             "form": sets[0].form,
+            "is_short": terms.device != "cpu" and torch.cuda.memory_stats()["num_ooms"] > 0,
         }
     layout, tensors = _describe(init, state=state, sets=sets)
     return {**layout, **facts}, tensors
+
+
+def has_products(counted: OpCounter | None) -> bool:
+    """Whether a call has what TF32 may make inexact."""
+    if counted is None:
+        return False
+    return counted.flops > 0 or any(part in name for name in counted.work for part in RECURRENT)
 
 
 def _make_sets(module: Any, model: Any, *, num_sets: int, terms: Terms) -> list[InputSet]:
@@ -185,17 +201,19 @@ def _make_sets(module: Any, model: Any, *, num_sets: int, terms: Terms) -> list[
     if terms.is_tf32:
         variants.insert(1, HUGE)
         num_sets += 1
+    if terms.is_plain:
+        variants = variants[:1]
     sets: list[InputSet] = []
     num_bytes = 0
     search = witness.Search(
-        lambda inputs: call(model, inputs).results(),
+        lambda inputs: _results(model, inputs),
         agree=lambda one, other: _agrees(one, other, terms.precision),
     )
     for number in range(num_sets):
         made = _make_set(module, model, variant=variants[number % len(variants)], terms=terms)
         if sets and (planted := search.improve(made.inputs)) is not None:
-            made = _sound(_run(model, planted, variant=made.variant, terms=terms), terms) or made
-        if num_sets > 1:
+            made = _tried(model, planted, variant=made.variant, terms=terms) or made
+        if num_sets > 1 and not terms.is_plain:
             search.note(made.inputs)
         sets.append(made)
         num_bytes += made.num_bytes()
@@ -214,9 +232,9 @@ def _agrees(one: list[torch.Tensor], other: list[torch.Tensor], precision: str) 
                 return False
         elif a.numel():
             allowed = compare.tolerance(dtype_name(a), precision) * (
-                a.float().square().mean().sqrt() + a.float().abs()
+                a.double().square().mean().sqrt() + a.double().abs()
             )
-            if bool(((a.float() - b.float()).abs() > allowed).any()):
+            if bool(((a.double() - b.double()).abs() > allowed).any()):
                 return False
     return True
 
@@ -266,7 +284,7 @@ def _make_set(module: Any, model: Any, *, variant: str, terms: Terms) -> InputSe
     limit = MAX_TF32_ERROR if terms.is_tf32 else MAX_OWN_ERROR
     if variant != "given":
         changed = [_vary(value, variant) for value in given]
-        made = _sound(_run(model, changed, variant=variant, terms=terms), terms)
+        made = _tried(model, changed, variant=variant, terms=terms)
         if made is not None:
             return made
     made = _run(model, given, variant="given", terms=terms)
@@ -280,9 +298,15 @@ def _own_error(made: InputSet, terms: Terms) -> float:
     return largest_error(made.outputs, made.errors, precision=terms.precision)
 
 
-def _sound(made: InputSet, terms: Terms) -> InputSet | None:
+def _tried(model: Any, inputs: list[Any], *, variant: str, terms: Terms) -> InputSet | None:
     """A set that need not be as the problem gives it, if the reference bears it."""
     limit = MAX_TF32_ERROR if terms.is_tf32 else 1.0
+    try:
+        made = _run(model, inputs, variant=variant, terms=terms)
+    except torch.OutOfMemoryError:
+        raise  # it is drawn again with more
+    except Exception:  # outside of its domain a reference may raise anything
+        return None
     if _is_finite(made) and _own_error(made, terms) <= limit:
         return _without_negligible(made, terms)
     return None
@@ -320,6 +344,16 @@ def _run(model: Any, inputs: list[Any], *, variant: str, terms: Terms) -> InputS
     )
 
 
+def _results(model: Any, inputs: list[Any]) -> list[torch.Tensor] | None:
+    """None where the reference does not bear these inputs."""
+    try:
+        return call(model, inputs).results()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:
+        return None
+
+
 def _require_same(model: Any, made: InputSet, terms: Terms) -> None:
     """Raises Unjudgeable where a second run gives other outputs: dropout, random numbers. On a GPU
     the order of atomic additions may differ: there it must agree within the tolerance."""
@@ -331,7 +365,7 @@ def _require_same(model: Any, made: InputSet, terms: Terms) -> None:
         if torch.equal(a, b):
             continue
         close = compare.tolerance(dtype_name(first), terms.precision)
-        rms = a.float().square().mean().sqrt()
+        rms = a.double().square().mean().sqrt()
         if terms.device == "cpu" or float((a - b).abs().max()) > close * float(rms):
             raise Unjudgeable("nondeterministic: two runs on the same inputs differ")
 

@@ -144,17 +144,25 @@ class References:
         return sum(len(one.image) * 4 for one in self._cache.values())
 
     def _draw(self, problem: Problem) -> Reference:
-        oracle = self._spawner.spawn(role="oracle", uid=self._uid)
+        """Of inputs as the problem gives them alone, where any others end its oracle."""
         try:
-            return self._ask(oracle, problem)
+            try:
+                return self._ask_new(problem, is_plain=False)
+            except frames.PeerGone:
+                return self._ask_new(problem, is_plain=True)
         except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError, LayoutError) as error:
             cause = f"{type(error).__name__}: {error}"
             words = f"the reference of {problem.problem_id} ended its oracle: {cause}"
             raise ReferenceFailed(clean(without_paths(words))) from error
+
+    def _ask_new(self, problem: Problem, *, is_plain: bool) -> Reference:
+        oracle = self._spawner.spawn(role="oracle", uid=self._uid)
+        try:
+            return self._ask(oracle, problem, is_plain=is_plain)
         finally:
             self._spawner.end(oracle)
 
-    def _ask(self, oracle: SandboxedChild, problem: Problem) -> Reference:
+    def _ask(self, oracle: SandboxedChild, problem: Problem, *, is_plain: bool) -> Reference:
         body = {
             "source": problem.source,
             "entry_point": problem.entry_point,
@@ -163,6 +171,7 @@ class References:
             "device": "cpu",
             "tf32": False,
             "max_bytes": self._max_bytes,
+            "plain": is_plain,
         }
         deadline = time.monotonic() + self._timeout_s
         frames.send(oracle.sock, Kind.PROBLEM, body)

@@ -17,15 +17,15 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 Outputs = list[torch.Tensor]
+Runs = Callable[[list[Any]], Outputs | None]
+"""The reference; None where it does not bear the inputs."""
 
 MAX_ATTEMPTS = 48
 SEARCH_S = 0.5
@@ -66,7 +66,7 @@ def spots_of(inputs: list[Any]) -> set[Spot]:
 
 
 def blind_spots(
-    run: Callable[[list[Any]], Outputs],
+    run: Runs,
     inputs: list[Any],
     spots: set[Spot],
     *,
@@ -77,13 +77,14 @@ def blind_spots(
     if not spots:
         return set()
     outputs = run(inputs)
-    if not all(bool(torch.isfinite(output).all()) for output in outputs):
+    if outputs is None or not all(bool(torch.isfinite(output).all()) for output in outputs):
         return spots
     found: set[Spot] = set()
     for spot in sorted(spots):
         if time.monotonic() > deadline:
             return found | {one for one in spots if one >= spot}
-        if agree(outputs, run(_repeated(inputs, spot))):
+        other = run(_repeated(inputs, spot))
+        if other is not None and agree(outputs, other):
             found.add(spot)
     return found
 
@@ -91,16 +92,16 @@ def blind_spots(
 class Search:
     """Over the input sets of one draw: which spots none of them shows yet."""
 
-    def __init__(
-        self, run: Callable[[list[Any]], Outputs], *, agree: Callable[[Outputs, Outputs], bool]
-    ) -> None:
+    def __init__(self, run: Runs, *, agree: Callable[[Outputs, Outputs], bool]) -> None:
         self._run = run
         self._agree = agree
         self._blind: set[Spot] | None = None
-        self._deadline = time.monotonic() + SEARCH_S
+        self._deadline = 0.0
+        """Of the search under way, each its own."""
 
     def note(self, inputs: list[Any]) -> None:
         """These will be judged on."""
+        self._deadline = time.monotonic() + SEARCH_S
         every = spots_of(inputs) if _num_bytes(inputs) <= MAX_SEARCH_BYTES else set[Spot]()
         self._blind = self._left(inputs, every if self._blind is None else self._blind & every)
 
