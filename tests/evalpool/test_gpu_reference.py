@@ -168,9 +168,9 @@ SMALL_PLAIN, LARGE_PLAIN = (SMALL_SHARE, True), (LARGE_SHARE, True)
 FULL = "OutOfMemoryError"
 
 
-def answer() -> dict[str, Any]:
+def answer(**changes: Any) -> dict[str, Any]:
     specs = [["float32", list(one.shape)] for one in tensors()]
-    return layout(tensors=specs)
+    return layout(tensors=specs, **changes)
 
 
 def open_references(oracles: Oracles, monkeypatch: pytest.MonkeyPatch) -> GpuReferences:
@@ -192,6 +192,8 @@ def open_references(oracles: Oracles, monkeypatch: pytest.MonkeyPatch) -> GpuRef
         (["", answer()], [SMALL, SMALL_PLAIN]),
         ([FULL, "ValueError", answer()], [SMALL, LARGE, LARGE_PLAIN]),
         (["ValueError", FULL, answer()], [SMALL, SMALL_PLAIN, LARGE]),
+        ([answer(is_short=True), answer(is_short=True)], [SMALL, LARGE]),
+        (["", answer(is_short=True), answer()], [SMALL, SMALL_PLAIN, LARGE]),
     ],
 )
 def test_an_oracle_gets_more_room_or_plainer_inputs_where_it_fails(

@@ -307,6 +307,8 @@ class GpuReferences:
             kind, message = answer.body.get("type"), answer.body.get("message")
             failed = _failed(problem, f"fails: {kind}: {message}")
             raise NoRoom(str(failed)) if kind == "OutOfMemoryError" else failed
+        if answer.body.get("is_short") is True and asked["memory_share"] < LARGE_SHARE:
+            raise NoRoom("something that it may do without had no room")
         specs = parse_specs(answer.body.get("tensors"))
         starts, num_bytes = offsets(specs)
         block = create_block(num_bytes)
