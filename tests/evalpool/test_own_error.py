@@ -10,8 +10,12 @@ import torch
 
 from forge.evalpool.judge.gpu_compare import finite_rms, mismatch
 from forge.evalpool.judge.opcount import OpCounter
-from forge.evalpool.judge.oracle import has_products
-from forge.evalpool.judge.own_error import _to_tf32, errors_of, largest_error
+from forge.evalpool.judge.own_error import (
+    _to_tf32,
+    errors_of,
+    has_products,
+    largest_error,
+)
 
 
 def test_ten_bits_of_mantissa_are_kept() -> None:

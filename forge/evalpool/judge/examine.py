@@ -22,7 +22,8 @@ import torch
 
 from forge.evalpool.judge import compare, frames
 from forge.evalpool.judge.frames import Kind
-from forge.evalpool.judge.oracle import VARIANTS, Describer
+from forge.evalpool.judge.input_sets import VARIANTS
+from forge.evalpool.judge.oracle import Describer
 from forge.evalpool.judge.shm import ITEM_BYTES
 from forge.evalpool.judge.subject import FILE, Outputs, Subject
 from forge.evalpool.judge.variations import (

@@ -20,6 +20,8 @@ DROPPED_BITS = 13
 """Of fp32's mantissa: TF32 keeps ten bits."""
 TF32_SLACK = 1.5
 """What a product in TF32 may lose, over what truncated operands lose. bf16 loses twice as much."""
+RECURRENT = ("rnn", "lstm", "gru")
+"""In names of operations whose matrix products have no FLOPs by `opcount.py`: cuDNN's layers."""
 
 
 def errors_of(
@@ -53,6 +55,13 @@ def count_work(model: Any, inputs: list[Any]) -> OpCounter | None:
     except Exception:  # it ran before: some torch code refuses to run under a mode
         return None
     return counter
+
+
+def has_products(counted: OpCounter | None) -> bool:
+    """Whether a call has what TF32 may make inexact."""
+    if counted is None:
+        return False
+    return counted.flops > 0 or any(part in name for name in counted.work for part in RECURRENT)
 
 
 def _rounded_operands(model: Any, inputs: list[Any]) -> tuple[Any, list[Any]]:

@@ -15,13 +15,8 @@ import torch
 
 from forge.evalpool.judge.called import Unjudgeable
 from forge.evalpool.judge.initial import construct
-from forge.evalpool.judge.oracle import (
-    DTYPES,
-    MAX_OWN_ERROR,
-    MAX_TF32_ERROR,
-    PERTURBATION,
-    Describer,
-)
+from forge.evalpool.judge.input_sets import DTYPES, MAX_OWN_ERROR, MAX_TF32_ERROR
+from forge.evalpool.judge.oracle import PERTURBATION, Describer
 from forge.evalpool.judge.variations import (
     agrees,
     allowed_error,

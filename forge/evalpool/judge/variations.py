@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forge.evalpool.judge import compare
-from forge.evalpool.judge.oracle import VARIANTS, Unjudgeable
+from forge.evalpool.judge.called import Unjudgeable
+from forge.evalpool.judge.input_sets import VARIANTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
