@@ -128,7 +128,7 @@ class Spawner:
         command = [
             sys.executable,
             "-m",
-            "forge.evalpool.judge.zygote",
+            "forge.evalpool.judge.launcher",
             str(theirs.fileno()),
             json.dumps(config),
         ]

@@ -1,15 +1,14 @@
 """The zygote: a sandboxed process that has imported torch and triton and only forks children.
 
-Spawned by the judge (`python -m forge.evalpool.judge.zygote FD CONFIG`). Promise: it has run no
-torch op, started no thread, and holds nothing worth stealing: no seed, no reference, no candidate.
-A child is forked in a pid namespace of its own, enters its sandbox (`sandbox.py`) and says HELLO;
-only then does the judge look at it and send it work.
+Started by its launcher (`launcher.py`). Promise: it has run no torch op, started no thread, and
+holds nothing worth stealing: no seed, no reference, no candidate. A child is forked in a pid
+namespace of its own, enters its sandbox (`sandbox.py`) and says HELLO; only then does the judge
+look at it and send it work.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import os
 import shutil
 import signal
@@ -19,14 +18,12 @@ import tempfile
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge import (
     attempts,
     frames,
     gpu_files,
-    levels,
     linux,
     processes,
     root,
@@ -156,61 +153,10 @@ class Zygote:
         self.run_candidate(sock, f"{scratch}/work/candidate.py")
 
 
-def main() -> None:
-    """Becomes the launcher; its child becomes the zygote."""
-    fd, config = int(sys.argv[1]), json.loads(sys.argv[2])
-    judge_pid = config["judge_pid"]
-    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != judge_pid:
-        return
-    is_gpu = config["device"] != "cpu"
-    files = gpu_files.find_gpu_files(minor=config["gpu_minor"]) if is_gpu else None
-    plan = root.plan_root(files)
-    sock = socket.socket(fileno=fd)
-    with _telling(sock):
-        isolation = levels.strongest(config["isolation"], is_gpu=is_gpu)
-        if isolation.has_namespaces:
-            sandbox.enter_zygote_namespaces()
-    if not isolation.has_namespaces:
-        _become_subreaper()
-    pid = os.fork()
-    if pid:
-        sock.close()
-        _await_zygote(pid)
-    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if not isolation.has_namespaces:
-        _become_subreaper()
-    _be_zygote(sock, isolation=isolation, plan=plan, folder=config["folder"], is_gpu=is_gpu)
-
-
-def _become_subreaper() -> None:
-    """Without a pid namespace: whom a child leaves behind falls to us, and we live to end it when
-    those above us are killed with their whole group.
-    """
-    linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
-    os.setsid()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _await_zygote(pid: int) -> NoReturn:
-    """In the launcher, to the end."""
-    code = 0
-    try:
-        _, status = os.waitpid(pid, 0)
-        code = os.waitstatus_to_exitcode(status) & 0xFF
-    except SystemExit:
-        os.kill(pid, signal.SIGTERM)
-        os.waitpid(pid, 0)
-    finally:
-        processes.end_children()
-    sys.exit(code)
-
-
-def _be_zygote(
+def be_zygote(
     sock: socket.socket, *, isolation: Isolation, plan: root.RootPlan, folder: str, is_gpu: bool
 ) -> None:
+    """To the end: in a process of its own, whose namespaces are made."""
     os.environ.update(IMPORT_ENVIRONMENT)
     environment = dict(sandbox.CHILD_ENVIRONMENT)
     if is_gpu:
@@ -225,7 +171,7 @@ def _be_zygote(
     namespace, proc = None, os.open("/proc", os.O_PATH | os.O_CLOEXEC)
     if isolation.has_namespaces:
         namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-        with _telling(sock):
+        with telling(sock):
             sandbox.enter_root(plan, at=folder, isolation=isolation)
     if isolation is not Isolation.NONE:
         sys.path[:] = root.sandbox_sys_path(plan)
@@ -259,7 +205,7 @@ def _be_zygote(
 
 
 @contextmanager
-def _telling(sock: socket.socket) -> Iterator[None]:
+def telling(sock: socket.socket) -> Iterator[None]:
     """Within, the judge is told which step into the sandbox the machine refused."""
     try:
         yield
@@ -325,9 +271,3 @@ def _forget_forge() -> None:
     for name in [name for name in sys.modules if name == "forge" or name.startswith("forge.")]:
         del sys.modules[name]
     sys.modules["__main__"] = type(sys)("__main__")
-
-
-if __name__ == "__main__":
-    os.chdir("/")
-    Path("/proc/self/oom_score_adj").write_text("500")
-    main()

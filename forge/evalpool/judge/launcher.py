@@ -1,0 +1,76 @@
+"""Starts the zygote, in namespaces made for it, and ends with it and all that it started.
+
+Spawned by the judge (`python -m forge.evalpool.judge.launcher FD CONFIG`). A process that enters a
+pid namespace stays outside of it; its child, the zygote, is the first inside.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from forge.evalpool.judge import gpu_files, levels, linux, processes, root, sandbox
+from forge.evalpool.judge.zygote import be_zygote, telling
+
+
+def main() -> None:
+    """Becomes the launcher; its child becomes the zygote."""
+    fd, config = int(sys.argv[1]), json.loads(sys.argv[2])
+    judge_pid = config["judge_pid"]
+    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != judge_pid:
+        return
+    is_gpu = config["device"] != "cpu"
+    files = gpu_files.find_gpu_files(minor=config["gpu_minor"]) if is_gpu else None
+    plan = root.plan_root(files)
+    sock = socket.socket(fileno=fd)
+    with telling(sock):
+        isolation = levels.strongest(config["isolation"], is_gpu=is_gpu)
+        if isolation.has_namespaces:
+            sandbox.enter_zygote_namespaces()
+    if not isolation.has_namespaces:
+        _become_subreaper()
+    pid = os.fork()
+    if pid:
+        sock.close()
+        _await_zygote(pid)
+    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if not isolation.has_namespaces:
+        _become_subreaper()
+    be_zygote(sock, isolation=isolation, plan=plan, folder=config["folder"], is_gpu=is_gpu)
+
+
+def _become_subreaper() -> None:
+    """Without a pid namespace: whom a child leaves behind falls to us, and we live to end it when
+    those above us are killed with their whole group.
+    """
+    linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
+    os.setsid()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _await_zygote(pid: int) -> NoReturn:
+    """In the launcher, to the end."""
+    code = 0
+    try:
+        _, status = os.waitpid(pid, 0)
+        code = os.waitstatus_to_exitcode(status) & 0xFF
+    except SystemExit:
+        os.kill(pid, signal.SIGTERM)
+        os.waitpid(pid, 0)
+    finally:
+        processes.end_children()
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    os.chdir("/")
+    Path("/proc/self/oom_score_adj").write_text("500")
+    main()
