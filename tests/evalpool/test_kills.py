@@ -100,9 +100,9 @@ def problem(source: str) -> Problem:
 
 
 async def judged_with_a_kill(
-    pool: Pool, observer: Observer, asked: Problem, code: str, *, whom: int
+    pool: Pool, observer: Observer, asked: Problem, code: str, *, whom: int, num_infra: int = 1
 ) -> Verdict:
-    """Kills once, in the loop; `whom` as `chain` orders them."""
+    """Kills once, in the loop; `whom` as `chain` orders them. It costs `num_infra` infra faults."""
     before = pool.stats()
     verdicts: list[Verdict] = []
 
@@ -115,7 +115,7 @@ async def judged_with_a_kill(
             found = await busy_chain(observer.alive())
             os.kill(found[whom], signal.SIGKILL)
             await wait_until_gone(set(found[whom:]))
-    assert pool.stats().num_infra == before.num_infra + 1
+    assert pool.stats().num_infra == before.num_infra + num_infra
     return verdicts[0]
 
 
@@ -139,8 +139,9 @@ async def test_who_is_killed_beside_a_candidate_is_not_held_against_it(
 async def test_who_is_killed_beside_a_reference_is_not_held_against_it(
     pool: Pool, observer: Observer, whom: int
 ) -> None:
-    asked = problem(f"{SLOW_REFERENCE}# {whom}")
-    verdict = await judged_with_a_kill(pool, observer, asked, CODE, whom=whom)
+    """An oracle that ends is asked once more by its own judge, on plain inputs."""
+    asked, faults = problem(f"{SLOW_REFERENCE}# {whom}"), 0 if whom == CHILD else 1
+    verdict = await judged_with_a_kill(pool, observer, asked, CODE, whom=whom, num_infra=faults)
     assert (verdict.status, verdict.reason) == (Status.CORRECT, "ok"), verdict.detail
 
 
