@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 import types
 from collections.abc import Iterator
 
@@ -34,6 +35,30 @@ def test_every_module_that_can_be_reached_is_known_to_be_one() -> None:
     assert len(found) > 20
     hidden = [pair for pair in found if not is_module(pair[0]) and pair[1] not in HARMLESS]
     assert hidden == []
+
+
+def test_no_permitted_module_brings_what_runs_code_from_elsewhere() -> None:
+    """torch and triton name what they imported themselves: `triton.language.core.dataclass`."""
+    harmless = {
+        "math",
+        "cmath",
+        "typing",
+        "typing_extensions",
+        "collections",
+        "collections.abc",
+        "builtins",
+    }
+    caches = {"lru_cache", "cached_property"}
+    seen: set[str] = set()
+    modules = dict(pair for top in ("torch", "triton") for pair in reachable(top, seen))
+    found = [
+        f"{path}.{name}"
+        for path, real in {"torch": "torch", "triton": "triton", **modules}.items()
+        for name, value in vars(importlib.import_module(real)).items()
+        if callable(value) and name not in caches and forbidden_part(f"{path}.{name}") is None
+        if getattr(value, "__module__", None) in {*sys.stdlib_module_names, "_warnings"} - harmless
+    ]
+    assert found == []
 
 
 def test_where_torch_lies_is_found_without_importing_it() -> None:

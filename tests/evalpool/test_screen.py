@@ -193,7 +193,14 @@ def test_what_kernels_need_is_fine() -> None:
         # Modules that another than the source put among its names.
         ("inspect.getmembers(k)", "forbidden_name"),
         ("def f(): return textwrap.re", "forbidden_name"),
+        ("__name__ = 'triton.language'", "forbidden_name"),
+        ("def f():\n    global __name__; __name__ = 'x'", "forbidden_name"),
         # Below permitted modules.
+        ("tl.str_to_ty('tensordesc<fp32[1],print()', None)", "forbidden_attribute"),
+        ("from triton.language.math import wraps", "forbidden_import"),
+        ("tl.core.dataclass(x)", "forbidden_attribute"),
+        ("from triton.language.core import builtin", "forbidden_import"),
+        ("torch.cuda.NewType('a', x)", "forbidden_attribute"),
         ("import torch.backends.xeon.run_cpu as r", "forbidden_import"),
         ("torch.backends.xeon", "forbidden_attribute"),
         ("from torch.nn.attention.flex_attention import flex_attention", "forbidden_import"),

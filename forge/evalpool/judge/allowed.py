@@ -46,11 +46,15 @@ _FORBIDDEN_IN = {
         *("ExternalStream", "get_stream_from_external", "set_stream", "pynvml", "ipc_collect"),
         *("set_per_process_memory_fraction", "current_blas_handle", "current_solver_handle"),
         *("opt_einsum", "is_storage", "typename", "np", "F", "m", "hooks", "cpp", "windows"),
+        *("prepare_multiprocessing_environment", "handle_torch_function", "boolean_dispatch"),
+        *("NewType", "deprecated", "classproperty", "warn"),
     },
     "triton": {
         *("runtime", "compiler", "tools", "backends", "testing", "knobs", "experimental"),
         *("profiler", "ir", "interpreter", "semantic", "builder", "constexpr_function"),
-        "driver",
+        *("driver", "str_to_ty", "module_from_spec", "builtin", "extern", "dispatch", "aggregate"),
+        *("wraps", "dataclass", "Enum", "warn", "warn_once", "contextmanager", "JITCallable"),
+        *("AsyncCompileMode", "FutureKernel"),
     },
 }
 """Names that no kernel needs, at any depth."""

@@ -18,6 +18,7 @@ import inspect
 import re
 import types
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +28,7 @@ import triton.language as tl
 from triton import knobs
 from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
+from triton.compiler.code_generator import CodeGenerator
 from triton.compiler.compiler import ASTSource, make_backend
 from triton.compiler.errors import CompilationError
 from triton.runtime import interpreter
@@ -41,6 +43,7 @@ LAUNCH_OPTIONS = {"debug": False, "instrumentation_mode": "", "fpsan_homomorphic
 """What a launch adds to its options, as far as this version of Triton knows them."""
 LANGUAGE_MODULES = ("triton.language", "triton.language.standard", "triton.language.core")
 _ABSENT = object()
+_TRITON = str(Path(triton.__file__).parent)
 
 
 class Refused(Exception):
@@ -61,7 +64,7 @@ class Twin(JITFunction):
 
     def get_capture_scope(self) -> dict[str, Any]:
         scope = super().get_capture_scope()
-        return {name: self.translate(value) for name, value in scope.items()}
+        return {name: self.translate(value) for name, value in scope.items() if not _poses(value)}
 
     def translate(self, value: Any) -> Any:
         return value
@@ -87,6 +90,9 @@ class Personalities:
         interpreter._patch_lang = lambda fn: _NoPatch()
         kind: Any = interpreter.InterpretedFunction
         kind.run = lambda function, *args, **kwargs: self._launch(function, args, **kwargs)
+        CodeGenerator.call_Function = _checked(
+            CodeGenerator.call_Function, translate=self._translate
+        )
         kind.__call__ = lambda function, *args, **kwargs: self._call(function, args, kwargs)
         Autotuner.do_bench = property(lambda self: _take_first)
 
@@ -225,7 +231,11 @@ class Compiler:
         options, signature, constexprs, attributes = twin._pack_args(
             self._backend, kwargs, bound, specialization, options
         )
-        key = (*_meaning(function), str(signature), str(constexprs))
+        meaning = _meaning(function)
+        for value in bound.values():
+            if isinstance(value, interpreter.InterpretedFunction):
+                meaning = _meaning(value, meaning)
+        key = (*meaning, str(signature), str(constexprs))
         if key in self._done:
             return
         source = ASTSource(twin, signature, constexprs, attributes)
@@ -306,6 +316,45 @@ def _bare(args: ast.arguments) -> ast.arguments:
         one.annotation = None
     args.defaults, args.kw_defaults = [], [None for _ in args.kwonlyargs]
     return args
+
+
+def _is_tritons(value: Any) -> bool:
+    """Whether Triton itself defined a function, a class, or the class of anything else."""
+    value = getattr(value, "__func__", value)
+    if isinstance(value, types.FunctionType):
+        codes = (value.__code__, getattr(inspect.unwrap(value), "__code__", None))
+        return all(code and code.co_filename.startswith(_TRITON) for code in codes)
+    kind = value if isinstance(value, type) else type(value)
+    if issubclass(kind, JITFunction | interpreter.InterpretedFunction):
+        return issubclass(kind, JITFunction)
+    return kind.__module__.startswith("triton.")
+
+
+def _poses(value: Any) -> bool:
+    """Whether the compiler would take a thing for one of Triton's own that is not. Kernels see
+    classes of named tuples too, whose attributes may change unseen."""
+    if isinstance(value, interpreter.InterpretedFunction) or _is_tritons(value):
+        return False
+    marks = ("__triton_builtin__", "__triton_aggregate__", "_fields")
+    is_marked = any(getattr(value, mark, None) is not None for mark in marks)
+    return is_marked or str(getattr(value, "__module__", "")).startswith("triton.")
+
+
+def _checked(call_function: Any, *, translate: Callable[[Any], Any]) -> Any:
+    """Where a kernel names Python, the compiler calls it once and the interpreter each time."""
+
+    def call(generator: Any, node: ast.AST, function: Any, args: Any, kwargs: Any) -> Any:
+        function = translate(function)  # a kernel that was an argument
+        own = type(getattr(function, "__func__", function))
+        is_builtin = own.__module__ == "builtins" and own not in (types.FunctionType, type)
+        is_basic = isinstance(function, type) and function.__module__ == "builtins"
+        if not (_is_tritons(function) or is_builtin or is_basic):
+            name = getattr(function, "__name__", own.__name__)
+            words = f"{name} is no function for a kernel: mark it with @triton.jit"
+            raise CompilationError(generator.jit_fn.src, node, words)
+        return call_function(generator, node, function, args, kwargs)
+
+    return call
 
 
 def _meaning(

@@ -184,6 +184,8 @@ def _check_name(node: ast.Name, names: Names, builtin: set[str]) -> None:
     name = node.id
     if name in builtin or (_is_dunder(name) and name not in ALLOWED_NAMES):
         raise _Found("forbidden_name", node, f"{name} may not be used")
+    if name == "__name__" and not isinstance(node.ctx, ast.Load):  # what is defined below bears it
+        raise _Found("forbidden_name", node, f"{name} may not be changed")
     if name in COMPUTED and name in names.bound:
         raise _Found("forbidden_name", node, f"{name} may not be redefined")
     if not isinstance(node.ctx, ast.Load):

@@ -1,0 +1,41 @@
+"""Python in a kernel: a module with a buffer named as the mark of Triton's own functions."""
+
+import torch
+import triton
+import triton.language as tl
+
+PROBLEM = "relu"
+DEVICES = ("cpu",)
+VERDICT = "compile_error"
+REASON = "not_triton"
+SAYS = "twice is not defined"
+
+seen = []
+
+
+class Twice(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("__triton_builtin__", torch.ones(()))
+
+    def forward(self, value):
+        seen.append(0)
+        if len(seen) == 1:
+            return value
+        return tl.maximum(value, max([0.0 for _ in range(3)])) * 2
+
+
+twice = Twice()
+
+
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + i, twice(tl.load(x + i, mask=i < n)), mask=i < n)
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        y = torch.empty_like(x)
+        kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
+        return y

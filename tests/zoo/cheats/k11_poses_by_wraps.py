@@ -1,0 +1,36 @@
+"""Python in a kernel: a function with the marks of one of Triton's own, copied onto it."""
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+
+PROBLEM = "relu"
+DEVICES = ("cpu",)
+VERDICT = "compile_error"
+REASON = "not_triton"
+SAYS = "twice is not defined"
+
+seen = []
+
+
+@functools.wraps(tl.float32)
+def twice(value):
+    seen.append(0)
+    if len(seen) == 1:
+        return value
+    return tl.maximum(value, max([0.0 for _ in range(3)])) * 2
+
+
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + i, twice(tl.load(x + i, mask=i < n)), mask=i < n)
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        y = torch.empty_like(x)
+        kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
+        return y

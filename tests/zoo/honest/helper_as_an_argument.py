@@ -1,0 +1,27 @@
+"""A kernel that is told which other one to apply."""
+
+import torch
+import triton
+import triton.language as tl
+
+PROBLEM = "relu"
+DEVICES = ("cpu", "cuda")
+
+
+@triton.jit
+def double(value):
+    return value * 2
+
+
+@triton.jit
+def kernel(x, y, n, LAST: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.maximum(tl.load(x + i, mask=i < n), 0.0)
+    tl.store(y + i, LAST(value), mask=i < n)
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        y = torch.empty_like(x)
+        kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), LAST=double, BLOCK=256)
+        return y
