@@ -9,7 +9,7 @@ DEVICES = ("cpu", "cuda")
 VERDICT = "rejected"
 REASON = "forbidden_attribute"
 SAYS = "torch.load may not be used"
-BEHIND = ("runtime_error", "exception", "FileNotFoundError")
+BEHIND = ("runtime_error", "exception", "NotFoundError")
 
 
 @triton.jit
