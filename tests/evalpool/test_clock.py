@@ -61,6 +61,16 @@ def test_a_claim_for_calls_that_skip_their_work_is_refused(share: float) -> None
         clocked(times, dry_us=DRY)
 
 
+def test_a_machine_whose_launches_are_slow_is_charged_and_not_refused() -> None:
+    """Where a launch takes about as long as the flush, some calls show it and some do not."""
+    two_humped = Calls(event_us=(6.0,) * 30 + (55.0,) * 20, wall_us=(200.0,) * 50)
+    found = clocked(two_humped, dry_us=DRY)
+    assert (found.us, found.is_charged) == (55.0, True)
+    slow_process = clocked(calls(6.0, 215.0), dry_us=DRY)
+    assert (slow_process.us, slow_process.is_charged) == (pytest.approx(215 - 152 - 10), True)
+    assert not clocked(calls(200.0, 400.0), dry_us=DRY).is_charged
+
+
 def test_a_busy_machine_in_a_few_calls_or_a_little_is_no_mixture() -> None:
     few = Calls(event_us=(50.0,) * 40 + (900.0,) * 9, wall_us=(202.0,) * 49)
     assert clocked(few, dry_us=DRY).us == 50.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -175,8 +176,8 @@ class ModelNew(torch.nn.Module):
 
 def test_a_smoke_check_says_that_its_process_was_used(judge: Callable[..., Verdict]) -> None:
     options = JudgeOptions(timing=False, smoke=True)
-    levels = [judge(KERNEL, problem=RELU, options=options).isolation for _ in range(2)]
-    assert levels[1].endswith("-reused")
+    first, second = (judge(KERNEL, problem=RELU, options=options) for _ in range(2))
+    assert second.isolation.endswith("-reused"), (first, second)
     assert not judge(KERNEL, problem=RELU).isolation.endswith("-reused")
 
 
@@ -192,3 +193,23 @@ def test_a_smoke_check_says_that_its_process_was_used(judge: Callable[..., Verdi
 )
 def test_the_sandbox_holds_on_a_gpu_too(gpu_bench: Any, statement: str) -> None:
     gpu_bench.refused(statement)
+
+
+def test_candidates_that_fill_the_card_together_are_each_judged_alone(
+    judge: Callable[..., Verdict],
+) -> None:
+    """Each may have half of it; what one of four is refused is not its fault."""
+    greedy = KERNEL.replace(
+        "        y = torch.empty_like(x)\n",
+        "        total = torch.cuda.get_device_properties(0).total_memory\n"
+        "        much = torch.empty(int(0.42 * total), dtype=torch.uint8, device=x.device)\n"
+        "        y = torch.empty_like(x)\n",
+    )
+    options = JudgeOptions(timing=False)
+    with ThreadPoolExecutor(4) as several:
+        verdicts = list(
+            several.map(lambda _: judge(greedy, problem=RELU, options=options), range(4))
+        )
+    assert {one.status for one in verdicts} == {Status.CORRECT}, verdicts
+    too_much = judge(greedy.replace("0.42", "0.6"), problem=RELU, options=options)
+    assert (too_much.status, too_much.reason) == (Status.RUNTIME_ERROR, "out_of_memory")

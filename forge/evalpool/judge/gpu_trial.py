@@ -15,7 +15,7 @@ import hashlib
 import logging
 import os
 import signal
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,7 @@ from forge.evalpool.judge.gpu_timer import Timer
 from forge.evalpool.judge.references import ReferenceFailed
 from forge.evalpool.judge.spares import Spare, Spares
 from forge.evalpool.judge.trial import (
+    OUT_OF_MEMORY,
     Decided,
     Finding,
     Phases,
@@ -161,28 +162,51 @@ class GpuTrials(Trials):
     ) -> Finding:
         with self._shared(phases), phases.timed("reference"):
             reference = self._references.hold(problem)
+
+        def attempt(turn: AbstractContextManager[None]) -> Finding:
+            return self._attempt(
+                problem, code, reference, turn, uid=uid, phases=phases, options=options
+            )
+
         try:
             self._spares.sweep()
-            is_timed = self._table.timing and options.timing and not options.smoke
-            with self._shared(phases):
-                spare = self._spares.take() if options.smoke else None
-                is_reused = spare is not None and spare.num_uses > 0
-                run = self._open(problem, code, reference, uid=uid, phases=phases, spare=spare)
-                try:
-                    finding = self._checked(run, problem)
-                except BaseException:
-                    run.close()
-                    raise
-                if not is_timed or finding.status is not Status.CORRECT:
-                    with phases.timed("end"):
-                        run.close(spares=self._spares if options.smoke else None)
-                    return replace(finding, is_reused=is_reused)
-            try:
-                return self._timed(problem, run, uid=uid, is_profiled=options.profile)
-            finally:
-                run.close()
+            finding = attempt(self._shared(phases))
+            if finding.reason == OUT_OF_MEMORY:  # beside others nobody knows whose fault it is
+                finding = attempt(self._alone(phases))
+            return finding
         finally:
             self._references.let_go(reference)
+
+    def _attempt(
+        self,
+        problem: Problem,
+        code: str,
+        reference: GpuReference,
+        turn: AbstractContextManager[None],
+        *,
+        uid: int | None,
+        phases: Phases,
+        options: JudgeOptions,
+    ) -> Finding:
+        """Correctness during a turn on the card, then timing during one of its own."""
+        is_timed = self._table.timing and options.timing and not options.smoke
+        with turn:
+            spare = self._spares.take() if options.smoke else None
+            is_reused = spare is not None and spare.num_uses > 0
+            run = self._open(problem, code, reference, uid=uid, phases=phases, spare=spare)
+            try:
+                finding = self._checked(run, problem)
+            except BaseException:
+                run.close()
+                raise
+            if not is_timed or finding.status is not Status.CORRECT:
+                with phases.timed("end"):
+                    run.close(spares=self._spares if options.smoke else None)
+                return replace(finding, is_reused=is_reused)
+        try:
+            return self._timed(problem, run, uid=uid, is_profiled=options.profile)
+        finally:
+            run.close()
 
     def _checked(self, run: GpuRun, problem: Problem) -> Finding:
         try:
@@ -194,6 +218,9 @@ class GpuTrials(Trials):
 
     def _shared(self, phases: Phases) -> AbstractContextManager[None]:
         return _waited(self._lease.shared(timeout_s=LEASE_TIMEOUT_S), phases)
+
+    def _alone(self, phases: Phases) -> AbstractContextManager[None]:
+        return _waited(self._window.turn(timeout_s=LEASE_TIMEOUT_S), phases)
 
     def _open(
         self,
@@ -231,7 +258,7 @@ class GpuTrials(Trials):
     ) -> Finding:
         """The finding of a correct candidate with its timing. Raises Decided for what the timed
         calls brought to light. Leaves nothing of it on the card for who is next."""
-        with _waited(self._window.turn(timeout_s=LEASE_TIMEOUT_S), run.phases):
+        with self._alone(run.phases):
             try:
                 with run.phases.timed("baseline"):
                     reference = self._baseline(problem, run.gpu_reference)
@@ -261,15 +288,15 @@ class GpuTrials(Trials):
 
     def _clocked(self, problem: Problem, run: GpuRun, reference: Baseline) -> Clocked:
         """Raises Decided where both clocks disagree twice: a busy machine's noise seldom does."""
-        dry_us = self._dry(problem, run)
         floor_us = self._device.floor_us(run.gpu_reference.input_bytes)
         if reference.clocked().us < floor_us:
             floor_us = 0.0  # not all of the inputs need be read
+        dry_us = self._dry(problem, run)
         timer = Timer.start(run)
-        try:
-            return timer.candidate(dry_us=dry_us, floor_us=floor_us)
-        except clock.Unsupported:
-            pass
+        with suppress(clock.Unsupported):
+            found = timer.candidate(dry_us=dry_us, floor_us=floor_us)
+            if not found.is_charged:
+                return found
         try:
             return timer.candidate(dry_us=self._dry(problem, run), floor_us=floor_us)
         except clock.Unsupported as error:

@@ -58,6 +58,8 @@ PASS_ON = frozenset({"forged_frame", "runner_killed"})
 REUSED = "-reused"
 """Behind a verdict's isolation where the runner was not fresh."""
 CORRECTNESS_ALONE = JudgeOptions(timing=False)
+OUT_OF_MEMORY = "out_of_memory"
+"""Reason of a candidate that asked for more than there was."""
 OUT_OF_MEMORY_MARKS = (
     "MemoryError",
     "can't allocate memory",
@@ -278,7 +280,7 @@ class Run:
             return self.finding(Status.RUNTIME_ERROR, "needs_gpu", detail)
         detail = words.at_line(self.code, line, text)
         if any(mark in text for mark in OUT_OF_MEMORY_MARKS):
-            return self.finding(Status.RUNTIME_ERROR, "out_of_memory", detail)
+            return self.finding(Status.RUNTIME_ERROR, OUT_OF_MEMORY, detail)
         if kind == "OutOfBounds":
             return self.finding(Status.RUNTIME_ERROR, "out_of_bounds", detail)
         if stage == "import":
@@ -298,7 +300,7 @@ class Run:
         ending = self.spawner.ended(self.child)
         if ending.is_out_of_memory:
             detail = f"more than {self.table.memory_bytes >> 20} MB of memory"
-            return self.finding(Status.RUNTIME_ERROR, "out_of_memory", detail)
+            return self.finding(Status.RUNTIME_ERROR, OUT_OF_MEMORY, detail)
         if ending.was_running:
             detail = "the candidate closed the channel of its process"
             return self.finding(Status.RUNTIME_ERROR, "crash", detail)
