@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forge.evalpool.judge import processes
-from forge.evalpool.judge.spawner import Spawner, ZygoteGone
-from tests.evalpool.conftest import RUNNER_UID
+from forge.evalpool.judge.spawner import Spawner, UnusableInstallation, ZygoteGone
+from tests.evalpool.conftest import ROOT, RUNNER_UID
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,3 +47,17 @@ def test_a_zygote_outlives_a_question_for_a_child_that_it_does_not_have(spawner:
     with pytest.raises(ZygoteGone, match="knows no child"):
         spawner.end(child)
     spawner.end(spawner.spawn(role="runner", uid=RUNNER_UID))
+
+
+def test_an_installation_that_cannot_be_used_is_not_taken_for_a_missing_sandbox(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "triton.py").write_text("raise ImportError('made for\\nanother torch')")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    opened = Spawner(isolation="auto", folder=tmp_path / "root", memory_bytes=1 << 30)
+    opened.start()
+    with pytest.raises(
+        UnusableInstallation, match=r"torch 2\.\S+, triton \S+: ImportError: made for$"
+    ):
+        opened.wait_ready()
+    opened.close()

@@ -36,7 +36,7 @@ from forge.evalpool.judge.cpu_trial import CpuTrials
 from forge.evalpool.judge.examiner import Examiners
 from forge.evalpool.judge.references import References
 from forge.evalpool.judge.sandbox import Isolation, advice, read_sysctls
-from forge.evalpool.judge.spawner import Spawner, ZygoteGone
+from forge.evalpool.judge.spawner import Spawner, UnusableInstallation, ZygoteGone
 from forge.evalpool.judge.trial import Stamp, Trials
 from forge.evalpool.wire import BadRequest, parse_problem, parse_request
 from forge.process.busy import BusyClock
@@ -281,11 +281,17 @@ def oracle_uid() -> int | None:
 
 def _refuse(error: ZygoteGone) -> None:
     """No sandbox, no judge: says so where the supervisor reads it, and ends with its exit code."""
-    fix = advice(uid=os.geteuid(), sysctls=read_sysctls())
-    message = (
-        f"no sandbox for candidates on this machine: {error}; {fix}; "
-        'or write [judge] isolation = "none"'
-    )
+    if isinstance(error, UnusableInstallation):
+        message = (
+            f"no kernel can be judged with this installation: {error}; "
+            '"make setup" installs what works'
+        )
+    else:
+        fix = advice(uid=os.geteuid(), sysctls=read_sysctls())
+        message = (
+            f"no sandbox for candidates on this machine: {error}; {fix}; "
+            'or write [judge] isolation = "none"'
+        )
     logger.error("MachineError: %s", message)
     sys.stderr.flush()
     os._exit(MachineError.exit_code)

@@ -35,12 +35,16 @@ from triton.runtime import interpreter
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
+from forge.evalpool.judge.session import def_line
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 TARGET = GPUTarget("cuda", 90, 32)
 LAUNCH_OPTIONS = {"debug": False, "instrumentation_mode": "", "fpsan_homomorphic_casts": False}
 """What a launch adds to its options, as far as this version of Triton knows them."""
+INTERPRETER_HELPERS = ("interpreter_semantic", "_InterpreterComparison")
+"""What the interpreter's rewriting of a kernel refers to; Triton 3.6 has the first only."""
 LANGUAGE_MODULES = ("triton.language", "triton.language.standard", "triton.language.core")
 _ABSENT = object()
 _TRITON = str(Path(triton.__file__).parent)
@@ -263,7 +267,7 @@ class Compiler:
     def _refused(self, error: BaseException) -> Refused:
         """The innermost message, at the innermost line that is the candidate's."""
         starts = {
-            twin.src: twin.def_file_line_number
+            twin.src: def_line(twin)
             for twin in self._personalities._twins.values()
             if not twin.module.startswith("triton.")
         }
@@ -290,15 +294,17 @@ def _running(twin: Twin) -> Callable[..., Any]:
         function = tree.body[0]
         assert isinstance(function, ast.FunctionDef)
         interpreter.ASTTransformer().visit(function)
-        ast.increment_lineno(tree, twin.def_file_line_number - 1)
+        ast.increment_lineno(tree, def_line(twin) - 1)
         function.args, function.returns = _bare(function.args), None
         function.decorator_list = []
-        helpers = ("interpreter_semantic", "_InterpreterComparison")
+        helpers = [name for name in INTERPRETER_HELPERS if hasattr(interpreter, name)]
         made = ast.parse(f"def make({', '.join(helpers)}):\n    return {function.name}").body[0]
         assert isinstance(made, ast.FunctionDef)
         made.body.insert(0, function)
         tree.body = [made]
-        code = compile(ast.fix_missing_locations(tree), twin.file_name, "exec", dont_inherit=True)
+        code = compile(
+            ast.fix_missing_locations(tree), twin.fn.__code__.co_filename, "exec", dont_inherit=True
+        )
         space: dict[str, Any] = {}
         exec(code, twin.fn.__globals__, space)
         running = space["make"](*(getattr(interpreter, name) for name in helpers))

@@ -33,15 +33,16 @@ from triton.runtime.jit import JITFunction
 
 from forge.evalpool.judge import gpu_memory, runner
 from forge.evalpool.judge.opcount import OpCounter
-from forge.evalpool.judge.session import KernelRefused, Session
+from forge.evalpool.judge.session import KernelRefused, Session, def_line
 
 FLUSH_BYTES = 256 << 20
 """Written before a timed call, as in triton.testing.do_bench: more than any L2 cache, and long
 enough (about 80 us) that the forward's launches are queued by the time it is done."""
 
 
-LATE_CYCLES = 4_000_000
-"""About 2 ms: how late a candidate's own streams are in calls that are not timed."""
+LATE_CYCLES = 40_000_000
+"""About 20 ms, more than launching takes: how late a candidate's own streams are in calls that are
+not timed."""
 
 DEFAULT_STREAM = 0
 
@@ -211,7 +212,7 @@ class GpuSession(Session):
             if not str(error).startswith(UNSUPPORTED):
                 self.failed_launch = self.failed_launch or error
                 raise
-            self.compile_line = _def_line(function)
+            self.compile_line = def_line(function)
             refused = KernelRefused(f"{function.fn.__name__}: {error}")
             self.failed_launch = self.failed_launch or refused
             raise refused from None
@@ -327,22 +328,15 @@ def _do(session: GpuSession, *, asked: dict[str, Any]) -> Any:
 
 def _refused_line(error: BaseException, function: Any) -> int:
     """The innermost line of the candidate that the compiler names."""
-    line = _def_line(function)
+    line = def_line(function)
     values = function.fn.__globals__.values()
-    starts = {one.src: _def_line(one) for one in values if isinstance(one, JITFunction)}
+    starts = {one.src: def_line(one) for one in values if isinstance(one, JITFunction)}
     for one in _chain(error):
         start = starts.get(getattr(one, "src", None) or "")
         own = getattr(getattr(one, "node", None), "lineno", None)
         if start is not None and own is not None:
             line = start + own - 1
     return line
-
-
-def _def_line(function: Any) -> int:
-    """Where `src` begins: behind the decorators."""
-    first = function.starting_line_number
-    lines = enumerate(function.raw_src)
-    return next((first + i for i, text in lines if text.lstrip().startswith("def ")), first)
 
 
 def _innermost(error: BaseException) -> str:

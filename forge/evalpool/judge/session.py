@@ -301,3 +301,11 @@ def _tensor(memory: mmap.mmap, dtype: str, shape: list[int], offset: int) -> tor
     if count == 0:
         return torch.empty(shape, dtype=kind)
     return torch.frombuffer(memory, dtype=kind, count=count, offset=offset).view(shape)
+
+
+def def_line(kernel: Any) -> int:
+    """Of a kernel's file, where its `src` begins: behind the decorators. Triton before 3.7 has no
+    name for it."""
+    first = kernel.starting_line_number
+    lines = enumerate(kernel.raw_src)
+    return next((first + i for i, text in lines if text.lstrip().startswith("def ")), first)

@@ -43,6 +43,10 @@ class ZygoteGone(Exception):
     """The zygote died or is silent. Infra: it is restarted, nobody is blamed."""
 
 
+class UnusableInstallation(ZygoteGone):
+    """The zygote cannot import or use torch or Triton."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxedChild:
     """A runner or oracle that has been inspected and waits for work."""
@@ -147,7 +151,8 @@ class Spawner:
             self._sock, self._generation = ours, self._generation + 1
 
     def wait_ready(self) -> None:
-        """Raises ZygoteGone: where namespaces are forbidden, with the step that was refused."""
+        """Raises ZygoteGone: where namespaces are forbidden, with the step that was refused; and
+        UnusableInstallation."""
         assert self._sock is not None
         try:
             deadline = time.monotonic() + START_TIMEOUT_S
@@ -157,7 +162,10 @@ class Spawner:
             expected = (Kind.READY, Kind.FAILED)
             frame = frames.receive(self._sock, deadline=deadline, expected=expected)
             if frame.kind is Kind.FAILED:
-                raise ZygoteGone(frame.body["message"])
+                is_installation = frame.body.get("is_installation", False)
+                raise (UnusableInstallation if is_installation else ZygoteGone)(
+                    frame.body["message"]
+                )
             self._mounts = proof.read_mounts(pid) | {"/tmp"}
         except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError, OSError) as error:
             raise ZygoteGone(f"the zygote did not get ready: {error}") from error

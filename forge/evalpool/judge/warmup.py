@@ -59,7 +59,8 @@ def _nothing(n, BLOCK: tl.constexpr):
     value = tl.exp(index.to(tl.float32) * 0.01)
     value = tl.where(index < n, value, 0.0) / tl.sum(value, axis=0) + tl.max(value, axis=0)
     square = tl.zeros((BLOCK, BLOCK), dtype=tl.float32) + value[:, None]
-    square += tl.dot(square, square)
+    for _ in range(0, n, BLOCK):  # Triton 3.6's interpreter cannot, with NumPy 2.4 and later
+        square += tl.dot(square, square)
     tl.maximum(_half(tl.sqrt(tl.abs(value))), 0.0)
 
 

@@ -18,6 +18,7 @@ import tempfile
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from forge.evalpool.judge import (
@@ -162,10 +163,10 @@ def be_zygote(
     if is_gpu:
         del environment["TRITON_INTERPRET"]
         environment |= gpu_files.child_environment()
-        run_candidate = _import_for_gpu()
     else:
         os.environ["TRITON_INTERPRET"] = "1"
-        run_candidate = _import_for_cpu()
+    with _telling_versions(sock):
+        run_candidate = _import_for_gpu() if is_gpu else _import_for_cpu()
     mapped_bytes = sandbox.mapped_bytes()
     num_threads = len(os.listdir("/proc/self/task"))
     namespace, proc = None, os.open("/proc", os.O_PATH | os.O_CLOEXEC)
@@ -212,6 +213,25 @@ def telling(sock: socket.socket) -> Iterator[None]:
     except OSError as error:
         frames.send(sock, Kind.FAILED, {"message": str(error)})
         raise
+
+
+@contextmanager
+def _telling_versions(sock: socket.socket) -> Iterator[None]:
+    """Within, the judge is told what in the installation is not as it should be."""
+    try:
+        yield
+    except Exception as error:
+        found = ", ".join(f"{name} {_version(name)}" for name in ("torch", "triton"))
+        words = f"{type(error).__name__}: {error}".split("\n")[0]
+        frames.send(sock, Kind.FAILED, {"message": f"{found}: {words}", "is_installation": True})
+        raise
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
 
 
 def _import_for_cpu() -> Callable[[socket.socket, str], None]:
