@@ -67,16 +67,21 @@ def torch_share(
     allow_ops: Iterable[str] = (),
 ) -> TorchShare:
     """What a candidate's operations cost, as a share of the reference's."""
-    computes = any(name not in MOVES for name in reference)
+    is_moving = not computes(reference)
     counted = {
         name: cost
         for name, cost in work.items()
-        if not (computes and name in MOVES) and not is_allowed(name, allow_ops)
+        if (is_moving or name not in MOVES) and not is_allowed(name, allow_ops)
     }
     cost = max(0, sum(counted.values()) - min(FLOOR_BYTES, io_bytes // 8))
     whole = max(sum(reference.values()), io_bytes, 1)
     ops = sorted(counted, key=lambda name: -counted[name])
     return TorchShare(value=round(cost / whole, 4), ops=tuple(ops))
+
+
+def computes(work: Mapping[str, int]) -> bool:
+    """Whether it does more than move data as it is."""
+    return any(name not in MOVES for name in work)
 
 
 def is_allowed(name: str, allow_ops: Iterable[str]) -> bool:
