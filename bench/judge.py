@@ -35,7 +35,17 @@ from forge.evalpool.judge.processes import family, read_table
 from forge.evalpool.pool import Pool, open_pool
 from forge.process.devices import inventory
 from forge.process.sockets import open_socket_dir
-from forge.records import Completion, End, Finish, Group, Purpose, Trajectory, Turn, Verdict
+from forge.records import (
+    Completion,
+    End,
+    Finish,
+    Group,
+    Purpose,
+    Status,
+    Trajectory,
+    Turn,
+    Verdict,
+)
 from forge.store.writer import Writer, open_writer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -91,8 +101,14 @@ class Tally:
             p95_s=round(ordered[int(0.95 * (len(ordered) - 1))], 4),
             cpu_s=round(cpu_s / len(ordered), 4),
             phase_share={name: round(value / total, 3) for name, value in phases.items()},
-            statuses=dict(Counter(f"{v.status}: {v.reason}" for v in self.verdicts)),
+            statuses=dict(Counter(map(outcome, self.verdicts))),
         )
+
+
+def outcome(verdict: Verdict) -> str:
+    """A verdict in a line, with its words where it is not what an honest kernel deserves."""
+    words = f"{verdict.status}: {verdict.reason}"
+    return words if verdict.status is Status.CORRECT else f"{words}: {verdict.detail[:200]}"
 
 
 async def measure(

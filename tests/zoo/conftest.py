@@ -65,10 +65,12 @@ def bait(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bait]:
 
 
 def leftovers(bench: Any) -> set[int]:
-    """Processes below the judge's launcher beside the zygote, once no candidate is judged."""
+    """Processes below the judge's launcher beside the zygote, once no candidate is judged, and
+    beside the one that no candidate enters, which measures the judge's own overhead."""
     launcher = bench.spawner._process.pid
+    neutral = getattr(bench.trials, "_neutral", None)
     table = read_table()
-    below = family(launcher, table) - {launcher}
+    below = family(launcher, table) - {launcher, neutral.child.pid_here if neutral else launcher}
     return {pid for pid in below if _is_below_another(pid, below, launcher)}
 
 

@@ -8,6 +8,7 @@ nobody wants it, at the next judgement.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from contextlib import suppress
@@ -23,13 +24,15 @@ if TYPE_CHECKING:
 
     from forge.evalpool.judge.spawner import SandboxedChild, Spawner
 
+logger = logging.getLogger(__name__)
+
 MAX_REUSES = 64
 """Smoke checks a process serves."""
 MAX_SPARES = 16
 MAX_IDLE_S = 30.0
 """A context takes half a GB of the card."""
-LET_GO_S = 2.0
-"""What is freed is unmapped and collected: milliseconds."""
+LET_GO_S = 10.0
+"""What is freed is unmapped and collected: milliseconds on an idle card."""
 
 
 @dataclass(slots=True)
@@ -52,7 +55,8 @@ class Spare:
         try:
             frames.send(sock, Kind.CALL, {"let_go": True}, timeout_s=LET_GO_S)
             frames.receive(sock, deadline=time.monotonic() + LET_GO_S, expected=(Kind.DONE,))
-        except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError):
+        except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError) as error:
+            logger.info("a runner does not let go of its candidate: %r", error)
             return False
         return True
 
