@@ -182,8 +182,7 @@ async def measure_all(given: argparse.Namespace) -> list[Row]:
             offset = 0
             for size in given.sizes:
                 found = tasks(size, num=given.problems)
-                modes = list(MODES) if gpus else ["correctness"]
-                for mode in modes:
+                for mode in given.modes if gpus else ["correctness"]:
                     for in_flight in given.in_flight:
                         work = repeated(found, num=given.num, siblings=given.siblings)
                         work = [renamed(task, offset) for task in work]
@@ -242,6 +241,7 @@ def main() -> int:
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=None)
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="on a GPU")
     parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--num", type=int, default=160, help="candidates a measurement")
     parser.add_argument("--problems", type=int, default=20, help="of the quickstart's")
