@@ -23,15 +23,24 @@ from forge.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-PATH_KEYS = (("problems", "path"), ("model", "adapter"), ("serve", "python"), ("model", "path"))
+PATH_KEYS = (
+    ("problems", "path"),
+    ("data", "path"),
+    ("model", "adapter"),
+    ("serve", "python"),
+    ("model", "path"),
+)
 
 
-def load_experiment(path: Path | str, *, overrides: Sequence[str] = ()) -> Experiment:
+def load_experiment(
+    path: Path | str, *, overrides: Sequence[str] = (), is_here: bool = True
+) -> Experiment:
     """Reads and checks an experiment.
 
     Args:
         path: the TOML file.
         overrides: `table.key=value` each, as given to `--set`; later ones win.
+        is_here: it is for this machine, so the files that it names must be here.
 
     Raises:
         ConfigError: with one line a mistake, all of them, in the order of the file.
@@ -40,7 +49,9 @@ def load_experiment(path: Path | str, *, overrides: Sequence[str] = ()) -> Exper
     _make_absolute(sources.values)
     experiment, mistakes = _validate(sources.values)
     if experiment is not None:
-        mistakes += check(experiment, mistaken={mistake.path for mistake in mistakes})
+        mistakes += check(
+            experiment, mistaken={mistake.path for mistake in mistakes}, is_here=is_here
+        )
     lines = [*_in_order(mistakes, sources), *sources.mistakes]
     if lines or experiment is None:
         raise ConfigError("\n".join(lines))

@@ -34,6 +34,8 @@ class Mistake:
     path: KeyPath
     text: str
     """`found 0; an integer, 1 or more`."""
+    is_about_here: bool = False
+    """Of a file that is not on this machine: another one may have it."""
 
     def render(self, sources: Sources) -> str:
         """One line with its place."""

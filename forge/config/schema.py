@@ -1,8 +1,7 @@
 """What a run is told: one frozen pydantic model a table. `forge keys` prints these docstrings; a
-key without one fails a test.
+key without one fails a test. Ranges stand in the fields.
 
-Strict: `true` is no integer and `"8"` no number. Unknown keys are refused. Ranges stand in the
-fields.
+The larger tables have files of their own beside this one; all are imported from here.
 """
 
 from __future__ import annotations
@@ -11,82 +10,41 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from forge.config.model import LoraTable, ModelTable, QuantizeTable, TinyModel
+from forge.config.serving import SERVE_URL, ServeTable
+from forge.config.stages import EvalStage, GrpoStage, SftStage, Stage, TrainStage
+from forge.config.tables import PathValue, Positive, Share, Table
 
-class Table(BaseModel):
-    """Base of every table."""
-
-    model_config = ConfigDict(
-        strict=True,
-        frozen=True,
-        extra="forbid",
-        use_attribute_docstrings=True,
-        defer_build=True,  # tables are built once, as parts of Experiment
-    )
-
-
-PathValue = Annotated[Path, Field(strict=False)]
-Positive = Annotated[int, Field(ge=1)]
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
-
-
-class TinyModel(Table):
-    """`[model.tiny]`: sizes of the random Qwen3 model that `init = "tiny"` makes."""
-
-    hidden_size: Annotated[int, Field(ge=32, le=4096)] = 128
-    """Width of the residual stream."""
-    num_layers: Annotated[int, Field(ge=1, le=64)] = 4
-    """Transformer blocks."""
-    num_heads: Annotated[int, Field(ge=1, le=64)] = 4
-    """Attention heads."""
-    num_kv_heads: Annotated[int, Field(ge=1, le=64)] = 2
-    """Key-value heads; divides num_heads."""
-    head_dim: Annotated[int, Field(ge=8, le=256)] = 64
-    """Width of a head. The llama engine is twice as fast with 64 as with 32."""
-    initializer_range: Annotated[float, Field(gt=0, le=1)] = 0.06
-    """Standard deviation of the random weights; 0.06 learns to copy in half of the steps that 0.02
-    takes at these sizes."""
-    intermediate_size: Annotated[int, Field(ge=32)] = 384
-    """Width of the MLP."""
-    vocab_size: Annotated[int, Field(ge=300, le=65536)] = 1024
-    """Entries of the BPE tokenizer, trained on the run's own data, special tokens included."""
-    max_context_tokens: Annotated[int, Field(ge=128)] = 4096
-    """Positions the model is made for."""
-    tie_word_embeddings: bool = True
-    """Share the input embedding with the output layer."""
-
-
-class LoraTable(Table):
-    """`[model.lora]`: train an adapter instead of all weights."""
-
-    r: Positive = 16
-    """Rank."""
-    alpha: Annotated[float, Field(gt=0)] = 32.0
-    """Scaling numerator: the update is alpha / r · B·A."""
-    dropout: Share = 0.0
-    """Dropout on the adapter's input."""
-    target_modules: list[str] | Literal["all-linear"] = "all-linear"
-    """Module names that get an adapter."""
-
-
-class ModelTable(Table):
-    """`[model]`: what is trained and served."""
-
-    init: Literal["tiny"] | None = None
-    """Make a random model instead of loading one; sizes in [model.tiny]."""
-    path: str | None = None
-    """A local directory or a hub name. Exactly one of init and path."""
-    revision: str | None = None
-    """Hub revision; recorded with the run."""
-    adapter: PathValue | None = None
-    """Directory of a PEFT adapter to start from."""
-    tiny: TinyModel = TinyModel()
-    """Sizes for init = "tiny"."""
-    lora: LoraTable | None = None
-    """Adapter training; absent means all weights."""
-    trust_remote_code: bool = False
-    """Let the model directory run its own Python."""
+__all__ = [
+    "JUDGE_URL",
+    "SERVE_URL",
+    "DataTable",
+    "DevicesTable",
+    "EvalStage",
+    "EvalTable",
+    "Experiment",
+    "GrpoStage",
+    "JudgeTable",
+    "LimitsTable",
+    "LoraTable",
+    "ModelTable",
+    "PathValue",
+    "Positive",
+    "ProblemsTable",
+    "QuantizeTable",
+    "RewardTable",
+    "RolloutTable",
+    "ServeTable",
+    "SftStage",
+    "Share",
+    "Stage",
+    "StoreTable",
+    "Table",
+    "TinyModel",
+    "TrainStage",
+]
 
 
 class ProblemsTable(Table):
@@ -100,6 +58,9 @@ class ProblemsTable(Table):
     """For source = "dir": values for module constants, e.g. { batch_size = 16, dim = 256 }."""
     include: list[str] = Field(default_factory=list)
     """For source = "dir": glob patterns relative to path; empty means all files."""
+    sizes: Literal["small", "gpu"] = "small"
+    """For source = "generated": tensors for the CPU's interpreter, or so large that a GPU takes
+    100 µs and more."""
     num_problems: Annotated[int, Field(ge=64)] = 3200
     """For source = "generated": distinct compositions, split into SFT, GRPO and held-out."""
     num_heldout: Positive = 64
@@ -109,12 +70,9 @@ class ProblemsTable(Table):
     allow_flagged: bool = False
     """For source = "dir": let GRPO train on problems that "forge problems check" flags, instead of
     leaving them out."""
-    sft_by_level: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] = [
-        200,
-        200,
-        100,
-        50,
-    ]
+    sft_by_level: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] = Field(
+        default_factory=lambda: [200, 200, 100, 50]
+    )
     """For source = "generated": problems by chain length, from 1, whose answers SFT sees. GRPO
     plays the rest."""
 
@@ -122,6 +80,13 @@ class ProblemsTable(Table):
 class DataTable(Table):
     """`[data]`: SFT rows."""
 
+    source: Literal["generated", "file"] = "generated"
+    """The generator's own answers, or rows of a file."""
+    path: PathValue | None = None
+    """For source = "file": JSON, JSON lines or Parquet; a directory is searched for them."""
+    format: Literal["messages", "kernelbook", "trinity"] = "messages"
+    """For source = "file": what a row has. messages: a list of role and content; the others: the
+    columns of these data sets."""
     pairs_per_problem: Positive = 1
     """One-turn rows a problem."""
     static_share: Share = 0.0
@@ -132,44 +97,25 @@ class DataTable(Table):
     share of the one-turn rows."""
 
 
+NumGpus = Annotated[int, Field(ge=0)] | Literal["auto"]
+
+
 class DevicesTable(Table):
     """`[devices]`: which GPU does what. Empty means CPU."""
 
     gpus: list[str] | Literal["auto"] | None = None
     """UUIDs or indices to use, `auto` for all visible, absent for none."""
-    train: int = Field(default=0, ge=0)
-    """GPUs of the trainer."""
-    serve: int = Field(default=0, ge=0)
-    """GPUs of the replicas, divided among them."""
-    judge: int = Field(default=0, ge=0)
-    """GPUs of the judges, one each."""
-
-
-class ServeTable(Table):
-    """`[serve]`: the model answering."""
-
-    engine: Literal["llama"] = "llama"
-    """Inference engine."""
-    replicas: Positive = 1
-    """Engine processes."""
-    threads: Positive = 1
-    """CPU threads a replica."""
-    slots: Annotated[int, Field(ge=1, le=256)] = 32
-    """Sequences decoded together in a replica."""
-    context_tokens: Annotated[int, Field(ge=64)] = 1280
-    """Prompt and completion of one sequence together."""
-    precision: Literal["exact", "fast"] = "exact"
-    """exact: f32 weights and KV, no flash attention, equal to transformers. fast: bf16 weights, f16
-    KV.
-    """
-    python: PathValue | None = None
-    """Interpreter of the engine's child; absent means ours."""
-    env: dict[str, str] = Field(default_factory=dict)
-    """Added to the child's environment."""
-    start_timeout_s: Annotated[float, Field(gt=0)] = 120.0
-    """Until /health must answer."""
-    request_timeout_s: Annotated[float, Field(gt=0)] = 300.0
-    """For one completion request."""
+    train: NumGpus = 0
+    """GPUs of the trainer; `auto` leaves it to the plan, which says why."""
+    serve: NumGpus = 0
+    """GPUs of the replicas, divided among them; `auto` as in train."""
+    judge: NumGpus = 0
+    """GPUs of the judges, one each; `auto` as in train."""
+    share: Literal["never", "auto", "always"] = "never"
+    """Whether roles may be on the same card. auto: where there are fewer cards than roles, if the
+    memory allows it."""
+    wait_s: Annotated[float, Field(ge=0)] = 0.0
+    """How long to wait for cards that another run uses, instead of refusing at once."""
 
 
 JUDGE_URL = re.compile(r"https?://[^/\s]+|unix:/\S+")
@@ -261,6 +207,15 @@ class RolloutTable(Table):
     """Of one answer."""
     max_staleness: Annotated[int, Field(ge=0, le=8)] = 1
     """0: synchronous and on-policy. 1: the next batch is generated while the trainer steps."""
+    sampler: Literal["uniform", "curriculum", "priority"] = "uniform"
+    """How problems are drawn: each as often; by level, easy ones first; by the variance of their
+    recent rewards."""
+    replay: Positive = 1
+    """Times a finished group may be trained, max_staleness respected."""
+    groups_in_flight: Positive | Literal["auto"] = "auto"
+    """Groups played at once. auto: as many as engines and judges can take."""
+    in_flight: Literal["turn", "keep"] = "turn"
+    """New weights wait for the end of running turns, or enter in the middle of them."""
     max_replacements: Annotated[float, Field(ge=0)] = 1.0
     """Groups admitted to replace flat ones, at most this many times the batch, a step."""
     train_truncated: bool = True
@@ -308,83 +263,6 @@ class LimitsTable(Table):
     """Wall-clock hours of an attempt."""
     tokens: Positive | None = None
     """Generated tokens of an attempt."""
-
-
-class EvalStage(Table):
-    """A `[[stage]]` that measures the current weights on the held-out problems."""
-
-    kind: Literal["eval"]
-    """eval"""
-    num_problems: Positive | None = None
-    """Held-out problems used; absent means all."""
-    samples: Positive | None = None
-    """Overrides eval.samples."""
-    greedy: bool | None = None
-    """Overrides eval.greedy."""
-    max_turns: Annotated[int, Field(ge=1, le=16)] | None = None
-    """Overrides eval.max_turns."""
-
-
-class TrainStage(Table):
-    """What both training stages share."""
-
-    steps: Positive
-    """Optimizer steps."""
-    learning_rate: Annotated[float, Field(gt=0, lt=1)]
-    """Peak learning rate of AdamW."""
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Linear warm-up."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Of the learning rate after warm-up."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """AdamW."""
-    adam_beta2: Annotated[float, Field(gt=0, lt=1)] = 0.999
-    """Decay of AdamW's second moment; 0.95 suits short runs from random weights."""
-    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    """Clip."""
-    threads: Positive = 1
-    """CPU threads of the trainer."""
-    save_every: Positive = 50
-    """Steps between checkpoints; one is always written at the end."""
-    restarts: Annotated[int, Field(ge=0)] = 1
-    """Times a dead trainer is restarted from its last checkpoint."""
-    step_timeout_s: Annotated[float, Field(gt=0)] = 600.0
-    """A trainer silent for this long is named and ended."""
-
-
-class SftStage(TrainStage):
-    """A `[[stage]]` of supervised fine-tuning on the pairs."""
-
-    kind: Literal["sft"]
-    """sft"""
-    batch_size: Positive = 16
-    """Rows a step."""
-    max_length: Annotated[int, Field(ge=64)] = 1024
-    """Tokens of a row; a longer one is dropped and counted."""
-    packing: bool = False
-    """Fill rows with several conversations (needs flash attention to be fast)."""
-
-
-class GrpoStage(TrainStage):
-    """A `[[stage]]` of multi-turn GRPO."""
-
-    kind: Literal["grpo"]
-    """grpo"""
-    micro_batch_tokens: Positive = 4096
-    """Tokens of one forward-backward; a step has as many as its samples need."""
-    updates_per_batch: Positive = 1
-    """Passes over each batch of samples."""
-    loss: Literal["dapo", "bnpo", "dr_grpo", "grpo"] = "dapo"
-    """How token losses are averaged (TRL's names)."""
-    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """Ratio is clipped below 1 - clip_low."""
-    clip_high: Annotated[float, Field(gt=0)] = 0.28
-    """Ratio is clipped above 1 + clip_high."""
-    beta: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the KL term; 0 loads no reference model."""
-
-
-Stage = Annotated[EvalStage | SftStage | GrpoStage, Field(discriminator="kind")]
 
 
 class Experiment(Table):

@@ -101,7 +101,7 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
 def _assign(experiment: Experiment, machine: Machine) -> dict[str, tuple[Gpu, ...]]:
     """Cards by role: serve first, then judge, then train, in the order in which they were given."""
     devices = experiment.devices
-    wanted = {"serve": devices.serve, "judge": devices.judge, "train": devices.train}
+    wanted = {role: int(getattr(devices, role)) for role in ("serve", "judge", "train")}
     allowed = list(machine.gpus)
     if isinstance(devices.gpus, list):
         allowed = [_find(name, machine.gpus) for name in devices.gpus]
@@ -135,10 +135,9 @@ def _require(experiment: Experiment, machine: Machine) -> None:
             f"below store.min_free_bytes = {store.min_free_bytes / 1e9:.2f} GB. Free some; a new "
             f"run can lie elsewhere with --set store.dir=DIR"
         )
-    if is_served(experiment) and not serve.python and serve.engine not in machine.engines:
-        raise MachineError(
-            f'serve.engine = "{serve.engine}" is not installed; "make setup" compiles it'
-        )
+    engine = "llama" if serve.engine == "auto" else serve.engine
+    if is_served(experiment) and not serve.python and engine not in machine.engines:
+        raise MachineError(f'serve.engine = "{engine}" is not installed; "make setup" compiles it')
 
 
 def _require_problems(experiment: Experiment) -> None:

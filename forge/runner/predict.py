@@ -39,7 +39,7 @@ def predict_phases(
     yield _prepare(experiment, machine=machine)
     for index, stage in enumerate(experiment.stage):
         name = f"{stage.kind}-{index}"
-        if params is None or sum((experiment.devices.train, experiment.devices.serve)):
+        if params is None or experiment.devices.train or experiment.devices.serve:
             yield PhasePlan(name=name, work=_work(experiment, stage), cpu_s=None, wall_s=None)
         elif isinstance(stage, EvalStage):
             yield _eval(

@@ -35,6 +35,8 @@ class EngineKind:
     """Modules that its interpreter must have."""
     advice: str
     """What installs them."""
+    start_timeout_s: float
+    """Until /health answers, where the experiment says nothing."""
 
 
 ENGINES: dict[str, EngineKind] = {
@@ -42,13 +44,24 @@ ENGINES: dict[str, EngineKind] = {
         module="forge.serve.llama.app",
         requires=("llama_cpp", "gguf"),
         advice="`make setup` builds it; that needs a C++ compiler (apt install g++)",
+        start_timeout_s=120.0,
     ),
 }
 
 
 def engine_argv(table: ServeTable) -> tuple[str, ...]:
     """The command of an engine's child, its config's path to be added."""
-    return (str(table.python or sys.executable), "-m", ENGINES[table.engine].module)
+    return (str(table.python or sys.executable), "-m", kind_of(table).module)
+
+
+def start_timeout_s(table: ServeTable) -> float:
+    """Until /health must answer."""
+    return table.start_timeout_s or kind_of(table).start_timeout_s
+
+
+def kind_of(table: ServeTable) -> EngineKind:
+    """The engine that a table names."""
+    return ENGINES["llama" if table.engine == "auto" else table.engine]
 
 
 def check_engine(table: ServeTable | None = None) -> None:
@@ -59,7 +72,7 @@ def check_engine(table: ServeTable | None = None) -> None:
         from forge.config.schema import ServeTable
 
         table = ServeTable()
-    kind = ENGINES[table.engine]
+    kind = kind_of(table)
     lacks = _lacks if table.python is None else _lacks_elsewhere(table.python)
     if missing := [name for name in kind.requires if lacks(name)]:
         where = f" in {table.python}" if table.python else ""

@@ -18,7 +18,7 @@ import anyio
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled
 from forge.process.child import ChildSpec, ProcessObserver
 from forge.process.environment import child_env
-from forge.serve.engines import check_engine, engine_argv
+from forge.serve.engines import check_engine, engine_argv, start_timeout_s
 from forge.serve.replica import Replica
 
 if TYPE_CHECKING:
@@ -155,18 +155,18 @@ class Replicas:
         )
 
     async def _least_loaded(self) -> Replica:
-        with anyio.move_on_after(self._table.start_timeout_s):
+        with anyio.move_on_after(start_timeout_s(self._table)):
             while not (up := [replica for replica in self._replicas if replica.is_up]):
                 await self._came_up.wait()
             return min(up, key=lambda replica: replica.load)
         names = ", ".join(replica.name for replica in self._replicas)
         raise Stalled(
-            f"no replica came up within {self._table.start_timeout_s:.0f} s; waited for: {names}"
+            f"no replica came up within {start_timeout_s(self._table):.0f} s; waited for: {names}"
         )
 
     async def _serve_everywhere(self, weights: Weights) -> None:
         self._weights = weights
-        timeout_s = self._table.start_timeout_s + self._table.request_timeout_s
+        timeout_s = start_timeout_s(self._table) + self._table.request_timeout_s
 
         async def ask(_index: int, replica: Replica) -> None:
             await replica.serve(weights, timeout_s=timeout_s)
@@ -272,6 +272,6 @@ def _spec(
             "precision": table.precision,
             "gpu_layers": ALL_GPU_LAYERS if gpus else 0,
         },
-        ready_timeout_s=table.start_timeout_s,
+        ready_timeout_s=start_timeout_s(table),
         devices=",".join(gpus) or "cpu",
     )

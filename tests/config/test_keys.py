@@ -21,12 +21,14 @@ def test_a_key_shows_type_range_default_and_unit():
     timeout = keys["serve.start_timeout_s"]
     assert (timeout.type, timeout.unit) == ("a number, above 0", "seconds")
     assert keys["model.init"].default == "absent"
-    assert keys["stage sft.steps"].default == "required"
+    assert keys["stage grpo.steps"].default == "required"
     assert keys["judge.workers"].unit == ""
 
 
 def test_keys_of_a_table_include_its_sub_tables_and_all_stages():
-    assert {key.table for key in keys_of("model")} == {"model", "model.tiny", "model.lora"}
+    assert {key.table for key in keys_of("model")} == {
+        *("model", "model.tiny", "model.lora", "model.quantize"),
+    }
     assert {key.table for key in keys_of("stage")} == {"stage sft", "stage grpo", "stage eval"}
     assert keys_of("modl") == []
 
