@@ -1,0 +1,172 @@
+"""Which replica is asked: a plain object, facts and `now` in, answer out.
+
+Owned by `replicas`, also over servers behind a URL. Rules, in this order:
+
+1. Who did not answer while others did is avoided, and later tried with one request at a time.
+2. A prompt goes where its longest prefix was evaluated, where that replica is hardly busier.
+3. Else to the least loaded, where a replica's load weighs as much as it is slower than the fastest.
+
+Promises: among equals without a prefix cache the least loaded is taken, in their order; a replica
+that alone is up is taken whatever is known of it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+BLOCK_TOKENS = 64
+"""Prefixes are told apart in steps of this many."""
+MAX_BLOCKS = 65_536
+"""Remembered, over all replicas: 4 M tokens, what the KV caches of a box hold at most."""
+SPILL = 1.25
+"""A prompt leaves the replica that has its prefix where that is this much busier than another..."""
+SPILL_SLOTS = 8
+"""...and by more than 1 / SPILL_SLOTS of its slots: below that a step takes as long."""
+SLOWER = 1.5
+"""Pace beyond which a replica counts as slower: less is chance."""
+SLOWEST = 16.0
+"""More is not counted: it gets hardly anything by then."""
+SMOOTHING = 0.2
+"""Weight of the newest answer in a replica's pace."""
+PATIENCE = 4.0
+"""An answer may take this many times as long as the slowest recent one, token for token..."""
+LEAST_PATIENCE_S = 5.0
+"""...and never less than this: what a full collection or a compilation may cost."""
+REMEMBERED_ANSWERS = 64
+FIRST_AVOIDED_S = 10.0
+"""After a silence. Doubles with each one in a row."""
+LONGEST_AVOIDED_S = 160.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """One replica that is up."""
+
+    name: str
+    samples: int
+    """Asked of it and not answered."""
+    slots: int
+    """That it decodes together."""
+
+
+@dataclass(slots=True)
+class _Silence:
+    """A replica that did not answer while others did."""
+
+    until: float
+    """It is asked nothing before."""
+    times: int
+    """In a row."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Router:
+    """Choices over the replicas of a stage. They are known by name only."""
+
+    has_prefix_cache: bool = False
+    """Whether the engine keeps what it evaluated for the next prompt that starts alike."""
+    _paces: dict[str, float] = field(default_factory=dict)
+    """Seconds a token of the longest sample, smoothed."""
+    _answers: list[float] = field(default_factory=list)
+    """Paces of the last answers, by whomever."""
+    _silences: dict[str, _Silence] = field(default_factory=dict)
+    _blocks: OrderedDict[int, set[str]] = field(default_factory=OrderedDict)
+    """Replicas that evaluated a prefix, by the hash of its blocks. Oldest use first."""
+
+    def choose(self, up: Sequence[Load], prompt_ids: Sequence[int], *, now: float) -> int:
+        """Index in `up` of the one to ask; it counts as having evaluated the prompt."""
+        allowed = [index for index, load in enumerate(up) if self._may_ask(load, now=now)]
+        allowed = allowed or list(range(len(up)))
+        busy = {index: self._busyness(up[index], among=up) for index in allowed}
+        least = min(allowed, key=lambda index: busy[index])
+        chosen = least
+        if self.has_prefix_cache:
+            blocks = _hash_blocks(prompt_ids)
+            near = [index for index in allowed if not _is_spilling(up[index], busy, index, least)]
+            known = {index: self._num_known(up[index].name, blocks) for index in near}
+            chosen = max(near, key=lambda index: (known[index], -busy[index]))
+            self._remember(up[chosen].name, blocks)
+        return chosen
+
+    def answered(self, name: str, *, seconds: float, num_tokens: int) -> None:
+        """A replica answered: `num_tokens` of its longest sample took `seconds`, its queue
+        included."""
+        pace = seconds / max(num_tokens, 1)
+        before = self._paces.get(name, pace)
+        self._paces[name] = before + SMOOTHING * (pace - before)
+        self._answers = [*self._answers[1 - REMEMBERED_ANSWERS :], pace]
+        self._silences.pop(name, None)
+
+    def patience_s(self, max_tokens: int) -> float | None:
+        """How long an answer may take before another replica is asked too. None until one came."""
+        if not self._answers:
+            return None
+        return max(LEAST_PATIENCE_S, PATIENCE * max(self._answers) * max_tokens)
+
+    def was_silent(self, name: str, *, now: float) -> None:
+        """It did not answer in time, and another one did."""
+        silence = self._silences.get(name)
+        if silence is not None and now < silence.until:
+            return  # one of several requests that were lost together
+        times = 1 if silence is None else silence.times + 1
+        pause_s = min(FIRST_AVOIDED_S * 2 ** (times - 1), LONGEST_AVOIDED_S)
+        self._silences[name] = _Silence(until=now + pause_s, times=times)
+
+    def is_avoided(self, name: str, *, now: float) -> bool:
+        """Whether it was silent lately."""
+        silence = self._silences.get(name)
+        return silence is not None and now < silence.until
+
+    def forget(self, name: str) -> None:
+        """It died, or serves other weights: what it knew of is gone."""
+        self._paces.pop(name, None)
+        self._silences.pop(name, None)
+        for names in self._blocks.values():
+            names.discard(name)
+
+    def _may_ask(self, load: Load, *, now: float) -> bool:
+        silence = self._silences.get(load.name)
+        return silence is None or (now >= silence.until and load.samples == 0)
+
+    def _busyness(self, load: Load, *, among: Sequence[Load]) -> float:
+        """Samples it would have with one more, weighted by how much slower than the others it
+        is."""
+        return (load.samples + 1) * self._slowness(load.name, among=among)
+
+    def _slowness(self, name: str, *, among: Sequence[Load]) -> float:
+        paces = [self._paces[each.name] for each in among if each.name in self._paces]
+        if name not in self._paces or min(paces) <= 0.0:
+            return 1.0
+        ratio = self._paces[name] / min(paces)
+        return min(ratio, SLOWEST) if ratio > SLOWER else 1.0
+
+    def _num_known(self, name: str, blocks: Sequence[int]) -> int:
+        for count, block in enumerate(blocks):
+            if name not in self._blocks.get(block, ()):
+                return count
+        return len(blocks)
+
+    def _remember(self, name: str, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self._blocks.setdefault(block, set()).add(name)
+            self._blocks.move_to_end(block)
+        while len(self._blocks) > MAX_BLOCKS:
+            self._blocks.popitem(last=False)
+
+
+def _is_spilling(load: Load, busy: dict[int, float], index: int, least: int) -> bool:
+    """Whether it is too busy for what its cache would save."""
+    excess = busy[index] - busy[least]
+    return busy[index] > SPILL * busy[least] and excess > load.slots / SPILL_SLOTS
+
+
+def _hash_blocks(prompt_ids: Sequence[int]) -> list[int]:
+    """One number for each prefix of whole blocks; equal prefixes have equal numbers."""
+    found: list[int] = []
+    before = 0
+    for start in range(0, len(prompt_ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
+        before = hash((before, *prompt_ids[start : start + BLOCK_TOKENS]))
+        found.append(before)
+    return found

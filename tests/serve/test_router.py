@@ -1,0 +1,121 @@
+"""Which replica is asked: by prefix, by load, by pace, and never the silent one."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge.serve.router import (
+    BLOCK_TOKENS,
+    FIRST_AVOIDED_S,
+    LEAST_PATIENCE_S,
+    LONGEST_AVOIDED_S,
+    PATIENCE,
+    Load,
+    Router,
+)
+
+SYSTEM = list(range(2 * BLOCK_TOKENS))
+"""What all prompts of a run begin with."""
+
+
+def loads(*samples: int, slots: int = 32) -> list[Load]:
+    return [Load(name=f"r{i}", samples=n, slots=slots) for i, n in enumerate(samples)]
+
+
+def problem(number: int, *, num_tokens: int = 4 * BLOCK_TOKENS) -> list[int]:
+    return SYSTEM + [1000 + number] * num_tokens
+
+
+@given(st.lists(st.integers(0, 500), min_size=1, max_size=8))
+def test_without_a_prefix_cache_the_first_of_the_least_loaded_is_taken(samples: list[int]) -> None:
+    chosen = Router().choose(loads(*samples), SYSTEM, now=0.0)
+    assert chosen == samples.index(min(samples))
+
+
+def test_later_turns_and_further_samples_go_where_the_prefix_is() -> None:
+    router = Router(has_prefix_cache=True)
+    homes = {n: router.choose(loads(0, 0, 0), problem(n), now=0.0) for n in range(3)}
+    # Each of the three has the system prompt, so only its own problem tells it apart.
+    assert homes[0] == 0
+    router.choose(loads(9, 0, 9), problem(7), now=0.0)
+    assert router.choose(loads(3, 3, 3), problem(7) + [5] * 300, now=0.0) == 1
+    assert router.choose(loads(0, 3, 0), problem(7), now=0.0) == 1, "3 of 32 slots are hardly busy"
+
+
+def test_a_prefix_is_left_where_its_replica_is_much_busier() -> None:
+    router = Router(has_prefix_cache=True)
+    assert router.choose(loads(0, 1), problem(1), now=0.0) == 0
+    assert router.choose(loads(41, 40), problem(1), now=0.0) == 0, "hardly busier"
+    assert router.choose(loads(41, 30), problem(1), now=0.0) == 1
+    assert router.choose(loads(5, 4), problem(1), now=0.0) == 1, "both know it by now"
+
+
+def test_a_replica_that_died_has_no_prefix_any_more() -> None:
+    router = Router(has_prefix_cache=True)
+    router.choose(loads(0, 1), problem(1), now=0.0)
+    assert router.choose(loads(2, 0), problem(1), now=0.0) == 0
+    router.forget("r0")
+    assert router.choose(loads(2, 0), problem(1), now=0.0) == 1
+
+
+def test_a_slower_replica_gets_less_in_proportion() -> None:
+    router = Router()
+    for _ in range(20):
+        router.answered("r0", seconds=10.0, num_tokens=100)
+        router.answered("r1", seconds=40.0, num_tokens=100)
+    given_to = [0, 0]
+    for _ in range(100):
+        given_to[router.choose(loads(*given_to), SYSTEM, now=0.0)] += 1
+    assert 75 <= given_to[0] <= 85, "four fifths of the work to the one that is four times as fast"
+    even = Router()
+    even.answered("r0", seconds=10.0, num_tokens=100)
+    even.answered("r1", seconds=12.0, num_tokens=100)
+    assert even.choose(loads(5, 4), SYSTEM, now=0.0) == 1, "a fifth more is chance"
+
+
+def test_patience_grows_with_the_slowest_answer_and_begins_with_the_first() -> None:
+    router = Router()
+    assert router.patience_s(100) is None
+    router.answered("r0", seconds=0.1, num_tokens=100)
+    assert router.patience_s(100) == LEAST_PATIENCE_S
+    router.answered("r0", seconds=20.0, num_tokens=100)
+    router.answered("r0", seconds=0.1, num_tokens=100)
+    assert router.patience_s(200) == PATIENCE * 40.0
+
+
+def test_a_silent_replica_is_avoided_then_tried_alone_then_trusted_again() -> None:
+    router = Router()
+    router.was_silent("r0", now=0.0)
+    router.was_silent("r0", now=1.0)  # of the same silence: counts once
+    assert router.choose(loads(0, 50), SYSTEM, now=FIRST_AVOIDED_S - 1) == 1
+    assert router.is_avoided("r0", now=FIRST_AVOIDED_S - 1)
+    assert router.choose(loads(0, 50), SYSTEM, now=FIRST_AVOIDED_S) == 0
+    assert router.choose(loads(1, 50), SYSTEM, now=FIRST_AVOIDED_S) == 1, "one at a time"
+    assert router.choose(loads(0), SYSTEM, now=1.0) == 0, "nobody else is up"
+    router.was_silent("r0", now=20.0)
+    assert router.is_avoided("r0", now=20.0 + 2 * FIRST_AVOIDED_S - 1)
+    for _ in range(10):
+        router.was_silent("r0", now=1e6)
+    assert not router.is_avoided("r0", now=1e6 + LONGEST_AVOIDED_S)
+    router.answered("r0", seconds=1.0, num_tokens=10)
+    assert router.choose(loads(1, 50), SYSTEM, now=1e6) == 0
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 64), st.booleans()), min_size=1, max_size=6),
+    st.integers(0, 20),
+    st.booleans(),
+)
+def test_whatever_is_known_one_of_those_that_are_up_is_chosen(
+    facts: list[tuple[int, bool]], number: int, has_cache: bool
+) -> None:
+    router = Router(has_prefix_cache=has_cache)
+    for index, (_, is_silent) in enumerate(facts):
+        router.answered(f"r{index}", seconds=0.0, num_tokens=0)
+        if is_silent:
+            router.was_silent(f"r{index}", now=0.0)
+    up = loads(*(samples for samples, _ in facts))
+    chosen = router.choose(up, problem(number), now=1.0)
+    trusted = [index for index, (_, is_silent) in enumerate(facts) if not is_silent]
+    assert chosen in (trusted or range(len(up)))
