@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import time
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from forge.data.splits import in_split
 from forge.records import Split
 from forge.rollout.play import Ports
+from forge.runner.placement import Placement
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
@@ -50,6 +51,8 @@ class Run:
     prompter: TemplatePrompter
     group_ids: Iterator[int]
     sample_ids: Iterator[int]
+    placement: Placement = field(default_factory=Placement)
+    """Which card does what; empty on a CPU."""
     refused: frozenset[str] = frozenset()
     """Ids of problems that GRPO leaves out."""
     pool: Pool | None = None
