@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import anyio.to_thread
+import numpy as np
 
 from forge.errors import ChildDied, ConfigError, MachineError, Stalled
 from forge.process.uds import open_client
 from forge.records import Completion, Finish
+from forge.serve.wire import COMPACT, MAGIC, unpack
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 THREAD_BYTES = 64 * 1024
-"""JSON above this is parsed off the loop: 64 kB take about 1 ms."""
+"""An answer above this is parsed off the loop: 64 kB of JSON take about 1 ms."""
+ACCEPT = {"Accept": COMPACT}
 SHORT_TIMEOUT_S = 10.0
 """For /health."""
 
@@ -84,7 +87,7 @@ class ReplicaClient:
             "seed": seed,
             "stop_token_ids": list(stop_token_ids),
         }
-        return await self._ask("/v1/completions", body, parse=_completions)
+        return await self._ask("/v1/completions", body, parse=_completions, headers=ACCEPT)
 
     async def stream(
         self,
@@ -155,9 +158,26 @@ class ReplicaClient:
         with _named(self.name, "GET /health", SHORT_TIMEOUT_S), anyio.fail_after(SHORT_TIMEOUT_S):
             return (await self._http.get("/health")).json()
 
-    async def _ask(self, path: str, body: Mapping[str, Any], *, parse: Callable[[bytes], T]) -> T:
+    async def sleep(self) -> None:
+        """Let it give its GPU memory away. It answers nothing until `wake`."""
+        await self._ask("/sleep", {}, parse=json.loads)
+
+    async def wake(self) -> None:
+        """Let it take its memory back."""
+        await self._ask("/wake", {}, parse=json.loads)
+
+    async def _ask(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        *,
+        parse: Callable[[bytes], T],
+        headers: Mapping[str, str] | None = None,
+    ) -> T:
         with _named(self.name, f"POST {path}", self.timeout_s), anyio.fail_after(self.timeout_s):
-            response = await self._http.post(path, content=json.dumps(body).encode())
+            response = await self._http.post(
+                path, content=json.dumps(body).encode(), headers=headers
+            )
         content = response.content
         if response.status_code != 200:
             raise _refused(self.name, response.status_code, content)
@@ -199,13 +219,16 @@ def _refused(name: str, status: int, content: bytes) -> ConfigError | MachineErr
 
 
 def _completions(content: bytes) -> list[Completion]:
+    if content.startswith(MAGIC):
+        return unpack(content)
     return [_completion(choice) for choice in json.loads(content)["choices"]]
 
 
 def _completion(choice: Mapping[str, Any]) -> Completion:
     return Completion(
         token_ids=tuple(choice["token_ids"]),
-        logprobs=tuple(choice["logprobs"]["token_logprobs"]),
+        # As they are stored, and as `wire` carries them.
+        logprobs=tuple(np.asarray(choice["logprobs"]["token_logprobs"], np.float32).tolist()),
         finish=Finish(choice["finish_reason"]),
         min_version=choice["min_version"],
         max_version=choice["max_version"],

@@ -1,7 +1,7 @@
 """Which engines there are: the module that runs as a child, and whether this machine can run it.
 
 Called by `replicas`, `forge plan` and `forge doctor`. Adding an engine is one entry here and a
-module that serves the same endpoints (see `forge.serve.llama.app`).
+module that serves the same endpoints (see `forge.serve.app`).
 """
 
 from __future__ import annotations

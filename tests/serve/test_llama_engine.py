@@ -14,7 +14,7 @@ from forge.records import Finish
 from forge.serve.llama.convert import Precision
 from forge.serve.llama.engine import Engine
 from forge.serve.llama.model import ModelSettings
-from forge.serve.llama.request import Request
+from forge.serve.request import Request
 
 if TYPE_CHECKING:
     from conftest import Reference

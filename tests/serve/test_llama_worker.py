@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import threading
-from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio
 import pytest
 
-from forge.serve.llama.worker import Worker
+from forge.serve.port import EngineStatus
+from forge.serve.worker import Worker
 
 
 class FakeEngine:
     """Counts who came and who was sent away."""
 
-    version, is_active, num_running, num_waiting = 0, False, 0, 0
-    counts = SimpleNamespace(generated_tokens=0, prompt_tokens=0, recomputed_tokens=0)
+    is_active, features = False, frozenset[str]()
 
     def __init__(self) -> None:
         self.admitted: list[Any] = []
@@ -28,6 +27,9 @@ class FakeEngine:
     def abort(self, request: Any) -> None:
         self.aborted.append(request)
 
+    def status(self) -> EngineStatus:
+        return EngineStatus(version=0)
+
     def close(self) -> None:
         return
 
@@ -35,7 +37,7 @@ class FakeEngine:
 @pytest.mark.anyio
 async def test_a_request_cancelled_before_it_is_admitted_is_aborted() -> None:
     engine, is_free = FakeEngine(), threading.Event()
-    worker = Worker(lambda: cast("Any", engine))
+    worker = Worker(lambda: cast("Any", engine), name="fake")
     worker.start()
     try:
         async with anyio.create_task_group() as busy:

@@ -16,7 +16,7 @@ sequence id is kept for scoring, so a score never waits.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,10 +25,12 @@ from forge.errors import ConfigError
 from forge.records import Finish
 from forge.serve.llama.batch import Batch
 from forge.serve.llama.model import BATCH_TOKENS, MAX_SEQUENCES, Model, ModelSettings
-from forge.serve.llama.request import Request, Sample
 from forge.serve.llama.sampler import Draw, Sampler, uniforms
 from forge.serve.llama.score import score
 from forge.serve.llama.slots import Slots
+from forge.serve.llama.stages import Counts, Fork, Prefill, Starts
+from forge.serve.port import COMPACT_WIRE, FULL, LORA, SCORE, EngineStatus
+from forge.serve.request import Request, Sample
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,49 +39,10 @@ MAX_SLOTS = MAX_SEQUENCES - 1
 """One id is kept for scoring."""
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class Prefill:
-    """Tokens to evaluate before samples can start."""
-
-    tokens: np.ndarray
-    samples: list[Sample]
-    done: int = 0
-    slot: int | None = None
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class Fork:
-    """An evaluated prompt whose samples wait for slots."""
-
-    prefill: Prefill
-    state: bytes
-    logits: np.ndarray
-    """Of the prompt's last token. [V]"""
-
-
-@dataclass(slots=True, eq=False)
-class Starts:
-    """Samples that get their first token in this step: their slots, and the row of logits of
-    each.
-    """
-
-    slots: list[int] = field(default_factory=list)
-    rows: list[np.ndarray] = field(default_factory=list)
-
-
-@dataclass(slots=True, kw_only=True)
-class Counts:
-    """What has been done since the start."""
-
-    steps: int = 0
-    generated_tokens: int = 0
-    prompt_tokens: int = 0
-    recomputed_tokens: int = 0
-    """Prompt and completion tokens evaluated again after new weights."""
-
-
 class Engine:
-    """A model that serves. Every call from one thread."""
+    """A model that serves: a StepEngine. Every call from one thread."""
+
+    features = frozenset({LORA, FULL, SCORE, COMPACT_WIRE})
 
     def __init__(self, settings: ModelSettings, *, num_slots: int, version: int = 0) -> None:
         if not 1 <= num_slots <= MAX_SLOTS:
@@ -146,13 +109,14 @@ class Engine:
 
     # -- weights ---------------------------------------------------------------------------------
 
-    def load_weights(self, path: Path, *, version: int) -> None:
-        """Serve new weights; what runs is evaluated again under them. Raises ConfigError, nothing
-        changed, if refused.
+    def load_weights(self, path: Path, *, version: int) -> str:
+        """Serve new weights; what runs is evaluated again under them. Returns ADAPTER or FULL.
+        Raises ConfigError, nothing changed, if refused.
         """
-        self.model.load_weights(path)
+        kind = self.model.load_weights(path)
         self.version = version
         self._recompute()
+        return kind
 
     def _recompute(self) -> None:
         """KV is gone: whatever held some goes back to the front of the queue, oldest first."""
@@ -307,6 +271,24 @@ class Engine:
     def _vacate(self, slot: int) -> None:
         self.model.drop(slot)
         self._slots.release(slot)
+
+    def sleep(self) -> None:
+        """Refused: llama.cpp cannot give its memory away and keep its context."""
+        raise ConfigError("the llama engine has no sleep")
+
+    def wake(self) -> None:
+        """It never sleeps."""
+
+    def status(self) -> EngineStatus:
+        """Its numbers now. KV is by slot."""
+        return EngineStatus(
+            version=self.version,
+            running=self.num_running,
+            waiting=self.num_waiting,
+            kv_use=1.0 - self._slots.num_free / self.num_slots,
+            generated_tokens=self.counts.generated_tokens,
+            prompt_tokens=self.counts.prompt_tokens,
+        )
 
     def close(self) -> None:
         """Free everything. The engine cannot be used afterwards."""

@@ -24,6 +24,7 @@ from forge.serve.llama import binding as binding_module
 from forge.serve.llama.binding import failure
 from forge.serve.llama.checkpoint import Adapter, Checkpoint, open_weights
 from forge.serve.llama.convert import Precision, arrays, write_adapter, write_model
+from forge.serve.port import ADAPTER, FULL
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,9 +84,9 @@ class Model:
 
     # -- weights ---------------------------------------------------------------------------------
 
-    def load_weights(self, path: Path) -> None:
+    def load_weights(self, path: Path) -> str:
         """Serve the weights of a directory: a full checkpoint, or an adapter on the last full one.
-        KV is dropped.
+        KV is dropped. Returns ADAPTER or FULL.
 
         Raises ConfigError, with the old weights still served, where the directory is not complete
         or of another model.
@@ -98,6 +99,7 @@ class Model:
         else:
             self._load(weights)
         self.clear()
+        return ADAPTER if isinstance(weights, Adapter) else FULL
 
     @property
     def can_update_in_place(self) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from forge.serve.llama.request import check_length, check_tokens
+from forge.serve.request import check_length, check_tokens
 
 if TYPE_CHECKING:
     from forge.serve.llama.batch import Batch

@@ -1,11 +1,13 @@
-"""The engine's thread: owns every llama.cpp call, takes work from the event loop between two steps.
+"""The thread of an engine that is stepped by us (llama, hf): owns every call into it, takes work
+from the event loop between two steps.
 
     event loop ── call(fn), generate(request) ──▶ queue ──▶ engine thread: commands, then a step
         ▲──────────────── futures, chunks ────────────────────────┘
 
-Used by `app`. Promises: one thread touches the engine; whoever is cancelled while waiting (its
+An EnginePort. Promises: one thread touches the engine; whoever is cancelled while waiting (its
 client hung up) has its sequences aborted; where a step fails, everyone waiting is told and the
-process ends with 70, since the engine's state is then unknown.
+process ends with 70, since the engine's state is then unknown; on a shared card whatever uses it
+happens inside `turns`.
 """
 
 from __future__ import annotations
@@ -18,17 +20,20 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from forge.errors import ForgeError, MachineError
+from forge.serve.port import Chunk, EngineStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
-    from forge.records import Finish
-    from forge.serve.llama.engine import Engine
-    from forge.serve.llama.request import Request
+    import numpy as np
+
+    from forge.serve.request import Request, Sample
 
 logger = logging.getLogger(__name__)
 
@@ -38,27 +43,59 @@ FAULT_GRACE_S = 0.3
 """For the last answers to leave before the process ends."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
-    """What one step added to one sample of a streamed request."""
+class StepEngine(Protocol):
+    """An engine that does nothing between two steps. Every call from one thread."""
 
-    index: int
-    token_ids: list[int]
-    finish: Finish | None
+    features: frozenset[str]
 
+    def check(self, request: Request) -> None:
+        """Raise ConfigError for a request that cannot be served."""
+        ...
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
-    """The engine's numbers after its last step."""
+    def add(self, request: Request) -> None:
+        """Queue a request, once checked."""
+        ...
 
-    version: int
-    running: int = 0
-    waiting: int = 0
-    generated_tokens: int = 0
-    prompt_tokens: int = 0
-    recomputed_tokens: int = 0
-    step_s: float = 0.0
-    """Seconds spent in steps."""
+    def abort(self, request: Request) -> None:
+        """End what is unfinished of a request, with what it has produced so far."""
+        ...
+
+    @property
+    def is_active(self) -> bool:
+        """There is something to step."""
+        ...
+
+    def step(self) -> list[Sample]:
+        """One token for every running sample. Returns those that finished."""
+        ...
+
+    def new_tokens(self, sample: Sample, start: int) -> list[int]:
+        """Tokens of a sample from a place on, running or not."""
+        ...
+
+    def load_weights(self, path: Path, *, version: int) -> str:
+        """As EnginePort has it; what runs is evaluated again under them."""
+        ...
+
+    def score(self, prompt: np.ndarray, completion: np.ndarray) -> np.ndarray:
+        """As EnginePort has it. [T]"""
+        ...
+
+    def sleep(self) -> None:
+        """As EnginePort has it."""
+        ...
+
+    def wake(self) -> None:
+        """As EnginePort has it."""
+        ...
+
+    def status(self) -> EngineStatus:
+        """Its numbers; `step_s` is the worker's."""
+        ...
+
+    def close(self) -> None:
+        """Free everything. The engine cannot be used afterwards."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -76,20 +113,31 @@ class Worker:
     process.
     """
 
-    def __init__(self, make_engine: Callable[[], Engine]) -> None:
-        self._queue: queue.SimpleQueue[Callable[[Engine], None] | None] = queue.SimpleQueue()
+    def __init__(
+        self,
+        make_engine: Callable[[], StepEngine],
+        *,
+        name: str,
+        turns: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self.name = name
+        self.features: frozenset[str] = frozenset()
+        self._turns = turns
+        self._queue: queue.SimpleQueue[Callable[[StepEngine], None] | None] = queue.SimpleQueue()
         self._pending: dict[Request, Pending] = {}
         self._step_s = 0.0
-        self._started: Future[Status] = Future()
+        self._started: Future[StepEngine] = Future()
         self._thread = threading.Thread(
             target=self._run, args=(make_engine,), name="engine", daemon=True
         )
-        self.status = Status(version=0)
+        self._status = EngineStatus(version=0)
 
     def start(self) -> None:
         """Make the engine; returns when it can serve. Raises what making it raised."""
         self._thread.start()
-        self.status = self._started.result()
+        engine = self._started.result()
+        self.features = engine.features
+        self._status = engine.status()
 
     def stop(self) -> None:
         """End the thread after its current step."""
@@ -98,11 +146,36 @@ class Worker:
 
     # -- the event loop's side -------------------------------------------------------------------
 
-    async def call(self, function: Callable[[Engine], T]) -> T:
+    def status(self) -> EngineStatus:
+        """Its numbers after the last step."""
+        return self._status
+
+    async def check(self, request: Request) -> None:
+        """Raise ConfigError for a request that cannot be served."""
+        await self.call(lambda engine: engine.check(request))
+
+    async def load_weights(self, path: Path, *, version: int) -> str:
+        """Between two steps; what runs goes on under the new weights."""
+        return await self._call_on_card(lambda engine: engine.load_weights(path, version=version))
+
+    async def score(self, prompt: np.ndarray, completion: np.ndarray) -> list[float]:
+        """Between two steps."""
+        scored = await self._call_on_card(lambda engine: engine.score(prompt, completion))
+        return scored.tolist()
+
+    async def sleep(self) -> None:
+        """Between two steps."""
+        await self._call_on_card(lambda engine: engine.sleep())
+
+    async def wake(self) -> None:
+        """Between two steps."""
+        await self._call_on_card(lambda engine: engine.wake())
+
+    async def call(self, function: Callable[[StepEngine], T]) -> T:
         """Run a function on the engine between two steps."""
         future: Future[T] = Future()
 
-        def command(engine: Engine) -> None:
+        def command(engine: StepEngine) -> None:
             try:
                 future.set_result(function(engine))
             except Exception as error:
@@ -111,6 +184,13 @@ class Worker:
         future.set_running_or_notify_cancel()
         self._queue.put(command)
         return await asyncio.wrap_future(future)
+
+    async def _call_on_card(self, function: Callable[[StepEngine], T]) -> T:
+        def held(engine: StepEngine) -> T:
+            with self._turns():
+                return function(engine)
+
+        return await self.call(held)
 
     async def generate(
         self, request: Request, *, on_chunk: Callable[[Chunk], None] | None = None
@@ -137,13 +217,14 @@ class Worker:
 
     # -- the thread's side -----------------------------------------------------------------------
 
-    def _run(self, make_engine: Callable[[], Engine]) -> None:
+    def _run(self, make_engine: Callable[[], StepEngine]) -> None:
         try:
-            engine = make_engine()
+            with self._turns():
+                engine = make_engine()
         except Exception as error:
             self._started.set_exception(error)
             return
-        self._started.set_result(Status(version=engine.version))
+        self._started.set_result(engine)
         try:
             while self._run_commands(engine):
                 self._step(engine)
@@ -154,7 +235,7 @@ class Worker:
             os._exit(FAULT_EXIT)
         engine.close()
 
-    def _run_commands(self, engine: Engine) -> bool:
+    def _run_commands(self, engine: StepEngine) -> bool:
         """Run what is queued, waiting only while there is nothing to decode. False: stop."""
         while True:
             try:
@@ -166,9 +247,10 @@ class Worker:
             command(engine)
             self._note(engine)
 
-    def _step(self, engine: Engine) -> None:
-        start = time.monotonic()
-        finished = engine.step()
+    def _step(self, engine: StepEngine) -> None:
+        with self._turns():
+            start = time.monotonic()
+            finished = engine.step()
         self._step_s += time.monotonic() - start
         self._note(engine)
         for request, pending in self._pending.items():
@@ -178,7 +260,7 @@ class Worker:
             if request.is_done and (pending := self._pending.pop(request, None)) is not None:
                 pending.done.set_result(None)
 
-    def _stream(self, engine: Engine, request: Request, pending: Pending) -> None:
+    def _stream(self, engine: StepEngine, request: Request, pending: Pending) -> None:
         assert pending.on_chunk is not None
         for sample in request.samples:
             new = engine.new_tokens(sample, pending.sent[sample.index])
@@ -186,25 +268,16 @@ class Worker:
                 pending.sent[sample.index] += len(new)
                 pending.on_chunk(Chunk(index=sample.index, token_ids=new, finish=sample.finish))
 
-    def _admit(self, engine: Engine, request: Request, pending: Pending) -> None:
+    def _admit(self, engine: StepEngine, request: Request, pending: Pending) -> None:
         engine.add(request)
         self._pending[request] = pending
 
-    def _abort(self, engine: Engine, request: Request) -> None:
+    def _abort(self, engine: StepEngine, request: Request) -> None:
         if self._pending.pop(request, None) is not None:
             engine.abort(request)
 
-    def _note(self, engine: Engine) -> None:
-        counts = engine.counts
-        self.status = Status(
-            version=engine.version,
-            running=engine.num_running,
-            waiting=engine.num_waiting,
-            generated_tokens=counts.generated_tokens,
-            prompt_tokens=counts.prompt_tokens,
-            recomputed_tokens=counts.recomputed_tokens,
-            step_s=self._step_s,
-        )
+    def _note(self, engine: StepEngine) -> None:
+        self._status = replace(engine.status(), step_s=self._step_s)
 
     def _fail_all(self, error: Exception) -> None:
         told = (

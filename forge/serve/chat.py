@@ -13,14 +13,14 @@ import numpy as np
 
 from forge.errors import ConfigError
 from forge.records import Message
-from forge.serve.llama.completions import choice, request_from, usage
+from forge.serve.completions import choice, request_from, usage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from forge.data.chat import ChatTemplate
-    from forge.serve.llama.request import Request
+    from forge.serve.request import Request
 
 REPLACEMENT = "\ufffd"
 

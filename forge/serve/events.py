@@ -15,14 +15,14 @@ import anyio
 from starlette.responses import Response
 
 from forge.errors import ForgeError
-from forge.serve.llama.worker import Chunk, Worker
+from forge.serve.port import Chunk, EnginePort
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from starlette.types import Receive, Scope, Send
 
-    from forge.serve.llama.request import Request
+    from forge.serve.request import Request
 
 logger = logging.getLogger(__name__)
 
@@ -36,14 +36,14 @@ class EventStream(Response):
 
     def __init__(
         self,
-        worker: Worker,
+        engine: EnginePort,
         request: Request,
         *,
         event: Callable[[Chunk], dict[str, Any]],
         last: Callable[[], dict[str, Any]],
     ) -> None:
         super().__init__()
-        self._worker = worker
+        self._engine = engine
         self._request = request
         self._event = event
         self._last = last
@@ -74,7 +74,7 @@ class EventStream(Response):
         async def generate() -> None:
             with offer:
                 try:
-                    await self._worker.generate(self._request, on_chunk=hear)
+                    await self._engine.generate(self._request, on_chunk=hear)
                 except ForgeError as failure:
                     error.append(failure)
 

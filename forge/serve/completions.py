@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from forge.errors import ConfigError
-from forge.serve.llama.request import Request, Sample
+from forge.records import Completion
+from forge.serve.request import Request, Sample
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -66,18 +67,31 @@ def answer(request: Request) -> dict[str, Any]:
     }
 
 
-def choice(sample: Sample) -> dict[str, Any]:
+def completion(sample: Sample) -> Completion:
     """One finished sample. Versions are those of its own tokens."""
+    assert sample.finish is not None
+    return Completion(
+        token_ids=tuple(sample.tokens.tolist()),
+        logprobs=tuple(_rounded(sample.logprobs)),
+        finish=sample.finish,
+        min_version=int(sample.versions.min()),
+        max_version=int(sample.versions.max()),
+    )
+
+
+def choice(sample: Sample) -> dict[str, Any]:
+    """The same as JSON."""
+    done = completion(sample)
+    logprobs = {"token_logprobs": done.logprobs}
+    if sample.logprobs_t1.size:
+        logprobs["token_logprobs_t1"] = tuple(_rounded(sample.logprobs_t1))
     return {
         "index": sample.index,
-        "token_ids": sample.tokens.tolist(),
-        "logprobs": {
-            "token_logprobs": _rounded(sample.logprobs),
-            "token_logprobs_t1": _rounded(sample.logprobs_t1),
-        },
-        "finish_reason": str(sample.finish),
-        "min_version": int(sample.versions.min()),
-        "max_version": int(sample.versions.max()),
+        "token_ids": done.token_ids,
+        "logprobs": logprobs,
+        "finish_reason": str(done.finish),
+        "min_version": done.min_version,
+        "max_version": done.max_version,
     }
 
 
@@ -92,7 +106,7 @@ def usage(request: Request) -> dict[str, int]:
 
 
 def _rounded(logprobs: np.ndarray) -> list[float]:
-    """Seven decimals hold what float32 knows, and halve the JSON."""
+    """Seven decimals hold what float32 knows, and halve the JSON. `wire` carries the same."""
     return np.round(logprobs.astype(np.float64), 7).tolist()
 
 

@@ -1,7 +1,7 @@
 """What the engine is asked and what it answers: requests, their samples.
 
-Made by `completions`, carried through `engine` and `worker`. Promise: a request that `check` lets
-through cannot make llama.cpp abort the process.
+Made by `completions`, carried to every engine. Promise: a request that `check` lets through cannot
+make an engine abort its process.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class Sample:
     tokens: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     logprobs: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))
     logprobs_t1: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))
+    """At temperature 1 over the whole vocabulary; empty where the engine does not tell."""
     versions: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     """Policy version that produced each token."""
     finish: Finish | None = None

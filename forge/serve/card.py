@@ -1,0 +1,38 @@
+"""An engine's part in the peace on a shared GPU: its work and a judge's timing never overlap.
+
+Called by the engine children whose config names `shared_gpus`. Promise: inside `card_turns(...)()`
+every named card is held as a reader (`forge.process.gpu_lease`); what runs inside must have left
+the card when it ends. Without names it costs nothing.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import TYPE_CHECKING
+
+from forge.process.gpu_lease import GpuLease
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+TIMEOUT_S = 300.0
+"""For whoever times kernels to be done: windows of seconds, one after another."""
+
+
+def card_turns(uuids: Sequence[str]) -> Callable[[], AbstractContextManager[None]]:
+    """What to enter around each step. Raises MachineError where a card's files cannot be opened;
+    entering raises Stalled.
+    """
+    if not uuids:
+        return nullcontext
+    # In one order everywhere: two processes that share two cards must not wait for each other.
+    leases = [GpuLease(uuid) for uuid in sorted(uuids)]
+
+    @contextmanager
+    def turn() -> Iterator[None]:
+        with ExitStack() as stack:
+            for lease in leases:
+                stack.enter_context(lease.shared(timeout_s=TIMEOUT_S))
+            yield
+
+    return turn

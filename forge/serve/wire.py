@@ -1,0 +1,85 @@
+"""Completions as bytes: eight a token, where JSON takes seventy and parsing it takes the loop.
+
+Packed by `app` for whoever asks with `Accept: COMPACT`, unpacked by `client`. Promises: what comes
+out is what went in, log probabilities as float32; bytes that are not a whole answer raise
+MachineError, never anything else.
+
+    b"FS1\\0" │ u32: bytes of header │ header │ u32 ids of all │ f32 logprobs of all
+    header: JSON, [{n, finish, min_version, max_version}], one for each completion
+
+All little endian.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from forge.errors import MachineError
+from forge.records import Completion, Finish
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+COMPACT = "application/x-forge-samples"
+"""The media type, in Accept and in Content-Type."""
+MAGIC = b"FS1\0"
+_PREFIX = struct.Struct("<4sI")
+_ID, _LOGPROB = np.dtype("<u4"), np.dtype("<f4")
+
+
+def pack(completions: Sequence[Completion]) -> bytes:
+    """The bytes of an answer."""
+    header = json.dumps(
+        [
+            {
+                "n": len(one.token_ids),
+                "finish": str(one.finish),
+                "min_version": one.min_version,
+                "max_version": one.max_version,
+            }
+            for one in completions
+        ]
+    ).encode()
+    ids = [np.asarray(one.token_ids, _ID).tobytes() for one in completions]
+    logprobs = [np.asarray(one.logprobs, _LOGPROB).tobytes() for one in completions]
+    return b"".join([_PREFIX.pack(MAGIC, len(header)), header, *ids, *logprobs])
+
+
+def unpack(content: bytes) -> list[Completion]:
+    """Inverse of `pack`. Raises MachineError for anything else. 64 kB take 0.3 ms."""
+    try:
+        magic, num_header = _PREFIX.unpack_from(content)
+        start = _PREFIX.size + num_header
+        entries = json.loads(content[_PREFIX.size : start])
+        counts = [entry["n"] for entry in entries]
+        total = sum(counts)
+        if magic != MAGIC or min(counts, default=0) < 0 or len(content) != start + 8 * total:
+            raise ValueError(f"{len(content)} bytes, {total} tokens announced")
+        ids = np.frombuffer(content, _ID, total, start).tolist()
+        logprobs = np.frombuffer(content, _LOGPROB, total, start + 4 * total).tolist()
+        out, place = [], 0
+        for entry, count in zip(entries, counts, strict=True):
+            out.append(
+                Completion(
+                    token_ids=tuple(ids[place : place + count]),
+                    logprobs=tuple(logprobs[place : place + count]),
+                    finish=Finish(entry["finish"]),
+                    min_version=int(entry["min_version"]),
+                    max_version=int(entry["max_version"]),
+                )
+            )
+            place += count
+        return out
+    except (
+        LookupError,
+        OverflowError,
+        RecursionError,
+        TypeError,
+        ValueError,
+        struct.error,
+    ) as error:
+        raise MachineError(f"an answer in {COMPACT} is damaged: {error}") from error
