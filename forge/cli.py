@@ -166,6 +166,7 @@ def judge(
     precision: Precision = "fp32",
     isolation: Isolation = "auto",
     compile_to: Annotated[str, typer.Option("--compile", help="As judge.compile.")] = "ttir",
+    baseline: Annotated[str, typer.Option(help="As judge.baseline: eager or compile.")] = "eager",
     workers: Annotated[int | None, typer.Option(min=1, help="Judges; one a core.")] = None,
     is_timed: Annotated[
         bool, typer.Option("--timing/--no-timing", help="Time what is correct, on a GPU.")
@@ -185,8 +186,9 @@ def judge(
     from forge.runner.judge_settings import Settings
 
     settings = Settings(
-        device=device, isolation=isolation, compile=compile_to, workers=workers, url=url
-    )
+        device=device, isolation=isolation, compile=compile_to, baseline=baseline,
+        workers=workers, url=url,
+    )  # fmt: skip
     if is_serving:
         return view.serve(settings, given=(problem, candidate), socket=socket, listen=listen)
     question = view.Question.make(

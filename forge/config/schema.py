@@ -153,6 +153,9 @@ class JudgeTable(Table):
     such problems widens to what eager loses by it."""
     timing: bool = True
     """Time correct candidates where there is a GPU."""
+    baseline: Literal["eager", "compile"] = "eager"
+    """What they are compared with: Model as it is, or under torch.compile, which takes up to a
+    minute a problem, once."""
     timing_timeout_s: Annotated[float, Field(gt=0)] = 30.0
     """Warm-up and all timed calls together."""
     min_us: Annotated[float, Field(ge=0)] = 100.0

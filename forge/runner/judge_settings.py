@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 
     from forge.process.devices import Gpu
 
-DEFAULTS = {"device": "auto", "isolation": "auto", "compile": "ttir", "workers": None}
+DEFAULTS = {
+    "device": "auto",
+    "isolation": "auto",
+    "compile": "ttir",
+    "baseline": "eager",
+    "workers": None,
+}
 _DEVICE = re.compile(r"cuda(:\d+)?")
 MAX_JUDGES = 16
 """If nobody says how many. Each holds torch and triton: 0.4 GB."""
@@ -35,6 +41,7 @@ class Settings:
     device: str = "auto"
     isolation: str = "auto"
     compile: str = "ttir"
+    baseline: str = "eager"
     workers: int | None = None
     """Absent: one for each core up to MAX_JUDGES, and never more than candidates."""
     url: str | None = None
@@ -43,10 +50,11 @@ class Settings:
         """`[judge]` as these options write it. Raises ConfigError or MachineError."""
         if self.url is not None:
             return self._remote()
-        for name in ("isolation", "compile"):
-            _require(f"--{name}", getattr(self, name), allowed=_choices(name))
+        chosen = {name: getattr(self, name) for name in ("isolation", "compile", "baseline")}
+        for name, value in chosen.items():
+            _require(f"--{name}", value, allowed=_choices(name))
         workers = self.workers or len(os.sched_getaffinity(0))
-        return _table_of({"workers": workers, "isolation": self.isolation, "compile": self.compile})
+        return _table_of({"workers": workers, **chosen})
 
     def gpus(self) -> tuple[Gpu, ...]:
         """The cards to judge on; none for the CPU. Raises ConfigError for what is no device,

@@ -194,6 +194,7 @@ def test_whatever_text_there_is_gets_a_verdict_with_words_and_the_judge_lives(fo
         (["p.py", "c.py", "--device", "cuda:"], "--device cuda:: one of"),
         (["p.py", "c.py", "--isolation", "weak"], "--isolation weak: one of auto, namespaces"),
         (["p.py", "c.py", "--compile", "x"], "--compile x: one of ttir, binary"),
+        (["p.py", "c.py", "--baseline", "x"], "--baseline x: one of eager, compile"),
         (["p.py", "c.py", "--precision", "fp8"], "--precision fp8: one of fp32, fp16, bf16"),
         (["p.py", "c.py", "--override", "dim=1"], "--override dim: p.py has no such module const"),
         (["p.py", "c.py", "--override", "rows"], "--override rows: a name and a value"),

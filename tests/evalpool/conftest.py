@@ -136,6 +136,9 @@ class GpuBench(Bench):
 
     references: Any
 
+    def judge_honest(self, **changes: object) -> Verdict:
+        return self.judge(RELU_KERNEL)
+
     def start(self, code: str) -> SandboxedChild:
         from forge.evalpool.judge.gpu_reference import CandidateMemory
 
@@ -219,7 +222,12 @@ def gpu_bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     spawner.wait_ready()
     stamp = Stamp(isolation=spawner.isolation, caps=spawner.caps, harness="test")
     trials = open_gpu_trials(
-        GPU_TABLE, spawner=spawner, stamp=stamp, uuid=gpu.uuid, oracle_uid=oracle_uid()
+        GPU_TABLE,
+        spawner=spawner,
+        stamp=stamp,
+        uuid=gpu.uuid,
+        oracle_uid=oracle_uid(),
+        spare_uids=range(RUNNER_UID + 1, RUNNER_UID + 5) if RUNNER_UID else (),
     )
     yield GpuBench(spawner, trials._references, trials)
     spawner.close()

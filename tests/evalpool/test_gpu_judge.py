@@ -174,6 +174,22 @@ class ModelNew(torch.nn.Module):
     assert wrong.reason == "mismatch"
 
 
+def test_a_baseline_under_torch_compile_is_fused(
+    gpu_bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eager runs a kernel and writes memory for each of four operations."""
+    chain = RELU.replace("torch.relu(x) * 2", "torch.tanh(torch.relu(x) * 2 + 1) * 0.5")
+    code = KERNEL.replace(
+        "tl.maximum(value, 0.0) * 2", "0.5 - 1 / (tl.exp(4 * tl.maximum(value, 0.0) + 2) + 1)"
+    )
+    eager = gpu_bench.judge(code, problem=chain, options=JudgeOptions()).timing
+    table = gpu_bench.trials._table.model_copy(update={"baseline": "compile"})
+    monkeypatch.setattr(gpu_bench.trials, "_table", table)
+    fused = gpu_bench.judge(code, problem=chain, options=JudgeOptions()).timing
+    assert eager.baseline_us > 2 * fused.baseline_us
+    assert eager.candidate_us == pytest.approx(fused.candidate_us, rel=0.2)
+
+
 def test_a_smoke_check_says_that_its_process_was_used(judge: Callable[..., Verdict]) -> None:
     options = JudgeOptions(timing=False, smoke=True)
     first, second = (judge(KERNEL, problem=RELU, options=options) for _ in range(2))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,25 @@ import pytest
 from forge.evalpool.judge.processes import family, read_table
 from tests.evalpool.conftest import Bench, bench, gpu_bench
 
+FIXTURES = {"cpu": "bench", "cuda": "gpu_bench"}
 __all__ = ["Bench", "bench", "gpu_bench"]  # fixtures of the judge's own tests
 
 
-@pytest.fixture(scope="session")
-def bench_for(request: pytest.FixtureRequest) -> Callable[[str], Bench]:
+class Benches:
     """The bench of a device. Tests of `cuda` carry the marker that skips them without a card."""
-    return lambda device: request.getfixturevalue("bench" if device == "cpu" else "gpu_bench")
+
+    def __init__(self, request: pytest.FixtureRequest) -> None:
+        self.opened: dict[str, Bench] = {}
+        self._request = request
+
+    def __call__(self, device: str) -> Bench:
+        self.opened[device] = self._request.getfixturevalue(FIXTURES[device])
+        return self.opened[device]
+
+
+@pytest.fixture(scope="session")
+def bench_for(request: pytest.FixtureRequest) -> Benches:
+    return Benches(request)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

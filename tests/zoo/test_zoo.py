@@ -14,7 +14,7 @@ from forge.evalpool.judge import trial
 from forge.evalpool.judge.screen import Screening
 from forge.records.verdict import JudgeOptions, Status, Verdict
 from tests.zoo.animals import Animal, load
-from tests.zoo.conftest import Bait, leftovers
+from tests.zoo.conftest import Bait, Benches, leftovers
 
 CHEATS, HONEST = load("cheats"), load("honest")
 CATCH_ALL = {"exception", "import_error", "crash"}
@@ -36,11 +36,11 @@ def _marks(device: str) -> list[pytest.MarkDecorator]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _judge_survives(bench_for: Callable[[str], Any], bait: Bait) -> Iterator[None]:
+def _judge_survives(bench_for: Benches, bait: Bait) -> Iterator[None]:
     yield
-    bench = bench_for("cpu")
-    assert bench.judge_honest().status is Status.CORRECT
-    assert leftovers(bench) == set()
+    for bench in bench_for.opened.values():
+        assert bench.judge_honest().status is Status.CORRECT
+        assert leftovers(bench) == set()
     bait.require_untouched()
 
 

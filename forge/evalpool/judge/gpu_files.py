@@ -73,7 +73,9 @@ def child_environment() -> dict[str, str]:
         # The profiler asks for a user's name, which a sandbox's uid has not.
         "USER": "candidate",
         "LOGNAME": "candidate",
+        # Of a baseline under torch.compile.
         "TORCHINDUCTOR_CACHE_DIR": "/tmp/inductor",
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
     }
 
 

@@ -41,6 +41,7 @@ MEMORY_SHARE = 0.5
 """Of the card, that one runner's own tensors may take."""
 CONTEXT_TIMEOUT_S = 60.0
 """16 at once on one card: 2 s."""
+TORCH_COMPILE_TIMEOUT_S = 300.0
 MIN_OWN_SHARE = 0.5
 """Of GPU time in a forward that replays a CUDA graph, copies and fills aside."""
 MOVING_KERNELS = ("Memcpy", "Memset", "direct_copy_kernel", "CatArrayBatchedCopy", "FillFunctor")
@@ -90,6 +91,7 @@ class GpuRun(Run):
         believed that the card failed it.
         """
         memory = self.gpu_memory
+        is_compiled = is_reference and self.table.baseline == "compile"
         memory.load(0)
         torch.cuda.synchronize()
         body = {
@@ -101,8 +103,9 @@ class GpuRun(Run):
             "tf32": self.table.tf32,
             "precision": self.gpu_reference.precision,
             "cast": is_reference,
+            "is_compiled": is_compiled,
         }
-        limit_s = self.table.compile_timeout_s
+        limit_s = TORCH_COMPILE_TIMEOUT_S if is_compiled else self.table.compile_timeout_s
         with self.phases.timed("context"):
             opened = {"num_bytes": memory.block.num_bytes, "memory_share": MEMORY_SHARE}
             self._begin(opened, fds=(memory.block.fd,))

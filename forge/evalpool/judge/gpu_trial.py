@@ -365,6 +365,7 @@ class GpuTrials(Trials):
             problem.source,
             problem.entry_point,
             problem.precision,
+            self._table.baseline,
             str(self._table.tf32),
             self._device.identity,
             self.stamp.harness,
