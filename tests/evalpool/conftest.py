@@ -140,7 +140,7 @@ class GpuBench(Bench):
         return self.judge(RELU_KERNEL)
 
     def start(self, code: str) -> SandboxedChild:
-        from forge.evalpool.judge.gpu_reference import CandidateMemory
+        from forge.evalpool.judge.gpu_candidate import CandidateMemory
 
         reference = self.references.hold(make_problem(RELU))
         memory = CandidateMemory(reference)

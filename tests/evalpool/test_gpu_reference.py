@@ -13,17 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from forge.evalpool.judge import frames, gpu_reference
+from forge.evalpool.judge import frames, gpu_candidate, gpu_reference
 from forge.evalpool.judge.frames import Kind
+from forge.evalpool.judge.gpu_candidate import CandidateMemory, mix
+from forge.evalpool.judge.gpu_layout import arrange
 from forge.evalpool.judge.gpu_memory import Block, GpuMemoryError
-from forge.evalpool.judge.gpu_reference import (
-    LARGE_SHARE,
-    SMALL_SHARE,
-    CandidateMemory,
-    GpuReferences,
-    arrange,
-    mix,
-)
+from forge.evalpool.judge.gpu_reference import LARGE_SHARE, SMALL_SHARE, GpuReferences
 from forge.evalpool.judge.references import ReferenceFailed
 from forge.evalpool.judge.shm import LayoutError
 from forge.evalpool.judge.spawner import SandboxedChild
@@ -241,8 +236,8 @@ def test_a_candidates_memory_that_cannot_be_filled_is_given_back(
         raise RuntimeError("CUDA error: unspecified launch failure")
 
     reference = open_references(Oracles([answer()]), monkeypatch).hold(PROBLEM)
-    monkeypatch.setattr(gpu_reference, "create_block", create)
-    monkeypatch.setattr(gpu_reference, "_view", fail)
+    monkeypatch.setattr(gpu_candidate, "create_block", create)
+    monkeypatch.setattr(gpu_candidate, "view", fail)
     with pytest.raises(RuntimeError, match="CUDA error"):
         CandidateMemory(reference)
     assert [one.is_closed for one in made] == [True]

@@ -21,9 +21,10 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import OutOfResources, PTXASError
 from triton.runtime.jit import JITFunction
 
-from forge.evalpool.judge import frames, gpu_session
+from forge.evalpool.judge import frames, gpu_runner, gpu_session
 from forge.evalpool.judge.frames import Kind
-from forge.evalpool.judge.gpu_session import GpuSession, Launches, Streams
+from forge.evalpool.judge.gpu_runner import Launches
+from forge.evalpool.judge.gpu_session import GpuSession, Streams
 from forge.evalpool.judge.session import KernelRefused, Session
 
 if TYPE_CHECKING:
@@ -382,7 +383,7 @@ def test_nothing_of_a_candidate_is_left_when_it_is_let_go_of(
         return session
 
     monkeypatch.setattr(Launches, "begin", watched)
-    monkeypatch.setattr(gpu_session.gpu_memory, "open_block", lambda fd, num_bytes: FakeBlock())
+    monkeypatch.setattr(gpu_runner.gpu_memory, "open_block", lambda fd, num_bytes: FakeBlock())
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: told.append("emptied"))
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share: None)
     ours, theirs = socket.socketpair()
@@ -396,7 +397,7 @@ def test_nothing_of_a_candidate_is_left_when_it_is_let_go_of(
             frames.send(ours, Kind.CALL, {"let_go": True})
             ours.shutdown(socket.SHUT_WR)
             with pytest.raises(SystemExit):
-                gpu_session.main(theirs, file=str(tmp_path / "candidate.py"))
+                gpu_runner.main(theirs, file=str(tmp_path / "candidate.py"))
             deadline = time.monotonic() + 5
             kinds = [
                 frames.receive(ours, deadline=deadline, expected=(Kind.DONE, Kind.FAILED))

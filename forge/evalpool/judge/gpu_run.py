@@ -33,8 +33,9 @@ from forge.records.verdict import KernelTime, Profile, Status, Timing
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.clock import Clocked
+    from forge.evalpool.judge.gpu_candidate import CandidateMemory
     from forge.evalpool.judge.gpu_device import GpuDevice
-    from forge.evalpool.judge.gpu_reference import CandidateMemory, GpuReference
+    from forge.evalpool.judge.gpu_layout import GpuReference
     from forge.evalpool.judge.spares import Spare, Spares
 
 MEMORY_SHARE = 0.5

@@ -24,9 +24,10 @@ import torch
 from forge.errors import Stalled
 from forge.evalpool.judge import clock
 from forge.evalpool.judge.baselines import Baseline, Baselines, baselines_path
+from forge.evalpool.judge.gpu_candidate import CandidateMemory
 from forge.evalpool.judge.gpu_device import GpuDevice
 from forge.evalpool.judge.gpu_memory import GpuMemoryError
-from forge.evalpool.judge.gpu_reference import CandidateMemory, GpuReference, GpuReferences
+from forge.evalpool.judge.gpu_reference import GpuReferences
 from forge.evalpool.judge.gpu_run import FAULT_MARKS, GpuRun
 from forge.evalpool.judge.gpu_timer import Timer
 from forge.evalpool.judge.references import ReferenceFailed
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
     from forge.config.schema import JudgeTable
     from forge.evalpool.judge.clock import Clocked
+    from forge.evalpool.judge.gpu_layout import GpuReference
     from forge.evalpool.judge.spawner import Spawner
     from forge.records.problem import Problem
     from forge.records.verdict import JudgeOptions

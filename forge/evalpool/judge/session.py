@@ -1,6 +1,6 @@
 """Untrusted: one candidate in its runner, from import to each call and what that left.
 
-Made by `runner.py` on a CPU, by `gpu_session.py` on a GPU. Promise: what forward returned is told
+Made by `runner.py` on a CPU, by `gpu_runner.py` on a GPU. Promise: what forward returned is told
 by its exact type, and copied or left; no method that came with it is called.
 """
 

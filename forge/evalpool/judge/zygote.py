@@ -261,7 +261,7 @@ def _import_for_gpu() -> Callable[[socket.socket, str], None]:
     from triton.runtime import driver
 
     torch.set_num_threads(1)
-    from forge.evalpool.judge import examine, gpu_session, oracle
+    from forge.evalpool.judge import examine, gpu_runner, oracle
 
     assert oracle
     assert examine
@@ -272,7 +272,7 @@ def _import_for_gpu() -> Callable[[socket.socket, str], None]:
             driver.set_active(backends["nvidia"].driver())
 
     def run_candidate(sock: socket.socket, file: str) -> None:
-        gpu_session.main(sock, file=file)
+        gpu_runner.main(sock, file=file)
 
     return run_candidate
 

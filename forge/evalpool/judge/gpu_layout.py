@@ -1,0 +1,187 @@
+"""One draw of a problem on a GPU: what an oracle laid out, checked, as tensors by input set.
+
+Called by `gpu_reference.py`, which asks the oracle, and read by all that judge on a card.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from forge.evalpool.judge.gpu_compare import finite_rms
+from forge.evalpool.judge.shm import LayoutError, TensorSpec
+from forge.evalpool.judge.torch_work import parse_work
+from forge.evalpool.judge.trial import count
+
+if TYPE_CHECKING:
+    from forge.evalpool.judge.gpu_memory import Block
+
+NUM_TIMED_SETS = 2
+"""Sets that no candidate has seen before it is timed."""
+
+Tree = list[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changed:
+    """An input of a problem that works in place."""
+
+    number: int
+    """Among the inputs."""
+    output: int
+    error: int
+    """Indices of its content afterwards, and of eager's error there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Set:
+    """Indices of one input set's tensors."""
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    errors: tuple[int, ...]
+    changed: tuple[Changed, ...] = ()
+    """Inputs that forward must change in place."""
+
+
+@dataclass(slots=True, kw_only=True)
+class GpuReference:
+    """One draw of a problem, in the judge's memory."""
+
+    request: dict[str, Any]
+    """Body of the CANDIDATE frame, but for the code; all sets lie in the same place."""
+    flops: int
+    """Of its matrix products, convolutions and attention."""
+    work: dict[str, int] | None
+    """What torch does in one call, by operation."""
+    precision: str
+    block: Block
+    tensors: list[torch.Tensor]
+    sets: list[Set]
+    state: tuple[int, ...]
+    is_sequence: bool
+    """Whether forward returns a list or tuple."""
+    rms: dict[int, float]
+    """Of expected outputs, by index."""
+    num_uses: int = 0
+    num_holders: int = 0
+    """Judgements that read it now: it is freed when none does."""
+    is_retired: bool = False
+
+    @property
+    def num_checked(self) -> int:
+        """Sets for correctness; the ones behind are first seen when timed."""
+        return max(1, len(self.sets) - NUM_TIMED_SETS)
+
+    @property
+    def unseen(self) -> list[int]:
+        """Sets that no candidate has had in its checked calls."""
+        return list(range(self.num_checked, len(self.sets)))
+
+    @property
+    def to_mix(self) -> tuple[int, int]:
+        """Two sets of which timed contents are made: unseen ones, where there are two."""
+        first, second = ([0] * 2 + self.unseen)[-2:]
+        return first, second
+
+    @property
+    def input_bytes(self) -> int:
+        return sum(self.tensors[index].nbytes for index in self.sets[0].inputs)
+
+    @property
+    def output_bytes(self) -> int:
+        return sum(self.tensors[index].nbytes for index in self.sets[0].outputs)
+
+
+def arrange(
+    layout: dict[str, Any], tensors: list[torch.Tensor], *, block: Block, precision: str
+) -> GpuReference:
+    """Checks an oracle's layout. Raises LayoutError, or what a malformed one leads to."""
+    sets, trees = [], []
+    for one in layout["sets"]:
+        found: list[int] = []
+        trees.append(_tree(one["inputs"], found, count=len(tensors)))
+        outputs, errors = _indices(one["outputs"], tensors), _indices(one["errors"], tensors)
+        if len(outputs) != len(errors):
+            raise LayoutError("outputs without errors")
+        changed = tuple(_changed(item, found, tensors) for item in one["changed"])
+        sets.append(Set(inputs=tuple(found), outputs=outputs, errors=errors, changed=changed))
+    if not sets:
+        raise LayoutError("no input set")
+    shapes = [[spec_of(tensors[index]) for index in (*one.inputs, *one.outputs)] for one in sets]
+    if any(tree != trees[0] for tree in trees) or any(one != shapes[0] for one in shapes):
+        raise LayoutError("get_inputs gives other shapes or arguments from call to call")
+    names = [(str(name), index) for name, index in layout["state"]]
+    state = _indices([index for _, index in names], tensors)
+    num_inputs = len(sets[0].inputs)
+    init: list[int] = []
+    init_tree = _tree(layout["init"], init, count=len(tensors))
+    if init:
+        raise LayoutError("tensors among get_init_inputs are not supported on a GPU")
+    request = {
+        "init": init_tree,
+        "state": [[name, num_inputs + number] for number, (name, _) in enumerate(names)],
+        "order": [str(name) for name in layout["order"]],
+        "sets": [trees[0]] * len(sets),
+        "slots": [num_inputs + len(state) + i for i in range(len(sets[0].outputs))],
+    }
+    outputs = [index for one in sets for index in one.outputs]
+    outputs += [change.output for one in sets for change in one.changed]
+    return GpuReference(
+        request=request,
+        work=parse_work(layout["work"]),
+        flops=count(layout["flops"]),
+        precision=precision,
+        block=block,
+        tensors=tensors,
+        sets=sets,
+        state=state,
+        is_sequence=layout["form"] == "list",
+        rms={index: finite_rms(tensors[index]) for index in outputs},
+    )
+
+
+def _changed(item: Any, found: list[int], tensors: list[torch.Tensor]) -> Changed:
+    number, output, error = item
+    _indices([output, error], tensors)
+    if type(number) is not int or not 0 <= number < len(found):
+        raise LayoutError(f"no input {str(number)[:40]}")
+    return Changed(number=number, output=output, error=error)
+
+
+def _tree(tree: Any, found: list[int], *, count: int) -> Tree:
+    """The same tree with tensors numbered as they come; their indices go to `found`."""
+    kind, value = tree
+    if kind == "tensor":
+        if type(value) is not int or not 0 <= value < count:
+            raise LayoutError(f"no tensor {str(value)[:40]}")
+        found.append(value)
+        return ["tensor", len(found) - 1]
+    if kind in ("list", "tuple"):
+        return [kind, [_tree(item, found, count=count) for item in value]]
+    if kind == "dict":
+        return [kind, [[str(key), _tree(item, found, count=count)] for key, item in value]]
+    if kind in ("value", "dtype"):
+        return [kind, value]
+    raise LayoutError(f"unknown kind of argument {str(kind)[:40]}")
+
+
+def _indices(value: Any, tensors: list[torch.Tensor]) -> tuple[int, ...]:
+    if not all(type(index) is int and 0 <= index < len(tensors) for index in value):
+        raise LayoutError(f"no tensors {str(value)[:80]}")
+    return tuple(value)
+
+
+def view(memory: torch.Tensor, spec: TensorSpec, start: int) -> torch.Tensor:
+    kind = getattr(torch, spec.dtype)
+    return memory[start : start + spec.num_bytes].view(kind).view(spec.shape)
+
+
+def spec_of(tensor: torch.Tensor) -> TensorSpec:
+    return TensorSpec(dtype_name(tensor), tuple(tensor.shape))
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
