@@ -5,10 +5,12 @@
 
 from forge.serve.client import ReplicaClient, StreamChunk
 from forge.serve.engines import check_engine
-from forge.serve.replicas import Replicas, ServeStats, open_replicas
+from forge.serve.replicas import Replicas, open_replicas
+from forge.serve.stats import EngineLoad, ServeStats
 from forge.serve.weights import Weights
 
 __all__ = [
+    "EngineLoad",
     "ReplicaClient",
     "Replicas",
     "ServeStats",

@@ -1,11 +1,12 @@
 """One replica as the supervisor sees it: a child that is kept alive, with the weights it must
 serve.
 
-Owned by `replicas`. Promises: a restarted child has the current weights before it answers anything;
-what it generated is counted when the answer is here, so a retry counts once; the first start is not
-retried, since it fails for a reason.
+Owned by `replicas`. Promises: a restarted child has the current weights, and sleeps where the
+others do, before it answers anything; one whose /health is silent for `HUNG_S` is killed and so
+restarted; the first start is not retried, since it fails for a reason.
 
     start ─▶ push weights ─▶ up ──died──▶ back-off ─▶ start ...   too many deaths: ChildDied
+              up ──draining──▶ idle ─▶ push weights, or asleep ─▶ up
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.abc
@@ -34,6 +35,12 @@ logger = logging.getLogger(__name__)
 
 RETRY_PAUSE_S = 0.1
 """Between a hang-up and the next look whether the child is up again."""
+DRAIN_PAUSE_S = 0.02
+"""Between two looks whether the last request has ended."""
+HEALTH_EVERY_S = 0.5
+HUNG_S = 60.0
+"""Without a /health, whose loop has little else to do: longer than a full collection or the load of
+a large checkpoint holds it."""
 
 
 class Replica:
@@ -51,6 +58,8 @@ class Replica:
         assert spec.socket_path is not None
         self.name = spec.name
         self.wanted = weights
+        self.health: dict[str, Any] = {}
+        """What /health said last; empty where the child is not up."""
         self.generated_tokens = 0
         self.num_deaths = 0
         self.load = 0
@@ -63,10 +72,16 @@ class Replica:
         self._child: Child | None = None
         self._served: Weights | None = None
         self._busy = BusyClock()
+        self._is_asleep = False
+        self._is_draining = False
 
     @property
     def is_up(self) -> bool:
-        """Alive, and serving what is wanted."""
+        """Awake, and serving what is wanted."""
+        return self._serves_wanted and not self._is_draining and not self._is_asleep
+
+    @property
+    def _serves_wanted(self) -> bool:
         return self._served == self.wanted and self._child is not None and self._child.is_alive
 
     @property
@@ -96,6 +111,9 @@ class Replica:
             async with open_child(self._spec_on(base), observer=self._observer) as child:
                 self._child, self._served = child, base
                 await self._push()
+                self.health = await self._client.health()
+                if self._is_asleep:
+                    await self._client.sleep()
                 was_up = True
                 task_status.started()
                 self._on_up()
@@ -103,6 +121,7 @@ class Replica:
                 raise child.died(doing="serving")
         except ChildDied as death:
             self._child = self._served = None
+            self.health = {}
             if not was_up and self.num_deaths == 0:
                 raise
             await self._pause(death)
@@ -123,6 +142,76 @@ class Replica:
         logger.warning("%s; starting it again in %.1f s", death, delay_s)
         await anyio.sleep(delay_s)
 
+    async def watch(self) -> None:
+        """Beside `keep`: keep `health` fresh, and kill a child that hangs: only a restart helps."""
+        heard = time.monotonic()
+        while True:
+            await anyio.sleep(HEALTH_EVERY_S)
+            child = self._child
+            if child is None or not self.health:
+                heard = time.monotonic()
+                continue
+            try:
+                self.health = await self._client.health()
+                heard = time.monotonic()
+            except ChildDied:
+                continue
+            except Stalled:
+                if child is self._child and time.monotonic() - heard >= HUNG_S:
+                    await self._kill(child)
+
+    async def _kill(self, child: Child) -> None:
+        child.dump_stacks()
+        logger.error(
+            "%s hangs: no /health for %.0f s; it is killed. Its stacks are in %s",
+            self.name, HUNG_S, self._spec.log_path,
+        )  # fmt: skip
+        await anyio.sleep(RETRY_PAUSE_S)  # for the stacks
+        await child.kill()
+
+    # -- rest ------------------------------------------------------------------------------------
+
+    async def drain(self, *, timeout_s: float) -> None:
+        """Return once it has answered everything; new requests go elsewhere, or wait, until
+        `undrain`."""
+        self._is_draining = True
+        with anyio.move_on_after(timeout_s):
+            while self.load:  # noqa: ASYNC110 - a counter that many requests change
+                await anyio.sleep(DRAIN_PAUSE_S)
+            return
+        raise Stalled(f"{self.name} did not answer {self.load} samples within {timeout_s:.0f} s")
+
+    def undrain(self) -> None:
+        """It may be asked again."""
+        self._is_draining = False
+        if self.is_up:
+            self._on_up()
+
+    async def sleep(self, *, timeout_s: float) -> None:
+        """Answer what was asked, then give GPU memory away."""
+        try:
+            await self.drain(timeout_s=timeout_s)
+            self._is_asleep = True
+            if self._serves_wanted:
+                await self._client.sleep()
+        except ChildDied as error:
+            logger.warning("%s; it sleeps once it is back", error)
+        finally:
+            self._is_draining = False
+
+    async def wake(self) -> None:
+        """Take GPU memory back."""
+        if not self._is_asleep:
+            return
+        self._is_asleep = False
+        try:
+            if self._child is not None:
+                await self._client.wake()
+        except ChildDied as error:
+            logger.warning("%s; it is awake once it is back", error)
+        if self.is_up:
+            self._on_up()
+
     # -- weights ---------------------------------------------------------------------------------
 
     async def serve(self, weights: Weights, *, timeout_s: float) -> None:
@@ -132,7 +221,7 @@ class Replica:
         self.wanted = weights
         asked = f"serving version {weights.version}"
         with anyio.move_on_after(timeout_s):
-            while not self.is_up:
+            while not self._serves_wanted:
                 if self._child is not None and self._child.is_alive:
                     try:
                         await self._push()
@@ -165,11 +254,10 @@ class Replica:
         seed: int,
         stop_token_ids: Sequence[int],
     ) -> list[Completion]:
-        """Sample; counted once the answer is complete."""
-        self.load += n
+        """Sample. Who asks counts `load`, and the tokens of answers that are used."""
         try:
             with self._busy.running():
-                completions = await self._client.complete(
+                return await self._client.complete(
                     prompt_ids,
                     n=n,
                     max_tokens=max_tokens,
@@ -179,10 +267,6 @@ class Replica:
                 )
         except Stalled as error:
             raise self._silent(error) from error
-        finally:
-            self.load -= n
-        self.generated_tokens += sum(len(completion.token_ids) for completion in completions)
-        return completions
 
     async def score(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> list[float]:
         """Log probabilities under what it serves."""

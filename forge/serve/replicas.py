@@ -1,181 +1,154 @@
-"""All replicas of a stage: requests go to the least loaded, new weights go to all, the dead are
-replaced.
+"""All replicas of a stage: kept alive, asked through a router, new weights go to all.
 
-Opened by the runner; `generate` is the loop's port Generate. Promises: a request lost with a
-replica is asked again elsewhere and counted once; `publish` returns when every replica has
-acknowledged the version, and changes nothing where one refuses it.
+Opened by the runner; `generate` is the loop's port Generate (`forge.serve.served`). Promise:
+`publish` returns when every replica has acknowledged the version, and changes nothing where one
+refuses it.
 """
 
 from __future__ import annotations
 
-import logging
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled
+from forge.errors import ConfigError, ForgeError, MachineError
 from forge.process.child import ChildSpec, ProcessObserver
 from forge.process.environment import child_env
-from forge.serve.engines import check_engine, engine_argv, start_timeout_s
+from forge.serve.engines import check_engine, engine_argv, resolve, start_timeout_s
+from forge.serve.port import PREFIX_CACHE, SLEEP
 from forge.serve.replica import Replica
+from forge.serve.served import Served
+from forge.serve.stats import EngineLoad
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from pathlib import Path
 
     from forge.config.schema import ServeTable
-    from forge.records import Completion
     from forge.serve.weights import Weights
 
-logger = logging.getLogger(__name__)
-
-ATTEMPTS = 4
-"""Of one request, over replicas and restarts."""
-RETRY_PAUSE_S = 0.3
-"""A dying child hangs up before the kernel says that it is dead."""
 ALL_GPU_LAYERS = 999
 """llama.cpp's "all of them"."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeStats:
-    """Sums over the replicas, since they were opened. None of them falls but running and
-    waiting.
-    """
-
-    generated_tokens: int
-    busy_s: float
-    """Seconds with a request in progress, summed: divide by num_replicas for a share."""
-    running: int
-    """Samples in slots."""
-    waiting: int
-    num_replicas: int
-    num_restarts: int
-
-
-class Replicas:
+class Replicas(Served):
     """What `open_replicas` yields."""
 
-    def __init__(self, table: ServeTable, stop_token_ids: Sequence[int], weights: Weights) -> None:
-        self._table = table
-        self._stop_token_ids = tuple(stop_token_ids)
+    def __init__(
+        self, specs: Sequence[ChildSpec], *, table: ServeTable, weights: Weights,
+        stop_token_ids: Sequence[int], observer: ProcessObserver | None = None,
+    ) -> None:  # fmt: skip
+        """One for each spec, none started yet."""
+        self._request_timeout_s = table.request_timeout_s
+        self._start_timeout_s = start_timeout_s(table)
         self._weights = weights
-        self._replicas: list[Replica] = []
         self._publishing = anyio.Lock()
-        self._came_up = anyio.Event()
-
-    def add(self, spec: ChildSpec, *, observer: ProcessObserver | None) -> None:
-        """One more, not started yet."""
-        self._replicas.append(
+        self._is_asleep = False
+        self.all = tuple(
             Replica(
                 spec,
-                weights=self._weights,
-                request_timeout_s=self._table.request_timeout_s,
+                weights=weights,
+                request_timeout_s=table.request_timeout_s,
                 observer=observer,
                 on_up=self._note_up,
             )
+            for spec in specs
         )
-
-    @property
-    def all(self) -> tuple[Replica, ...]:
-        return tuple(self._replicas)
+        super().__init__(
+            self.all, stop_token_ids=stop_token_ids, slots=table.slots,
+            wait_s=self._start_timeout_s + self._request_timeout_s,
+        )  # fmt: skip
 
     @property
     def version(self) -> int:
         """Policy version that all replicas serve."""
         return self._weights.version
 
-    async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        *,
-        n: int,
-        max_tokens: int,
-        temperature: float,
-        seed: int,
-    ) -> list[Completion]:
-        """Sample `n` continuations on one replica, so that the prompt is evaluated once."""
-        for attempt in range(ATTEMPTS):
-            replica = await self._least_loaded()
-            try:
-                return await replica.complete(
-                    prompt_ids,
-                    n=n,
-                    max_tokens=max_tokens,
-                    temperature=temperature,
-                    seed=seed,
-                    stop_token_ids=self._stop_token_ids,
-                )
-            except ChildDied as error:
-                if attempt == ATTEMPTS - 1:
-                    raise
-                logger.warning("%s; asking again", error)
-                await anyio.sleep(RETRY_PAUSE_S)
-        raise AssertionError("the loop returns or raises")
+    @property
+    def features(self) -> frozenset[str]:
+        told = [frozenset(each.health["features"]) for each in self.all if each.health]
+        return frozenset.intersection(*told) if told else frozenset()
 
-    async def publish(self, path: Path, version: int) -> None:
-        """Serve the weights of a directory everywhere, as `version`.
+    def load(self) -> EngineLoad | None:
+        told = [each.health for each in self.all if each.health]
+        if not told:
+            return None
+        return EngineLoad(
+            kv_use=max(health["kv_use"] for health in told),
+            running=sum(health["running"] for health in told),
+            waiting=sum(health["waiting"] for health in told),
+            slots=self._slots * len(told),
+            preempted=sum(health["preempted"] for health in told),
+        )
 
-        Raises ConfigError, with the old weights served again by all, where a replica refuses them.
+    async def publish(self, path: Path, version: int, *, rolling: bool = False) -> None:
+        """Serve the weights of a directory everywhere, as `version`. Engines that sleep are woken.
+
+        Args:
+            rolling: one replica after the other, each once its requests have ended, while the
+                others go on with what they have. Otherwise all at once, whatever runs.
+
+        Raises ConfigError, with the old weights served again by all, where a replica refuses them;
+        Stalled where one is silent.
         """
+        await self.wake()
         async with self._publishing:
             before = self._weights
             try:
-                await self._serve_everywhere(before.then(path, version=version))
+                await self._serve_everywhere(before.then(path, version=version), rolling=rolling)
             except (ConfigError, MachineError):
-                await self._serve_everywhere(before)
+                await self._serve_everywhere(before, rolling=False)
                 raise
 
     async def probe(
         self, prompt_ids: Sequence[int], completion_ids: Sequence[int]
     ) -> list[list[float]]:
-        """What each replica thinks of the same tokens: log probabilities, in the order of their
-        names.
-        """
-        answers: list[list[float]] = [[] for _ in self._replicas]
+        answers: list[list[float]] = [[] for _ in self.all]
 
         async def ask(index: int, replica: Replica) -> None:
             answers[index] = await replica.score(prompt_ids, completion_ids)
 
-        await _for_each(self._replicas, ask)
+        await _for_each(self.all, ask)
         return answers
 
-    def stats(self) -> ServeStats:
-        """Counters as of now."""
-        replicas, slots = self._replicas, self._table.slots
-        return ServeStats(
-            generated_tokens=sum(r.generated_tokens for r in replicas),
-            busy_s=sum(r.busy_s for r in replicas),
-            running=sum(min(r.load, slots) for r in replicas),
-            waiting=sum(max(r.load - slots, 0) for r in replicas),
-            num_replicas=len(replicas),
-            num_restarts=sum(r.num_deaths for r in replicas),
-        )
+    async def sleep(self) -> None:
+        """Give GPU memory away once what runs has ended; nothing where an engine cannot."""
+        if SLEEP not in self.features:
+            return
+        self.hold()
 
-    async def _least_loaded(self) -> Replica:
-        with anyio.move_on_after(start_timeout_s(self._table)):
-            while not (up := [replica for replica in self._replicas if replica.is_up]):
-                await self._came_up.wait()
-            return min(up, key=lambda replica: replica.load)
-        names = ", ".join(replica.name for replica in self._replicas)
-        raise Stalled(
-            f"no replica came up within {start_timeout_s(self._table):.0f} s; waited for: {names}"
-        )
+        async def ask(_index: int, replica: Replica) -> None:
+            await replica.sleep(timeout_s=self._request_timeout_s)
 
-    async def _serve_everywhere(self, weights: Weights) -> None:
+        await _for_each(self.all, ask)
+
+    async def wake(self) -> None:
+        async def ask(_index: int, replica: Replica) -> None:
+            await replica.wake()
+
+        await _for_each(self.all, ask)
+        self.release()
+
+    async def _serve_everywhere(self, weights: Weights, *, rolling: bool) -> None:
         self._weights = weights
-        timeout_s = start_timeout_s(self._table) + self._table.request_timeout_s
+        timeout_s = self._start_timeout_s + self._request_timeout_s
 
         async def ask(_index: int, replica: Replica) -> None:
             await replica.serve(weights, timeout_s=timeout_s)
 
-        await _for_each(self._replicas, ask)
+        if not rolling:
+            return await _for_each(self.all, ask)
+        for index, replica in enumerate(self.all):
+            try:
+                await replica.drain(timeout_s=self._request_timeout_s)
+                await ask(index, replica)
+            finally:
+                replica.undrain()
 
     def _note_up(self) -> None:
-        self._came_up.set()
-        self._came_up = anyio.Event()
+        self.router.has_prefix_cache = PREFIX_CACHE in self.features
+        self.note_up()
 
 
 async def _for_each(
@@ -208,6 +181,8 @@ async def open_replicas(
     work_dir: Path,
     observer: ProcessObserver | None = None,
     gpus: Sequence[Sequence[str]] = (),
+    shared: frozenset[str] = frozenset(),
+    max_lora_rank: int = 0,
 ) -> AsyncIterator[Replicas]:
     """Start `table.replicas` engines and keep them up until the context ends.
 
@@ -216,31 +191,42 @@ async def open_replicas(
         stop_token_ids: end every completion.
         work_dir: for files that engines need while they load weights.
         gpus: UUIDs of each replica; absent means CPU.
+        shared: UUIDs of cards that others use too: engines step under their lease.
+        max_lora_rank: of adapters that will be published; 0 where none will.
 
     Raises:
         MachineError: the engine is not installed.
         ChildDied, Stalled: a replica did not start; or it died too often, which cancels the body.
     """
-    check_engine(table)
+    all_gpus = [uuid for each in gpus for uuid in each]
+    table = resolve(table, gpus=all_gpus)
+    check_engine(table, gpus=all_gpus)
     work_dir.mkdir(parents=True, exist_ok=True)
-    replicas = Replicas(table, stop_token_ids, weights)
+    specs = [
+        _spec(
+            table,
+            index=index,
+            socket_dir=socket_dir,
+            log_dir=log_dir,
+            gpus=gpus[index] if gpus else (),
+            config={
+                "work_dir": str(work_dir.absolute()),
+                "stop_token_ids": list(stop_token_ids),
+                "max_lora_rank": max_lora_rank,
+                "shared_gpus": [uuid for uuid in (gpus[index] if gpus else ()) if uuid in shared],
+            },
+        )
+        for index in range(table.replicas)
+    ]
+    replicas = Replicas(
+        specs, table=table, weights=weights, stop_token_ids=stop_token_ids, observer=observer
+    )
     async with anyio.create_task_group() as group:
-        for index in range(table.replicas):
-            spec = _spec(
-                table,
-                name=f"serve-{index}",
-                socket_dir=socket_dir,
-                log_dir=log_dir,
-                gpus=gpus[index] if gpus else (),
-                config={
-                    "work_dir": str(work_dir.absolute()),
-                    "stop_token_ids": list(stop_token_ids),
-                },
-            )
-            replicas.add(spec, observer=observer)
         async with anyio.create_task_group() as starting:
             for replica in replicas.all:
                 starting.start_soon(group.start, replica.keep)
+        for replica in replicas.all:
+            group.start_soon(replica.watch)
         try:
             yield replicas
         finally:
@@ -250,12 +236,13 @@ async def open_replicas(
 def _spec(
     table: ServeTable,
     *,
-    name: str,
+    index: int,
     socket_dir: Path,
     log_dir: Path,
     gpus: Sequence[str],
     config: dict[str, Any],
 ) -> ChildSpec:
+    name = f"serve-{index}"
     socket_path = socket_dir / f"{name}.sock"
     return ChildSpec(
         name=name,
@@ -271,6 +258,11 @@ def _spec(
             "threads": table.threads,
             "precision": table.precision,
             "gpu_layers": ALL_GPU_LAYERS if gpus else 0,
+            "memory_share": table.memory_share,
+            "tensor_parallel": table.tensor_parallel,
+            "eager": table.eager,
+            # Replicas with one seed would sample alike where an engine has no seed a request.
+            "seed": index,
         },
         ready_timeout_s=start_timeout_s(table),
         devices=",".join(gpus) or "cpu",

@@ -31,7 +31,8 @@ SLOWEST = 16.0
 SMOOTHING = 0.2
 """Weight of the newest answer in a replica's pace."""
 PATIENCE = 4.0
-"""An answer may take this many times as long as the slowest recent one, token for token..."""
+"""An answer may take this many times as long as the slowest recent one; longer where more tokens
+are allowed than any recent one had..."""
 LEAST_PATIENCE_S = 5.0
 """...and never less than this: what a full collection or a compilation may cost."""
 REMEMBERED_ANSWERS = 64
@@ -51,6 +52,25 @@ class Load:
     """That it decodes together."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Pace:
+    """Of one answer, or smoothed over several: apart, so that short answers weigh little."""
+
+    seconds: float
+    num_tokens: float
+    """Of the longest sample."""
+
+    def towards(self, newest: _Pace) -> _Pace:
+        return _Pace(
+            self.seconds + SMOOTHING * (newest.seconds - self.seconds),
+            self.num_tokens + SMOOTHING * (newest.num_tokens - self.num_tokens),
+        )
+
+    @property
+    def token_s(self) -> float:
+        return self.seconds / self.num_tokens
+
+
 @dataclass(slots=True)
 class _Silence:
     """A replica that did not answer while others did."""
@@ -67,10 +87,9 @@ class Router:
 
     has_prefix_cache: bool = False
     """Whether the engine keeps what it evaluated for the next prompt that starts alike."""
-    _paces: dict[str, float] = field(default_factory=dict)
-    """Seconds a token of the longest sample, smoothed."""
-    _answers: list[float] = field(default_factory=list)
-    """Paces of the last answers, by whomever."""
+    _paces: dict[str, _Pace] = field(default_factory=dict)
+    _answers: list[_Pace] = field(default_factory=list)
+    """The last ones, by whomever."""
     _silences: dict[str, _Silence] = field(default_factory=dict)
     _blocks: OrderedDict[int, set[str]] = field(default_factory=OrderedDict)
     """Replicas that evaluated a prefix, by the hash of its blocks. Oldest use first."""
@@ -93,9 +112,8 @@ class Router:
     def answered(self, name: str, *, seconds: float, num_tokens: int) -> None:
         """A replica answered: `num_tokens` of its longest sample took `seconds`, its queue
         included."""
-        pace = seconds / max(num_tokens, 1)
-        before = self._paces.get(name, pace)
-        self._paces[name] = before + SMOOTHING * (pace - before)
+        pace = _Pace(seconds, max(num_tokens, 1))
+        self._paces[name] = self._paces.get(name, pace).towards(pace)
         self._answers = [*self._answers[1 - REMEMBERED_ANSWERS :], pace]
         self._silences.pop(name, None)
 
@@ -103,7 +121,9 @@ class Router:
         """How long an answer may take before another replica is asked too. None until one came."""
         if not self._answers:
             return None
-        return max(LEAST_PATIENCE_S, PATIENCE * max(self._answers) * max_tokens)
+        slowest_s = max(each.seconds for each in self._answers)
+        longest = max(each.num_tokens for each in self._answers)
+        return max(LEAST_PATIENCE_S, PATIENCE * slowest_s * max(1.0, max_tokens / longest))
 
     def was_silent(self, name: str, *, now: float) -> None:
         """It did not answer in time, and another one did."""
@@ -136,10 +156,10 @@ class Router:
         return (load.samples + 1) * self._slowness(load.name, among=among)
 
     def _slowness(self, name: str, *, among: Sequence[Load]) -> float:
-        paces = [self._paces[each.name] for each in among if each.name in self._paces]
-        if name not in self._paces or min(paces) <= 0.0:
+        known = [self._paces[each.name].token_s for each in among if each.name in self._paces]
+        if name not in self._paces or min(known) <= 0.0:
             return 1.0
-        ratio = self._paces[name] / min(paces)
+        ratio = self._paces[name].token_s / min(known)
         return min(ratio, SLOWEST) if ratio > SLOWER else 1.0
 
     def _num_known(self, name: str, blocks: Sequence[int]) -> int:

@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import signal
+import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -16,6 +18,9 @@ import anyio
 import numpy as np
 import pytest
 
+import forge.serve.client
+import forge.serve.replica
+import forge.serve.router
 from forge.config.schema import ServeTable
 from forge.errors import ChildDied, ConfigError, MachineError, Stalled
 from forge.process.sockets import open_socket_dir
@@ -275,6 +280,93 @@ async def test_a_silent_replica_is_named(tied: Reference, tmp_path: Path) -> Non
         os.kill(lives.pids["serve-0"][0], signal.SIGCONT)
 
 
+async def test_a_slow_replica_holds_nobody_up_and_its_lost_answers_are_counted_once(
+    tied: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is stopped, as by a card that throttles; every request it has is asked elsewhere too."""
+    monkeypatch.setattr(forge.serve.router, "LEAST_PATIENCE_S", 1.0)
+    lives, num_tokens = Lives(), 60
+    async with served(tied, tmp_path, lives=lives, replicas=2) as (replicas, _):
+        answers: dict[int, list[tuple[int, ...]]] = {}
+
+        async def ask_all() -> None:
+            async def ask(seed: int) -> None:
+                found = await replicas.generate(
+                    PROMPT, n=2, max_tokens=num_tokens, temperature=1.0, seed=seed
+                )
+                answers[seed] = [one.token_ids for one in found]
+
+            async with anyio.create_task_group() as group:
+                for seed in range(8):
+                    group.start_soon(ask, seed)
+
+        await ask_all()
+        before, answers = answers, {}
+        os.kill(lives.pids["serve-0"][0], signal.SIGSTOP)
+        try:
+            with anyio.fail_after(20):
+                await ask_all()
+                assert replicas.router.is_avoided("serve-0", now=time.monotonic())
+                with anyio.fail_after(1.0):
+                    await ask_all()  # it is asked nothing any more
+        finally:
+            os.kill(lives.pids["serve-0"][0], signal.SIGCONT)
+        assert answers == before, "a seed gives the same tokens, whoever answers"
+        stats = replicas.stats()
+        assert stats.generated_tokens == 3 * 8 * 2 * num_tokens
+        assert (stats.running, stats.waiting, stats.num_restarts) == (0, 0, 0)
+
+
+async def test_a_replica_that_hangs_is_killed_and_started_again(
+    tied: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forge.serve.replica, "HUNG_S", 1.0)
+    monkeypatch.setattr(forge.serve.client, "SHORT_TIMEOUT_S", 0.5)
+    lives = Lives()
+    async with served(tied, tmp_path, lives=lives) as (replicas, _):
+        os.kill(lives.pids["serve-0"][0], signal.SIGSTOP)
+        (one,) = await replicas.generate(PROMPT, n=1, max_tokens=5, temperature=1.0, seed=0)
+        assert len(one.token_ids) == 5
+        assert replicas.stats().num_restarts == 1
+        assert replicas.stats().generated_tokens == 5
+
+
+async def test_a_rolling_publish_mixes_no_versions_and_keeps_answering(
+    tied: Reference, newer: Reference, tmp_path: Path
+) -> None:
+    async with served(tied, tmp_path, replicas=2) as (replicas, _):
+        seen: list[tuple[int, int]] = []
+        is_published = False
+
+        async def ask(seed: int, max_tokens: int) -> None:
+            for one in await replicas.generate(
+                PROMPT, n=2, max_tokens=max_tokens, temperature=1.0, seed=seed
+            ):
+                seen.append((one.min_version, one.max_version))  # noqa: PERF401
+
+        async def keep_asking() -> None:
+            seed = 100
+            while not is_published:
+                await ask(seed, 20)
+                seed += 1
+
+        async with anyio.create_task_group() as group:
+            for seed in range(4):
+                group.start_soon(ask, seed, 600)
+            group.start_soon(keep_asking)
+            await anyio.sleep(0.1)
+            await replicas.publish(newer.path, 1, rolling=True)
+            is_published = True
+        assert set(seen) == {(0, 0), (1, 1)}, "none has tokens of both"
+        await ask(0, 5)
+        await ask(1, 5)
+        assert seen[-4:] == [(1, 1)] * 4
+        load = replicas.load()
+        assert load is not None
+        assert load.slots == 16
+        assert "score" in replicas.features
+
+
 async def test_a_replica_that_keeps_dying_ends_the_run(
     tied: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -311,8 +403,8 @@ def leaves(error: BaseException) -> list[BaseException]:
 async def test_a_missing_engine_is_one_line_that_says_what_installs_it(tmp_path: Path) -> None:
     check_engine()
     bare = tmp_path / "python"
-    bare.write_text("#!/bin/sh\nexit 1\n")
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     bare.chmod(0o755)
-    with pytest.raises(MachineError, match=r"llama_cpp is not installed.*make setup") as raised:
-        check_engine(ServeTable(python=bare))
+    with pytest.raises(MachineError, match=r"llama_cpp is not installed in .*make setup") as raised:
+        check_engine(ServeTable(python=bare, engine="llama"))
     assert "\n" not in str(raised.value)

@@ -68,6 +68,9 @@ def test_a_slower_replica_gets_less_in_proportion() -> None:
     for _ in range(100):
         given_to[router.choose(loads(*given_to), SYSTEM, now=0.0)] += 1
     assert 75 <= given_to[0] <= 85, "four fifths of the work to the one that is four times as fast"
+    for _ in range(5):
+        router.answered("r1", seconds=0.1, num_tokens=1)
+    assert router.choose(loads(3, 1), SYSTEM, now=0.0) == 0, "short answers tell little"
     even = Router()
     even.answered("r0", seconds=10.0, num_tokens=100)
     even.answered("r1", seconds=12.0, num_tokens=100)
@@ -80,8 +83,9 @@ def test_patience_grows_with_the_slowest_answer_and_begins_with_the_first() -> N
     router.answered("r0", seconds=0.1, num_tokens=100)
     assert router.patience_s(100) == LEAST_PATIENCE_S
     router.answered("r0", seconds=20.0, num_tokens=100)
-    router.answered("r0", seconds=0.1, num_tokens=100)
+    router.answered("r0", seconds=0.5, num_tokens=1)
     assert router.patience_s(200) == PATIENCE * 40.0
+    assert router.patience_s(50) == PATIENCE * 20.0
 
 
 def test_a_silent_replica_is_avoided_then_tried_alone_then_trusted_again() -> None:

@@ -1,0 +1,58 @@
+"""What an engine's interpreter has: versions and modules, read without importing any of them.
+
+Run as a file by that interpreter, whichever it is: so it knows the standard library only. Called in
+our own process for our own interpreter. Read by `versions`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("torch", "transformers", "vllm", "peft", "llama-cpp-python")
+MODULES = (
+    "anyio", "gguf", "jinja2", "llama_cpp", "numpy", "peft", "starlette", "tokenizers", "torch",
+    "transformers", "uvicorn", "vllm",
+)  # fmt: skip
+
+
+def describe() -> dict[str, Any]:
+    """JSON: versions by package, modules that can be found, what vllm requires, and the backends
+    that llama.cpp was built with."""
+    return {
+        "versions": {name: version for name in PACKAGES if (version := _version(name))},
+        "modules": [name for name in MODULES if importlib.util.find_spec(name) is not None],
+        "vllm_requires": _requires("vllm"),
+        "llama_backends": _llama_backends(),
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _requires(name: str) -> list[str]:
+    try:
+        return metadata.requires(name) or []
+    except metadata.PackageNotFoundError:
+        return []
+
+
+def _llama_backends() -> list[str]:
+    """`cpu`, `cuda`, `hip`, `vulkan`: each is a library beside llama.cpp's own."""
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is None or spec.origin is None:
+        return []
+    files = (Path(spec.origin).parent / "lib").glob("libggml-*.so")
+    return sorted({file.name.removeprefix("libggml-").removesuffix(".so") for file in files})
+
+
+if __name__ == "__main__":
+    json.dump(describe(), sys.stdout)

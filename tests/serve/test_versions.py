@@ -1,0 +1,147 @@
+"""Which engine is taken, and what does not fit is said in one line before anything starts."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from forge.config.schema import ServeTable
+from forge.errors import MachineError
+from forge.serve.engines import (
+    ENGINES,
+    check_engine,
+    choose_engine,
+    find_fault,
+    installed_engines,
+    resolve,
+)
+from forge.serve.versions import (
+    TESTED_VLLM,
+    Interpreter,
+    find_mismatch,
+    is_tested_vllm,
+    read_interpreter,
+)
+
+ROOT = Path(__file__).parents[2]
+ALL = frozenset(ENGINES)
+VLLM = Interpreter(
+    python="/opt/vllm/bin/python",
+    versions={"vllm": "0.24.0", "torch": "2.11.0+cu130"},
+    modules=frozenset(ENGINES["vllm"].requires),
+    vllm_requires=("numpy", 'torch==2.6.0; extra == "rocm"', "torch==2.11.0", "triton==3.6.0"),
+)
+LLAMA = Interpreter(
+    python="",
+    modules=frozenset(ENGINES["llama"].requires),
+    llama_backends=frozenset({"base", "cpu", "cpu-haswell"}),
+)
+
+
+def make_python(path: Path, body: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_a_torch_that_is_not_vllms_own_is_named_with_both_versions() -> None:
+    assert find_mismatch(VLLM) is None
+    other = replace(VLLM, versions={"vllm": "0.24.0", "torch": "2.13.0"})
+    said = find_fault("vllm", other, num_gpus=1) or ""
+    assert said.startswith(
+        "vllm 0.24.0 in /opt/vllm/bin/python needs torch 2.11.0; there is torch 2.13.0."
+    )
+    assert "serve.python" in said
+    assert "\n" not in said
+    loose = replace(other, vllm_requires=("torch>=2.9",))
+    assert find_mismatch(loose) is None
+
+
+def test_vllm_without_a_gpu_or_without_its_parts_is_refused() -> None:
+    assert find_fault("vllm", VLLM, num_gpus=1) is None
+    assert "it needs a GPU" in (find_fault("vllm", VLLM, num_gpus=0) or "")
+    bare = replace(VLLM, modules=VLLM.modules - {"uvicorn"})
+    said = find_fault("vllm", bare, num_gpus=1) or ""
+    assert said.startswith("uvicorn is not installed in /opt/vllm/bin/python")
+
+
+def test_a_llama_built_for_the_cpu_is_named_where_it_gets_gpus() -> None:
+    assert find_fault("llama", LLAMA, num_gpus=0) is None
+    said = find_fault("llama", LLAMA, num_gpus=2) or ""
+    assert "built for the CPU, and devices.serve gives it 2 GPUs; `make setup LLAMA=cuda`" in said
+    built = replace(LLAMA, llama_backends=LLAMA.llama_backends | {"cuda"})
+    assert find_fault("llama", built, num_gpus=2) is None
+
+
+def test_auto_takes_the_fastest_that_serves_the_model_on_these_devices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    auto, gpu = ServeTable(engine="auto"), ("GPU-1",)
+
+    def chosen(gpus: tuple[str, ...], *names: str, model_type: str | None = None) -> str:
+        name, reason = choose_engine(
+            auto, gpus=gpus, installed=frozenset(names), model_type=model_type
+        )
+        assert reason
+        return name
+
+    assert chosen((), *ALL) == "llama"
+    assert chosen((), *ALL, model_type="qwen3") == "llama"
+    assert chosen((), *ALL, model_type="llama") == "hf"
+    assert chosen((), "hf") == "hf"
+    assert chosen(()) == "llama", "whose advice says how to install it"
+    assert chosen(gpu, *ALL) == "vllm"
+    assert chosen(gpu, "llama", "hf", model_type="qwen3_moe") == "hf"
+    monkeypatch.setattr("forge.serve.engines.read_interpreter", lambda _table: LLAMA)
+    assert chosen(gpu, "llama", "hf") == "hf"
+    built = replace(LLAMA, llama_backends=frozenset({"cpu", "vulkan"}))
+    monkeypatch.setattr("forge.serve.engines.read_interpreter", lambda _table: built)
+    assert chosen(gpu, "llama", "hf") == "llama"
+    assert choose_engine(ServeTable(engine="hf"), gpus=gpu, installed=ALL)[0] == "hf"
+
+
+def test_ours_is_read_without_importing_and_auto_comes_to_llama_on_this_machine() -> None:
+    ours = read_interpreter()
+    assert ours.versions["torch"]
+    assert {"llama_cpp", "torch", "transformers"} <= ours.modules
+    assert "cpu" in ours.llama_backends
+    assert {"llama", "hf"} <= installed_engines()
+    assert resolve(ServeTable(engine="auto"), gpus=()).engine == "llama"
+    check_engine(ServeTable(engine="auto"))
+    with pytest.raises(MachineError, match=r'serve.engine = "vllm": vllm is not installed; '):
+        check_engine(ServeTable(engine="vllm"), gpus=("GPU-1",))
+
+
+def test_another_interpreter_is_asked_in_its_own_words(tmp_path: Path) -> None:
+    real = make_python(tmp_path / "real", f'exec {sys.executable} "$@"')
+    found = read_interpreter(ServeTable(python=real))
+    assert replace(found, python="") == read_interpreter()
+    table = ServeTable(env={"PYTHONPATH": str(tmp_path)})
+    (tmp_path / "vllm-0.24.0.dist-info").mkdir()
+    metadata = "Metadata-Version: 2.1\nName: vllm\nVersion: 0.24.0\nRequires-Dist: torch==1.0\n"
+    (tmp_path / "vllm-0.24.0.dist-info/METADATA").write_text(metadata)
+    said = find_mismatch(read_interpreter(table)) or ""
+    assert "vllm 0.24.0" in said
+    assert "needs torch 1.0; there is torch" in said
+
+
+def test_an_interpreter_that_does_not_run_is_named_with_its_last_words(tmp_path: Path) -> None:
+    broken = make_python(tmp_path / "broken", "echo first >&2; echo no such library >&2; exit 1")
+    with pytest.raises(MachineError, match=r"broken. does not run as a Python: no such library$"):
+        check_engine(ServeTable(python=broken))
+    talking = make_python(tmp_path / "talking", "echo hello")
+    with pytest.raises(MachineError, match="does not run as a Python"):
+        check_engine(ServeTable(python=talking))
+    with pytest.raises(MachineError, match="does not run as a Python"):
+        check_engine(ServeTable(python=tmp_path / "absent"))
+
+
+def test_the_tested_vllm_is_what_the_extra_asks_for() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["optional-dependencies"]["vllm"] == [f"vllm=={TESTED_VLLM}.*"]
+    assert is_tested_vllm(f"{TESTED_VLLM}.3")
+    assert not is_tested_vllm(f"{TESTED_VLLM}0.1")
