@@ -240,16 +240,17 @@ def _import_for_cpu() -> Callable[[socket.socket, str], None]:
 
     torch.set_num_threads(1)
     from forge.evalpool.judge import bounds, examine, oracle, runner, warmup
-    from forge.evalpool.judge import compile as compiling
+    from forge.evalpool.judge.compile import Compiler
+    from forge.evalpool.judge.personalities import Personalities, Refused
 
     assert oracle
     assert examine
     bounds.install()
-    compiler = compiling.Compiler(compiling.Personalities())
+    compiler = Compiler(Personalities())
     warmup.warm_up(compiler)
 
     def run_candidate(sock: socket.socket, file: str) -> None:
-        runner.main(sock, compiler=compiler, refused=compiling.Refused, file=file)
+        runner.main(sock, compiler=compiler, refused=Refused, file=file)
 
     return run_candidate
 
