@@ -39,9 +39,11 @@ EXCEPTIONS: dict[str, set[str]] = {
 }
 """Single files that may import more, by path below the root."""
 
-HEAVY = ("torch", "triton", "transformers", "trl", "datasets", "peft")
+HEAVY = ("torch", "triton", "transformers", "trl", "datasets", "peft", "vllm")
 CHILD_FOLDERS = (
     "forge/evalpool/judge",
+    "forge/serve/hf",
+    "forge/serve/vllm",
     "forge/train/trainer",
 )
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from forge.serve.llama.sampler import Draw, Knobs, Sampler, uniforms
+from forge.serve.draws import Draw, Knobs, uniforms
+from forge.serve.llama.sampler import Sampler
 
 VOCAB = 700
 """Neither a multiple of the block nor below it."""

@@ -23,9 +23,10 @@ import numpy as np
 
 from forge.errors import ConfigError
 from forge.records import Finish
+from forge.serve.draws import Draw, uniforms
 from forge.serve.llama.batch import Batch
 from forge.serve.llama.model import BATCH_TOKENS, MAX_SEQUENCES, Model, ModelSettings
-from forge.serve.llama.sampler import Draw, Sampler, uniforms
+from forge.serve.llama.sampler import Sampler
 from forge.serve.llama.score import score
 from forge.serve.llama.slots import Slots
 from forge.serve.llama.stages import Counts, Fork, Prefill, Starts

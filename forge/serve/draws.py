@@ -1,0 +1,59 @@
+"""Drawing tokens, as far as engines share it: how each row is sampled, its random number, what came
+out.
+
+Used by the samplers of llama and hf. Promise: the random number of a token depends only on (seed,
+sample, position), not on what else is in the batch, nor on the engine. R rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knobs:
+    """How each row is sampled. All [R]."""
+
+    temperature: np.ndarray
+    """0 is greedy."""
+    top_k: np.ndarray
+    """0 is off."""
+    top_p: np.ndarray
+    """1 is off."""
+
+    def __getitem__(self, rows: np.ndarray) -> Knobs:
+        return Knobs(
+            temperature=self.temperature[rows], top_k=self.top_k[rows], top_p=self.top_p[rows]
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """What came out. All [R]."""
+
+    token: np.ndarray
+    logprob: np.ndarray
+    """Under the distribution sampled from; for greedy rows at temperature 1."""
+    logprob_t1: np.ndarray
+    """Under the whole vocabulary at temperature 1."""
+    is_finite: np.ndarray
+    """False where the logits held NaN or infinity; the rest of that row is meaningless."""
+
+
+def uniforms(seed: np.ndarray, sample: np.ndarray, position: np.ndarray) -> np.ndarray:
+    """Counter-based numbers in [0, 1): two rounds of splitmix64's finaliser over the mixed
+    counters. [R]
+    """
+    x = seed.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    x += sample.astype(np.uint64) * np.uint64(0xD1B54A32D192ED03)
+    x += position.astype(np.uint64) * np.uint64(0x8CB92BA72F3D8DD7)
+    x += np.uint64(0x2545F4914F6CDD1D)
+    for _ in range(2):
+        x ^= x >> np.uint64(30)
+        x *= np.uint64(0xBF58476D1CE4E5B9)
+        x ^= x >> np.uint64(27)
+        x *= np.uint64(0x94D049BB133111EB)
+        x ^= x >> np.uint64(31)
+    return (x >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -1,0 +1,217 @@
+"""Continuous batching over a transformers model: one forward pass a step for all running samples.
+
+Driven by `forge.serve.worker`: a StepEngine. Waiting samples are taken up in order while there are
+slots; those of one request that start together share the evaluation of their prompt.
+
+    add ─▶ waiting ─▶ prefill ─▶ rows ─▶ finished
+              ▲                    │
+              └──── new weights ───┘   what runs is evaluated again under them, and goes on
+
+Promises: every token knows its policy version; with the same requests in the same order a seed
+gives the same tokens; a refused weight set changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from forge.records import Finish
+from forge.serve.draws import uniforms
+from forge.serve.hf.model import Model
+from forge.serve.hf.rows import Memory, Row, counters_of, knobs_of
+from forge.serve.hf.sampler import draw
+from forge.serve.port import COMPACT_WIRE, FULL, LORA, SCORE, SLEEP, EngineStatus
+from forge.serve.request import Request, Sample, check_length, check_tokens
+
+SCORE_TOKENS = 512
+"""Scored at once: their logits over a vocabulary of 150k take 300 MB in f32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HfSettings:
+    """How a model is held."""
+
+    model_dir: Path
+    context_tokens: int
+    """Of one sequence."""
+    num_slots: int
+    is_exact: bool = True
+    """f32, or bf16."""
+    device: str = "cpu"
+    version: int = 0
+
+
+class HfEngine:
+    """A model that serves. Every call from one thread."""
+
+    def __init__(self, settings: HfSettings) -> None:
+        self._settings = settings
+        self._device = torch.device(settings.device)
+        dtype = torch.float32 if settings.is_exact else torch.bfloat16
+        self._model = Model(settings.model_dir, dtype=dtype, device=self._device)
+        self._version = settings.version
+        self._waiting: deque[Sample] = deque()
+        self._rows: list[Row] = []
+        self._memory: Memory | None = None
+        self._generated_tokens = self._prompt_tokens = 0
+        features = {LORA, FULL, SCORE, COMPACT_WIRE}
+        # Without a GPU there is nothing to give away.
+        self.features = frozenset(features | {SLEEP} if settings.device != "cpu" else features)
+
+    # -- requests --------------------------------------------------------------------------------
+
+    def check(self, request: Request) -> None:
+        """Raise ConfigError for a request that cannot be served."""
+        request.check(num_vocab=self._model.num_vocab, context_tokens=self._settings.context_tokens)
+
+    def add(self, request: Request) -> None:
+        """Queue a request, once checked."""
+        self.check(request)
+        request.samples = [Sample(request, index) for index in range(request.n)]
+        self._waiting.extend(request.samples)
+
+    def abort(self, request: Request) -> None:
+        """End what is unfinished of a request, with what it has produced so far."""
+        self._waiting = deque(s for s in self._waiting if s.request is not request)
+        self._drop([row for row in self._rows if row.sample.request is request])
+        for sample in request.samples:
+            sample.finish = sample.finish or Finish.ABORT
+
+    @property
+    def is_active(self) -> bool:
+        return bool(self._rows or self._waiting)
+
+    def new_tokens(self, sample: Sample, start: int) -> list[int]:
+        """Tokens of a sample from a place on, running or not."""
+        for row in self._rows:
+            if row.sample is sample:
+                return row.tokens[start:]
+        return sample.tokens[start:].tolist()
+
+    # -- weights ---------------------------------------------------------------------------------
+
+    def load_weights(self, path: Path, *, version: int) -> str:
+        """Serve new weights; what runs is evaluated again under them."""
+        kind = self._model.load_weights(path)
+        self._version = version
+        self._waiting.extendleft(row.leave() for row in reversed(self._rows))
+        self._rows, self._memory = [], None
+        return kind
+
+    def score(self, prompt: np.ndarray, completion: np.ndarray) -> np.ndarray:
+        """Log probability at temperature 1 of each completion token, teacher forced. Raises
+        ConfigError. [T]
+        """
+        check_tokens("prompt_ids", prompt, num_vocab=self._model.num_vocab)
+        check_tokens("completion_ids", completion, num_vocab=self._model.num_vocab)
+        context_tokens = self._settings.context_tokens
+        check_length(prompt.size, completion.size, context_tokens=context_tokens)
+        logits, memory = self._model.prefill(prompt.tolist())
+        logprobs, last_V = [], logits[0]
+        for start in range(0, completion.size, SCORE_TOKENS):
+            ids = torch.from_numpy(completion[start : start + SCORE_TOKENS]).to(self._device)
+            out_TV = self._model.forward(ids[None], memory)[0]
+            # The logits before each token are what predicts it.
+            table_TV = torch.cat([last_V[None], out_TV[:-1]]).float().log_softmax(dim=-1)
+            logprobs.append(table_TV.gather(1, ids[:, None])[:, 0].cpu().numpy())
+            last_V = out_TV[-1]
+        return np.concatenate(logprobs)
+
+    def sleep(self) -> None:
+        """Weights go to the host's memory."""
+        self._model.move(torch.device("cpu"))
+        torch.cuda.empty_cache()
+
+    def wake(self) -> None:
+        """Weights come back."""
+        self._model.move(self._device)
+
+    # -- the step --------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def step(self) -> list[Sample]:
+        """One token for every running sample, and for those that start. Those that finished."""
+        logits = self._decoded()
+        while self._waiting and len(self._rows) < self._settings.num_slots:
+            logits += self._start()
+        rows = self._rows
+        drawn = draw(torch.cat(logits), knobs_of(rows), uniforms(*counters_of(rows)))
+        finished: list[Row] = []
+        for place, row in enumerate(rows):
+            if not drawn.is_finite[place]:
+                row.sample.finish = Finish.ABORT
+                row.sample.request.error = (
+                    f"logits were not finite at policy version {self._version}"
+                )
+                finished.append(row)
+                continue
+            self._generated_tokens += 1
+            if row.append(drawn, place, version=self._version):
+                finished.append(row)
+        return self._drop(finished)
+
+    def _decoded(self) -> list[torch.Tensor]:
+        """Logits after each row's newest token. [R, V], or nothing"""
+        if self._memory is None:
+            return []
+        return [self._model.decode([row.tokens[-1] for row in self._rows], self._memory)]
+
+    def _start(self) -> list[torch.Tensor]:
+        """The next waiting sample becomes a row, with others of its request that share its tokens
+        and find a slot. Their logits. [1, V] for each
+        """
+        first = self._waiting.popleft()
+        starting = [first]
+        free = self._settings.num_slots - len(self._rows)
+        while (
+            len(starting) < free
+            and self._waiting
+            and self._waiting[0].request is first.request
+            and not self._waiting[0].tokens.size
+            and not first.tokens.size
+        ):
+            starting.append(self._waiting.popleft())
+        tokens = np.concatenate([first.request.prompt, first.tokens])
+        logits, memory = self._model.prefill(tokens.tolist())
+        self._prompt_tokens += tokens.size
+        memory.repeat(len(starting))
+        if self._memory is None:
+            self._memory = memory
+        else:
+            self._memory.join(memory)
+        self._rows += [Row.of(sample) for sample in starting]
+        return [logits] * len(starting)
+
+    def _drop(self, rows: list[Row]) -> list[Sample]:
+        """Take rows out of the batch."""
+        if not rows:
+            return []
+        kept = [place for place, row in enumerate(self._rows) if row not in rows]
+        self._rows = [self._rows[place] for place in kept]
+        if not kept:
+            self._memory = None
+        elif self._memory is not None:
+            self._memory.keep(kept)
+        return [row.leave() for row in rows]
+
+    def status(self) -> EngineStatus:
+        """Its numbers now. KV is by slot."""
+        return EngineStatus(
+            version=self._version,
+            running=len(self._rows),
+            waiting=len(self._waiting),
+            kv_use=len(self._rows) / self._settings.num_slots,
+            generated_tokens=self._generated_tokens,
+            prompt_tokens=self._prompt_tokens,
+            gpu_bytes=self._model.gpu_bytes,
+        )
+
+    def close(self) -> None:
+        """Forget the samples; the process is about to end."""
+        self._waiting.clear()
+        self._rows, self._memory = [], None

@@ -1,0 +1,197 @@
+"""A transformers model on one device: its weights, an adapter beside them, the forward pass.
+
+Owned by `engine`. Promises: a weight set that is refused leaves the old one in place; an adapter is
+never merged (in bf16 that would lose most of a small one).
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from peft import PeftConfig, PeftModel, get_peft_model_state_dict
+from safetensors import SafetensorError, safe_open
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from forge.errors import ConfigError
+from forge.serve.hf.rows import Memory
+from forge.serve.port import ADAPTER, FULL
+
+NOT_LOADED = (
+    OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError, SafetensorError,
+    StrictDataclassError,
+)  # fmt: skip
+"""What transformers and PEFT raise at a directory that they cannot load."""
+
+
+class Model:
+    """Weights, and what they say of tokens."""
+
+    def __init__(self, model_dir: Path, *, dtype: torch.dtype, device: torch.device) -> None:
+        self.device = device
+        self._dtype = dtype
+        self._base: Any = _read(model_dir, dtype).to(device)
+        self._adapted: PeftModel | None = None
+        self._num_adapters = 0
+        self._shapes = _shapes(self._base.state_dict())
+        self.num_vocab = int(self._base.config.get_text_config().vocab_size)
+
+    # -- weights ---------------------------------------------------------------------------------
+
+    def load_weights(self, path: Path) -> str:
+        """A full checkpoint, or an adapter on the last one. Returns ADAPTER or FULL. Raises
+        ConfigError, nothing changed, where it is not complete or of another model.
+        """
+        if not path.is_dir():
+            raise ConfigError(f"{path}: no such directory of weights")
+        if (path / "adapter_config.json").exists():
+            self._load_adapter(path)
+            return ADAPTER
+        self._load_full(path)
+        return FULL
+
+    def _load_full(self, path: Path) -> None:
+        new = _read(path, self._dtype).state_dict()
+        found = _shapes(new)
+        if changed := sorted(
+            n for n in found | self._shapes if found.get(n) != self._shapes.get(n)
+        ):
+            name = changed[0]
+            raise ConfigError(
+                f"{path}: another model than the one served: {name} is "
+                f"{_shown(found.get(name))} ({_shown(self._shapes.get(name))} served)"
+            )
+        if self._adapted is not None:
+            self._base, self._adapted = self._adapted.unload(), None
+        self._base.load_state_dict(new)
+
+    def _load_adapter(self, path: Path) -> None:
+        name = f"v{self._num_adapters}"
+        self._num_adapters += 1
+        adapted = self._adapted
+        try:
+            config, stored = _open_adapter(path)
+            with warnings.catch_warnings():
+                # PEFT asks transformers by a name that is going away.
+                warnings.simplefilter("ignore", FutureWarning)
+                if adapted is None:
+                    adapted = PeftModel(self._base, config, adapter_name=name)
+                # Says nothing of what is missing: that would stay at random.
+                adapted.load_adapter(str(path), adapter_name=name)
+            needed = get_peft_model_state_dict(
+                adapted, adapter_name=name, save_embedding_layers=False
+            )
+            _check_names(path, found=stored, needed=frozenset(needed))
+        except (*NOT_LOADED, ConfigError) as error:
+            self._forget(adapted, name)
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(f"{path}: the adapter cannot be served: {_line(error)}") from error
+        adapted.set_adapter(name)
+        for old in [other for other in adapted.peft_config if other != name]:
+            adapted.delete_adapter(old)
+        adapted.requires_grad_(False)
+        self._adapted = adapted.eval()
+
+    def _forget(self, adapted: PeftModel | None, name: str) -> None:
+        """Take out what a refused adapter left."""
+        if adapted is None:
+            return
+        if self._adapted is None:
+            self._base = adapted.unload()
+        elif name in adapted.peft_config:
+            adapted.delete_adapter(name)
+
+    # -- tokens ----------------------------------------------------------------------------------
+
+    def prefill(self, tokens: list[int]) -> tuple[torch.Tensor, Memory]:
+        """Evaluate one sequence; logits after its last token [1, V], and its KV."""
+        ids = torch.tensor([tokens], device=self.device)
+        memory = Memory(DynamicCache(), torch.zeros(1, dtype=torch.long, device=self.device))
+        return self.forward(ids, memory, num_logits=1)[:, -1], memory
+
+    def decode(self, tokens: list[int], memory: Memory) -> torch.Tensor:
+        """One more token for each row; logits after it. [R, V]"""
+        ids = torch.tensor(tokens, device=self.device)[:, None]
+        return self.forward(ids, memory, num_logits=1)[:, -1]
+
+    @torch.inference_mode()
+    def forward(self, ids_RN: torch.Tensor, memory: Memory, *, num_logits: int = 0) -> torch.Tensor:
+        """N more tokens for each row, their KV added to the memory; logits of the last `num_logits`
+        of them, 0 for all. [R, N, V]
+        """
+        num_new = ids_RN.shape[1]
+        places_RN = memory.lengths[:, None] + torch.arange(num_new, device=self.device)
+        model: Any = self._base if self._adapted is None else self._adapted
+        out = model(
+            input_ids=ids_RN,
+            attention_mask=memory.mask(num_new=num_new),
+            position_ids=places_RN,
+            past_key_values=memory.cache,
+            use_cache=True,
+            logits_to_keep=num_logits,
+        )
+        memory.lengths = memory.lengths + num_new
+        return out.logits
+
+    # -- memory ----------------------------------------------------------------------------------
+
+    def move(self, device: torch.device) -> None:
+        """All weights to another device."""
+        (self._base if self._adapted is None else self._adapted).to(device)
+
+    @property
+    def gpu_bytes(self) -> int:
+        return torch.cuda.memory_reserved() if self.device.type == "cuda" else 0
+
+
+def _read(path: Path, dtype: torch.dtype) -> Any:
+    """A checkpoint, on the CPU. Raises ConfigError where it is not complete."""
+    try:
+        read: Any = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, local_files_only=True, output_loading_info=True
+        )
+        model, told = read
+    except NOT_LOADED as error:
+        raise ConfigError(f"{path}: not a checkpoint that can be served: {_line(error)}") from error
+    # Told as a warning only; what is missing would be random.
+    for what in ("missing_keys", "mismatched_keys"):
+        if names := sorted(map(str, told.get(what) or ())):
+            kind = what.removesuffix("_keys")
+            raise ConfigError(f"{path}: {len(names)} tensors {kind}, the first is {names[0]}")
+    return model.eval().requires_grad_(False)
+
+
+def _open_adapter(path: Path) -> tuple[PeftConfig, frozenset[str]]:
+    """Its config, and the names of its tensors."""
+    kind = json.loads((path / "adapter_config.json").read_bytes()).get("peft_type")
+    if kind != "LORA":
+        raise ConfigError(f"{path}: peft_type is {kind!r}; allowed is 'LORA'")
+    config = PeftConfig.from_pretrained(str(path))
+    config.inference_mode = True
+    with safe_open(path / "adapter_model.safetensors", framework="pt") as file:
+        return config, frozenset(file.keys())
+
+
+def _check_names(path: Path, *, found: frozenset[str], needed: frozenset[str]) -> None:
+    if missing := sorted(needed - found):
+        raise ConfigError(f"{path}: {len(missing)} tensors missing, the first is {missing[0]}")
+    if extra := sorted(found - needed):
+        raise ConfigError(f"{path}: {len(extra)} tensors have no place, the first is {extra[0]}")
+
+
+def _shapes(state: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in state.items()}
+
+
+def _shown(shape: tuple[int, ...] | None) -> str:
+    return "absent" if shape is None else str(list(shape))
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

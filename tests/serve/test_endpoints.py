@@ -1,0 +1,242 @@
+"""The endpoints around any engine: what they answer, refuse, and abort. The engine is a fake."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.lowlevel
+import httpx
+import numpy as np
+import pytest
+
+from forge.errors import ConfigError, MachineError, Stalled
+from forge.records import Finish
+from forge.serve.app import Endpoints
+from forge.serve.chat import Texts
+from forge.serve.port import ADAPTER, COMPACT_WIRE, SCORE, SLEEP, Chunk, EngineStatus
+from forge.serve.request import Request, Sample
+from forge.serve.wire import COMPACT, unpack
+
+if TYPE_CHECKING:
+    from starlette.types import Message, Scope
+
+pytestmark = pytest.mark.anyio
+BODY = {"prompt": [1, 2, 3], "n": 2, "max_tokens": 4, "seed": 7}
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class FakeEngine:
+    """Answers 0, 1, 2, ... at once, or waits to be aborted."""
+
+    name = "fake"
+
+    def __init__(self, *, features: frozenset[str] = frozenset({SLEEP, SCORE, COMPACT_WIRE})):
+        self.features = features
+        self.now = EngineStatus(version=3, kv_use=0.25, preempted=2)
+        self.does: list[str] = []
+        self.error: Exception | None = None
+        self.is_silent = False
+
+    async def check(self, request: Request) -> None:
+        request.check(num_vocab=100, context_tokens=64)
+
+    async def generate(
+        self, request: Request, *, on_chunk: Callable[[Chunk], None] | None = None
+    ) -> None:
+        await self.check(request)
+        if self.error is not None:
+            raise self.error
+        if self.is_silent:
+            try:
+                await anyio.sleep_forever()
+            finally:
+                self.does.append("abort")
+        count = request.max_tokens
+        request.samples = [
+            Sample(
+                request,
+                index,
+                tokens=np.arange(count, dtype=np.int32),
+                logprobs=np.linspace(-2, -1, count, dtype=np.float32),
+                versions=np.full(count, self.now.version),
+                finish=Finish.LENGTH,
+            )
+            for index in range(request.n)
+        ]
+        for one in request.samples if on_chunk else ():
+            assert on_chunk is not None
+            on_chunk(Chunk(index=one.index, token_ids=one.tokens.tolist(), finish=one.finish))
+
+    async def score(self, prompt: np.ndarray, completion: np.ndarray) -> list[float]:
+        return [-1.0] * completion.size
+
+    async def load_weights(self, path: Path, *, version: int) -> str:
+        if self.error is not None:
+            raise self.error
+        self.does.append(f"load {path} {version}")
+        return ADAPTER
+
+    async def sleep(self) -> None:
+        self.does.append("sleep")
+
+    async def wake(self) -> None:
+        self.does.append("wake")
+
+    def status(self) -> EngineStatus:
+        return self.now
+
+
+def endpoints(engine: FakeEngine) -> Endpoints:
+    return Endpoints(engine, texts=Texts(Path("/nowhere")), stop=(), context_tokens=64)
+
+
+def client(engine: FakeEngine) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(endpoints(engine).app(), raise_app_exceptions=False)
+    return httpx.AsyncClient(transport=transport, base_url="http://forge")
+
+
+async def test_the_same_answer_comes_as_json_and_compact() -> None:
+    async with client(FakeEngine()) as http:
+        spelled = await http.post("/v1/completions", json=BODY)
+        packed = await http.post("/v1/completions", json=BODY, headers={"Accept": COMPACT})
+    assert packed.headers["content-type"] == COMPACT
+    choices = spelled.json()["choices"]
+    for one, choice in zip(unpack(packed.content), choices, strict=True):
+        assert list(one.token_ids) == choice["token_ids"] == [0, 1, 2, 3]
+        assert one.logprobs == pytest.approx(choice["logprobs"]["token_logprobs"])
+        assert (one.min_version, one.max_version, one.finish) == (3, 3, "length")
+    assert "token_logprobs_t1" not in choices[0]["logprobs"], "the fake does not tell them"
+
+
+async def test_health_tells_numbers_engine_and_features() -> None:
+    async with client(FakeEngine()) as http:
+        said = (await http.get("/health")).json()
+    assert (said["ok"], said["engine"], said["version"]) == (True, "fake", 3)
+    assert (said["kv_use"], said["preempted"], said["gpu_bytes"]) == (0.25, 2, 0)
+    assert said["features"] == ["compact", "score", "sleep"]
+
+
+async def test_weights_are_acknowledged_with_what_they_were() -> None:
+    engine = FakeEngine()
+    async with client(engine) as http:
+        said = (await http.post("/weights", json={"path": "/a", "version": 4})).json()
+        bad = await http.post("/weights", json={"path": "/a", "version": -1})
+    assert (said["version"], said["kind"]) == (4, "adapter")
+    assert engine.does == ["load /a 4"]
+    assert bad.status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(ConfigError("a\nb"), 400), (MachineError("m"), 503), (Stalled("s"), 503)],
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/weights"])
+async def test_an_error_is_one_line_with_its_status(
+    error: Exception, status: int, path: str
+) -> None:
+    engine = FakeEngine()
+    engine.error = error
+    body = BODY if path == "/v1/completions" else {"path": "/a", "version": 4}
+    async with client(engine) as http:
+        answer = await http.post(path, json=body)
+    assert answer.status_code == status
+    assert "\n" not in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        ("/v1/completions", "{", "not JSON"),
+        ("/v1/completions", "[]", "no object"),
+        ("/v1/completions", json.dumps({**BODY, "prompt": [1.5]}), "prompt"),
+        ("/v1/completions", json.dumps({**BODY, "prompt": [100]}), "allowed is 0 to 99"),
+        ("/v1/completions", json.dumps({**BODY, "prompt": [2**70]}), "64 bits"),
+        ("/v1/completions", json.dumps({**BODY, "max_token": 3}), "unknown field"),
+        ("/v1/completions", json.dumps({**BODY, "stream": True, "n": 0}), "n: found 0"),
+        ("/score", json.dumps({"prompt_ids": [1]}), "completion_ids"),
+        ("/v1/chat/completions", json.dumps({"messages": []}), "messages"),
+    ],
+)
+async def test_nonsense_is_refused_with_400(path: str, body: str, said: str) -> None:
+    async with client(FakeEngine()) as http:
+        answer = await http.post(path, content=body)
+    assert answer.status_code == 400
+    assert said in answer.json()["error"]["message"]
+
+
+async def test_a_sleeping_engine_answers_health_and_wake_only() -> None:
+    engine = FakeEngine()
+    async with client(engine) as http:
+        assert (await http.post("/sleep", json={})).status_code == 200
+        assert (await http.post("/sleep", json={})).status_code == 200
+        for path, body in (
+            ("/v1/completions", BODY),
+            ("/score", {"prompt_ids": [1], "completion_ids": [1]}),
+            ("/weights", {"path": "/a", "version": 4}),
+        ):
+            refused = await http.post(path, json=body)
+            assert refused.status_code == 503
+            assert "sleeps" in refused.json()["error"]["message"]
+        assert (await http.get("/health")).json()["is_asleep"] is True
+        assert (await http.post("/wake", json={})).status_code == 200
+        assert (await http.post("/wake", json={})).status_code == 200
+        assert (await http.post("/v1/completions", json=BODY)).status_code == 200
+    assert engine.does == ["sleep", "wake"], "twice is once"
+
+
+async def test_an_engine_sleeps_only_when_idle_and_able() -> None:
+    busy, unable = FakeEngine(), FakeEngine(features=frozenset())
+    busy.now = EngineStatus(version=0, running=1, waiting=2)
+    for engine, status, said in ((busy, 503, "3 samples"), (unable, 400, "no sleep")):
+        async with client(engine) as http:
+            answer = await http.post("/sleep", json={})
+        assert answer.status_code == status
+        assert said in answer.json()["error"]["message"]
+        assert engine.does == []
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_client_that_hangs_up_has_its_request_aborted(streams: bool) -> None:
+    engine = FakeEngine()
+    engine.is_silent = True
+    body = json.dumps({**BODY, "stream": streams}).encode()
+    messages: list[Message] = [
+        {"type": "http.request", "body": body, "more_body": False},
+        {"type": "http.disconnect"},
+    ]
+    scope: Scope = {
+        "type": "http", "method": "POST", "path": "/v1/completions", "headers": [],
+        "query_string": b"", "root_path": "", "http_version": "1.1",
+    }  # fmt: skip
+
+    async def receive() -> Message:
+        await anyio.sleep(0.01)
+        return messages.pop(0) if messages else {"type": "http.disconnect"}
+
+    async def send(_message: Any) -> None:
+        await anyio.lowlevel.checkpoint()
+
+    with anyio.fail_after(5):
+        await endpoints(engine).app()(scope, receive, send)
+    assert engine.does == ["abort"]
+
+
+async def test_a_stream_ends_with_the_whole_sample() -> None:
+    async with client(FakeEngine()) as http:
+        answer = await http.post("/v1/completions", json={**BODY, "n": 1, "stream": True})
+    events = [
+        json.loads(line.removeprefix("data: "))
+        for line in answer.text.splitlines()
+        if line.startswith("data: {")
+    ]
+    assert events[0]["token_ids"] == [0, 1, 2, 3]
+    assert events[0]["finish_reason"] == "length"
+    assert events[-1]["usage"]["completion_tokens"] == 4
