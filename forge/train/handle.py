@@ -13,14 +13,16 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 
 from forge.config.schema import GrpoStage, ModelTable, RolloutTable, SftStage, TinyModel
+from forge.errors import ConfigError
 from forge.process.child import Child, ChildSpec, ProcessObserver, open_child
 from forge.process.environment import child_env
 from forge.train.durable import find_last_checkpoint
+from forge.train.refusals import refusals
 
 __all__ = ["NewModel", "find_last_checkpoint", "open_trainer", "run_init_model"]
 
@@ -57,6 +59,10 @@ async def open_trainer(
     seed: int,
     rollout: RolloutTable | None = None,
     gpus: Sequence[str] = (),
+    num_ranks: int | None = None,
+    micro_batch_scale: float = 1.0,
+    publish_dtype: Literal["float32", "bfloat16"] | None = None,
+    eval_every: int = 0,
     observer: ProcessObserver | None = None,
 ) -> AsyncIterator[Child]:
     """Start the trainer of a stage; it resumes from the last whole checkpoint in `work_dir`, if
@@ -72,9 +78,21 @@ async def open_trainer(
         weights_dir: what is published appears here, each in a directory of its own, the runner's
         from then on.
         rollout: temperature and max_completion_tokens enter the loss.
+        gpus: UUIDs; a rank on each. None: one rank on the CPU.
+        num_ranks: on CPUs, more than one.
+        micro_batch_scale: less than 1 for smaller micro-batches than the stage's.
+        publish_dtype: what published weights are rounded to; None leaves them as trained.
+        eval_every: steps between evaluations of a grpo stage, 0 for none.
+
+    Raises:
+        ConfigError: the stage and this model do not go together.
+
     """
     if isinstance(stage, SftStage) and rows_path is None:
         raise ValueError("an sft stage needs rows_path")
+    num_ranks = num_ranks or max(1, len(gpus))
+    if mistakes := refusals(stage, model=model, model_dir=model_dir, num_gpus=num_ranks):
+        raise ConfigError(f"stage {stage.kind}: " + "; ".join(mistakes))
     work_dir.mkdir(parents=True, exist_ok=True)
     config: dict[str, Any] = {
         "stage": stage.model_dump(mode="json"),
@@ -87,6 +105,10 @@ async def open_trainer(
         "weights_dir": str(weights_dir.absolute()),
         "control_socket": str(control_socket),
         "seed": seed,
+        "num_ranks": num_ranks,
+        "micro_batch_scale": micro_batch_scale,
+        "publish_dtype": publish_dtype,
+        "eval_every": eval_every,
     }
     spec = ChildSpec(
         name="trainer",

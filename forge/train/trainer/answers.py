@@ -1,14 +1,18 @@
 """Supervised fine-tuning with TRL's SFTTrainer, on rows the host has tokenised.
 
 What is trained is exactly what the host wrote: no template and no tokenizer runs here. Batches hold
-rows of like length, in an order fixed by the seed. After the last step the weights are published
-once. SIGTERM: finish the step, save, end.
+rows of like length, in an order fixed by the seed, however many ranks share a batch. After the last
+step the weights are published once. SIGTERM: finish the step, save, end.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+import os
 import time
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,18 +24,17 @@ from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling, SFTTrainer
 
 from forge.train.durable import find_last_checkpoint
+from forge.train.trainer.adapters import new_adapter
+from forge.train.trainer.arguments import trainer_arguments
 from forge.train.trainer.checkpoint import WholeCheckpoints
 from forge.train.trainer.control import Control, StopFlag
+from forge.train.trainer.memory import reported_when_full, take_peak_bytes
+from forge.train.trainer.model import load_model
+from forge.train.trainer.parallel import World, join_process_group
 from forge.train.trainer.rows import BatchOrder, read_rows
 from forge.train.trainer.scoring import score_labelled_positions_only
-from forge.train.trainer.settings import (
-    Settings,
-    load_model,
-    load_tokenizer,
-    new_adapter,
-    trainer_arguments,
-)
-from forge.train.trainer.weights import free_dir, probe, save_weights
+from forge.train.trainer.settings import Settings, load_tokenizer
+from forge.train.trainer.weights import free_dir, probe, save_weights, snapshot
 
 if TYPE_CHECKING:
     from torch.utils.data import Sampler
@@ -47,19 +50,33 @@ def train_answers(settings: Settings) -> None:
     stop = StopFlag()
     stop.install()
     control = Control(settings.control_socket, stop=stop)
-    trainer = make_trainer(settings, rows=read_rows(settings.rows_path))
-    trainer.add_callback(Reporter(control, stop=stop))
-    last = find_last_checkpoint(settings.work_dir)
-    logger.info("training %d rows from %s", len(trainer.rows), last or settings.model_dir)
-    trainer.train(resume_from_checkpoint=None if last is None else str(last))
+    join_process_group()
+    rank = int(os.environ.get("RANK", "0"))
+    budget = settings.stage["micro_batch_tokens"]
+    with reported_when_full(control, rank=rank, micro_batch_tokens=budget):
+        trainer = make_trainer(settings, rows=read_rows(settings.rows_path))
+        trainer.add_callback(Reporter(control, stop=stop, world=trainer.world))
+        last = find_last_checkpoint(settings.work_dir)
+        logger.info("training %d rows from %s", len(trainer.rows), last or settings.model_dir)
+        trainer.train(resume_from_checkpoint=None if last is None else str(last))
     step = trainer.state.global_step
     if step < trainer.state.max_steps:
         logger.info("stopped after step %d of %d, saved", step, trainer.state.max_steps)
         return
-    path = free_dir(settings.weights_dir, f"sft-{step:06d}")
+    _publish(trainer, settings, control)
+
+
+def _publish(trainer: AnswerTrainer, settings: Settings, control: Control) -> None:
+    """The weights as they are at the end. Collective."""
     model: Any = trainer.model
-    save_weights(model, path, model_dir=settings.model_dir, sync=True)
-    control.publish(step=step, path=path, probe=probe(model, None, seed=settings.seed))
+    step = trainer.state.global_step
+    weights = snapshot(model, dtype=settings.publish_dtype)
+    tokens = probe(model, None, seed=settings.seed)
+    if not trainer.world.is_main:
+        return
+    path = free_dir(settings.weights_dir, f"sft-{step:06d}")
+    save_weights(model, path, model_dir=settings.model_dir, sync=True, weights=weights)
+    control.publish(step=step, path=path, probe=tokens)
 
 
 def make_trainer(settings: Settings, *, rows: Dataset) -> AnswerTrainer:
@@ -68,14 +85,19 @@ def make_trainer(settings: Settings, *, rows: Dataset) -> AnswerTrainer:
     stage, tokenizer = settings.stage, load_tokenizer(settings)
     packing, pad_id = stage["packing"], tokenizer.pad_token_id
     assert isinstance(pad_id, int)
+    rows_a_rank = max(1, min(stage["batch_size"], len(rows)) // settings.num_ranks)
+    # Packed rows are one long row by the time they get here: these are cut beforehand.
+    num_cuts = packed_cuts(settings, rows=rows_a_rank) if packing else 1
     arguments = SFTConfig(
         **trainer_arguments(settings),
-        per_device_train_batch_size=min(stage["batch_size"], len(rows)),
+        per_device_train_batch_size=rows_a_rank // num_cuts,
+        gradient_accumulation_steps=num_cuts,
         max_length=stage["max_length"],
         packing=packing,
         dataset_kwargs=None if packing else {"skip_prepare_dataset": True},
     )
     return AnswerTrainer(
+        settings=settings,
         model=load_model(settings),
         args=arguments,
         train_dataset=rows,
@@ -83,6 +105,13 @@ def make_trainer(settings: Settings, *, rows: Dataset) -> AnswerTrainer:
         processing_class=tokenizer,
         peft_config=new_adapter(settings),
     )
+
+
+def packed_cuts(settings: Settings, *, rows: int) -> int:
+    """Micro-batches of a rank's packed rows: a divisor of `rows`."""
+    budget = settings.stage["micro_batch_tokens"] or rows * settings.stage["max_length"]
+    fits = max(1, int(budget * settings.micro_batch_scale) // settings.stage["max_length"])
+    return next(n for n in range(1, rows + 1) if rows % n == 0 and rows // n <= max(fits, 1))
 
 
 @dataclass
@@ -100,9 +129,15 @@ class RightPadded(DataCollatorForLanguageModeling):
 
 
 class AnswerTrainer(WholeCheckpoints, SFTTrainer):
-    """SFTTrainer whose one epoch is the whole stage, in `BatchOrder`'s order."""
+    """SFTTrainer whose one epoch is the whole stage, in `BatchOrder`'s order, and whose batches are
+    cut into micro-batches of `micro_batch_tokens`."""
 
     args: SFTConfig
+
+    def __init__(self, *, settings: Settings, **kwargs: Any) -> None:
+        self.world = World()
+        self.settings = settings
+        super().__init__(**kwargs)
 
     @property
     def rows(self) -> Dataset:
@@ -114,22 +149,61 @@ class AnswerTrainer(WholeCheckpoints, SFTTrainer):
             return super()._get_train_sampler(train_dataset)
         return BatchOrder(
             [len(ids) for ids in self.rows["input_ids"]],
-            batch_size=self.args.per_device_train_batch_size,
+            batch_size=self.args.per_device_train_batch_size * self.world.size,
             num_batches=self.args.max_steps,
             seed=self.args.seed,
         )
+
+    def training_step(
+        self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
+    ) -> torch.Tensor:
+        """Forward and backward of a batch, in as many micro-batches as the fullest rank needs.
+
+        Each is divided by the labels of the whole batch, so that their sum is the batch's mean.
+        """
+        if self.args.packing:
+            return super().training_step(model, inputs, num_items_in_batch)
+        rows, width = inputs["input_ids"].shape
+        budget = self.settings.stage["micro_batch_tokens"]
+        wanted = 1 if budget is None else math.ceil(rows * width / budget)
+        (most,) = self.world.max([float(math.ceil(wanted / self.settings.micro_batch_scale))])
+        micro_batches = cut_rows(inputs, num=min(int(most), rows))
+        self.current_gradient_accumulation_steps = len(micro_batches)
+        loss = torch.zeros((), device=self.args.device)
+        for each in micro_batches:
+            is_last = each is micro_batches[-1] or self.is_fsdp_enabled
+            with nullcontext() if is_last else self.accelerator.no_sync(model):
+                loss += super().training_step(model, each, num_items_in_batch)
+        return loss
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """Nobody reads it, and it walks all parameters."""
         return 0
 
 
-class Reporter(TrainerCallback):
-    """Progress each second, checkpoints as they are made, and the answer to SIGTERM."""
+def cut_rows(inputs: Mapping[str, torch.Tensor], *, num: int) -> list[dict[str, Any]]:
+    """The rows of a batch in `num` parts of like size, each without columns that are padding in all
+    of its rows. [B, T] each; labels of padding are -100, as all tell."""
+    if num == 1:
+        return [dict(inputs)]
+    columns = {name: tensor_BT.tensor_split(num) for name, tensor_BT in inputs.items()}
+    parts = [{name: each[i] for name, each in columns.items()} for i in range(num)]
+    for part in parts:
+        used_T = (part["labels"] != -100).any(dim=0).nonzero()
+        width = int(used_T.max()) + 1 if len(used_T) else 1
+        for name, tensor_BT in part.items():
+            part[name] = tensor_BT[:, :width]
+    return parts
 
-    def __init__(self, control: Control, *, stop: StopFlag) -> None:
+
+class Reporter(TrainerCallback):
+    """Progress each second, checkpoints as they are made, and the answer to SIGTERM. What rank 0
+    decides, all ranks do."""
+
+    def __init__(self, control: Control, *, stop: StopFlag, world: World) -> None:
         self._server = control
         self._stop = stop
+        self._world = world
         self._reported_at = 0.0
         self._reported_tokens = 0
 
@@ -140,12 +214,15 @@ class Reporter(TrainerCallback):
         control: TrainerControl,
         **kwargs: Any,
     ) -> None:
-        if time.monotonic() - self._reported_at >= PROGRESS_EVERY_S:
+        is_due, is_asked_to_stop = self._world.from_main(self._decide)
+        if is_due or state.global_step >= state.max_steps:
             control.should_log = True
-        if state.global_step >= state.max_steps:
-            control.should_log = True
-        if self._stop.is_set:
+        if is_asked_to_stop:
             control.should_save = control.should_training_stop = True
+
+    def _decide(self) -> tuple[bool, bool]:
+        """Whether it is time to report, and to end."""
+        return time.monotonic() - self._reported_at >= PROGRESS_EVERY_S, self._stop.is_set
 
     def on_log(
         self,
@@ -164,10 +241,15 @@ class Reporter(TrainerCallback):
             "train/learning_rate/value": logs["learning_rate"],
             "train/token_accuracy/mean": logs["mean_token_accuracy"],
         }
+        (peak,) = self._world.max([float(take_peak_bytes())])
+        if peak:
+            metrics["train/peak_bytes/max"] = peak
         if self._reported_at:
             seconds = now - self._reported_at
             metrics["train/tokens/per_s"] = (tokens - self._reported_tokens) / seconds
         self._reported_at, self._reported_tokens = now, tokens
+        if not self._world.is_main:
+            return
         self._server.progress(step=state.global_step, total=state.max_steps, metrics=metrics)
 
     def on_save(
@@ -177,5 +259,7 @@ class Reporter(TrainerCallback):
         control: TrainerControl,
         **kwargs: Any,
     ) -> None:
+        if not self._world.is_main:
+            return
         path = Path(args.output_dir or ".", f"checkpoint-{state.global_step}")
         self._server.checkpoint(step=state.global_step, path=path)

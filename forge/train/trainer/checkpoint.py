@@ -17,6 +17,8 @@ from forge.train.durable import STAGING, checkpoints, put_in_place
 if TYPE_CHECKING:
     from transformers import Trainer
 
+    from forge.train.trainer.parallel import World
+
     Base = Trainer
 else:
     Base = object
@@ -28,7 +30,10 @@ KEEP_CHECKPOINTS = 2
 
 
 class WholeCheckpoints(Base):
-    """Trainer mixin, before the trainer class. One process: several ranks would need barriers."""
+    """Trainer mixin, before the trainer class. `world` has the ranks: all write into the staging
+    directory, rank 0 makes it and moves it to its place."""
+
+    world: World
 
     _is_staging = False
 
@@ -40,15 +45,20 @@ class WholeCheckpoints(Base):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         work_dir = Path(super()._get_output_dir(trial))
         staging = work_dir / STAGING
-        shutil.rmtree(staging, ignore_errors=True)
+        if self.world.is_main:
+            shutil.rmtree(staging, ignore_errors=True)
+        self.world.wait()
         self._is_staging = True
         try:
             super()._save_checkpoint(model, trial)
         finally:
             self._is_staging = False
-        name = f"checkpoint-{self.state.global_step}"
-        put_in_place(staging / name, work_dir / name)
-        self._rotate(work_dir)
+        self.world.wait()
+        if self.world.is_main:
+            name = f"checkpoint-{self.state.global_step}"
+            put_in_place(staging / name, work_dir / name)
+            self._rotate(work_dir)
+        self.world.wait()
 
     def _rotate(self, work_dir: Path) -> None:
         for old in checkpoints(work_dir)[:-KEEP_CHECKPOINTS]:

@@ -1,5 +1,6 @@
 """The trainer's side of control.sock: takes batches, says what was trained, published, saved.
 
+`publish` may be called from a thread of its own; everything else belongs to the main thread.
 Requests are blocking, each with a deadline; the supervisor answers `take` with `wait` well before
 it, so a silent supervisor is noticed. When the supervisor is gone, the lease ends this process;
 nothing here has to.
@@ -117,6 +118,13 @@ class Control:
     def checkpoint(self, *, step: int, path: Path) -> None:
         """Say that a whole checkpoint stands at `path`."""
         self._post("/checkpoint", {"step": step, "path": str(path)})
+
+    def failed(self, **numbers: Any) -> None:
+        """Say why this trainer is about to end. Best effort: it ends anyway."""
+        try:
+            self._post("/failed", numbers, timeout_s=5.0)
+        except (Stalled, httpx.HTTPError) as err:
+            logger.warning("the reason was not taken: %s", err)
 
     def progress(self, *, step: int, total: int, metrics: Mapping[str, float]) -> None:
         """Say how far we are. Best effort: a busy supervisor costs a line in the log, not the

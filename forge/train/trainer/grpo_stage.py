@@ -7,6 +7,7 @@ with `done` or `stop`, or after a SIGTERM; always with a checkpoint of the last 
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +16,14 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from trl.trainer.grpo_config import GRPOConfig
 
 from forge.train.durable import find_last_checkpoint
+from forge.train.trainer.adapters import new_adapter
+from forge.train.trainer.arguments import trainer_arguments
 from forge.train.trainer.control import Control, StopFlag
+from forge.train.trainer.memory import reported_when_full
+from forge.train.trainer.model import load_model
+from forge.train.trainer.parallel import join_process_group
 from forge.train.trainer.scoring import score_labelled_positions_only
-from forge.train.trainer.settings import (
-    load_model,
-    load_tokenizer,
-    new_adapter,
-    trainer_arguments,
-)
+from forge.train.trainer.settings import load_tokenizer
 from forge.train.trainer.turns import TurnTrainer
 
 if TYPE_CHECKING:
@@ -36,11 +37,15 @@ def train_turns(settings: Settings) -> None:
     stop = StopFlag()
     stop.install()
     control = Control(settings.control_socket, stop=stop)
-    trainer = make_trainer(settings, control=control)
-    trainer.add_callback(Reporter(trainer, stop=stop))
-    last = find_last_checkpoint(settings.work_dir)
-    logger.info("training from %s", last or settings.model_dir)
-    trainer.train(resume_from_checkpoint=None if last is None else str(last))
+    join_process_group()
+    rank = int(os.environ.get("RANK", "0"))
+    with reported_when_full(control, rank=rank, micro_batch_tokens=settings.micro_batch_tokens):
+        trainer = make_trainer(settings, control=control)
+        trainer.add_callback(Reporter(trainer, stop=stop))
+        last = find_last_checkpoint(settings.work_dir)
+        logger.info("training from %s", last or settings.model_dir)
+        trainer.train(resume_from_checkpoint=None if last is None else str(last))
+        trainer.publisher.wait()
     logger.info("ended after step %d of %d", trainer.step, settings.stage["steps"])
 
 
@@ -108,7 +113,7 @@ class Reporter(TrainerCallback):
         if state.global_step % self._trainer.updates_per_step:
             return
         self._trainer.finish_step()
-        if self._stop.is_set:
+        if self._trainer.world.from_main(lambda: self._stop.is_set):
             control.should_save = control.should_training_stop = True
 
     def on_save(
@@ -118,5 +123,7 @@ class Reporter(TrainerCallback):
         control: TrainerControl,
         **kwargs: Any,
     ) -> None:
+        if not self._trainer.world.is_main:
+            return
         path = Path(self._trainer.settings.work_dir, f"checkpoint-{state.global_step}")
         self._trainer.server.checkpoint(step=self._trainer.step, path=path)

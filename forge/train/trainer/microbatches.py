@@ -6,6 +6,10 @@ common, C = T - P. TRL's names are kept. Its "prompt" is here only the first P c
 no scores; `tool_mask` says which of the C columns are the model's own tokens. Padding stands on the
 right, where causal attention keeps it out of sight of every real token: masks for attention are all
 ones, which takes torch's faster kernel.
+
+Every rank cuts the whole batch in the same way and builds only its share. All get the same number
+of micro-batches, since each one is a collective of all ranks; the i-th of every rank cost nearly
+the same.
 """
 
 from __future__ import annotations
@@ -28,31 +32,73 @@ class MicroBatch:
     inputs: dict[str, torch.Tensor]
     """What TRL's `_compute_loss` reads."""
     num_tokens: int
-    """Trained tokens, of `num_items_in_batch` in the whole batch."""
+    """Trained tokens."""
+    token_share: float
+    """Of the trained tokens of the whole batch, all ranks together."""
+    row_share: float
+    """Of the samples of the whole batch, all ranks together."""
+    is_filler: bool = False
+    """Seen a second time so that all ranks are equally busy; counts for nothing."""
+
+    @property
+    def num_forwarded(self) -> int:
+        """Tokens of the forward pass, padding included."""
+        prompt, completion = self.inputs["prompt_ids"], self.inputs["completion_ids"]
+        return len(prompt) * (prompt.size(1) + completion.size(1))
 
 
-def cut_batch(samples: Sequence[Sample], *, max_tokens: int) -> list[MicroBatch]:
-    """Micro-batches of the samples, longest first. A sample longer than `max_tokens` gets one of
-    its own."""
-    ordered = sorted(samples, key=_length, reverse=True)
+def cut_batch(
+    samples: Sequence[Sample], *, max_tokens: int, rank: int = 0, num_ranks: int = 1
+) -> list[MicroBatch]:
+    """One rank's micro-batches of the samples, longest first.
+
+    A sample longer than `max_tokens` gets one of its own. Where there are too few samples to give
+    every rank as many, the shortest is seen again as filler.
+    """
+    rows = cut_rows(samples, max_tokens=max_tokens, num_ranks=num_ranks)
+    num_fillers = -len(rows) % num_ranks
     total = sum(len(s.completion_ids) for s in samples)
-    cut: list[MicroBatch] = []
+    mine = [
+        _micro_batch(each, total_tokens=total, total_rows=len(samples))
+        for each in rows[rank::num_ranks]
+    ]
+    if rank >= num_ranks - num_fillers:
+        mine.append(_micro_batch(rows[-1][-1:], total_tokens=total, total_rows=0))
+    return mine
+
+
+def cut_rows(
+    samples: Sequence[Sample], *, max_tokens: int, num_ranks: int
+) -> list[Sequence[Sample]]:
+    """The samples of each micro-batch; their number is a multiple of `num_ranks`, unless there are
+    too few samples for that."""
+    ordered = sorted(samples, key=num_tokens, reverse=True)
+    cut: list[Sequence[Sample]] = []
     start = 0
     while start < len(ordered):
-        num_rows = max(1, max_tokens // _length(ordered[start]))
-        cut.append(_micro_batch(ordered[start : start + num_rows], total_tokens=total))
+        num_rows = max(1, max_tokens // num_tokens(ordered[start]))
+        cut.append(ordered[start : start + num_rows])
         start += num_rows
+    while len(cut) % num_ranks and len(cut) < len(ordered):
+        most = max(range(len(cut)), key=lambda i: (len(cut[i]) > 1, _area(cut[i])))
+        half = (len(cut[most]) + 1) // 2
+        cut[most : most + 1] = [cut[most][:half], cut[most][half:]]
     return cut
 
 
-def _micro_batch(samples: Sequence[Sample], *, total_tokens: int) -> MicroBatch:
-    width = max(map(_length, samples))
+def _area(samples: Sequence[Sample]) -> int:
+    return len(samples) * max(map(num_tokens, samples))
+
+
+def _micro_batch(samples: Sequence[Sample], *, total_tokens: int, total_rows: int) -> MicroBatch:
+    """`total_rows` is 0 for a filler."""
+    width = max(map(num_tokens, samples))
     shared = min(len(s.prompt_ids) for s in samples)
     ids_BT = torch.zeros(len(samples), width, dtype=torch.long)
     mask_BT = torch.zeros(len(samples), width)
     old_BT = torch.zeros(len(samples), width)
     for row, sample in enumerate(samples):
-        start, end = len(sample.prompt_ids), _length(sample)
+        start, end = len(sample.prompt_ids), num_tokens(sample)
         ids_BT[row, :start] = torch.tensor(sample.prompt_ids)
         ids_BT[row, start:end] = torch.tensor(sample.completion_ids)
         mask_BT[row, start:end] = 1.0
@@ -68,12 +114,17 @@ def _micro_batch(samples: Sequence[Sample], *, total_tokens: int) -> MicroBatch:
         "advantages": torch.tensor([s.advantage for s in samples]),
         "num_items_in_batch": torch.tensor(float(total_tokens)),
     }
+    trained = sum(len(s.completion_ids) for s in samples)
     return MicroBatch(
         samples=tuple(samples),
         inputs=inputs,
-        num_tokens=sum(len(s.completion_ids) for s in samples),
+        num_tokens=trained,
+        token_share=trained / max(total_tokens, 1) if total_rows else 0.0,
+        row_share=len(samples) / total_rows if total_rows else 0.0,
+        is_filler=not total_rows,
     )
 
 
-def _length(sample: Sample) -> int:
+def num_tokens(sample: Sample) -> int:
+    """Prompt and completion."""
     return len(sample.prompt_ids) + len(sample.completion_ids)

@@ -1,9 +1,9 @@
-"""What the SFT and the GRPO child have in common: the config they are given, the arguments TRL is
-given, the model."""
+"""What the SFT and the GRPO child have in common: the config they are given, logging, tokenizer."""
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from peft import LoraConfig, PeftModel
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
-_SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
+_DTYPES = {None: None, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +40,33 @@ class Settings:
     weights_dir: Path
     control_socket: Path
     seed: int
+    num_ranks: int = 1
+    micro_batch_scale: float = 1.0
+    """Of the stage's micro-batches; less than 1 after one did not fit into the GPU's memory."""
+    publish_dtype: torch.dtype | None = None
+    """What published weights are rounded to; None leaves them as they are trained."""
+    eval_every: int = 0
+    """Steps between evaluations of a grpo stage; 0 for none."""
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """Of a grpo stage: tokens of one forward-backward."""
+        return max(1, int(self.stage["micro_batch_tokens"] * self.micro_batch_scale))
+
+    def is_published(self, step: int) -> bool:
+        """Whether the weights of a grpo step go out: each n-th, those that are evaluated, the
+        last."""
+        if step == self.stage["steps"] or self._is_evaluated(step):
+            return True
+        return step % self.stage["publish_every"] == 0
+
+    def is_published_in_background(self, step: int) -> bool:
+        """Whether the next step may begin before the weights of this one are served: where samples
+        may be a step old, unless an evaluation is to hold the trainer at this very step."""
+        return self.rollout["max_staleness"] > 0 and not self._is_evaluated(step)
+
+    def _is_evaluated(self, step: int) -> bool:
+        return bool(self.eval_every) and step % self.eval_every == 0
 
     @classmethod
     def load(cls, config: Mapping[str, Any]) -> Settings:
@@ -57,6 +83,10 @@ class Settings:
             weights_dir=Path(config["weights_dir"]),
             control_socket=Path(config["control_socket"]),
             seed=config["seed"],
+            num_ranks=config["num_ranks"],
+            micro_batch_scale=config["micro_batch_scale"],
+            publish_dtype=_DTYPES[config["publish_dtype"]],
+            eval_every=config["eval_every"],
         )
 
 
@@ -65,84 +95,10 @@ def start_logging() -> None:
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.INFO,
-        format="%(asctime)s %(name)s %(levelname)s %(message)s",
+        format=f"%(asctime)s {_rank()}%(name)s %(levelname)s %(message)s",
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logger.info("imports took %.1f CPU seconds", time.process_time())
-
-
-def trainer_arguments(settings: Settings, *, updates_per_step: int = 1) -> dict[str, Any]:
-    """Arguments that SFTConfig and GRPOConfig share. Nothing is logged by the step unless a
-    callback asks."""
-    stage = settings.stage
-    on_gpu = torch.cuda.is_available()
-    return {
-        "output_dir": str(settings.work_dir),
-        "max_steps": stage["steps"] * updates_per_step,
-        "learning_rate": stage["learning_rate"],
-        "lr_scheduler_type": _SCHEDULES[stage["schedule"]],
-        "warmup_steps": stage["warmup_steps"] * updates_per_step,
-        "weight_decay": stage["weight_decay"],
-        "adam_beta2": stage["adam_beta2"],
-        "max_grad_norm": stage["max_grad_norm"],
-        "optim": "adamw_torch_fused",
-        "save_strategy": "steps",
-        "save_steps": stage["save_every"] * updates_per_step,
-        "logging_strategy": "no",
-        "report_to": [],
-        "disable_tqdm": True,
-        "dataloader_num_workers": 0,
-        "dataloader_pin_memory": on_gpu,
-        "bf16": on_gpu,
-        "use_cpu": not on_gpu,
-        "gradient_checkpointing": on_gpu,
-        "seed": settings.seed,
-        "data_seed": settings.seed,
-    }
-
-
-def load_model(settings: Settings) -> PreTrainedModel | PeftModel:
-    """The checkpoint, with the adapter on it where one is given.
-
-    In f32, also on a GPU (where autocast computes in bf16): bf16 weights would round small updates
-    away. A base under an adapter is not updated, so there it may be bf16.
-    """
-    import transformers
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(
-        settings.model_dir, trust_remote_code=settings.model["trust_remote_code"]
-    )
-    names = config.architectures or ()
-    architecture = getattr(transformers, names[0], None) if names else None
-    is_frozen = settings.adapter is not None or settings.model["lora"] is not None
-    model = (architecture or transformers.AutoModelForCausalLM).from_pretrained(
-        settings.model_dir,
-        dtype=torch.bfloat16 if is_frozen and torch.cuda.is_available() else torch.float32,
-        trust_remote_code=settings.model["trust_remote_code"],
-    )
-    if settings.adapter is None:
-        return model
-    from peft import PeftModel
-
-    return PeftModel.from_pretrained(model, str(settings.adapter), is_trainable=True)
-
-
-def new_adapter(settings: Settings) -> LoraConfig | None:
-    """`[model.lora]` as PEFT names it; None for full training, and where an adapter is trained
-    further."""
-    lora = settings.model["lora"]
-    if lora is None or settings.adapter is not None:
-        return None
-    from peft import LoraConfig
-
-    return LoraConfig(
-        r=lora["r"],
-        lora_alpha=lora["alpha"],
-        lora_dropout=lora["dropout"],
-        target_modules=lora["target_modules"],
-        task_type="CAUSAL_LM",
-    )
 
 
 def load_tokenizer(settings: Settings) -> PreTrainedTokenizerBase:
@@ -152,3 +108,8 @@ def load_tokenizer(settings: Settings) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(
         settings.model_dir, trust_remote_code=settings.model["trust_remote_code"]
     )
+
+
+def _rank() -> str:
+    """Several ranks write into one log."""
+    return f"rank {os.environ['RANK']} " if "RANK" in os.environ else ""

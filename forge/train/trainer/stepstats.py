@@ -1,4 +1,8 @@
-"""Numbers of one GRPO step, summed over its tokens while the micro-batches run."""
+"""Numbers of one GRPO step, summed over its tokens while the micro-batches run.
+
+Sums stay on the device until the step ends: reading one would make the CPU wait for the GPU before
+it may queue the next micro-batch. `metrics` is a collective: the numbers of all ranks together.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,9 @@ import torch
 if TYPE_CHECKING:
     from forge.train.trainer.control import Batch
     from forge.train.trainer.microbatches import MicroBatch
+    from forge.train.trainer.parallel import World
+
+_SUMS = ("tokens", "ratio", "clipped", "kl", "entropy", "gap", "gap_tokens")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -21,7 +28,7 @@ class StepStats:
     clip_low: float
     clip_high: float
     loss: float = 0.0
-    """Of the last update's whole batch."""
+    """Of the last update's whole batch, all ranks together."""
     grad_norm: float = 0.0
     """Before clipping, of the last update."""
     learning_rate: float = 0.0
@@ -29,12 +36,17 @@ class StepStats:
     version: int = -1
     """Policy version of the weights before the step."""
     wait_s: float = 0.0
+    publish_wait_s: float = 0.0
+    """Spent waiting until the weights were published, since the last step began."""
     _started_at: float = 0.0
     _num_passes: int = 0
     _num_samples: int = 0
     _num_skipped: int = 0
-    _ratio_max: float = 0.0
-    _sums: dict[str, float] = field(default_factory=dict)
+    _num_micro_batches: int = 0
+    _num_forwarded: int = 0
+    _num_real: int = 0
+    _ratio_max: torch.Tensor | None = None
+    _sums: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def check_update(self) -> bool:
         """Whether the last update may be applied; counts it where not."""
@@ -47,7 +59,8 @@ class StepStats:
         self.version, self.wait_s = version, batch.wait_s
         self._started_at = time.monotonic()
         self._num_samples = self._num_skipped = self._num_passes = 0
-        self._ratio_max = 0.0
+        self._num_micro_batches = self._num_forwarded = self._num_real = 0
+        self._ratio_max = None
         self._sums = {}
 
     def begin_pass(self) -> None:
@@ -59,53 +72,82 @@ class StepStats:
     ) -> None:
         """Tokens of one forward. The gap to the engine counts tokens of current samples, seen
         before any update."""
-        inputs = micro_batch.inputs
-        mask_BC = inputs["tool_mask"].to(logps_BC.device) == 1
-        old_BC = inputs["old_per_token_logps"].to(logps_BC.device)
-        rows_BC = torch.arange(len(mask_BC), device=mask_BC.device)[:, None].expand_as(mask_BC)
-        log_ratio, row = (logps_BC - old_BC)[mask_BC], rows_BC[mask_BC]
-        ratio = log_ratio.exp()
-        advantage = inputs["advantages"].to(ratio.device)[row]
-        is_clipped = ((ratio < 1 - self.clip_low) & (advantage < 0)) | (
-            (ratio > 1 + self.clip_high) & (advantage > 0)
+        self._num_forwarded += micro_batch.num_forwarded
+        self._num_micro_batches += 1
+        if micro_batch.is_filler:
+            return
+        inputs, device = micro_batch.inputs, logps_BC.device
+        mask_BC = inputs["tool_mask"].to(device) == 1
+        log_ratio_BC = (logps_BC - inputs["old_per_token_logps"].to(device)).where(mask_BC, 0.0)
+        ratio_BC = log_ratio_BC.exp()
+        advantage_B1 = inputs["advantages"].to(device)[:, None]
+        is_clipped_BC = ((ratio_BC < 1 - self.clip_low) & (advantage_B1 < 0)) | (
+            (ratio_BC > 1 + self.clip_high) & (advantage_B1 > 0)
         )
-        self._add("tokens", ratio.numel())
-        self._add("ratio", ratio.sum())
-        self._add("clipped", is_clipped.sum())
+        self._add("tokens", mask_BC.sum())
+        self._add("ratio", ratio_BC.where(mask_BC, 0.0).sum())
+        self._add("clipped", (is_clipped_BC & mask_BC).sum())
         # Schulman's k3 estimator of KL(behaviour || policy): no sample of it is negative.
-        self._add("kl", (ratio - 1 - log_ratio).sum())
-        self._add("entropy", entropies_BC[mask_BC].sum())
-        self._ratio_max = max(self._ratio_max, ratio.max().item())
-        if self._num_passes == 1:
-            self._num_samples += len(micro_batch.samples)
-        is_current = torch.tensor(
-            [s.policy_version >= self.version for s in micro_batch.samples], device=row.device
-        )[row]
-        if self._num_passes == 1 and is_current.any():
-            self._add("gap", log_ratio[is_current].abs().sum())
-            self._add("gap_tokens", is_current.sum())
+        self._add("kl", (ratio_BC - 1 - log_ratio_BC).sum())
+        self._add("entropy", entropies_BC.where(mask_BC, 0.0).sum())
+        highest = ratio_BC.where(mask_BC, 0.0).max().double()
+        self._ratio_max = (
+            highest if self._ratio_max is None else torch.maximum(self._ratio_max, highest)
+        )
+        if self._num_passes != 1:
+            return
+        self._num_samples += len(micro_batch.samples)
+        self._num_real += sum(len(s.prompt_ids) for s in micro_batch.samples)
+        self._num_real += micro_batch.num_tokens
+        is_current_B1 = torch.tensor(
+            [s.policy_version >= self.version for s in micro_batch.samples], device=device
+        )[:, None]
+        self._add("gap", log_ratio_BC.abs().where(is_current_B1, 0.0).sum())
+        self._add("gap_tokens", (mask_BC & is_current_B1).sum())
 
-    def metrics(self) -> dict[str, float]:
-        """Means over the step's tokens, all passes together; `gap` over the first."""
-        tokens = max(self._sums.get("tokens", 0.0), 1.0)
+    def metrics(self, world: World) -> dict[str, float]:
+        """Means over the step's tokens, all passes and ranks together; `gap` over the first pass.
+
+        Per second: prompt and completion tokens of a pass, without padding, all ranks together.
+        """
+        sums = dict(zip(_SUMS, world.sum(self._on_host()), strict=True))
+        counts = world.sum(
+            [self._num_samples, self._num_micro_batches, self._num_forwarded, self._num_real]
+        )
+        (ratio_max,) = world.max([0.0 if self._ratio_max is None else self._ratio_max.item()])
+        tokens = max(sums["tokens"], 1.0)
+        seconds = time.monotonic() - self._started_at
         found = {
             "train/loss/mean": self.loss,
             "train/grad_norm/value": self.grad_norm,
             "train/learning_rate/value": self.learning_rate,
-            "train/ratio/mean": self._sums["ratio"] / tokens,
-            "train/ratio/max": self._ratio_max,
-            "train/clipped/share": self._sums["clipped"] / tokens,
-            "train/kl_behaviour/mean": self._sums["kl"] / tokens,
-            "train/entropy/mean": self._sums["entropy"] / tokens,
+            "train/ratio/mean": sums["ratio"] / tokens,
+            "train/ratio/max": ratio_max,
+            "train/clipped/share": sums["clipped"] / tokens,
+            "train/kl_behaviour/mean": sums["kl"] / tokens,
+            "train/entropy/mean": sums["entropy"] / tokens,
             "train/tokens/sum": tokens,
-            "train/samples/count": float(self._num_samples),
+            "train/samples/count": counts[0],
+            "train/micro_batches/count": counts[1],
+            "train/forward_tokens/sum": counts[2],
+            "train/tokens/per_s": counts[3] * self._num_passes / max(seconds, 1e-9),
             "train/skipped_updates/count": float(self._num_skipped),
-            "train/step/seconds": time.monotonic() - self._started_at,
+            "train/step/seconds": seconds,
             "train/wait/seconds": self.wait_s,
+            "train/publish_wait/seconds": self.publish_wait_s,
         }
-        if "gap_tokens" in self._sums:
-            found["train/logprob_gap/mean"] = self._sums["gap"] / self._sums["gap_tokens"]
+        self.publish_wait_s = 0.0
+        if sums["gap_tokens"]:
+            found["train/logprob_gap/mean"] = sums["gap"] / sums["gap_tokens"]
         return found
 
-    def _add(self, name: str, value: torch.Tensor | float) -> None:
-        self._sums[name] = self._sums.get(name, 0.0) + float(value)
+    def _on_host(self) -> list[float]:
+        """The sums in `_SUMS`' order, in one copy from the device."""
+        if not self._sums:
+            return [0.0] * len(_SUMS)
+        zero = torch.zeros((), dtype=torch.float64, device=self._sums["tokens"].device)
+        return torch.stack([self._sums.get(name, zero) for name in _SUMS]).tolist()
+
+    def _add(self, name: str, value: torch.Tensor) -> None:
+        now = self._sums.get(name)
+        self._sums[name] = value.double() if now is None else now + value

@@ -6,7 +6,8 @@ TRL has the loss, the optimizer, PEFT, schedules and checkpoints. Its generation
 (`rollout_func`, groups of fixed size, rewards, padding to the longest of all) is stepped over at
 one seam: `get_batch_samples` hands the loop one batch an optimizer step, and `training_step` runs
 its micro-batches. So a step may have any number of samples, and every `loss_type` averages over the
-whole batch, however it is cut. One process; several ranks would each need a share.
+whole batch, however it is cut and over however many ranks: each reads the whole batch and trains
+its share, rank 0 alone speaks to control.sock.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 from transformers import Trainer
 from trl.trainer.grpo_trainer import GRPOTrainer
@@ -25,10 +29,13 @@ from trl.trainer.utils import use_adapter
 
 from forge.train.batch import read_batch
 from forge.train.durable import is_kept
+from forge.train.trainer.background import Publisher
 from forge.train.trainer.checkpoint import WholeCheckpoints
-from forge.train.trainer.microbatches import MicroBatch, cut_batch
+from forge.train.trainer.memory import take_peak_bytes
+from forge.train.trainer.microbatches import MicroBatch, cut_batch, num_tokens
+from forge.train.trainer.parallel import LocalNumbers, World
 from forge.train.trainer.stepstats import StepStats
-from forge.train.trainer.weights import free_dir, probe, save_weights
+from forge.train.trainer.weights import free_dir, probe, save_weights, snapshot
 
 if TYPE_CHECKING:
     from forge.records import Sample
@@ -42,13 +49,14 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
     """GRPOTrainer on batches taken from control.sock."""
 
     def __init__(self, *, settings: Settings, control: Control, **kwargs: Any) -> None:
+        self.world = World()
         super().__init__(**kwargs)
         self.settings = settings
         self.server = control
-        self.version: int | None = None
-        """Policy version of the weights as published; None before this process published any."""
+        self.publisher = Publisher()
         self.stats = StepStats(clip_low=self.epsilon_low, clip_high=self.epsilon_high)
         self.taken: Batch | None = None
+        self._samples: list[Sample] = []
         self._cut: list[MicroBatch] = []
         self._passes_left = 0
         self._current: MicroBatch | None = None
@@ -89,10 +97,15 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
     ) -> torch.Tensor:
         """Forward and backward of every micro-batch; returns the loss of the whole batch."""
         loss = torch.zeros((), device=self.args.device)
-        for micro_batch in inputs["micro_batches"]:
+        micro_batches = inputs["micro_batches"]
+        for micro_batch in micro_batches:
             self._current = micro_batch
-            loss += super().training_step(model, dict(micro_batch.inputs), num_items_in_batch)
-        self.stats.loss = loss.item()
+            # FSDP2 sums its shards each time: to wait would take memory for all gradients whole.
+            is_last = micro_batch is micro_batches[-1] or self.is_fsdp_enabled
+            with nullcontext() if is_last else self.accelerator.no_sync(model):
+                loss += super().training_step(model, dict(micro_batch.inputs), num_items_in_batch)
+        (total,) = self.world.sum([loss.item()])
+        self.stats.loss = total / self.world.size  # each rank's is scaled for their mean
         self._metrics["train"].clear()
         return loss
 
@@ -107,14 +120,20 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
         """TRL's mean over a micro-batch's rows or tokens, weighted by its share of the batch.
 
         dapo needs no weight: it divides by `num_items_in_batch`, the tokens of the whole batch.
+        Gradients are averaged over the ranks, so each rank's loss counts as often as there are any.
         """
         assert self._current is not None
-        loss = super()._compute_loss(model, inputs)
+        accelerator = self.accelerator
+        self.accelerator = LocalNumbers(accelerator)
+        try:
+            loss = super()._compute_loss(model, inputs)
+        finally:
+            self.accelerator = accelerator
         if self.loss_type == "bnpo":
-            return loss * (self._current.num_tokens / sum(m.num_tokens for m in self._cut))
+            return loss * (self._current.token_share * self.world.size)
         if self.loss_type in ("grpo", "dr_grpo"):
-            return loss * (len(self._current.samples) / sum(len(m.samples) for m in self._cut))
-        return loss
+            return loss * (self._current.row_share * self.world.size)
+        return loss * 0.0 if self._current.is_filler else loss
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -139,53 +158,94 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
                 fused_lm_head=True,
                 **wants_router,
             )
+        aux_loss = outputs.aux_loss
+        if aux_loss is not None and self.loss_type == "dapo":
+            aux_loss = aux_loss * (self._current.token_share * self.world.size)
         logps_BC = outputs.log_probs[:, -logits_to_keep:]
         if not torch.is_grad_enabled():  # the reference: its head computes no entropies
-            return logps_BC, None, outputs.aux_loss
+            return logps_BC, None, aux_loss
         entropies_BC = outputs.entropy[:, -logits_to_keep:]
         self.stats.add(self._current, logps_BC.detach(), entropies_BC.detach())
-        return logps_BC, entropies_BC, outputs.aux_loss
+        return logps_BC, entropies_BC, aux_loss
 
     def _take(self) -> bool:
         """Wait for a batch. False when there is none to come, or SIGTERM asked us to stop."""
-        batch = self.server.take(step=self.step)
+        batch, version = self.world.from_main(self._ask)
         if batch is None:
             return False
         samples = read_batch(batch.samples_path)
         if not samples:
             raise ValueError(f"{batch.samples_path}: a batch without samples")
-        self.taken = batch
-        self._cut = cut_batch(samples, max_tokens=self.settings.stage["micro_batch_tokens"])
+        self.taken, self._samples = batch, samples
+        self._cut = cut_batch(
+            samples,
+            max_tokens=self.settings.micro_batch_tokens,
+            rank=self.world.rank,
+            num_ranks=self.world.size,
+        )
         self._passes_left = self.updates_per_step
         newest = max(s.policy_version for s in samples)
-        self.stats.start(batch, version=newest if self.version is None else self.version)
+        self.stats.start(batch, version=newest if version is None else version)
         return True
 
-    def finish_step(self) -> None:
-        """Acknowledge the batch, and publish what it made of the weights."""
-        assert self.taken is not None
-        self.server.trained(step=self.taken.step, metrics=self.stats.metrics())
-        self.publish()
+    def _ask(self) -> tuple[Batch | None, int | None]:
+        """On rank 0: the next batch, and the version of the weights that it is trained from."""
+        return self.server.take(step=self.step), self.publisher.weights_version
 
-    def publish(self) -> None:
-        """Offer the weights as they are to every replica."""
+    def finish_step(self) -> None:
+        """Acknowledge the batch, and publish what it made of the weights. Collective."""
+        assert self.taken is not None
+        (peak,) = self.world.max([float(take_peak_bytes())])
+        metrics = self.stats.metrics(self.world)
+        if peak:
+            metrics["train/peak_bytes/max"] = peak
+        if self.world.is_main:
+            self.server.trained(step=self.taken.step, metrics=metrics)
+        settings = self.settings
+        if settings.is_published(self.step):
+            self.publish(in_background=settings.is_published_in_background(self.step))
+
+    def publish(self, *, in_background: bool = False) -> None:
+        """Offer the weights as they are to every replica. Collective."""
         started = time.monotonic()
-        path = free_dir(self.settings.weights_dir, f"grpo-{self.step:06d}")
-        stage = self.settings.stage
-        sync = is_kept(self.step, steps=stage["steps"], save_every=stage["save_every"])
-        save_weights(self.policy, path, model_dir=self.settings.model_dir, sync=sync)
-        shortest = min((m.samples[-1] for m in self._cut), key=_num_tokens, default=None)
+        weights = snapshot(self.policy, dtype=self.settings.publish_dtype)
+        shortest = min(self._samples, key=num_tokens, default=None)
         tokens = probe(self.policy, shortest, seed=self.settings.seed)
+        if not self.world.is_main:
+            return
+        copied_s = time.monotonic() - started
+        write = partial(self._write_and_offer, weights, tokens, step=self.step, copied_s=copied_s)
+        self.stats.publish_wait_s += self.publisher.wait()
+        self.publisher.start(write)
+        if not in_background:
+            self.stats.publish_wait_s += self.publisher.wait()
+
+    def _write_and_offer(
+        self,
+        weights: dict[str, torch.Tensor],
+        tokens: dict[str, Any],
+        *,
+        step: int,
+        copied_s: float,
+    ) -> int:
+        """In the publisher's thread; returns the version."""
+        started = time.monotonic()
+        path = free_dir(self.settings.weights_dir, f"grpo-{step:06d}")
+        stage, model_dir = self.settings.stage, self.settings.model_dir
+        sync = is_kept(step, steps=stage["steps"], save_every=stage["save_every"])
+        save_weights(self.policy, path, model_dir=model_dir, sync=sync, weights=weights)
+        weights.clear()
         saved_s = time.monotonic() - started
-        self.version = self.server.publish(step=self.step, path=path, probe=tokens)
-        published_s = time.monotonic() - started
+        version = self.server.publish(step=step, path=path, probe=tokens)
         logger.info(
-            "step %d: version %d, saved in %.3f s, published in %.3f s",
-            self.step,
-            self.version,
+            "step %d: version %d, copied in %.3f s, written in %.3f s, published in %.3f s",
+            step,
+            version,
+            copied_s,
             saved_s,
-            published_s,
+            time.monotonic() - started + copied_s,
         )
+        return version
 
     @property
     def _is_unsaved(self) -> bool:
@@ -208,7 +268,7 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
         """For the metrics. An update that is not a number would destroy the weights: left out."""
         norm: Any = super()._get_grad_norm(model, grad_norm=grad_norm)
-        self.stats.grad_norm = float(norm)
+        self.stats.grad_norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
         self.stats.learning_rate = self._get_learning_rate()  # the scheduler has not stepped yet
         if not self.stats.check_update():
             logger.error("update left out: gradient norm %s, loss %s", norm, self.stats.loss)
@@ -218,7 +278,3 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """Nobody reads it, and it wants TRL's inputs."""
         return 0
-
-
-def _num_tokens(sample: Sample) -> int:
-    return len(sample.prompt_ids) + len(sample.completion_ids)

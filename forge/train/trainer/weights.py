@@ -3,13 +3,16 @@ can load."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from forge.train.durable import whole_dir
 
@@ -36,19 +39,70 @@ PROBE_TOKENS = 32
 PROBE_PROMPT_TOKENS = 256
 
 
+def snapshot(
+    model: PreTrainedModel | PeftModel, *, dtype: torch.dtype | None = None
+) -> dict[str, torch.Tensor]:
+    """Copies of what is trained, on the CPU: the weights may change while these are written.
+
+    All weights, or of a PEFT model the adapter that is trained. Parameters are rounded to `dtype`
+    where one is given; buffers never (a router's bias does not survive bf16). Tensors that share
+    memory go on sharing it. Where the model is sharded, a collective of all ranks.
+    """
+    buffers = {name for name, _ in model.named_buffers()}
+    is_adapter = hasattr(model, "peft_config")
+    copies: dict[tuple[int, torch.Size], torch.Tensor] = {}
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        # TRL may have put its reference beside the adapter.
+        if is_adapter and ("lora_" not in name or ".ref." in name):
+            continue
+        shard = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        key = (shard.data_ptr(), tensor.shape)
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if key not in copies or not shard.numel():
+            is_rounded = dtype is not None and name not in buffers and whole.is_floating_point()
+            copies[key] = whole.detach().to("cpu", dtype if is_rounded else None, copy=True)
+        found[name] = copies[key]
+    return found
+
+
 def save_weights(
-    model: PreTrainedModel | PeftModel, path: Path, *, model_dir: Path, sync: bool
+    model: PreTrainedModel | PeftModel,
+    path: Path,
+    *,
+    model_dir: Path,
+    sync: bool,
+    weights: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
     """Write a directory: full weights with config and tokenizer, or for a PEFT model the adapter
-    that is trained, alone."""
+    that is trained, alone.
+
+    Args:
+        weights: of an earlier `snapshot`; absent: as they are now.
+
+    """
+    state = dict(snapshot(model) if weights is None else weights)
     with whole_dir(path, sync=sync) as partial:
-        if hasattr(model, "peft_config"):  # TRL may have put its reference beside it
-            model.save_pretrained(str(partial), selected_adapters=["default"])
+        if hasattr(model, "peft_config"):
+            model.save_pretrained(str(partial), selected_adapters=["default"], state_dict=state)
         else:
-            model.save_pretrained(str(partial))
+            ((dtype, _),) = Counter(t.dtype for t in state.values()).most_common(1)
+            model.save_pretrained(str(partial), state_dict=state)
+            _mend_config(partial / "config.json", dtype=dtype)
         for name in _SIDE_FILES:
             if (model_dir / name).is_file():
                 _copy(model_dir / name, partial / name)
+
+
+def _mend_config(path: Path, *, dtype: torch.dtype) -> None:
+    """Say the dtype that was written. And what training asked of the model is nobody else's: with
+    `output_router_logits`, which TRL's SFT leaves in a mixture's config, batched generation fails.
+    """
+    config = json.loads(path.read_text())
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    if config.get("output_router_logits"):
+        config["output_router_logits"] = False
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 def free_dir(parent: Path, name: str) -> Path:

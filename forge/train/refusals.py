@@ -1,0 +1,70 @@
+"""What a trainer cannot do with a model, said before it starts. No torch.
+
+Asked by the handle with the model's directory at hand, and by `forge plan` as soon as it has one.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from forge.config.schema import GrpoStage, LoraTable, ModelTable, SftStage
+
+EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""How configs name the experts of a mixture."""
+EXPERT_MODULES = frozenset({"gate", "router", "gate_proj", "up_proj", "down_proj"})
+"""Module names that on a mixture are not what they are on a dense model: PEFT rewrites them to the
+fused experts (gate_proj and up_proj with twice the rank) or they are the router."""
+
+
+def refusals(
+    stage: SftStage | GrpoStage, *, model: ModelTable, model_dir: Path, num_gpus: int
+) -> list[str]:
+    """One line each: where, what was found, what is allowed. Empty where all is well."""
+    found = []
+    if isinstance(stage, SftStage) and stage.batch_size % num_gpus:
+        found.append(
+            f"batch_size: found {stage.batch_size}, which {num_gpus} trainer GPUs cannot share; "
+            f"a multiple of {num_gpus}"
+        )
+    if model.lora is not None and is_mixture(model_dir):
+        found += _of_experts(model.lora)
+        if model.quantize is not None:
+            found.append(
+                "model.quantize: found it on a mixture of experts, whose experts bitsandbytes "
+                "leaves as they are; none, for an adapter on a bf16 base"
+            )
+    if model.quantize is not None and stage.parallel == "fsdp2":
+        found.append('parallel: found "fsdp2" with model.quantize; "ddp" or "auto"')
+    return found
+
+
+def is_mixture(model_dir: Path) -> bool:
+    """Whether config.json names experts."""
+    path = model_dir / "config.json"
+    if not path.is_file():
+        return False
+    config: dict[str, Any] = json.loads(path.read_text())
+    return any(config.get(key) for key in EXPERT_KEYS)
+
+
+def _of_experts(lora: LoraTable) -> list[str]:
+    found = []
+    if lora.target_modules == "all-linear":
+        found.append(
+            'model.lora.target_modules: found "all-linear" on a mixture of experts, where it '
+            'adapts the router too; names, as ["q_proj", "k_proj", "v_proj", "o_proj"]'
+        )
+    elif wrong := sorted(EXPERT_MODULES.intersection(lora.target_modules)):
+        found.append(
+            f"model.lora.target_modules: found {', '.join(wrong)} on a mixture of experts; "
+            'attention only, and target_parameters = ["mlp.experts.gate_up_proj", '
+            '"mlp.experts.down_proj"] for the experts'
+        )
+    if lora.target_parameters and lora.dropout:
+        found.append(
+            f"model.lora.dropout: found {lora.dropout:g} with target_parameters, which PEFT adapts "
+            "without dropout; 0"
+        )
+    return found

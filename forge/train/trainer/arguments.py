@@ -1,0 +1,109 @@
+"""The arguments that SFTConfig and GRPOConfig share, from a stage's table."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from forge.train.trainer.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_OPTIMIZERS = {"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_bnb_8bit"}
+# Weights and gradients in f32, two moments of AdamW.
+BYTES_TRAINED = 16
+# Of a GPU's memory; the rest is for activations and what the allocator cannot use.
+WHOLE_MODEL_SHARE = 0.6
+
+
+def trainer_arguments(settings: Settings, *, updates_per_step: int = 1) -> dict[str, Any]:
+    """Arguments that SFTConfig and GRPOConfig share. Nothing is logged by the step unless a
+    callback asks."""
+    stage = settings.stage
+    on_gpu = torch.cuda.is_available()
+    checkpointing = stage["gradient_checkpointing"]
+    recomputes = on_gpu if checkpointing is None else checkpointing
+    shards = uses_fsdp(settings)
+    return {
+        "output_dir": str(settings.work_dir),
+        "max_steps": stage["steps"] * updates_per_step,
+        "learning_rate": stage["learning_rate"],
+        **_schedule(settings),
+        "warmup_steps": stage["warmup_steps"] * updates_per_step,
+        "weight_decay": stage["weight_decay"],
+        "adam_beta1": stage["adam_beta1"],
+        "adam_beta2": stage["adam_beta2"],
+        "max_grad_norm": stage["max_grad_norm"],
+        "optim": _OPTIMIZERS[stage["optimizer"]],
+        "save_strategy": "steps",
+        "save_steps": stage["save_every"] * updates_per_step,
+        "logging_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "dataloader_num_workers": 0,
+        "dataloader_pin_memory": on_gpu,
+        "bf16": on_gpu,
+        "use_cpu": not on_gpu,
+        "gradient_checkpointing": recomputes and not shards,
+        "seed": settings.seed,
+        "data_seed": settings.seed,
+        **({"gradient_checkpointing_kwargs": {"use_reentrant": False}} if recomputes else {}),
+        **({"fsdp": True, "fsdp_config": _fsdp(recomputes=recomputes)} if shards else {}),
+        **({"ddp_find_unused_parameters": False} if settings.num_ranks > 1 else {}),
+    }
+
+
+def uses_fsdp(settings: Settings) -> bool:
+    """Whether the ranks share one model: as the stage says; for auto where a whole one with its
+    optimizer would leave too little of a GPU. On CPUs each rank has a whole one."""
+    if settings.num_ranks == 1 or not torch.cuda.is_available():
+        return False
+    how = settings.stage["parallel"]
+    if how != "auto":
+        return how == "fsdp2"
+    if settings.model["quantize"] is not None:
+        return False
+    is_frozen = settings.adapter is not None or settings.model["lora"] is not None
+    needed = num_parameters(settings.model_dir) * (2 if is_frozen else BYTES_TRAINED)
+    room = WHOLE_MODEL_SHARE * torch.cuda.mem_get_info()[1]
+    logger.info("a whole model takes %.1f GB a GPU, room is %.1f GB", needed / 1e9, room / 1e9)
+    return needed > room
+
+
+def num_parameters(model_dir: Path) -> int:
+    """Of a checkpoint, by its files' headers."""
+    from safetensors import safe_open
+
+    total = 0
+    for path in sorted(model_dir.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - no mapping
+                total += torch.Size(file.get_slice(name).get_shape()).numel()
+    return total
+
+
+def _fsdp(*, recomputes: bool) -> dict[str, Any]:
+    return {
+        "version": 2,
+        "reshard_after_forward": True,
+        "state_dict_type": "FULL_STATE_DICT",
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "activation_checkpointing": recomputes,
+    }
+
+
+def _schedule(settings: Settings) -> dict[str, Any]:
+    """The learning rate's way from its peak to `min_learning_rate`."""
+    kind, lowest = settings.stage["schedule"], settings.stage["min_learning_rate"]
+    if kind == "constant":
+        return {"lr_scheduler_type": "constant_with_warmup"}
+    if not lowest:
+        return {"lr_scheduler_type": kind}
+    if kind == "linear":
+        ends = {"lr_end": lowest, "power": 1.0}
+        return {"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": ends}
+    return {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": lowest}}

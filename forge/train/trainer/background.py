@@ -1,0 +1,57 @@
+"""Publishing beside training: written and offered by a thread, while the trainer takes its next
+batch and steps.
+
+    step ── copy of the weights ──▶ thread: write ── /publish ──▶ version
+      └── take, next step ...          └── at most one; the next publish waits for it
+
+What the thread writes is a copy, so the weights may change meanwhile. An error in it is raised by
+the next call. Used on rank 0 only.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+
+class Publisher:
+    """Runs one publish at a time."""
+
+    def __init__(self) -> None:
+        self.version: int | None = None
+        """Of the last publish that was answered; None before one was."""
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    @property
+    def weights_version(self) -> int | None:
+        """Of the weights last handed over, also while they are on their way: versions count up.
+        None while even the first is unanswered."""
+        if self._thread is None or self.version is None:
+            return self.version
+        return self.version + self._thread.is_alive()
+
+    def start(self, publish: Callable[[], int]) -> None:
+        """Run `publish`, which returns the version, in a thread. Waits for the one before."""
+        self.wait()
+
+        def run() -> None:
+            try:
+                self.version = publish()
+            except BaseException as error:
+                self._error = error
+
+        self._thread = threading.Thread(target=run, name="publish", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> float:
+        """Until nothing is on its way; returns the seconds that took. Raises what `publish` did."""
+        began = time.monotonic()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        return time.monotonic() - began

@@ -1,0 +1,56 @@
+"""GPU memory of a trainer: the measured peak, and what to say when it ran out.
+
+A trainer that runs out says so over control.sock with its numbers and ends; the supervisor starts
+it once more with micro-batches of half the size, from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from forge.train.trainer.control import Control
+
+logger = logging.getLogger(__name__)
+
+
+def take_peak_bytes() -> int:
+    """Most bytes that tensors held at once since the last call; 0 without a GPU."""
+    if not torch.cuda.is_available():
+        return 0
+    peak = torch.cuda.max_memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    return peak
+
+
+@contextmanager
+def reported_when_full(
+    control: Control, *, rank: int, micro_batch_tokens: int | None
+) -> Iterator[None]:
+    """Tell the supervisor the numbers of a CUDA out of memory inside, which goes on upwards.
+
+    Args:
+        micro_batch_tokens: in use here, a restart's scale included; None where a step is one
+            micro-batch.
+
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        peak, free = 0, 0
+        if torch.cuda.is_available():
+            peak, (free, _) = torch.cuda.max_memory_reserved(), torch.cuda.mem_get_info()
+        logger.error("out of memory: peak %d bytes, free %d bytes: %s", peak, free, error)
+        control.failed(
+            kind="oom",
+            micro_batch_tokens=micro_batch_tokens,
+            peak_bytes=peak,
+            free_bytes=free,
+            rank=rank,
+        )
+        raise

@@ -1,0 +1,86 @@
+"""A trainer on several GPUs: one process a GPU, under torchrun's environment variables.
+
+    trainer child ── starts ──▶ rank 0 (control.sock, files) ◀─ gloo, NCCL ─▶ rank 1 ... n-1
+         └── waits; passes SIGTERM to rank 0 and SIGUSR1 to all; one that fails ends all
+
+torchrun itself gives every rank a session of its own, which our lease would not reach when we are
+killed, and 30 s to end after SIGTERM, in which no large checkpoint is written. So the ranks are
+started here, in our own process group. No torch: this process only waits.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from forge.process.lease import die_with_parent
+
+PARENT_VARIABLE = "FORGE_RANKS_PID"
+LAST_WORDS_S = 2.0
+"""For the other ranks to write what they see of one that failed."""
+
+
+def is_parent_of_ranks(config: Mapping[str, Any]) -> bool:
+    """Whether this process is to start ranks instead of training; a rank is tied to its parent."""
+    parent = os.environ.pop(PARENT_VARIABLE, None)
+    if parent is not None:
+        die_with_parent(int(parent))
+    return config["num_ranks"] > 1 and "RANK" not in os.environ
+
+
+def run_ranks(module: str, *, num_ranks: int, config_path: str) -> None:
+    """Run `python -m module config_path` once a rank, and end as they do: exit 0 when all did, else
+    as the first that did not."""
+    shared = {
+        "WORLD_SIZE": str(num_ranks),
+        "LOCAL_WORLD_SIZE": str(num_ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(_free_port()),
+        PARENT_VARIABLE: str(os.getpid()),
+    }
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", module, config_path],
+            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(num_ranks)
+    ]
+    signal.signal(signal.SIGTERM, lambda *_: ranks[0].send_signal(signal.SIGTERM))
+    signal.signal(signal.SIGUSR1, lambda *_: [rank.send_signal(signal.SIGUSR1) for rank in ranks])
+    failed = _wait(ranks)
+    if failed is not None:
+        time.sleep(LAST_WORDS_S)
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+        _end_as(failed)
+
+
+def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> int | None:
+    """Until all have ended well (None), or one has not: its exit code, negative for a signal."""
+    for _ in ranks:
+        _, status = os.wait()
+        if code := os.waitstatus_to_exitcode(status):
+            return code
+    return None
+
+
+def _end_as(code: int) -> None:
+    """Die by the signal that the rank died by, so that our owner names it."""
+    if code > 0:
+        raise SystemExit(code)
+    if -code not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,222 @@
+"""Two ranks are one trainer: the same loss, gradients and weights, one voice, one end."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge.config.schema import GrpoStage, ModelTable, SftStage
+from forge.errors import ConfigError
+from forge.records import Sample
+from forge.train.handle import open_trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.train.conftest import FakeSupervisor, Served
+
+GRPO = GrpoStage(kind="grpo", steps=3, learning_rate=1e-3, micro_batch_tokens=60, save_every=2)
+SFT = SftStage(kind="sft", steps=4, learning_rate=3e-3, batch_size=8, micro_batch_tokens=100)
+SAME = ("loss/mean", "grad_norm/value", "ratio/mean", "ratio/max", "kl_behaviour/mean",
+        "entropy/mean", "tokens/sum", "samples/count")  # fmt: skip
+
+
+def make_samples(num: int, *, seed: int) -> list[Sample]:
+    draw = random.Random(seed)
+    found = []
+    for i in range(num):
+        answer = tuple(draw.randrange(5, 300) for _ in range(draw.randrange(1, 25)))
+        found.append(
+            Sample(
+                sample_id=i, group_id=0, rollout=i, turn=0, policy_version=0,
+                prompt_ids=tuple(draw.randrange(5, 300) for _ in range(draw.randrange(4, 20))),
+                completion_ids=answer,
+                logprobs=tuple(draw.gauss(-5.8, 0.3) for _ in answer),
+                advantage=draw.gauss(0, 1),
+            )
+        )  # fmt: skip
+    return found
+
+
+async def run(
+    stage: GrpoStage | SftStage,
+    fake: FakeSupervisor,
+    served: Served,
+    *,
+    model: Path,
+    at: Path,
+    num_ranks: int,
+    during: Callable[[int], None] | None = None,
+) -> str:
+    """Run the child to its end; returns how it ended. `during` gets its pid once it trains."""
+    async with (
+        served(fake),
+        open_trainer(
+            stage,
+            model=ModelTable(path=str(model)),
+            model_dir=model,
+            rows_path=at / "rows.jsonl" if stage.kind == "sft" else None,
+            work_dir=at / f"work-{num_ranks}",
+            weights_dir=at / f"weights-{num_ranks}",
+            control_socket=fake.socket,
+            log_dir=at / f"logs-{num_ranks}",
+            seed=1,
+            num_ranks=num_ranks,
+        ) as child,
+    ):
+        with anyio.fail_after(200):
+            if during is not None:
+                while "/take" not in fake.order:
+                    assert child.is_alive, child.last_log_lines(60)
+                    await anyio.sleep(0.1)
+                during(child.pid)
+            reason = await child.wait()
+        assert during is not None or reason == "exit 0", child.last_log_lines(60)
+        return reason
+
+
+def weights_of(published: dict[str, Any]) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    return load_file(Path(published["path"], "model.safetensors"))
+
+
+def forget(fake: FakeSupervisor) -> None:
+    for heard in (fake.published, fake.trained, fake.progress, fake.checkpoints, fake.order):
+        heard.clear()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_two_ranks_train_grpo_as_one_does(
+    tiny_model: Path, supervisor: FakeSupervisor, served: Served, tmp_path: Path
+) -> None:
+    import torch
+
+    # 7 samples do not divide; of a single one the second rank has only filler.
+    supervisor.batches = [make_samples(n, seed=n) for n in (7, 1, 4)]
+    found = {}
+    for num_ranks in (1, 2):
+        forget(supervisor)
+        run_on = partial(run, GRPO, supervisor, served, model=tiny_model, at=tmp_path)
+        anyio.run(partial(run_on, num_ranks=num_ranks))
+        found[num_ranks] = list(supervisor.trained), list(supervisor.published)
+        assert [c["step"] for c in supervisor.checkpoints] == [2, 3]
+        saved = [p.name for p in (tmp_path / f"work-{num_ranks}").glob("checkpoint-*")]
+        assert sorted(saved) == ["checkpoint-2", "checkpoint-3"]
+    (one, one_out), (two, two_out) = found[1], found[2]
+    assert [t["step"] for t in two] == [1, 2, 3], "rank 0 alone speaks"
+    for a, b in zip(one, two, strict=True):
+        want, got = a["metrics"], b["metrics"]
+        wanted = {f"train/{name}": want[f"train/{name}"] for name in SAME}
+        assert {key: got[key] for key in wanted} == pytest.approx(wanted, rel=2e-5, abs=1e-6)
+        assert got["train/micro_batches/count"] % 2 == 0
+    last, same = weights_of(one_out[-1]), weights_of(two_out[-1])
+    first = weights_of(one_out[0])
+    for name, tensor in last.items():
+        torch.testing.assert_close(same[name], tensor, atol=2e-5, rtol=1e-4, msg=name)
+    assert any((first[n] - t).abs().max() > 1e-3 for n, t in last.items()), "or nothing was trained"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_two_ranks_with_micro_batches_train_sft_as_one_whole_batch_does(
+    tiny_model: Path, supervisor: FakeSupervisor, served: Served, tmp_path: Path
+) -> None:
+    import torch
+
+    draw = random.Random(0)
+    with (tmp_path / "rows.jsonl").open("w") as file:
+        for _ in range(30):
+            size = draw.randrange(6, 40)
+            ids = [draw.randrange(5, 300) for _ in range(size)]
+            row = {"input_ids": ids, "completion_mask": [0] * 3 + [1] * (size - 3)}
+            file.write(json.dumps(row) + "\n")
+    found = []
+    whole = SFT.model_copy(update={"micro_batch_tokens": None})
+    for stage, num_ranks in ((whole, 1), (SFT, 2)):
+        forget(supervisor)
+        run_it = partial(run, stage, supervisor, served, model=tiny_model, at=tmp_path)
+        anyio.run(partial(run_it, num_ranks=num_ranks))
+        assert [p["step"] for p in supervisor.published] == [4]
+        found.append((supervisor.progress[-1]["metrics"], weights_of(supervisor.published[0])))
+    (metrics, weights), (same_metrics, same_weights) = found
+    for name in ("train/loss/mean", "train/token_accuracy/mean"):
+        assert same_metrics[name] == pytest.approx(metrics[name], rel=0.05)
+    for name, tensor in weights.items():
+        torch.testing.assert_close(same_weights[name], tensor, atol=5e-5, rtol=1e-3, msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_rank_that_dies_ends_the_trainer_as_it_died(
+    tiny_model: Path, supervisor: FakeSupervisor, served: Served, tmp_path: Path
+) -> None:
+    supervisor.batches = [make_samples(4, seed=1)]
+    supervisor.num_waits = 10_000
+    ranks: list[int] = []
+
+    def kill_the_second(pid: int) -> None:
+        ranks.extend(ranks_of(pid))
+        os.kill(ranks[1], signal.SIGKILL)
+
+    run_it = partial(run, GRPO, supervisor, served, model=tiny_model, at=tmp_path)
+    reason = anyio.run(partial(run_it, num_ranks=2, during=kill_the_second))
+    assert reason.startswith("killed by signal 9")
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
+
+
+def ranks_of(pid: int) -> list[int]:
+    """Pids of the ranks that a trainer started, rank 0 first."""
+    found = {}
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        for item in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
+            if item.startswith(b"RANK="):
+                found[int(item[5:])] = int(child)
+    return [found[rank] for rank in sorted(found)]
+
+
+@given(num=st.integers(1, 30), max_tokens=st.integers(1, 300), num_ranks=st.integers(1, 5))
+def test_every_rank_has_as_many_micro_batches_and_each_sample_counts_once(
+    num: int, max_tokens: int, num_ranks: int
+) -> None:
+    from forge.train.trainer.microbatches import cut_batch
+
+    samples = make_samples(num, seed=num)
+    shares = [
+        cut_batch(samples, max_tokens=max_tokens, rank=rank, num_ranks=num_ranks)
+        for rank in range(num_ranks)
+    ]
+    assert len({len(share) for share in shares}) == 1
+    counted = [m for share in shares for m in share if not m.is_filler]
+    assert sorted(s.sample_id for m in counted for s in m.samples) == list(range(num))
+    everything = [m for share in shares for m in share]
+    assert sum(m.token_share for m in everything) == pytest.approx(1)
+    assert sum(m.row_share for m in everything) == pytest.approx(1)
+    for m in counted:
+        assert len(m.samples) == 1 or m.num_forwarded <= max_tokens
+    if len(counted) < len(everything):
+        assert len(counted) == num, "filler only where every sample has a micro-batch of its own"
+
+
+@pytest.mark.anyio
+async def test_a_batch_that_the_ranks_cannot_share_is_refused(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="batch_size: found 8, which 3 trainer GPUs"):
+        async with open_trainer(
+            SFT, model=ModelTable(path="m"), model_dir=tiny_model, rows_path=tmp_path / "r",
+            work_dir=tmp_path / "w", weights_dir=tmp_path, control_socket=tmp_path / "s",
+            log_dir=tmp_path, seed=0, num_ranks=3,
+        ):  # fmt: skip
+            pass
