@@ -69,14 +69,41 @@ class Gpu:
     """AMD: gfx942 and the like."""
     minor: int | None = None
     """NVIDIA: of its node, /dev/nvidia<minor>."""
+    is_cut: bool = False
+    """NVIDIA: in MIG mode, whether or not it has slices."""
 
 
 @cache
 def inventory() -> tuple[Gpu, ...]:
     """The cards that the user lets us use, in PCI order or that of the user's own variable."""
-    nvidia = _visible(_nvidia_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
-    hip = os.environ.get("HIP_VISIBLE_DEVICES", os.environ.get("ROCR_VISIBLE_DEVICES"))
-    return nvidia or _visible(_amd_gpus(), hip)
+    nvidia = _visible(_whole(_nvidia_gpus()), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return nvidia or _visible(_amd_gpus(), os.environ.get(_amd_variable()))
+
+
+@cache
+def hidden_gpus() -> str:
+    """Why cards of this machine are not in the inventory, for people; empty where all are."""
+    cut = [gpu.index for gpu in _nvidia_gpus() if gpu.is_cut]
+    if cut:
+        listed = ", ".join(map(str, cut))
+        return f"GPU {listed} is cut into MIG slices, and forge uses whole cards: nvidia-smi -mig 0"
+    nvidia = _whole(_nvidia_gpus())
+    name = "CUDA_VISIBLE_DEVICES" if nvidia else _amd_variable()
+    return why_hidden(nvidia or _amd_gpus(), os.environ.get(name), variable=name)
+
+
+def why_hidden(gpus: Sequence[Gpu], value: str | None, *, variable: str) -> str:
+    """What the user's variable leaves out of these cards, in words; empty for nothing."""
+    chosen = _visible(gpus, value)
+    if value is None or len(chosen) == len(gpus):
+        return ""
+    names = [part.strip() for part in value.split(",") if part.strip()]
+    unknown = next((name for name in names if not _matching(gpus, name)), None)
+    if unknown is None:
+        return f"{variable} = {value!r} leaves {len(chosen)} of {len(gpus)}"
+    if unknown.startswith("MIG-"):
+        return f"{variable} names {unknown}, a slice of a card; forge uses whole cards"
+    return f"{variable} names {unknown!r}, which is no card here; it leaves {len(chosen)}"
 
 
 def visibility(uuids: Sequence[str], *, gpus: Sequence[Gpu] | None = None) -> dict[str, str]:
@@ -98,11 +125,25 @@ def _visible(gpus: Sequence[Gpu], variable: str | None) -> tuple[Gpu, ...]:
         return tuple(gpus)
     chosen: list[Gpu] = []
     for item in filter(None, (part.strip() for part in variable.split(","))):
-        matches = [gpu for gpu in gpus if item == str(gpu.index) or gpu.uuid.startswith(item)]
+        matches = _matching(gpus, item)
         if not matches:
             break
         chosen.append(matches[0])
     return tuple(chosen)
+
+
+def _matching(gpus: Sequence[Gpu], name: str) -> list[Gpu]:
+    return [gpu for gpu in gpus if name == str(gpu.index) or gpu.uuid.startswith(name)]
+
+
+def _whole(gpus: Sequence[Gpu]) -> list[Gpu]:
+    """CUDA runs nothing on a card in MIG mode but in its slices."""
+    return [gpu for gpu in gpus if not gpu.is_cut]
+
+
+def _amd_variable() -> str:
+    names = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+    return next((name for name in names if name in os.environ), names[0])
 
 
 def _nvidia_gpus() -> list[Gpu]:
@@ -149,7 +190,18 @@ def _ask_nvidia(index: int) -> Gpu:
         memory_bytes=int(memory.total),
         free_bytes=int(memory.free),
         minor=int(pynvml.nvmlDeviceGetMinorNumber(handle)),
+        is_cut=_is_cut(handle),
     )
+
+
+def _is_cut(handle: object) -> bool:
+    import pynvml
+
+    try:
+        current, _pending = pynvml.nvmlDeviceGetMigMode(handle)
+    except pynvml.NVMLError:  # a card that has no such mode
+        return False
+    return bool(current)
 
 
 def _amd_gpus() -> list[Gpu]:

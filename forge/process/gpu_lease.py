@@ -44,19 +44,18 @@ class GpuLease:
 
     def __init__(self, uuid: str, *, folder: Path = FOLDER) -> None:
         """Raises MachineError where the files cannot be opened."""
-        name = re.sub(r"[^\w.-]", "_", uuid)
-        self._gate = folder / f"forge-gpu-{name}.gate"
-        self._use = folder / f"forge-gpu-{name}.use"
+        self._gate = file_of(uuid, "gate", folder=folder)
+        self._use = file_of(uuid, "use", folder=folder)
         self._polling = _POLLING.setdefault(self._gate, threading.Lock())
-        with _opened(self._gate), _opened(self._use):
+        with opened(self._gate), opened(self._use):
             pass
 
     @contextmanager
     def shared(self, *, timeout_s: float) -> Iterator[None]:
         """Beside other readers. Raises Stalled when a writer holds the card for longer."""
         deadline = time.monotonic() + timeout_s
-        with _opened(self._use) as use:
-            with _opened(self._gate) as gate:
+        with opened(self._use) as use:
+            with opened(self._gate) as gate:
                 self._lock(gate, use, fcntl.LOCK_SH, deadline=deadline)
             yield
 
@@ -64,7 +63,7 @@ class GpuLease:
     def exclusive(self, *, timeout_s: float) -> Iterator[None]:
         """Alone. Raises Stalled when the readers do not drain in time."""
         deadline = time.monotonic() + timeout_s
-        with _opened(self._gate) as gate, _opened(self._use) as use:
+        with opened(self._gate) as gate, opened(self._use) as use:
             self._lock(gate, use, fcntl.LOCK_EX, deadline=deadline)
             yield
 
@@ -132,9 +131,15 @@ class Window:
             self._turn.release()
 
 
+def file_of(uuid: str, kind: str, *, folder: Path = FOLDER) -> Path:
+    """The file of a card that processes agree by."""
+    name = re.sub(r"[^\w.-]", "_", uuid)
+    return folder / f"forge-gpu-{name}.{kind}"
+
+
 @contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    """Open for everybody: the other run may be another user's. Closing frees the lock."""
+def opened(path: Path) -> Iterator[int]:
+    """A file to lock, for everybody: the other run may be another user's. Closing frees it."""
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         try:

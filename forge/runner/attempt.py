@@ -8,10 +8,16 @@ import subprocess
 import time
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import forge
 from forge.records import Attempt
 from forge.runner.machine import count_cores, memory_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forge.process.devices import Gpu
 
 PACKAGES = (
     "forge", "torch", "triton", "transformers", "trl", "peft", "datasets", "tokenizers",
@@ -21,7 +27,7 @@ MAX_DIFF_BYTES = 1 << 20
 """A dirty tree larger than this is cut; the commit still says where it started."""
 
 
-def describe_attempt(attempt: int, *, seed: int, gpus: tuple[str, ...]) -> Attempt:
+def describe_attempt(attempt: int, *, seed: int, gpus: Sequence[Gpu]) -> Attempt:
     """Facts about this start. Takes milliseconds; imports nothing heavy."""
     return Attempt(
         attempt=attempt,
@@ -34,7 +40,10 @@ def describe_attempt(attempt: int, *, seed: int, gpus: tuple[str, ...]) -> Attem
             "kernel": platform.release(),
             "cores": count_cores(),
             "memory_bytes": memory_bytes(),
-            "gpus": list(gpus),
+            "gpus": [
+                {"index": gpu.index, "uuid": gpu.uuid, "name": gpu.name, "bytes": gpu.memory_bytes}
+                for gpu in gpus
+            ],
         },
         seed=seed,
     )

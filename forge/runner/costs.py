@@ -10,8 +10,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forge.runner.shapes import model_shape
+
 if TYPE_CHECKING:
-    from forge.config.schema import ModelTable, ServeTable, TinyModel
+    from forge.config.schema import ModelTable, ServeTable
 
 TRAIN_S_PER_TOKEN = 41e-6
 """Overhead of forward and backward: attention, optimizer, Python. Fit to 9.0k tok/s at 0.86M, 5.1k
@@ -45,6 +47,9 @@ TORCH_PROCESS_BYTES = 450 << 20
 JUDGE_BYTES = 2 * TORCH_PROCESS_BYTES
 """Oracle and zygote; runners share the zygote's pages."""
 REPLICA_BYTES = 250 << 20
+GPU_PROCESS_BYTES = 4 << 30
+"""Of host memory, a process with torch and its model on a GPU: pinned buffers, a file being read.
+"""
 TRAIN_BYTES_PER_PARAM = 16
 """f32 weights, gradients and two Adam moments."""
 TURN_BYTES = 8_000
@@ -53,23 +58,14 @@ CHECKPOINT_BYTES_PER_PARAM = 12
 KEPT_CHECKPOINTS = 3
 
 
-def tiny_params(tiny: TinyModel) -> int:
-    """Parameters of the Qwen3 model that `init = "tiny"` makes."""
-    head = tiny.head_dim
-    attention = 2 * tiny.hidden_size * head * (tiny.num_heads + tiny.num_kv_heads) + 2 * head
-    mlp = 3 * tiny.hidden_size * tiny.intermediate_size
-    block = attention + mlp + 2 * tiny.hidden_size
-    embeddings = tiny.vocab_size * tiny.hidden_size * (1 if tiny.tie_word_embeddings else 2)
-    return embeddings + tiny.num_layers * block + tiny.hidden_size
-
-
 def count_params(model: ModelTable) -> int | None:
-    """Parameters of the model of a run; None where it is not on this machine yet."""
-    if model.init:
-        return tiny_params(model.tiny)
+    """Parameters of the model of a run; None where it is neither on this machine nor known."""
     folder = Path(model.path or "").expanduser()
     files = list(folder.glob("*.safetensors")) if model.path and folder.is_dir() else []
-    return sum(_params_of(file) for file in files) or None
+    if files:
+        return sum(_params_of(file) for file in files)
+    shape = model_shape(model)
+    return None if shape is None else shape.params
 
 
 def _params_of(file: Path) -> int:

@@ -6,14 +6,19 @@ Asks the kernel, NVML or amdsmi, and the list of installed packages; imports non
 
 from __future__ import annotations
 
-import importlib.util
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from forge.process.devices import Gpu, inventory
+from forge.process.devices import Gpu, hidden_gpus, inventory
 from forge.process.disk import free_bytes
-from forge.serve.engines import ENGINES
+from forge.process.gpu_users import GpuUser, occupancies
+from forge.serve.engines import installed_engines
+
+if TYPE_CHECKING:
+    from forge.config.schema import ServeTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,18 +33,40 @@ class Machine:
     """Where runs are stored."""
     gpus: tuple[Gpu, ...]
     engines: frozenset[str]
-    """Engines that are installed in our interpreter."""
+    """Engines that are installed in the interpreter that serves."""
+    hidden_gpus: str = ""
+    """Why there are fewer cards than the machine has, in words."""
+    gpu_users: Mapping[str, tuple[GpuUser, ...]] = field(default_factory=dict)
+    """Processes of others on the cards, by UUID."""
+    assumed: str = ""
+    """`forge plan --assume`: what was assumed; empty for a machine that is there."""
 
 
-def this_machine(store_dir: Path) -> Machine:
-    """Asks. Takes a millisecond without GPUs."""
+def this_machine(store_dir: Path, *, serve: ServeTable | None = None) -> Machine:
+    """Asks. Takes a millisecond without GPUs.
+
+    Args:
+        serve: whose interpreter is asked for engines; absent means ours.
+    """
+    gpus, users = _gpus_now()
     return Machine(
         cores=count_cores(),
         memory_bytes=memory_bytes(),
         free_disk_bytes=free_bytes(store_dir),
-        gpus=inventory(),
-        engines=frozenset(name for name, kind in ENGINES.items() if _has_all(kind.requires)),
+        gpus=gpus,
+        hidden_gpus=hidden_gpus(),
+        gpu_users=users,
+        engines=installed_engines(serve),
     )
+
+
+def _gpus_now() -> tuple[tuple[Gpu, ...], dict[str, tuple[GpuUser, ...]]]:
+    """The cards with what is free on them now, and who else is on them."""
+    gpus = inventory()
+    found = occupancies(gpus)
+    free = {uuid: each.free_bytes for uuid, each in found.items()}
+    users = {uuid: each.users for uuid, each in found.items() if each.users}
+    return tuple(replace(gpu, free_bytes=free.get(gpu.uuid, gpu.free_bytes)) for gpu in gpus), users
 
 
 def count_cores() -> int:
@@ -53,10 +80,6 @@ def memory_bytes() -> int:
     """Physical, or the container's limit where that is lower."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(physical, _cgroup_bytes())
-
-
-def _has_all(modules: tuple[str, ...]) -> bool:
-    return all(importlib.util.find_spec(module) for module in modules)
 
 
 def _cgroup_bytes() -> int:

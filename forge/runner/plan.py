@@ -3,12 +3,13 @@ disk.
 
 `plan` is pure in the experiment, its problem files and the machine, imports no torch, and raises
 for what cannot work: so `forge plan` says it, and a run before it has a directory. `forge plan`
-prints it, `run` and `resume` call it first. Predictions are for CPU runs; a GPU phase has none.
+prints it, `run` and `resume` call it first. Predictions of time are for CPU runs; a GPU phase has
+none, but its memory is weighed card by card (`placement`).
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage
@@ -19,10 +20,14 @@ from forge.errors import ConfigError, MachineError
 from forge.records import Split
 from forge.runner import costs
 from forge.runner.machine import Machine, this_machine
-from forge.runner.predict import PhasePlan, is_served, predict_disk_bytes, predict_phases
+from forge.runner.needs import needs_judges, needs_serving
+from forge.runner.placement import Placement, place
+from forge.runner.predict import PhasePlan, predict_disk_bytes, predict_phases
+from forge.runner.shapes import model_shape
+from forge.serve.engines import ENGINES, check_engine, choose_engine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from forge.process.devices import Gpu
 
@@ -41,6 +46,19 @@ class ProcessPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CardPlan:
+    """One card in use."""
+
+    index: int
+    uuid: str
+    name: str
+    memory_bytes: int
+    roles: tuple[str, ...]
+    bytes_by_role: Mapping[str, int]
+    """At the widest moment; empty where the model's size is unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The whole."""
 
@@ -54,6 +72,13 @@ class Plan:
     disk_bytes: int | None
     notes: tuple[str, ...]
     """What is allowed and unwise."""
+    cards: tuple[CardPlan, ...] = ()
+    reasons: tuple[str, ...] = ()
+    """Why roles are where they are, for what the experiment left open."""
+    assumed: str = ""
+    """The machine of `--assume`; empty for this one."""
+    placement: Placement = field(default_factory=Placement)
+    """What a run hands out."""
 
     @property
     def cpu_s(self) -> float | None:
@@ -67,7 +92,10 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """What `forge plan --json` prints."""
-        return {**asdict(self), "cpu_s": self.cpu_s, "wall_s": self.wall_s}
+        plain = asdict(replace(self, placement=Placement()))
+        del plain["placement"]
+        totals = {"cpu_s": self.cpu_s, "wall_s": self.wall_s}
+        return {**plain, "engine": self.placement.engine, **totals}
 
 
 def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
@@ -77,12 +105,17 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
         ConfigError: problems cannot be loaded, or a stage has none.
         MachineError: GPUs, disk or an engine are missing.
     """
-    machine = this_machine(experiment.store.dir) if machine is None else machine
-    gpus = _assign(experiment, machine)
-    _require(experiment, machine)
-    _require_problems(experiment)
+    is_here = machine is None
+    if machine is None:
+        machine = this_machine(experiment.store.dir, serve=experiment.serve)
+    engine, why = _engine(experiment, machine)
+    placement = place(experiment, machine, engine=engine)
+    placement = replace(placement, reasons=(*why, *placement.reasons))
+    _require_disk(experiment, machine)
+    _require_engine(experiment, machine, placement, is_here=is_here)
+    _require_problems(experiment, machine)
     params = costs.count_params(experiment.model)
-    processes = tuple(_processes(experiment, gpus=gpus, params=params))
+    processes = tuple(_processes(experiment, placement=placement, params=params))
     phases = tuple(predict_phases(experiment, machine=machine, params=params))
     memory = _total([process.memory_bytes for process in processes])
     disk = predict_disk_bytes(experiment, params=params)
@@ -95,55 +128,68 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
         memory_bytes=None if memory is None else int(memory),
         disk_bytes=disk,
         notes=tuple(_notes(experiment, machine=machine, memory=memory, disk=disk)),
+        cards=tuple(_cards(placement)),
+        reasons=placement.reasons,
+        assumed=machine.assumed,
+        placement=placement,
     )
 
 
-def _assign(experiment: Experiment, machine: Machine) -> dict[str, tuple[Gpu, ...]]:
-    """Cards by role: serve first, then judge, then train, in the order in which they were given."""
-    devices = experiment.devices
-    wanted = {role: int(getattr(devices, role)) for role in ("serve", "judge", "train")}
-    allowed = list(machine.gpus)
-    if isinstance(devices.gpus, list):
-        allowed = [_find(name, machine.gpus) for name in devices.gpus]
-    total = sum(wanted.values())
-    if total > len(allowed):
-        split = ", ".join(f"{role} {num}" for role, num in wanted.items() if num)
-        has = f"this machine has {len(machine.gpus)}"
-        if len(allowed) < len(machine.gpus):
-            has = f"devices.gpus names {len(allowed)}"
-        raise MachineError(
-            f"{experiment.name} needs {total} {'GPU' if total == 1 else 'GPUs'} ({split}); {has}. "
-            f'"forge plan" shows the split; experiments/quickstart.toml needs none.'
-        )
-    cards = iter(allowed)
-    return {role: tuple(next(cards) for _ in range(num)) for role, num in wanted.items()}
+def _engine(experiment: Experiment, machine: Machine) -> tuple[str, tuple[str, ...]]:
+    """The engine that will serve, and why that one, where the experiment leaves it open."""
+    serve, devices = experiment.serve, experiment.devices
+    if not needs_serving(experiment) or serve.url:
+        return "llama" if serve.engine == "auto" else serve.engine, ()
+    gpus = machine.gpus if devices.gpus and devices.serve else ()
+    shape = model_shape(experiment.model)
+    name, why = choose_engine(
+        serve, gpus=gpus, installed=machine.engines, model_type=shape and shape.model_type
+    )
+    return name, (f"serve.engine = auto: {name} ({why})",) if serve.engine == "auto" else ()
 
 
-def _find(name: str, gpus: tuple[Gpu, ...]) -> Gpu:
-    for gpu in gpus:
-        if name in (str(gpu.index), gpu.uuid):
-            return gpu
-    there = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in gpus) or "none"
-    raise MachineError(f'devices.gpus: found "{name}"; the GPUs of this machine are: {there}')
+def _cards(placement: Placement) -> Iterator[CardPlan]:
+    for gpu in placement.gpus:
+        yield CardPlan(
+            index=gpu.index, uuid=gpu.uuid, name=gpu.name, memory_bytes=gpu.memory_bytes,
+            roles=placement.roles_of(gpu.uuid),
+            bytes_by_role=dict(placement.bytes_by_gpu.get(gpu.uuid, {})),
+        )  # fmt: skip
 
 
-def _require(experiment: Experiment, machine: Machine) -> None:
-    store, serve = experiment.store, experiment.serve
+def _require_disk(experiment: Experiment, machine: Machine) -> None:
+    store = experiment.store
     if machine.free_disk_bytes < store.min_free_bytes:
         raise MachineError(
             f"{store.dir}: {machine.free_disk_bytes / 1e9:.2f} GB of disk are free; a run stops "
             f"below store.min_free_bytes = {store.min_free_bytes / 1e9:.2f} GB. Free some; a new "
             f"run can lie elsewhere with --set store.dir=DIR"
         )
-    engine = "llama" if serve.engine == "auto" else serve.engine
-    if is_served(experiment) and not serve.python and engine not in machine.engines:
-        raise MachineError(f'serve.engine = "{engine}" is not installed; "make setup" compiles it')
 
 
-def _require_problems(experiment: Experiment) -> None:
+def _require_engine(
+    experiment: Experiment, machine: Machine, placement: Placement, *, is_here: bool
+) -> None:
+    """Of a machine that is here its interpreter is asked for versions and builds too."""
+    serve = experiment.serve
+    if not needs_serving(experiment) or serve.url:
+        return
+    if is_here:
+        gpus = [gpu for replica in placement.serve for gpu in replica]
+        check_engine(serve.model_copy(update={"engine": placement.engine}), gpus=gpus)
+    elif placement.engine not in machine.engines:
+        raise MachineError(
+            f'serve.engine = "{placement.engine}" is not installed; '
+            f"{ENGINES[placement.engine].advice}"
+        )
+
+
+def _require_problems(experiment: Experiment, machine: Machine) -> None:
     """Loads them where a run could lack some; from numbers that leave no doubt, it does not."""
     table = experiment.problems
     if table.source == "generated" and is_ample(table):
+        return
+    if table.path is not None and machine.assumed and not table.path.exists():
         return
     problems = load_problems(table, seed=experiment.seed)
     for index, stage in enumerate(experiment.stage):
@@ -158,42 +204,41 @@ def _require_problems(experiment: Experiment) -> None:
 
 
 def _processes(
-    experiment: Experiment, *, gpus: dict[str, tuple[Gpu, ...]], params: int | None
+    experiment: Experiment, *, placement: Placement, params: int | None
 ) -> Iterator[ProcessPlan]:
     serve, judge = experiment.serve, experiment.judge
-    num_judges = 0 if judge.url else len(gpus["judge"]) or judge.workers
+    num_judges = len(placement.judge) or judge.workers
+    if judge.url or not needs_judges(experiment):
+        num_judges = 0
+    is_ours = needs_serving(experiment) and not serve.url
     yield ProcessPlan(
         name="supervisor", device="cpu", threads=1, memory_bytes=costs.SUPERVISOR_BYTES,
         stages="all",
     )  # fmt: skip
-    for index in range(serve.replicas if is_served(experiment) else 0):
+    for index in range(serve.replicas if is_ours else 0):
+        share = placement.serve[index] if placement.serve else ()
         size = params and costs.replica_bytes(serve, experiment.model, params=params)
-        share = _share(gpus["serve"], index, serve.replicas)
+        if share:
+            size = costs.GPU_PROCESS_BYTES
         yield ProcessPlan(
             name=f"serve-{index}", device=_device(share), threads=serve.threads,
             memory_bytes=size, stages="eval, grpo",
         )  # fmt: skip
     for index in range(num_judges):
         yield ProcessPlan(
-            name=f"judge-{index}", device=_device(gpus["judge"][index : index + 1]), threads=1,
+            name=f"judge-{index}", device=_device(placement.judge[index : index + 1]), threads=1,
             memory_bytes=costs.JUDGE_BYTES, stages="prepare, eval, grpo",
         )  # fmt: skip
     trained = [stage for stage in experiment.stage if not isinstance(stage, EvalStage)]
     if trained:
         size = params and costs.TORCH_PROCESS_BYTES + params * costs.TRAIN_BYTES_PER_PARAM
+        if placement.train:
+            size = len(placement.train) * costs.GPU_PROCESS_BYTES
         yield ProcessPlan(
-            name="trainer", device=_device(gpus["train"]),
+            name="trainer", device=_device(placement.train),
             threads=max(stage.threads for stage in trained), memory_bytes=size,
             stages=", ".join(dict.fromkeys(stage.kind for stage in trained)),
         )  # fmt: skip
-
-
-def _share(gpus: tuple[Gpu, ...], index: int, num: int) -> tuple[Gpu, ...]:
-    """The cards of one replica: an equal part, or one card shared by several replicas."""
-    if len(gpus) >= num:
-        each = len(gpus) // num
-        return gpus[index * each : (index + 1) * each]
-    return (gpus[index % len(gpus)],) if gpus else ()
 
 
 def _device(gpus: tuple[Gpu, ...]) -> str:
@@ -221,6 +266,13 @@ def _notes(
             )
     if experiment.judge.url:
         yield f"judges of other machines or processes: {', '.join(experiment.judge.url)}"
+    if experiment.serve.url:
+        yield f"servers that answer, with weights of their own: {', '.join(experiment.serve.url)}"
+    if not machine.assumed and machine.hidden_gpus and experiment.devices.gpus:
+        yield machine.hidden_gpus
+    for gpu in machine.gpus:
+        for user in machine.gpu_users.get(gpu.uuid, ()) if experiment.devices.gpus else ():
+            yield f"GPU {gpu.index}: {user}; what is timed there is timed beside it"
     if experiment.model.path and costs.count_params(experiment.model) is None:
         yield f"{experiment.model.path} is no directory here: nothing is predicted for it"
 

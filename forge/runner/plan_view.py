@@ -19,10 +19,16 @@ def render(plan: Plan) -> RenderableType:
     params = (
         "size not known yet" if plan.params is None else f"{plan.params / 1e6:.2f} M parameters"
     )
-    head = Text(f"{plan.name}: {params}, {plan.cores} cores", style="bold")
+    where = f"assumed: {plan.assumed}" if plan.assumed else f"{plan.cores} cores"
+    head = Text(f"{plan.name}: {params}, {where}", style="bold")
     notes = [Text(f"! {note}", style="yellow") for note in plan.notes]
     disk = Text(f"disk: {size(plan.disk_bytes)}")
-    return Group(head, Text(), processes(plan), Text(), phases(plan), Text(), disk, *notes)
+    on_gpus = [cards(plan), Text()] if plan.cards else []
+    reasons = [Text(f"· {reason}") for reason in plan.reasons]
+    return Group(
+        head, Text(), processes(plan), Text(), *on_gpus, phases(plan), Text(), disk, *reasons,
+        *notes,
+    )  # fmt: skip
 
 
 def processes(plan: Plan) -> Table:
@@ -33,6 +39,21 @@ def processes(plan: Plan) -> Table:
             each.name, each.device, str(each.threads), size(each.memory_bytes), each.stages
         )
     table.add_row("together", "", "", size(plan.memory_bytes), style="bold")
+    return table
+
+
+def cards(plan: Plan) -> Table:
+    """Card → who has how much of its memory at the widest moment."""
+    table = Table("GPU", "card", "roles", box=None, pad_edge=False)
+    table.add_column("memory", justify="right")
+    table.add_column("of", justify="right")
+    for card in plan.cards:
+        parts = ", ".join(
+            f"{role} {size(card.bytes_by_role[role])}" if role in card.bytes_by_role else role
+            for role in card.roles
+        )
+        total = size(sum(card.bytes_by_role.values())) if card.bytes_by_role else "?"
+        table.add_row(str(card.index), card.name, parts, total, size(card.memory_bytes))
     return table
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage, Stage
 from forge.data.pairs import MAX_BROKEN
 from forge.runner import costs
+from forge.runner.needs import needs_serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,20 +55,28 @@ def predict_phases(
 
 def _prepare(experiment: Experiment, *, machine: Machine) -> PhasePlan:
     """Judges start, broken answers of repairs are judged, tokenizer and model are made."""
-    problems, workers = experiment.problems, experiment.judge.workers
+    workers = experiment.judge.workers
     num_judged = 0
     if any(isinstance(stage, SftStage) for stage in experiment.stage):
-        num_sft = min(sum(problems.sft_by_level), problems.num_problems - problems.num_heldout)
-        num_rows = num_sft * experiment.data.pairs_per_problem
-        num_judged = int(num_rows * experiment.data.repair_share * (1 + MAX_BROKEN) / 2)
+        repaired = (_num_pairs(experiment) or 0) * experiment.data.repair_share
+        num_judged = int(repaired * (1 + MAX_BROKEN) / 2)
     start_s = costs.START_S["supervisor"] + workers * costs.START_S["judge"]
-    start_s += costs.START_S["replica"] * experiment.serve.replicas * is_served(experiment)
+    start_s += costs.START_S["replica"] * experiment.serve.replicas * needs_serving(experiment)
     start_s += costs.START_S["task"] * (experiment.model.init is not None)
     cpu_s = start_s + num_judged * costs.JUDGE_S
     work = f"{num_judged} broken answers judged; judges, tokenizer and model made"
     return PhasePlan(
         name="prepare", work=work, cpu_s=cpu_s, wall_s=cpu_s / min(workers, machine.cores)
     )
+
+
+def _num_pairs(experiment: Experiment) -> int | None:
+    """One-turn rows that the generator makes; None where they are in a file."""
+    problems = experiment.problems
+    if experiment.data.source != "generated":
+        return None
+    num_sft = min(sum(problems.sft_by_level), problems.num_problems - problems.num_heldout)
+    return num_sft * experiment.data.pairs_per_problem
 
 
 def _eval(
@@ -89,7 +98,13 @@ def _eval(
 def _sft(
     experiment: Experiment, stage: SftStage, *, name: str, machine: Machine, params: int
 ) -> PhasePlan:
-    tokens = stage.steps * stage.batch_size * costs.ROW_TOKENS
+    num_rows = stage.steps * stage.batch_size
+    if stage.epochs is not None:
+        num_pairs = _num_pairs(experiment)
+        if num_pairs is None:
+            return PhasePlan(name=name, work=_work(experiment, stage), cpu_s=None, wall_s=None)
+        num_rows = stage.epochs * num_pairs * (1 + experiment.data.repair_share)
+    tokens = num_rows * costs.ROW_TOKENS
     cpu_s = costs.START_S["trainer"] + costs.train_s(tokens, params=params)
     return PhasePlan(
         name=name, work=_work(experiment, stage), cpu_s=cpu_s,
@@ -147,7 +162,8 @@ def _work(experiment: Experiment, stage: Stage) -> str:
         num, rollouts, turns = _eval_size(experiment, stage)
         return f"{num} problems × {rollouts} rollouts, up to {turns} turns"
     if isinstance(stage, SftStage):
-        return f"{stage.steps} steps × {stage.batch_size} rows"
+        length = f"{stage.steps} steps" if stage.epochs is None else f"{stage.epochs:g} epochs"
+        return f"{length} × {stage.batch_size} rows"
     rollout = experiment.rollout
     size = f"{rollout.groups_per_step} groups × {rollout.group_size} rollouts"
     return f"{stage.steps} steps × {size}, up to {rollout.max_turns} turns"
@@ -167,8 +183,3 @@ def predict_disk_bytes(experiment: Experiment, *, params: int | None) -> int | N
             turns += stage.steps * each * (1 + costs.REPLACED_SHARE)
     kept = costs.KEPT_CHECKPOINTS * (costs.CHECKPOINT_BYTES_PER_PARAM + 4) * params
     return int(kept + turns * costs.TURN_BYTES)
-
-
-def is_served(experiment: Experiment) -> bool:
-    """Whether any stage generates."""
-    return any(not isinstance(stage, SftStage) for stage in experiment.stage)

@@ -13,7 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge.config.schema import Experiment, SftStage
+import anyio.to_thread
+
 from forge.data.pairs import make_pairs
 from forge.data.prompts import first_messages
 from forge.errors import ConfigError
@@ -24,6 +25,7 @@ from forge.train.handle import run_init_model
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from forge.config.schema import Experiment
     from forge.process.child import ProcessObserver
     from forge.rollout.ports import Judge
 
@@ -35,23 +37,28 @@ def data_dir(paths: RunPaths) -> Path:
     return folder
 
 
-def needs_pairs(experiment: Experiment) -> bool:
-    """Whether any stage trains on pairs, or a tokenizer has to be trained on their texts."""
-    return (
-        any(isinstance(s, SftStage) for s in experiment.stage) or experiment.model.init is not None
-    )
-
-
 async def prepare_pairs(
-    experiment: Experiment, problems: Sequence[Problem], *, paths: RunPaths, judge: Judge
+    experiment: Experiment,
+    problems: Sequence[Problem],
+    *,
+    paths: RunPaths,
+    judge: Judge | None,
 ) -> list[Pair]:
     """The SFT pairs, from the run directory if they are there already.
 
-    Raises ConfigError where the problems have no answers to train on.
+    Args:
+        judge: of the generator's broken answers; None where pairs are read from a file.
+
+    Raises ConfigError where the problems have no answers to train on, or the file has no rows.
     """
     file = _pairs_file(paths)
     if file.exists():
         return load_pairs(paths)
+    if judge is None:
+        from forge.data.pair_files import read_pairs
+
+        pairs = await anyio.to_thread.run_sync(read_pairs, experiment.data)
+        return _kept(file, pairs)
     if experiment.problems.source != "generated":
         raise ConfigError(
             f'problems.source = "{experiment.problems.source}" has no answers to train on: an sft '
@@ -60,6 +67,10 @@ async def prepare_pairs(
         )
     sft = [problem for problem in problems if problem.split is Split.SFT]
     pairs = await make_pairs(sft, experiment.data, seed=experiment.seed, judge=judge)
+    return _kept(file, pairs)
+
+
+def _kept(file: Path, pairs: list[Pair]) -> list[Pair]:
     write_file(file, "".join(json.dumps(asdict(pair)) + "\n" for pair in pairs))
     return pairs
 

@@ -16,21 +16,22 @@ import logging
 import os
 import shutil
 import time
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from forge.config.load import load_experiment
-from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage
+from forge.config.schema import EvalStage, Experiment, GrpoStage, ServeTable, SftStage
 from forge.data.chat import ChatTemplate
 from forge.data.problems import load_problems
 from forge.data.splits import in_split
-from forge.errors import ForgeError, MachineError
+from forge.errors import ForgeError
 from forge.evalpool.pool import open_pool
 from forge.exits import Ending, ending_of
+from forge.process.gpu_claim import Claim, claim
 from forge.process.sockets import open_socket_dir
 from forge.records import AttemptEnd, Evaluation, Event, Problem, Split
 from forge.rollout.batches import count_from
@@ -42,18 +43,19 @@ from forge.runner.evaluate import run_eval_stage
 from forge.runner.gate import TurnGate
 from forge.runner.grpo import run_grpo_stage
 from forge.runner.hub import locate_model
+from forge.runner.needs import makes_pairs, needs_pairs
 from forge.runner.observer import StoreObserver
-from forge.runner.plan import Plan, plan
+from forge.runner.placement import Placement
+from forge.runner.plan import plan
 from forge.runner.plan_view import render as render_plan
-from forge.runner.predict import is_served
-from forge.runner.prepare import needs_pairs, prepare_model, prepare_pairs
+from forge.runner.prepare import prepare_model, prepare_pairs
 from forge.runner.progress import Progress
 from forge.runner.prompter import TemplatePrompter
 from forge.runner.sft import run_sft_stage
+from forge.runner.shapes import adapter_rank
 from forge.runner.stopping import StopRequest, limit_reached, watch_signals
 from forge.runner.trainable import find_refused, is_examined, refusal
 from forge.runner.weights import WeightSync, begin_again
-from forge.serve.engines import check_engine
 from forge.serve.replicas import open_replicas
 from forge.serve.weights import Weights
 from forge.store.layout import (
@@ -87,35 +89,48 @@ class Past:
     """Stage index to the weights it began with."""
 
 
-def run_experiment(path: Path, *, overrides: Sequence[str] = (), quiet: bool = False) -> RunPaths:
+def run_experiment(
+    path: Path,
+    *,
+    overrides: Sequence[str] = (),
+    quiet: bool = False,
+    wait_s: float | None = None,
+) -> RunPaths:
     """Run an experiment file from the start. Returns the run directory; raises ForgeError.
 
-    The machine is checked, and a hub model is here, before the run directory is made.
+    The machine is checked, its cards are ours, and a hub model is here, before the run directory is
+    made.
+
+    Args:
+        wait_s: for cards of another run, instead of devices.wait_s.
     """
     from forge.config.dump import dump_experiment
 
     console = Console(quiet=quiet)
     experiment = load_experiment(path, overrides=overrides)
-    console.show(render_plan(_check(experiment)))
-    model = locate_model(experiment.model, say=None if quiet else console.say)
-    pinned = experiment.model.model_copy(update={"revision": model.revision})
-    paths = create_run(experiment.name, store_dir=experiment.store.dir)
-    with open_run_lock(paths):
-        recorded = experiment.model_copy(update={"model": pinned})
-        write_file(paths.experiment, dump_experiment(recorded))
-        located = experiment.model_copy(update={"model": model})
-        anyio.run(_supervise, paths, located, Past(), console)
+    planned = plan(experiment)
+    console.show(render_plan(planned))
+    with _claimed(experiment, planned.placement, console, experiment.name, wait_s) as cards:
+        model = locate_model(experiment.model, say=None if quiet else console.say)
+        pinned = experiment.model.model_copy(update={"revision": model.revision})
+        paths = create_run(experiment.name, store_dir=experiment.store.dir)
+        cards.rename(paths.name)
+        with open_run_lock(paths):
+            recorded = experiment.model_copy(update={"model": pinned})
+            write_file(paths.experiment, dump_experiment(recorded))
+            located = experiment.model_copy(update={"model": model})
+            anyio.run(_supervise, paths, located, Past(), console, planned.placement)
     return paths
 
 
-def resume_run(paths: RunPaths, *, quiet: bool = False) -> RunPaths:
+def resume_run(paths: RunPaths, *, quiet: bool = False, wait_s: float | None = None) -> RunPaths:
     """Continue a run where it stood. What is finished is skipped; nothing recorded is deleted."""
     console = Console(quiet=quiet)
     with open_run_lock(paths):  # first: what another process still writes is no past
         experiment = load_experiment(paths.experiment)
         store = experiment.store.model_copy(update={"dir": paths.root.parent})
         experiment = experiment.model_copy(update={"store": store})
-        _check(experiment)
+        placement = plan(experiment).placement
         with open_run(paths) as reader:
             past = Past(
                 state=last_state(reader),
@@ -129,43 +144,40 @@ def resume_run(paths: RunPaths, *, quiet: bool = False) -> RunPaths:
             return paths
         model = locate_model(experiment.model, say=None if quiet else console.say)
         experiment = experiment.model_copy(update={"model": model})
-        anyio.run(_supervise, paths, experiment, past, console)
+        with _claimed(experiment, placement, console, paths.name, wait_s):
+            anyio.run(_supervise, paths, experiment, past, console, placement)
     return paths
 
 
-def _check(experiment: Experiment) -> Plan:
-    """The plan, once nothing speaks against starting. Raises ForgeError."""
-    planned = plan(experiment)
-    _refuse_gpus(experiment)
-    if is_served(experiment):
-        check_engine(experiment.serve)
-    return planned
+def _claimed(
+    experiment: Experiment, placement: Placement, console: Console, run: str, wait_s: float | None
+) -> AbstractContextManager[Claim]:
+    wait_s = experiment.devices.wait_s if wait_s is None else wait_s
+    return claim(placement.gpus, run=run, wait_s=wait_s, say=console.say)
 
 
-def _refuse_gpus(experiment: Experiment) -> None:
-    """`plan` lays GPUs out; a run would leave them idle without a word. Raises MachineError."""
-    devices = experiment.devices
-    asked = {role: getattr(devices, role) for role in ("train", "serve", "judge")}
-    if any(asked.values()):
-        words = ", ".join(f"devices.{role} = {count}" for role, count in asked.items() if count)
-        raise MachineError(
-            f"{words}: this version plans GPUs but runs on the CPU only; set them to 0"
-        )
-
-
-async def _supervise(paths: RunPaths, experiment: Experiment, past: Past, console: Console) -> None:
+async def _supervise(
+    paths: RunPaths,
+    experiment: Experiment,
+    past: Past,
+    console: Console,
+    placement: Placement | None = None,
+) -> None:
     """Open what a run needs, in order; run prepare and stages; record how it ended."""
+    placement = placement or Placement()
     attempt = next_attempt(paths)
     _log_to(paths.logs(attempt) / "supervisor.log")
     progress = Progress(run=paths.name, num_stages=len(experiment.stage))
     console.say(f"{paths.root}")
     async with open_writer(paths, experiment.store) as writer:
         description = await anyio.to_thread.run_sync(
-            lambda: describe_attempt(attempt, seed=experiment.seed, gpus=())
+            lambda: describe_attempt(attempt, seed=experiment.seed, gpus=placement.gpus)
         )
         await writer.put(description)
         try:
-            await _open_and_run(paths, experiment, past, attempt, progress, console, writer)
+            await _open_and_run(
+                paths, experiment, past, attempt, progress, console, writer, placement
+            )
         except BaseException as error:
             ending = ending_of(error)
             log.error("exit %d", ending.code, exc_info=error)
@@ -190,6 +202,7 @@ async def _open_and_run(
     progress: Progress,
     console: Console,
     writer: Writer,
+    placement: Placement,
 ) -> None:
     """The work in a scope of its own, and what outlives it beside it: while a second Ctrl-C takes
     the work down, signals are still heard and the ends of children recorded."""
@@ -224,6 +237,7 @@ async def _open_and_run(
                     control,
                     socket_dir,
                     problems,
+                    placement,
                 )
                 await work.run()
             tasks.cancel_scope.cancel()
@@ -247,6 +261,7 @@ class _Work:
     control: Control
     socket_dir: Path
     problems: Sequence[Problem]
+    placement: Placement
 
     async def run(self) -> None:
         """Everything from pairs to the last stage. What is opened later is closed earlier."""
@@ -255,7 +270,7 @@ class _Work:
         last_served = max((i for i, s in stages if _needs_serving(s)), default=-1)
         async with AsyncExitStack() as opened:
             pool = None
-            if needs_pairs(self.experiment) or last_served >= 0:
+            if makes_pairs(self.experiment) or last_served >= 0:
                 pool = await opened.enter_async_context(self._open_pool())
             run = await self._prepare(pool)
             run.pool = pool
@@ -281,24 +296,49 @@ class _Work:
             socket_dir=self.socket_dir,
             log_dir=self.paths.logs(self.attempt),
             observer=self.observer,
+            gpus=self.placement.judge,
         ) as pool:
             yield pool
 
     @asynccontextmanager
     async def _open_replicas(self, run: Run) -> AsyncIterator:
+        table, placement = self._serve_table(), self.placement
+        if table.url:
+            from forge.serve.remote import open_remote
+
+            chat = run.prompter.chat
+            async with open_remote(table, chat=chat, stop_token_ids=chat.stop_token_ids) as remote:
+                yield remote
+            return
         work_dir = self.paths.root / "serve"  # whole models: too large for a socket's /tmp
         shutil.rmtree(work_dir, ignore_errors=True)
         work_dir.mkdir()
         async with open_replicas(
-            self.experiment.serve,
+            table,
             weights=run.weights.current,
             stop_token_ids=run.prompter.chat.stop_token_ids,
             socket_dir=self.socket_dir,
             log_dir=run.log_dir,
             work_dir=work_dir,
             observer=self.observer,
+            gpus=placement.serve_uuids,
+            shared=placement.shared,
+            max_lora_rank=self._lora_rank(),
         ) as replicas:
             yield replicas
+
+    def _serve_table(self) -> ServeTable:
+        """What the plan settled put in: the engine, and what it may take of a shared card."""
+        settled: dict[str, Any] = {"engine": self.placement.engine}
+        if self.placement.memory_share is not None:
+            settled["memory_share"] = self.placement.memory_share
+        return self.experiment.serve.model_copy(update=settled)
+
+    def _lora_rank(self) -> int:
+        """Widest adapter that will be served; 0 for none."""
+        model = self.experiment.model
+        start = 0 if model.adapter is None else adapter_rank(model.adapter)
+        return max(start, model.lora.r if model.lora else 0)
 
     async def _prepare(self, pool) -> Run:
         """Pairs, model and template; the context that stages share."""
@@ -307,7 +347,10 @@ class _Work:
             if needs_pairs(self.experiment):
                 self.progress.label = "prepare: pairs"
                 pairs = await prepare_pairs(
-                    self.experiment, self.problems, paths=self.paths, judge=pool.judge
+                    self.experiment,
+                    self.problems,
+                    paths=self.paths,
+                    judge=None if pool is None else pool.judge,
                 )
             refused = await self._refused(pool)
             self.progress.label = "prepare: model"
@@ -319,7 +362,7 @@ class _Work:
         if init_dir is None:
             raise self.stop.stopped()
         state = self.past.state
-        serve, rollout = self.experiment.serve, self.experiment.rollout
+        serve, rollout = self._serve_table(), self.experiment.rollout
         start = Weights(full=init_dir, adapter=self.experiment.model.adapter)
         weights = WeightSync(
             await anyio.to_thread.run_sync(
@@ -344,7 +387,7 @@ class _Work:
             ),
             group_ids=count_from(state.group_id if state else -1),
             sample_ids=count_from(state.sample_id if state else -1),
-            control=self.control,
+            control=self.control, placement=self.placement,
         )  # fmt: skip
         return run
 
@@ -376,6 +419,8 @@ class _Work:
     ) -> None:
         """One stage, between a start and an end event; a stop in an evaluation drops it, a
         trainer saves first."""
+        if not isinstance(stage, EvalStage) and stage.parallel == "auto":
+            stage = stage.model_copy(update={"parallel": self.placement.parallel})
         if self.stop.is_set:
             raise self.stop.stopped()
         start = (self.past.stage_weights or {}).get(index, run.weights.current)

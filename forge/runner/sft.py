@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ async def run_sft_stage(run: Run, stage: SftStage, index: int, *, start: Weights
         )
         words = f"{kept} rows, {dropped} dropped as longer than {stage.max_length} tokens"
         await run.writer.put(Event(at=time.time(), kind="sft_rows", message=words))
+    stage = await anyio.to_thread.run_sync(with_steps, stage, rows)
     desk = TrainerDesk(
         stage=index, last_step=stage.steps, batches_dir=run.paths.batches, sink=run.writer
     )
@@ -45,6 +47,21 @@ async def run_sft_stage(run: Run, stage: SftStage, index: int, *, start: Weights
     )
     with plugged(run, desk, published, keep=lambda step: True):
         await own_trainer(run, stage, desk, published, start=start, rows_path=rows)
+
+
+def with_steps(stage: SftStage, rows_path: Path) -> SftStage:
+    """The stage with the steps that its epochs come to; at least one."""
+    if stage.epochs is None:
+        return stage
+    with rows_path.open("rb") as file:
+        num_rows = sum(1 for _ in file)
+    steps = max(1, math.ceil(num_rows * stage.epochs / stage.batch_size))
+    if stage.warmup_steps > steps:
+        raise ConfigError(
+            f"stage sft: warmup_steps = {stage.warmup_steps} is more than the {steps} steps of "
+            f"{stage.epochs:g} epochs over {num_rows} rows"
+        )
+    return stage.model_copy(update={"steps": steps})
 
 
 def write_rows(

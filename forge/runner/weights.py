@@ -200,7 +200,10 @@ def begin_again(
 
     def keeps(policy: PolicyVersion) -> bool:
         stage: Any = experiment.stage[policy.stage]
-        return is_kept(policy.step, steps=stage.steps, save_every=stage.save_every)
+        # Measured in epochs, a stage's last step is not known here: sft keeps all it publishes.
+        return not stage.steps or is_kept(
+            policy.step, steps=stage.steps, save_every=stage.save_every
+        )
 
     strays = _strays(weights_dir, kept=(p.path for p in state.policies if keeps(p)))
     for policy in state.policies:

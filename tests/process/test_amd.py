@@ -135,7 +135,7 @@ def test_the_environment_of_a_judge(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("machine")
 def test_the_environment_of_a_replica_on_two_cards(tmp_path: Path) -> None:
     spec = replicas._spec(
-        ServeTable(), name="serve-0", socket_dir=tmp_path, log_dir=tmp_path,
+        ServeTable(), index=0, socket_dir=tmp_path, log_dir=tmp_path,
         gpus=[uuid_of(0), uuid_of(1)], config={},
     )  # fmt: skip
     assert of_devices(spec.env) == {**AMD, "HIP_VISIBLE_DEVICES": "0,1"}

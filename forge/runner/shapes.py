@@ -1,0 +1,228 @@
+"""The shape of a model before it is loaded: sizes of its parts, and the parameters that follow.
+
+From the experiment (a tiny model), from `config.json` of a directory or of the hub's cache, or from
+the table of known hub names, so that a plan needs no download. Called by `costs` and `gpu_costs`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forge.config.model import LoraTable, ModelTable, TinyModel
+
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+MLP = ("gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """A decoder with grouped attention and a gated MLP; Qwen3, Llama and mixtures of experts."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    """Of a dense layer's MLP."""
+    vocab: int
+    is_tied: bool
+    experts: int = 0
+    """In each sparse layer; 0 for a dense model."""
+    expert_intermediate: int = 0
+    shared_experts: int = 0
+    dense_layers: int = 0
+    """Of a mixture: layers without experts."""
+    gated_attention: bool = False
+    model_type: str = "qwen3"
+    """As in config.json."""
+
+    @property
+    def params(self) -> int:
+        """All of them, norms left out but for the residual stream's."""
+        embeddings = self.vocab * self.hidden * (1 if self.is_tied else 2)
+        norms = (2 * self.layers + 1) * self.hidden + 2 * self.layers * self.head_dim
+        return embeddings + norms + self.layers * self._attention + self._mlps
+
+    @property
+    def expert_params(self) -> int:
+        """Of the fused experts, which no 4-bit format of ours takes."""
+        each = 3 * self.hidden * self.expert_intermediate
+        return self._sparse_layers * self.experts * each
+
+    @property
+    def linear_params(self) -> int:
+        """Of plain linear layers: what 4 bits and "all-linear" mean."""
+        return self.layers * self._attention + self._mlps - self.expert_params - self._routers
+
+    @property
+    def kv_values(self) -> int:
+        """Keys and values of one token, all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim
+
+    @property
+    def is_mixture(self) -> bool:
+        return self.experts > 0
+
+    def adapter_params(self, lora: LoraTable) -> int:
+        """Of a LoRA adapter: r · (in + out) of each matrix that gets one."""
+        names = lora.target_modules
+        wanted = set(ATTENTION + MLP) if names == "all-linear" else set(names)
+        total = self.layers * sum(
+            sum(self._matrices()[name]) for name in ATTENTION if name in wanted
+        )
+        num_dense = self.dense_layers if self.is_mixture else self.layers
+        total += num_dense * sum(sum(self._matrices()[name]) for name in MLP if name in wanted)
+        for name in lora.target_parameters:
+            inner = self.expert_intermediate * (2 if "gate_up" in name else 1)
+            total += self._sparse_layers * self.experts * (self.hidden + inner)
+        return lora.r * total
+
+    @property
+    def _sparse_layers(self) -> int:
+        return self.layers - self.dense_layers if self.is_mixture else 0
+
+    @property
+    def _routers(self) -> int:
+        return self._sparse_layers * self.experts * self.hidden
+
+    @property
+    def _attention(self) -> int:
+        query = self.heads * self.head_dim
+        gate = self.hidden * query if self.gated_attention else 0
+        return 2 * self.hidden * query + 2 * self.hidden * self.kv_heads * self.head_dim + gate
+
+    @property
+    def _mlps(self) -> int:
+        dense = 3 * self.hidden * self.intermediate
+        if not self.is_mixture:
+            return self.layers * dense
+        shared = self.shared_experts * 3 * self.hidden * self.expert_intermediate
+        sparse = self._sparse_layers * shared + self.expert_params + self._routers
+        return self.dense_layers * dense + sparse
+
+    def _matrices(self) -> dict[str, tuple[int, int]]:
+        """Inputs and outputs of each linear layer of a dense block."""
+        query, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return {
+            "q_proj": (self.hidden, query),
+            "k_proj": (self.hidden, kv),
+            "v_proj": (self.hidden, kv),
+            "o_proj": (query, self.hidden),
+            "gate_proj": (self.hidden, self.intermediate),
+            "up_proj": (self.hidden, self.intermediate),
+            "down_proj": (self.intermediate, self.hidden),
+        }
+
+
+def _qwen3(hidden: int, layers: int, heads: int, intermediate: int, *, tied: bool) -> ModelShape:
+    return ModelShape(
+        hidden=hidden, layers=layers, heads=heads, kv_heads=8, head_dim=128,
+        intermediate=intermediate, vocab=151_936, is_tied=tied,
+    )  # fmt: skip
+
+
+_LLAMA_8B = ModelShape(
+    hidden=4096, layers=32, heads=32, kv_heads=8, head_dim=128, intermediate=14_336,
+    vocab=128_256, is_tied=False, model_type="llama",
+)  # fmt: skip
+_QWEN3_30B_A3B = ModelShape(
+    hidden=2048, layers=48, heads=32, kv_heads=4, head_dim=128, intermediate=6144, vocab=151_936,
+    is_tied=False, experts=128, expert_intermediate=768, model_type="qwen3_moe",
+)  # fmt: skip
+_TRINITY_MINI = ModelShape(
+    hidden=2048, layers=32, heads=32, kv_heads=4, head_dim=128, intermediate=6144, vocab=200_192,
+    is_tied=False, experts=128, expert_intermediate=1024, shared_experts=1, dense_layers=2,
+    gated_attention=True, model_type="afmoe",
+)  # fmt: skip
+
+KNOWN: dict[str, ModelShape] = {
+    "qwen3-0.6b": _qwen3(1024, 28, 16, 3072, tied=True),
+    "qwen3-1.7b": _qwen3(2048, 28, 16, 6144, tied=True),
+    "qwen3-4b": _qwen3(2560, 36, 32, 9728, tied=True),
+    "qwen3-8b": _qwen3(4096, 36, 32, 12_288, tied=False),
+    "qwen3-14b": _qwen3(5120, 40, 40, 17_408, tied=False),
+    "qwen3-32b": _qwen3(5120, 64, 64, 25_600, tied=False),
+    "qwen3-30b-a3b": _QWEN3_30B_A3B,
+    "qwen3-coder-30b-a3b": _QWEN3_30B_A3B,
+    "llama-3.1-8b": _LLAMA_8B,
+    "kernelllm": _LLAMA_8B,
+    "trinity-mini": _TRINITY_MINI,
+}
+"""By the name without its owner, in lower case; longer names that begin so are of the same size."""
+
+
+def model_shape(model: ModelTable) -> ModelShape | None:
+    """None where neither a `config.json` is here nor the name known. Asks no network."""
+    if model.init:
+        return tiny_shape(model.tiny)
+    name = model.path or ""
+    for folder in (Path(name).expanduser(), *_cached(name)):
+        if (folder / "config.json").is_file():
+            return read_shape(folder / "config.json")
+    if Path(name).expanduser().is_dir():
+        return None
+    last = name.rpartition("/")[2].lower()
+    fitting = [known for known in KNOWN if last == known or last.startswith(f"{known}-")]
+    return KNOWN[max(fitting, key=len)] if fitting else None
+
+
+def tiny_shape(tiny: TinyModel) -> ModelShape:
+    """Of the model that `init = "tiny"` makes."""
+    return ModelShape(
+        hidden=tiny.hidden_size, layers=tiny.num_layers, heads=tiny.num_heads,
+        kv_heads=tiny.num_kv_heads, head_dim=tiny.head_dim, intermediate=tiny.intermediate_size,
+        vocab=tiny.vocab_size, is_tied=tiny.tie_word_embeddings,
+    )  # fmt: skip
+
+
+def read_shape(path: Path) -> ModelShape | None:
+    """From a `config.json` of transformers; None for one of another kind of model."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found = found.get("text_config", found)
+        heads = int(found["num_attention_heads"])
+        hidden = int(found["hidden_size"])
+        experts = int(found.get("num_experts") or found.get("num_local_experts") or 0)
+        return ModelShape(
+            hidden=hidden,
+            layers=int(found["num_hidden_layers"]),
+            heads=heads,
+            kv_heads=int(found.get("num_key_value_heads") or heads),
+            head_dim=int(found.get("head_dim") or hidden // heads),
+            intermediate=int(found["intermediate_size"]),
+            vocab=int(found["vocab_size"]),
+            is_tied=bool(found.get("tie_word_embeddings", False)),
+            experts=experts,
+            expert_intermediate=int(found.get("moe_intermediate_size") or 0),
+            shared_experts=int(found.get("num_shared_experts") or 0),
+            dense_layers=int(found.get("num_dense_layers") or 0),
+            gated_attention=found.get("model_type") == "afmoe",
+            model_type=str(found.get("model_type", "")),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def adapter_rank(folder: Path) -> int:
+    """Of a PEFT adapter; 0 where its config does not say."""
+    try:
+        return int(json.loads((folder / "adapter_config.json").read_text())["r"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
+def _cached(name: str) -> list[Path]:
+    """Snapshots of a hub name on this machine, newest first. The hub's library takes 0.3 s to
+    import; its layout is documented and stable."""
+    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub")).expanduser()
+    folder = cache / f"models--{name.replace('/', '--')}" / "snapshots"
+    if not name or not folder.is_dir():
+        return []
+    return sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)

@@ -1,0 +1,126 @@
+"""A run's claim on its cards: others are refused by name, and death frees it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from forge.errors import MachineError
+from forge.process.devices import Gpu, Vendor
+from forge.process.gpu_claim import claim
+
+ROOT = Path(__file__).parents[2]
+HOLDS = """
+import sys, time
+from pathlib import Path
+from forge.process.devices import Gpu, Vendor
+from forge.process.gpu_claim import claim
+
+card = Gpu(vendor=Vendor.NVIDIA, index=0, uuid="GPU-0", name="H200", memory_bytes=1, free_bytes=1)
+with claim([card], run="first-1", folder=Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def make_card(index: int) -> Gpu:
+    return Gpu(
+        vendor=Vendor.NVIDIA, index=index, uuid=f"GPU-{index}", name="H200", memory_bytes=1,
+        free_bytes=1,
+    )  # fmt: skip
+
+
+def test_a_second_run_is_refused_with_the_name_of_the_first(tmp_path: Path) -> None:
+    with claim([make_card(0), make_card(1)], run="first", folder=tmp_path) as held:
+        held.rename("first-7")
+        with (
+            pytest.raises(MachineError) as caught,
+            claim([make_card(2), make_card(1)], run="second", folder=tmp_path),
+        ):
+            pass
+        with claim([make_card(2)], run="third", folder=tmp_path):
+            pass
+    assert str(caught.value) == (
+        f"GPU 1 (H200, GPU-1) is used by run first-7, pid {os.getpid()}; "
+        "--wait SECONDS waits for it"
+    )
+
+
+def test_a_refused_run_keeps_no_card(tmp_path: Path) -> None:
+    with claim([make_card(1)], run="first", folder=tmp_path):
+        with (
+            pytest.raises(MachineError),
+            claim([make_card(0), make_card(1)], run="second", folder=tmp_path),
+        ):
+            pass
+        with claim([make_card(0)], run="third", folder=tmp_path):
+            pass
+
+
+def test_who_waits_gets_the_card_when_it_is_free_and_says_once_for_whom(tmp_path: Path) -> None:
+    said: list[str] = []
+    heard = threading.Event()
+
+    def say(words: str) -> None:
+        said.append(words)
+        heard.set()
+
+    got: list[float] = []
+
+    def wait() -> None:
+        with claim([make_card(0)], run="second", wait_s=20, say=say, folder=tmp_path):
+            got.append(time.monotonic())
+
+    with claim([make_card(0)], run="first", folder=tmp_path):
+        thread = threading.Thread(target=wait)
+        thread.start()
+        assert heard.wait(10)
+        freed = time.monotonic()
+    thread.join(20)
+    assert got[0] >= freed
+    assert len(said) == 1
+    assert said[0].endswith("waiting up to 20 s")
+
+
+def test_a_wait_ends(tmp_path: Path) -> None:
+    with (
+        claim([make_card(0)], run="first", folder=tmp_path),
+        pytest.raises(MachineError, match=r"pid \d+ after 0 s$"),
+        claim([make_card(0)], run="second", wait_s=0.01, folder=tmp_path),
+    ):
+        pass
+
+
+def test_a_killed_run_leaves_its_cards_free(tmp_path: Path) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDS, str(tmp_path)], stdout=subprocess.PIPE, cwd=ROOT
+    )
+    assert holder.stdout is not None
+    try:
+        assert holder.stdout.readline() == b"held\n"
+        with (
+            pytest.raises(MachineError, match=f"run first-1, pid {holder.pid}"),
+            claim([make_card(0)], run="second", folder=tmp_path),
+        ):
+            pass
+        holder.send_signal(signal.SIGKILL)
+        holder.wait(10)
+        with claim([make_card(0)], run="second", folder=tmp_path):
+            pass
+    finally:
+        holder.kill()
+        holder.wait()
+        holder.stdout.close()
+
+
+def test_no_card_needs_no_claim(tmp_path: Path) -> None:
+    with claim([], run="x", folder=tmp_path):
+        pass
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,44 @@
+"""Machines that are not here, as `forge plan --assume` takes them."""
+
+from __future__ import annotations
+
+import pytest
+
+from forge.errors import ConfigError
+from forge.process.devices import Vendor
+from forge.runner.assume import assume
+from forge.runner.machine import Machine
+
+HERE = Machine(
+    cores=2, memory_bytes=16 << 30, free_disk_bytes=100 << 30, gpus=(), engines=frozenset(),
+    hidden_gpus="all of them",
+)  # fmt: skip
+
+
+def test_a_machine_is_its_cards_with_what_belongs_to_them():
+    machine = assume("8xH100-80GB", here=HERE)
+    assert [gpu.index for gpu in machine.gpus] == list(range(8))
+    assert {gpu.memory_bytes for gpu in machine.gpus} == {80 << 30}
+    assert machine.gpus[0].vendor is Vendor.NVIDIA
+    assert machine.gpus[0].name == "H100"
+    assert machine.engines == {"llama", "vllm", "hf"}
+    assert (machine.assumed, machine.hidden_gpus) == ("8xH100-80GB", "")
+    assert machine.cores > HERE.cores
+    assert len({gpu.uuid for gpu in machine.gpus}) == 8
+
+
+def test_an_amd_card_is_known_by_its_name():
+    card = assume("1xMI300X-192GB", here=HERE).gpus[0]
+    assert (card.vendor, card.arch, card.memory_bytes) == (Vendor.AMD, "gfx942", 192 << 30)
+    assert assume("1xRTX 4090-24GB", here=HERE).gpus[0].vendor is Vendor.NVIDIA
+    assert assume("2xRX 7900-24GB", here=HERE).gpus[1].vendor is Vendor.AMD
+
+
+@pytest.mark.parametrize("text", ["", "H100", "8xH100", "8xH100-80", "0xH100-80GB", "-1xH100-80GB",
+                                  "8xH100-0GB", "8 x H100-80GB"])  # fmt: skip
+def test_what_is_no_machine_is_refused_with_an_example(text):
+    with pytest.raises(ConfigError) as caught:
+        assume(text, here=HERE)
+    assert str(caught.value) == (
+        f'--assume: found "{text}"; NUMBERxNAME-SIZEGB, as "8xH100-80GB" or "1xMI300X-192GB"'
+    )

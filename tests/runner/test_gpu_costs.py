@@ -1,0 +1,135 @@
+"""Shapes of models and what they cost on a GPU."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from forge.config.schema import (
+    GrpoStage,
+    LoraTable,
+    ModelTable,
+    QuantizeTable,
+    ServeTable,
+    SftStage,
+    TinyModel,
+)
+from forge.runner.gpu_costs import serve_bytes, train_bytes
+from forge.runner.shapes import KNOWN, adapter_rank, model_shape, read_shape
+
+GRPO = GrpoStage(kind="grpo", steps=1, learning_rate=1e-6)
+SFT = SftStage(kind="sft", steps=1, learning_rate=1e-6)
+FULL = ModelTable(path="Qwen/Qwen3-8B")
+LORA = ModelTable(path="Qwen/Qwen3-8B", lora=LoraTable(r=64))
+SHAPE = KNOWN["qwen3-8b"]
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("Qwen/Qwen3-0.6B", 0.596), ("Qwen/Qwen3-8B", 8.19), ("Qwen/Qwen3-30B-A3B", 30.5),
+     ("Qwen/Qwen3-30B-A3B-Instruct-2507", 30.5), ("meta-llama/Llama-3.1-8B-Instruct", 8.03),
+     ("facebook/KernelLLM", 8.03), ("arcee-ai/Trinity-Mini", 26.1)],
+)  # fmt: skip
+def test_known_models_have_their_published_sizes(name, billions):
+    shape = model_shape(ModelTable(path=name))
+    assert shape is not None
+    assert shape.params / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["org/nothing", "org/qwen3-8bit", "Qwen/Qwen3-80B"])
+def test_a_name_that_only_looks_alike_is_unknown(name):
+    assert model_shape(ModelTable(path=name)) is None
+
+
+def test_the_shape_of_a_directory_is_in_its_config(tmp_path):
+    config = {
+        "model_type": "qwen3", "hidden_size": 1024, "num_hidden_layers": 28,
+        "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+        "intermediate_size": 3072, "vocab_size": 151936, "tie_word_embeddings": True,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert model_shape(ModelTable(path=str(tmp_path))) == KNOWN["qwen3-0.6b"]
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    assert model_shape(ModelTable(path=str(tmp_path))) is None
+    (tmp_path / "config.json").write_text("[1]")
+    assert read_shape(tmp_path / "config.json") is None
+
+
+def test_a_cached_hub_model_is_read_from_its_snapshot(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    snapshot = tmp_path / "models--org--mine" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    config = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+              "intermediate_size": 128, "vocab_size": 300, "model_type": "llama"}  # fmt: skip
+    (snapshot / "config.json").write_text(json.dumps(config))
+    shape = model_shape(ModelTable(path="org/mine"))
+    assert shape is not None
+    assert (shape.head_dim, shape.kv_heads, shape.model_type) == (32, 2, "llama")
+
+
+def test_a_tiny_model_has_the_parameters_that_transformers_makes():
+    transformers = pytest.importorskip("transformers")
+    tiny = TinyModel()
+    config = transformers.Qwen3Config(
+        hidden_size=tiny.hidden_size, num_hidden_layers=tiny.num_layers,
+        num_attention_heads=tiny.num_heads, num_key_value_heads=tiny.num_kv_heads,
+        head_dim=tiny.head_dim, intermediate_size=tiny.intermediate_size,
+        vocab_size=tiny.vocab_size, tie_word_embeddings=True,
+    )  # fmt: skip
+    made = transformers.AutoModelForCausalLM.from_config(config)
+    shape = model_shape(ModelTable(init="tiny"))
+    assert shape is not None
+    assert shape.params == sum(p.numel() for p in made.parameters())
+
+
+def test_a_mixture_counts_its_experts_once_and_its_adapter_in_them():
+    shape = KNOWN["qwen3-30b-a3b"]
+    assert 0.9 < shape.expert_params / shape.params < 1
+    attention = LoraTable(r=8, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])
+    experts = attention.model_copy(update={"target_parameters": ["mlp.experts.down_proj"]})
+    assert shape.adapter_params(experts) > 10 * shape.adapter_params(attention) > 0
+
+
+def test_what_saves_memory_saves_it_in_the_plan():
+    def peak(
+        model: ModelTable = FULL,
+        stage: GrpoStage | SftStage = GRPO,
+        num_gpus: int = 1,
+        parallel: str = "ddp",
+    ) -> int:
+        return train_bytes(stage, model, SHAPE, num_gpus=num_gpus, parallel=parallel).peak
+
+    quantized = LORA.model_copy(update={"quantize": QuantizeTable()})
+    assert peak() > peak(ModelTable(path="x", dtype="bfloat16")) > peak(LORA) > peak(quantized)
+    assert peak(num_gpus=4, parallel="fsdp2") < peak(num_gpus=4) / 2
+    assert peak(stage=GRPO.model_copy(update={"optimizer": "adamw_8bit"})) < peak()
+    assert peak(stage=GRPO.model_copy(update={"micro_batch_tokens": 1024})) < peak()
+    assert peak(stage=GRPO.model_copy(update={"gradient_checkpointing": False})) > peak()
+    assert peak(stage=GRPO.model_copy(update={"beta": 0.1})) - peak() == pytest.approx(
+        4 * SHAPE.params, rel=1e-6
+    )
+    assert peak(stage=SFT.model_copy(update={"batch_size": 64})) > peak(stage=SFT)
+
+
+def test_full_training_takes_18_bytes_a_parameter_between_steps():
+    resident = train_bytes(GRPO, FULL, SHAPE, num_gpus=1, parallel="ddp").resident
+    assert resident / SHAPE.params == pytest.approx(18, rel=0.02)
+
+
+def test_an_engine_needs_its_weights_and_more_for_longer_contexts():
+    def need(engine: str = "vllm", num_gpus: int = 1, **keys):
+        table = ServeTable(**keys)
+        return serve_bytes(table, FULL, SHAPE, engine=engine, num_gpus=num_gpus)
+
+    assert need().least > 2 * SHAPE.params
+    assert need(context_tokens=32768).least > need().least
+    assert need(num_gpus=2).least < need().least
+    assert need("llama", precision="exact").full > need("llama", precision="fast").full
+    assert need("llama").least == need("llama").full, "llama.cpp allocates its whole cache"
+
+
+def test_the_rank_of_an_adapter_is_in_its_config(tmp_path):
+    assert adapter_rank(tmp_path) == 0
+    (tmp_path / "adapter_config.json").write_text('{"r": 32}')
+    assert adapter_rank(tmp_path) == 32

@@ -1,0 +1,239 @@
+"""Which card does what, and whether it fits: pure in experiment and machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forge.config.load import load_experiment
+from forge.errors import ConfigError, MachineError
+from forge.process.gpu_users import GpuUser
+from forge.runner.assume import assume
+from forge.runner.machine import Machine
+from forge.runner.placement import Placement, place
+
+QUICKSTART = Path(__file__).parents[2] / "experiments" / "quickstart.toml"
+HERE = Machine(
+    cores=2, memory_bytes=16 << 30, free_disk_bytes=100 << 30, gpus=(), engines=frozenset()
+)
+ALL_AUTO = (
+    "devices.gpus=auto",
+    "devices.train=auto",
+    "devices.serve=auto",
+    "devices.judge=auto",
+)
+
+
+def place_on(machine: Machine | str, *overrides: str, engine: str = "vllm", model: str = ""):
+    """The quickstart, changed, on an assumed machine; `model` takes the place of its own."""
+    if isinstance(machine, str):
+        machine = assume(machine, here=HERE)
+    experiment = load_experiment(QUICKSTART, overrides=overrides)
+    if model:
+        table = experiment.model.model_copy(update={"init": None, "path": model})
+        experiment = experiment.model_copy(update={"model": table})
+    return place(experiment, machine, engine=engine)
+
+
+def indices(placement: Placement) -> dict[str, list[int]]:
+    return {
+        "serve": [gpu.index for one in placement.serve for gpu in one],
+        "judge": [gpu.index for gpu in placement.judge],
+        "train": [gpu.index for gpu in placement.train],
+    }
+
+
+@pytest.mark.parametrize(
+    ("machine", "overrides", "expected"),
+    [
+        ("8xH100-80GB", ["serve.replicas=2"], ([0, 1], [2, 3], [4, 5, 6, 7])),
+        ("4xH100-80GB", [], ([0], [1], [2, 3])),
+        ("3xH100-80GB", [], ([0], [1], [2])),
+        ("2xH100-80GB", ["devices.share=auto"], ([0], [0], [1])),
+        ("1xH200-141GB", ["devices.share=auto"], ([0], [0], [0])),
+        ("4xH100-80GB", ["devices.share=always"], ([0], [0, 1, 2, 3], [0, 1, 2, 3])),
+        ("4xH100-80GB", ["devices.train=2", "serve.tensor_parallel=1"], ([0], [1], [2, 3])),
+        ("4xH100-80GB", ["devices.judge=2"], ([0], [1, 2], [3])),
+        ("2xH100-80GB", ["serve.replicas=2", "devices.share=auto"], ([0, 1], [0], [1])),
+    ],
+)
+def test_auto_divides_the_cards_and_says_so(machine, overrides, expected):
+    placement = place_on(machine, *ALL_AUTO, *overrides)
+    assert indices(placement) == dict(zip(("serve", "judge", "train"), expected, strict=True))
+    assert any(reason.startswith("devices.serve = auto: ") for reason in placement.reasons)
+
+
+def test_without_cards_everything_is_on_the_cpu():
+    placement = place_on("8xH100-80GB")
+    assert placement.gpus == ()
+    assert placement.serve_uuids == ()
+
+
+def test_a_shared_card_is_named_and_its_engine_bounded():
+    placement = place_on("1xH200-141GB", *ALL_AUTO, "devices.share=auto")
+    assert placement.shared == {"GPU-assumed-0"}
+    assert "GPU 0 has serve, judge, train (devices.share = auto)" in placement.reasons
+    (held,) = placement.bytes_by_gpu.values()
+    assert sum(held.values()) <= 141 << 30
+    assert placement.memory_share is not None
+    assert placement.memory_share < 0.85
+    assert any("the engine takes 8" in reason for reason in placement.reasons)
+
+
+def test_too_few_cards_are_refused_with_the_split_and_with_what_helps():
+    with pytest.raises(MachineError) as caught:
+        place_on("2xH100-80GB", *ALL_AUTO)
+    assert str(caught.value) == (
+        "quickstart needs 3 GPUs (serve 1, judge 1, train 1); this machine has 2. "
+        '[devices] share = "auto" lets roles share a card where the memory allows it.'
+    )
+
+
+def test_an_engine_sleeps_where_it_does_not_fit_beside_a_step():
+    asked = (
+        *ALL_AUTO, "devices.share=auto", "stage.3.micro_batch_tokens=65536",
+        "model.tiny.max_context_tokens=40960", "serve.context_tokens=40960",
+    )  # fmt: skip
+    beside = place_on("1xH200-141GB", *asked, model="Qwen/Qwen3-0.6B")
+    assert not beside.sleeps
+    tight = place_on("1xA100-56GB", *asked, model="Qwen/Qwen3-0.6B")
+    assert tight.sleeps
+    assert any("the engine sleeps while the trainer steps" in each for each in tight.reasons)
+    with pytest.raises(MachineError, match=r"GPU 0 \(A100\) needs .* \(serve .*, train .*\)"):
+        place_on("1xA100-56GB", *asked, "serve.sleep=never", model="Qwen/Qwen3-0.6B")
+    always = place_on("1xH200-141GB", *asked, "serve.sleep=always", model="Qwen/Qwen3-0.6B")
+    assert always.sleeps
+    with pytest.raises(ConfigError, match="the llama engine cannot sleep"):
+        place_on("1xH200-141GB", *asked, "serve.sleep=always", engine="llama")
+
+
+def test_too_little_memory_is_refused_with_the_sums():
+    with pytest.raises(MachineError) as caught:
+        place_on("3xA100-40GB", *ALL_AUTO, model="Qwen/Qwen3-8B")
+    words = str(caught.value)
+    assert words.startswith("quickstart: GPU 2 (A100) needs ")
+    assert "train " in words
+    assert "it has 42.9 GB" in words
+    assert "fsdp2, or [model.lora]" in words
+
+
+def test_a_large_model_is_trained_in_parts_and_a_small_one_whole():
+    large = place_on("8xH100-80GB", *ALL_AUTO, model="Qwen/Qwen3-8B")
+    assert large.parallel == "fsdp2"
+    assert any("fsdp2, since a whole one needs" in reason for reason in large.reasons)
+    assert place_on("8xH100-80GB", *ALL_AUTO, model="Qwen/Qwen3-0.6B").parallel == "ddp"
+    demanded = (*ALL_AUTO, "stage.1.parallel=fsdp2", "stage.3.parallel=fsdp2")
+    assert place_on("8xH100-80GB", *demanded, model="Qwen/Qwen3-0.6B").parallel == "fsdp2"
+
+
+def test_a_share_of_the_card_that_does_not_hold_the_model_is_refused():
+    with pytest.raises(MachineError, match=r"serve\.memory_share = 0\.15 of the card is 12\.9 GB"):
+        place_on(
+            "8xH100-80GB", *ALL_AUTO, "serve.memory_share=0.15", "devices.train=4",
+            model="Qwen/Qwen3-8B",
+        )  # fmt: skip
+
+
+def test_a_card_that_others_fill_is_refused_by_their_pids_and_bytes():
+    machine = assume("3xH100-80GB", here=HERE)
+    cards = list(machine.gpus)
+    cards[0] = replace(cards[0], free_bytes=3 << 30)
+    user = GpuUser(pid=4711, name="python", memory_bytes=77 << 30)
+    busy = replace(machine, gpus=tuple(cards), gpu_users={cards[0].uuid: (user,)})
+    with pytest.raises(MachineError) as caught:
+        place_on(busy, *ALL_AUTO, model="Qwen/Qwen3-0.6B")
+    words = str(caught.value)
+    assert "3.2 GB of 85.9 GB are free: pid 4711 (python) holds 82.7 GB" in words
+    assert "name other cards in devices.gpus" in words
+    spared = place_on(
+        busy, *ALL_AUTO, "devices.gpus=['1', '2']", "devices.share=auto", model="Qwen/Qwen3-0.6B"
+    )
+    assert indices(spared)["serve"] == [1]
+
+
+def test_an_engine_takes_no_more_than_others_leave_of_its_card():
+    machine = assume("3xH100-80GB", here=HERE)
+    cards = list(machine.gpus)
+    cards[0] = replace(cards[0], free_bytes=40 << 30)
+    user = GpuUser(memory_bytes=40 << 30)
+    busy = replace(machine, gpus=tuple(cards), gpu_users={cards[0].uuid: (user,)})
+    placement = place_on(busy, *ALL_AUTO, model="Qwen/Qwen3-0.6B")
+    assert placement.memory_share == 0.5
+
+
+def test_replicas_are_spread_as_tensor_parallel_says():
+    asked = ("devices.gpus=auto", "devices.serve=4", "serve.replicas=2")
+    placement = place_on("4xH100-80GB", *asked, "serve.tensor_parallel=2")
+    assert [[gpu.index for gpu in one] for one in placement.serve] == [[0, 1], [2, 3]]
+    with pytest.raises(MachineError, match=r"tensor_parallel = 1: 2 replicas on 4 GPUs have 2"):
+        place_on("4xH100-80GB", *asked)
+    two = place_on("1xH100-80GB", "devices.gpus=auto", "devices.serve=1", "serve.replicas=2")
+    assert two.serve_uuids == (("GPU-assumed-0",), ("GPU-assumed-0",))
+    assert two.memory_share == 0.85 / 2
+    assert two.shared == {"GPU-assumed-0"}
+
+
+def test_roles_that_no_stage_has_get_no_card(tmp_path):
+    (tmp_path / "x.toml").write_text(
+        'name = "x"\nmodel.path = "Qwen/Qwen3-0.6B"\n[devices]\ngpus = "auto"\ntrain = 2\n'
+        'serve = 1\njudge = 1\n[[stage]]\nkind = "eval"\n'
+    )
+    machine = assume("2xH100-80GB", here=HERE)
+    placement = place(load_experiment(tmp_path / "x.toml"), machine, engine="vllm")
+    assert indices(placement) == {"serve": [0], "judge": [1], "train": []}
+    assert "train gets no card: no stage needs it, or others do it" in placement.reasons
+
+
+@pytest.mark.parametrize(
+    ("gpus", "words"),
+    [
+        ("['9']", 'found "9"; the GPUs of this machine are: 0 (GPU-assumed-0)'),
+        ("['MIG-1a2b']", "a part of a card is not used, only whole ones"),
+        ("['0', 'GPU-assumed-0']", "GPU-assumed-0 is GPU 0 again; each card once"),
+    ],
+)
+def test_a_card_that_cannot_be_used_is_named(gpus, words):
+    with pytest.raises(MachineError) as caught:
+        place_on("1xH100-80GB", f"devices.gpus={gpus}", "devices.serve=1")
+    assert words in str(caught.value)
+
+
+def test_why_cards_are_hidden_is_said_where_they_are_missed():
+    here = replace(HERE, hidden_gpus="CUDA_VISIBLE_DEVICES names MIG-1, a slice of a card")
+    with pytest.raises(MachineError, match=r"has 0 \(CUDA_VISIBLE_DEVICES names MIG-1"):
+        place_on(here, "devices.gpus=auto", "devices.serve=1")
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    num=st.integers(1, 9),
+    roles=st.tuples(*[st.sampled_from(["auto", "0", "1", "2"])] * 3),
+    share=st.sampled_from(["never", "auto", "always"]),
+    replicas=st.integers(1, 3),
+)
+def test_whatever_is_asked_is_placed_whole_or_refused(num, roles, share, replicas):
+    asked = [
+        f"devices.{role}={n}" for role, n in zip(("serve", "judge", "train"), roles, strict=True)
+    ]
+    try:
+        placement = place_on(
+            f"{num}xH100-80GB", "devices.gpus=auto", *asked, f"devices.share={share}",
+            f"serve.replicas={replicas}",
+        )  # fmt: skip
+    except (MachineError, ConfigError):
+        return
+    found = indices(placement)
+    for role, n in zip(("serve", "judge", "train"), roles, strict=True):
+        assert n == "auto" or len(set(found[role])) == int(n)
+        assert len(set(found[role])) == len(found[role]) or role == "serve"
+    assert len(placement.serve) in (0, replicas)
+    if share == "never":
+        used = [*dict.fromkeys(found["serve"]), *found["judge"], *found["train"]]
+        assert len(used) == len(set(used))
+        assert all(len(placement.roles_of(gpu.uuid)) == 1 for gpu in placement.gpus)
+    for gpu in placement.gpus:
+        assert sum(placement.bytes_by_gpu[gpu.uuid].values()) <= gpu.memory_bytes
