@@ -51,6 +51,10 @@ Constants = Annotated[
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Precision = Annotated[str, typer.Option(help="fp32, fp16 or bf16.")]
 Isolation = Annotated[str, typer.Option(help="As judge.isolation.")]
+Wait = Annotated[
+    float | None,
+    typer.Option("--wait", min=0, metavar="SECONDS", help="For GPUs that another run uses."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Store = Annotated[Path, typer.Option("--store", help="Where run directories are.")]
 RUNS = Path("runs")
@@ -61,6 +65,7 @@ def run(
     file: ExperimentFile,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Leave it running.")] = False,
     overrides: Overrides = None,
+    wait_s: Wait = None,
     as_json: Json = False,
 ) -> None:
     """Run an experiment from the start."""
@@ -72,22 +77,39 @@ def run(
 
         experiment = load_experiment(file, overrides=overrides or ())
         locate_model(experiment.model, say=None if as_json else _say)  # while somebody looks on
-        argv = ["run", str(file), *(f"--set={item}" for item in overrides or ())]
-        paths = run_detached(argv, store_dir=experiment.store.dir)
+        wait_s = experiment.devices.wait_s if wait_s is None else wait_s
+        argv = ["run", str(file), f"--wait={wait_s}"]
+        argv += [f"--set={item}" for item in overrides or ()]
+        paths = run_detached(argv, store_dir=experiment.store.dir, wait_s=wait_s)
     else:
         from forge.runner.run import run_experiment
 
-        paths = run_experiment(file, overrides=overrides or (), quiet=as_json)
+        paths = run_experiment(file, overrides=overrides or (), quiet=as_json, wait_s=wait_s)
     _say_where(paths, as_json=as_json)
 
 
 @app.command()
-def plan(file: ExperimentFile, overrides: Overrides = None, as_json: Json = False) -> None:
+def plan(
+    file: ExperimentFile,
+    overrides: Overrides = None,
+    assumed: Annotated[
+        str | None,
+        typer.Option("--assume", metavar="MACHINE", help='Not this machine: "8xH100-80GB".'),
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """Check an experiment and this machine; print who runs where and how long it takes."""
     from forge.config.load import load_experiment
     from forge.runner.plan import plan as make_plan
 
-    made = make_plan(load_experiment(file, overrides=overrides or ()))
+    experiment = load_experiment(file, overrides=overrides or (), is_here=assumed is None)
+    machine = None
+    if assumed is not None:
+        from forge.runner.assume import assume
+        from forge.runner.machine import this_machine
+
+        machine = assume(assumed, here=this_machine(experiment.store.dir))
+    made = make_plan(experiment, machine=machine)
     if as_json:
         return _print_json(made.to_json())
     from forge.runner.plan_view import render
@@ -96,12 +118,13 @@ def plan(file: ExperimentFile, overrides: Overrides = None, as_json: Json = Fals
 
 
 @app.command()
-def resume(run: RunName, store: Store = RUNS, as_json: Json = False) -> None:
+def resume(run: RunName, wait_s: Wait = None, store: Store = RUNS, as_json: Json = False) -> None:
     """Continue a run where it stood."""
     _require_linux()
     from forge.runner.run import resume_run
 
-    _say_where(resume_run(_find(run, store), quiet=as_json), as_json=as_json)
+    paths = resume_run(_find(run, store), quiet=as_json, wait_s=wait_s)
+    _say_where(paths, as_json=as_json)
 
 
 @app.command()

@@ -28,9 +28,12 @@ and one of the hub is in the cache.
 GRACE_S = 5.0
 
 
-def run_detached(argv: Sequence[str], *, store_dir: Path) -> RunPaths:
+def run_detached(argv: Sequence[str], *, store_dir: Path, wait_s: float = 0.0) -> RunPaths:
     """Starts `forge ARGV` on its own. Returns its run directory; raises what it said if it ends at
     once.
+
+    Args:
+        wait_s: how long it may wait for GPUs before it has one.
     """
     began = time.time()
     store_dir.mkdir(parents=True, exist_ok=True)
@@ -43,7 +46,7 @@ def run_detached(argv: Sequence[str], *, store_dir: Path) -> RunPaths:
             stderr=log,
             start_new_session=True,
         )
-    deadline = time.monotonic() + START_TIMEOUT_S
+    deadline = time.monotonic() + START_TIMEOUT_S + wait_s
     while time.monotonic() < deadline:
         if (paths := _run_of(process.pid, store_dir, since=began)) is not None:
             log_path.rename(paths.root / "logs" / "console.log")

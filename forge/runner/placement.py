@@ -231,7 +231,10 @@ def _too_few(
         has = f"devices.gpus names {num_allowed}"
     if machine.hidden_gpus:
         has += f" ({machine.hidden_gpus})"
-    advice = '"forge plan" shows the split; experiments/quickstart.toml needs none.'
+    advice = (
+        '"forge plan --assume 8xH100-80GB" plans for another machine; '
+        "experiments/quickstart.toml needs none."
+    )
     if num_allowed and experiment.devices.share == "never" and max(counts.values()) <= num_allowed:
         advice = '[devices] share = "auto" lets roles share a card where the memory allows it.'
     return MachineError(

@@ -1,13 +1,18 @@
 """The model answering: engines as child processes, one client for all of them, replicas kept alive.
 
-`open_replicas` is what a run uses; `ReplicaClient` speaks to any one engine.
+`open_replicas` is what a run uses; `ReplicaClient` speaks to any one engine. Names are imported
+when they are asked for: a plan needs `engines` and not numpy.
 """
 
-from forge.serve.client import ReplicaClient, StreamChunk
-from forge.serve.engines import check_engine
-from forge.serve.replicas import Replicas, open_replicas
-from forge.serve.stats import EngineLoad, ServeStats
-from forge.serve.weights import Weights
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forge.serve.client import ReplicaClient, StreamChunk
+    from forge.serve.engines import check_engine
+    from forge.serve.replicas import Replicas, open_replicas
+    from forge.serve.stats import EngineLoad, ServeStats
+    from forge.serve.weights import Weights
 
 __all__ = [
     "EngineLoad",
@@ -19,3 +24,20 @@ __all__ = [
     "check_engine",
     "open_replicas",
 ]
+
+_HOMES = {
+    "ReplicaClient": "client",
+    "StreamChunk": "client",
+    "check_engine": "engines",
+    "Replicas": "replicas",
+    "open_replicas": "replicas",
+    "EngineLoad": "stats",
+    "ServeStats": "stats",
+    "Weights": "weights",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -30,8 +30,9 @@ def supervised(monkeypatch: pytest.MonkeyPatch) -> list[SimpleNamespace]:
     """What would have been run: (paths, experiment, past)."""
     seen: list[SimpleNamespace] = []
 
-    async def supervise(paths, experiment, past, console) -> None:
+    async def supervise(paths, experiment, past, console, placement) -> None:
         seen.append(SimpleNamespace(paths=paths, experiment=experiment, past=past))
+        assert not placement.gpus, "the quickstart needs none"
 
     monkeypatch.setattr(run_module, "_supervise", supervise)
     return seen

@@ -1,0 +1,79 @@
+"""`forge plan --assume` and `--wait`: machines and runs that are not here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from forge import cli
+from forge.process.devices import Gpu, Vendor
+from forge.process.gpu_claim import claim
+from forge.runner import machine as machine_module
+from forge.runner import run as run_module
+
+ROOT = Path(__file__).parents[2]
+QUICKSTART = ROOT / "experiments" / "quickstart.toml"
+ON_GPUS = ("--set=devices.gpus=auto", "--set=devices.train=auto", "--set=devices.judge=1")
+CARD = Gpu(
+    vendor=Vendor.NVIDIA, index=0, uuid="GPU-0", name="H200", memory_bytes=1 << 37,
+    free_bytes=1 << 37,
+)  # fmt: skip
+
+
+def test_a_plan_for_an_assumed_machine_shows_its_cards_and_why(capsys):
+    assert cli.run_command(["plan", str(QUICKSTART), "--assume", "4xH100-80GB", *ON_GPUS]) == 0
+    shown = capsys.readouterr().out
+    assert "assumed: 4xH100-80GB" in shown
+    assert "· devices.train = auto: 3 of 4" in shown
+    argv = ["plan", str(QUICKSTART), "--assume", "4xH100-80GB", *ON_GPUS, "--json"]
+    assert cli.run_command(argv) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert [card["roles"] for card in plan["cards"]] == [["judge"], *[["train"]] * 3]
+    assert plan["cards"][1]["bytes_by_role"]["train"] > 0
+    assert plan["engine"] == "llama"
+
+
+def test_files_of_another_machine_need_not_be_on_this_one(tmp_path, capsys):
+    (tmp_path / "x.toml").write_text(
+        'name = "x"\nmodel.path = "Qwen/Qwen3-8B"\nproblems.source = "dir"\n'
+        f'problems.path = "{tmp_path}/nowhere"\nserve.python = "{tmp_path}/python"\n'
+        '[devices]\ngpus = "auto"\nserve = "auto"\n[[stage]]\nkind = "eval"\n'
+    )
+    assert cli.run_command(["plan", str(tmp_path / "x.toml"), "--assume", "1xH100-80GB"]) == 0
+    assert "vllm" in capsys.readouterr().out
+    assert cli.run_command(["plan", str(tmp_path / "x.toml")]) == 2
+    assert "nowhere" in capsys.readouterr().err
+
+
+def test_a_machine_that_cannot_be_is_refused(capsys):
+    assert cli.run_command(["plan", str(QUICKSTART), "--assume", "many"]) == 2
+    assert capsys.readouterr().err.startswith('forge: --assume: found "many"; ')
+
+
+@pytest.fixture
+def one_card(monkeypatch, tmp_path):
+    """A machine with a card, for commands that ask for this machine."""
+    monkeypatch.setattr(machine_module, "inventory", lambda: (CARD,))
+    monkeypatch.setattr(machine_module, "occupancies", lambda gpus: {})
+
+    def claim_here(gpus, **keys):
+        return claim(gpus, **{**keys, "folder": tmp_path})
+
+    monkeypatch.setattr(run_module, "claim", claim_here)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_run_on_a_card_of_another_run_is_refused_before_it_has_a_directory(one_card, capsys):
+    asked = ["--set=devices.gpus=auto", "--set=devices.judge=1"]
+    with claim([CARD], run="first-3", folder=one_card):
+        assert cli.run_command(["run", str(QUICKSTART), *asked]) == 3
+        assert "is used by run first-3, pid " in capsys.readouterr().err
+        assert cli.run_command(["run", str(QUICKSTART), *asked, "--wait", "0.01"]) == 3
+        assert capsys.readouterr().err.endswith(" after 0 s\n")
+        asked.append("--set=devices.wait_s=0.02")
+        assert cli.run_command(["run", str(QUICKSTART), *asked]) == 3
+        assert capsys.readouterr().err.endswith(" after 0 s\n")
+    assert not (one_card / "runs").exists()
