@@ -8,19 +8,19 @@ from the seed. Sizes are no part of a composition: no split sees another's kerne
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from random import Random
 from typing import TYPE_CHECKING
 
 from forge.data.families import FAMILIES
 from forge.data.families.ops import MAX_CHAIN, OPS, Chain, chains
+from forge.data.families.sizes import Scale, Sizes, scale_of
 from forge.errors import ConfigError
 from forge.records import Problem, Split
 
 if TYPE_CHECKING:
     from forge.config.schema import ProblemsTable
-    from forge.data.families.layout import Sizes
 
 Cell = tuple[str, int]
 """Family and chain length."""
@@ -40,6 +40,8 @@ class Composition:
     family: str
     variant: str
     chain: Chain
+    scale: Scale = Scale.SMALL
+    """What its answers are laid out for; no part of the id."""
 
     @property
     def problem_id(self) -> str:
@@ -54,6 +56,11 @@ class Composition:
         if not known or not chain or any(name not in OPS for name in chain):
             raise ValueError(f"{problem_id!r} is no generated problem")
         return cls(family=family, variant=variant, chain=tuple(chain))
+
+    @classmethod
+    def of(cls, problem: Problem) -> Composition:
+        """Of a generated problem, with its scale. Raises ValueError for any other."""
+        return replace(cls.parse(problem.problem_id), scale=scale_of(sizes_of(problem)))
 
 
 def generate_problems(table: ProblemsTable, *, seed: int) -> list[Problem]:
@@ -72,7 +79,8 @@ def generate_problems(table: ProblemsTable, *, seed: int) -> list[Problem]:
     rng.shuffle(rest)
     sft, grpo = _demonstrate(rest, by_level=table.sft_by_level)
     parts = ((Split.HELDOUT, heldout), (Split.SFT, sft), (Split.GRPO, grpo))
-    return [_problem(c, split=split, seed=seed) for split, part in parts for c in part]
+    scale = Scale(table.sizes)
+    return [_problem(c, split=split, seed=seed, scale=scale) for split, part in parts for c in part]
 
 
 def is_ample(table: ProblemsTable) -> bool:
@@ -126,7 +134,7 @@ class Style(StrEnum):
 
 def answer(problem: Problem, *, style: Style = Style.DYNAMIC) -> str:
     """Source of an honest answer to a generated problem. Raises ValueError for any other."""
-    composition = Composition.parse(problem.problem_id)
+    composition = Composition.of(problem)
     if style is Style.DYNAMIC:
         return dynamic_answer(composition)
     return static_answer(composition, sizes=sizes_of(problem))
@@ -134,13 +142,16 @@ def answer(problem: Problem, *, style: Style = Style.DYNAMIC) -> str:
 
 def dynamic_answer(composition: Composition) -> str:
     """Source of the honest answer that is right for every size."""
-    return FAMILIES[composition.family].render_answer(composition.variant, composition.chain)
+    family = FAMILIES[composition.family]
+    return family.render_answer(composition.variant, composition.chain, scale=composition.scale)
 
 
 def static_answer(composition: Composition, *, sizes: Sizes) -> str:
     """Source of the answer that is right for `sizes` alone."""
     family = FAMILIES[composition.family]
-    return family.render_answer(composition.variant, composition.chain, sizes=sizes)
+    return family.render_answer(
+        composition.variant, composition.chain, sizes=sizes, scale=composition.scale
+    )
 
 
 def sizes_of(problem: Problem) -> Sizes:
@@ -162,10 +173,10 @@ def _check(table: ProblemsTable, *, num_drawn: int) -> None:
         )
 
 
-def _problem(composition: Composition, *, split: Split, seed: int) -> Problem:
+def _problem(composition: Composition, *, split: Split, seed: int, scale: Scale) -> Problem:
     rng = Random(f"{seed}/{composition.problem_id}")
     family = FAMILIES[composition.family]
-    sizes = family.draw_sizes(rng)
+    sizes = family.draw_sizes(rng, scale=scale)
     return Problem(
         problem_id=composition.problem_id,
         source=family.render_problem(composition.variant, composition.chain, sizes=sizes),

@@ -47,7 +47,8 @@ def swapped_ops(composition: Composition, rng: Random) -> str | None:
 
 def wrong_size(composition: Composition, rng: Random) -> str | None:
     """Numbers in the text that are another problem's: multiplied out wrongly."""
-    return static_answer(composition, sizes=FAMILIES[composition.family].draw_sizes(rng))
+    sizes = FAMILIES[composition.family].draw_sizes(rng, scale=composition.scale)
+    return static_answer(composition, sizes=sizes)
 
 
 def missing_mask(composition: Composition, rng: Random) -> str | None:

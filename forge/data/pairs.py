@@ -33,7 +33,7 @@ def answer_text(composition: Composition, code: str, *, style: Style = Style.DYN
 
 def one_turn_pair(problem: Problem, *, style: Style = Style.DYNAMIC) -> Pair:
     """A generated problem and its honest answer in one style."""
-    composition = Composition.parse(problem.problem_id)
+    composition = Composition.of(problem)
     text = answer_text(composition, answer(problem, style=style), style=style)
     messages = (*first_messages(problem), Message(role="assistant", content=text))
     return Pair(problem_id=problem.problem_id, messages=messages, num_turns=1)
@@ -41,7 +41,7 @@ def one_turn_pair(problem: Problem, *, style: Style = Style.DYNAMIC) -> Pair:
 
 def repair_pair(problem: Problem, attempts: Sequence[tuple[str, Verdict]]) -> Pair:
     """Broken answers with the verdicts on them, and the honest answer."""
-    composition = Composition.parse(problem.problem_id)
+    composition = Composition.of(problem)
     exchanges = [
         Exchange(completion_text=answer_text(composition, broken), verdict=verdict)
         for broken, verdict in attempts
@@ -77,7 +77,7 @@ async def make_pairs(
     num = round(table.repair_share * len(rows))
     chosen = [problems[i % len(problems)] for i in rng.sample(range(len(rows)), num)]
     broken = [
-        (index, problem, break_answer(Composition.parse(problem.problem_id), rng=rng))
+        (index, problem, break_answer(Composition.of(problem), rng=rng))
         for index, problem in enumerate(chosen)
         for _ in range(rng.randint(1, MAX_BROKEN))
     ]

@@ -6,13 +6,23 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from forge.config.schema import ProblemsTable
-from forge.data.generator import Composition, Style, answer, generate_problems
+from forge.data.families.sizes import Scale
+from forge.data.generator import (
+    Composition,
+    Style,
+    answer,
+    dynamic_answer,
+    generate_problems,
+    sizes_of,
+    static_answer,
+)
 
 if TYPE_CHECKING:
     from forge.records import Problem
@@ -32,11 +42,16 @@ def _one_of_each() -> list[Problem]:
 
 
 def _jobs(problem: Problem) -> list[tuple[str, str, str]]:
-    """The problem's answer in each style."""
-    return [
-        (f"{problem.problem_id} {style}", problem.source, answer(problem, style=style))
-        for style in Style
-    ]
+    """The problem's answer in each style, and those laid out for a GPU, which must be right here
+    too: sizes are constants of both."""
+    large = replace(Composition.of(problem), scale=Scale.GPU)
+    answers = {
+        "dynamic": answer(problem),
+        "static": answer(problem, style=Style.STATIC),
+        "dynamic for a GPU": dynamic_answer(large),
+        "static for a GPU": static_answer(large, sizes=sizes_of(problem)),
+    }
+    return [(f"{problem.problem_id} {name}", problem.source, a) for name, a in answers.items()]
 
 
 @pytest.mark.slow

@@ -80,6 +80,21 @@ def test_an_infra_fault_makes_no_row() -> None:
     assert all(pair.num_turns == 1 for pair in rows)
 
 
+def test_answers_broken_and_mended_are_laid_out_for_the_problems_scale() -> None:
+    table = ProblemsTable(num_problems=400, sizes="gpu")
+    rows = in_split(generate_problems(table, seed=0), Split.SFT)
+    judge = CountingJudge()
+
+    async def make() -> list[Pair]:
+        return await make_pairs(rows, DataTable(repair_share=0.25), seed=0, judge=judge)
+
+    for pair in anyio.run(make):
+        if pair.problem_id.startswith("softmax"):
+            codes = [m.content for m in pair.messages if m.role == "assistant"]
+            assert all("num_warps=8" in code for code in codes)
+    assert any("BLOCK=128" in code for _, code in judge.asked)
+
+
 def test_the_same_seed_makes_the_same_rows() -> None:
     assert _make(CountingJudge()) == _make(CountingJudge())
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from forge.data.families.layout import (
     Family,
-    Sizes,
     answer_source,
-    flat_sizes,
     problem_source,
-    product,
 )
 from forge.data.families.ops import Chain, is_sound, last_name, torch_lines, triton_lines
+from forge.data.families.sizes import Scale, Sizes, flat_sizes, product
 
-BLOCK = 256
+_BLOCK = {Scale.SMALL: 256, Scale.GPU: 1024}
 """Elements a program; with fewer than 1000 elements there are at most four programs."""
 _RESULT = {"plain": "{}", "residual": "x + {}"}
 """Of the chain's last variable, the same in reference and kernel."""
@@ -28,11 +26,14 @@ def render_problem(variant: str, chain: Chain, *, sizes: Sizes) -> str:
     )
 
 
-def render_answer(variant: str, chain: Chain, *, sizes: Sizes | None = None) -> str:
+def render_answer(
+    variant: str, chain: Chain, *, sizes: Sizes | None = None, scale: Scale = Scale.SMALL
+) -> str:
+    block = _BLOCK[scale]
     if sizes is None:
-        n, grid, ask, passed = "n", f"triton.cdiv(n, {BLOCK})", ["n = x.numel()"], ", n"
+        n, grid, ask, passed = "n", f"triton.cdiv(n, {block})", ["n = x.numel()"], ", n"
     else:
-        n, grid, ask, passed = str(product(sizes)), str(-(-product(sizes) // BLOCK)), [], ""
+        n, grid, ask, passed = str(product(sizes)), str(-(-product(sizes) // block)), [], ""
     result = _RESULT[variant].format(last_name(chain))
     return answer_source(
         f"x_ptr, out_ptr{passed}",
@@ -46,7 +47,7 @@ def render_answer(variant: str, chain: Chain, *, sizes: Sizes | None = None) -> 
         forward=[
             *ask,
             "out = torch.empty_like(x)",
-            f"kernel[({grid},)](x, out{passed}, BLOCK={BLOCK})",
+            f"kernel[({grid},)](x, out{passed}, BLOCK={block})",
         ],
     )
 

@@ -5,18 +5,17 @@ Answers share every line that can be shared: a small model spends its capacity o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from forge.data.families.ops import Chain, is_sound
+from forge.data.families.sizes import Scale, Sizes, next_power_of_2, product
 
 if TYPE_CHECKING:
     from random import Random
 
 Accepts = Callable[[str, Chain], bool]
-Sizes = Mapping[str, int]
-"""Values of a problem's module constants."""
 
 
 def accepts_sound(variant: str, chain: Chain) -> bool:
@@ -30,11 +29,17 @@ class Family:
 
     name: str
     variants: tuple[str, ...]
-    draw_sizes: Callable[[Random], Sizes]
+    draw_sizes: DrawSizes
     render_problem: RenderProblem
     render_answer: RenderAnswer
     accepts: Accepts = accepts_sound
     """Which chains make a problem worth solving."""
+
+
+class DrawSizes(Protocol):
+    def __call__(self, rng: Random, *, scale: Scale) -> Sizes:
+        """Values of the constants of one problem."""
+        ...
 
 
 class RenderProblem(Protocol):
@@ -44,8 +49,11 @@ class RenderProblem(Protocol):
 
 
 class RenderAnswer(Protocol):
-    def __call__(self, variant: str, chain: Chain, *, sizes: Sizes | None = None) -> str:
-        """Source of an honest `ModelNew`: right for every size, or for `sizes` alone."""
+    def __call__(
+        self, variant: str, chain: Chain, *, sizes: Sizes | None = None, scale: Scale = Scale.SMALL
+    ) -> str:
+        """Source of an honest `ModelNew`: right for every size, or for `sizes` alone; fast at
+        `scale`."""
         ...
 
 
@@ -68,6 +76,9 @@ class Parameters:
 
 
 NO_PARAMETERS = Parameters()
+
+WIDE_LAUNCH = ", num_warps=8"
+"""For rows of thousands of elements: 32 of a thread's registers hold its part of one."""
 
 
 def _indent(lines: Sequence[str], spaces: int) -> str:
@@ -131,11 +142,6 @@ class ModelNew(torch.nn.Module):
 """
 
 
-def product(sizes: Sizes) -> int:
-    """What a static answer has to multiply out."""
-    return sizes["HEADS"] * sizes["DIM"]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowKernel:
     """Lines of a kernel with one program a row of a matrix `x`."""
@@ -147,12 +153,15 @@ class RowKernel:
     """How `forward` comes to know rows and columns."""
     passed: str = ", n"
     """What the kernel is told of them."""
+    options: str = ""
+    """Of the launch."""
 
     @classmethod
-    def of(cls, sizes: Sizes | None) -> RowKernel:
+    def of(cls, sizes: Sizes | None, scale: Scale) -> RowKernel:
         """Static where sizes are given: their numbers stand in the text, and nothing is asked."""
+        options = WIDE_LAUNCH if scale is Scale.GPU else ""
         if sizes is None:
-            return cls()
+            return cls(options=options)
         cols = product(sizes)
         return cls(
             rows=str(sizes["ROWS"]),
@@ -160,6 +169,7 @@ class RowKernel:
             block=str(next_power_of_2(cols)),
             ask=(),
             passed="",
+            options=options,
         )
 
     @property
@@ -181,20 +191,5 @@ class RowKernel:
         return (
             *self.ask,
             f"out = {out}",
-            f"kernel[({self.rows},)]({arguments}{self.passed}, BLOCK={self.block})",
+            f"kernel[({self.rows},)]({arguments}{self.passed}, BLOCK={self.block}{self.options})",
         )
-
-
-def next_power_of_2(number: int) -> int:
-    """The smallest power of two that is at least `number`."""
-    return 1 << (number - 1).bit_length()
-
-
-def flat_sizes(rng: Random) -> Sizes:
-    """Factors of fewer than a thousand elements, too many pairs to be known by heart."""
-    return {"HEADS": rng.randrange(9, 32), "DIM": rng.randrange(11, 32)}
-
-
-def row_sizes(rng: Random) -> Sizes:
-    """Few rows: an interpreted launch stays under 10 ms."""
-    return {"ROWS": rng.choice((2, 3, 4)), **flat_sizes(rng)}

@@ -1,7 +1,8 @@
-"""Family `matmul`: a small matrix product with a chain as epilogue.
+"""Family `matmul`: a matrix product with a chain as epilogue.
 
-The second operand is an input, or a learned weight without or with bias. One tile holds the whole
-product: sizes lie in 17..32, so that `tl.dot` gets tiles of 32.
+The second operand is an input, or a learned weight without or with bias. Small, one tile holds the
+whole product: sizes lie in 17..32, so that `tl.dot` gets tiles of 32. At GPU scale a program makes
+one tile of it, step by step along `k`, in TF32 as eager does where it may.
 """
 
 from __future__ import annotations
@@ -10,18 +11,21 @@ from random import Random
 
 from forge.data.families.layout import (
     NO_PARAMETERS,
+    WIDE_LAUNCH,
     Family,
     Parameters,
-    Sizes,
     answer_source,
-    next_power_of_2,
     problem_source,
-    product,
 )
 from forge.data.families.ops import Chain, last_name, torch_lines, triton_lines
+from forge.data.families.sizes import Scale, Sizes, large_factors, next_power_of_2, product
 
 _SIZES = range(17, 33)
 _FACTORS = [(h, d) for h in range(2, 9) for d in range(3, 17) if h * d in _SIZES]
+_LARGE = range(4096, 6145, 16)
+_LARGE_K = range(2048, 4097)
+_TILE, _STEP = 128, 32
+"""Of the result, and along `k`: half the TF32 rate of an H200 without tuning."""
 
 _WEIGHT = "self.w = torch.nn.Parameter(torch.randn(k, n) / k**0.5)"
 _BIAS = "self.b = torch.nn.Parameter(torch.zeros(n))"
@@ -38,7 +42,10 @@ _PRODUCT = {
 _OPERANDS = {"input": ("y",), "weight": ("self.w",), "bias": ("self.w", "self.b")}
 
 
-def draw_sizes(rng: Random) -> Sizes:
+def draw_sizes(rng: Random, *, scale: Scale) -> Sizes:
+    if scale is Scale.GPU:
+        heads, dim = large_factors(rng, products=_LARGE_K)
+        return {"M": rng.choice(_LARGE), "N": rng.choice(_LARGE), "HEADS": heads, "DIM": dim}
     heads, dim = rng.choice(_FACTORS)
     return {"M": rng.choice(_SIZES), "N": rng.choice(_SIZES), "HEADS": heads, "DIM": dim}
 
@@ -57,26 +64,24 @@ def render_problem(variant: str, chain: Chain, *, sizes: Sizes) -> str:
     )
 
 
-def render_answer(variant: str, chain: Chain, *, sizes: Sizes | None = None) -> str:
+def render_answer(
+    variant: str, chain: Chain, *, sizes: Sizes | None = None, scale: Scale = Scale.SMALL
+) -> str:
     operands = _OPERANDS[variant]
     pointers = "y_ptr, b_ptr" if variant == "bias" else "y_ptr"
     if sizes is None:
         m, n, k, passed = "m", "n", "k", ", m, n, k"
         ask = ["m, k = x.shape", f"n = {operands[0]}.shape[1]"]
-        block = "triton.next_power_of_2(max(m, n, k))"
     else:
-        numbers = sizes["M"], sizes["N"], product(sizes)
-        m, n, k, passed, ask = *map(str, numbers), "", []
-        block = str(next_power_of_2(max(numbers)))
+        m, n, k = str(sizes["M"]), str(sizes["N"]), str(product(sizes))
+        passed, ask = "", []
     bias = [f"x = x + tl.load(b_ptr + cols, mask=cols < {n}, other=0.0)"]
+    lay_out = _one_tile if scale is Scale.SMALL else _tiles
+    product_lines, grid, block = lay_out(m, n, k)
     return answer_source(
         f"x_ptr, {pointers}, out_ptr{passed}",
         kernel=[
-            "rows = tl.arange(0, BLOCK)[:, None]",
-            "cols = tl.arange(0, BLOCK)[None, :]",
-            f"x = tl.load(x_ptr + rows * {k} + cols, mask=(rows < {m}) & (cols < {k}), other=0.0)",
-            f"y = tl.load(y_ptr + rows * {n} + cols, mask=(rows < {k}) & (cols < {n}), other=0.0)",
-            'x = tl.dot(x, y, input_precision="ieee")',
+            *product_lines,
             *(bias if variant == "bias" else []),
             *triton_lines(chain),
             (
@@ -87,11 +92,45 @@ def render_answer(variant: str, chain: Chain, *, sizes: Sizes | None = None) -> 
         forward=[
             *ask,
             f"out = x.new_empty({m}, {n})",
-            f"kernel[(1,)](x, {', '.join(operands)}, out{passed}, BLOCK={block})",
+            f"kernel[{grid}](x, {', '.join(operands)}, out{passed}, BLOCK={block})",
         ],
         args="x, y" if variant == "input" else "x",
         parameters=_PARAMETERS[variant],
     )
+
+
+def _one_tile(m: str, n: str, k: str) -> tuple[list[str], str, str]:
+    """Lines of the product `x`, the grid, and the block with the launch's options."""
+    lines = [
+        "rows = tl.arange(0, BLOCK)[:, None]",
+        "cols = tl.arange(0, BLOCK)[None, :]",
+        f"x = tl.load(x_ptr + rows * {k} + cols, mask=(rows < {m}) & (cols < {k}), other=0.0)",
+        f"y = tl.load(y_ptr + rows * {n} + cols, mask=(rows < {k}) & (cols < {n}), other=0.0)",
+        'x = tl.dot(x, y, input_precision="ieee")',
+    ]
+    if not m.isdecimal():
+        return lines, "(1,)", f"triton.next_power_of_2(max({m}, {n}, {k}))"
+    return lines, "(1,)", str(next_power_of_2(max(int(m), int(n), int(k))))
+
+
+def _tiles(m: str, n: str, k: str) -> tuple[list[str], str, str]:
+    """The same at GPU scale."""
+    lines = [
+        "rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[:, None]",
+        "cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]",
+        "x = tl.zeros((BLOCK, BLOCK), tl.float32)",
+        f"for i in range(0, {k}, {_STEP}):",
+        f"    s = i + tl.arange(0, {_STEP})[None, :]",
+        f"    u = tl.load(x_ptr + rows * {k} + s, mask=(rows < {m}) & (s < {k}), other=0.0)",
+        f"    t = i + tl.arange(0, {_STEP})[:, None]",
+        f"    v = tl.load(y_ptr + t * {n} + cols, mask=(t < {k}) & (cols < {n}), other=0.0)",
+        "    x = tl.dot(u, v, x)",
+    ]
+    grid = ", ".join(
+        str(-(-int(size) // _TILE)) if size.isdecimal() else f"triton.cdiv({size}, {_TILE})"
+        for size in (m, n)
+    )
+    return lines, f"({grid})", f"{_TILE}{WIDE_LAUNCH}"
 
 
 MATMUL = Family(

@@ -6,12 +6,11 @@ from forge.data.families.layout import (
     Family,
     Parameters,
     RowKernel,
-    Sizes,
     answer_source,
     problem_source,
-    row_sizes,
 )
 from forge.data.families.ops import Chain, last_name, torch_lines, triton_lines
+from forge.data.families.sizes import Scale, Sizes, row_sizes
 
 _WEIGHT = Parameters(
     args=", dim",
@@ -36,8 +35,10 @@ def render_problem(variant: str, chain: Chain, *, sizes: Sizes) -> str:
     )
 
 
-def render_answer(variant: str, chain: Chain, *, sizes: Sizes | None = None) -> str:
-    row = RowKernel.of(sizes)
+def render_answer(
+    variant: str, chain: Chain, *, sizes: Sizes | None = None, scale: Scale = Scale.SMALL
+) -> str:
+    row = RowKernel.of(sizes, scale)
     return answer_source(
         f"x_ptr, w_ptr, out_ptr{row.passed}",
         kernel=[

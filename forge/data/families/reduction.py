@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 from forge.data.families.layout import (
     Family,
     RowKernel,
-    Sizes,
     answer_source,
     problem_source,
-    row_sizes,
 )
 from forge.data.families.ops import OPS, Chain, is_sound, last_name, torch_lines, triton_lines
+from forge.data.families.sizes import Scale, Sizes, reduced_row_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,8 +48,10 @@ def render_problem(variant: str, chain: Chain, *, sizes: Sizes) -> str:
     )
 
 
-def render_answer(variant: str, chain: Chain, *, sizes: Sizes | None = None) -> str:
-    row = RowKernel.of(sizes)
+def render_answer(
+    variant: str, chain: Chain, *, sizes: Sizes | None = None, scale: Scale = Scale.SMALL
+) -> str:
+    row = RowKernel.of(sizes, scale)
     neutral, reduce = _TRITON[variant]
     return answer_source(
         f"x_ptr, out_ptr{row.passed}",
@@ -110,7 +111,7 @@ def _apply(chain: Chain, x: float) -> float:
 REDUCTION = Family(
     name="reduction",
     variants=tuple(_TORCH),
-    draw_sizes=row_sizes,
+    draw_sizes=reduced_row_sizes,
     render_problem=render_problem,
     render_answer=render_answer,
     accepts=accepts,

@@ -5,12 +5,11 @@ from __future__ import annotations
 from forge.data.families.layout import (
     Family,
     RowKernel,
-    Sizes,
     answer_source,
     problem_source,
-    row_sizes,
 )
 from forge.data.families.ops import Chain, last_name, torch_lines, triton_lines
+from forge.data.families.sizes import Scale, Sizes, row_sizes
 
 _TRITON = {
     "softmax": ("x = tl.exp(x)", "x = x / tl.sum(x, axis=0)"),
@@ -27,8 +26,10 @@ def render_problem(variant: str, chain: Chain, *, sizes: Sizes) -> str:
     )
 
 
-def render_answer(variant: str, chain: Chain, *, sizes: Sizes | None = None) -> str:
-    row = RowKernel.of(sizes)
+def render_answer(
+    variant: str, chain: Chain, *, sizes: Sizes | None = None, scale: Scale = Scale.SMALL
+) -> str:
+    row = RowKernel.of(sizes, scale)
     return answer_source(
         f"x_ptr, out_ptr{row.passed}",
         kernel=[

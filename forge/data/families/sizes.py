@@ -1,0 +1,83 @@
+"""How large a generated problem's tensors are: for the interpreter, or for a GPU's clock.
+
+Called by the families. The promise at GPU scale: the fused kernel moves 448 MB at least, or does 68
+GFLOP, which is 100 us on an H200 and more on smaller cards, so launches and the clock's resolution
+hardly count; no tensor is larger than 576 MB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from random import Random
+
+Sizes = Mapping[str, int]
+"""Values of a problem's module constants."""
+
+_TRAFFIC = range(112_000_000, 144_000_001)
+"""Elements of four bytes that a kernel reads and writes at GPU scale."""
+_COLS = range(1024, 8193)
+"""Columns of a row there: one program holds a row in its registers."""
+
+
+class Scale(StrEnum):
+    """What sizes are drawn for; the values of `problems.sizes`."""
+
+    SMALL = "small"
+    """Under a thousand elements a row: an interpreted launch stays under 10 ms."""
+    GPU = "gpu"
+    """100 us and more on a GPU."""
+
+
+def product(sizes: Sizes) -> int:
+    """What a static answer has to multiply out."""
+    return sizes["HEADS"] * sizes["DIM"]
+
+
+def scale_of(sizes: Sizes) -> Scale:
+    """What the sizes were drawn for; the products of the two scales do not meet."""
+    return Scale.GPU if product(sizes) >= _COLS.start else Scale.SMALL
+
+
+def next_power_of_2(number: int) -> int:
+    """The smallest power of two that is at least `number`."""
+    return 1 << (number - 1).bit_length()
+
+
+def flat_sizes(rng: Random, *, scale: Scale) -> Sizes:
+    """Factors of a vector's length, too many pairs to be known by heart."""
+    if scale is Scale.SMALL:
+        return {"HEADS": rng.randrange(9, 32), "DIM": rng.randrange(11, 32)}
+    heads = rng.randrange(5000, 10_000)
+    return {"HEADS": heads, "DIM": _multiple_of_16(rng.choice(_TRAFFIC) / 2 / heads)}
+
+
+def row_sizes(rng: Random, *, scale: Scale) -> Sizes:
+    """Rows and the factors of their length, for kernels that write as much as they read."""
+    if scale is Scale.SMALL:
+        return {"ROWS": rng.choice((2, 3, 4)), **flat_sizes(rng, scale=scale)}
+    return _large_rows(rng, num_elements=rng.choice(_TRAFFIC) // 2)
+
+
+def reduced_row_sizes(rng: Random, *, scale: Scale) -> Sizes:
+    """The same for kernels that write hardly anything."""
+    if scale is Scale.SMALL:
+        return row_sizes(rng, scale=scale)
+    return _large_rows(rng, num_elements=rng.choice(_TRAFFIC))
+
+
+def large_factors(rng: Random, *, products: range) -> tuple[int, int]:
+    """Two factors, the second a multiple of 16, so that a row starts where wide loads may."""
+    while True:
+        heads, dim = rng.randrange(16, 128), 16 * rng.randrange(2, 33)
+        if heads * dim in products:
+            return heads, dim
+
+
+def _large_rows(rng: Random, *, num_elements: int) -> Sizes:
+    heads, dim = large_factors(rng, products=_COLS)
+    return {"ROWS": -(-num_elements // (heads * dim)), "HEADS": heads, "DIM": dim}
+
+
+def _multiple_of_16(number: float) -> int:
+    return 16 * -(-int(number) // 16)
