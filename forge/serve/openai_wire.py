@@ -1,0 +1,194 @@
+"""What servers that are not ours are asked, and what they answer: pure, JSON in and out.
+
+Called by `remote`. A dialect is how one kind of server is asked for samples:
+
+    FORGE    /v1/completions of our own engines (`forge serve`): ids and log probabilities, packed
+    TOKENS   /v1/completions with token ids in and, by `return_token_ids`, out: vLLM 0.10.2 on
+    SGLANG   /generate with token ids in and out
+    CHAT     /v1/chat/completions: messages in, text out; ids are our tokenizer's, no logprobs
+
+Promise: whatever an answer holds, it becomes completions or a MachineError of one line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from forge.errors import MachineError
+from forge.records import Completion, Finish
+from forge.serve.wire import MAGIC, unpack
+
+if TYPE_CHECKING:
+    from forge.records import Message
+
+SEED_LIMIT = 1 << 31
+"""SGLang and some behind OpenAI's API take 32 bits."""
+
+
+class Dialect(StrEnum):
+    """How a server is asked."""
+
+    FORGE = "forge"
+    TOKENS = "tokens"
+    SGLANG = "sglang"
+    CHAT = "chat"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """One request for samples."""
+
+    prompt_ids: Sequence[int]
+    messages: Sequence[Message]
+    """The conversation that `prompt_ids` renders; for CHAT only."""
+    n: int
+    max_tokens: int
+    temperature: float
+    seed: int
+    stop_token_ids: Sequence[int]
+
+    def body(self, dialect: Dialect, *, model: str) -> dict[str, Any]:
+        """What is posted. A server's own defaults for sampling are overruled: an evaluation says
+        what it samples with.
+        """
+        common = {"model": model, "temperature": self.temperature, "seed": self.seed % SEED_LIMIT}
+        ids = {"prompt": list(self.prompt_ids), "stop_token_ids": list(self.stop_token_ids)}
+        match dialect:
+            case Dialect.FORGE:
+                return {
+                    **ids, "n": self.n, "max_tokens": self.max_tokens, "seed": self.seed,
+                    "temperature": self.temperature,
+                }  # fmt: skip
+            case Dialect.TOKENS:
+                neutral = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+                asked = {"logprobs": 0, "return_token_ids": True}
+                return {
+                    **common, **ids, **neutral, **asked, "n": self.n,
+                    "max_tokens": self.max_tokens,
+                }  # fmt: skip
+            case Dialect.SGLANG:
+                params = {
+                    "n": self.n,
+                    "max_new_tokens": self.max_tokens,
+                    "temperature": self.temperature,
+                    "top_p": 1.0,
+                    "top_k": -1,
+                    "stop_token_ids": list(self.stop_token_ids),
+                    "sampling_seed": self.seed % SEED_LIMIT,
+                }
+                return {
+                    "input_ids": list(self.prompt_ids),
+                    "sampling_params": params,
+                    "return_logprob": True,
+                }
+            case Dialect.CHAT:
+                messages = [{"role": m.role, "content": m.content} for m in self.messages]
+                return {
+                    **common,
+                    "messages": messages,
+                    "max_tokens": self.max_tokens,
+                    "top_p": 1.0,
+                }
+
+
+PATHS = {
+    Dialect.FORGE: "/v1/completions",
+    Dialect.TOKENS: "/v1/completions",
+    Dialect.SGLANG: "/generate",
+    Dialect.CHAT: "/v1/chat/completions",
+}
+
+
+def read_answer(
+    content: bytes, dialect: Dialect, *, n: int, encode: Callable[[str, bool], list[int]]
+) -> list[Completion]:
+    """The completions of an answer to `Question.body`.
+
+    Args:
+        n: how many there must be.
+        encode: text and whether the model ended it, to ids with the token that ends it.
+
+    Raises:
+        MachineError: the answer is something else. The message does not name the server.
+    """
+    try:
+        found = _completions(content, dialect, encode)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        shown = content[:200].decode("utf-8", "replace")
+        raise MachineError(f"its answer is none of {dialect}: {error!r}: {shown}") from error
+    if len(found) != n:
+        raise MachineError(f"it gave {len(found)} samples; asked were {n}")
+    return found
+
+
+def _completions(
+    content: bytes, dialect: Dialect, encode: Callable[[str, bool], list[int]]
+) -> list[Completion]:
+    if dialect is Dialect.FORGE and content.startswith(MAGIC):
+        return [_completion(one.token_ids, one.logprobs, one.finish) for one in unpack(content)]
+    answer = json.loads(content)
+    if dialect is Dialect.SGLANG:
+        return [_from_sglang(one) for one in (answer if isinstance(answer, list) else [answer])]
+    choices = sorted(answer["choices"], key=lambda choice: choice.get("index", 0))
+    if dialect is Dialect.CHAT:
+        return [_from_chat(choice, encode) for choice in choices]
+    return [
+        _completion(
+            choice["token_ids"],
+            (choice.get("logprobs") or {}).get("token_logprobs") or (),
+            choice["finish_reason"],
+        )
+        for choice in choices
+    ]
+
+
+def _from_sglang(answer: Mapping[str, Any]) -> Completion:
+    meta = answer["meta_info"]
+    entries = meta["output_token_logprobs"]
+    reason = meta["finish_reason"]
+    return _completion(
+        [entry[1] for entry in entries],
+        [entry[0] for entry in entries],
+        reason["type"] if isinstance(reason, Mapping) else reason,
+    )
+
+
+def _from_chat(choice: Mapping[str, Any], encode: Callable[[str, bool], list[int]]) -> Completion:
+    text = choice["message"].get("content") or ""
+    finish = choice.get("finish_reason")
+    return _completion(encode(text, finish != Finish.LENGTH), (), finish)
+
+
+def _completion(ids: Sequence[int], logprobs: Sequence[float], finish: object) -> Completion:
+    """Versions are 0: weights that we do not publish have one."""
+    if logprobs and len(logprobs) != len(ids):
+        raise ValueError(f"{len(ids)} tokens with {len(logprobs)} log probabilities")
+    return Completion(
+        token_ids=tuple(map(int, ids)),
+        logprobs=tuple(map(float, logprobs)),
+        finish=_finish(finish),
+        min_version=0,
+        max_version=0,
+    )
+
+
+def _finish(found: object) -> Finish:
+    """Other reasons (`content_filter`, `eos`, none at all) are the model's end too."""
+    return Finish(found) if found in (Finish.LENGTH, Finish.ABORT) else Finish.STOP
+
+
+def error_message(content: bytes) -> str:
+    """What a refusal says, in one line: OpenAI's shape, vLLM's older one, or its first words."""
+    try:
+        found = json.loads(content)
+        inner = found.get("error", found)
+        said = inner.get("message") if isinstance(inner, Mapping) else inner
+        if isinstance(said, str) and said:
+            return " ".join(said.split())[:500]
+    except (ValueError, AttributeError):
+        pass
+    return " ".join(content[:200].decode("utf-8", "replace").split()) or "no words"

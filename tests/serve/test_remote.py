@@ -1,0 +1,351 @@
+"""`[serve] url`: a real engine of ours behind a URL, and servers that speak as vLLM, SGLang and
+OpenAI do (fakes of their words, in this file).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.abc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+import forge.serve.remote
+import forge.serve.url_client
+from forge.config.schema import ServeTable
+from forge.errors import ConfigError, MachineError
+from forge.process.sockets import open_socket_dir
+from forge.process.uds import serve_task
+from forge.records import Finish, Message
+from forge.serve import ReplicaClient, Weights, open_replicas
+from forge.serve.discovery import SPLIT_ME
+from forge.serve.openai_wire import Dialect, error_message, read_answer
+from forge.serve.remote import Remote, open_remote
+
+if TYPE_CHECKING:
+    from conftest import Reference
+    from starlette.requests import Request
+
+pytestmark = pytest.mark.anyio
+PROMPT = list(range(30))
+HOW: dict[str, Any] = {"max_tokens": 12, "temperature": 0.7}
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Letters:
+    """A ChatPort whose tokens are characters."""
+
+    stop_token_ids: Sequence[int] = (7,)
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    def messages(self, prompt_ids: Sequence[int]) -> Sequence[Message]:
+        return [Message(role="user", content="".join(map(chr, prompt_ids)))]
+
+
+class Server:
+    """A server's words, and what it was asked."""
+
+    def __init__(self, path: Path, *, models: Sequence[tuple[str, str]]) -> None:
+        self.url = f"unix:{path}"
+        self.path = path
+        self.bodies: dict[str, list[dict[str, Any]]] = {}
+        self.answers: dict[str, Callable[[dict[str, Any]], Response]] = {}
+        self.headers: list[str] = []
+        data = [{"id": name, "owned_by": owner} for name, owner in models]
+        self.models = JSONResponse({"object": "list", "data": data})
+
+    def app(self) -> Starlette:
+        async def post(request: Request) -> Response:
+            path, body = request.url.path, await request.json()
+            self.bodies.setdefault(path, []).append(body)
+            self.headers.append(request.headers.get("authorization", ""))
+            if path not in self.answers:
+                return JSONResponse({"detail": "Not Found"}, status_code=404)
+            return self.answers[path](body)
+
+        async def get(_request: Request) -> Response:
+            return self.models
+
+        return Starlette(
+            routes=[
+                Route("/v1/models", get),
+                Route("/{path:path}", post, methods=["POST"]),
+            ]
+        )
+
+
+@asynccontextmanager
+async def running(*servers: Server) -> AsyncIterator[None]:
+    async with anyio.create_task_group() as group:
+        for server in servers:
+            await group.start(serve_task, server.app(), server.path)
+        yield
+        group.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def connected(*urls: str, **values: Any) -> AsyncIterator[Remote]:
+    with anyio.fail_after(60):
+        async with open_remote(ServeTable(url=list(urls), **values), chat=Letters()) as remote:
+            yield remote
+
+
+def like_vllm(body: dict[str, Any]) -> Response:
+    choices = [
+        {
+            "index": index,
+            "text": "never looked at",
+            "token_ids": [index, 5, 7],
+            "logprobs": {"token_logprobs": [-1.0, -2.0, -0.5]},
+            "finish_reason": "stop",
+        }
+        for index in reversed(range(body["n"]))
+    ]
+    return JSONResponse({"object": "text_completion", "choices": choices})
+
+
+def like_sglang(body: dict[str, Any]) -> Response:
+    answers = [
+        {
+            "text": "",
+            "meta_info": {
+                "finish_reason": {"type": "length", "length": 2},
+                "output_token_logprobs": [[-1.5, index, None], [-0.25, 9, None]],
+            },
+        }
+        for index in range(body["sampling_params"]["n"])
+    ]
+    return JSONResponse(answers if len(answers) > 1 else answers[0])
+
+
+def like_chat(body: dict[str, Any]) -> Response:
+    text = f"{body['messages'][0]['content']}{body['seed']}"
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}}
+    return JSONResponse({"choices": [{**choice, "finish_reason": "stop"}]})
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    with anyio.fail_after(20):
+        while not is_so():  # noqa: ASYNC110
+            await anyio.sleep(0.02)
+
+
+async def ask(remote: Remote, *, n: int = 2, seed: int = 3) -> list[Any]:
+    return await remote.generate(PROMPT, n=n, seed=seed, **HOW)
+
+
+@pytest.mark.slow
+async def test_our_own_engine_behind_a_url_gives_what_it_gives_here(
+    tied: Reference, tmp_path: Path
+) -> None:
+    table = ServeTable(slots=4, context_tokens=256)
+    with open_socket_dir() as sockets, anyio.fail_after(60):
+        async with open_replicas(
+            table, weights=Weights(full=tied.path), stop_token_ids=(), socket_dir=sockets,
+            log_dir=tmp_path / "logs", work_dir=tmp_path / "work",
+        ):  # fmt: skip
+            socket = sockets / "serve-0.sock"
+            async with ReplicaClient(socket) as client:
+                here = await client.complete(PROMPT, n=2, seed=3, stop_token_ids=(7,), **HOW)
+            async with connected(f"unix:{socket}") as remote:
+                assert remote.servers[0].found.dialect is Dialect.FORGE
+                assert await ask(remote) == here
+                num_tokens = sum(len(one.token_ids) for one in here)
+                assert remote.stats().generated_tokens == num_tokens
+                for refused in (remote.publish(tmp_path, 1), remote.probe([1], [2])):
+                    with pytest.raises(ConfigError, match="its weights cannot be changed"):
+                        await refused
+
+
+async def test_a_vllm_is_asked_by_tokens_and_overrules_no_sampling(tmp_path: Path) -> None:
+    server = Server(tmp_path / "s", models=[("qwen", "vllm")])
+    server.answers["/v1/completions"] = like_vllm
+    async with running(server), connected(server.url) as remote:
+        assert remote.servers[0].found.dialect is Dialect.TOKENS
+        first, second = await ask(remote)
+        assert (first.token_ids, second.token_ids) == ((0, 5, 7), (1, 5, 7))
+        assert first.logprobs == (-1.0, -2.0, -0.5)
+        assert (first.finish, first.min_version, first.max_version) == (Finish.STOP, 0, 0)
+        body = server.bodies["/v1/completions"][-1]
+        wanted = {
+            "model": "qwen", "prompt": PROMPT, "n": 2, "max_tokens": 12, "temperature": 0.7,
+            "seed": 3, "top_p": 1.0, "top_k": 0, "stop_token_ids": [7], "return_token_ids": True,
+        }  # fmt: skip
+        assert wanted.items() <= body.items()
+
+
+async def test_an_sglang_is_asked_by_its_own_route(tmp_path: Path) -> None:
+    server = Server(tmp_path / "s", models=[("qwen", "sglang")])
+    server.answers["/generate"] = like_sglang
+    async with running(server), connected(server.url) as remote:
+        assert remote.servers[0].found.dialect is Dialect.SGLANG
+        answers = await ask(remote)
+        assert [one.token_ids for one in answers] == [(0, 9), (1, 9)]
+        assert answers[1].logprobs == (-1.5, -0.25)
+        assert answers[0].finish is Finish.LENGTH
+        (single,) = await ask(remote, n=1)
+        assert single.token_ids == (0, 9)
+
+
+async def test_a_server_that_only_chats_gets_messages_and_its_text_becomes_our_ids(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def newer(body: dict[str, Any]) -> Response:
+        if "max_tokens" in body:
+            said = "Unsupported parameter: use 'max_completion_tokens' instead."
+            return JSONResponse({"error": {"message": said}}, status_code=400)
+        assert body["max_completion_tokens"] == 12
+        return like_chat(body)
+
+    monkeypatch.setenv("SOME_KEY", "sesame")
+    server = Server(tmp_path / "s", models=[("a", "x"), ("b", "x")])
+    server.answers["/v1/chat/completions"] = newer
+    async with (
+        running(server),
+        connected(f"{server.url}", model_name="b", api_key_env="SOME_KEY") as remote,
+    ):
+        assert remote.servers[0].found.dialect is Dialect.CHAT
+        first, second = await ask(remote)
+        text = "".join(map(chr, PROMPT))
+        assert "".join(map(chr, first.token_ids)) == f"{text}3\x07"
+        assert "".join(map(chr, second.token_ids)) == f"{text}4\x07", "another seed each"
+        assert first.logprobs == ()
+        await ask(remote)
+        limits = [sorted(body)[0] for body in server.bodies["/v1/chat/completions"]]
+        assert limits.count("max_completion_tokens") == 4, "two, asked again, and two at once"
+        assert server.bodies["/v1/chat/completions"][-1]["model"] == "b"
+        assert set(server.headers) == {"Bearer sesame"}
+
+
+async def test_a_server_with_another_tokenizer_is_asked_by_messages(tmp_path: Path) -> None:
+    for theirs, expected in [
+        ([1, 2, 3], Dialect.CHAT),
+        (Letters().encode(SPLIT_ME), Dialect.TOKENS),
+    ]:
+        server = Server(tmp_path / expected, models=[("qwen", "vllm")])
+        server.answers["/v1/completions"] = like_vllm
+        server.answers["/v1/chat/completions"] = like_chat
+        server.answers["/tokenize"] = lambda _body, ids=theirs: JSONResponse({"tokens": ids})
+        async with running(server), connected(server.url) as remote:
+            assert remote.servers[0].found.dialect is expected
+
+
+async def test_a_busy_server_is_asked_again_and_one_that_ends_leaves_its_work_to_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forge.serve.url_client, "BUSY_PAUSE_S", 0.01)
+    monkeypatch.setattr(forge.serve.remote, "PROBE_EVERY_S", 0.05)
+    first = Server(tmp_path / "a", models=[("qwen", "vllm")])
+    second = Server(tmp_path / "b", models=[("qwen", "vllm")])
+    refusals = iter([429, 503])
+
+    def busy(body: dict[str, Any]) -> Response:
+        status = next(refusals, 200)
+        return like_vllm(body) if status == 200 else Response(status_code=status)
+
+    first.answers["/v1/completions"] = second.answers["/v1/completions"] = like_vllm
+    until_it_ends = anyio.CancelScope()
+
+    async def run_first(*, task_status: anyio.abc.TaskStatus[None]) -> None:
+        with until_it_ends:
+            await serve_task(first.app(), first.path, task_status=task_status)
+
+    async with running(second), anyio.create_task_group() as group:
+        await group.start(run_first)
+        async with connected(first.url, second.url) as remote:
+            first.answers["/v1/completions"] = busy
+            await ask(remote)
+            assert len(first.bodies["/v1/completions"]) == 4, "a trial, two refusals, one"
+            until_it_ends.cancel()
+            await until(lambda: not first.path.exists())
+            assert len(await ask(remote)) == 2
+            assert not remote.servers[0].is_up
+            assert remote.stats().generated_tokens == 12
+            async with running(first):
+                await until(lambda: remote.servers[0].is_up)
+            assert remote.stats().num_restarts == 1
+
+
+async def test_what_cannot_be_asked_is_one_line_before_anything_is_sampled(tmp_path: Path) -> None:
+    server = Server(tmp_path / "s", models=[("a", "x"), ("b", "x")])
+    absent = f"unix:{tmp_path / 'absent'}"
+    cases: list[tuple[type[Exception], str, dict[str, Any]]] = [
+        (ConfigError, f"serve.model_name is absent, and {server.url} has: a, b", {}),
+        (
+            ConfigError,
+            f'serve.model_name: found "c"; {server.url} has: a, b',
+            {"model_name": "c"},
+        ),
+        (
+            ConfigError,
+            'serve.api_key_env: found "NO_KEY", which is not set',
+            {"api_key_env": "NO_KEY"},
+        ),
+    ]
+    assert "NO_KEY" not in os.environ
+    async with running(server):
+        for kind, said, values in cases:
+            with pytest.raises(kind) as raised:
+                async with connected(server.url, **values):
+                    pytest.fail("it was opened")
+            assert str(raised.value).startswith(said)
+        server.models = JSONResponse({"error": {"message": "no key"}}, status_code=401)
+        with pytest.raises(ConfigError, match=r"no key; serve\.api_key_env names"):
+            async with connected(server.url):
+                pytest.fail("it was opened")
+    with pytest.raises(MachineError, match=r"serve.url: no engine answers: unix:.*absent hung up"):
+        async with connected(absent):
+            pytest.fail("it was opened")
+
+
+async def test_a_refusal_ends_the_evaluation_with_the_servers_words(tmp_path: Path) -> None:
+    server = Server(tmp_path / "s", models=[("qwen", "vllm")])
+    server.answers["/v1/completions"] = like_vllm
+    async with running(server), connected(server.url) as remote:
+        said = "This model's maximum context length is 10 tokens."
+        server.answers["/v1/completions"] = lambda _body: JSONResponse(
+            {"object": "error", "message": said, "code": 400}, status_code=400
+        )
+        with pytest.raises(ConfigError, match=f"400: {said}"):
+            await ask(remote)
+        server.answers["/v1/completions"] = lambda _body: JSONResponse({"choices": [{}]})
+        with pytest.raises(MachineError, match="its answer is none of tokens"):
+            await ask(remote)
+
+
+@given(st.binary(max_size=200) | st.recursive(
+    st.none() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(
+        st.sampled_from(
+            ["choices", "meta_info", "message", "content", "token_ids", "finish_reason", "error",
+             "output_token_logprobs", "logprobs"]
+        ),
+        inner,
+        max_size=4,
+    ),
+).map(lambda found: json.dumps(found).encode()))  # fmt: skip
+def test_whatever_a_server_answers_is_completions_or_one_line(content: bytes) -> None:
+    for dialect in Dialect:
+        try:
+            found = read_answer(content, dialect, n=1, encode=lambda _text, _is_ended: [])
+        except MachineError:
+            continue
+        assert len(found) == 1
+    assert "\n" not in error_message(content)
