@@ -60,6 +60,7 @@ class Control:
             "/take": self._take,
             "/trained": self._trained,
             "/publish": self._publish_weights,
+            "/failed": self._trainer_failed,
             "/checkpoint": self._checkpoint,
             "/progress": self._progress,
             "/stop": self._stop_run,
@@ -124,9 +125,14 @@ class Control:
         assert self.on_publish is not None
         desk.last_heard = math.inf  # the replicas have the word, and deadlines of their own
         try:
-            return {"version": await self.on_publish(path, step, probe)}
+            with desk.publishing():
+                return {"version": await self.on_publish(path, step, probe)}
         finally:
             desk.last_heard = time.monotonic()
+
+    async def _trainer_failed(self, body: dict[str, Any]) -> dict[str, Any]:
+        self._heard().failure = body
+        return {}
 
     async def _checkpoint(self, body: dict[str, Any]) -> dict[str, Any]:
         desk = self._heard()

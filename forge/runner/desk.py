@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from forge.records import Metrics, Sample, SampleUse
 from forge.train.batch import read_batch, write_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from forge.rollout.batches import Batch
@@ -47,9 +48,15 @@ class TrainerDesk:
     trained_step: int = 0
     last_heard: float = field(default_factory=time.monotonic)
     """Monotonic time of the trainer's last request; its owner watches it."""
+    failure: Mapping[str, Any] | None = None
+    """What the trainer said of its end before it ended; its owner takes it."""
     _is_held: bool = False
     _waited_s: float = 0.0
     _waiting_since: float | None = None
+    _num_taking: int = 0
+    _num_publishing: int = 0
+    _is_training: bool = False
+    """It has a batch that it did not acknowledge yet."""
     _offered: dict[int, Path] = field(default_factory=dict)
     _changed: anyio.Event = field(default_factory=anyio.Event)
 
@@ -60,6 +67,11 @@ class TrainerDesk:
             if match := re.fullmatch(r"\d+-(\d+)\.npz", path.name):
                 self._offered[int(match[1])] = path
         return max(self._offered, default=0)
+
+    def offered_groups(self) -> set[int]:
+        """Groups with samples in the batch files. Reads them: call it in a thread."""
+        paths = list(self._offered.values())
+        return {sample.group_id for path in paths for sample in read_batch(path)}
 
     async def offer(self, batch: Batch) -> None:
         """Make a batch durable and available."""
@@ -82,21 +94,45 @@ class TrainerDesk:
         self._wake()
 
     def idle_s(self, now: float) -> float:
-        """Seconds that the trainer has waited for batches so far."""
+        """Seconds that the trainer has had nothing to train so far: it waited for a batch, or for
+        its weights to be served. A publish beside a step is no wait."""
         waiting_s = 0.0 if self._waiting_since is None else now - self._waiting_since
         return self._waited_s + waiting_s
 
     async def take(self, step: int) -> dict[str, Any]:
         """The batch after `step`, or why there is none now. Held for up to TAKE_WAIT_S."""
         answer: dict[str, Any] = {"kind": "wait"}
-        self._waiting_since = time.monotonic()
-        with anyio.move_on_after(TAKE_WAIT_S):
-            while (found := self._answer(step)) is None:
-                await self._changed.wait()
-            answer = found
-        self._waited_s = self.idle_s(time.monotonic())
-        self._waiting_since = None
+        self._num_taking += 1
+        self._is_training = False
+        self._mark()
+        try:
+            with anyio.move_on_after(TAKE_WAIT_S):
+                while (found := self._answer(step)) is None:
+                    await self._changed.wait()
+                answer = found
+        finally:
+            self._num_taking -= 1
+            self._is_training = answer["kind"] == "batch"
+            self._mark()
         return answer
+
+    @contextmanager
+    def publishing(self) -> Iterator[None]:
+        """Around a publish: a trainer that has no batch waits for its end."""
+        self._num_publishing += 1
+        self._mark()
+        try:
+            yield
+        finally:
+            self._num_publishing -= 1
+            self._mark()
+
+    def _mark(self) -> None:
+        """The trainer begins or ends to wait, or neither."""
+        now = time.monotonic()
+        self._waited_s, self._waiting_since = self.idle_s(now), None
+        if not self._is_training and (self._num_taking or self._num_publishing):
+            self._waiting_since = now
 
     def _answer(self, step: int) -> dict[str, Any] | None:
         if self.is_stopping:
@@ -133,6 +169,8 @@ class TrainerDesk:
             Metrics(stage=self.stage, step=step, at=time.time(), values=dict(metrics)),
         )
         self.trained_step = max(self.trained_step, step)
+        self._is_training = False
+        self._mark()
         return samples
 
     def checkpointed(self, step: int) -> None:

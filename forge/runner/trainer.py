@@ -13,16 +13,17 @@ import os
 import signal
 import time
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import anyio
 
+from forge.errors import MachineError
 from forge.process.child import describe_exit
 from forge.records import Event, Metrics
 from forge.train.handle import open_trainer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from forge.config.schema import GrpoStage, SftStage
@@ -31,8 +32,11 @@ if TYPE_CHECKING:
     from forge.rollout.pacing import PublishedSteps
     from forge.runner.context import Run
     from forge.runner.desk import TrainerDesk
+    from forge.runner.placement import Placement
     from forge.runner.weights import Probe
     from forge.serve.weights import Weights
+
+Stage = TypeVar("Stage", bound="SftStage | GrpoStage")
 
 WATCH_EVERY_S = 1.0
 STOP_GRACE_S = 120.0
@@ -42,6 +46,9 @@ STACKS_S = 1.0
 SAVED = (describe_exit(0), describe_exit(-signal.SIGTERM))
 """How a trainer ends that was asked to stop and has lost nothing: by itself, or by the signal while
 it was still starting and had no handler."""
+SCALES = (1.0, 0.5)
+"""Of the micro-batches: as configured, then once more at half the size where a GPU's memory ran
+out."""
 SHOWN = {"train/loss/mean": "loss", "train/tokens/per_s": "trained tok/s"}
 """Of the trainer's numbers, those on the live line, and their names there."""
 
@@ -129,16 +136,21 @@ async def own_trainer(
     rows_path: Path | None = None,
 ) -> None:
     """Run the trainer until the last step is published; restart a dead or silent one from its last
-    checkpoint.
+    checkpoint. One whose GPU memory ran out goes on once with micro-batches of half the size, which
+    is no restart.
 
     Raises:
         Stopped: the user asked for it; the trainer has saved.
         ChildDied, Stalled: it ended or fell silent more often than `restarts` allows, or instead
             of saving.
+        MachineError: half of the micro-batches did not fit either.
 
     """
-    for restart in range(stage.restarts + 1):
-        desk.last_heard = time.monotonic()
+    placement, restarts, scales = run.placement, 0, iter(SCALES)
+    stage = _placed(stage, placement)
+    scale = next(scales)
+    while True:
+        desk.last_heard, desk.failure = time.monotonic(), None
         async with open_trainer(
             stage,
             model=run.experiment.model,
@@ -151,6 +163,11 @@ async def own_trainer(
             log_dir=run.log_dir,
             seed=run.experiment.seed,
             rollout=run.experiment.rollout,
+            gpus=placement.train_uuids,
+            shared=placement.shared,
+            micro_batch_scale=scale,
+            publish_dtype=_publish_dtype(run),
+            eval_every=run.experiment.eval.every,
             observer=run.observer,
         ) as child:
             silence = await _until_exit(run, stage, child, desk)
@@ -160,12 +177,51 @@ async def own_trainer(
                 raise run.stop.stopped()
             doing = f"stage {stage.kind}-{desk.stage}, step {desk.trained_step} of {stage.steps}"
             error = silence or child.died(doing=doing)
-        if run.stop.is_set or restart == stage.restarts:
+        if run.stop.is_set:
             raise error
-        reason = "silent" if silence else child.exit_reason
-        message = f"trainer: {reason} in {doing}; restarted from its last checkpoint"
+        if desk.failure is not None:
+            scale = next(scales, 0.0)
+            words = _of_memory(desk.failure, doing=doing, scales=SCALES[:1] if scale else SCALES)
+            if not scale:
+                raise MachineError(words) from error
+            message = f"{words}; restarted with half of that from its last checkpoint"
+        elif restarts == stage.restarts:
+            raise error
+        else:
+            restarts += 1
+            reason = "silent" if silence else child.exit_reason
+            message = f"trainer: {reason} in {doing}; restarted from its last checkpoint"
         await run.writer.put(Event(at=time.time(), kind="child_restart", message=message))
         run.console.say(message)
+
+
+def _placed(stage: Stage, placement: Placement) -> Stage:
+    """With `parallel = "auto"` replaced by what the placement made of it."""
+    if stage.parallel != "auto":
+        return stage
+    return stage.model_copy(update={"parallel": placement.parallel})
+
+
+def _publish_dtype(run: Run) -> Literal["bfloat16"] | None:
+    """Engines that compute in bf16 are sent bf16: half of the bytes. An exact one gets what was
+    trained."""
+    return "bfloat16" if run.experiment.serve.precision == "fast" and run.placement.train else None
+
+
+def _of_memory(failure: Mapping[str, Any], *, doing: str, scales: Sequence[float]) -> str:
+    """What a trainer said of its full GPU, in one line."""
+    budget = failure["micro_batch_tokens"]
+    held = "whole batches" if budget is None else f"micro-batches of {budget} tokens"
+    again = ", again after they were halved" if len(scales) > 1 else ""
+    advice = "" if not again else (
+        ". Allowed: fewer micro_batch_tokens, gradient_checkpointing = true, [model.lora], shorter "
+        'completions, or more devices.train with parallel = "fsdp2"'
+    )  # fmt: skip
+    return (
+        f"trainer: GPU memory ran out in {doing}{again}: {held}, peak "
+        f"{failure['peak_bytes'] / 1e9:.1f} GB, free {failure['free_bytes'] / 1e9:.1f} GB on rank "
+        f"{failure['rank']}{advice}"
+    )
 
 
 async def _until_exit(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +59,7 @@ async def open_trainer(
     seed: int,
     rollout: RolloutTable | None = None,
     gpus: Sequence[str] = (),
+    shared: Collection[str] = (),
     num_ranks: int | None = None,
     micro_batch_scale: float = 1.0,
     publish_dtype: Literal["float32", "bfloat16"] | None = None,
@@ -79,6 +80,7 @@ async def open_trainer(
         from then on.
         rollout: temperature and max_completion_tokens enter the loss.
         gpus: UUIDs; a rank on each. None: one rank on the CPU.
+        shared: those of them that others use too: the trainer works under their lease.
         num_ranks: on CPUs, more than one.
         micro_batch_scale: less than 1 for smaller micro-batches than the stage's.
         publish_dtype: what published weights are rounded to; None leaves them as trained.
@@ -106,6 +108,8 @@ async def open_trainer(
         "control_socket": str(control_socket),
         "seed": seed,
         "num_ranks": num_ranks,
+        "gpus": list(gpus),
+        "shared_gpus": sorted(shared),
         "micro_batch_scale": micro_batch_scale,
         "publish_dtype": publish_dtype,
         "eval_every": eval_every,

@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from forge.config.schema import SftStage
-from forge.errors import ChildDied, Stalled, Stopped
+from forge.config.schema import EvalTable, ServeTable, SftStage
+from forge.errors import ChildDied, MachineError, Stalled, Stopped
 from forge.process.child import ChildSpec, open_child
+from forge.process.devices import Gpu, Vendor
 from forge.records import Event, Metrics
 from forge.rollout.pacing import PublishedSteps
 from forge.runner import trainer
 from forge.runner.context import Run
 from forge.runner.control import Control
 from forge.runner.desk import TrainerDesk
+from forge.runner.placement import Placement
 from forge.runner.progress import Progress
 from forge.runner.stopping import StopRequest
 from forge.serve.weights import Weights
@@ -67,11 +69,16 @@ class Stage:
         self.published, self.stop = PublishedSteps(), StopRequest(resume="resume.")
         self.writer, self.said = Recorder(), []
         self.on_restart: Callable[[], None] = lambda: None
+        self.on_start: Callable[[], None] = lambda: None
+        self.asked: list[dict[str, Any]] = []
         self.desk = TrainerDesk(stage=1, last_step=5, batches_dir=folder, sink=self.writer)
         self.progress = Progress(run="x-1", num_stages=2)
         self.control = Control(status=dict, stop=self.stop.set)
         self.run: Any = SimpleNamespace(
-            experiment=SimpleNamespace(model=None, rollout=None, seed=0),
+            experiment=SimpleNamespace(
+                model=None, rollout=None, seed=0, serve=ServeTable(), eval=EvalTable()
+            ),
+            placement=Placement(),
             paths=RunPaths(folder),
             control_socket=None,
             log_dir=None,
@@ -90,7 +97,7 @@ class Stage:
         )
 
     @asynccontextmanager
-    async def open_trainer(self, *args: object, **kwargs: object) -> AsyncIterator[Child]:
+    async def open_trainer(self, stage: SftStage, **kwargs: Any) -> AsyncIterator[Child]:
         spec = ChildSpec(
             name="trainer",
             argv=(sys.executable, "-c", self.programs[len(self.started)]),
@@ -102,6 +109,8 @@ class Stage:
         )
         async with open_child(spec) as child:
             self.started.append(child)
+            self.asked.append({"stage": stage, **kwargs})
+            self.on_start()
             if len(self.started) > 1:
                 self.on_restart()
             yield child
@@ -193,6 +202,67 @@ async def test_a_trainer_that_published_its_last_step_has_done_its_stage(stage: 
         stage.on_restart = lambda: stage.published.advance(5)
         await stage.own()
     assert stage.writer.records[0].message.startswith("trainer: exit 3 in stage sft-1")
+
+
+FULL = {"kind": "oom", "micro_batch_tokens": 4096, "peak_bytes": 78_100_000_000,
+        "free_bytes": 300_000_000, "rank": 1}  # fmt: skip
+
+
+def fill_memory(stage: Stage) -> None:
+    """Every trainer says that its GPU was full before it ends."""
+
+    def say() -> None:
+        stage.desk.failure = FULL
+
+    stage.on_start = say
+
+
+@trainers("raise SystemExit(1)", "raise SystemExit(1)", restarts=0)
+async def test_full_memory_is_tried_once_more_with_half_and_then_told_in_numbers(
+    stage: Stage,
+) -> None:
+    fill_memory(stage)
+    with pytest.raises(MachineError) as caught:
+        await stage.own()
+    assert [asked["micro_batch_scale"] for asked in stage.asked] == [1.0, 0.5]
+    words = str(caught.value)
+    assert words.startswith("trainer: GPU memory ran out in stage sft-1, step 0 of 5, again after")
+    for number in ("4096 tokens", "78.1 GB", "0.3 GB", "rank 1", "micro_batch_tokens"):
+        assert number in words
+    (event,) = stage.writer.records
+    assert "restarted with half" in event.message
+
+
+@trainers("raise SystemExit(1)", "raise SystemExit(1)", "raise SystemExit(1)", restarts=1)
+async def test_half_size_is_kept_over_a_restart_and_costs_none(stage: Stage) -> None:
+    def fill_once() -> None:
+        stage.desk.failure = FULL if len(stage.started) == 1 else None
+
+    stage.on_start = fill_once
+    with pytest.raises(ChildDied):
+        await stage.own()
+    assert [asked["micro_batch_scale"] for asked in stage.asked] == [1.0, 0.5, 0.5]
+
+
+@trainers("raise SystemExit(1)", restarts=0)
+async def test_a_trainer_gets_the_cards_of_its_role_and_sends_what_the_engine_computes_in(
+    stage: Stage,
+) -> None:
+    cards = tuple(
+        Gpu(vendor=Vendor.NVIDIA, index=i, uuid=f"GPU-{i}", name="x", memory_bytes=1, free_bytes=1)
+        for i in range(2)
+    )
+    stage.run.placement = Placement(
+        train=cards, shared=frozenset({cards[0].uuid}), parallel="fsdp2"
+    )
+    stage.run.experiment.serve = ServeTable(precision="fast")
+    with pytest.raises(ChildDied):
+        await stage.own()
+    (asked,) = stage.asked
+    assert asked["gpus"] == tuple(card.uuid for card in cards)
+    assert asked["shared"] == {cards[0].uuid}
+    assert asked["publish_dtype"] == "bfloat16"
+    assert asked["stage"].parallel == "fsdp2"
 
 
 @trainers()

@@ -55,6 +55,7 @@ class FakeSupervisor:
     trained: list[dict[str, Any]] = field(default_factory=list)
     progress: list[dict[str, Any]] = field(default_factory=list)
     checkpoints: list[dict[str, Any]] = field(default_factory=list)
+    failed: list[dict[str, Any]] = field(default_factory=list)
     order: list[str] = field(default_factory=list)
     on_checkpoint: Callable[[int], None] = lambda step: None
     at_end: str = "done"
@@ -77,6 +78,8 @@ class FakeSupervisor:
                 self.trained.append(body)
             case "/progress":
                 self.progress.append(body)
+            case "/failed":
+                self.failed.append(body)
             case "/checkpoint":
                 self.checkpoints.append(body)
                 self.on_checkpoint(body["step"])

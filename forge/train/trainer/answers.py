@@ -12,7 +12,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling, SFTTrainer
 from forge.train.durable import find_last_checkpoint
 from forge.train.trainer.adapters import new_adapter
 from forge.train.trainer.arguments import trainer_arguments
+from forge.train.trainer.card import SharedCard
 from forge.train.trainer.checkpoint import WholeCheckpoints
 from forge.train.trainer.control import Control, StopFlag
 from forge.train.trainer.memory import reported_when_full, take_peak_bytes
@@ -49,29 +50,31 @@ def train_answers(settings: Settings) -> None:
     assert settings.rows_path is not None
     stop = StopFlag()
     stop.install()
-    control = Control(settings.control_socket, stop=stop)
     join_process_group()
-    rank = int(os.environ.get("RANK", "0"))
-    budget = settings.stage["micro_batch_tokens"]
-    with reported_when_full(control, rank=rank, micro_batch_tokens=budget):
+    rank, budget = int(os.environ.get("RANK", "0")), settings.stage["micro_batch_tokens"]
+    with (
+        closing(Control(settings.control_socket, stop=stop)) as control,
+        reported_when_full(control, rank=rank, micro_batch_tokens=budget),
+    ):
         trainer = make_trainer(settings, rows=read_rows(settings.rows_path))
-        trainer.add_callback(Reporter(control, stop=stop, world=trainer.world))
+        trainer.add_callback(Reporter(trainer, control=control, stop=stop))
         last = find_last_checkpoint(settings.work_dir)
         logger.info("training %d rows from %s", len(trainer.rows), last or settings.model_dir)
         trainer.train(resume_from_checkpoint=None if last is None else str(last))
-    step = trainer.state.global_step
-    if step < trainer.state.max_steps:
-        logger.info("stopped after step %d of %d, saved", step, trainer.state.max_steps)
-        return
-    _publish(trainer, settings, control)
+        step = trainer.state.global_step
+        if step < trainer.state.max_steps:
+            logger.info("stopped after step %d of %d, saved", step, trainer.state.max_steps)
+            return
+        _publish(trainer, settings, control)
 
 
 def _publish(trainer: AnswerTrainer, settings: Settings, control: Control) -> None:
     """The weights as they are at the end. Collective."""
     model: Any = trainer.model
     step = trainer.state.global_step
-    weights = snapshot(model, dtype=settings.publish_dtype)
-    tokens = probe(model, None, seed=settings.seed)
+    with trainer.card.taken():
+        weights = snapshot(model, dtype=settings.publish_dtype)
+        tokens = probe(model, None, seed=settings.seed)
     if not trainer.world.is_main:
         return
     path = free_dir(settings.weights_dir, f"sft-{step:06d}")
@@ -137,6 +140,7 @@ class AnswerTrainer(WholeCheckpoints, SFTTrainer):
     def __init__(self, *, settings: Settings, **kwargs: Any) -> None:
         self.world = World()
         self.settings = settings
+        self.card = SharedCard(settings.shared_card)
         super().__init__(**kwargs)
 
     @property
@@ -161,6 +165,7 @@ class AnswerTrainer(WholeCheckpoints, SFTTrainer):
 
         Each is divided by the labels of the whole batch, so that their sum is the batch's mean.
         """
+        self.card.take()
         if self.args.packing:
             return super().training_step(model, inputs, num_items_in_batch)
         rows, width = inputs["input_ids"].shape
@@ -172,8 +177,11 @@ class AnswerTrainer(WholeCheckpoints, SFTTrainer):
         loss = torch.zeros((), device=self.args.device)
         for each in micro_batches:
             is_last = each is micro_batches[-1] or self.is_fsdp_enabled
+            self.card.take()
             with nullcontext() if is_last else self.accelerator.no_sync(model):
                 loss += super().training_step(model, each, num_items_in_batch)
+            if each is not micro_batches[-1]:
+                self.card.give()  # after the last one the optimizer steps
         return loss
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
@@ -200,12 +208,22 @@ class Reporter(TrainerCallback):
     """Progress each second, checkpoints as they are made, and the answer to SIGTERM. What rank 0
     decides, all ranks do."""
 
-    def __init__(self, control: Control, *, stop: StopFlag, world: World) -> None:
+    def __init__(self, trainer: AnswerTrainer, *, control: Control, stop: StopFlag) -> None:
+        self._trainer = trainer
+        self._world = trainer.world
         self._server = control
         self._stop = stop
-        self._world = world
         self._reported_at = 0.0
         self._reported_tokens = 0
+
+    def on_optimizer_step(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        self._trainer.card.give()
 
     def on_step_end(
         self,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,13 +9,7 @@ import torch
 if TYPE_CHECKING:
     from forge.train.trainer.settings import Settings
 
-logger = logging.getLogger(__name__)
-
 _OPTIMIZERS = {"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_bnb_8bit"}
-# Weights and gradients in f32, two moments of AdamW.
-BYTES_TRAINED = 16
-# Of a GPU's memory; the rest is for activations and what the allocator cannot use.
-WHOLE_MODEL_SHARE = 0.6
 
 
 def trainer_arguments(settings: Settings, *, updates_per_step: int = 1) -> dict[str, Any]:
@@ -58,32 +50,10 @@ def trainer_arguments(settings: Settings, *, updates_per_step: int = 1) -> dict[
 
 
 def uses_fsdp(settings: Settings) -> bool:
-    """Whether the ranks share one model: as the stage says; for auto where a whole one with its
-    optimizer would leave too little of a GPU. On CPUs each rank has a whole one."""
-    if settings.num_ranks == 1 or not torch.cuda.is_available():
-        return False
-    how = settings.stage["parallel"]
-    if how != "auto":
-        return how == "fsdp2"
-    if settings.model["quantize"] is not None:
-        return False
-    is_frozen = settings.adapter is not None or settings.model["lora"] is not None
-    needed = num_parameters(settings.model_dir) * (2 if is_frozen else BYTES_TRAINED)
-    room = WHOLE_MODEL_SHARE * torch.cuda.mem_get_info()[1]
-    logger.info("a whole model takes %.1f GB a GPU, room is %.1f GB", needed / 1e9, room / 1e9)
-    return needed > room
-
-
-def num_parameters(model_dir: Path) -> int:
-    """Of a checkpoint, by its files' headers."""
-    from safetensors import safe_open
-
-    total = 0
-    for path in sorted(model_dir.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - no mapping
-                total += torch.Size(file.get_slice(name).get_shape()).numel()
-    return total
+    """Whether the ranks share one model. On CPUs, where accelerate has no FSDP, each rank has a
+    whole one; "auto" was decided with the placement."""
+    is_parted = settings.stage["parallel"] == "fsdp2" and settings.num_ranks > 1
+    return is_parted and torch.cuda.is_available()
 
 
 def _fsdp(*, recomputes: bool) -> dict[str, Any]:

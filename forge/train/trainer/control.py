@@ -86,6 +86,10 @@ class Control:
         )
         self._stop = stop
 
+    def close(self) -> None:
+        """Nothing more will be said."""
+        self._client.close()
+
     def take(self, *, step: int) -> Batch | None:
         """The batch after `step`; None when there is none to come or SIGTERM asked us to stop."""
         start = time.monotonic()

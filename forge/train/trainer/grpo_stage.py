@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,10 +37,12 @@ def train_turns(settings: Settings) -> None:
     """Train the stage, from its last checkpoint where there is one."""
     stop = StopFlag()
     stop.install()
-    control = Control(settings.control_socket, stop=stop)
     join_process_group()
-    rank = int(os.environ.get("RANK", "0"))
-    with reported_when_full(control, rank=rank, micro_batch_tokens=settings.micro_batch_tokens):
+    rank, budget = int(os.environ.get("RANK", "0")), settings.micro_batch_tokens
+    with (
+        closing(Control(settings.control_socket, stop=stop)) as control,
+        reported_when_full(control, rank=rank, micro_batch_tokens=budget),
+    ):
         trainer = make_trainer(settings, control=control)
         trainer.add_callback(Reporter(trainer, stop=stop))
         last = find_last_checkpoint(settings.work_dir)
@@ -102,6 +105,15 @@ class Reporter(TrainerCallback):
         """After a resume the replicas may hold weights that no longer are: publish first."""
         if state.global_step > 0:
             self._trainer.publish()
+
+    def on_optimizer_step(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        self._trainer.card.give()
 
     def on_step_end(
         self,

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,8 @@ class Settings:
     """Of the stage's micro-batches; less than 1 after one did not fit into the GPU's memory."""
     publish_dtype: torch.dtype | None = None
     """What published weights are rounded to; None leaves them as they are trained."""
+    shared_card: str | None = None
+    """UUID of this rank's GPU where others use it too."""
     eval_every: int = 0
     """Steps between evaluations of a grpo stage; 0 for none."""
 
@@ -86,6 +88,7 @@ class Settings:
             num_ranks=config["num_ranks"],
             micro_batch_scale=config["micro_batch_scale"],
             publish_dtype=_DTYPES[config["publish_dtype"]],
+            shared_card=_own(config["gpus"], shared=config["shared_gpus"]),
             eval_every=config["eval_every"],
         )
 
@@ -108,6 +111,12 @@ def load_tokenizer(settings: Settings) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(
         settings.model_dir, trust_remote_code=settings.model["trust_remote_code"]
     )
+
+
+def _own(gpus: Sequence[str], *, shared: Sequence[str]) -> str | None:
+    """Of the ranks' cards this rank's, if it is shared."""
+    own = gpus[int(os.environ.get("LOCAL_RANK", "0"))] if gpus else None
+    return own if own in shared else None
 
 
 def _rank() -> str:

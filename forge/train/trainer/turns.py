@@ -30,6 +30,7 @@ from trl.trainer.utils import use_adapter
 from forge.train.batch import read_batch
 from forge.train.durable import is_kept
 from forge.train.trainer.background import Publisher
+from forge.train.trainer.card import SharedCard
 from forge.train.trainer.checkpoint import WholeCheckpoints
 from forge.train.trainer.memory import take_peak_bytes
 from forge.train.trainer.microbatches import MicroBatch, cut_batch, num_tokens
@@ -54,6 +55,7 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
         self.settings = settings
         self.server = control
         self.publisher = Publisher()
+        self.card = SharedCard(settings.shared_card)
         self.stats = StepStats(clip_low=self.epsilon_low, clip_high=self.epsilon_high)
         self.taken: Batch | None = None
         self._samples: list[Sample] = []
@@ -102,8 +104,11 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
             self._current = micro_batch
             # FSDP2 sums its shards each time: to wait would take memory for all gradients whole.
             is_last = micro_batch is micro_batches[-1] or self.is_fsdp_enabled
+            self.card.take()
             with nullcontext() if is_last else self.accelerator.no_sync(model):
                 loss += super().training_step(model, dict(micro_batch.inputs), num_items_in_batch)
+            if micro_batch is not micro_batches[-1]:
+                self.card.give()  # after the last one the optimizer steps
         (total,) = self.world.sum([loss.item()])
         self.stats.loss = total / self.world.size  # each rank's is scaled for their mean
         self._metrics["train"].clear()
@@ -208,9 +213,10 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
     def publish(self, *, in_background: bool = False) -> None:
         """Offer the weights as they are to every replica. Collective."""
         started = time.monotonic()
-        weights = snapshot(self.policy, dtype=self.settings.publish_dtype)
         shortest = min(self._samples, key=num_tokens, default=None)
-        tokens = probe(self.policy, shortest, seed=self.settings.seed)
+        with self.card.taken():
+            weights = snapshot(self.policy, dtype=self.settings.publish_dtype)
+            tokens = probe(self.policy, shortest, seed=self.settings.seed)
         if not self.world.is_main:
             return
         copied_s = time.monotonic() - started

@@ -1,0 +1,125 @@
+"""A trainer whose GPU is full says so with its numbers; one that is told makes less of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+import torch
+
+from forge.config.schema import GrpoStage, ModelTable, RolloutTable, SftStage
+from tests.train.test_ranks import make_samples
+
+if TYPE_CHECKING:
+    from tests.train.conftest import FakeSupervisor, Served
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+
+GRPO = GrpoStage(kind="grpo", steps=1, learning_rate=1e-3, micro_batch_tokens=100)
+SFT = SftStage(kind="sft", steps=2, learning_rate=1e-3, batch_size=6)
+
+
+def settings_of(stage: GrpoStage | SftStage, model: Path, at: Path, **changes: Any) -> Any:
+    from forge.train.trainer.settings import Settings
+
+    keys: dict[str, Any] = {
+        "stage": stage.model_dump(mode="json"),
+        "model": ModelTable(path=str(model)).model_dump(mode="json"),
+        "rollout": RolloutTable().model_dump(mode="json"),
+        "model_dir": model,
+        "rows_path": None,
+        "work_dir": at / "work",
+        "weights_dir": at / "weights",
+        "control_socket": at / "none.sock",
+        "seed": 0,
+    }
+    return Settings(**keys | changes)
+
+
+@pytest.mark.slow
+def test_the_numbers_of_a_full_gpu_are_told_before_the_trainer_ends(
+    tiny_model: Path,
+    supervisor: FakeSupervisor,
+    served: Served,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from forge.train.trainer import grpo_stage
+    from forge.train.trainer.control import StopFlag
+    from forge.train.trainer.turns import TurnTrainer
+
+    class Full(TurnTrainer):
+        def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(grpo_stage, "TurnTrainer", Full)
+    monkeypatch.setattr(StopFlag, "install", lambda self: None)  # the main thread's alone
+    supervisor.batches = [make_samples(4, seed=1)]
+    settings = settings_of(
+        GRPO, tiny_model, tmp_path, control_socket=supervisor.socket, micro_batch_scale=0.5
+    )
+
+    async def train() -> None:
+        async with served(supervisor):
+            with pytest.raises(torch.OutOfMemoryError):
+                await anyio.to_thread.run_sync(grpo_stage.train_turns, settings)
+
+    anyio.run(train)
+    assert supervisor.failed == [
+        {"kind": "oom", "micro_batch_tokens": 50, "peak_bytes": 0, "free_bytes": 0, "rank": 0}
+    ]
+    assert not supervisor.trained
+
+
+def test_half_the_scale_cuts_micro_batches_of_half_the_size(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    from forge.train.batch import write_batch
+    from forge.train.trainer.control import Batch
+    from forge.train.trainer.grpo_stage import make_trainer
+
+    path = tmp_path / "b.npz"
+    write_batch(path, make_samples(12, seed=1))
+    server: Any = SimpleNamespace(take=lambda step: Batch(step=1, samples_path=path, wait_s=0.0))
+    widest = []
+    for scale in (1.0, 0.5):
+        settings = settings_of(GRPO, tiny_model, tmp_path, micro_batch_scale=scale)
+        trainer: Any = make_trainer(settings, control=server)
+        (batch,), _ = trainer.get_batch_samples(iter(()), 1, trainer.args.device)
+        widest.append(max(m.num_forwarded for m in batch["micro_batches"]))
+    assert 50 < widest[0] <= 100
+    assert widest[1] <= 50
+
+
+def test_sft_without_a_budget_halves_its_whole_batch_and_learns_the_same(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    from datasets import Dataset
+
+    from forge.train.trainer.answers import make_trainer
+
+    draw = torch.Generator().manual_seed(0)
+    sizes = [5, 9, 14, 20, 21, 33]
+    ids = [torch.randint(5, 300, (size,), generator=draw).tolist() for size in sizes]
+    rows = Dataset.from_dict({"input_ids": ids, "labels": [[-100, *row[1:]] for row in ids]})
+    found = []
+    for scale in (1.0, 0.5):
+        settings = settings_of(SFT, tiny_model, tmp_path / str(scale), micro_batch_scale=scale)
+        trainer: Any = make_trainer(settings, rows=rows)
+        shapes: list[tuple[int, int]] = []
+        hook = trainer.model.register_forward_pre_hook(
+            lambda _, args, inputs, to=shapes: to.append(tuple(inputs["input_ids"].shape)),
+            with_kwargs=True,
+        )
+        trainer.train()
+        hook.remove()
+        found.append((shapes, trainer.model.state_dict()))
+    (whole, weights), (halves, same) = found
+    assert whole == [(6, 33)] * 2
+    assert [rows for rows, _ in halves] == [3, 3] * 2
+    assert min(width for _, width in halves) < 33, "padding of the shorter half is gone"
+    for name, tensor in weights.items():
+        torch.testing.assert_close(same[name], tensor, atol=2e-5, rtol=1e-3, msg=name)
