@@ -32,6 +32,10 @@ DRIVER_SHARE = 0.02
 """Of a card, what the driver keeps."""
 
 
+class CardBusy(MachineError):
+    """Others hold so much of a card that our part does not fit."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """Cards by role, nothing weighed yet."""
@@ -108,6 +112,7 @@ def fit(
         users: processes of others by card.
 
     Raises:
+        CardBusy: it would fit if others left the card.
         MachineError: it does not fit, with the sums.
     """
     shape = model_shape(experiment.model)
@@ -245,7 +250,8 @@ def _require(
     named = f"{experiment.name}: GPU {load.gpu.index} ({load.gpu.name})"
     if need > load.room:
         listed = ", ".join(f"{role} {_gb(part)}" for role, part in sums.items() if part)
-        raise MachineError(
+        kind = CardBusy if load.users else MachineError
+        raise kind(
             f"{named} needs {_gb(need)} ({listed}); {_there(load)}. {_advice(experiment, load)}"
         )
     share = experiment.serve.memory_share

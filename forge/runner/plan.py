@@ -12,19 +12,20 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage
-from forge.data.generator import is_ample
-from forge.data.problems import load_problems
-from forge.data.splits import in_split
-from forge.errors import ConfigError, MachineError
-from forge.records import Split
+from forge.config.schema import EvalStage, Experiment, GrpoStage
 from forge.runner import costs
 from forge.runner.machine import Machine, this_machine
 from forge.runner.needs import needs_judges, needs_serving
 from forge.runner.placement import Placement, place
 from forge.runner.predict import PhasePlan, predict_disk_bytes, predict_phases
+from forge.runner.requirements import (
+    require_disk,
+    require_engine,
+    require_problems,
+    require_trainer,
+)
 from forge.runner.shapes import model_shape
-from forge.serve.engines import ENGINES, check_engine, choose_engine
+from forge.serve.engines import choose_engine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -111,9 +112,10 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
     engine, why = _engine(experiment, machine)
     placement = place(experiment, machine, engine=engine)
     placement = replace(placement, reasons=(*why, *placement.reasons))
-    _require_disk(experiment, machine)
-    _require_engine(experiment, machine, placement, is_here=is_here)
-    _require_problems(experiment, machine)
+    require_disk(experiment, machine)
+    require_engine(experiment, machine, placement, is_here=is_here)
+    require_problems(experiment, machine)
+    require_trainer(experiment, placement, is_here=is_here)
     params = costs.count_params(experiment.model)
     processes = tuple(_processes(experiment, placement=placement, params=params))
     phases = tuple(predict_phases(experiment, machine=machine, params=params))
@@ -155,52 +157,6 @@ def _cards(placement: Placement) -> Iterator[CardPlan]:
             roles=placement.roles_of(gpu.uuid),
             bytes_by_role=dict(placement.bytes_by_gpu.get(gpu.uuid, {})),
         )  # fmt: skip
-
-
-def _require_disk(experiment: Experiment, machine: Machine) -> None:
-    store = experiment.store
-    if machine.free_disk_bytes < store.min_free_bytes:
-        raise MachineError(
-            f"{store.dir}: {machine.free_disk_bytes / 1e9:.2f} GB of disk are free; a run stops "
-            f"below store.min_free_bytes = {store.min_free_bytes / 1e9:.2f} GB. Free some; a new "
-            f"run can lie elsewhere with --set store.dir=DIR"
-        )
-
-
-def _require_engine(
-    experiment: Experiment, machine: Machine, placement: Placement, *, is_here: bool
-) -> None:
-    """Of a machine that is here its interpreter is asked for versions and builds too."""
-    serve = experiment.serve
-    if not needs_serving(experiment) or serve.url:
-        return
-    if is_here:
-        gpus = [gpu for replica in placement.serve for gpu in replica]
-        check_engine(serve.model_copy(update={"engine": placement.engine}), gpus=gpus)
-    elif placement.engine not in machine.engines:
-        raise MachineError(
-            f'serve.engine = "{placement.engine}" is not installed; '
-            f"{ENGINES[placement.engine].advice}"
-        )
-
-
-def _require_problems(experiment: Experiment, machine: Machine) -> None:
-    """Loads them where a run could lack some; from numbers that leave no doubt, it does not."""
-    table = experiment.problems
-    if table.source == "generated" and is_ample(table):
-        return
-    if table.path is not None and machine.assumed and not table.path.exists():
-        return
-    problems = load_problems(table, seed=experiment.seed)
-    for index, stage in enumerate(experiment.stage):
-        split = {SftStage: Split.SFT, GrpoStage: Split.GRPO}.get(type(stage), Split.HELDOUT)
-        if not in_split(problems, split):
-            raise ConfigError(
-                f"problems.sft_by_level: {table.sft_by_level} of {table.num_problems} problems, "
-                f"{table.num_heldout} of them held out, leaves none for stage {index} "
-                f"({stage.kind}); sft sees the answers of these many by chain length, grpo plays "
-                "the rest"
-            )
 
 
 def _processes(

@@ -41,12 +41,13 @@ from forge.runner.context import Run
 from forge.runner.control import Control, serve_control
 from forge.runner.evaluate import run_eval_stage
 from forge.runner.gate import TurnGate
+from forge.runner.gpu_fit import CardBusy
 from forge.runner.grpo import run_grpo_stage
 from forge.runner.hub import locate_model
 from forge.runner.needs import makes_pairs, needs_pairs
 from forge.runner.observer import StoreObserver
 from forge.runner.placement import Placement
-from forge.runner.plan import plan
+from forge.runner.plan import Plan, plan
 from forge.runner.plan_view import render as render_plan
 from forge.runner.prepare import prepare_model, prepare_pairs
 from forge.runner.progress import Progress
@@ -76,6 +77,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STATUS_EVERY_S = 1.0
+LEFTOVERS_S, LOOK_AGAIN_S = 10.0, 2.0
+"""A killed process is gone from its card within seconds."""
 LONGEST_REASON = 2000
 """Characters of what an attempt ended with; a dead child's carries lines of its log."""
 
@@ -108,7 +111,7 @@ def run_experiment(
 
     console = Console(quiet=quiet)
     experiment = load_experiment(path, overrides=overrides)
-    planned = plan(experiment)
+    planned = _plan(experiment, console)
     console.show(render_plan(planned))
     with _claimed(experiment, planned.placement, console, experiment.name, wait_s) as cards:
         model = locate_model(experiment.model, say=None if quiet else console.say)
@@ -130,7 +133,7 @@ def resume_run(paths: RunPaths, *, quiet: bool = False, wait_s: float | None = N
         experiment = load_experiment(paths.experiment)
         store = experiment.store.model_copy(update={"dir": paths.root.parent})
         experiment = experiment.model_copy(update={"store": store})
-        placement = plan(experiment).placement
+        placement = _plan(experiment, console).placement
         with open_run(paths) as reader:
             past = Past(
                 state=last_state(reader),
@@ -147,6 +150,19 @@ def resume_run(paths: RunPaths, *, quiet: bool = False, wait_s: float | None = N
         with _claimed(experiment, placement, console, paths.name, wait_s):
             anyio.run(_supervise, paths, experiment, past, console, placement)
     return paths
+
+
+def _plan(experiment: Experiment, console: Console) -> Plan:
+    """The plan of this machine. What a run that was just killed leaves on a card is waited for."""
+    deadline = time.monotonic() + LEFTOVERS_S
+    while True:
+        try:
+            return plan(experiment)
+        except CardBusy as error:
+            if time.monotonic() >= deadline:
+                raise
+            console.say(f"{error}; looking again for {LEFTOVERS_S:.0f} s")
+            time.sleep(LOOK_AGAIN_S)
 
 
 def _claimed(
@@ -306,8 +322,7 @@ class _Work:
         if table.url:
             from forge.serve.remote import open_remote
 
-            chat = run.prompter.chat
-            async with open_remote(table, chat=chat, stop_token_ids=chat.stop_token_ids) as remote:
+            async with open_remote(table, chat=run.prompter) as remote:
                 yield remote
             return
         work_dir = self.paths.root / "serve"  # whole models: too large for a socket's /tmp
@@ -419,8 +434,6 @@ class _Work:
     ) -> None:
         """One stage, between a start and an end event; a stop in an evaluation drops it, a
         trainer saves first."""
-        if not isinstance(stage, EvalStage) and stage.parallel == "auto":
-            stage = stage.model_copy(update={"parallel": self.placement.parallel})
         if self.stop.is_set:
             raise self.stop.stopped()
         start = (self.past.stage_weights or {}).get(index, run.weights.current)

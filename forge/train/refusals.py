@@ -19,16 +19,27 @@ fused experts (gate_proj and up_proj with twice the rank) or they are the router
 
 
 def refusals(
-    stage: SftStage | GrpoStage, *, model: ModelTable, model_dir: Path, num_gpus: int
+    stage: SftStage | GrpoStage,
+    *,
+    model: ModelTable,
+    model_dir: Path,
+    num_gpus: int,
+    has_experts: bool | None = None,
 ) -> list[str]:
-    """One line each: where, what was found, what is allowed. Empty where all is well."""
+    """One line each: where, what was found, what is allowed. Empty where all is well.
+
+    Args:
+        has_experts: of a model that is not here; absent means as its config.json says.
+    """
+    if has_experts is None:
+        has_experts = is_mixture(model_dir)
     found = []
     if isinstance(stage, SftStage) and stage.batch_size % num_gpus:
         found.append(
             f"batch_size: found {stage.batch_size}, which {num_gpus} trainer GPUs cannot share; "
             f"a multiple of {num_gpus}"
         )
-    if model.lora is not None and is_mixture(model_dir):
+    if model.lora is not None and has_experts:
         found += _of_experts(model.lora)
         if model.quantize is not None:
             found.append(

@@ -13,10 +13,10 @@ from forge.config.load import load_experiment
 from forge.config.schema import ModelTable, ProblemsTable, ServeTable, TinyModel
 from forge.errors import ConfigError, MachineError
 from forge.process.devices import Gpu, Vendor
-from forge.runner import costs
+from forge.runner import costs, requirements
 from forge.runner import machine as machine_module
-from forge.runner import plan as plan_module
 from forge.runner.machine import Machine, this_machine
+from forge.runner.placement import Placement
 from forge.runner.plan import Plan, plan
 from forge.runner.plan_view import render
 
@@ -115,13 +115,51 @@ def test_a_stage_without_problems_is_a_config_error(overrides, words):
 def test_ample_numbers_of_problems_are_believed_and_others_drawn(monkeypatch):
     drawn = []
     monkeypatch.setattr(
-        plan_module, "load_problems", lambda table, *, seed: drawn.append(table) or []
+        requirements, "load_problems", lambda table, *, seed: drawn.append(table) or []
     )
     plan_of()
     assert not drawn, "forge plan has 0.6 s"
     with pytest.raises(ConfigError):
         plan_of("problems.num_problems=300")
     assert len(drawn) == 1
+
+
+def test_what_a_trainer_cannot_do_is_told_by_the_plan(tmp_path):
+    def plan_text(*lines: str) -> Plan:
+        text = 'name = "x"\n[devices]\ngpus = "auto"\ntrain = 3\n'
+        (tmp_path / "x.toml").write_text(text + "\n".join(lines))
+        experiment = load_experiment(tmp_path / "x.toml")
+        return plan(experiment, machine=make_machine(num_gpus=3))
+
+    sft = ("[[stage]]", 'kind = "sft"', "steps = 1", "learning_rate = 1e-4")
+    with pytest.raises(ConfigError, match=r"^stage\.0\.batch_size: found 16, which 3 trainer GPUs"):
+        plan_text("[model]", 'path = "Qwen/Qwen3-0.6B"', *sft)
+    mixture = ("[model]", 'path = "Qwen/Qwen3-30B-A3B"', "[model.lora]")
+    with pytest.raises(ConfigError, match=r'^model\.lora\.target_modules: found "all-linear" on a'):
+        plan_text(*mixture, *sft, "batch_size = 3")
+    attention = (*mixture, 'target_modules = ["q_proj"]')
+    assert plan_text(*attention, *sft, "batch_size = 3").cards
+    with pytest.raises(ConfigError, match=r"^model\.quantize: found it on a mixture of experts"):
+        plan_text(*attention, "[model.quantize]", *sft, "batch_size = 3")
+
+
+def test_an_optimizer_that_is_not_installed_is_a_machine_error(monkeypatch):
+    if importlib.util.find_spec("bitsandbytes") is not None:
+        monkeypatch.setattr(requirements.importlib.util, "find_spec", lambda name: None)
+    experiment = load_experiment(
+        ROOT / "experiments" / "quickstart.toml", overrides=["stage.3.optimizer=adamw_8bit"]
+    )
+    assert plan(experiment, machine=make_machine()).phases, "another machine may have it"
+    with pytest.raises(MachineError, match=r'stage 3: optimizer = "adamw_8bit" needs bitsandbytes'):
+        requirements.require_trainer(experiment, Placement(), is_here=True)
+
+
+def test_a_stage_in_epochs_is_predicted_by_its_rows_where_they_are_known():
+    planned = plan_of("stage.1.steps=0", "stage.1.epochs=2.0")
+    (sft,) = [phase for phase in planned.phases if phase.name == "sft-1"]
+    assert sft.work == "2 epochs × 8 rows"
+    assert sft.cpu_s is not None
+    assert sft.cpu_s > 0
 
 
 def test_problem_files_that_cannot_be_used_are_named(tmp_path):
