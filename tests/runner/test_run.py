@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import signal
 import sqlite3
 import sys
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -13,20 +16,22 @@ import anyio
 import pytest
 
 from forge.config.load import load_experiment
-from forge.config.schema import LimitsTable
+from forge.config.schema import LimitsTable, LoraTable
 from forge.control import ControlClient
 from forge.errors import ChildDied, MachineError
 from forge.exits import ending_of
 from forge.process.child import ChildSpec, open_child
+from forge.process.devices import Gpu, Vendor
 from forge.runner import run as run_module
 from forge.runner.console import Console
+from forge.runner.placement import Placement
 from forge.runner.progress import Progress
 from forge.runner.run import Past, _keep_counters, _supervise, _Work
 from forge.runner.stopping import StopRequest
 from forge.store.layout import RunPaths, create_run, read_status, write_file
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
     from forge.exits import Ending
@@ -49,6 +54,7 @@ class Supervised:
         self.experiment = load_experiment(folder / "x.toml")
         self.paths: RunPaths = create_run("x", store_dir=folder)
         write_file(self.paths.experiment, EXPERIMENT)
+        self.placement = Placement()
         self._patch = monkeypatch.setattr
         self._patch(run_module, "load_problems", lambda table, *, seed: [])
         self._patch(run_module, "_log_to", lambda path: None)
@@ -59,7 +65,9 @@ class Supervised:
         self._patch(_Work, "run", work)
         try:
             with anyio.fail_after(20):
-                await _supervise(self.paths, self.experiment, Past(), Console(quiet=True))
+                await _supervise(
+                    self.paths, self.experiment, Past(), Console(quiet=True), self.placement
+                )
         except Exception as error:
             return ending_of(error)
         return None
@@ -77,6 +85,75 @@ class Supervised:
 @pytest.fixture
 def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Supervised:
     return Supervised(tmp_path, monkeypatch)
+
+
+def make_work(experiment: Any, paths: Any, **keys: Any) -> _Work:
+    absent = dict.fromkeys(field.name for field in dataclasses.fields(_Work))
+    progress = Progress(run="x-1", num_stages=1)
+    given = {"experiment": experiment, "paths": paths, "attempt": 1, "progress": progress}
+    return _Work(**{**absent, **given, **keys})
+
+
+async def test_each_role_is_handed_the_cards_that_its_plan_gave_it(
+    supervised: Supervised, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cards = [
+        Gpu(
+            vendor=Vendor.NVIDIA, index=i, uuid=f"GPU-{i}", name="H200", memory_bytes=1,
+            free_bytes=1,
+        )
+        for i in range(3)
+    ]  # fmt: skip
+    seen: dict[str, Any] = {}
+
+    @asynccontextmanager
+    async def open_pool(table: Any, **keys: Any) -> AsyncIterator[None]:
+        seen["judge"] = keys["gpus"]
+        yield
+
+    @asynccontextmanager
+    async def open_replicas(table: Any, **keys: Any) -> AsyncIterator[None]:
+        seen.update(keys, table=table)
+        yield
+
+    monkeypatch.setattr(run_module, "open_pool", open_pool)
+    monkeypatch.setattr(run_module, "open_replicas", open_replicas)
+    lora = supervised.experiment.model.model_copy(update={"lora": LoraTable(r=64)})
+    placement = Placement(
+        engine="vllm", serve=((cards[0],), (cards[1],)), judge=(cards[1], cards[2]),
+        shared=frozenset({"GPU-1"}), memory_share=0.4,
+    )  # fmt: skip
+    work = make_work(
+        supervised.experiment.model_copy(update={"model": lora}), supervised.paths,
+        placement=placement,
+    )  # fmt: skip
+    chat = SimpleNamespace(stop_token_ids=(1,))
+    run: Any = SimpleNamespace(
+        prompter=SimpleNamespace(chat=chat), weights=SimpleNamespace(current=None), log_dir=None
+    )
+    async with work._open_pool(), work._open_replicas(run):
+        pass
+    assert seen["judge"] == (cards[1], cards[2])
+    assert seen["gpus"] == (("GPU-0",), ("GPU-1",))
+    assert seen["shared"] == {"GPU-1"}
+    assert (seen["table"].engine, seen["table"].memory_share) == ("vllm", 0.4)
+    assert seen["max_lora_rank"] == 64
+
+
+async def test_the_cards_of_an_attempt_are_recorded(supervised: Supervised) -> None:
+    card = Gpu(
+        vendor=Vendor.NVIDIA, index=3, uuid="GPU-3", name="H200", memory_bytes=5, free_bytes=5
+    )
+
+    async def work(self: _Work) -> None:
+        assert self.placement.train == (card,)
+
+    supervised.placement = Placement(train=(card,))
+    assert await supervised.end(work) is None
+    (machine,) = supervised.row("SELECT machine FROM attempts")
+    assert json.loads(machine)["gpus"] == [
+        {"index": 3, "uuid": "GPU-3", "name": "H200", "bytes": 5}
+    ]
 
 
 async def test_status_and_stop_are_answered_while_a_run_prepares(supervised: Supervised) -> None:
