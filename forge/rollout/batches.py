@@ -1,7 +1,7 @@
-"""Batches: which groups make a training step, and the samples they become.
+"""Batches: what a training step is made of, how its samples come out of groups, and what is said of
+groups that give none.
 
-Called by `runner.grpo`. Flat groups carry no signal: they are stored, counted and replaced within a
-budget; three steps without any signal end the run with advice.
+`producer.py` gathers them; `runner.grpo` hands them to the trainer.
 """
 
 from __future__ import annotations
@@ -9,22 +9,13 @@ from __future__ import annotations
 import itertools
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import anyio
-
-from forge.errors import Stalled
-from forge.records import End, Event, Finish, Group, Purpose, Sample
+from forge.records import End, Event, Finish, Group, Sample
 from forge.rewards import group_advantages
-from forge.rollout.play import Place, Ports, Rules, play_group
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from anyio.streams.memory import MemoryObjectSendStream
-
-    from forge.rollout.pacing import PublishedSteps
-    from forge.rollout.sampler import UniformSampler
+    from collections.abc import Iterator, Mapping, Sequence
 
 MAX_BATCHES_WITHOUT_SIGNAL = 3
 """In a row. More and the problems are too hard or too easy for this model: more steps would not
@@ -37,10 +28,16 @@ class Batch:
 
     step: int
     groups: tuple[Group, ...]
-    """All groups played for it, flat ones included."""
+    """All groups that went into it, and the flat ones that they replaced."""
     samples: tuple[Sample, ...]
-    sampler_state: dict[str, int]
-    """Of the sampler once these groups were drawn; resume continues from here."""
+    state: Mapping[str, Any]
+    """Of the producer once this batch was made, as JSON; resume continues from here."""
+    num_stale: int = 0
+    """Groups dropped since the batch before: older than allowed once they ended."""
+    num_replayed: int = 0
+    """Groups that were trained before."""
+    in_flight: int = 0
+    """Groups being played when it was made."""
 
     @property
     def num_flat(self) -> int:
@@ -62,99 +59,19 @@ class BatchPlan:
     scale: Literal["group", "none"]
     train_truncated: bool
     publish_timeout_s: float
+    replay: int = 1
+    """Times a group may be trained."""
+    in_flight: int | None = None
+    """Groups played at once; None: as many as engine and judges can use."""
+    most_in_flight: int | None = None
+    """What that may grow to; None: as far as staleness allows."""
+    judge_capacity: int = 1
+    """Candidates judged at once."""
 
-
-async def produce_batches(
-    plan: BatchPlan,
-    *,
-    sampler: UniformSampler,
-    rules: Rules,
-    ports: Ports,
-    published: PublishedSteps,
-    group_ids: Iterator[int],
-    sample_ids: Iterator[int],
-    out: MemoryObjectSendStream[Batch],
-    on_group: Callable[[Group], None] = lambda group: None,
-    played: Sequence[Group] = (),
-) -> None:
-    """Play batch after batch, at most `max_staleness` steps ahead of what was published, and send
-    each to `out`.
-
-    Args:
-        played: groups of the first step that an earlier attempt finished; each is taken where its
-            problem is drawn again.
-
-    Raises Stalled after three batches in a row without signal, or when the trainer stops
-    publishing.
-    """
-    without_signal, ready = 0, list(played)
-    async with out:
-        for step in range(plan.first_step, plan.last_step + 1):
-            groups: list[Group] = []
-            samples: list[Sample] = []
-            while not samples:
-                await published.wait_for(
-                    step - 1 - plan.max_staleness, timeout_s=plan.publish_timeout_s
-                )
-                new = await _play_step(
-                    step, plan, sampler, rules, ports, group_ids, on_group, ready
-                )
-                groups += new
-                samples = make_samples(new, plan, sample_ids)
-                without_signal = 0 if samples else without_signal + 1
-                if not samples:
-                    await ports.sink.put(_no_signal(step, new))
-                if without_signal >= MAX_BATCHES_WITHOUT_SIGNAL:
-                    raise Stalled(_no_signal_words(step, groups))
-            ready.clear()
-            await ports.sink.put(*samples)
-            await out.send(
-                Batch(
-                    step=step,
-                    groups=tuple(groups),
-                    samples=tuple(samples),
-                    sampler_state=sampler.state(),
-                )
-            )
-
-
-async def _play_step(
-    step: int,
-    plan: BatchPlan,
-    sampler: UniformSampler,
-    rules: Rules,
-    ports: Ports,
-    group_ids: Iterator[int],
-    on_group: Callable[[Group], None],
-    ready: list[Group],
-) -> list[Group]:
-    """Play `groups_per_step` groups at once; each flat one admits another while the budget
-    lasts. What is `ready` is taken out of there instead."""
-    groups: list[Group] = []
-    budget = plan.max_replacements
-
-    async def play() -> None:
-        nonlocal budget
-        while True:
-            problem = sampler.next()
-            group = next((g for g in ready if g.problem_id == problem.problem_id), None)
-            if group is not None:
-                ready.remove(group)
-            else:
-                place = Place(
-                    group_id=next(group_ids), purpose=Purpose.TRAIN, stage=plan.stage, step=step
-                )
-                group = await play_group(problem, place=place, rules=rules, ports=ports)
-            groups.append(group)
-            on_group(group)
-            if not group.is_flat or budget <= 0:
-                return
-            budget -= 1
-
-    async with anyio.create_task_group() as tasks:
-        for _ in range(plan.groups_per_step):
-            tasks.start_soon(play)
-    return groups
+    @property
+    def budget(self) -> int:
+        """Groups that staleness allows on their way at once."""
+        return self.groups_per_step * (1 + self.max_staleness)
 
 
 def make_samples(
@@ -193,12 +110,12 @@ def count_from(last: int) -> Iterator[int]:
     return itertools.count(last + 1)
 
 
-def _no_signal(step: int, groups: Sequence[Group]) -> Event:
+def no_signal(step: int, groups: Sequence[Group]) -> Event:
     message = f"step {step}: none of {len(groups)} groups gives a signal; {_why_flat(groups)}"
     return Event(at=time.time(), kind="no_signal", message=message, data={"step": step})
 
 
-def _no_signal_words(step: int, groups: Sequence[Group]) -> str:
+def no_signal_words(step: int, groups: Sequence[Group]) -> str:
     return (
         f"rollout: step {step}: {MAX_BATCHES_WITHOUT_SIGNAL} batches in a row without a signal: "
         f"{_why_flat(groups)}"

@@ -9,6 +9,9 @@ whole.
         ├─ rollout 0: judge → [stop] or prompt → generate → judge → ...
         └─ rollout 1: ...
 
+An engine with a prefix cache is asked once a rollout instead (`Ports.is_apart`): it evaluates the
+prompt once all the same, and the first answers are judged while the long ones are still written.
+
 Rollouts run all at once, bounded by the queues of engine and judges.
 """
 
@@ -35,13 +38,14 @@ from forge.records import (
 )
 from forge.rewards import is_flat, reward_terms, turn_returns
 from forge.rewards.terms import is_good_enough
+from forge.rollout.ports import no_load
 from forge.rollout.seeds import derive_seed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forge.config.schema import RewardTable
-    from forge.rollout.ports import Generate, Judge, Prompt, Prompter, Sink
+    from forge.rollout.ports import Generate, Judge, Load, Prompt, Prompter, Sink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +70,9 @@ class Ports:
     judge: Judge
     sink: Sink
     prompter: Prompter
+    load: Load = no_load
+    is_apart: bool = False
+    """Each rollout asks for its first turn itself: for an engine that has the prompt cached."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,19 +96,18 @@ async def play_group(problem: Problem, *, place: Place, rules: Rules, ports: Por
         await ports.sink.put(*ended, _unfit(problem))
         return await _close(problem, place, ended, rules, ports)
 
-    began = time.monotonic()
-    completions = await _generate(
-        first, n=rules.group_size, place=place, rollout=0, turn=0, rules=rules, ports=ports
-    )
-    generate_s = time.monotonic() - began
+    answers: list[Answer] | None = None
+    if not ports.is_apart:
+        answers = await _answers(
+            first, n=rules.group_size, place=place, rollout=0, turn=0, rules=rules, ports=ports
+        )
 
     async def one(rollout: int) -> None:
         trajectories[rollout] = await _play_rollout(
             problem,
             rollout,
             first,
-            completions[rollout],
-            generate_s,
+            answers[rollout] if answers else None,
             place=place,
             rules=rules,
             ports=ports,
@@ -118,20 +124,23 @@ async def _play_rollout(
     problem: Problem,
     rollout: int,
     prompt: Prompt,
-    completion: Completion,
-    generate_s: float,
+    answer: Answer | None,
     *,
     place: Place,
     rules: Rules,
     ports: Ports,
 ) -> Trajectory:
-    """Judge the first answer, then go on until it is good enough, out of turns, out of context
-    or out of luck."""
+    """Generate, unless the first answer is here, and judge, until it is good enough, out of turns,
+    out of context or out of luck."""
     turns: list[Turn] = []
     end = End.MAX_TURNS
     while True:
+        if answer is None:
+            (answer,) = await _answers(
+                prompt, n=1, place=place, rollout=rollout, turn=len(turns), rules=rules, ports=ports
+            )
         turn = await _judge_turn(
-            problem, prompt, completion, generate_s,
+            problem, prompt, answer,
             place=place, rollout=rollout, index=len(turns), rules=rules, ports=ports,
         )  # fmt: skip
         turns.append(turn)
@@ -148,35 +157,39 @@ async def _play_rollout(
         if following is None:
             end = End.CONTEXT_FULL
             break
-        prompt, began = following, time.monotonic()
-        completion = (
-            await _generate(
-                prompt, n=1, place=place, rollout=rollout, turn=len(turns), rules=rules, ports=ports
-            )
-        )[0]
-        generate_s = time.monotonic() - began
+        prompt, answer = following, None
     trajectory = _ended(place, problem, rollout, tuple(turns), end, rules)
     await ports.sink.put(trajectory)
     return trajectory
 
 
-async def _generate(
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A completion, and how long its request took."""
+
+    completion: Completion
+    generate_s: float
+
+
+async def _answers(
     prompt: Prompt, *, n: int, place: Place, rollout: int, turn: int, rules: Rules, ports: Ports
-) -> list[Completion]:
-    return await ports.generate(
+) -> list[Answer]:
+    began = time.monotonic()
+    completions = await ports.generate(
         prompt.ids,
         n=n,
         max_tokens=rules.max_completion_tokens,
         temperature=rules.temperature,
         seed=derive_seed(rules.seed, place.group_id, rollout, turn),
     )
+    generate_s = time.monotonic() - began
+    return [Answer(completion, generate_s) for completion in completions]
 
 
 async def _judge_turn(
     problem: Problem,
     prompt: Prompt,
-    completion: Completion,
-    generate_s: float,
+    answer: Answer,
     *,
     place: Place,
     rollout: int,
@@ -185,7 +198,7 @@ async def _judge_turn(
     ports: Ports,
 ) -> Turn:
     """Extract, judge, score and store one turn."""
-    text = ports.prompter.decode(completion.token_ids)
+    text = ports.prompter.decode(answer.completion.token_ids)
     code, reason = ports.prompter.extract(problem, text)
     began = time.monotonic()
     if code:
@@ -201,14 +214,14 @@ async def _judge_turn(
         turn=index,
         prompt_ids=prompt.ids,
         prompt_text=prompt.text,
-        completion=completion,
+        completion=answer.completion,
         completion_text=text,
         code=code,
         verdict=verdict,
         feedback=ports.prompter.feedback(verdict),
         reward=None if terms is None else sum(terms.values()),
         reward_terms=terms or {},
-        generate_s=generate_s,
+        generate_s=answer.generate_s,
         judge_s=time.monotonic() - began,
     )
     await ports.sink.put(turn)

@@ -34,6 +34,43 @@ class Judge(Protocol):
         ...
 
 
+class EngineLoad(Protocol):
+    """How full the engine is, over all replicas."""
+
+    @property
+    def kv_use(self) -> float:
+        """Share of the KV cache in use, 0..1."""
+        ...
+
+    @property
+    def running(self) -> int:
+        """Samples being generated."""
+        ...
+
+    @property
+    def waiting(self) -> int:
+        """Samples that the engine has and cannot run yet."""
+        ...
+
+    @property
+    def slots(self) -> int:
+        """Samples that it runs at most."""
+        ...
+
+
+class Load(Protocol):
+    """Tells how full the engine is."""
+
+    def __call__(self) -> EngineLoad | None:
+        """As of now, without waiting; None where the engine does not say."""
+        ...
+
+
+def no_load() -> EngineLoad | None:
+    """For an engine that does not say."""
+    return None
+
+
 class Sink(Protocol):
     """Where records go."""
 

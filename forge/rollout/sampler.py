@@ -1,51 +1,50 @@
-"""Which problem is played next. A plain object with state: no clock, no tasks; its state is what
-resume restores."""
+"""Which problem is played next: a plain object with state, no clock and no task. Its state is what
+resume restores.
+
+To add one: a file of its own, a name in `[rollout] sampler`, a line in `make_sampler`; the
+properties of `tests/rollout/test_samplers.py` hold for all.
+"""
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from forge.rollout.curriculum import CurriculumSampler
+from forge.rollout.priority import PrioritySampler
+from forge.rollout.uniform import UniformSampler
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from forge.records import Problem
+    from forge.records import Group, Problem
 
 
-@dataclass(slots=True)
-class UniformSampler:
-    """Each epoch visits every problem once, in an order of its own drawn from the seed."""
-
-    problems: Sequence[Problem]
-    seed: int
-    epoch: int = 0
-    position: int = 0
-    _order: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        if not self.problems:
-            raise ValueError("a sampler needs at least one problem")
-        self._shuffle()
+class Sampler(Protocol):
+    """Draws problems, and hears how each went."""
 
     def next(self) -> Problem:
-        """The next problem."""
-        if self.position >= len(self.problems):
-            self.epoch, self.position = self.epoch + 1, 0
-            self._shuffle()
-        problem = self.problems[self._order[self.position]]
-        self.position += 1
-        return problem
+        """The next problem. Every problem comes again and again, whatever was told."""
+        ...
 
-    def state(self) -> dict[str, int]:
-        """What `restore` needs."""
-        return {"epoch": self.epoch, "position": self.position}
+    def told(self, group: Group) -> None:
+        """A group was played to its end; once a group, in whatever order they end."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """As JSON: what `restore` needs."""
+        ...
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` was taken, given the same problems and seed."""
-        self.epoch, self.position = int(state["epoch"]), int(state["position"])
-        self._shuffle()
+        """Continue as the one whose `state` this is, given the same problems and seed."""
+        ...
 
-    def _shuffle(self) -> None:
-        self._order = list(range(len(self.problems)))
-        random.Random(f"{self.seed}/{self.epoch}").shuffle(self._order)
+
+def make_sampler(
+    kind: Literal["uniform", "curriculum", "priority"], problems: Sequence[Problem], *, seed: int
+) -> Sampler:
+    """The sampler that `[rollout] sampler` names. Raises ValueError without problems."""
+    if kind == "curriculum":
+        return CurriculumSampler(problems, seed=seed)
+    if kind == "priority":
+        return PrioritySampler(problems, seed=seed)
+    return UniformSampler(problems, seed=seed)

@@ -111,7 +111,7 @@ class Run:
             await gate.heard()
             return answers
 
-        async with gate.turn():
+        async with gate.pinned():
             yield Ports(
                 generate=generate, judge=self.judge, sink=self.writer, prompter=self.prompter
             )

@@ -1,7 +1,11 @@
 """The turn gate: a publish takes effect at a turn boundary, so no completion mixes two policies.
 
     many turns    async with gate.turn()      each waits while a publish waits or holds
-    one publish   async with gate.publish()   waits until running turns have ended; preferred
+    evaluations   async with gate.pinned()    the same, as one long turn
+    one publish   async with gate.publish()   waits until those have ended; preferred
+
+Where the replicas see to the boundary themselves (`turnover.py`), turns pass: only what is pinned
+and a publish keep each other waiting.
 
 No wait has a fixed length, since an evaluation is one long turn: it is the silence that has a
 deadline, and whoever holds the gate for long says `heard` at each answer.
@@ -30,6 +34,8 @@ class TurnGate:
 
     def __init__(self, *, timeout_s: float) -> None:
         self.timeout_s = timeout_s
+        self.stops_turns = True
+        """Whether a publish and a training turn exclude each other."""
         self._running = 0
         self._publishing = 0
         self._exclusive = anyio.Lock()
@@ -37,7 +43,16 @@ class TurnGate:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Shared: held from the first token of a turn to its last."""
+        """Held from the first token of a training turn to its last."""
+        if not self.stops_turns:
+            yield
+            return
+        async with self.pinned():
+            yield
+
+    @asynccontextmanager
+    async def pinned(self) -> AsyncIterator[None]:
+        """Shared: the weights are the same ones from beginning to end."""
         async with self._condition:
             await self._wait(lambda: self._publishing == 0, "a publish to end")
             self._running += 1
@@ -51,7 +66,7 @@ class TurnGate:
 
     @asynccontextmanager
     async def publish(self) -> AsyncIterator[None]:
-        """Exclusive: nothing is being generated."""
+        """Exclusive: nothing is pinned, and no turn runs that it stops."""
         self._publishing += 1
         try:
             async with self._exclusive:

@@ -4,8 +4,8 @@
            ▲                                   │
            └────── PublishedSteps.advance ◀────┘ (pacing)
 
-Every n steps the published weights are evaluated: the trainer gets its next batch afterwards, which
-is played meanwhile.
+Every n steps the published weights are evaluated (`midway.py`): the trainer gets its next batch
+afterwards, which is played meanwhile.
 """
 
 from __future__ import annotations
@@ -13,38 +13,41 @@ from __future__ import annotations
 import json
 import math
 import time
-from contextlib import suppress
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from forge.records import Metrics, Split
-from forge.rollout.batches import Batch, BatchPlan, produce_batches
+from forge.rollout.batches import Batch, BatchPlan
 from forge.rollout.pacing import PublishedSteps
-from forge.rollout.play import Rules
-from forge.rollout.sampler import UniformSampler
+from forge.rollout.past import Past, recall
+from forge.rollout.play import Ports, Rules
+from forge.rollout.producer import produce_batches
+from forge.rollout.sampler import make_sampler
 from forge.runner.desk import TrainerDesk
-from forge.runner.evaluate import EvalSettings, evaluate, spread
+from forge.runner.midway import Midway
 from forge.runner.progress import GroupNumbers
 from forge.runner.trainer import own_trainer, plugged
+from forge.runner.turnover import choose_turnover
+from forge.serve.port import PREFIX_CACHE
 from forge.store.layout import write_file
 from forge.store.reader import open_run
-from forge.store.resume import played_groups
+from forge.store.resume import untrained_groups
 from forge.train.durable import is_kept
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from anyio.streams.memory import MemoryObjectReceiveStream
 
     from forge.config.schema import GrpoStage
-    from forge.records import Group
+    from forge.records import Problem
+    from forge.rollout.sampler import Sampler
     from forge.runner.context import Run
     from forge.serve.weights import Weights
-
-EXCUSE_EVERY_S = 1.0
-"""Far below every deadline that a held trainer could pass."""
 
 
 async def run_grpo_stage(run: Run, stage: GrpoStage, index: int, *, start: Weights) -> None:
@@ -54,13 +57,15 @@ async def run_grpo_stage(run: Run, stage: GrpoStage, index: int, *, start: Weigh
         stage=index, last_step=stage.steps, batches_dir=run.paths.batches, sink=run.writer,
         steps=await anyio.to_thread.run_sync(_published_steps, run, index),
     )  # fmt: skip
-    sampler = UniformSampler(run.of(Split.GRPO), seed=run.experiment.seed)
-    saved = _SamplerFile(run.paths.batches / f"sampler-{index}.json")
-    first_step = max(desk.recover(), saved.restore(sampler)) + 1
-    played = await anyio.to_thread.run_sync(_played_groups, run, index, first_step)
+    problems, rollout = run.of(Split.GRPO), run.experiment.rollout
+    sampler = make_sampler(rollout.sampler, problems, seed=run.experiment.seed)
+    saved = _ProducerFile(run.paths.batches / f"sampler-{index}.json")
+    first_step = max(desk.recover(), saved.step) + 1
+    past = await anyio.to_thread.run_sync(_recall, run, desk, saved, sampler, problems)
     plan = _batch_plan(run, stage, index, first_step)
     published = PublishedSteps()
-    midway = _Midway(run, stage, desk, published)
+    midway = Midway(run, stage, desk, published)
+    _set_turnover(run, start)
     run.progress.enter(
         f"grpo-{index}", stage=index, total=stage.steps, unit="steps", busy=run.busy()
     )
@@ -75,13 +80,14 @@ async def run_grpo_stage(run: Run, stage: GrpoStage, index: int, *, start: Weigh
                 plan,
                 sampler=sampler,
                 rules=training_rules(run),
-                ports=run.ports(),
+                ports=_training_ports(run),
                 published=published,
                 group_ids=run.group_ids,
                 sample_ids=run.sample_ids,
                 out=send,
+                step_of=partial(_step_of, run, desk),
                 on_group=numbers.add,
-                played=played,
+                past=past,
             )
 
     async def stop_producing() -> None:
@@ -101,7 +107,7 @@ async def run_grpo_stage(run: Run, stage: GrpoStage, index: int, *, start: Weigh
 
 
 async def _offer(
-    run: Run, desk: TrainerDesk, saved: _SamplerFile, batches: MemoryObjectReceiveStream[Batch]
+    run: Run, desk: TrainerDesk, saved: _ProducerFile, batches: MemoryObjectReceiveStream[Batch]
 ) -> None:
     """Make each batch durable, then available, then forgettable: the order is what resume relies
     on. A batch file whose samples run.db does not have would have its sample ids given out again.
@@ -121,14 +127,53 @@ def _published_steps(run: Run, stage: int) -> dict[int, int]:
     return dict(found.rows)
 
 
-def _played_groups(run: Run, stage: int, step: int) -> list[Group]:
-    """What an earlier attempt finished of the batch that it was making when it ended."""
+def _step_of(run: Run, desk: TrainerDesk, version: int) -> int:
+    """The step of this stage whose weights a version is; those of before it are its step 0."""
+    step = run.weights.step_of(version, stage=desk.stage)
+    return desk.steps.get(version, 0) if step is None else step
+
+
+def _recall(
+    run: Run,
+    desk: TrainerDesk,
+    saved: _ProducerFile,
+    sampler: Sampler,
+    problems: Sequence[Problem],
+) -> Past:
+    """What an earlier attempt had begun and not offered; the sampler goes on where it stood."""
     with open_run(run.paths) as reader:
-        return played_groups(reader, stage=stage, step=step)
+        found = untrained_groups(reader, stage=desk.stage)
+    offered = desk.offered_groups()
+    untrained = [group for group in found if group.group_id not in offered]
+    if saved.state is None:
+        return Past(ended=untrained)
+    sampler.restore(saved.state["sampler"])
+    return recall(saved.state, untrained=untrained, problems=problems)
+
+
+def _set_turnover(run: Run, start: Weights) -> None:
+    """How this stage's publishes treat running turns."""
+    rollout, model = run.experiment.rollout, run.experiment.model
+    assert run.replicas is not None
+    run.weights.turnover = choose_turnover(
+        max_staleness=rollout.max_staleness,
+        in_flight=rollout.in_flight,
+        is_adapter=model.lora is not None or start.adapter is not None,
+        num_replicas=run.experiment.serve.replicas,
+        features=run.replicas.features,
+    )
+
+
+def _training_ports(run: Run) -> Ports:
+    assert run.replicas is not None
+    is_apart = PREFIX_CACHE in run.replicas.features
+    return replace(run.ports(), load=run.replicas.load, is_apart=is_apart)
 
 
 def _batch_plan(run: Run, stage: GrpoStage, index: int, first_step: int) -> BatchPlan:
-    rollout = run.experiment.rollout
+    rollout, serve = run.experiment.rollout, run.experiment.serve
+    most = serve.max_concurrency and serve.max_concurrency * serve.replicas // rollout.group_size
+    assert run.pool is not None
     return BatchPlan(
         stage=index,
         first_step=first_step,
@@ -139,6 +184,10 @@ def _batch_plan(run: Run, stage: GrpoStage, index: int, first_step: int) -> Batc
         scale=rollout.scale,
         train_truncated=rollout.train_truncated,
         publish_timeout_s=stage.step_timeout_s * (rollout.max_staleness + 1),
+        replay=rollout.replay,
+        in_flight=None if rollout.groups_in_flight == "auto" else rollout.groups_in_flight,
+        most_in_flight=None if most is None else max(most, 1),
+        judge_capacity=sum(seat.capacity for seat in run.pool.seating.seats),
     )
 
 
@@ -157,82 +206,18 @@ def training_rules(run: Run) -> Rules:
     )
 
 
-class _SamplerFile:
-    """The sampler's state after the last durable batch."""
+class _ProducerFile:
+    """The producer's state after the last durable batch."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        found = json.loads(path.read_text()) if path.exists() else {"step": 0, "state": None}
+        self.step: int = found["step"]
+        """Of the last batch; 0 for none."""
+        self.state: dict[str, Any] | None = found["state"]
 
     def write(self, batch: Batch) -> None:
-        write_file(self.path, json.dumps({"step": batch.step, **batch.sampler_state}))
-
-    def restore(self, sampler: UniformSampler) -> int:
-        """Put the sampler where it was; returns the step of the last batch, 0 for none."""
-        if not self.path.exists():
-            return 0
-        state = json.loads(self.path.read_text())
-        sampler.restore(state)
-        return int(state["step"])
-
-
-class _Midway:
-    """Evaluations in between: every `eval.every` steps on a fixed part of the held-out problems.
-
-    The weights must not change under one, so the trainer is held at its next `take`; a publish
-    would have to wait instead, and all turns behind it.
-    """
-
-    def __init__(
-        self, run: Run, stage: GrpoStage, desk: TrainerDesk, published: PublishedSteps
-    ) -> None:
-        self._run, self._stage, self._desk, self._published = run, stage, desk, published
-        table = run.experiment.eval
-        self._send, self._receive = anyio.create_memory_object_stream[int](1)
-        self._problems = spread(run.of(Split.HELDOUT), table.num_problems)
-        self._settings = EvalSettings(samples=1, greedy=False, max_turns=table.max_turns)
-        self._done = anyio.Event()
-
-    def after(self, step: int) -> None:
-        """Called at each publish. One that comes while another waits to be played is skipped."""
-        every = self._run.experiment.eval.every
-        if every and step % every == 0 and step < self._stage.steps:
-            with suppress(anyio.WouldBlock):
-                self._send.send_nowait(step)
-                self._desk.hold()
-
-    async def run(self) -> None:
-        """Play them as they are asked for, until `finish`. A stop drops the one being played."""
-        async with self._send, self._receive:
-            async for step in self._receive:
-                async with self._run.stop.dropping() as beside:
-                    beside.start_soon(self._excuse_trainer)
-                    await self._play(step)
-                self._desk.release()
-        self._done.set()
-
-    async def _play(self, step: int) -> None:
-        result = await evaluate(
-            self._run,
-            self._problems,
-            self._settings,
-            label=f"grpo-{self._desk.stage}@{step}",
-            stage=self._desk.stage,
-            step=step,
-            show=False,
-        )
-        self._run.progress.numbers["held_out"] = result.pass_at_1
-
-    async def _excuse_trainer(self) -> None:
-        """Nobody who waits for a publish shall count the time for which the trainer is held."""
-        while True:
-            self._published.advance(self._published.step)
-            await anyio.sleep(EXCUSE_EVERY_S)
-
-    async def finish(self) -> None:
-        """No more are asked for; wait for the one that is being played, whose every request has a
-        deadline of its own."""
-        self._send.close()
-        await self._done.wait()
+        write_file(self.path, json.dumps({"step": batch.step, "state": dict(batch.state)}))
 
 
 def _batch_metrics(stage: int, batch: Batch) -> Metrics:
@@ -250,5 +235,8 @@ def _batch_metrics(stage: int, batch: Batch) -> Metrics:
             "rollout/flat_groups/count": float(batch.num_flat),
             "rollout/samples/count": float(len(batch.samples)),
             "rollout/tokens/sum": float(sum(len(t.completion.token_ids) for t in turns)),
+            "rollout/in_flight_groups/count": float(batch.in_flight),
+            "rollout/stale_groups/count": float(batch.num_stale),
+            "rollout/replayed_groups/count": float(batch.num_replayed),
         },
     )

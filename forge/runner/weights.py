@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 
-from forge.errors import ChildDied, MachineError
+from forge.errors import ChildDied, ForgeError, MachineError
 from forge.records import Event, PolicyVersion
+from forge.runner.turnover import Turnover
 from forge.train.durable import is_kept
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Probe:
 class Serving(Protocol):
     """The replicas, as far as weights are concerned."""
 
-    async def publish(self, path: Path, version: int) -> None: ...
+    async def publish(self, path: Path, version: int, *, rolling: bool = False) -> None: ...
 
     async def probe(
         self, prompt_ids: Sequence[int], completion_ids: Sequence[int]
@@ -112,12 +113,31 @@ class WeightSync:
         self._limit = PROBE_LIMIT[precision]
         self._sink = sink
         self._last_version = begin.last_version
+        self._turnover = Turnover.STOP
+        self._steps: dict[int, tuple[int, int]] = {}
+        """Stage and step of each version of this attempt, from before the first token of it."""
         self._disposable = list(begin.strays)
 
     @property
     def version(self) -> int:
         """What turns are played with."""
         return self.current.version
+
+    @property
+    def turnover(self) -> Turnover:
+        """How a publish treats running turns. Changed between stages only."""
+        return self._turnover
+
+    @turnover.setter
+    def turnover(self, turnover: Turnover) -> None:
+        self._turnover = turnover
+        self.gate.stops_turns = turnover is Turnover.STOP
+
+    def step_of(self, version: int, *, stage: int) -> int | None:
+        """The step that published a version in this attempt; None for one of another stage or
+        attempt."""
+        found = self._steps.get(version)
+        return found[1] if found and found[0] == stage else None
 
     async def publish(
         self, path: Path, *, stage: int, step: int, probe: Probe | None, keep: bool
@@ -132,14 +152,24 @@ class WeightSync:
             ChildDied: a replica serves other weights than it acknowledged, twice.
 
         """
-        began, version, gap = time.monotonic(), self._last_version + 1, 0.0
-        digest = await anyio.to_thread.run_sync(_sha256_of_weights, path)
-        async with self.gate.publish():
-            if self.serving is not None:
-                await self.serving.publish(path, version)
-                if probe is not None:
-                    gap = await self._prove(path, version, probe)
-            self.current, self.step = self.current.then(path, version=version), step
+        began, version = time.monotonic(), self._last_version + 1
+        self._steps[version] = stage, step
+        digest, failure, gap = "", None, 0.0
+
+        async def read() -> None:
+            nonlocal digest
+            digest = await anyio.to_thread.run_sync(_sha256_of_weights, path)
+
+        async with anyio.create_task_group() as beside:
+            beside.start_soon(read)
+            try:
+                async with self.gate.publish():
+                    gap = await self._serve(path, version, probe)
+                    self.current, self.step = self.current.then(path, version=version), step
+            except ForgeError as error:  # bare, not in the task group's
+                failure = error
+        if failure is not None:
+            raise failure
         self._last_version = version
         row = PolicyVersion(
             version=version,
@@ -157,6 +187,13 @@ class WeightSync:
             await self._sink.flush()
             await anyio.to_thread.run_sync(_remove, [each for each in old if each != path])
         return row
+
+    async def _serve(self, path: Path, version: int, probe: Probe | None) -> float:
+        """To every replica, where there are any; returns the probe's gap."""
+        if self.serving is None:
+            return 0.0
+        await self.serving.publish(path, version, rolling=self._turnover is Turnover.ROLLING)
+        return 0.0 if probe is None else await self._prove(path, version, probe)
 
     async def _prove(self, path: Path, version: int, probe: Probe) -> float:
         """Largest gap over the replicas; publishes once more before giving up on one."""

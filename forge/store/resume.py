@@ -1,7 +1,7 @@
 """What a resumed run needs to know of its past.
 
 Nothing is deleted: rows past the checkpoint stay. Offered batches wait as files (`runner.desk`);
-of a batch that was not made yet, the finished groups are read here.
+groups that had ended and were in no batch yet are read here.
 """
 
 from __future__ import annotations
@@ -84,23 +84,25 @@ def events(reader: RunReader, *, kind: str | None = None) -> list[Event]:
     return [Event(**{**row, "data": json.loads(row["data"])}) for row in rows]
 
 
-_PLAYED = """
+_UNTRAINED = """
 SELECT t.*, k.prompt_ids, k.completion_ids, k.logprobs
 FROM groups g JOIN v_turns t USING (group_id)
 LEFT JOIN tokens.tokens k USING (group_id, rollout, turn)
-WHERE g.stage = ? AND g.step = ?
-    AND g.purpose = 'train' AND g.num_rollouts > 0 AND NOT g.is_flat
+WHERE g.stage = ? AND g.purpose = 'train' AND g.num_rollouts > 0 AND NOT g.is_flat
+    AND NOT EXISTS (SELECT 1 FROM samples s JOIN sample_uses USING (sample_id)
+        WHERE s.group_id = g.group_id)
 ORDER BY t.group_id, t.rollout, t.turn
 """
 
 
-def played_groups(reader: RunReader, *, stage: int, step: int) -> list[Group]:
-    """Training groups of a step that were played to their end, oldest first, as they were put.
+def untrained_groups(reader: RunReader, *, stage: int) -> list[Group]:
+    """Training groups of a stage that were played to their end and never trained, oldest first, as
+    they were put. Some may be in batches that are offered.
 
     Left out are flat ones, which train nothing and may be flat for a reason that is mended by now,
     and those whose tokens `[store] keep_tokens` has let go.
     """
-    rows = reader.rows(_PLAYED, (stage, step))
+    rows = reader.rows(_UNTRAINED, (stage,))
     groups = [list(turns) for _, turns in groupby(rows, key=itemgetter("group_id"))]
     return [_group(turns) for turns in groups if all(row["prompt_ids"] for row in turns)]
 

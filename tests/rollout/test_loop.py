@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,11 +27,13 @@ from forge.records import (
     Turn,
     Verdict,
 )
-from forge.rollout.batches import Batch, BatchPlan, count_from, make_samples, produce_batches
+from forge.rollout.batches import Batch, BatchPlan, count_from, make_samples
 from forge.rollout.pacing import PublishedSteps
+from forge.rollout.past import Past
 from forge.rollout.play import Place, Ports, Rules, play_group
 from forge.rollout.ports import Prompt
-from forge.rollout.sampler import UniformSampler
+from forge.rollout.producer import produce_batches
+from forge.rollout.uniform import UniformSampler
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -206,7 +207,7 @@ async def run_loop(
     delay: Any = lambda: 0.0,
     room: int = 10,
     first_group: int = 0,
-    played: Sequence[Group] = (),
+    past: Past | None = None,
 ) -> tuple[list[Batch], list[int]]:
     """A trainer that publishes one version a batch; returns batches and the staleness of every
     sample at use."""
@@ -238,7 +239,7 @@ async def run_loop(
             await produce_batches(
                 plan, sampler=sampler, rules=rules(), ports=use, published=published,
                 group_ids=count_from(first_group - 1), sample_ids=count_from(-1), out=send,
-                played=played,
+                step_of=lambda version: version, past=past,
             )  # fmt: skip
     return batches, staleness
 
@@ -263,12 +264,13 @@ async def test_a_resumed_batch_takes_the_groups_that_were_finished() -> None:
     plan = batch_plan(last_step=1, groups_per_step=3)
     (before, *_), _ = await run_loop(plan, mixed)
     finished = before.groups[1]
-    (after, *_), _ = await run_loop(plan, mixed, first_group=10, played=[finished])
+    past = Past(ended=[finished])
+    (after, *_), _ = await run_loop(plan, mixed, first_group=10, past=past)
     assert finished in after.groups, "not played again"
     assert sorted(g.group_id for g in after.groups) == [finished.group_id, 10, 11]
     assert {g.problem_id for g in after.groups} == {g.problem_id for g in before.groups}
     assert {s.group_id for s in after.samples} == {g.group_id for g in after.groups}
-    assert after.sampler_state == before.sampler_state
+    assert after.state == before.state
 
 
 async def test_flat_groups_are_replaced_within_the_budget_and_leave_no_samples() -> None:
@@ -310,11 +312,12 @@ async def test_three_batches_without_signal_end_the_run_with_advice(
 async def test_each_batch_without_signal_is_an_event_that_says_why() -> None:
     use, sink, _ = ports(lambda seed, i, length: 2)
     send, receive = anyio.create_memory_object_stream[Batch](0)
-    with receive, suppress(Stalled):
+    with receive, pytest.RaisesGroup(Stalled):
         await produce_batches(
             batch_plan(max_replacements=0), sampler=UniformSampler([problem()], seed=0),
             rules=rules(), ports=use, published=PublishedSteps(),
             group_ids=count_from(-1), sample_ids=count_from(-1), out=send,
+            step_of=lambda version: version,
         )  # fmt: skip
     events = sink.of(Event)
     assert [(e.kind, e.data["step"]) for e in events] == [("no_signal", 1)] * 3

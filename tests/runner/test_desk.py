@@ -43,9 +43,7 @@ def sample(sample_id: int, *, version: int = 4) -> Sample:
 
 
 def batch(step: int) -> Batch:
-    return Batch(
-        step=step, groups=(), samples=(sample(step),), sampler_state={"epoch": 0, "position": 1}
-    )
+    return Batch(step=step, groups=(), samples=(sample(step),), state={})
 
 
 def make_desk(path: Path) -> TrainerDesk:
@@ -159,6 +157,39 @@ async def test_a_held_trainer_can_be_stopped(tmp_path: Path) -> None:
     desk.hold()
     desk.stop()
     assert await desk.take(0) == {"kind": "stop"}
+
+
+async def test_a_trainer_without_a_batch_waits_for_its_publish_and_one_with_a_batch_does_not(
+    tmp_path: Path,
+) -> None:
+    desk = make_desk(tmp_path)
+    await desk.offer(batch(1))
+    await desk.take(0)
+    before = desk.idle_s(time.monotonic())
+    with desk.publishing():
+        await anyio.sleep(0.02)
+        assert desk.idle_s(time.monotonic()) == before, "it trains meanwhile"
+        await desk.trained(1, {})
+        await anyio.sleep(0.02)
+        waited_s = desk.idle_s(time.monotonic()) - before
+        assert waited_s >= 0.02
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(desk.take, 1)
+            await anyio.sleep(0.02)
+            twice_s = desk.idle_s(time.monotonic()) - before
+            assert 0.04 <= twice_s < 0.06 + waited_s, "waiting for both counts once"
+            tasks.cancel_scope.cancel()
+    after = desk.idle_s(time.monotonic())
+    await anyio.sleep(0.01)
+    assert desk.idle_s(time.monotonic()) == after, "it saves a checkpoint, or computes"
+
+
+async def test_groups_in_offered_batches_are_known_after_a_restart(tmp_path: Path) -> None:
+    desk = make_desk(tmp_path)
+    await desk.offer(batch(1))
+    again = make_desk(tmp_path)
+    again.recover()
+    assert again.offered_groups() == {1}
 
 
 async def test_idle_seconds_are_those_of_the_step_not_of_the_stage() -> None:

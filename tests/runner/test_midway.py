@@ -11,9 +11,9 @@ import pytest
 
 from forge.config.schema import EvalTable, GrpoStage
 from forge.rollout.pacing import PublishedSteps
-from forge.runner import grpo
+from forge.runner import midway
 from forge.runner.desk import TrainerDesk
-from forge.runner.grpo import _Midway
+from forge.runner.midway import Midway
 from forge.runner.stopping import StopRequest
 
 pytestmark = pytest.mark.anyio
@@ -40,9 +40,9 @@ class Stage:
             stop=self.stop,
             progress=SimpleNamespace(numbers=self.numbers),
         )
-        monkeypatch.setattr(grpo, "evaluate", self.evaluate)
+        monkeypatch.setattr(midway, "evaluate", self.evaluate)
         table = GrpoStage(kind="grpo", steps=9, learning_rate=1e-3)
-        self.midway = _Midway(run, table, self.desk, self.published)
+        self.midway = Midway(run, table, self.desk, self.published)
 
     async def evaluate(self, *args: object, label: str, **kwargs: object) -> SimpleNamespace:
         self.labels.append(label)
@@ -77,7 +77,7 @@ async def test_the_trainer_gets_its_batch_once_the_evaluation_has_been_played(st
 async def test_who_waits_for_the_held_trainer_does_not_call_it_silent(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grpo, "EXCUSE_EVERY_S", 0.01)
+    monkeypatch.setattr(midway, "EXCUSE_EVERY_S", 0.01)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(stage.midway.run)
         stage.midway.after(2)

@@ -13,7 +13,9 @@ from forge.config.schema import Experiment
 from forge.errors import ChildDied, MachineError, Stalled
 from forge.records import Event, PolicyVersion
 from forge.runner.gate import TurnGate
+from forge.runner.turnover import Turnover, choose_turnover
 from forge.runner.weights import Begin, Probe, WeightSync, begin_again
+from forge.serve.port import LORA, OLD_ADAPTERS
 from forge.serve.weights import Weights
 from forge.store.resume import LastState
 
@@ -27,9 +29,11 @@ class FakeServing:
     def __init__(self, *, behind: int = 0) -> None:
         self.behind = behind
         self.published: list[int] = []
+        self.rolled: list[bool] = []
 
-    async def publish(self, path: Path, version: int) -> None:
+    async def publish(self, path: Path, version: int, *, rolling: bool = False) -> None:
         self.published.append(version)
+        self.rolled.append(rolling)
 
     async def probe(self, prompt_ids: Any, completion_ids: Any) -> list[list[float]]:
         lag = 0.008 * self.behind
@@ -133,6 +137,75 @@ async def test_a_publish_waits_for_running_turns_and_holds_back_new_ones() -> No
             await events[2].wait()
             events[3].set()
     assert order == ["old begins", "old ends", "publish", "new begins", "new ends"]
+
+
+async def test_a_turn_passes_a_publish_where_replicas_see_to_the_boundary_and_what_is_pinned_not(
+    tmp_path: Path,
+) -> None:
+    sync, _ = weight_sync(tmp_path, FakeServing())
+    sync.turnover = Turnover.ROLLING
+    gate, order = sync.gate, []
+    async with gate.turn(), gate.publish():
+        async with gate.turn():
+            order.append("turn")
+        with anyio.move_on_after(0.02) as scope:
+            async with gate.pinned():
+                order.append("pinned")
+    assert order == ["turn"]
+    assert scope.cancelled_caught
+    async with gate.pinned():
+        with anyio.move_on_after(0.02) as scope:
+            async with gate.publish():
+                order.append("publish")
+    assert scope.cancelled_caught
+    assert order == ["turn"]
+
+
+@pytest.mark.parametrize("turnover", Turnover)
+async def test_replicas_are_rolled_where_the_turnover_says_so(
+    turnover: Turnover, tmp_path: Path
+) -> None:
+    serving = FakeServing()
+    sync, _ = weight_sync(tmp_path, serving)
+    sync.turnover = turnover
+    await sync.publish(new_dir(tmp_path, "w"), stage=3, step=1, probe=PROBE, keep=True)
+    assert serving.rolled == [turnover is Turnover.ROLLING]
+
+
+async def test_the_step_of_a_version_is_known_before_its_first_token(tmp_path: Path) -> None:
+    known: list[int | None] = []
+
+    class Serving(FakeServing):
+        async def publish(self, path: Path, version: int, *, rolling: bool = False) -> None:
+            known.append(sync.step_of(version, stage=3))
+
+    sync, _ = weight_sync(tmp_path, Serving())
+    await sync.publish(new_dir(tmp_path, "w"), stage=3, step=5, probe=None, keep=True)
+    assert known == [5]
+    assert sync.step_of(8, stage=2) is None
+    assert sync.step_of(7, stage=3) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, Turnover.STOP),
+        ({"num_replicas": 2}, Turnover.ROLLING),
+        ({"in_flight": "keep"}, Turnover.LIVE),
+        ({"is_adapter": True}, Turnover.STOP),
+        ({"is_adapter": True, "features": {OLD_ADAPTERS}}, Turnover.LIVE),
+        ({"is_adapter": False, "features": {OLD_ADAPTERS}, "num_replicas": 2}, Turnover.ROLLING),
+        ({"max_staleness": 0, "in_flight": "keep", "num_replicas": 2}, Turnover.STOP),
+    ],
+)
+def test_the_turnover_that_holds_generation_up_least_is_chosen(
+    changed: dict[str, Any], expected: Turnover
+) -> None:
+    facts: dict[str, Any] = {
+        "max_staleness": 1, "in_flight": "turn", "is_adapter": False, "num_replicas": 1,
+        "features": {LORA},
+    }  # fmt: skip
+    assert choose_turnover(**{**facts, **changed}) is expected
 
 
 async def test_a_publish_waits_for_a_long_turn_as_long_as_it_is_heard_of() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from forge.records import Event, Group, Status, Turn
 from forge.store.reader import open_run
-from forge.store.resume import events, last_state, played_groups
+from forge.store.resume import events, last_state, untrained_groups
 from tests.store.storefactory import (
     attempt,
     group,
@@ -59,8 +59,8 @@ def test_a_group_comes_back_as_it_was_played(tmp_path: Path) -> None:
     records = [attempt(), problem(0), theirs, flat, evaluated, half]
     anyio.run(write_run, root, records)
     with open_run(root) as reader:
-        assert played_groups(reader, stage=1, step=8) == []
-        (ours,) = played_groups(reader, stage=1, step=9)
+        assert untrained_groups(reader, stage=0) == []
+        (ours,) = untrained_groups(reader, stage=1)
     for mine, other in zip(turns_of(ours), turns_of(theirs), strict=True):
         assert mine.completion.logprobs == pytest.approx(other.completion.logprobs)
     assert without_logprobs(ours) == without_logprobs(theirs)
@@ -73,7 +73,16 @@ def test_a_group_whose_tokens_are_gone_is_left_out(tmp_path: Path) -> None:
     with sqlite3.connect(root / "tokens.db") as db:
         db.execute("DELETE FROM tokens WHERE group_id = 1 AND rollout = 1")
     with open_run(root) as reader:
-        assert [g.group_id for g in played_groups(reader, stage=1, step=1)] == [2]
+        assert [g.group_id for g in untrained_groups(reader, stage=1)] == [2]
+
+
+def test_a_group_that_was_trained_does_not_come_back(root: Path) -> None:
+    with open_run(root) as reader:
+        used = set(reader.query("SELECT group_id FROM sample_uses").rows)
+        found = {(group.group_id,) for group in untrained_groups(reader, stage=1)}
+    assert used
+    assert found
+    assert not used & found
 
 
 def turns_of(group: Group) -> list[Turn]:

@@ -1,0 +1,293 @@
+"""The producer: plays groups all the time and makes batches of what ends.
+
+    sampler ─▶ admit ─▶ play_group (many at once) ─▶ buffer ─▶ batch ─▶ out ─▶ trainer
+                 ▲ room within max_staleness, and in engine and judges           │
+                 └──────────────── PublishedSteps.advance ◀──────────────────────┘
+
+Called by `runner.grpo`. It never waits for a whole batch: a group that ends makes room for the
+next, and a slow one is overtaken until its deadline. Whatever woke it, it admits what fits and
+closes the open batch if it can; then it waits for a group to end, a publish, or a look at the load.
+Flat groups carry no signal: they are stored, counted and replaced within a budget; three batches in
+a row without any signal end the run with advice.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from forge.errors import Stalled
+from forge.records import Purpose
+from forge.rollout.admission import Admission
+from forge.rollout.batches import (
+    MAX_BATCHES_WITHOUT_SIGNAL,
+    Batch,
+    BatchPlan,
+    make_samples,
+    no_signal,
+    no_signal_words,
+)
+from forge.rollout.buffer import Buffer, Waiting
+from forge.rollout.concurrency import Concurrency
+from forge.rollout.past import Past, to_state
+from forge.rollout.play import Place, Ports, Rules, play_group
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from anyio.abc import TaskGroup
+    from anyio.streams.memory import MemoryObjectSendStream
+
+    from forge.records import Group, Problem, Verdict
+    from forge.rollout.pacing import PublishedSteps
+    from forge.rollout.sampler import Sampler
+
+LOOK_EVERY_S = 1.0
+"""At the load, where the number of groups in flight follows it."""
+
+
+async def produce_batches(
+    plan: BatchPlan,
+    *,
+    sampler: Sampler,
+    rules: Rules,
+    ports: Ports,
+    published: PublishedSteps,
+    group_ids: Iterator[int],
+    sample_ids: Iterator[int],
+    out: MemoryObjectSendStream[Batch],
+    step_of: Callable[[int], int],
+    on_group: Callable[[Group], None] = lambda group: None,
+    past: Past | None = None,
+) -> None:
+    """Play groups and send batch after batch to `out`; no sample is more than `max_staleness` steps
+    old when it is trained.
+
+    Args:
+        step_of: the training step whose weights a policy version is.
+        past: what an earlier attempt left; the sampler stands where that says.
+
+    Raises Stalled after three batches in a row without signal, or when the trainer stops
+    publishing.
+    """
+    producer = _Producer(plan, sampler, rules, ports, published, step_of, on_group)
+    producer.group_ids, producer.sample_ids = group_ids, sample_ids
+    producer.past = past or Past()
+    async with out, anyio.create_task_group() as tasks:
+        tasks.start_soon(producer.watch_publishes)
+        if producer.concurrency is not None:
+            tasks.start_soon(producer.watch_load)
+        await producer.run(tasks, out)
+        tasks.cancel_scope.cancel()
+
+
+class _Producer:
+    """State of one `produce_batches`."""
+
+    group_ids: Iterator[int]
+    sample_ids: Iterator[int]
+    past: Past
+
+    def __init__(
+        self,
+        plan: BatchPlan,
+        sampler: Sampler,
+        rules: Rules,
+        ports: Ports,
+        published: PublishedSteps,
+        step_of: Callable[[int], int],
+        on_group: Callable[[Group], None],
+    ) -> None:
+        self.plan, self.sampler, self.rules = plan, sampler, rules
+        self.ports = replace(ports, judge=self._judge)
+        self.published, self.step_of, self.on_group = published, step_of, on_group
+        self.admission = Admission(
+            step=plan.first_step,
+            last_step=plan.last_step,
+            groups_per_step=plan.groups_per_step,
+            max_staleness=plan.max_staleness,
+        )
+        self.buffer = Buffer(replay=plan.replay)
+        self.concurrency = _concurrency(plan)
+        self._ask_judge = ports.judge
+        self._judging = 0
+        self._playing: dict[int, Problem] = {}
+        """By the number of the play, in the order they began."""
+        self._next_play = 0
+        self._replaced: list[Group] = []
+        """Flat groups of the open batch that others took the place of."""
+        self._gathered: list[Group] = []
+        """Of the open step's batches that had no signal."""
+        self._without_signal = 0
+        self._num_stale = 0
+        self._woken = anyio.Event()
+
+    async def run(self, tasks: TaskGroup, out: MemoryObjectSendStream[Batch]) -> None:
+        """Until the last step's batch is out."""
+        for group in self.past.waiting:
+            self._put(group)
+        while self.admission.step <= self.plan.last_step:
+            self._admit(tasks)
+            chosen = self.buffer.choose(self.admission, is_awaited=self._is_awaited)
+            if chosen is not None:
+                await self._close(chosen, out)
+            else:
+                await self._wait()
+
+    async def watch_publishes(self) -> None:
+        while True:
+            await self.published.changed()
+            self._wake()
+
+    async def watch_load(self) -> None:
+        while True:
+            await anyio.sleep(LOOK_EVERY_S)
+            self._wake()
+
+    # -- admission -------------------------------------------------------------------------------
+
+    @property
+    def _is_awaited(self) -> bool:
+        """Whether the trainer has published all that it was given."""
+        return self.published.step >= self.admission.step - 1
+
+    def _admit(self, tasks: TaskGroup) -> None:
+        """Begin as many groups as fit."""
+        limit = self._limit()
+        while len(self._playing) < limit:
+            deadline = self.admission.deadline(self.published.step)
+            if not self.admission.fits(deadline):
+                return
+            problem = self.past.next_problem() or self.sampler.next()
+            ready = self.past.played(problem)
+            if ready is not None:
+                self._tell(ready)
+                self._put(ready)
+                continue
+            step = self.admission.nominal_step
+            self.admission.admit(deadline)
+            self._playing[self._next_play] = problem
+            tasks.start_soon(self._play, self._next_play, problem, deadline, step)
+            self._next_play += 1
+
+    def _limit(self) -> int:
+        if self.concurrency is None:
+            return self.plan.in_flight or self.plan.groups_per_step
+        return self.concurrency.update(
+            self.ports.load(),
+            judge_queue=max(self._judging - self.plan.judge_capacity, 0),
+            judge_capacity=self.plan.judge_capacity,
+            now=time.monotonic(),
+        )
+
+    async def _play(self, play: int, problem: Problem, deadline: int, step: int) -> None:
+        place = Place(
+            group_id=next(self.group_ids), purpose=Purpose.TRAIN, stage=self.plan.stage, step=step
+        )
+        group = await play_group(problem, place=place, rules=self.rules, ports=self.ports)
+        del self._playing[play]
+        self.admission.leave(deadline)
+        self._tell(group)
+        self._put(group)
+        self._wake()
+
+    async def _judge(self, problem: Problem, code: str) -> Verdict:
+        self._judging += 1
+        try:
+            return await self._ask_judge(problem, code)
+        finally:
+            self._judging -= 1
+
+    def _tell(self, group: Group) -> None:
+        self.sampler.told(group)
+        self.on_group(group)
+
+    def _put(self, group: Group) -> None:
+        """Into the buffer, unless it is flat and replaced, or older than allowed: a restarted
+        trainer serves older weights than were published."""
+        if group.is_flat and len(self._replaced) < self.plan.max_replacements:
+            self._replaced.append(group)
+            return
+        deadline = self.admission.deadline(self._oldest_step(group))
+        if not self.admission.fits(deadline):
+            self._num_stale += 1
+            return
+        self.admission.admit(deadline)
+        self.buffer.put(Waiting(group=group, deadline=deadline))
+
+    def _oldest_step(self, group: Group) -> int:
+        """Of the weights that any of its tokens was sampled from."""
+        versions = {t.completion.min_version for each in group.trajectories for t in each.turns}
+        return min((self.step_of(v) for v in versions), default=self.published.step)
+
+    # -- batches ---------------------------------------------------------------------------------
+
+    async def _close(self, chosen: Sequence[Waiting], out: MemoryObjectSendStream[Batch]) -> None:
+        """Make the open step's batch of these, or gather on where none of them has a signal."""
+        step, plan = self.admission.step, self.plan
+        fresh = [waiting for waiting in chosen if not waiting.num_uses]
+        for waiting in fresh:
+            made = make_samples([waiting.group], plan, self.sample_ids)
+            waiting.samples = tuple(made)
+        self.buffer.take(chosen, step=step)
+        groups = [*self._replaced, *(waiting.group for waiting in chosen)]
+        self._gathered += groups
+        self._replaced = []
+        samples = [sample for waiting in chosen for sample in waiting.samples]
+        if not samples:
+            for waiting in fresh:
+                self.admission.leave(waiting.deadline)
+            await self._note_no_signal(step, groups)
+            return
+        self.admission.close(waiting.deadline for waiting in fresh)
+        batch = Batch(
+            step=step,
+            groups=tuple(self._gathered),
+            samples=tuple(samples),
+            state=self._state(),
+            num_stale=self._num_stale,
+            num_replayed=len(chosen) - len(fresh),
+            in_flight=len(self._playing),
+        )
+        self._gathered, self._without_signal, self._num_stale = [], 0, 0
+        await self.ports.sink.put(*(s for waiting in fresh for s in waiting.samples))
+        await out.send(batch)
+
+    async def _note_no_signal(self, step: int, groups: Sequence[Group]) -> None:
+        self._without_signal += 1
+        await self.ports.sink.put(no_signal(step, groups))
+        if self._without_signal >= MAX_BATCHES_WITHOUT_SIGNAL:
+            raise Stalled(no_signal_words(step, self._gathered))
+
+    def _state(self) -> dict[str, Any]:
+        return to_state(
+            self.sampler.state(),
+            waiting=(waiting.group for waiting in self.buffer.fresh),
+            problems=(*self._playing.values(), *self.past.problems),
+        )
+
+    # -- waiting ---------------------------------------------------------------------------------
+
+    async def _wait(self) -> None:
+        """Until something may have changed. With nothing being played, that is a publish."""
+        woken = self._woken
+        if self._playing:
+            await woken.wait()
+            return
+        needed = self.admission.step - 1 - self.plan.max_staleness
+        await self.published.wait_for(needed, timeout_s=self.plan.publish_timeout_s)
+
+    def _wake(self) -> None:
+        self._woken.set()
+        self._woken = anyio.Event()
+
+
+def _concurrency(plan: BatchPlan) -> Concurrency | None:
+    """None where the number is given, or is a batch: the synchronous loop plays it at once."""
+    if plan.in_flight is not None or plan.max_staleness == 0:
+        return None
+    ceiling = min(plan.most_in_flight or plan.budget, plan.budget)
+    return Concurrency(min(plan.groups_per_step, ceiling), ceiling)

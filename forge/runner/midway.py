@@ -1,0 +1,86 @@
+"""Evaluations in between: every `eval.every` steps of a grpo stage, on a fixed part of the held-out
+problems.
+
+    publish of such a step ──▶ hold the trainer ──▶ play ──▶ release
+
+Groups for training are played meanwhile, as far as staleness allows.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import anyio
+
+from forge.records import Split
+from forge.runner.evaluate import EvalSettings, evaluate, spread
+
+if TYPE_CHECKING:
+    from forge.config.schema import GrpoStage
+    from forge.rollout.pacing import PublishedSteps
+    from forge.runner.context import Run
+    from forge.runner.desk import TrainerDesk
+
+EXCUSE_EVERY_S = 1.0
+"""Far below every deadline that a held trainer could pass."""
+
+
+class Midway:
+    """Evaluations in between: every `eval.every` steps on a fixed part of the held-out problems.
+
+    The weights must not change under one, so the trainer is held at its next `take`; a publish
+    would have to wait instead, and all turns behind it.
+    """
+
+    def __init__(
+        self, run: Run, stage: GrpoStage, desk: TrainerDesk, published: PublishedSteps
+    ) -> None:
+        self._run, self._stage, self._desk, self._published = run, stage, desk, published
+        table = run.experiment.eval
+        self._send, self._receive = anyio.create_memory_object_stream[int](1)
+        self._problems = spread(run.of(Split.HELDOUT), table.num_problems)
+        self._settings = EvalSettings(samples=1, greedy=False, max_turns=table.max_turns)
+        self._done = anyio.Event()
+
+    def after(self, step: int) -> None:
+        """Called at each publish. One that comes while another waits to be played is skipped."""
+        every = self._run.experiment.eval.every
+        if every and step % every == 0 and step < self._stage.steps:
+            with suppress(anyio.WouldBlock):
+                self._send.send_nowait(step)
+                self._desk.hold()
+
+    async def run(self) -> None:
+        """Play them as they are asked for, until `finish`. A stop drops the one being played."""
+        async with self._send, self._receive:
+            async for step in self._receive:
+                async with self._run.stop.dropping() as beside:
+                    beside.start_soon(self._excuse_trainer)
+                    await self._play(step)
+                self._desk.release()
+        self._done.set()
+
+    async def _play(self, step: int) -> None:
+        result = await evaluate(
+            self._run,
+            self._problems,
+            self._settings,
+            label=f"grpo-{self._desk.stage}@{step}",
+            stage=self._desk.stage,
+            step=step,
+            show=False,
+        )
+        self._run.progress.numbers["held_out"] = result.pass_at_1
+
+    async def _excuse_trainer(self) -> None:
+        """Nobody who waits for a publish shall count the time for which the trainer is held."""
+        while True:
+            self._published.advance(self._published.step)
+            await anyio.sleep(EXCUSE_EVERY_S)
+
+    async def finish(self) -> None:
+        """No more are asked for; wait for the one that is being played, whose every request has a
+        deadline of its own."""
+        self._send.close()
+        await self._done.wait()

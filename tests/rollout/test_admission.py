@@ -1,0 +1,131 @@
+"""Admission and buffer: whatever order groups end in, none is too old when it is trained, none is
+thrown away, and nothing waits for ever."""
+
+from __future__ import annotations
+
+from itertools import count
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge.records import Group, Purpose, Sample
+from forge.rollout.admission import Admission
+from forge.rollout.buffer import Buffer, Waiting
+
+LAST_STEP = 6
+
+
+def finished(number: int, deadline: int) -> Waiting:
+    group = Group(
+        group_id=number, problem_id="p", purpose=Purpose.TRAIN, stage=0, step=0, trajectories=()
+    )
+    return Waiting(group=group, deadline=deadline, samples=(sample(number),))
+
+
+def sample(number: int) -> Sample:
+    return Sample(
+        sample_id=number, group_id=number, rollout=0, turn=0, prompt_ids=(1,), completion_ids=(2,),
+        logprobs=(-1.0,), advantage=1.0, policy_version=0,
+    )  # fmt: skip
+
+
+@given(st.data())
+def test_any_order_of_ends_and_publishes_trains_every_group_in_time(data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, 4), label="groups_per_step")
+    staleness = data.draw(st.integers(0, 3), label="max_staleness")
+    replay = data.draw(st.integers(1, 3), label="replay")
+    admission = Admission(
+        step=1, last_step=LAST_STEP, groups_per_step=size, max_staleness=staleness
+    )
+    buffer, numbers = Buffer(replay=replay), count()
+    playing: list[tuple[int, int]] = []  # number, deadline
+    served, sampled_at, uses = 0, dict[int, int](), dict[int, int]()
+    while admission.step <= LAST_STEP:
+        deadline = admission.deadline(served)
+        acts = ["publish"] if served < admission.step - 1 else []
+        acts += ["end"] * bool(playing) + ["flat"] * bool(playing)
+        acts += ["admit"] * admission.fits(deadline)
+        chosen = buffer.choose(admission, is_awaited=served == admission.step - 1)
+        acts += ["close"] * (chosen is not None)
+        assert acts, "nothing can happen any more"
+        act = data.draw(st.sampled_from(acts), label="act")
+        if act == "publish":
+            served += 1
+        elif act == "admit":
+            admission.admit(deadline)
+            number = next(numbers)
+            playing.append((number, deadline))
+            sampled_at[number] = served
+        elif act in ("end", "flat"):
+            ended = playing.pop(data.draw(st.integers(0, len(playing) - 1), label="which"))
+            if act == "end":
+                buffer.put(finished(*ended))
+            else:
+                admission.leave(ended[1])
+        elif chosen is not None:
+            step = admission.step
+            assert len(chosen) == size
+            for waiting in chosen:
+                number = waiting.group.group_id
+                uses[number] = uses.get(number, 0) + 1
+                assert uses[number] <= replay
+                assert step - 1 - sampled_at[number] <= staleness, "older than allowed"
+            fresh = [waiting.deadline for waiting in chosen if not waiting.num_uses]
+            buffer.take(chosen, step=step)
+            admission.close(fresh)
+    assert not playing
+    assert not buffer.fresh
+    assert admission.num_open == 0
+
+
+@given(size=st.integers(1, 5), staleness=st.integers(0, 3))
+def test_as_many_groups_are_admitted_as_staleness_allows(size: int, staleness: int) -> None:
+    admission = Admission(step=1, last_step=99, groups_per_step=size, max_staleness=staleness)
+    while admission.fits(admission.deadline(0)):
+        admission.admit(admission.deadline(0))
+    assert admission.num_open == size * (1 + staleness)
+    assert admission.nominal_step == 2 + staleness
+
+
+def test_a_slow_group_is_overtaken_until_its_deadline() -> None:
+    admission = Admission(step=1, last_step=9, groups_per_step=2, max_staleness=1)
+    buffer = Buffer()
+    for _ in range(4):
+        admission.admit(2)
+    buffer.put(finished(1, 2))
+    buffer.put(finished(2, 2))
+    first = buffer.choose(admission, is_awaited=True)
+    assert first is not None, "made of the two that ended, though others began earlier"
+    buffer.take(first, step=1)
+    admission.close([2, 2])
+    for _ in range(2):  # step 1 was published: these may wait for step 3
+        admission.admit(3)
+    buffer.put(finished(3, 3))
+    buffer.put(finished(4, 3))
+    assert buffer.choose(admission, is_awaited=True) is None, "two that are due now still run"
+    buffer.put(finished(5, 2))
+    buffer.put(finished(6, 2))
+    second = buffer.choose(admission, is_awaited=True)
+    assert second is not None
+    assert [waiting.group.group_id for waiting in second] == [5, 6]
+
+
+def test_a_used_group_fills_a_batch_only_while_the_trainer_waits_and_half_of_it_is_new() -> None:
+    admission = Admission(step=1, last_step=9, groups_per_step=2, max_staleness=1)
+    buffer = Buffer(replay=2)
+    for number in range(2):
+        admission.admit(2)
+        buffer.put(finished(number, 2))
+    chosen = buffer.choose(admission, is_awaited=True)
+    assert chosen is not None
+    buffer.take(chosen, step=1)
+    admission.close([2, 2])
+    assert buffer.choose(admission, is_awaited=True) is None, "nothing is new"
+    admission.admit(3)
+    buffer.put(finished(2, 3))
+    assert buffer.choose(admission, is_awaited=False) is None
+    mixed = buffer.choose(admission, is_awaited=True)
+    assert mixed is not None
+    assert [waiting.group.group_id for waiting in mixed] == [2, 0]
+    buffer.take(mixed, step=2)
+    assert buffer.used == [mixed[0]], "group 0 was trained twice, group 1 is too old for step 3"

@@ -1,0 +1,173 @@
+"""Samplers: every problem comes again and again, a state continues exactly, and each kind prefers
+what it says."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Literal, get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forge.records import (
+    Completion,
+    End,
+    Finish,
+    Group,
+    Problem,
+    Purpose,
+    Split,
+    Status,
+    Trajectory,
+    Turn,
+    Verdict,
+)
+from forge.rollout import curriculum, priority
+from forge.rollout.curriculum import CurriculumSampler
+from forge.rollout.priority import PrioritySampler
+from forge.rollout.sampler import Sampler, make_sampler
+
+Kind = Literal["uniform", "curriculum", "priority"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+kinds = st.sampled_from(KINDS)
+
+
+def problems(count: int, *, levels: int = 3) -> list[Problem]:
+    return [
+        Problem(
+            problem_id=f"p{i}", source="", family=f"f{i % 2}", level=1 + i % levels,
+            split=Split.GRPO,
+        )
+        for i in range(count)
+    ]  # fmt: skip
+
+
+def group(problem: Problem, solved: list[bool], *, end: End | None = None) -> Group:
+    """One turn a rollout; the return is 1 where it is solved, None where `end` masks it."""
+    rollouts = [rollout(problem, i, is_solved, end) for i, is_solved in enumerate(solved)]
+    return Group(
+        group_id=0, problem_id=problem.problem_id, purpose=Purpose.TRAIN, stage=0, step=0,
+        trajectories=tuple(rollouts),
+    )  # fmt: skip
+
+
+def rollout(problem: Problem, index: int, is_solved: bool, end: End | None) -> Trajectory:
+    status = Status.CORRECT if is_solved else Status.WRONG
+    turn = Turn(
+        group_id=0, rollout=index, turn=0, prompt_ids=(1,), prompt_text="",
+        completion=Completion(
+            token_ids=(1,), logprobs=(0.0,), finish=Finish.STOP, min_version=0, max_version=0
+        ),
+        completion_text="", code="", verdict=Verdict(status=status, reason="", detail=""),
+        feedback="", reward=float(is_solved),
+    )  # fmt: skip
+    return Trajectory(
+        group_id=0, rollout=index, problem_id=problem.problem_id, turns=(turn,),
+        end=end or End.MAX_TURNS, returns=(None if end else float(is_solved),),
+    )  # fmt: skip
+
+
+@given(kinds, st.integers(1, 12), st.integers(0, 9), st.randoms(use_true_random=False))
+@settings(max_examples=60)
+def test_every_problem_comes_again_whatever_was_told(
+    kind: Kind, count: int, seed: int, chance: object
+) -> None:
+    told = chance.random  # type: ignore[attr-defined]
+    all_problems = problems(count)
+    sampler = make_sampler(kind, all_problems, seed=seed)
+    bound = {"uniform": 2, "priority": 2 * priority.MAX_AGE}.get(kind, 40) * count
+    bound += 3 * curriculum.PATIENCE * (kind == "curriculum") * 2
+    for _ in range(2):
+        seen: Counter[str] = Counter()
+        for _ in range(bound):
+            problem = sampler.next()
+            seen[problem.problem_id] += 1
+            sampler.told(group(problem, [told() < 0.3, told() < 0.3]))
+        assert len(seen) == count
+
+
+@given(kinds, st.integers(1, 9), st.lists(st.integers(0, 4), max_size=40), st.integers(1, 30))
+def test_a_state_continues_exactly_through_json(
+    kind: Kind, count: int, before: list[int], after: int
+) -> None:
+    all_problems = problems(count)
+    first = make_sampler(kind, all_problems, seed=3)
+    for num_solved in before:
+        first.told(group(first.next(), [i < num_solved for i in range(4)]))
+    second = make_sampler(kind, all_problems, seed=3)
+    second.restore(json.loads(json.dumps(first.state())))
+    for number in range(after):
+        drawn = [sampler.next() for sampler in (first, second)]
+        assert drawn[0] is drawn[1]
+        for sampler in (first, second):
+            sampler.told(group(drawn[0], [number % 2 == 0, False]))
+    assert first.state() == second.state()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_seeds_give_two_orders_and_no_problem_is_a_mistake(kind: Kind) -> None:
+    orders = [
+        [make.next().problem_id for _ in range(12)]
+        for make in (make_sampler(kind, problems(12), seed=seed) for seed in (0, 1))
+    ]
+    assert orders[0] != orders[1]
+    with pytest.raises(ValueError, match="at least one problem"):
+        make_sampler(kind, [], seed=0)
+
+
+def play(sampler: Sampler, *, rounds: int, solved: list[bool], end: End | None = None) -> None:
+    for _ in range(rounds):
+        sampler.told(group(sampler.next(), solved, end=end))
+
+
+def test_the_next_level_opens_once_half_of_the_frontier_is_solved() -> None:
+    sampler = CurriculumSampler(problems(30), seed=0)
+    assert {sampler.next().level for _ in range(50)} == {1}
+    play(sampler, rounds=curriculum.WINDOW - 1, solved=[True, False])
+    assert sampler.frontier == 1
+    play(sampler, rounds=1, solved=[True, False])
+    assert sampler.frontier == 2
+    levels = Counter(sampler.next().level for _ in range(400))
+    assert set(levels) == {1, 2}, "level 1 is rehearsed, level 3 is closed"
+    assert 0.65 < levels[2] / 400 < 0.85
+
+
+def test_a_level_that_is_too_hard_opens_the_next_in_the_end_and_broken_judges_do_not() -> None:
+    sampler = CurriculumSampler(problems(30), seed=0)
+    play(sampler, rounds=2 * curriculum.PATIENCE, solved=[True, True], end=End.INFRA)
+    assert sampler.frontier == 1
+    play(sampler, rounds=curriculum.PATIENCE, solved=[False, False])
+    assert sampler.frontier == 2
+
+
+def test_problems_whose_returns_vary_are_drawn_more_often() -> None:
+    all_problems = problems(40, levels=1)
+    sampler = PrioritySampler(all_problems, seed=0)
+    varied = {p.problem_id for p in all_problems[::4]}
+    drawn: Counter[bool] = Counter()
+    for number in range(1200):
+        problem = sampler.next()
+        is_varied = problem.problem_id in varied
+        drawn[is_varied] += number >= 400
+        sampler.told(group(problem, [True, False] if is_varied else [False, False]))
+    assert drawn[True] > drawn[False], "a quarter of the problems, over half of the draws"
+
+
+def test_an_unplayed_problem_is_expected_to_vary_as_its_family_does() -> None:
+    all_problems = problems(40, levels=1)
+    sampler = PrioritySampler(all_problems, seed=0)
+    for problem in all_problems[:20]:
+        sampler.told(group(problem, [problem.family == "f0", False]))
+    weights = sampler.weights()
+    assert weights[20] == pytest.approx(1 + priority.FLOOR)
+    assert weights[21] == pytest.approx(priority.FLOOR)
+
+
+def test_a_problem_rests_after_it_was_drawn() -> None:
+    sampler = PrioritySampler(problems(40), seed=0)
+    names = [sampler.next().problem_id for _ in range(400)]
+    rest = 40 // priority.REST
+    for start in range(len(names) - rest):
+        assert len(set(names[start : start + rest + 1])) == rest + 1
