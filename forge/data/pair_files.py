@@ -1,0 +1,156 @@
+"""SFT rows from files: JSON, JSON lines or Parquet, in one of the formats of `data.format`.
+
+Called when a run is prepared, off the event loop. A row that cannot be understood is a mistake of
+the file, told with its place; a row that must not be trained on (a wrong kernel, the same again) is
+left out and counted in the log.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from forge.data import kernelbook, trinity
+from forge.data.rows import BadRow, Unfit, text_of
+from forge.errors import ConfigError, MachineError
+from forge.records import Message, Pair
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from forge.config.schema import DataTable
+
+logger = logging.getLogger(__name__)
+
+SUFFIXES = (".json", ".jsonl", ".parquet")
+ROLES = ("system", "user", "assistant")
+
+
+def messages_pair(row: Mapping[str, Any], *, number: int) -> Pair:
+    """A row with `messages`, a list of role and content or the same as JSON text; its last message
+    is the answer. Its id is `id`, else the row's number."""
+    found = row.get("messages")
+    try:
+        listed = json.loads(found) if isinstance(found, str) else found
+    except ValueError as err:
+        raise BadRow(f"messages is text that is no JSON: {err}") from None
+    if not isinstance(listed, list) or not listed:
+        raise BadRow(f"found columns {', '.join(row)}; messages must be a list that is not empty")
+    messages = tuple(_message(one) for one in listed)
+    if messages[-1].role != "assistant":
+        raise Unfit("last message is no answer")
+    num_turns = sum(message.role == "assistant" for message in messages)
+    name = row.get("id")
+    return Pair(
+        problem_id=str(number) if name is None else str(name),
+        messages=messages,
+        num_turns=num_turns,
+    )
+
+
+FORMATS: dict[str, Callable[..., Pair]] = {
+    "messages": messages_pair,
+    "kernelbook": kernelbook.kernelbook_pair,
+    "trinity": trinity.trinity_pair,
+}
+
+
+def read_pairs(table: DataTable) -> list[Pair]:
+    """The rows of `table.path` in the order of the files, no two alike.
+
+    Raises:
+        ConfigError: no such file, a row that cannot be understood, or none left to train on.
+        MachineError: a Parquet file without pyarrow.
+    """
+    assert table.path is not None
+    to_pair = FORMATS[table.format]
+    pairs: dict[tuple[Message, ...], Pair] = {}
+    left_out: Counter[str] = Counter()
+    for file in _files(table.path):
+        for number, row in enumerate(_rows(file), start=1):
+            try:
+                pair = to_pair(row, number=number)
+            except Unfit as reason:
+                left_out[str(reason)] += 1
+                continue
+            except BadRow as err:
+                raise ConfigError(
+                    f'data.path: {file}, row {number} ("{table.format}"): {err}'
+                ) from None
+            if pair.messages in pairs:
+                left_out["the same again"] += 1
+            pairs.setdefault(pair.messages, pair)
+    words = ", ".join(f"{count} {reason}" for reason, count in left_out.most_common())
+    if not pairs:
+        raise ConfigError(
+            f'data.path: {table.path}: no row to train on in format "{table.format}"'
+            + (f"; left out: {words}" if words else "")
+        )
+    logger.info("%d rows from %s; left out %s", len(pairs), table.path, words or "none")
+    return list(pairs.values())
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_dir():
+        found = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES)
+        if not found:
+            raise ConfigError(f"data.path: {path}: no file *{', *'.join(SUFFIXES)} in it")
+        return found
+    if not path.is_file():
+        raise ConfigError(f"data.path: {path}: no such file")
+    if path.suffix not in SUFFIXES:
+        raise ConfigError(
+            f"data.path: {path}: found {path.suffix or 'no suffix'}; *{', *'.join(SUFFIXES)}"
+        )
+    return [path]
+
+
+def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
+    """Rows as mappings. Parquet is read a batch at a time."""
+    if file.suffix == ".parquet":
+        yield from _parquet_rows(file)
+        return
+    for number, row in enumerate(_json_values(file), start=1):
+        if not isinstance(row, dict):
+            raise ConfigError(
+                f"data.path: {file}, row {number}: found {type(row).__name__}; an object"
+            )
+        yield row
+
+
+def _json_values(file: Path) -> Iterator[Any]:
+    """The elements of one list, or one value a line, whatever the suffix."""
+    text = file.read_text(encoding="utf-8")
+    try:
+        if text.lstrip().startswith("["):
+            yield from json.loads(text)
+            return
+        for line in text.splitlines():
+            if line.strip():
+                yield json.loads(line)
+    except ValueError as err:
+        raise ConfigError(f"data.path: {file}: neither a JSON list nor JSON lines: {err}") from None
+
+
+def _parquet_rows(file: Path) -> Iterator[Mapping[str, Any]]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        raise MachineError(
+            f"data.path: {file}: Parquet needs pyarrow; make setup installs it"
+        ) from None
+    try:
+        with parquet.ParquetFile(file) as opened:
+            for batch in opened.iter_batches(batch_size=256):
+                yield from batch.to_pylist()
+    except ArrowException as err:
+        raise ConfigError(f"data.path: {file}: no Parquet file: {err}") from None
+
+
+def _message(found: Any) -> Message:
+    if not isinstance(found, dict) or found.get("role") not in ROLES:
+        raise BadRow(f"found {str(found)[:60]!r}; a message has a role of {', '.join(ROLES)}")
+    return Message(role=found["role"], content=text_of(found, "content"))

@@ -1,0 +1,68 @@
+"""Reasoning traces as Trinity's recipe uses them: PyTorch code, a thought and a Triton kernel.
+
+Columns used: `pytorch_code`, `model_reasoning` or `thinking`, `triton_code`, `result` with
+`correctness` and `fast_0` (an object, or the same as JSON text), `sample_key`. As in the recipe,
+only correct kernels are trained, as `<think>…</think>` and `<triton>…</triton>`. A trace whose
+kernel is called by a function of another name than the judge's is asked for by that name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from forge.data.prompts import first_messages
+from forge.data.rows import BadRow, Unfit, text_of
+from forge.records import Message, Pair, Problem, Split
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+WRAPPER = "triton_kernel_wrapper"
+"""What the traces' own benchmark calls."""
+
+
+def trinity_pair(row: Mapping[str, Any], *, number: int) -> Pair:
+    """One turn: the module, the thought where there is one, and the kernel.
+
+    Raises:
+        BadRow: a column is missing, or `result` says nothing of correctness.
+        Unfit: the kernel was not correct, or has no name that can be called.
+    """
+    code = text_of(row, "triton_code")
+    if not _is_correct(row.get("result")):
+        raise Unfit("with a wrong kernel")
+    name = row.get("sample_key")
+    problem = Problem(
+        problem_id=f"trinity/{number if name is None else name}",
+        source=text_of(row, "pytorch_code"),
+        family="trinity",
+        level=1,
+        split=Split.SFT,
+    )
+    thought = row.get("model_reasoning") or row.get("thinking") or ""
+    thinking = f"<think>\n{thought.strip()}\n</think>\n\n" if thought else ""
+    content = f"{thinking}<triton>\n{code.strip()}\n</triton>"
+    messages = (*_prompt(problem, code), Message(role="assistant", content=content))
+    return Pair(problem_id=problem.problem_id, messages=messages, num_turns=1)
+
+
+def _prompt(problem: Problem, code: str) -> tuple[Message, ...]:
+    played = first_messages(problem)
+    if re.search(r"^(?:class|def)[ \t]+ModelNew\b", code, flags=re.MULTILINE):
+        return played
+    if not re.search(rf"^def[ \t]+{WRAPPER}\b", code, flags=re.MULTILINE):
+        raise Unfit(f"without ModelNew or {WRAPPER}")
+    return (Message(role="system", content=f"Write {WRAPPER} with Triton."), *played[1:])
+
+
+def _is_correct(result: Any) -> bool:
+    if isinstance(result, str):
+        try:
+            result = json.loads(result)
+        except ValueError:
+            result = None
+    if not isinstance(result, dict) or "correctness" not in result:
+        raise BadRow("result: found no correctness in it; the benchmark's words on the kernel")
+    return result["correctness"] is True and result.get("fast_0") is True

@@ -1,0 +1,203 @@
+"""SFT rows from files: what becomes a pair, what is left out, and what is a mistake of the file."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from forge.config.schema import DataTable
+from forge.data.pair_files import read_pairs
+from forge.errors import ConfigError
+from forge.evalpool.extract import extract
+
+if TYPE_CHECKING:
+    from forge.records import Pair
+
+MODULE = """\
+import torch
+
+class SumRows(torch.nn.Module):
+    def forward(self, x):
+        return torch.sum(x, dim=1)
+
+def get_inputs():
+    return [torch.rand([4, 4])]
+
+def get_init_inputs():
+    return [[], {}]
+"""
+ANSWER = """\
+import torch
+import triton
+
+class SumRowsNew(torch.nn.Module):
+    def forward(self, x):
+        return call([x])[0]
+"""
+
+
+def kernelbook_row(**changes: Any) -> dict[str, Any]:
+    row = {
+        "entry_point": "SumRows",
+        "python_code": MODULE,
+        "triton_code": ANSWER,
+        "uuid": 7,
+        "repo_name": "some/repository",
+    }
+    return {**row, **changes}
+
+
+def trinity_row(**changes: Any) -> dict[str, Any]:
+    row = {
+        "sample_key": "kernelbench_80",
+        "pytorch_code": "class Model: ...",
+        "model_reasoning": "one program a row",
+        "triton_code": "import triton\nclass ModelNew:\n    pass",
+        "result": {"correctness": True, "fast_0": True, "fast_1": False},
+    }
+    return {**row, **changes}
+
+
+def read(path: Path, rows: Any, format: str) -> list[Pair]:
+    if path.suffix == ".parquet":
+        parquet.write_table(pa.Table.from_pylist(rows), path)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        path.write_text(json.dumps(rows))
+    return read_pairs(DataTable(source="file", path=path, format=format))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["rows.json", "rows.jsonl", "rows.parquet"])
+def test_a_kernelbook_row_is_asked_as_it_is_played_and_answered_as_it_is_judged(
+    name: str, tmp_path: Path
+) -> None:
+    (pair,) = read(tmp_path / name, [kernelbook_row()], "kernelbook")
+    assert (pair.problem_id, pair.num_turns) == ("kernelbook/7", 1)
+    assert [m.role for m in pair.messages] == ["system", "user", "assistant"]
+    assert "SumRowsNew" in pair.messages[0].content
+    assert pair.messages[1].content == MODULE.strip()
+    found = extract(pair.messages[2].content, entry_point="SumRows")
+    assert found.code.strip() == ANSWER.strip()
+
+
+def test_an_answer_without_the_class_that_is_called_is_left_out_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [kernelbook_row(), kernelbook_row(triton_code="def call(args): ...", uuid=8)]
+    with caplog.at_level(logging.INFO, logger="forge.data.pair_files"):
+        pairs = read(tmp_path / "rows.json", rows, "kernelbook")
+    assert [pair.problem_id for pair in pairs] == ["kernelbook/7"]
+    assert "left out 1 without the class that a judge calls" in caplog.text
+
+
+def test_the_same_row_twice_is_trained_once(tmp_path: Path) -> None:
+    rows = [kernelbook_row(), kernelbook_row(uuid=9)]
+    assert len(read(tmp_path / "rows.jsonl", rows, "kernelbook")) == 1
+
+
+def test_a_trace_is_a_thought_and_a_kernel(tmp_path: Path) -> None:
+    (pair,) = read(tmp_path / "rows.json", [trinity_row()], "trinity")
+    answer = pair.messages[-1].content
+    assert answer.startswith("<think>\none program a row\n</think>")
+    assert "<triton>\nimport triton" in answer
+    assert extract(answer).is_ok
+    assert "ModelNew" in pair.messages[0].content
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        {"correctness": False, "fast_0": False},
+        {"correctness": True, "fast_0": False},
+        json.dumps({"correctness": False, "fast_0": True}),
+    ],
+)
+def test_a_trace_of_a_wrong_kernel_is_left_out(result: Any, tmp_path: Path) -> None:
+    rows = [trinity_row(), trinity_row(result=result, pytorch_code="another")]
+    assert len(read(tmp_path / "rows.json", rows, "trinity")) == 1
+
+
+def test_a_trace_called_by_another_name_is_asked_for_by_that_name(tmp_path: Path) -> None:
+    row = trinity_row(triton_code="def triton_kernel_wrapper(x):\n    return x")
+    (pair,) = read(tmp_path / "rows.json", [row], "trinity")
+    assert pair.messages[0].content == "Write triton_kernel_wrapper with Triton."
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_messages_are_taken_as_they_are(as_text: bool, tmp_path: Path) -> None:
+    messages = [
+        {"role": "user", "content": "a module"},
+        {"role": "assistant", "content": "a broken kernel"},
+        {"role": "user", "content": "it is wrong"},
+        {"role": "assistant", "content": "a kernel"},
+    ]
+    row = {"id": "one", "messages": json.dumps(messages) if as_text else messages}
+    (pair,) = read(tmp_path / "rows.parquet", [row], "messages")
+    assert [(m.role, m.content) for m in pair.messages] == [
+        (m["role"], m["content"]) for m in messages
+    ]
+    assert (pair.problem_id, pair.num_turns) == ("one", 2)
+
+
+def test_a_directory_is_searched_for_all_kinds_of_files(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "README.md").write_text("no rows")
+    read(tmp_path / "deep" / "b.parquet", [trinity_row(pytorch_code="b")], "trinity")
+    read(tmp_path / "a.jsonl", [trinity_row(pytorch_code="a")], "trinity")
+    pairs = read_pairs(DataTable(source="file", path=tmp_path, format="trinity"))
+    assert [pair.messages[1].content for pair in pairs] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "format", "words"),
+    [
+        ([{"text": "x"}], "kernelbook", "row 1 .*entry_point: found nothing; a text"),
+        ([kernelbook_row(), kernelbook_row(python_code=3)], "kernelbook", "row 2 .*found int"),
+        ([trinity_row(result={})], "trinity", "row 1 .*no correctness"),
+        ([{"prompt": "x"}], "messages", "row 1 .*found columns prompt; messages must be"),
+        ([{"messages": "no json"}], "messages", "text that is no JSON"),
+        ([{"messages": [{"role": "bot", "content": ""}]}], "messages", "role of system, user"),
+        (["a text"], "messages", "found str; an object"),
+        ([kernelbook_row(triton_code="")], "kernelbook", "no row to train on.*left out: 1 without"),
+        ([], "messages", "no row to train on"),
+    ],
+)
+def test_a_file_in_another_format_is_one_line(
+    rows: list[Any],
+    format: str,
+    words: str,
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(ConfigError, match=f"data.path: .*rows.json.*{words}") as caught:
+        read(tmp_path / "rows.json", rows, format)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("rows.csv", b"a,b", "found .csv; \\*.json"),
+        ("rows.json", b"[{", "neither a JSON list nor JSON lines"),
+        ("rows.parquet", b"PAR1", "no Parquet file"),
+    ],
+)
+def test_a_file_that_is_not_what_its_name_says_is_one_line(
+    name: str, content: bytes, words: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=words):
+        read_pairs(DataTable(source="file", path=tmp_path / name))
+
+
+def test_a_directory_without_rows_and_a_missing_file_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no file"):
+        read_pairs(DataTable(source="file", path=tmp_path))
+    with pytest.raises(ConfigError, match="no such file"):
+        read_pairs(DataTable(source="file", path=tmp_path / "rows.json"))
