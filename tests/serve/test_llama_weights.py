@@ -17,7 +17,7 @@ from forge.errors import ConfigError
 from forge.serve.llama.checkpoint import Adapter, Checkpoint, open_weights
 from forge.serve.llama.engine import Engine
 from forge.serve.llama.model import ModelSettings
-from forge.serve.llama.safetensors_file import list_tensors
+from forge.serve.safetensors_file import list_tensors
 
 if TYPE_CHECKING:
     from conftest import Reference

@@ -7,7 +7,6 @@ of the right shapes; anything else is a ConfigError of one line that names the f
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError
 from forge.serve.llama.architecture import Sizes, sizes_from, tensor_layout
-from forge.serve.llama.safetensors_file import StoredTensor, list_tensors
+from forge.serve.safetensors_file import StoredTensor, list_tensors, read_json, weight_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -68,13 +67,13 @@ def open_weights(path: Path, *, served: Sizes | None) -> Checkpoint | Adapter:
 
 
 def _open_checkpoint(path: Path, served: Sizes | None) -> Checkpoint:
-    sizes = sizes_from(_read_json(path / "config.json"), where=f"{path}/config.json")
+    sizes = sizes_from(read_json(path / "config.json"), where=f"{path}/config.json")
     if served is not None and sizes != served:
         changed = [n for n in Sizes.__slots__ if getattr(sizes, n) != getattr(served, n)]
         found = ", ".join(f"{n} {getattr(sizes, n)} ({getattr(served, n)} served)" for n in changed)
         raise ConfigError(f"{path}: another model than the one served: {found}")
     stored: dict[str, StoredTensor] = {}
-    for file in _weight_files(path):
+    for file in weight_files(path):
         stored.update(list_tensors(file))
     layout = tensor_layout(sizes)
     if sizes.is_tied:
@@ -92,16 +91,6 @@ def _open_checkpoint(path: Path, served: Sizes | None) -> Checkpoint:
     )
 
 
-def _weight_files(path: Path) -> list[Path]:
-    index = path / "model.safetensors.index.json"
-    if not index.exists():
-        return [path / "model.safetensors"]
-    names = _read_json(index).get("weight_map")
-    if not isinstance(names, dict) or not names:
-        raise ConfigError(f"{index}: no weight_map")
-    return [path / str(name) for name in sorted(set(names.values()))]
-
-
 def _check_names(path: Path, *, found: Any, allowed: Any) -> None:
     if missing := sorted(allowed - found):
         raise ConfigError(f"{path}: {len(missing)} tensors missing, the first is {missing[0]}")
@@ -111,7 +100,7 @@ def _check_names(path: Path, *, found: Any, allowed: Any) -> None:
 
 def _open_adapter(path: Path, sizes: Sizes) -> Adapter:
     where = path / "adapter_config.json"
-    config = _read_json(where)
+    config = read_json(where)
     if (kind := config.get("peft_type")) != "LORA":
         raise ConfigError(f"{where}: peft_type is {kind!r}; allowed is 'LORA'")
     for key in (
@@ -164,15 +153,3 @@ def _scale(config: dict[str, Any], module: str, rank: int) -> float:
             alpha = value
             break
     return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise ConfigError(f"{path}: not JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path}: not a JSON object")
-    return data

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from forge.serve.llama.architecture import Sizes
     from forge.serve.llama.checkpoint import Adapter, Checkpoint
-    from forge.serve.llama.safetensors_file import StoredTensor
+    from forge.serve.safetensors_file import StoredTensor
 
 ARCHITECTURE = "qwen3"
 

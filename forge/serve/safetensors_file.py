@@ -1,7 +1,7 @@
 """Reading safetensors without torch: numpy has no bfloat16, so tensors come as raw bytes with their
-element type.
+element type. And which files of a directory they are.
 
-Called by `checkpoint`. Promise: a truncated or malformed file is a ConfigError before any tensor is
+Called by `llama.checkpoint` and `vllm.weights`. Promise: a truncated or malformed file is a ConfigError before any tensor is
 read, and files are read, never mapped (a file rewritten under a mapping kills the process with
 SIGBUS). The format: 8 bytes little-endian header length, JSON header, tensor bytes.
 """
@@ -115,3 +115,27 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int, int]:
     if not isinstance(header, dict):
         raise ConfigError(f"{path}: not safetensors: the header is no object")
     return header, 8 + length, size - 8 - length
+
+
+def weight_files(path: Path) -> list[Path]:
+    """Of a checkpoint, sharded or not. Raises ConfigError."""
+    index = path / "model.safetensors.index.json"
+    if not index.exists():
+        return [path / "model.safetensors"]
+    names = read_json(index).get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise ConfigError(f"{index}: no weight_map")
+    return [path / str(name) for name in sorted(set(names.values()))]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A file that holds one JSON object. Raises ConfigError with its name."""
+    try:
+        data = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: not a JSON object")
+    return data
