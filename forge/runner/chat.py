@@ -19,15 +19,21 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from forge.config.load import load_experiment
+from forge.config.schema import EvalStage
 from forge.data.chat import ChatTemplate
 from forge.data.problems import from_source
 from forge.errors import ConfigError
 from forge.evalpool.pool import open_pool
+from forge.process.gpu_claim import claim
 from forge.process.sockets import open_socket_dir
 from forge.records import Completion, Problem, Purpose, Trajectory, Turn
 from forge.rollout.play import Place, Ports, Rules, play_group
+from forge.runner.machine import this_machine
+from forge.runner.placement import place
 from forge.runner.prompter import TemplatePrompter
+from forge.runner.shapes import lora_rank
 from forge.serve.client import ReplicaClient
+from forge.serve.engines import choose_engine
 from forge.serve.replicas import open_replicas
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths, find_run, next_attempt, open_run_lock
@@ -37,6 +43,8 @@ from forge.store.writer import open_writer
 
 if TYPE_CHECKING:
     from forge.config.schema import Experiment
+    from forge.runner.machine import Machine
+    from forge.runner.placement import Placement
 
 Say = Callable[[str], None]
 
@@ -146,13 +154,17 @@ async def _chat(
         group_id = last_state(reader).group_id + 1
     log_dir = paths.logs(next_attempt(paths))
     chat_template = ChatTemplate.load(weights.full)
-    serve = experiment.serve.model_copy(update={"replicas": 1})
-    judge = experiment.judge.model_copy(update={"workers": 1})
+    experiment = small(experiment)
+    placement = place_on(experiment, this_machine(experiment.store.dir, serve=experiment.serve))
+    serve = placement.settled(experiment.serve)
     with ExitStack() as opened:
         socket_dir = opened.enter_context(open_socket_dir())
+        opened.enter_context(claim(placement.gpus, run=f"forge chat {paths.name}"))
         async with (
             open_writer(paths.root, experiment.store) as writer,
-            open_pool(judge, socket_dir=socket_dir, log_dir=log_dir) as pool,
+            open_pool(
+                experiment.judge, socket_dir=socket_dir, log_dir=log_dir, gpus=placement.judge
+            ) as pool,
             open_replicas(
                 serve,
                 weights=weights,
@@ -160,6 +172,9 @@ async def _chat(
                 socket_dir=socket_dir,
                 log_dir=log_dir,
                 work_dir=socket_dir / "serve",
+                gpus=placement.serve_uuids,
+                shared=placement.shared,
+                max_lora_rank=lora_rank(experiment.model, adapter=weights.adapter),
             ),
             ReplicaClient(socket_dir / "serve-0.sock", timeout_s=serve.request_timeout_s) as client,
         ):
@@ -181,6 +196,37 @@ async def _chat(
             )
             await writer.flush()
     return group.trajectories[0]
+
+
+def small(experiment: Experiment) -> Experiment:
+    """One engine and one judge, on cards where the run had them there; nothing is trained."""
+    devices, serve = experiment.devices, experiment.serve
+    fewer = devices.model_copy(
+        update={
+            "train": 0,
+            "serve": serve.tensor_parallel if devices.serve else 0,
+            "judge": 1 if devices.judge else 0,
+            "share": "auto",
+        }
+    )
+    return experiment.model_copy(
+        update={
+            "devices": fewer,
+            "serve": serve.model_copy(update={"replicas": 1, "url": []}),
+            "judge": experiment.judge.model_copy(update={"workers": 1}),
+            "stage": [EvalStage(kind="eval")],
+        }
+    )
+
+
+def place_on(experiment: Experiment, machine: Machine) -> Placement:
+    """As a plan of the run would; on a machine without cards the CPU answers."""
+    if not machine.gpus:
+        devices = experiment.devices.model_copy(update={"gpus": None, "serve": 0, "judge": 0})
+        experiment = experiment.model_copy(update={"devices": devices})
+    gpus = machine.gpus if experiment.devices.serve else ()
+    engine, _ = choose_engine(experiment.serve, gpus=gpus, installed=machine.engines)
+    return place(experiment, machine, engine=engine)
 
 
 def _rules(experiment: Experiment, request: ChatRequest) -> Rules:

@@ -18,7 +18,7 @@ from forge.runner.needs import needs_judges, needs_serving
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from forge.config.schema import Experiment
+    from forge.config.schema import Experiment, ServeTable
     from forge.process.devices import Gpu
     from forge.runner.machine import Machine
 
@@ -66,6 +66,13 @@ class Placement:
     def train_uuids(self) -> tuple[str, ...]:
         """As `open_trainer` takes them."""
         return tuple(gpu.uuid for gpu in self.train)
+
+    def settled(self, table: ServeTable) -> ServeTable:
+        """With what the plan decided put in: the engine, and what it may take of its cards."""
+        found: dict[str, object] = {"engine": self.engine}
+        if self.memory_share is not None:
+            found["memory_share"] = self.memory_share
+        return table.model_copy(update=found)
 
     def roles_of(self, uuid: str) -> tuple[str, ...]:
         """What a card does."""

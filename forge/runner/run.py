@@ -19,12 +19,12 @@ import time
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 
 from forge.config.load import load_experiment
-from forge.config.schema import EvalStage, Experiment, GrpoStage, ServeTable, SftStage
+from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage
 from forge.data.chat import ChatTemplate
 from forge.data.problems import load_problems
 from forge.data.splits import in_split
@@ -53,7 +53,7 @@ from forge.runner.prepare import prepare_model, prepare_pairs
 from forge.runner.progress import Progress
 from forge.runner.prompter import TemplatePrompter
 from forge.runner.sft import run_sft_stage
-from forge.runner.shapes import adapter_rank
+from forge.runner.shapes import lora_rank
 from forge.runner.stopping import StopRequest, limit_reached, watch_signals
 from forge.runner.trainable import find_refused, is_examined, refusal
 from forge.runner.weights import WeightSync, begin_again
@@ -318,7 +318,8 @@ class _Work:
 
     @asynccontextmanager
     async def _open_replicas(self, run: Run) -> AsyncIterator:
-        table, placement = self._serve_table(), self.placement
+        placement = self.placement
+        table = placement.settled(self.experiment.serve)
         if table.url:
             from forge.serve.remote import open_remote
 
@@ -338,22 +339,9 @@ class _Work:
             observer=self.observer,
             gpus=placement.serve_uuids,
             shared=placement.shared,
-            max_lora_rank=self._lora_rank(),
+            max_lora_rank=lora_rank(self.experiment.model),
         ) as replicas:
             yield replicas
-
-    def _serve_table(self) -> ServeTable:
-        """What the plan settled put in: the engine, and what it may take of a shared card."""
-        settled: dict[str, Any] = {"engine": self.placement.engine}
-        if self.placement.memory_share is not None:
-            settled["memory_share"] = self.placement.memory_share
-        return self.experiment.serve.model_copy(update=settled)
-
-    def _lora_rank(self) -> int:
-        """Widest adapter that will be served; 0 for none."""
-        model = self.experiment.model
-        start = 0 if model.adapter is None else adapter_rank(model.adapter)
-        return max(start, model.lora.r if model.lora else 0)
 
     async def _prepare(self, pool) -> Run:
         """Pairs, model and template; the context that stages share."""
@@ -377,7 +365,7 @@ class _Work:
         if init_dir is None:
             raise self.stop.stopped()
         state = self.past.state
-        serve, rollout = self._serve_table(), self.experiment.rollout
+        serve, rollout = self.experiment.serve, self.experiment.rollout
         start = Weights(full=init_dir, adapter=self.experiment.model.adapter)
         weights = WeightSync(
             await anyio.to_thread.run_sync(

@@ -209,6 +209,13 @@ def read_shape(path: Path) -> ModelShape | None:
         return None
 
 
+def lora_rank(model: ModelTable, *, adapter: Path | None = None) -> int:
+    """Of the widest adapter that will be served: the one to train, the one given, `adapter`; 0 for
+    none."""
+    given = [adapter_rank(folder) for folder in (model.adapter, adapter) if folder is not None]
+    return max([*given, model.lora.r if model.lora else 0], default=0)
+
+
 def adapter_rank(folder: Path) -> int:
     """Of a PEFT adapter; 0 where its config does not say."""
     try:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from pathlib import Path
 
 import anyio
 import pytest
 
 import forge
+from forge.config.load import load_experiment
 from forge.errors import ConfigError
 from forge.records import Event, PolicyVersion
-from forge.runner.chat import find_weights
+from forge.runner.assume import assume
+from forge.runner.chat import find_weights, place_on, small
+from forge.runner.machine import Machine
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths
 from tests.store.storefactory import attempt, write_run
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+QUICKSTART = Path(__file__).parents[2] / "experiments" / "quickstart.toml"
 FUNCTION = "def f(x):\n    return torch.tanh(x)\n"
 
 
@@ -77,3 +79,27 @@ async def ask(store_dir: Path) -> None:
 
 def test_in_an_event_loop_solve_names_what_works_there(tmp_path: Path) -> None:
     anyio.run(ask, tmp_path)
+
+
+ON_CARDS = (
+    "devices.gpus=auto",
+    "devices.train=2",
+    "devices.serve=2",
+    "devices.judge=2",
+    "serve.replicas=2",
+)
+
+
+def test_a_chat_takes_a_card_of_each_kind_that_the_run_had_and_none_for_training() -> None:
+    experiment = small(load_experiment(QUICKSTART, overrides=ON_CARDS))
+    here = Machine(
+        cores=2, memory_bytes=1 << 34, free_disk_bytes=1 << 40, gpus=(), engines=frozenset()
+    )
+    placement = place_on(experiment, assume("4xH100-80GB", here=here))
+    assert [[gpu.index for gpu in one] for one in placement.serve] == [[0]]
+    assert [gpu.index for gpu in placement.judge] == [1]
+    assert (placement.train, placement.engine) == ((), "vllm")
+    one = place_on(experiment, assume("1xH100-80GB", here=here))
+    assert one.shared == {"GPU-assumed-0"}
+    on_cpu = place_on(experiment, replace(here, engines=frozenset({"llama"})))
+    assert (on_cpu.gpus, on_cpu.engine) == ((), "llama")

@@ -16,7 +16,7 @@ from forge.config.schema import (
     TinyModel,
 )
 from forge.runner.gpu_costs import serve_bytes, train_bytes
-from forge.runner.shapes import KNOWN, adapter_rank, model_shape, read_shape
+from forge.runner.shapes import KNOWN, lora_rank, model_shape, read_shape
 
 GRPO = GrpoStage(kind="grpo", steps=1, learning_rate=1e-6)
 SFT = SftStage(kind="sft", steps=1, learning_rate=1e-6)
@@ -129,7 +129,10 @@ def test_an_engine_needs_its_weights_and_more_for_longer_contexts():
     assert need("llama").least == need("llama").full, "llama.cpp allocates its whole cache"
 
 
-def test_the_rank_of_an_adapter_is_in_its_config(tmp_path):
-    assert adapter_rank(tmp_path) == 0
-    (tmp_path / "adapter_config.json").write_text('{"r": 32}')
-    assert adapter_rank(tmp_path) == 32
+def test_the_widest_adapter_of_a_run_is_the_one_trained_given_or_served(tmp_path):
+    assert lora_rank(FULL) == 0
+    assert lora_rank(FULL, adapter=tmp_path) == 0, "a directory without a config"
+    assert lora_rank(LORA) == 64
+    (tmp_path / "adapter_config.json").write_text('{"r": 96}')
+    assert lora_rank(LORA, adapter=tmp_path) == 96
+    assert lora_rank(FULL.model_copy(update={"adapter": tmp_path})) == 96
