@@ -285,6 +285,24 @@ def chat(
 
 
 @app.command()
+def serve(
+    source: Annotated[str, typer.Argument(metavar="X.toml|RUN[@STEP]", help="Whose model.")],
+    socket: Annotated[Path | None, typer.Option(help="Unix socket to make.")] = None,
+    listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Address.")] = None,
+    overrides: Overrides = None,
+    store: Store = RUNS,
+) -> None:
+    """Run engines alone: for [serve] url of another run, and for clients of OpenAI's API."""
+    _require_linux()
+    from forge.runner import serving
+
+    request = serving.ServeRequest(
+        source=source, overrides=overrides or (), socket=socket, listen=listen
+    )
+    serving.serve(request, store_dir=store, say=_say)
+
+
+@app.command()
 def runs(store: Store = RUNS, as_json: Json = False) -> None:
     """Every run, its state and its last evaluation."""
     from forge.views.runs import load_runs, render_runs

@@ -57,6 +57,7 @@ class Replica:
     ) -> None:
         assert spec.socket_path is not None
         self.name = spec.name
+        self.socket_path = spec.socket_path
         self.wanted = weights
         self.health: dict[str, Any] = {}
         """What /health said last; empty where the child is not up."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -25,7 +25,7 @@ from forge.serve.router import Load, Router
 from forge.serve.stats import EngineLoad, ServeStats
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import AsyncIterator, Iterator, Sequence
     from pathlib import Path
 
     from forge.records import Completion
@@ -178,6 +178,14 @@ class Served:
             logger.warning("%s; asking again", error)
             await anyio.sleep(RETRY_PAUSE_S)
         raise AssertionError("the loop returns or raises")
+
+    @asynccontextmanager
+    async def seated(self, prompt_ids: Sequence[int], *, n: int) -> AsyncIterator[Server]:
+        """The server to ask for one request, counted as its load while inside. For who speaks to
+        it himself."""
+        server = await self._choose(prompt_ids)
+        with _loaded(server, n):
+            yield server
 
     def note_up(self) -> None:
         """Called when a server may be asked (again)."""

@@ -1,0 +1,201 @@
+"""`forge serve`: a real process with real engines behind one address, on TCP and on a socket."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import httpx
+import psutil
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+import forge.data.chat
+from forge.config.schema import ServeTable
+from forge.data.chat import ChatTemplate
+from forge.runner.prompter import TemplatePrompter
+from forge.serve.openai_wire import Dialect
+from forge.serve.remote import open_remote
+
+if TYPE_CHECKING:
+    from conftest import Reference
+
+ROOT = Path(__file__).parents[2]
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+EXPERIMENT = """
+name = "served"
+[model]
+path = "{path}"
+[serve]
+slots = 4
+context_tokens = 512
+replicas = 2
+[store]
+dir = "{store}"
+[[stage]]
+kind = "eval"
+"""
+
+
+@pytest.fixture
+def experiment(tied: Reference, tmp_path: Path) -> Path:
+    """A checkpoint with a tokenizer, and the file that names it."""
+    path = tmp_path / "talking"
+    shutil.copytree(tied.path, path)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=SPECIAL, show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )  # fmt: skip
+    tokenizer.train_from_iterator(["user assistant system"], trainer)
+    tokenizer.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": SPECIAL[2]}))
+    template = Path(forge.data.chat.__file__).with_name("chat_template.jinja")
+    shutil.copy(template, path / "chat_template.jinja")
+    file = tmp_path / "x.toml"
+    file.write_text(EXPERIMENT.format(path=path, store=tmp_path / "runs"))
+    return file
+
+
+def start(*argv: str, **env: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "forge.cli", "serve", *argv],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | env,
+    )
+
+
+@contextmanager
+def serving(*argv: str, **env: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The URL that it names, and the process, which is ended if it still runs."""
+    process = start(*argv, **env)
+    try:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        found = re.search(r'url = \["([^"]+)"\]', line)
+        assert found, line + process.stderr.read()
+        yield found.group(1), process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(timeout=20)
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_engines_alone_answer_openai_clients_and_evaluations_and_end_with_their_server(
+    experiment: Path,
+) -> None:
+    with serving(str(experiment), "--listen", "127.0.0.1:0") as (url, process):
+        assert url.startswith("http://127.0.0.1:")
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert len(children) == 2
+        with httpx.Client(base_url=url, trust_env=False, timeout=60) as http:
+            (model,) = http.get("/v1/models").json()["data"]
+            assert model["id"] == str(experiment.parent / "talking")
+            body: dict[str, Any] = {
+                "model": model["id"], "max_tokens": 20, "seed": 3,
+                "messages": [{"role": "user", "content": "hello"}],
+            }  # fmt: skip
+            whole = http.post("/v1/chat/completions", json=body)
+            text = whole.json()["choices"][0]["message"]["content"]
+            streamed = http.post("/v1/chat/completions", json={**body, "stream": True})
+            events = [
+                json.loads(line.removeprefix("data: "))
+                for line in streamed.text.splitlines()
+                if line.startswith("data: {")
+            ]
+            pieces = [c["delta"]["content"] for e in events for c in e.get("choices", [])]
+            assert "".join(pieces) == text
+            bad = http.post("/v1/completions", json={"prompt": []})
+            assert (bad.status_code, "found no token" in bad.text) == (400, True)
+            health = http.get("/health").json()
+            assert (health["num_replicas"], health["ok"]) == (2, True)
+            assert http.post("/weights", json={}).status_code == 404
+            assert http.get("/health", headers={"Host": "evil.example"}).status_code == 403
+            as_form = http.post("/v1/completions", content=b"{}")
+            assert as_form.status_code == 415
+            # Who hangs up frees his slots.
+            with http.stream(
+                "POST", "/v1/completions",
+                json={"prompt": [1], "max_tokens": 500, "n": 8, "stream": True},
+            ) as stream:  # fmt: skip
+                next(stream.iter_lines())
+            until(lambda: http.get("/health").json()["running"] == 0)
+
+        answers = anyio.run(evaluate, url, experiment.parent / "talking")
+        assert [len(one.token_ids) for one in answers] == [9, 9]
+        os.kill(children[0].pid, signal.SIGKILL)
+        assert len(anyio.run(evaluate, url, experiment.parent / "talking")) == 2
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 0
+        until(lambda: not any(child.is_running() for child in children))
+    assert not list((experiment.parent / "runs").glob(".serve-*"))
+
+
+async def evaluate(url: str, model_dir: Path) -> list[Any]:
+    prompter = TemplatePrompter(
+        chat=ChatTemplate.load(model_dir), context_tokens=512, max_completion_tokens=64
+    )
+    async with open_remote(ServeTable(url=[f"{url}/v1"]), chat=prompter) as remote:
+        assert remote.servers[0].found.dialect is Dialect.FORGE
+        return await remote.generate([1, 2, 3], n=2, max_tokens=9, temperature=1.0, seed=0)
+
+
+@pytest.mark.slow
+def test_with_a_token_nobody_is_served_without_it(experiment: Path, tmp_path: Path) -> None:
+    path = tmp_path / "s.sock"
+    argv = (str(experiment), "--socket", str(path), "--set=serve.replicas=1")
+    with serving(*argv, FORGE_SERVE_TOKEN="sesame") as (url, _):
+        assert url == f"unix:{path}"
+        transport = httpx.HTTPTransport(uds=str(path))
+        with httpx.Client(base_url="http://forge", transport=transport) as http:
+            assert http.get("/health").status_code == 401
+            assert http.post("/v1/completions", json={"prompt": [1]}).status_code == 401
+            headers = {"Authorization": "Bearer sesame"}
+            found = http.post("/v1/completions", json={"prompt": [1]}, headers=headers)
+            assert len(found.json()["choices"][0]["token_ids"]) == 16
+
+
+def test_what_cannot_be_served_is_one_line_and_its_exit_code(
+    experiment: Path, tmp_path: Path
+) -> None:
+    quickstart = str(ROOT / "experiments/quickstart.toml")
+    (tmp_path / "file").write_text("")
+    cases = [
+        ((str(experiment),), "needs either --socket PATH or --listen HOST:PORT"),
+        ((str(experiment), "--listen", "0.0.0.0:0"), "set FORGE_SERVE_TOKEN here"),
+        ((str(experiment), "--listen", "here"), "HOST:PORT is needed"),
+        ((quickstart, "--socket", "s"), '"forge serve RUN" serves the model of a run'),
+        (("absent-run", "--socket", "s", f"--store={tmp_path}"), "absent-run"),
+        ((str(experiment), "--socket", "s", '--set=serve.url=["http://a"]'), "serves already"),
+        ((str(experiment), "--socket", str(tmp_path / "file")), "there is a file of that name"),
+    ]
+    for argv, said in cases:
+        process = start(*argv)
+        _, text = process.communicate(timeout=60)
+        assert process.returncode == 2, (argv, text)
+        assert said in text
+        assert len(text.splitlines()) == 1, text
