@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from forge.config.schema import EvalStage
+from forge.config.schema import EvalStage, SftStage
 from forge.errors import MachineError
 from forge.runner.gpu_fit import Fit, Layout, fit
 from forge.runner.needs import needs_judges, needs_serving
@@ -164,19 +164,27 @@ def _counts(experiment: Experiment, *, num_cards: int) -> tuple[dict[str, int], 
     open_roles = [role for role in ROLES if asked[role] == "auto"]
     spare = num_cards - sum(counts.values())
     if devices.share == "always":
-        spread = {role: num_cards for role in ("judge", "train") if role in open_roles}
-        counts.update(spread)
+        spread = {"judge": num_cards, "train": _dividing(experiment, num_cards)}
+        counts.update({role: num for role, num in spread.items() if role in open_roles})
     elif spare < 0 and "train" in open_roles and devices.share == "auto":
-        counts["train"] = max(1, num_cards - counts["serve"])
+        counts["train"] = _dividing(experiment, max(1, num_cards - counts["serve"]))
     elif spare > 0:
-        for_judge = spare // 3 if "train" in open_roles else spare
-        counts["judge"] += for_judge if "judge" in open_roles else 0
-        spare -= for_judge if "judge" in open_roles else 0
-        counts["train"] += spare if "train" in open_roles else 0
+        for_train = spare - spare // 3 if "judge" in open_roles else spare
+        if "train" in open_roles:
+            whole = _dividing(experiment, counts["train"] + for_train)
+            spare -= whole - counts["train"]
+            counts["train"] = whole
+        counts["judge"] += spare if "judge" in open_roles else 0
     for role in open_roles:
         why = " (serve.replicas x serve.tensor_parallel)" if role == "serve" else ""
         reasons.append(f"devices.{role} = auto: {counts[role]} of {num_cards}{why}")
     return counts, reasons
+
+
+def _dividing(experiment: Experiment, num: int) -> int:
+    """Ranks, at most so many, that can share every sft batch equally."""
+    sizes = [stage.batch_size for stage in experiment.stage if isinstance(stage, SftStage)]
+    return max(k for k in range(1, max(num, 1) + 1) if all(size % k == 0 for size in sizes))
 
 
 def _lay_out(

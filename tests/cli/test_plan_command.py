@@ -23,14 +23,14 @@ CARD = Gpu(
 
 
 def test_a_plan_for_an_assumed_machine_shows_its_cards_and_why(capsys):
-    assert cli.run_command(["plan", str(QUICKSTART), "--assume", "4xH100-80GB", *ON_GPUS]) == 0
+    assert cli.run_command(["plan", str(QUICKSTART), "--assume", "3xH100-80GB", *ON_GPUS]) == 0
     shown = capsys.readouterr().out
-    assert "assumed: 4xH100-80GB" in shown
-    assert "· devices.train = auto: 3 of 4" in shown
-    argv = ["plan", str(QUICKSTART), "--assume", "4xH100-80GB", *ON_GPUS, "--json"]
+    assert "assumed: 3xH100-80GB" in shown
+    assert "· devices.train = auto: 2 of 3" in shown
+    argv = ["plan", str(QUICKSTART), "--assume", "3xH100-80GB", *ON_GPUS, "--json"]
     assert cli.run_command(argv) == 0
     plan = json.loads(capsys.readouterr().out)
-    assert [card["roles"] for card in plan["cards"]] == [["judge"], *[["train"]] * 3]
+    assert [card["roles"] for card in plan["cards"]] == [["judge"], *[["train"]] * 2]
     assert plan["cards"][1]["bytes_by_role"]["train"] > 0
     assert plan["engine"] == "llama"
 

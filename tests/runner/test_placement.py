@@ -58,6 +58,8 @@ def indices(placement: Placement) -> dict[str, list[int]]:
         ("4xH100-80GB", ["devices.share=always"], ([0], [0, 1, 2, 3], [0, 1, 2, 3])),
         ("4xH100-80GB", ["devices.train=2", "serve.tensor_parallel=1"], ([0], [1], [2, 3])),
         ("4xH100-80GB", ["devices.judge=2"], ([0], [1, 2], [3])),
+        ("8xH100-80GB", ["stage.1.batch_size=9"], ([0], [1, 2, 3, 4], [5, 6, 7])),
+        ("4xH100-80GB", ["devices.judge=0", "stage.1.batch_size=2"], ([0], [], [1, 2])),
         ("2xH100-80GB", ["serve.replicas=2", "devices.share=auto"], ([0, 1], [0], [1])),
     ],
 )
