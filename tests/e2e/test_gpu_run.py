@@ -1,0 +1,184 @@
+"""Runs on one GPU, as on a workstation: engine, judge and trainer on one card, and what is left of
+it after each end.
+
+`FORGE_TEST_GPU_SETS` holds further `--set` items, separated by spaces: `serve.engine=vllm`, or the
+interpreter of an engine that is not in ours.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from forge.errors import MachineError
+from forge.process.devices import Gpu, inventory
+from forge.process.gpu_users import occupancies
+from tests.e2e.test_small_run import children_of_run, forge, start, wait_for
+
+pytestmark = [pytest.mark.gpu, pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(500)]
+
+EXPERIMENT = """\
+name = "card"
+[model]
+init = "tiny"
+[model.tiny]
+vocab_size = 512
+[problems]
+num_problems = 300
+sft_by_level = [20, 20, 20, 20]
+[data]
+repair_share = 0.05
+[devices]
+gpus = ["{uuid}"]
+train = "auto"
+serve = "auto"
+judge = "auto"
+share = "auto"
+[serve]
+memory_share = 0.4
+eager = true
+[rollout]
+group_size = 4
+groups_per_step = 2
+max_completion_tokens = 64
+max_turns = 2
+max_replacements = 0.0
+[store]
+texts = "plain"
+[[stage]]
+kind = "sft"
+steps = {steps}
+learning_rate = 3e-3
+batch_size = 8
+save_every = 10
+[[stage]]
+kind = "eval"
+num_problems = 4
+samples = 2
+max_turns = 2
+"""
+HOLDS = """
+import sys, torch
+taken = torch.empty(int(sys.argv[1]), dtype=torch.uint8, device="cuda")
+print("held", flush=True)
+sys.stdin.read()
+"""
+FREE_WITHIN_S = 10
+NOISE_BYTES = 300 << 20
+"""What a card's own bookkeeping may differ by."""
+
+
+def sets() -> list[str]:
+    return [f"--set={item}" for item in os.environ.get("FORGE_TEST_GPU_SETS", "").split()]
+
+
+def write(folder: Path, *, steps: int) -> Gpu:
+    card = inventory()[0]
+    (folder / "card.toml").write_text(EXPERIMENT.format(uuid=card.uuid, steps=steps))
+    return card
+
+
+def free_bytes(card: Gpu) -> int:
+    return occupancies([card])[card.uuid].free_bytes
+
+
+def trains(root: Path) -> bool:
+    return any(root.glob("checkpoints/stage-0/checkpoint-*"))
+
+
+def test_engine_judge_and_trainer_share_a_card_and_leave_it_free(tmp_path: Path) -> None:
+    card = write(tmp_path, steps=20)
+    before = free_bytes(card)
+    ran = forge("run", "card.toml", *sets(), cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert "GPU 0 has serve, judge, train" in ran.stderr + ran.stdout
+    wait_for(
+        lambda: free_bytes(card) > before - NOISE_BYTES, timeout_s=FREE_WITHIN_S, what="the card"
+    )
+
+
+def test_a_second_run_is_refused_and_a_killed_one_leaves_the_card_free(tmp_path: Path) -> None:
+    card = write(tmp_path, steps=100_000)
+    before = free_bytes(card)
+    root = tmp_path / "runs" / "card-1"
+    first = start(tmp_path, "run", "card.toml", *sets())
+    wait_for(lambda: trains(root) or first.poll() is not None, timeout_s=200, what="a checkpoint")
+    assert first.poll() is None, first.communicate()[1]
+    assert free_bytes(card) < before - NOISE_BYTES
+    second = forge("run", "card.toml", *sets(), cwd=tmp_path)
+    assert second.returncode == 3, second.stderr
+    assert f"is used by run card-1, pid {first.pid}" in second.stderr
+    assert not (tmp_path / "runs" / "card-2").exists()
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    wait_for(
+        lambda: free_bytes(card) > before - NOISE_BYTES, timeout_s=FREE_WITHIN_S, what="the card"
+    )
+    assert not children_of_run(root)
+
+
+def test_ctrl_c_twice_leaves_the_card_free(tmp_path: Path) -> None:
+    card = write(tmp_path, steps=100_000)
+    before = free_bytes(card)
+    root = tmp_path / "runs" / "card-1"
+    run = start(tmp_path, "run", "card.toml", *sets())
+    wait_for(lambda: trains(root) or run.poll() is not None, timeout_s=200, what="a checkpoint")
+    run.send_signal(signal.SIGINT)
+    run.send_signal(signal.SIGINT)
+    run.communicate(timeout=60)
+    assert run.returncode == 130
+    wait_for(
+        lambda: free_bytes(card) > before - NOISE_BYTES, timeout_s=FREE_WITHIN_S, what="the card"
+    )
+
+
+@contextmanager
+def somebody_else(num_bytes: int) -> Iterator[subprocess.Popen[bytes]]:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDS, str(num_bytes)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    assert holder.stdin is not None
+    assert holder.stdout is not None
+    try:
+        assert holder.stdout.readline() == b"held\n"
+        yield holder
+    finally:
+        holder.stdin.close()
+        holder.wait(30)
+        holder.stdout.close()
+
+
+def test_a_card_that_somebody_else_fills_is_refused_in_numbers(tmp_path: Path) -> None:
+    card = write(tmp_path, steps=1)
+    with somebody_else(free_bytes(card) - (4 << 30)):
+        refused = forge("run", "card.toml", *sets(), cwd=tmp_path)
+    assert refused.returncode == MachineError.exit_code, refused.stderr
+    last = refused.stderr.strip().splitlines()[-1]
+    assert " are free: " in last
+    assert " GB" in last
+    assert not (tmp_path / "runs" / "card-1").exists()
+
+
+def test_a_card_named_by_its_uuid_is_the_one_that_torch_sees() -> None:
+    card = inventory()[-1]
+    code = (
+        "import torch; from forge.process.devices import inventory;"
+        "print(len(inventory()), inventory()[0].uuid, torch.cuda.device_count(),"
+        "torch.cuda.get_device_properties(0).uuid)"
+    )
+    env = os.environ | {"CUDA_VISIBLE_DEVICES": card.uuid}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    bare = card.uuid.removeprefix("GPU-")
+    assert done.stdout.split() == ["1", card.uuid, "1", bare]
