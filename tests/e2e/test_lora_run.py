@@ -101,4 +101,5 @@ def test_an_adapter_is_trained_served_resumed_and_asked(tmp_path: Path) -> None:
     given = forge("run", "given.toml", cwd=tmp_path)
     assert given.returncode == 0, given.stderr
     served = (tmp_path / "runs" / "given-1" / "logs" / "latest" / "serve-0.log").read_text()
-    assert f"version 0 (adapter) from {root}/weights/sft-000002" in served, "before anything is published"
+    begun = f"version 0 (adapter) from {root}/weights/sft-000002"
+    assert begun in served, "before anything is published"
