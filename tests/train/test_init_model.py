@@ -11,7 +11,8 @@ import pytest
 from forge.config.schema import ModelTable, TinyModel
 from forge.data.chat import ChatTemplate
 from forge.errors import ChildDied
-from forge.runner.costs import count_params, tiny_params
+from forge.runner.costs import count_params
+from forge.runner.shapes import tiny_shape
 from forge.train.durable import find_last_checkpoint, whole_dir
 from forge.train.handle import NewModel, run_init_model
 
@@ -46,7 +47,7 @@ def test_the_same_seed_makes_the_same_bytes(tmp_path: Path) -> None:
         assert (one.model_dir / name).read_bytes() == (two / name).read_bytes(), name
     assert here == {"num_parameters": one.num_parameters, "vocab_size": one.vocab_size}
     assert ChatTemplate.load(one.model_dir).vocab_size == one.vocab_size <= SIZES.vocab_size
-    assert one.num_parameters == tiny_params(SIZES) == count_params(ModelTable(path=str(two)))
+    assert one.num_parameters == tiny_shape(SIZES).params == count_params(ModelTable(path=str(two)))
 
 
 @pytest.mark.slow

@@ -22,14 +22,14 @@ GRPO = GrpoStage(kind="grpo", steps=1, learning_rate=1e-3, micro_batch_tokens=10
 SFT = SftStage(kind="sft", steps=2, learning_rate=1e-3, batch_size=6)
 
 
-def settings_of(stage: GrpoStage | SftStage, model: Path, at: Path, **changes: Any) -> Any:
+def settings_of(stage: GrpoStage | SftStage, model_dir: Path, at: Path, **changes: Any) -> Any:
     from forge.train.trainer.settings import Settings
 
     keys: dict[str, Any] = {
         "stage": stage.model_dump(mode="json"),
-        "model": ModelTable(path=str(model)).model_dump(mode="json"),
+        "model": ModelTable(path=str(model_dir)).model_dump(mode="json"),
         "rollout": RolloutTable().model_dump(mode="json"),
-        "model_dir": model,
+        "model_dir": model_dir,
         "rows_path": None,
         "work_dir": at / "work",
         "weights_dir": at / "weights",

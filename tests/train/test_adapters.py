@@ -1,0 +1,131 @@
+"""What cannot be trained is refused before a trainer starts; what can is what the tables say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge.config.schema import GrpoStage, LoraTable, ModelTable, QuantizeTable, SftStage
+from forge.train.refusals import refusals
+from tests.train.conftest import SIZES, TEXTS
+from tests.train.test_oom import settings_of
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+
+GRPO = GrpoStage(kind="grpo", steps=10, learning_rate=1e-3)
+SFT = SftStage(kind="sft", steps=10, learning_rate=1e-3, batch_size=8)
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+
+
+def model_with(at: Path, *, experts: bool, **table: Any) -> tuple[ModelTable, Path]:
+    at.mkdir(exist_ok=True)
+    (at / "config.json").write_text(json.dumps({"num_experts": 8} if experts else {}))
+    return ModelTable(path=str(at), **table), at
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"lora": LoraTable()}, "target_modules: found \"all-linear\" on a mixture"),
+        ({"lora": LoraTable(target_modules=["q_proj", "up_proj"])}, "found up_proj on a mixture"),
+        ({"lora": LoraTable(target_modules=ATTENTION, target_parameters=EXPERTS, dropout=0.05)},
+         "dropout: found 0.05 with target_parameters"),
+        ({"lora": LoraTable(target_modules=ATTENTION), "quantize": QuantizeTable()},
+         "quantize: found it on a mixture"),
+    ],
+)  # fmt: skip
+def test_on_a_mixture_what_would_adapt_the_wrong_weights_is_refused(
+    tmp_path: Path, table: dict[str, Any], words: str
+) -> None:
+    model, at = model_with(tmp_path / "moe", experts=True, **table)
+    (mistake,) = refusals(GRPO, model=model, model_dir=at, num_gpus=1)
+    assert words in mistake
+    model, at = model_with(tmp_path / "dense", experts=False, **table)
+    assert refusals(GRPO, model=model, model_dir=at, num_gpus=1) == []
+
+
+def test_attention_and_fused_experts_of_a_mixture_are_adapted(tmp_path: Path) -> None:
+    lora = LoraTable(target_modules=ATTENTION, target_parameters=EXPERTS)
+    model, at = model_with(tmp_path / "moe", experts=True, lora=lora)
+    assert refusals(GRPO, model=model, model_dir=at, num_gpus=4) == []
+
+
+def test_sft_rows_and_4_bits_are_refused_where_ranks_cannot_share_them(tmp_path: Path) -> None:
+    model, at = model_with(
+        tmp_path / "m", experts=False, lora=LoraTable(), quantize=QuantizeTable()
+    )
+    assert refusals(SFT, model=model, model_dir=at, num_gpus=4) == []
+    stage = SFT.model_copy(update={"parallel": "fsdp2"})
+    found = refusals(stage, model=model, model_dir=at, num_gpus=3)
+    assert [line.split(":")[0] for line in found] == ["batch_size", "parallel"]
+
+
+def test_the_tables_reach_trl(tiny_model: Path, tmp_path: Path) -> None:
+    from forge.train.trainer.arguments import trainer_arguments
+
+    stage = GRPO.model_copy(
+        update={
+            "schedule": "cosine", "min_learning_rate": 1e-6, "adam_beta1": 0.8,
+            "optimizer": "adamw_8bit", "gradient_checkpointing": True,
+        }
+    )  # fmt: skip
+    found = trainer_arguments(settings_of(stage, tiny_model, tmp_path))
+    assert found["lr_scheduler_type"] == "cosine_with_min_lr"
+    assert found["lr_scheduler_kwargs"] == {"min_lr": 1e-6}
+    assert (found["adam_beta1"], found["optim"]) == (0.8, "adamw_bnb_8bit")
+    assert found["gradient_checkpointing"] is True
+    plain = trainer_arguments(settings_of(GRPO, tiny_model, tmp_path))
+    assert plain["lr_scheduler_type"] == "constant_with_warmup"
+    assert plain["gradient_checkpointing"] is False, "on a CPU it only costs time"
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine"])
+def test_a_schedule_ends_at_the_lowest_rate(tiny_model: Path, tmp_path: Path, kind: str) -> None:
+    import torch
+
+    from forge.train.trainer.grpo_stage import make_trainer
+
+    stage = GRPO.model_copy(update={"schedule": kind, "min_learning_rate": 1e-4})
+    server: Any = None
+    trainer: Any = make_trainer(settings_of(stage, tiny_model, tmp_path), control=server)
+    trainer.create_optimizer()
+    schedule = trainer.create_scheduler(num_training_steps=10)
+    rates = []
+    for _ in range(10):
+        trainer.optimizer.step()
+        schedule.step()
+        rates.append(schedule.get_last_lr()[0])
+    assert rates[-1] == pytest.approx(1e-4)
+    assert rates == sorted(rates, reverse=True)
+    assert rates[0] > 9e-4
+    assert isinstance(trainer.optimizer, torch.optim.Optimizer)
+
+
+@pytest.mark.slow
+def test_an_adapter_on_4_bits_is_trained_and_published_alone(tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    from forge.train.trainer.control import StopFlag
+    from forge.train.trainer.grpo_stage import Reporter, make_trainer
+    from forge.train.trainer.init_model import make_model
+    from tests.train.test_moe_step import Supervisor
+
+    sizes = SIZES.model_copy(update={"hidden_size": 64, "intermediate_size": 128})  # blocks of 64
+    model_dir = tmp_path / "model"
+    make_model(sizes.model_dump(), texts=TEXTS, model_dir=model_dir, seed=0)
+    table = ModelTable(path=str(model_dir), lora=LoraTable(r=4), quantize=QuantizeTable())
+    server: Any = Supervisor(tmp_path)
+    stage = GRPO.model_copy(update={"steps": 1})
+    settings = settings_of(stage, model_dir, tmp_path, model=table.model_dump(mode="json"))
+    trainer = make_trainer(settings, control=server)
+    kinds = {type(p).__name__ for n, p in trainer.policy.named_parameters() if "base_layer" in n}
+    assert kinds == {"Params4bit"}
+    trainer.add_callback(Reporter(trainer, stop=StopFlag()))
+    trainer.train()
+    trainer.publisher.wait()
+    (published,) = server.published
+    assert Path(published["path"], "adapter_model.safetensors").is_file()
+    assert server.metrics["train/grad_norm/value"] > 0

@@ -1,0 +1,148 @@
+"""Publishing beside training: where staleness allows it, one at a time, and no error is lost."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from forge.config.schema import GrpoStage, RolloutTable
+from forge.train.batch import write_batch
+from tests.train.test_oom import settings_of
+from tests.train.test_ranks import make_samples
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+
+STAGE = GrpoStage(kind="grpo", steps=4, learning_rate=1e-3, micro_batch_tokens=200)
+PATIENCE_S = 0.3
+"""For a `take` that must not come."""
+
+
+class Slow:
+    """A supervisor whose replicas load weights until the next batch is asked for."""
+
+    def __init__(self, at: Path) -> None:
+        self.path = at / "batch.npz"
+        write_batch(self.path, make_samples(4, seed=3))
+        self.order: list[str] = []
+        self._asked = threading.Condition()
+        self.patience_s = PATIENCE_S
+
+    def take(self, *, step: int) -> Any:
+        with self._asked:
+            self.order.append(f"take {step}")
+            self._asked.notify_all()
+        if step == STAGE.steps:
+            return None
+        return SimpleNamespace(step=step + 1, samples_path=self.path, wait_s=0.0)
+
+    def publish(self, *, step: int, **body: Any) -> int:
+        with self._asked:
+            self.order.append(f"publish {step}")
+            is_last = step == STAGE.steps
+            self._asked.wait_for(lambda: is_last or f"take {step}" in self.order, self.patience_s)
+            self.order.append(f"published {step}")
+        return step
+
+    def trained(self, **body: Any) -> None:
+        pass
+
+    checkpoint = trained
+
+
+def train(model: Path, at: Path, *, staleness: int, stage: GrpoStage = STAGE, **keys: Any) -> Slow:
+    from forge.train.trainer.control import StopFlag
+    from forge.train.trainer.grpo_stage import Reporter, make_trainer
+
+    rollout = RolloutTable(max_staleness=staleness).model_dump(mode="json")
+    server: Any = Slow(at)
+    if staleness:
+        server.patience_s = 30.0
+    trainer = make_trainer(settings_of(stage, model, at, rollout=rollout, **keys), control=server)
+    trainer.add_callback(Reporter(trainer, stop=StopFlag()))
+    trainer.train()
+    trainer.publisher.wait()
+    return server
+
+
+def test_the_next_batch_is_taken_while_the_weights_are_loaded(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    order = train(tiny_model, tmp_path, staleness=1).order
+    for step in range(1, STAGE.steps):
+        assert order.index(f"take {step}") < order.index(f"published {step}")
+        assert order.index(f"published {step}") < order.index(f"publish {step + 1}")
+
+
+def test_on_policy_no_batch_is_taken_before_the_weights_are_served(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    order = train(tiny_model, tmp_path, staleness=0).order
+    for step in range(1, STAGE.steps):
+        assert order.index(f"published {step}") < order.index(f"take {step}")
+
+
+def test_a_step_that_is_evaluated_waits_for_its_publish(tiny_model: Path, tmp_path: Path) -> None:
+    settings: Any = settings_of(STAGE, tiny_model, tmp_path, eval_every=2)
+    assert [settings.is_published_in_background(step) for step in (1, 2, 3)] == [True, False, True]
+
+
+def test_weights_go_out_each_nth_step_and_at_the_last(tiny_model: Path, tmp_path: Path) -> None:
+    stage = STAGE.model_copy(update={"publish_every": 3})
+    order = train(tiny_model, tmp_path, staleness=1, stage=stage).order
+    assert [word for word in order if word.startswith("publish ")] == ["publish 3", "publish 4"]
+
+
+def test_the_publisher_knows_what_is_on_its_way_and_raises_what_went_wrong() -> None:
+    from forge.train.trainer.background import Publisher
+
+    publisher, go = Publisher(), threading.Event()
+    assert publisher.weights_version is None
+    publisher.start(lambda: 7)
+    publisher.wait()
+    assert publisher.weights_version == 7
+
+    def slow() -> int:
+        go.wait(10)
+        return 8
+
+    publisher.start(slow)
+    assert (publisher.version, publisher.weights_version) == (7, 8)
+    go.set()
+    publisher.wait()
+    assert publisher.weights_version == 8
+
+    def fail() -> int:
+        raise OSError("No space left on device")
+
+    publisher.start(fail)
+    with pytest.raises(OSError, match="No space left"):
+        publisher.start(lambda: 9)
+
+
+def test_what_is_written_is_what_the_weights_were_when_they_were_handed_over(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    import torch
+    from safetensors.torch import load_file
+    from transformers import Qwen3ForCausalLM
+
+    from forge.train.trainer.weights import save_weights, snapshot
+
+    model = Qwen3ForCausalLM.from_pretrained(tiny_model)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    copy = snapshot(model, dtype=torch.bfloat16)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+    save_weights(model, tmp_path / "w", model_dir=tiny_model, sync=False, weights=copy)
+    written = load_file(tmp_path / "w" / "model.safetensors")
+    assert "lm_head.weight" not in written, "tied weights are written once"
+    for name, tensor in written.items():
+        assert tensor.dtype == torch.bfloat16
+        torch.testing.assert_close(tensor.float(), before[name], atol=1e-2, rtol=1e-2)
+    again = Qwen3ForCausalLM.from_pretrained(tmp_path / "w", dtype="auto")
+    assert again.dtype == torch.bfloat16
