@@ -1,4 +1,4 @@
-# Everything starts here: make quickstart, make test. forge/install makes .venv; PYTHON= and TORCH= choose with what.
+# Everything starts here: make quickstart, make test. forge/install makes .venv; PYTHON=, TORCH= and LLAMA= choose with what.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -10,6 +10,7 @@ help:
 	@echo "make quickstart   install, then forge run experiments/quickstart.toml"
 	@echo "make test         install, then linters, type checker and tests"
 	@echo "make setup        install only: .venv (TORCH=cpu|cuda|rocm|'torch==...' overrides what is detected)"
+	@echo "                  (LLAMA=cuda|hip|vulkan|cpu builds llama.cpp for GPUs too; kept until another is named)"
 	@echo "make check        linters and type checker"
 	@echo "make format       rewrite sources as ruff wants them"
 	@echo "make clean        remove .venv and caches; runs/ stays"

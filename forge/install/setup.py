@@ -8,6 +8,7 @@ from pathlib import Path
 
 from forge.errors import MachineError
 from forge.install.installed import find_python
+from forge.install.llama_build import choose_llama
 from forge.install.machine import REPAIR_BYTES, VENV_BYTES, find_faults, read_machine
 from forge.install.project import load_project
 from forge.install.stamp import Stamp, fingerprint, is_done, read_stamp, write_stamp
@@ -24,18 +25,21 @@ from forge.install.torch_build import (
 def setup(root: Path, env: Mapping[str, str]) -> None:
     """Raises MachineError with one line a fault.
 
-    `TORCH` in `env` overrides the choice. `PYTHON` in it means that this interpreter was asked for
-    (make exports what stands on its command line); without it an environment keeps its own.
+    `TORCH` and `LLAMA` in `env` override the choices. `PYTHON` in it means that this interpreter
+    was asked for (make exports what stands on its command line); without it an environment keeps
+    its own.
     """
     venv = root / ".venv"
     project = load_project(root)
     wanted = fingerprint(project, root, env)
     asked = env.get("TORCH") or None
+    asked_llama = env.get("LLAMA") or None
     python = "python{}.{}".format(*sys.version_info[:2]) if env.get("PYTHON") else None
-    if is_done(venv, root=root, wanted=wanted, torch=asked, python=python):
+    if is_done(venv, root=root, wanted=wanted, torch=asked, python=python, llama=asked_llama):
         return
     last = read_stamp(venv)
     name = asked or (last.torch if last else detect_accelerator(env))
+    llama = choose_llama(asked_llama or (last.llama if last else "cpu"), env)
     _check_machine(root, env, name=name)
     choice = choose_torch(
         name,
@@ -47,8 +51,9 @@ def setup(root: Path, env: Mapping[str, str]) -> None:
     is_moved = last is not None and last.root != str(root)
     installer.make_venv(is_unfit=is_moved or python not in (None, find_python(venv)))
     installer.install_torch(choice, is_other=last is not None and last.torch != name)
-    installer.install_rest()
-    write_stamp(venv, Stamp(fingerprint=wanted, torch=name, root=str(root)))
+    installer.install_rest(llama)
+    stamp = Stamp(fingerprint=wanted, torch=name, root=str(root), llama=llama.name)
+    write_stamp(venv, stamp)
     sys.stderr.write("setup: done\n")
 
 

@@ -24,10 +24,12 @@ class Stamp:
     """cpu, cuda, rocm, or the user's own requirement."""
     root: str
     """Directory of the checkout: the environment's scripts carry absolute paths."""
+    llama: str = "cpu"
+    """cpu, cuda, hip or vulkan."""
 
 
 def fingerprint(project: Project, root: Path, env: Mapping[str, str]) -> str:
-    """Of all that decides what is installed, but for the choices of torch and Python."""
+    """Of all that decides what is installed, but for the choices of torch, llama.cpp and Python."""
     decisive = [
         project.tables["project"],
         project.tables["build-system"],
@@ -49,12 +51,24 @@ def read_stamp(venv: Path) -> Stamp | None:
         return None
 
 
-def is_done(venv: Path, *, root: Path, wanted: str, torch: str | None, python: str | None) -> bool:
-    """Whether the last setup made what is wanted now. None accepts its torch, or its Python."""
+def is_done(
+    venv: Path,
+    *,
+    root: Path,
+    wanted: str,
+    torch: str | None,
+    python: str | None,
+    llama: str | None = None,
+) -> bool:
+    """Whether the last setup made what is wanted now. None accepts its torch, Python or llama."""
     stamp = read_stamp(venv)
     if stamp is None or stamp.fingerprint != wanted or stamp.root != str(root):
         return False
-    are_accepted = torch in (None, stamp.torch) and python in (None, find_python(venv))
+    are_accepted = (
+        torch in (None, stamp.torch)
+        and python in (None, find_python(venv))
+        and llama in (None, stamp.llama)
+    )
     return are_accepted and (venv / "bin" / "forge").exists()
 
 

@@ -6,6 +6,7 @@ run again: pip skips what is whole.
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import subprocess
@@ -22,10 +23,9 @@ from forge.install.progress import Progress
 from forge.install.project import Project, drop_triton, pin_torch
 
 if TYPE_CHECKING:
+    from forge.install.llama_build import LlamaChoice
     from forge.install.torch_build import TorchChoice
 
-LLAMA_CMAKE_ARGS = "-DLLAVA_BUILD=OFF"
-"""No image input: the engine reads token ids. The user's CMAKE_ARGS comes after and wins."""
 LLAMA_PROBE = "import llama_cpp; llama_cpp.llama_backend_init()"
 """Fails where a cached wheel was compiled for another machine's instructions."""
 PROBE_S = 300.0
@@ -60,7 +60,7 @@ class Installer:
             self._pip(label, "--force-reinstall", "--no-deps", *choice.pip_args)
         self._pip(label, *choice.pip_args)
 
-    def install_rest(self) -> None:
+    def install_rest(self, llama: LlamaChoice) -> None:
         """Dependencies, llama.cpp, then forge without dependencies: torch stays as it is."""
         torch = find_version(self._site, "torch")
         if torch is None:
@@ -74,18 +74,45 @@ class Installer:
         )
         wanted = drop_triton(self._project.requirements, torch=torch, triton=triton)
         self._pip("3/5 dependencies", "-c", str(pinned), *wanted)
-        self._install_llama(str(pinned))
+        self._install_llama(str(pinned), llama)
         self._pip("5/5 forge", "--no-deps", "-e", str(self._root))
 
-    def _install_llama(self, pinned: str) -> None:
-        """pip caches a wheel by version alone: not used where CMAKE_ARGS asks for another."""
-        given = self._env.get("CMAKE_ARGS", "")
-        self._env["CMAKE_ARGS"] = f"{LLAMA_CMAKE_ARGS} {given}".strip()
-        anew = ("--no-cache-dir", "--force-reinstall", "--no-deps")
+    def _install_llama(self, pinned: str, choice: LlamaChoice) -> None:
+        """pip caches a wheel by version alone: it is not used, and not made, where the build is no
+        plain one. Such a build takes minutes: it is kept where it was made by the same arguments
+        and loads."""
+        is_plain = choice.name == "cpu" and not self._env.get("CMAKE_ARGS")
+        args_file = self._venv / "llama-cmake-args"
+        made_by = args_file.read_text(encoding="utf-8") if args_file.exists() else None
+        is_same = made_by == choice.cmake_args
+        if is_same and not is_plain and self._has_llama(choice):
+            return
+        self._env["CMAKE_ARGS"] = choice.cmake_args
+        if choice.path:
+            self._env["PATH"] = f"{choice.path}{os.pathsep}{self._env.get('PATH', os.defpath)}"
         label, wanted = "4/5 llama.cpp", ("-v", "-c", pinned, self._project.llama)
-        self._pip(label, *(anew if given else ()), *wanted)
-        if not self._succeeds(LLAMA_PROBE):
-            self._pip(label, *anew, *wanted)
+        over, anew = ("--force-reinstall", "--no-deps"), "--no-cache-dir"
+        args_file.unlink(missing_ok=True)
+        if not is_plain:
+            self._pip(label, anew, *over, *wanted)
+        else:
+            self._pip(label, *(over if made_by and not is_same else ()), *wanted)
+            if not self._succeeds(LLAMA_PROBE):
+                self._pip(label, anew, *over, *wanted)
+        if choice.name != "cpu" and not self._has_llama(choice):
+            raise MachineError(
+                f"{label}: it was built for {choice.name} but does not load so here; the end of"
+                f" {self._venv / 'setup.log'} has the build,"
+                f' {self._python} -c "{LLAMA_PROBE}" the reason'
+            )
+        args_file.write_text(choice.cmake_args, encoding="utf-8")
+
+    def _has_llama(self, choice: LlamaChoice) -> bool:
+        """Whether the wanted version is there, built so, and loads."""
+        wanted = self._project.llama.partition("==")[2]
+        library = self._site / "llama_cpp" / "lib" / choice.library
+        is_there = find_version(self._site, "llama-cpp-python") == wanted and library.exists()
+        return is_there and self._succeeds(LLAMA_PROBE)
 
     @property
     def _site(self) -> Path:

@@ -1,0 +1,155 @@
+"""Which build of llama.cpp is compiled: for the CPU, or with `LLAMA=cuda|hip|vulkan` for GPUs too.
+
+Called by `setup` and `steps`. Looks without changing anything. The user's CMAKE_ARGS comes after
+ours and wins: so a machine can build for cards that it has not.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from forge.errors import MachineError
+
+BACKENDS = ("cpu", "cuda", "hip", "vulkan")
+COMMON_ARGS = "-DLLAVA_BUILD=OFF"
+"""No image input: the engine reads token ids."""
+ASK_S = 20.0
+"""For a vendor's tool to list its cards."""
+CUDA_HOME = Path("/usr/local/cuda")
+ROCM_HOME = Path("/opt/rocm")
+CUDA_ARCHITECTURES = "CMAKE_CUDA_ARCHITECTURES"
+AMD_TARGETS = "AMDGPU_TARGETS"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaChoice:
+    """What the build is called, and what cmake is told."""
+
+    name: str
+    cmake_args: str
+    path: str = ""
+    """Directory of the compiler, where PATH has it not."""
+
+    @property
+    def library(self) -> str:
+        """The file that a wheel built so has beside libllama."""
+        return f"libggml-{self.name}.so"
+
+
+def choose_llama(name: str, env: Mapping[str, str]) -> LlamaChoice:
+    """Raises MachineError with one line for each thing that the build lacks here."""
+    given = env.get("CMAKE_ARGS", "")
+    if name not in BACKENDS:
+        raise MachineError(f"LLAMA={name}: allowed is {', '.join(BACKENDS)}")
+    faults, args, path = _PLANS[name](env, given)
+    if faults:
+        raise MachineError("\n".join(f"LLAMA={name}: {fault}" for fault in faults))
+    return LlamaChoice(
+        name=name, cmake_args=" ".join(filter(None, (COMMON_ARGS, args, given))), path=path
+    )
+
+
+Plan = tuple[list[str], str, str]
+"""Faults, arguments, and the compiler's directory where PATH has it not."""
+
+
+def _plan_cpu(_env: Mapping[str, str], _given: str) -> Plan:
+    return [], "", ""
+
+
+def _plan_cuda(env: Mapping[str, str], given: str) -> Plan:
+    nvcc, path = _find_tool("nvcc", env, beside=CUDA_HOME / "bin")
+    faults: list[str] = []
+    if nvcc is None and not env.get("CUDACXX"):
+        faults.append("no nvcc on PATH or in /usr/local/cuda; install NVIDIA's CUDA toolkit")
+    elif nvcc is not None and not _has_header("cublas_v2.h", _cuda_includes(nvcc), env):
+        faults.append(
+            f"no cublas_v2.h beside {nvcc}; Debian, Ubuntu: apt install libcublas-dev of its"
+            " version, or CPATH=... names the directory"
+        )
+    args = "-DGGML_CUDA=on"
+    if CUDA_ARCHITECTURES in given:
+        return faults, args, path
+    ask = ("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader")
+    caps = re.findall(r"^(\d+)\.(\d+)\s*$", _listed(ask, env), flags=re.MULTILINE)
+    cards = sorted({f"{major}{minor}" for major, minor in caps})
+    if not cards:
+        faults.append(_no_cards("nvidia-smi lists no GPU", f"-D{CUDA_ARCHITECTURES}=90"))
+    return faults, f"{args} -D{CUDA_ARCHITECTURES}={';'.join(cards)}", path
+
+
+def _plan_hip(env: Mapping[str, str], given: str) -> Plan:
+    hipcc, path = _find_tool("hipcc", env, beside=ROCM_HOME / "bin")
+    faults = [] if hipcc else ["no hipcc on PATH or in /opt/rocm; install AMD's ROCm with its SDK"]
+    args = "-DGGML_HIP=on"
+    if AMD_TARGETS in given:
+        return faults, args, path
+    found = _listed(("rocm_agent_enumerator",), env, beside=ROCM_HOME / "bin")
+    cards = sorted(set(re.findall(r"^gfx[0-9a-f]+$", found, flags=re.MULTILINE)) - {"gfx000"})
+    if not cards:
+        faults.append(_no_cards("rocm_agent_enumerator lists no GPU", f"-D{AMD_TARGETS}=gfx942"))
+    return faults, f"{args} -D{AMD_TARGETS}={';'.join(cards)}", path
+
+
+def _plan_vulkan(env: Mapping[str, str], _given: str) -> Plan:
+    sdk = env.get("VULKAN_SDK", "")
+    glslc, path = _find_tool("glslc", env, beside=Path(sdk, "bin"))
+    faults = []
+    if glslc is None:
+        faults.append("no glslc on PATH; Debian, Ubuntu: apt install glslc")
+    if not _has_header("vulkan/vulkan.h", (Path(sdk, "include"),) if sdk else (), env):
+        faults.append("no vulkan/vulkan.h; Debian, Ubuntu: apt install libvulkan-dev spirv-headers")
+    return faults, "-DGGML_VULKAN=on", path
+
+
+_PLANS: dict[str, Callable[[Mapping[str, str], str], Plan]] = {
+    "cpu": _plan_cpu,
+    "cuda": _plan_cuda,
+    "hip": _plan_hip,
+    "vulkan": _plan_vulkan,
+}
+
+
+def _no_cards(found: str, example: str) -> str:
+    return f"{found} to build for; CMAKE_ARGS='{example}' names the cards of another machine"
+
+
+def _find_tool(name: str, env: Mapping[str, str], *, beside: Path) -> tuple[str | None, str]:
+    """Its path, and the directory to add to PATH where it is only there."""
+    if found := shutil.which(name, path=env.get("PATH", os.defpath)):
+        return found, ""
+    if found := shutil.which(name, path=str(beside)):
+        return found, str(beside)
+    return None, ""
+
+
+def _cuda_includes(nvcc: str) -> Sequence[Path]:
+    """Where a toolkit keeps its headers; nvcc may be a script that calls the one of the toolkit."""
+    homes = (Path(nvcc).resolve().parents[1], CUDA_HOME)
+    return [path for home in homes for path in (home / "include", *home.glob("targets/*/include"))]
+
+
+def _has_header(name: str, folders: Sequence[Path], env: Mapping[str, str]) -> bool:
+    usual = [Path("/usr/include"), Path("/usr/local/include")]
+    named = [Path(part) for part in env.get("CPATH", "").split(os.pathsep) if part]
+    return any((folder / name).is_file() for folder in (*folders, *named, *usual))
+
+
+def _listed(argv: Sequence[str], env: Mapping[str, str], *, beside: Path | None = None) -> str:
+    """What a vendor's tool prints; empty where there is none or it fails."""
+    tool, _ = _find_tool(argv[0], env, beside=beside or Path("/nonexistent"))
+    if tool is None:
+        return ""
+    with suppress(OSError, subprocess.TimeoutExpired):
+        ran = subprocess.run(
+            [tool, *argv[1:]], capture_output=True, text=True, timeout=ASK_S, check=False
+        )
+        return ran.stdout if ran.returncode == 0 else ""
+    return ""

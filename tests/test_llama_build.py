@@ -1,0 +1,171 @@
+"""`make setup LLAMA=`: what cmake is told, what is missing, and that no cached wheel of another
+build gets in."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from forge.errors import MachineError
+from forge.install.llama_build import COMMON_ARGS, LlamaChoice, choose_llama
+from forge.install.project import load_project
+from forge.install.stamp import Stamp, fingerprint, is_done, write_stamp
+from forge.install.steps import Installer
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def make_tool(path: Path, *lines: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines))
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A CUDA toolkit and nothing else; ROCm is not here either."""
+    home = tmp_path / "cuda"
+    make_tool(home / "bin/nvcc")
+    (home / "targets/x86_64-linux/include").mkdir(parents=True)
+    (home / "targets/x86_64-linux/include/cublas_v2.h").touch()
+    monkeypatch.setattr("forge.install.llama_build.CUDA_HOME", tmp_path / "absent")
+    monkeypatch.setattr("forge.install.llama_build.ROCM_HOME", tmp_path / "absent")
+    return home
+
+
+def test_cuda_is_built_for_the_cards_that_are_here(toolkit: Path, tmp_path: Path) -> None:
+    make_tool(tmp_path / "bin/nvidia-smi", "9.0", "8.9", "9.0")
+    path = f"{toolkit / 'bin'}:{tmp_path / 'bin'}"
+    choice = choose_llama("cuda", {"PATH": path})
+    assert choice.cmake_args == f"{COMMON_ARGS} -DGGML_CUDA=on -DCMAKE_CUDA_ARCHITECTURES=89;90"
+    assert choice.library == "libggml-cuda.so"
+    assert choice.path == ""
+    given = "-DCMAKE_CUDA_ARCHITECTURES=100 -DGGML_NATIVE=OFF"
+    named = choose_llama("cuda", {"PATH": str(toolkit / "bin"), "CMAKE_ARGS": given})
+    assert named.cmake_args == f"{COMMON_ARGS} -DGGML_CUDA=on {given}", "the user's comes last"
+
+
+def test_a_compiler_beside_the_toolkit_is_found_without_being_on_path(
+    toolkit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forge.install.llama_build.CUDA_HOME", toolkit)
+    env = {"PATH": "/nonexistent", "CMAKE_ARGS": "-DCMAKE_CUDA_ARCHITECTURES=90"}
+    assert choose_llama("cuda", env).path == str(toolkit / "bin")
+
+
+def test_each_thing_that_a_build_lacks_is_a_line(toolkit: Path, tmp_path: Path) -> None:
+    def said(name: str, **env: str) -> list[str]:
+        with pytest.raises(MachineError) as raised:
+            choose_llama(name, {"PATH": str(tmp_path / "bin"), **env})
+        return str(raised.value).splitlines()
+
+    no_nvcc, no_card = said("cuda")
+    assert no_nvcc.startswith("LLAMA=cuda: no nvcc on PATH or in /usr/local/cuda; install")
+    assert "CMAKE_ARGS='-DCMAKE_CUDA_ARCHITECTURES=90' names the cards" in no_card
+    shutil.rmtree(toolkit / "targets")
+    (no_cublas,) = said(
+        "cuda", PATH=str(toolkit / "bin"), CMAKE_ARGS="-DCMAKE_CUDA_ARCHITECTURES=90"
+    )
+    assert no_cublas.startswith(f"LLAMA=cuda: no cublas_v2.h beside {toolkit / 'bin/nvcc'};")
+    headers = tmp_path / "headers"
+    headers.mkdir()
+    (headers / "cublas_v2.h").touch()
+    elsewhere = {"CPATH": str(headers), "CMAKE_ARGS": "-DCMAKE_CUDA_ARCHITECTURES=90"}
+    choose_llama("cuda", {"PATH": str(toolkit / "bin"), **elsewhere})
+    assert [line.split(";")[0] for line in said("hip")] == [
+        "LLAMA=hip: no hipcc on PATH or in /opt/rocm",
+        "LLAMA=hip: rocm_agent_enumerator lists no GPU to build for",
+    ]
+    assert said("vulkan", VULKAN_SDK=str(tmp_path))[0].startswith("LLAMA=vulkan: no glslc")
+    assert said("metal") == ["LLAMA=metal: allowed is cpu, cuda, hip, vulkan"]
+
+
+def test_hip_is_built_for_the_cards_that_are_here(toolkit: Path, tmp_path: Path) -> None:
+    make_tool(tmp_path / "bin/hipcc")
+    make_tool(tmp_path / "bin/rocm_agent_enumerator", "gfx000", "gfx942", "gfx942")
+    choice = choose_llama("hip", {"PATH": str(tmp_path / "bin")})
+    assert choice.cmake_args == f"{COMMON_ARGS} -DGGML_HIP=on -DAMDGPU_TARGETS=gfx942"
+
+
+class Recorded(Installer):
+    """Pip's command lines, and a build that does what its cmake arguments say."""
+
+    def __init__(self, root: Path, *, builds: bool = True) -> None:
+        super().__init__(root, load_project(ROOT), {"PATH": "/usr/bin"})
+        self.pips: list[tuple[str, ...]] = []
+        self.told: list[str] = []
+        self._builds = builds
+        self.site = root / f".venv/lib/python3.{sys.version_info[1]}/site-packages"
+        self.site.mkdir(parents=True, exist_ok=True)
+        for name, version in (("torch", "2.13.0+cpu"), ("llama-cpp-python", "0.3.36")):
+            info = self.site / f"{name.replace('-', '_')}-{version}.dist-info"
+            info.mkdir(exist_ok=True)
+            (info / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
+
+    def _pip(self, label: str, *args: str) -> None:
+        if "llama" not in label:
+            return
+        self.pips.append(args)
+        self.told.append(self._env["CMAKE_ARGS"])
+        library = self.site / "llama_cpp/lib/libggml-cuda.so"
+        library.parent.mkdir(parents=True, exist_ok=True)
+        library.unlink(missing_ok=True)
+        if self._builds and "GGML_CUDA" in self._env["CMAKE_ARGS"]:
+            library.touch()
+
+    def _succeeds(self, code: str) -> bool:
+        return True
+
+
+CPU = LlamaChoice(name="cpu", cmake_args=COMMON_ARGS)
+CUDA = LlamaChoice(name="cuda", cmake_args=f"{COMMON_ARGS} -DGGML_CUDA=on", path="/toolkit/bin")
+
+
+def install(root: Path, choice: LlamaChoice, *, builds: bool = True) -> Recorded:
+    installer = Recorded(root, builds=builds)
+    installer.install_rest(choice)
+    return installer
+
+
+def test_a_build_for_gpus_neither_takes_nor_leaves_a_cached_wheel_and_is_made_once(
+    tmp_path: Path,
+) -> None:
+    (plain,) = install(tmp_path, CPU).pips
+    assert "--force-reinstall" not in plain
+    assert "--no-cache-dir" not in plain
+    built = install(tmp_path, CUDA)
+    assert built.pips[0][:3] == ("--no-cache-dir", "--force-reinstall", "--no-deps")
+    assert built.told == [CUDA.cmake_args]
+    assert built._env["PATH"] == "/toolkit/bin:/usr/bin"
+    assert install(tmp_path, CUDA).pips == [], "it is there"
+    other = LlamaChoice(name="cuda", cmake_args=f"{CUDA.cmake_args} -DGGML_NATIVE=OFF")
+    assert len(install(tmp_path, other).pips) == 1, "by other arguments it is another build"
+    (back,) = install(tmp_path, CPU).pips
+    assert "--force-reinstall" in back, "pip would take the version for installed"
+    assert "--no-cache-dir" not in back
+
+
+def test_a_build_that_came_out_without_its_gpus_is_no_success(tmp_path: Path) -> None:
+    with pytest.raises(MachineError, match=r"built for cuda but does not load so here"):
+        install(tmp_path, CUDA, builds=False)
+    assert len(install(tmp_path, CUDA).pips) == 1, "the next setup builds again"
+
+
+def test_the_stamp_keeps_the_build_until_another_is_named(tmp_path: Path) -> None:
+    venv = tmp_path / ".venv"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin/forge").touch()
+    wanted = fingerprint(load_project(ROOT), ROOT, {})
+    stamp = Stamp(fingerprint=wanted, torch="cuda", root=str(tmp_path), llama="cuda")
+    write_stamp(venv, stamp)
+
+    def done(llama: str | None) -> bool:
+        return is_done(venv, root=tmp_path, wanted=wanted, torch=None, python=None, llama=llama)
+
+    assert done(None)
+    assert done("cuda")
+    assert not done("cpu")
