@@ -44,11 +44,8 @@ def plan_of(*overrides: str, machine: Machine | None = None) -> Plan:
     return plan(experiment, machine=machine or make_machine())
 
 
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "experiments").glob("*.toml")), ids=lambda p: p.name
-)
-def test_every_experiment_plans_on_a_large_machine(path):
-    assert plan(load_experiment(path), machine=make_machine(num_gpus=8, cores=64)).phases
+def test_the_quickstart_plans_on_a_machine_with_cards():
+    assert plan_of(machine=make_machine(num_gpus=8, cores=64)).placement.gpus == ()
 
 
 def test_the_quickstart_fits_ten_minutes_and_six_gib_on_two_cores():
