@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -151,6 +152,31 @@ async def test_later_turns_are_told_what_the_judge_said() -> None:
     assert all(turn.feedback for turn in sink.of(Turn))
 
 
+async def test_apart_each_rollout_asks_for_itself_and_is_judged_while_others_write() -> None:
+    slow, judged = anyio.Event(), list[str]()
+
+    class Policy(FakePolicy):
+        async def __call__(self, prompt_ids: Sequence[int], **asked: Any) -> list[Completion]:
+            self.asked.append(tuple(prompt_ids))
+            if len(self.asked) == 1:
+                await slow.wait()
+            return await super().__call__(prompt_ids, **asked)
+
+    async def judge(problem: Problem, code: str) -> Verdict:
+        judged.append(code)
+        if len(judged) == 3:
+            slow.set()
+        return await fake_judge(problem, code)
+
+    use, _, _ = ports(lambda seed, i, length: 1)
+    with anyio.fail_after(5):
+        group = await play_group(
+            problem(), place=PLACE, rules=rules(),
+            ports=replace(use, generate=Policy(lambda *_: 1), judge=judge, is_apart=True),
+        )  # fmt: skip
+    assert [len(t.turns) for t in group.trajectories] == [1] * 4
+
+
 async def test_an_infra_fault_masks_the_whole_rollout() -> None:
     use, _, _ = ports(lambda seed, i, length: 3 if i == 1 else 1)
     group = await play_group(problem(), place=PLACE, rules=rules(), ports=use)
@@ -271,6 +297,17 @@ async def test_a_resumed_batch_takes_the_groups_that_were_finished() -> None:
     assert {g.problem_id for g in after.groups} == {g.problem_id for g in before.groups}
     assert {s.group_id for s in after.samples} == {g.group_id for g in after.groups}
     assert after.state == before.state
+
+
+async def test_a_group_that_waited_is_taken_up_without_a_draw() -> None:
+    plan = batch_plan(last_step=1, groups_per_step=3)
+    (before, *_), _ = await run_loop(plan, mixed)
+    waited = before.groups[2]
+    past = Past(waiting=[waited], problems=deque([problem("p4")]))
+    (after, *_), _ = await run_loop(plan, mixed, first_group=10, past=past)
+    names = [g.problem_id for g in before.groups]
+    assert [g.problem_id for g in after.groups] == [names[2], "p4", names[0]]
+    assert after.groups[0] is waited
 
 
 async def test_flat_groups_are_replaced_within_the_budget_and_leave_no_samples() -> None:
