@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge.config.mistakes import Mistake, show
+from forge.config.overlap import overlap
 from forge.config.schema import (
     JUDGE_URL,
     SERVE_URL,
@@ -38,7 +39,7 @@ def check(
     default, and none about files where the experiment is for another machine (`is_here` false).
     """
     parts = (_model, _tiny, _problems, _data, _lengths, _stages, _steps, _devices, _judge, _serve)
-    found = chain.from_iterable(part(experiment) for part in parts)
+    found = chain.from_iterable(part(experiment) for part in (*parts, overlap))
     return [
         mistake
         for mistake in found

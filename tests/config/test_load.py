@@ -142,6 +142,11 @@ def test_a_mistake_names_its_line(tmp_path, text, expected):
             '--set stage.3.min_learning_rate: found 1e-09 with schedule = "constant"',
         ),
         (["stage.3.context_parallel=2"], "--set stage.3.context_parallel: found 2; 1, since TRL"),
+        (
+            ["rollout.replay=3"],
+            "--set rollout.replay: found 3; at most rollout.max_staleness + 1 = 2",
+        ),
+        (["stage.3.publish_every=3"], "--set stage.3.publish_every: found 3; at most rollout.max_"),
         (["serve.url=['http://h:1']"], ': stage.1.kind: found "sft" with serve.url'),
         (["serve.url=['h:1']"], '--set serve.url.0: found "h:1"; http://HOST:PORT[/PATH]'),
         (["serve.model_name=x"], "--set serve.model_name: found it without serve.url"),
