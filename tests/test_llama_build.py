@@ -32,6 +32,8 @@ def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     make_tool(home / "bin/nvcc")
     (home / "targets/x86_64-linux/include").mkdir(parents=True)
     (home / "targets/x86_64-linux/include/cublas_v2.h").touch()
+    (home / "lib64").mkdir()
+    (home / "lib64/libcublas.so").touch()
     monkeypatch.setattr("forge.install.llama_build.CUDA_HOME", tmp_path / "absent")
     monkeypatch.setattr("forge.install.llama_build.ROCM_HOME", tmp_path / "absent")
     return home
@@ -70,17 +72,27 @@ def test_each_thing_that_a_build_lacks_is_a_line(toolkit: Path, tmp_path: Path) 
     (no_cublas,) = said(
         "cuda", PATH=str(toolkit / "bin"), CMAKE_ARGS="-DCMAKE_CUDA_ARCHITECTURES=90"
     )
-    assert no_cublas.startswith(f"LLAMA=cuda: no cublas_v2.h beside {toolkit / 'bin/nvcc'};")
+    assert no_cublas.startswith("LLAMA=cuda: no cuBLAS (cublas_v2.h, libcublas.so) beside ")
     headers = tmp_path / "headers"
     headers.mkdir()
     (headers / "cublas_v2.h").touch()
-    elsewhere = {"CPATH": str(headers), "CMAKE_ARGS": "-DCMAKE_CUDA_ARCHITECTURES=90"}
-    choose_llama("cuda", {"PATH": str(toolkit / "bin"), **elsewhere})
+    elsewhere = {"PATH": str(toolkit / "bin"), "CPATH": str(headers)}
+    choose_llama("cuda", {**elsewhere, "CMAKE_ARGS": "-DCMAKE_CUDA_ARCHITECTURES=90"})
+    (toolkit / "lib64/libcublas.so").unlink()
+    assert len(said("cuda", **elsewhere)) == 2, "no library, no card"
+    named = "-DCMAKE_CUDA_ARCHITECTURES=90 -DCUDA_cublas_LIBRARY=/x/libcublas.so.13"
+    choose_llama("cuda", {**elsewhere, "CMAKE_ARGS": named})
     assert [line.split(";")[0] for line in said("hip")] == [
         "LLAMA=hip: no hipcc on PATH or in /opt/rocm",
         "LLAMA=hip: rocm_agent_enumerator lists no GPU to build for",
     ]
     assert said("vulkan", VULKAN_SDK=str(tmp_path))[0].startswith("LLAMA=vulkan: no glslc")
+    make_tool(tmp_path / "sdk/bin/glslc")
+    for header in ("vulkan/vulkan.h", "spirv/unified1/spirv.hpp"):
+        (tmp_path / "sdk/include" / header).parent.mkdir(parents=True)
+        (tmp_path / "sdk/include" / header).touch()
+    choice = choose_llama("vulkan", {"PATH": "", "VULKAN_SDK": str(tmp_path / "sdk")})
+    assert choice.cmake_args == f"{COMMON_ARGS} -DGGML_VULKAN=on"
     assert said("metal") == ["LLAMA=metal: allowed is cpu, cuda, hip, vulkan"]
 
 
@@ -88,7 +100,7 @@ def test_hip_is_built_for_the_cards_that_are_here(toolkit: Path, tmp_path: Path)
     make_tool(tmp_path / "bin/hipcc")
     make_tool(tmp_path / "bin/rocm_agent_enumerator", "gfx000", "gfx942", "gfx942")
     choice = choose_llama("hip", {"PATH": str(tmp_path / "bin")})
-    assert choice.cmake_args == f"{COMMON_ARGS} -DGGML_HIP=on -DAMDGPU_TARGETS=gfx942"
+    assert choice.cmake_args == f"{COMMON_ARGS} -DGGML_HIP=on -DGPU_TARGETS=gfx942"
 
 
 class Recorded(Installer):

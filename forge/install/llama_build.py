@@ -17,6 +17,10 @@ from pathlib import Path
 
 from forge.errors import MachineError
 
+VULKAN_HEADERS = {
+    "vulkan/vulkan.h": "libvulkan-dev",
+    "spirv/unified1/spirv.hpp": "spirv-headers",
+}
 BACKENDS = ("cpu", "cuda", "hip", "vulkan")
 COMMON_ARGS = "-DLLAVA_BUILD=OFF"
 """No image input: the engine reads token ids."""
@@ -25,7 +29,9 @@ ASK_S = 20.0
 CUDA_HOME = Path("/usr/local/cuda")
 ROCM_HOME = Path("/opt/rocm")
 CUDA_ARCHITECTURES = "CMAKE_CUDA_ARCHITECTURES"
-AMD_TARGETS = "AMDGPU_TARGETS"
+AMD_TARGETS = "GPU_TARGETS"
+CUBLAS = "CUDA_cublas_LIBRARY"
+"""Where cmake is told of a cuBLAS outside of its toolkit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +75,10 @@ def _plan_cuda(env: Mapping[str, str], given: str) -> Plan:
     faults: list[str] = []
     if nvcc is None and not env.get("CUDACXX"):
         faults.append("no nvcc on PATH or in /usr/local/cuda; install NVIDIA's CUDA toolkit")
-    elif nvcc is not None and not _has_header("cublas_v2.h", _cuda_includes(nvcc), env):
+    elif nvcc is not None and CUBLAS not in given and not _has_cublas(nvcc, env):
         faults.append(
-            f"no cublas_v2.h beside {nvcc}; Debian, Ubuntu: apt install libcublas-dev of its"
-            " version, or CPATH=... names the directory"
+            f"no cuBLAS (cublas_v2.h, libcublas.so) beside {nvcc}; Debian, Ubuntu: apt install"
+            f" libcublas-dev-13-0 (of its version), or CPATH and CMAKE_ARGS='-D{CUBLAS}=FILE'"
         )
     args = "-DGGML_CUDA=on"
     if CUDA_ARCHITECTURES in given:
@@ -130,10 +136,15 @@ def _find_tool(name: str, env: Mapping[str, str], *, beside: Path) -> tuple[str 
     return None, ""
 
 
-def _cuda_includes(nvcc: str) -> Sequence[Path]:
-    """Where a toolkit keeps its headers; nvcc may be a script that calls the one of the toolkit."""
-    homes = (Path(nvcc).resolve().parents[1], CUDA_HOME)
-    return [path for home in homes for path in (home / "include", *home.glob("targets/*/include"))]
+def _has_cublas(nvcc: str, env: Mapping[str, str]) -> bool:
+    """Beside the compiler, which may be a script that calls the toolkit's, or where the system
+    keeps libraries."""
+    homes = [home for path in (Path(nvcc).resolve().parents[1], CUDA_HOME)
+             for home in (path, *path.glob("targets/*"))]  # fmt: skip
+    folders = [folder for home in homes for folder in (home / "lib", home / "lib64")]
+    folders += [Path("/usr/lib"), *Path("/usr/lib").glob("*-linux-gnu")]
+    has_library = any((folder / "libcublas.so").exists() for folder in folders)
+    return has_library and _has_header("cublas_v2.h", [home / "include" for home in homes], env)
 
 
 def _has_header(name: str, folders: Sequence[Path], env: Mapping[str, str]) -> bool:
