@@ -14,6 +14,7 @@ from forge.config.stages import SftStage
 
 if TYPE_CHECKING:
     from forge.config.model import ModelTable
+    from forge.config.schema import ProblemsTable
     from forge.config.serving import ServeTable
     from forge.config.stages import GrpoStage
     from forge.runner.shapes import ModelShape
@@ -27,15 +28,18 @@ ASLEEP_BYTES = 1536 << 20
 JUDGE_CONTEXTS = 16
 """Candidates that are on a card at once."""
 JUDGE_CONTEXT_BYTES = 450 << 20
+LARGE_TENSOR_BYTES = 4 << 30
+"""Inputs and outputs of the candidates that run at once, a quarter of them, where problems are made
+for a GPU's clock."""
 JUDGE_SHARE = 0.1
 """Of the card, for inputs and results that a judge keeps."""
 BITS4_BYTES = 0.56
 """Of a weight in NF4, its doubly quantised scales included."""
-LOGIT_TOKENS = 2048
-"""Rows of logits that the chunked output layer holds."""
+LOGIT_TILE = (4096, 32_768)
+"""Tokens by vocabulary entries: what TRL's output layer holds of the logits at once."""
 SLACK = 1.15
 """Of activations: fragmentation, buffers of the products."""
-NUM_ADAPTERS = 2
+NUM_ADAPTERS = 4
 """In an engine at once: old turns end on the old one."""
 LEAST_CONTEXTS = 4
 """Sequences of full length that an engine must have room for, to be of use."""
@@ -103,7 +107,9 @@ def _activation_bytes(
     saved = tokens * shape.hidden * stream * shape.layers
     if stage.gradient_checkpointing is False:
         saved += block * (shape.layers - 1)
-    logits = min(tokens, LOGIT_TOKENS) * shape.vocab * 8
+    logits = 4 * min(tokens, LOGIT_TILE[0]) * min(shape.vocab, LOGIT_TILE[1])
+    if model.lora is None:
+        logits += 4 * shape.vocab * shape.hidden  # its gradient is summed up in f32, apart
     experts = 0
     if model.lora is not None and model.lora.target_parameters and shape.is_mixture:
         # PEFT writes W + B·A of a layer's experts out, and their gradient.
@@ -133,8 +139,7 @@ def serve_bytes(
     serve: ServeTable, model: ModelTable, shape: ModelShape, *, engine: str, num_gpus: int
 ) -> ServeBytes:
     """What an engine needs on each of its `num_gpus` cards."""
-    is_exact = serve.precision == "exact" and engine != "vllm"
-    width = 4 if is_exact else 2
+    width = 4 if serve.precision == "exact" else 2
     adapters = 0 if model.lora is None else NUM_ADAPTERS * 2 * shape.adapter_params(model.lora)
     fixed = CONTEXT_BYTES + (shape.params * width + adapters) / num_gpus
     if engine == "vllm":
@@ -147,6 +152,8 @@ def serve_bytes(
     )
 
 
-def judge_bytes(memory_bytes: int) -> int:
-    """What a judge may hold on a card of this size."""
-    return JUDGE_CONTEXTS * JUDGE_CONTEXT_BYTES + int(JUDGE_SHARE * memory_bytes)
+def judge_bytes(problems: ProblemsTable, *, memory_bytes: int) -> int:
+    """What a judge holds on a card of this size, with all seats taken."""
+    is_large = problems.sizes == "gpu" or (problems.source == "dir" and not problems.overrides)
+    tensors = LARGE_TENSOR_BYTES * is_large + int(JUDGE_SHARE * memory_bytes)
+    return JUDGE_CONTEXTS * JUDGE_CONTEXT_BYTES + tensors

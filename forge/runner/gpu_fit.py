@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from forge.runner.gpu_costs import TrainBytes
     from forge.runner.shapes import ModelShape
 
-CAN_SLEEP = frozenset({"vllm"})
+CAN_SLEEP = frozenset({"vllm", "hf"})
 TAKES_SHARE = frozenset({"vllm"})
 """Engines that take serve.memory_share of a card whatever the model is."""
 DRIVER_SHARE = 0.02
@@ -177,7 +177,8 @@ def _load(
         num_replicas=len(replicas),
         serve_least=len(replicas) * need.least,
         serve_full=full,
-        judge=judge_bytes(gpu.memory_bytes) if gpu in layout.judge else 0,
+        judge=(gpu in layout.judge)
+        * judge_bytes(experiment.problems, memory_bytes=gpu.memory_bytes),
         train=max(ranks, key=lambda rank: rank.peak, default=None),
         users=users.get(gpu.uuid, ()),
     )
@@ -202,7 +203,7 @@ def _settle(
     if sleeps:
         rooms = {load.gpu.uuid: load.room - load.judge - load.train_resident for load in serving}
     for load in loads:
-        _require(experiment, load, room=rooms.get(load.gpu.uuid), sleeps=sleeps, engine=engine)
+        _require(experiment, load, sleeps=sleeps, engine=engine)
     share, bounded = experiment.serve.memory_share, False
     if engine in TAKES_SHARE:
         for load in serving:
@@ -237,9 +238,7 @@ def _words(experiment: Experiment, share: float | None, *, sleeps: bool) -> list
     return words
 
 
-def _require(
-    experiment: Experiment, load: _Load, *, room: int | None, sleeps: bool, engine: str
-) -> None:
+def _require(experiment: Experiment, load: _Load, *, sleeps: bool, engine: str) -> None:
     """Raises MachineError where a card cannot hold what it has to."""
     serve = load.serve_least if engine in TAKES_SHARE else load.serve_full
     serve = serve if load.num_replicas else 0
@@ -249,13 +248,15 @@ def _require(
     sums = {"serve": serve, "judge": load.judge, "train": load.train_peak}
     named = f"{experiment.name}: GPU {load.gpu.index} ({load.gpu.name})"
     if need > load.room:
+        asleep = ", the engine asleep while the trainer steps" if sleeps else ""
         listed = ", ".join(f"{role} {_gb(part)}" for role, part in sums.items() if part)
         kind = CardBusy if load.users else MachineError
         raise kind(
-            f"{named} needs {_gb(need)} ({listed}); {_there(load)}. {_advice(experiment, load)}"
+            f"{named} needs {_gb(need)} ({listed}{asleep}); {_there(load)}. "
+            f"{_advice(experiment, load)}"
         )
     share = experiment.serve.memory_share
-    if room is not None and engine in TAKES_SHARE and load.serve_full < serve:
+    if engine in TAKES_SHARE and load.serve_full < serve:
         raise MachineError(
             f"{named}: the engine needs {_gb(serve)}; serve.memory_share = {share:g} of the card "
             f"is {_gb(load.serve_full)}"
@@ -294,5 +295,5 @@ def _by_role(load: _Load, share: float, *, engine: str) -> dict[str, int]:
     return {role: part for role, part in parts.items() if part}
 
 
-def _gb(num_bytes: float) -> str:
-    return f"{num_bytes / 1e9:.1f} GB"
+def _gb(num: float) -> str:
+    return f"{num / 1e9:.1f} GB"

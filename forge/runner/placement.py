@@ -95,6 +95,13 @@ def place(experiment: Experiment, machine: Machine, *, engine: str = "llama") ->
     if sum(counts.values()) == 0:
         return Placement(engine=engine, reasons=tuple(reasons))
     layout = _lay_out(experiment, machine, cards, counts)
+    if experiment.serve.tensor_parallel > 1 and any(
+        gpu.uuid in layout.shared for replica in layout.serve for gpu in replica
+    ):
+        raise MachineError(
+            f"serve.tensor_parallel = {experiment.serve.tensor_parallel}: its cards are shared with"
+            " another role, and ranks that wait for a card hold each other up; 1, or more cards"
+        )
     fitted = fit(experiment, layout, engine=engine, users=machine.gpu_users)
     placement = Placement(
         engine=engine,

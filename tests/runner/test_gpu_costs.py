@@ -10,12 +10,13 @@ from forge.config.schema import (
     GrpoStage,
     LoraTable,
     ModelTable,
+    ProblemsTable,
     QuantizeTable,
     ServeTable,
     SftStage,
     TinyModel,
 )
-from forge.runner.gpu_costs import serve_bytes, train_bytes
+from forge.runner.gpu_costs import judge_bytes, serve_bytes, train_bytes
 from forge.runner.shapes import KNOWN, lora_rank, model_shape, read_shape
 
 GRPO = GrpoStage(kind="grpo", steps=1, learning_rate=1e-6)
@@ -122,11 +123,21 @@ def test_an_engine_needs_its_weights_and_more_for_longer_contexts():
         table = ServeTable(**keys)
         return serve_bytes(table, FULL, SHAPE, engine=engine, num_gpus=num_gpus)
 
-    assert need().least > 2 * SHAPE.params
+    assert need().least > 4 * SHAPE.params, "exact is f32"
+    assert 4 * SHAPE.params > need(precision="fast").least > 2 * SHAPE.params
     assert need(context_tokens=32768).least > need().least
     assert need(num_gpus=2).least < need().least
     assert need("llama", precision="exact").full > need("llama", precision="fast").full
     assert need("llama").least == need("llama").full, "llama.cpp allocates its whole cache"
+
+
+def test_a_judge_needs_room_for_what_its_problems_hold():
+    small = judge_bytes(ProblemsTable(), memory_bytes=80 << 30)
+    assert judge_bytes(ProblemsTable(sizes="gpu"), memory_bytes=80 << 30) - small == 4 << 30
+    full = ProblemsTable(source="dir")
+    assert judge_bytes(full, memory_bytes=80 << 30) > small
+    less = full.model_copy(update={"overrides": {"batch_size": 4}})
+    assert judge_bytes(less, memory_bytes=80 << 30) == small
 
 
 def test_the_widest_adapter_of_a_run_is_the_one_trained_given_or_served(tmp_path):

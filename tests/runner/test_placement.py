@@ -99,6 +99,7 @@ def test_an_engine_sleeps_where_it_does_not_fit_beside_a_step():
     asked = (
         *ALL_AUTO, "devices.share=auto", "stage.3.micro_batch_tokens=65536",
         "model.tiny.max_context_tokens=40960", "serve.context_tokens=40960",
+        "serve.precision=fast",
     )  # fmt: skip
     beside = place_on("1xH200-141GB", *asked, model="Qwen/Qwen3-0.6B")
     assert not beside.sleeps
@@ -115,7 +116,7 @@ def test_an_engine_sleeps_where_it_does_not_fit_beside_a_step():
 
 def test_too_little_memory_is_refused_with_the_sums():
     with pytest.raises(MachineError) as caught:
-        place_on("3xA100-40GB", *ALL_AUTO, model="Qwen/Qwen3-8B")
+        place_on("3xA100-40GB", *ALL_AUTO, "serve.precision=fast", model="Qwen/Qwen3-8B")
     words = str(caught.value)
     assert words.startswith("quickstart: GPU 2 (A100) needs ")
     assert "train " in words
@@ -165,6 +166,12 @@ def test_an_engine_takes_no_more_than_others_leave_of_its_card():
     busy = replace(machine, gpus=tuple(cards), gpu_users={cards[0].uuid: (user,)})
     placement = place_on(busy, *ALL_AUTO, model="Qwen/Qwen3-0.6B")
     assert placement.memory_share == 0.5
+
+
+def test_ranks_of_an_engine_share_no_card_with_others():
+    asked = ("devices.share=always", "serve.tensor_parallel=2", "serve.precision=fast")
+    with pytest.raises(MachineError, match=r"serve\.tensor_parallel = 2: its cards are shared"):
+        place_on("2xH100-80GB", *ALL_AUTO, *asked)
 
 
 def test_replicas_are_spread_as_tensor_parallel_says():
