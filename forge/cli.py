@@ -398,12 +398,19 @@ def keys(
 
 
 @app.command()
-def doctor(store: Store = RUNS, as_json: Json = False) -> None:
+def doctor(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[X.toml]", help="Look at its serve.python too.")
+    ] = None,
+    store: Store = RUNS,
+    as_json: Json = False,
+) -> None:
     """What this machine has, and what to do about what it lacks."""
+    from forge.config.load import load_experiment
     from forge.runner.doctor import examine
     from forge.runner.doctor_view import render, to_json
 
-    findings = examine(store)
+    findings = examine(store, serve=None if file is None else load_experiment(file).serve)
     _print_json(to_json(findings)) if as_json else _print_rich(render(findings))
     if not all(finding.is_ok for finding in findings):
         raise typer.Exit(3)

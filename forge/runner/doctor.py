@@ -11,22 +11,27 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from forge.errors import ForgeError
+from forge.config.schema import ServeTable
+from forge.errors import ForgeError, MachineError
 from forge.evalpool.judge.sandbox import advice, read_sysctls
+from forge.process.devices import inventory
 from forge.process.environment import child_env
 from forge.process.sockets import open_socket_dir
 from forge.runner.machine import this_machine
-from forge.serve.engines import ENGINES
+from forge.serve.engines import ENGINES, choose_engine
+from forge.serve.versions import TESTED_VLLM, find_mismatch, is_tested_vllm, read_interpreter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from forge.runner.machine import Machine
+    from forge.serve.versions import Interpreter
 
 MIN_MEMORY_BYTES = 4 << 30
 """The quickstart's need, with room."""
 MIN_DISK_BYTES = 2 << 30
+LLAMA_FOR_GPUS = "make setup LLAMA=cuda (or hip, vulkan)"
 SANDBOX_PROBE = "from forge.evalpool.judge import levels; print(levels.describe())"
 
 
@@ -40,11 +45,21 @@ class Finding:
     fix: str = ""
 
 
-def examine(store_dir: Path) -> list[Finding]:
-    """Everything, in the order in which it matters."""
-    machine = this_machine(store_dir)
+def examine(store_dir: Path, *, serve: ServeTable | None = None) -> list[Finding]:
+    """Everything, in the order in which it matters.
+
+    Args:
+        serve: of an experiment, whose interpreter is looked at for engines; absent means ours.
+    """
+    try:
+        engines = list(_engines(read_interpreter(serve), inventory(), serve))
+        machine = this_machine(store_dir, serve=serve)
+    except MachineError as error:
+        fix = "serve.python must name a Python that runs"
+        engines = [Finding(name="engines", found=str(error), is_ok=False, fix=fix)]
+        machine = this_machine(store_dir)
     hardware = _hardware(machine, store_dir)
-    return [*_software(), *_engines(machine), *hardware, _sandbox(), _sockets()]
+    return [*_software(), *engines, *hardware, _sandbox(), _sockets()]
 
 
 def _software() -> Iterator[Finding]:
@@ -72,15 +87,58 @@ def _software() -> Iterator[Finding]:
     )
 
 
-def _engines(machine: Machine) -> Iterator[Finding]:
-    for engine in ENGINES:
-        is_ok = engine in machine.engines
-        yield Finding(
-            name=f"engine {engine}",
-            found="installed" if is_ok else "not installed",
-            is_ok=is_ok,
-            fix="" if is_ok else '"make setup" compiles it; needs a C++ compiler',
-        )
+def _engines(
+    python: Interpreter, gpus: Sequence[object], serve: ServeTable | None
+) -> Iterator[Finding]:
+    """Each one, and which of them `serve.engine = "auto"` takes here."""
+    if python.python:
+        versions = ", ".join(f"{name} {version}" for name, version in python.versions.items())
+        yield Finding(name="serve.python", found=f"{python.python}: {versions}")
+    installed = frozenset(name for name in ENGINES if _is_installed(name, python))
+    for name in ENGINES:
+        yield _engine(name, python, gpus, is_installed=name in installed)
+    chosen, why = choose_engine(serve or ServeTable(), gpus=gpus, installed=installed)
+    is_fallback = chosen == "hf" and bool(gpus)
+    yield Finding(
+        name="engine of runs",
+        found=f"{chosen}: {why}",
+        is_ok=not is_fallback,
+        fix=f'"{LLAMA_FOR_GPUS}", or {ENGINES["vllm"].advice}' if is_fallback else "",
+    )
+
+
+def _engine(
+    name: str, python: Interpreter, gpus: Sequence[object], *, is_installed: bool
+) -> Finding:
+    label, kind = f"engine {name}", ENGINES[name]
+    if not is_installed:
+        # What only GPUs need is missed only where there are some, and llama may do there.
+        is_wanted = not kind.needs_gpu
+        fix = kind.advice if is_wanted or gpus else ""
+        return Finding(name=label, found="not installed", is_ok=not is_wanted, fix=fix)
+    if name == "vllm":
+        return _vllm(label, python)
+    if name == "llama":
+        built = ", ".join(sorted(python.llama_backends - {"base"})) or "unknown"
+        is_slow = bool(gpus) and not python.has_gpu_llama
+        fix = f'"{LLAMA_FOR_GPUS}" builds it for the GPUs' if is_slow else ""
+        return Finding(name=label, found=f"installed, built for {built}", fix=fix)
+    return Finding(name=label, found=f"transformers {python.versions.get('transformers', '?')}")
+
+
+def _vllm(label: str, python: Interpreter) -> Finding:
+    """Its libraries load with one torch only."""
+    version = python.versions.get("vllm", "of unknown version")
+    if mismatch := find_mismatch(python):
+        torch = python.versions["torch"]
+        found = f"{version}, which does not match torch {torch}"
+        return Finding(name=label, found=found, is_ok=False, fix=mismatch)
+    tested = "" if is_tested_vllm(version) else f"; tested is {TESTED_VLLM}"
+    return Finding(name=label, found=f"{version}{tested}")
+
+
+def _is_installed(name: str, python: Interpreter) -> bool:
+    return not set(ENGINES[name].requires) - python.modules
 
 
 def _hardware(machine: Machine, store_dir: Path) -> Iterator[Finding]:

@@ -1,0 +1,76 @@
+"""`forge doctor` names engines by what they were built for and with, and what mends them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from forge.config.schema import ServeTable
+from forge.runner import doctor
+from forge.runner.doctor import Finding, examine
+from forge.serve.engines import ENGINES
+from forge.serve.versions import Interpreter
+
+ALL = frozenset(module for kind in ENGINES.values() for module in kind.requires)
+
+
+def findings(
+    monkeypatch: pytest.MonkeyPatch, python: Interpreter, *, gpus: tuple[str, ...] = ()
+) -> dict[str, Finding]:
+    monkeypatch.setattr(doctor, "read_interpreter", lambda _serve: python)
+    monkeypatch.setattr("forge.serve.engines.read_interpreter", lambda _serve: python)
+    monkeypatch.setattr(doctor, "inventory", lambda: gpus)
+    return {finding.name: finding for finding in examine(Path("/tmp"))}
+
+
+def test_a_vllm_beside_another_torch_is_named_with_both_and_what_mends_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    python = Interpreter(
+        python="/opt/python",
+        versions={"vllm": "0.24.0", "torch": "2.13.0"},
+        modules=ALL,
+        vllm_requires=("torch==2.11.0",),
+    )
+    found = findings(monkeypatch, python, gpus=("GPU-1",))
+    vllm = found["engine vllm"]
+    assert not vllm.is_ok
+    assert vllm.found == "0.24.0, which does not match torch 2.13.0"
+    assert "needs torch 2.11.0" in vllm.fix
+    assert found["serve.python"].found == "/opt/python: vllm 0.24.0, torch 2.13.0"
+
+
+def test_a_vllm_that_was_not_tested_is_said_and_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    python = Interpreter(python="", versions={"vllm": "0.99.1", "torch": "2.13.0"}, modules=ALL)
+    found = findings(monkeypatch, python, gpus=("GPU-1",))["engine vllm"]
+    assert found.is_ok
+    assert found.found == "0.99.1; tested is 0.24"
+
+
+def test_a_gpu_box_with_nothing_fast_is_told_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain = Interpreter(
+        python="", modules=ALL - {"vllm"}, llama_backends=frozenset({"base", "cpu"})
+    )
+    found = findings(monkeypatch, plain, gpus=("GPU-1",))
+    assert found["engine llama"].found == "installed, built for cpu"
+    assert "make setup LLAMA=cuda" in found["engine llama"].fix
+    assert not found["engine of runs"].is_ok
+    assert found["engine of runs"].found.startswith("hf: vllm is not installed, and llama is built")
+    built = Interpreter(
+        python="", modules=ALL - {"vllm"}, llama_backends=frozenset({"base", "cpu", "cuda"})
+    )
+    found = findings(monkeypatch, built, gpus=("GPU-1",))
+    assert found["engine llama"].found == "installed, built for cpu, cuda"
+    assert found["engine of runs"].is_ok
+    without_gpus = findings(monkeypatch, plain)
+    assert without_gpus["engine of runs"].found == "llama: the fastest on a CPU"
+    assert without_gpus["engine llama"].fix == without_gpus["engine vllm"].fix == ""
+
+
+def test_an_interpreter_that_does_not_run_is_a_finding(tmp_path: Path) -> None:
+    found = {f.name: f for f in examine(tmp_path, serve=ServeTable(python=tmp_path / "absent"))}
+    assert not found["engines"].is_ok
+    assert "does not run as a Python" in found["engines"].found
