@@ -116,6 +116,12 @@ def _problems(experiment: Experiment) -> Iterator[Mistake]:
     if problems.source == "generated":
         if problems.path:
             yield _mistake('found a path; allowed with source = "dir" only', "problems", "path")
+        if problems.sizes == "gpu" and not experiment.devices.judge and not experiment.judge.url:
+            yield _mistake(
+                'found "gpu" with judges on the CPU, where one such kernel takes minutes; "small", '
+                "or a card for the judges (devices.judge)",
+                *("problems", "sizes"),
+            )
         if problems.num_heldout >= problems.num_problems:
             yield _mistake(
                 f"found {problems.num_heldout}; fewer than num_problems = {problems.num_problems}",

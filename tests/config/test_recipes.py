@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from forge.config.load import load_experiment
-from forge.errors import MachineError
+from forge.errors import ConfigError, MachineError
 from forge.runner.assume import assume
 from forge.runner.machine import this_machine
 from forge.runner.plan import plan
@@ -190,6 +190,15 @@ def test_the_recipe_from_scratch_downloads_nothing_and_times_on_the_card() -> No
     assert experiment.judge.timing
     assert experiment.reward.speedup > 0
     assert [stage.kind for stage in experiment.stage] == ["sft", "eval", "grpo", "eval"]
+
+
+def test_sizes_for_a_gpu_are_refused_with_judges_on_the_cpu() -> None:
+    no_cards = ["devices.train=0", "devices.serve=0", "devices.judge=0"]
+    path = FOLDER / "h200-from-scratch.toml"
+    with pytest.raises(ConfigError, match=r"problems.sizes: found \"gpu\" with judges on the CPU"):
+        load_experiment(path, overrides=no_cards)
+    load_experiment(path, overrides=[*no_cards, "problems.sizes=small"])
+    load_experiment(path, overrides=[*no_cards, 'judge.url=["http://judges:1"]'])
 
 
 @pytest.mark.parametrize("name", NAMES)
