@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-
-import pytest
+from typing import TYPE_CHECKING
 
 from forge.config.schema import ServeTable
 from forge.runner import doctor
 from forge.runner.doctor import Finding, examine
 from forge.serve.engines import ENGINES
 from forge.serve.versions import Interpreter
+
+if TYPE_CHECKING:
+    import pytest
 
 ALL = frozenset(module for kind in ENGINES.values() for module in kind.requires)
 
