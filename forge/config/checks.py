@@ -100,10 +100,8 @@ def _tiny(experiment: Experiment) -> Iterator[Mistake]:
         return
     tiny = experiment.model.tiny
     if tiny.head_dim % 2:
-        yield _mistake(
-            f"found {tiny.head_dim}; an even size (rotary positions)",
-            *("model", "tiny", "head_dim"),
-        )
+        found = f"found {tiny.head_dim}; an even size (rotary positions)"
+        yield _mistake(found, "model", "tiny", "head_dim")
     if tiny.num_heads % tiny.num_kv_heads:
         yield _mistake(
             f"found {tiny.num_kv_heads}; a divisor of num_heads = {tiny.num_heads}",
@@ -117,16 +115,11 @@ def _problems(experiment: Experiment) -> Iterator[Mistake]:
         if problems.path:
             yield _mistake('found a path; allowed with source = "dir" only', "problems", "path")
         if problems.sizes == "gpu" and not experiment.devices.judge and not experiment.judge.url:
-            yield _mistake(
-                'found "gpu" with judges on the CPU, where one such kernel takes minutes; "small", '
-                "or a card for the judges (devices.judge)",
-                *("problems", "sizes"),
-            )
+            found = 'found "gpu" with judges on the CPU; "small", or devices.judge and cards for it'
+            yield _mistake(found, "problems", "sizes")
         if problems.num_heldout >= problems.num_problems:
-            yield _mistake(
-                f"found {problems.num_heldout}; fewer than num_problems = {problems.num_problems}",
-                *("problems", "num_heldout"),
-            )
+            fewer = f"fewer than num_problems = {problems.num_problems}"
+            yield _mistake(f"found {problems.num_heldout}; {fewer}", "problems", "num_heldout")
         return
     if experiment.model.init:
         yield _mistake(
