@@ -19,7 +19,7 @@ import gc
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,7 +43,14 @@ from forge.serve.wire import COMPACT, pack
 if TYPE_CHECKING:
     from forge.serve.request import Request
 
-__all__ = ["Endpoints", "EnginePort", "EngineStatus", "log_to_stderr", "serve_engine"]
+__all__ = [
+    "Endpoints",
+    "EnginePort",
+    "EngineStatus",
+    "log_to_stderr",
+    "make_endpoints",
+    "serve_engine",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -52,11 +59,11 @@ class Endpoints:
     """HTTP in front of one engine."""
 
     def __init__(
-        self, engine: EnginePort, *, texts: Texts, stop: tuple[int, ...], context_tokens: int
+        self, engine: EnginePort, *, texts: Texts, stop: Sequence[int], context_tokens: int
     ) -> None:
         self._engine = engine
         self._texts = texts
-        self._stop = stop
+        self._stop = tuple(stop)
         self._context_tokens = context_tokens
         self._busy = BusyClock()
         self._is_asleep = False
@@ -251,12 +258,16 @@ def log_to_stderr() -> None:
 
 def serve_engine(engine: EnginePort, config: Mapping[str, Any]) -> None:
     """Serve on the config's socket until SIGTERM."""
-    endpoints = Endpoints(
-        engine,
-        texts=Texts(Path(config["model_dir"])),
-        stop=tuple(config.get("stop_token_ids", ())),
-        context_tokens=config["context_tokens"],
-    )
     # What start-up made stays until the end: the collector need not walk it at every pass.
     gc.freeze()
-    serve(endpoints.app(), Path(config["socket_path"]))
+    serve(make_endpoints(engine, config).app(), Path(config["socket_path"]))
+
+
+def make_endpoints(engine: EnginePort, config: Mapping[str, Any]) -> Endpoints:
+    """With what the supervisor's config says of them."""
+    return Endpoints(
+        engine,
+        texts=Texts(Path(config["model_dir"])),
+        stop=config.get("stop_token_ids", ()),
+        context_tokens=config["context_tokens"],
+    )

@@ -1,9 +1,10 @@
 """Reading safetensors without torch: numpy has no bfloat16, so tensors come as raw bytes with their
 element type. And which files of a directory they are.
 
-Called by `llama.checkpoint` and `vllm.weights`. Promise: a truncated or malformed file is a ConfigError before any tensor is
-read, and files are read, never mapped (a file rewritten under a mapping kills the process with
-SIGBUS). The format: 8 bytes little-endian header length, JSON header, tensor bytes.
+Called by `llama.checkpoint` and `vllm.weights`. Promise: a truncated or malformed file is a
+ConfigError before any tensor is read, and files are read, never mapped (a file rewritten under a
+mapping kills the process with SIGBUS). The format: 8 bytes little-endian header length, JSON
+header, tensor bytes.
 """
 
 from __future__ import annotations

@@ -1,0 +1,154 @@
+"""A vLLM replica's process: `python -m forge.serve.vllm.app CONFIG.json`, AsyncLLM behind the
+endpoints of `forge.serve.app`.
+
+Started by `forge.serve.replicas`. AsyncLLM must be made inside the event loop that uses it, and by
+the main thread: EngineCore dies with the thread that started it. So the engine starts where the
+server does, and /health answers once it can serve.
+
+    this process: HTTP, AsyncLLM ── zmq ──▶ EngineCore: scheduler, card ──▶ more ranks, where asked
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from forge.errors import ConfigError
+from forge.process.lease import hold_lease
+from forge.process.uds import serve
+from forge.serve.app import log_to_stderr, make_endpoints
+from forge.serve.card import card_turns
+from forge.serve.vllm.engine import VllmEngine
+from forge.serve.vllm.flight import Counters, Vllm
+from forge.serve.vllm.settings import VllmSettings, engine_arguments, environment, read_settings
+
+logger = logging.getLogger(__name__)
+
+STOP_S = 5.0
+"""For EngineCore to end by itself when the server stops."""
+
+
+def open_vllm(settings: VllmSettings) -> Vllm:
+    """Start EngineCore: a minute with CUDA graphs, less without. Raises what vLLM raises."""
+    for name, value in environment(settings).items():
+        os.environ.setdefault(name, value)
+    from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports]
+    from vllm.inputs.engine import tokens_input  # pyright: ignore[reportMissingImports]
+    from vllm.lora.request import LoRARequest  # pyright: ignore[reportMissingImports]
+    from vllm.sampling_params import (  # pyright: ignore[reportMissingImports]
+        RequestOutputKind,
+        SamplingParams,
+    )
+    from vllm.v1.engine.async_llm import AsyncLLM  # pyright: ignore[reportMissingImports]
+    from vllm.v1.engine.exceptions import (  # pyright: ignore[reportMissingImports]
+        EngineDeadError,
+    )
+
+    def make_sampling(*, output_kind: str, **arguments: Any) -> Any:
+        return SamplingParams(output_kind=RequestOutputKind[output_kind], **arguments)
+
+    counters = Counters()
+    # Timing waits until the weights are loaded and the graphs are captured.
+    with card_turns(settings.shared_gpus)():
+        llm = AsyncLLM.from_engine_args(
+            AsyncEngineArgs(**engine_arguments(settings)), stat_loggers=[_listener(counters)]
+        )
+    return Vllm(
+        llm=llm,
+        make_sampling=make_sampling,
+        make_lora=LoRARequest,
+        make_prompt=tokens_input,
+        dead_error=EngineDeadError,
+        num_vocab=llm.model_config.get_vocab_size(),
+        counters=counters,
+    )
+
+
+def _listener(counters: Counters) -> type:
+    """A class that vLLM makes one of, and tells of each step. It passes for the Prometheus logger,
+    which would be added otherwise and costs more than the rest of the step's bookkeeping.
+    """
+    from vllm.v1.metrics.loggers import (  # pyright: ignore[reportMissingImports]
+        PrometheusStatLogger,
+    )
+
+    class Listener(PrometheusStatLogger):
+        def __init__(self, vllm_config: Any, engine_indexes: list[int] | None = None) -> None:
+            del vllm_config, engine_indexes
+
+        def record(
+            self,
+            scheduler_stats: Any,
+            iteration_stats: Any,
+            mm_cache_stats: Any = None,
+            engine_idx: int = 0,
+        ) -> None:
+            del mm_cache_stats, engine_idx
+            note_step(counters, scheduler_stats, iteration_stats)
+
+        def log_engine_initialized(self) -> None:
+            return
+
+        def log(self) -> None:
+            return
+
+        def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
+            del sleep, level
+
+    return Listener
+
+
+def note_step(counters: Counters, scheduled: Any, iteration: Any) -> None:
+    """Add what vLLM tells of a step: SchedulerStats and IterationStats, either may be absent."""
+    if scheduled is not None:
+        counters.running = scheduled.num_running_reqs
+        counters.kv_use = scheduled.kv_cache_usage
+    if iteration is not None:
+        counters.generated_tokens += iteration.num_generation_tokens
+        counters.prompt_tokens += iteration.num_prompt_tokens
+        counters.preempted += iteration.num_preempted_reqs
+
+
+def make_app(config: Mapping[str, Any], settings: VllmSettings) -> Starlette:
+    """The endpoints, once the engine serves."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        vllm = open_vllm(settings)
+        try:
+            engine = VllmEngine(vllm, settings)
+            await engine.start()
+            app.router.routes.append(Mount("/", make_endpoints(engine, config).app()))
+            gc.freeze()
+            yield
+        finally:
+            vllm.llm.shutdown(timeout=STOP_S)
+
+    return Starlette(lifespan=lifespan)
+
+
+def main() -> int:
+    """Serve until SIGTERM."""
+    config = hold_lease()
+    log_to_stderr()
+    try:
+        settings = read_settings(config)
+        engine_arguments(settings)
+    except ConfigError as error:
+        logger.error("%s", error)
+        return error.exit_code
+    serve(make_app(config, settings), Path(config["socket_path"]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,300 @@
+"""An EnginePort over vLLM's AsyncLLM: samples, adapters, weights, sleep.
+
+Made by `app`. AsyncLLM hands requests to a process of its own (EngineCore), which has the card.
+
+    generate ─▶ one vLLM request a sample, with the adapter of its start ─▶ EngineCore
+    load_weights ─▶ adapter: for what comes next; what runs ends on the old one
+                 └▶ full: all pauses, weights are written, KV is dropped, what runs goes on
+
+Promises: an adapter's id is never used twice (vLLM's prefix cache is keyed by it); every token
+knows its policy version; when EngineCore is gone, this process ends at once, so that whoever waits
+asks elsewhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
+
+from forge.errors import ConfigError, ForgeError, MachineError
+from forge.process.busy import BusyClock
+from forge.records import Finish
+from forge.serve.port import (
+    ADAPTER,
+    COMPACT_WIRE,
+    FULL,
+    LORA,
+    PREFIX_CACHE,
+    SCORE,
+    SLEEP,
+    Chunk,
+    EngineStatus,
+)
+from forge.serve.request import Request, Sample, check_length, check_tokens
+from forge.serve.vllm.flight import Flight, Vllm, sampled_logprobs
+from forge.serve.vllm.settings import MAX_LORAS, VllmSettings, sampling_arguments, scoring_arguments
+from forge.serve.vllm.weights import check_weights, checkpoint_shapes
+
+logger = logging.getLogger(__name__)
+
+FAULT_EXIT = 70
+
+
+class VllmEngine:
+    """A model that serves."""
+
+    name = "vllm"
+
+    def __init__(self, vllm: Vllm, settings: VllmSettings) -> None:
+        self._vllm, self._llm = vllm, vllm.llm
+        self._settings = settings
+        self._shapes = checkpoint_shapes(settings.model_dir)
+        self._version = settings.version
+        self._lora: Any = None
+        self._ids = count(1)
+        self._flights: set[Flight] = set()
+        self._landed = anyio.Event()
+        """Set, and replaced, when a sample ends."""
+        self._resumed: anyio.Event | None = None
+        """While weights are written: what new samples wait for."""
+        self._loading = anyio.Lock()
+        self._busy = BusyClock()
+        self._gpu_bytes = 0
+        features = {PREFIX_CACHE, FULL, SCORE, COMPACT_WIRE}
+        features |= {LORA} if settings.max_lora_rank else set()
+        self.features = frozenset(features | {SLEEP} if settings.can_sleep else features)
+
+    async def start(self) -> None:
+        """Once, before anything else."""
+        await self._llm.collective_rpc("forge_start", args=(list(self._settings.shared_gpus),))
+        self._gpu_bytes = sum(await self._llm.collective_rpc("forge_gpu_bytes"))
+
+    # -- requests --------------------------------------------------------------------------------
+
+    async def check(self, request: Request) -> None:
+        """Raise ConfigError for a request that cannot be served."""
+        request.check(num_vocab=self._vllm.num_vocab, context_tokens=self._settings.context_tokens)
+
+    async def generate(
+        self, request: Request, *, on_chunk: Callable[[Chunk], None] | None = None
+    ) -> None:
+        """As EnginePort has it. Each sample is a request of vLLM's; its prefix cache evaluates
+        their prompt once.
+        """
+        await self.check(request)
+        request.samples = [Sample(request, index) for index in range(request.n)]
+        prompt, failures = request.prompt.tolist(), list[ForgeError]()
+
+        async def one(sample: Sample) -> None:
+            try:
+                await self._sample(sample, prompt, on_chunk)
+            except ForgeError as error:
+                failures.append(error)
+                group.cancel_scope.cancel()
+
+        with self._busy.running(), self._dying():
+            async with anyio.create_task_group() as group:
+                for sample in request.samples:
+                    group.start_soon(one, sample)
+        if failures:
+            raise failures[0]
+
+    async def _sample(
+        self, sample: Sample, prompt: list[int], on_chunk: Callable[[Chunk], None] | None
+    ) -> None:
+        while self._resumed is not None:
+            await self._resumed.wait()
+        flight = Flight(sample=sample, lora=self._lora, version=self._version)
+        arguments = sampling_arguments(sample.request, sample.index)
+        output_kind = "FINAL_ONLY" if on_chunk is None else "DELTA"
+        async with self._flying(flight, prompt, {**arguments, "output_kind": output_kind}):
+            while sample.finish is None:
+                output = await flight.queue.get()
+                self._take(flight, output.outputs[0], is_last=output.finished)
+                if on_chunk is not None:
+                    new = list(output.outputs[0].token_ids)
+                    on_chunk(Chunk(index=sample.index, token_ids=new, finish=sample.finish))
+        if not np.isfinite(sample.logprobs).all():
+            raise MachineError(f"logits were not finite at policy version {flight.version}")
+
+    @asynccontextmanager
+    async def _flying(
+        self, flight: Flight, prompt: list[int], arguments: dict[str, Any]
+    ) -> AsyncIterator[None]:
+        """Around a request's time in vLLM. Where the body is cancelled, the request is aborted."""
+        self._flights.add(flight)
+        try:
+            # Uncancelled: what vLLM has half of cannot be aborted.
+            with anyio.CancelScope(shield=True):
+                flight.queue = await self._llm.add_request(
+                    f"forge-{next(self._ids)}",
+                    self._vllm.make_prompt(prompt),
+                    self._vllm.make_sampling(**arguments),
+                    lora_request=flight.lora,
+                )
+            yield
+        except ValueError as error:
+            raise ConfigError(f"vllm refused the request: {_line(error)}") from error
+        except anyio.get_cancelled_exc_class():
+            if flight.queue is not None:
+                with anyio.CancelScope(shield=True):
+                    await self._llm.abort(flight.queue.request_id, internal=True)
+            raise
+        finally:
+            self._flights.remove(flight)
+            self._landed.set()
+            self._landed = anyio.Event()
+
+    def _take(self, flight: Flight, output: Any, *, is_last: bool) -> None:
+        """Add what came; with the last of it the sample is complete."""
+        flight.tokens += list(output.token_ids)
+        flight.logprobs += sampled_logprobs(output.logprobs)
+        if not is_last:
+            return
+        sample = flight.sample
+        sample.tokens = np.array(flight.tokens, np.int32)
+        sample.logprobs = np.array(flight.logprobs, np.float32)
+        sample.versions = flight.versions()
+        sample.finish = Finish(output.finish_reason)
+        if sample.finish is Finish.ABORT or not flight.tokens:
+            raise MachineError("vllm gave the request up")
+
+    @contextmanager
+    def _dying(self) -> Iterator[None]:
+        """Ends this process where EngineCore is gone."""
+        try:
+            yield
+        except* self._vllm.dead_error:
+            die()
+
+    async def score(self, prompt: np.ndarray, completion: np.ndarray) -> list[float]:
+        """As EnginePort has it: the log probabilities of a prompt that is both."""
+        check_tokens("prompt_ids", prompt, num_vocab=self._vllm.num_vocab)
+        check_tokens("completion_ids", completion, num_vocab=self._vllm.num_vocab)
+        context_tokens = self._settings.context_tokens
+        check_length(prompt.size, completion.size, context_tokens=context_tokens)
+        tokens = [*prompt.tolist(), *completion.tolist()]
+        request = Request(prompt=np.array(tokens), n=1, max_tokens=1, temperature=0.0, seed=0)
+        flight = Flight(sample=Sample(request, 0), lora=self._lora, version=self._version)
+        arguments = {**scoring_arguments(), "output_kind": "FINAL_ONLY"}
+        with self._busy.running(), self._dying():
+            async with self._flying(flight, tokens, arguments):
+                output = await flight.queue.get()
+        rows = output.prompt_logprobs[prompt.size :]
+        return [row[token].logprob for row, token in zip(rows, completion.tolist(), strict=True)]
+
+    # -- weights ---------------------------------------------------------------------------------
+
+    async def load_weights(self, path: Path, *, version: int) -> str:
+        """As EnginePort has it. Raises MachineError where vLLM failed with weights half written:
+        it then answers nothing until it is given others.
+        """
+        rank = self._settings.max_lora_rank
+        kind = check_weights(path, served=self._shapes, max_lora_rank=rank)
+        async with self._loading:
+            with self._dying():
+                if kind == ADAPTER:
+                    await self._load_adapter(path, version)
+                else:
+                    await self._load_full(path, version)
+        return kind
+
+    async def _load_adapter(self, path: Path, version: int) -> None:
+        while len(self._loras()) >= MAX_LORAS:
+            await self._landed.wait()
+        number = next(self._ids)
+        lora = self._vllm.make_lora(
+            lora_name=f"v{version}-{number}", lora_int_id=number, lora_path=str(path)
+        )
+        try:
+            await self._llm.add_lora(lora)
+        except self._vllm.dead_error:
+            raise
+        except Exception as error:  # whatever a worker raised comes as a bare Exception
+            raise ConfigError(f"{path}: vllm cannot serve the adapter: {_line(error)}") from error
+        self._lora, self._version = lora, version
+
+    def _loras(self) -> set[int]:
+        """Ids of the adapters that somebody needs: the newest, and those of unfinished samples."""
+        needed = [flight.lora for flight in self._flights] + [self._lora]
+        return {lora.lora_int_id for lora in needed if lora is not None}
+
+    async def _load_full(self, path: Path, version: int) -> None:
+        """What runs is evaluated again under the new weights, and goes on."""
+        self._resumed = self._resumed or anyio.Event()
+        await self._llm.pause_generation(mode="keep", clear_cache=True)
+        for flight in self._flights:
+            flight.marks.append((self._num_tokens(flight), flight.version))
+            flight.version = version
+        try:
+            await self._llm.collective_rpc("forge_reload", args=(str(path),))
+        except self._vllm.dead_error:
+            raise
+        except Exception as error:  # as above
+            raise MachineError(f"{path}: vllm failed to load it: {_line(error)}") from error
+        self._lora, self._version = None, version
+        await self._llm.resume_generation()
+        self._resumed.set()
+        self._resumed = None
+
+    def _num_tokens(self, flight: Flight) -> int:
+        """What vLLM has made of a sample so far, handed out or not."""
+        if flight.queue is None:
+            return 0
+        state = self._llm.output_processor.request_states.get(flight.queue.request_id)
+        if state is None:  # it is complete
+            return flight.sample.request.max_tokens
+        return state.detokenizer.num_output_tokens()
+
+    # -- memory ----------------------------------------------------------------------------------
+
+    async def sleep(self) -> None:
+        """Weights go to the host's memory, KV is dropped."""
+        with self._dying():
+            before = sum(await self._llm.collective_rpc("forge_free_bytes"))
+            await self._llm.sleep(level=1)
+            after = sum(await self._llm.collective_rpc("forge_free_bytes"))
+        self._gpu_bytes = max(self._gpu_bytes - (after - before), 0)
+
+    async def wake(self) -> None:
+        """Weights come back."""
+        with self._dying():
+            await self._llm.wake_up()
+            self._gpu_bytes = sum(await self._llm.collective_rpc("forge_gpu_bytes"))
+
+    def status(self) -> EngineStatus:
+        """Its numbers as vLLM last told them; unfinished samples by our own count."""
+        if self._llm.errored:
+            die()
+        told, unfinished = self._vllm.counters, len(self._flights)
+        running = min(told.running, unfinished)
+        return EngineStatus(
+            version=self._version,
+            running=running,
+            waiting=unfinished - running,
+            kv_use=told.kv_use if unfinished else 0.0,
+            generated_tokens=told.generated_tokens,
+            prompt_tokens=told.prompt_tokens,
+            preempted=told.preempted,
+            step_s=self._busy.busy_s,
+            gpu_bytes=self._gpu_bytes,
+        )
+
+
+def die() -> None:
+    """EngineCore is gone, with every request: this process has nothing to say any more."""
+    logger.error("vLLM's EngineCore died; this process ends and is started again")
+    logging.shutdown()
+    os._exit(FAULT_EXIT)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

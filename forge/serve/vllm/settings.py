@@ -1,0 +1,194 @@
+"""What vLLM is told: the supervisor's config as its engine arguments, a request as its sampling
+parameters. Pure, and without vLLM.
+
+Called by `app` and `engine`. Names are those of vLLM 0.24: `AsyncEngineArgs`, `SamplingParams`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forge.errors import ConfigError
+from forge.serve.safetensors_file import read_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from forge.serve.request import Request
+
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Sizes that vLLM has kernels for; 1 is left out, since the others cost as little."""
+MAX_LORAS = 4
+"""Adapters served side by side: the newest, and those that unfinished samples began with. One of
+rank 64 on an 8B model takes 340 MB."""
+BATCH_TOKENS = 8192
+"""Of one step: enough that prompts use the card, few enough that decoding never waits long."""
+SEED_BITS = 63
+"""vLLM keeps seeds as signed 64 bits."""
+
+QUIET = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    # It cannot give the log probabilities that we ask for, and looks for a compiler.
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    # Ranks of a replica meet on this host.
+    "VLLM_HOST_IP": "127.0.0.1",
+}
+"""Environment of the child, where the experiment's `serve.env` says nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmSettings:
+    """The supervisor's config, read."""
+
+    model_dir: Path
+    context_tokens: int
+    """Of one sequence."""
+    slots: int
+    is_exact: bool
+    """f32, or bf16."""
+    memory_share: float
+    tensor_parallel: int
+    is_eager: bool
+    max_lora_rank: int
+    """Of the adapters that may come; 0 is none."""
+    shared_gpus: tuple[str, ...]
+    """UUIDs of cards that others time kernels on, or train on."""
+    seed: int
+    version: int
+    max_positions: int | None
+    """Longest sequence that the model knows; None where its config is silent."""
+
+    @property
+    def can_sleep(self) -> bool:
+        """Only a shared card is worth it: vLLM then keeps weights where they can be moved."""
+        return bool(self.shared_gpus)
+
+
+def read_settings(config: Mapping[str, Any]) -> VllmSettings:
+    """Raises ConfigError for a context that is longer than the model's, and for ranks on shared
+    cards: one that waits for its turn would hold up the other's, which waits for it."""
+    model_dir = Path(config["model_dir"])
+    found = read_json(model_dir / "config.json")
+    text = found.get("text_config") or found
+    max_positions = text.get("max_position_embeddings")
+    context_tokens = config["context_tokens"]
+    if max_positions is not None and context_tokens > max_positions:
+        raise ConfigError(
+            f"serve.context_tokens = {context_tokens}: {model_dir} knows {max_positions} positions"
+        )
+    if config.get("tensor_parallel", 1) > 1 and config.get("shared_gpus"):
+        raise ConfigError("serve.tensor_parallel above 1 needs cards that nobody else uses")
+    return VllmSettings(
+        model_dir=model_dir,
+        context_tokens=context_tokens,
+        slots=config["slots"],
+        is_exact=config["precision"] == "exact",
+        memory_share=config.get("memory_share", 0.85),
+        tensor_parallel=config.get("tensor_parallel", 1),
+        is_eager=config.get("eager", False),
+        max_lora_rank=config.get("max_lora_rank", 0),
+        shared_gpus=tuple(config.get("shared_gpus", ())),
+        seed=config.get("seed", 0),
+        version=config.get("version", 0),
+        max_positions=max_positions,
+    )
+
+
+def environment(settings: VllmSettings) -> dict[str, str]:
+    """To be set before vLLM is imported, where not set already."""
+    long = settings.max_positions is not None and _model_len(settings) > settings.max_positions
+    # The one position too many is never evaluated: it is the room for a score's own token.
+    return QUIET | ({"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"} if long else {})
+
+
+def engine_arguments(settings: VllmSettings) -> dict[str, Any]:
+    """Keywords of `AsyncEngineArgs`."""
+    arguments: dict[str, Any] = {
+        "model": str(settings.model_dir),
+        "dtype": "float32" if settings.is_exact else "bfloat16",
+        "seed": settings.seed,
+        "max_model_len": _model_len(settings),
+        "max_num_seqs": settings.slots,
+        "max_num_batched_tokens": max(BATCH_TOKENS, settings.slots),
+        "gpu_memory_utilization": settings.memory_share,
+        "tensor_parallel_size": settings.tensor_parallel,
+        "enforce_eager": settings.is_eager,
+        "enable_prefix_caching": True,
+        # Token ids in and out: texts are ours.
+        "skip_tokenizer_init": True,
+        # Of the distribution that was sampled from, as every engine of ours tells them.
+        "logprobs_mode": "processed_logprobs",
+        # A checkpoint's own sampling defaults are not ours.
+        "generation_config": "vllm",
+        "worker_extension_cls": "forge.serve.vllm.extension.ForgeWorker",
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+        "enable_sleep_mode": settings.can_sleep,
+    }
+    if settings.max_lora_rank:
+        arguments |= {
+            "enable_lora": True,
+            "max_lora_rank": lora_rank(settings.max_lora_rank),
+            "max_loras": MAX_LORAS,
+            "max_cpu_loras": MAX_LORAS,
+        }
+    if settings.shared_gpus:
+        # A step has left the card when it ends: the next is not queued behind it.
+        arguments["async_scheduling"] = False
+    return arguments
+
+
+def _model_len(settings: VllmSettings) -> int:
+    """A score asks for one token after the last, and vLLM wants room for it."""
+    return settings.context_tokens + 1
+
+
+def lora_rank(rank: int) -> int:
+    """The smallest that vLLM has and that holds `rank`. Raises ConfigError above the largest."""
+    fitting = [size for size in LORA_RANKS if size >= rank]
+    if not fitting:
+        raise ConfigError(f"model.lora.r = {rank}: vllm serves up to {LORA_RANKS[-1]}")
+    return fitting[0]
+
+
+def sampling_arguments(request: Request, index: int) -> dict[str, Any]:
+    """Keywords of `SamplingParams` for one sample of a request."""
+    return {
+        "n": 1,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "top_k": request.top_k,
+        "seed": sample_seed(request.seed, index),
+        "max_tokens": request.max_tokens,
+        "stop_token_ids": list(request.stop_token_ids),
+        # What ends a completion is told by the request alone.
+        "ignore_eos": True,
+        # The sampled token's own log probability, none beside it.
+        "logprobs": 0,
+        "flat_logprobs": True,
+        "detokenize": False,
+        "skip_clone": True,
+    }
+
+
+def scoring_arguments() -> dict[str, Any]:
+    """Keywords of `SamplingParams` for the log probabilities of a prompt's own tokens."""
+    return {
+        "n": 1,
+        "temperature": 0.0,
+        "max_tokens": 1,
+        "ignore_eos": True,
+        "prompt_logprobs": 0,
+        "detokenize": False,
+    }
+
+
+def sample_seed(seed: int, index: int) -> int:
+    """One for each sample: seeds that follow one another must not meet another request's."""
+    mixed = (seed * 0x9E3779B97F4A7C15 + index * 0xD1B54A32D192ED03 + 0x2545F4914F6CDD1D) % 2**64
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) % 2**64
+    return (mixed ^ (mixed >> 31)) % 2**SEED_BITS

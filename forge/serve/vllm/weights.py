@@ -1,0 +1,67 @@
+"""Whether a directory can be served before vLLM touches it: vLLM writes weights in place, and what
+it cannot finish it has half overwritten.
+
+Called by `engine`. Promise: what `check_weights` lets through has the tensors and shapes of the
+checkpoint that the engine started with, or is an adapter that fits the room for one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from forge.errors import ConfigError
+from forge.serve.port import ADAPTER, FULL
+from forge.serve.safetensors_file import list_tensors, read_json, weight_files
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def checkpoint_shapes(path: Path) -> Shapes:
+    """By name, every tensor of a checkpoint, read from the headers of its files. A head that is
+    the embedding does not count. Raises ConfigError."""
+    shapes: Shapes = {}
+    for file in weight_files(path):
+        shapes.update({name: tensor.shape for name, tensor in list_tensors(file).items()})
+    if read_json(path / "config.json").get("tie_word_embeddings"):
+        shapes.pop("lm_head.weight", None)
+    return shapes
+
+
+def check_weights(path: Path, *, served: Mapping[str, tuple[int, ...]], max_lora_rank: int) -> str:
+    """ADAPTER or FULL. Raises ConfigError, in one line, for what cannot be served."""
+    if not path.is_dir():
+        raise ConfigError(f"{path}: no such directory of weights")
+    if (path / "adapter_config.json").exists():
+        _check_adapter(path, max_lora_rank=max_lora_rank)
+        return ADAPTER
+    found = checkpoint_shapes(path)
+    if missing := sorted(served.keys() - found.keys()):
+        raise ConfigError(f"{path}: {len(missing)} tensors missing, the first is {missing[0]}")
+    if extra := sorted(found.keys() - served.keys()):
+        raise ConfigError(f"{path}: {len(extra)} tensors have no place, the first is {extra[0]}")
+    for name, shape in found.items():
+        if shape != served[name]:
+            raise ConfigError(f"{path}: {name} is {list(shape)}, {list(served[name])} is served")
+    return FULL
+
+
+def _check_adapter(path: Path, *, max_lora_rank: int) -> None:
+    where = path / "adapter_config.json"
+    config = read_json(where)
+    if not max_lora_rank:
+        raise ConfigError(f"{path}: the engine was started without room for adapters")
+    if (kind := config.get("peft_type")) != "LORA":
+        raise ConfigError(f"{where}: peft_type is {kind!r}; allowed is 'LORA'")
+    if type(rank := config.get("r")) is not int:
+        raise ConfigError(f"{where}: r is {rank!r}; allowed is an integer")
+    if rank > max_lora_rank:
+        raise ConfigError(f"{where}: rank {rank}; the engine has room for {max_lora_rank}")
+    for key in ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern"):
+        if config.get(key):
+            raise ConfigError(f"{where}: {key} is {config[key]!r}; the vllm engine needs it off")
+    if not list_tensors(path / "adapter_model.safetensors"):
+        raise ConfigError(f"{path}: the adapter holds no tensors")

@@ -1,0 +1,389 @@
+"""The engine around vLLM: what it asks, when, and what it makes of the answers. vLLM is a fake
+here; the same engine on a GPU is in test_vllm_gpu.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.lowlevel
+import numpy as np
+import pytest
+
+from forge.errors import ConfigError, MachineError
+from forge.records import Finish
+from forge.serve.port import Chunk
+from forge.serve.request import Request
+from forge.serve.vllm.engine import VllmEngine
+from forge.serve.vllm.flight import Counters, Vllm
+from forge.serve.vllm.settings import MAX_LORAS, read_settings
+
+if TYPE_CHECKING:
+    from conftest import Reference
+
+pytestmark = pytest.mark.anyio
+
+
+class DeadError(Exception):
+    """What vLLM raises when EngineCore is gone."""
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class FakeQueue:
+    """Where one request's outputs come."""
+
+    def __init__(self, llm: FakeLlm, request_id: str, prompt: Any, params: dict[str, Any]) -> None:
+        self.llm, self.request_id, self.prompt, self.params = llm, request_id, prompt, params
+        self.lora: Any = None
+        self.made = 0
+        self.outputs: asyncio.Queue[Any] = asyncio.Queue()
+
+    def make(self, count: int) -> None:
+        """So many tokens more: 0, 1, 2, ..., each with the log probability -(token + 1) / 10."""
+        tokens = list(range(self.made, self.made + count))
+        self.made += count
+        is_last = self.made >= self.params["max_tokens"]
+        if self.params["output_kind"] == "FINAL_ONLY":
+            if not is_last:
+                return
+            tokens = list(range(self.made))
+        values = [-(token + 1) / 10 for token in tokens]
+        flat = SimpleNamespace(start_indices=range(len(values)), logprobs=values)
+        output = SimpleNamespace(
+            token_ids=tokens, logprobs=flat, finish_reason="length" if is_last else None
+        )
+        prompt_logprobs = [None] + [
+            {token: SimpleNamespace(logprob=-token / 100)} for token in self.prompt[1:]
+        ]
+        self.outputs.put_nowait(
+            SimpleNamespace(outputs=[output], finished=is_last, prompt_logprobs=prompt_logprobs)
+        )
+        if is_last:
+            del self.llm.output_processor.request_states[self.request_id]
+
+    async def get(self) -> Any:
+        out = await self.outputs.get()
+        if isinstance(out, Exception):
+            raise out
+        return out
+
+
+class FakeLlm:
+    """AsyncLLM: keeps requests until a test lets them make tokens."""
+
+    errored = False
+
+    def __init__(self) -> None:
+        self.queues: list[FakeQueue] = []
+        self.calls: list[Any] = []
+        self.output_processor = SimpleNamespace(request_states={})
+        self.is_at_once = False
+        self.failure: Exception | None = None
+
+    async def add_request(
+        self, request_id: str, prompt: Any, params: Any, *, lora_request: Any = None
+    ) -> FakeQueue:
+        await anyio.lowlevel.checkpoint()
+        queue = FakeQueue(self, request_id, prompt, params)
+        queue.lora = lora_request
+        detokenizer = SimpleNamespace(num_output_tokens=lambda: queue.made)
+        self.output_processor.request_states[request_id] = SimpleNamespace(detokenizer=detokenizer)
+        self.queues.append(queue)
+        if self.is_at_once:
+            queue.make(params["max_tokens"])
+        return queue
+
+    async def abort(self, request_id: str, *, internal: bool) -> None:
+        assert internal
+        await anyio.lowlevel.checkpoint()
+        self.calls.append(("abort", request_id))
+
+    async def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> list[Any]:
+        self.calls.append((method, *args))
+        if self.failure is not None and method == "forge_reload":
+            raise self.failure
+        return [1000]
+
+    async def add_lora(self, lora: Any) -> bool:
+        if self.failure is not None:
+            raise self.failure
+        self.calls.append(("add_lora", lora.lora_path))
+        return True
+
+    async def pause_generation(self, *, mode: str, clear_cache: bool) -> None:
+        self.calls.append(("pause", mode, clear_cache))
+
+    async def resume_generation(self) -> None:
+        self.calls.append("resume")
+
+    async def sleep(self, *, level: int) -> None:
+        self.calls.append(("sleep", level))
+
+    async def wake_up(self) -> None:
+        self.calls.append("wake")
+
+
+def make_engine(reference: Reference, llm: FakeLlm, **fields: Any) -> VllmEngine:
+    config = {
+        "model_dir": str(reference.path), "context_tokens": 64, "slots": 8, "precision": "fast",
+        "max_lora_rank": 8, **fields,
+    }  # fmt: skip
+    vllm = Vllm(
+        llm=llm,
+        make_sampling=dict,
+        make_lora=SimpleNamespace,
+        make_prompt=list,
+        dead_error=DeadError,
+        num_vocab=512,
+        counters=Counters(),
+    )
+    return VllmEngine(vllm, read_settings(config))
+
+
+def request(*, n: int = 1, max_tokens: int = 6, seed: int = 1) -> Request:
+    return Request(prompt=np.arange(5), n=n, max_tokens=max_tokens, temperature=1.0, seed=seed)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    with anyio.fail_after(5):
+        while not is_so():  # noqa: ASYNC110
+            await anyio.sleep(0.001)
+
+
+async def test_samples_come_back_with_their_numbers_and_version(tied: Reference) -> None:
+    llm = FakeLlm()
+    llm.is_at_once = True
+    engine, one = make_engine(tied, llm, version=3), request(n=2)
+    await engine.generate(one)
+    for sample in one.samples:
+        assert sample.tokens.tolist() == [0, 1, 2, 3, 4, 5]
+        assert sample.logprobs == pytest.approx([-0.1, -0.2, -0.3, -0.4, -0.5, -0.6])
+        assert sample.versions.tolist() == [3] * 6
+        assert sample.finish is Finish.LENGTH
+    assert len({queue.params["seed"] for queue in llm.queues}) == 2
+    assert engine.status().running == engine.status().waiting == 0
+
+
+async def test_a_stream_hears_each_step(tied: Reference) -> None:
+    llm, heard = FakeLlm(), list[Chunk]()
+    engine, one = make_engine(tied, llm), request()
+    async with anyio.create_task_group() as group:
+        group.start_soon(lambda: engine.generate(one, on_chunk=heard.append))
+        await until(lambda: len(llm.queues) == 1)
+        llm.queues[0].make(2)
+        llm.queues[0].make(4)
+    assert [chunk.token_ids for chunk in heard] == [[0, 1], [2, 3, 4, 5]]
+    assert [chunk.finish for chunk in heard] == [None, Finish.LENGTH]
+    assert one.samples[0].logprobs.size == 6
+
+
+async def test_a_cancelled_request_is_aborted_with_all_its_samples(tied: Reference) -> None:
+    llm = FakeLlm()
+    engine = make_engine(tied, llm)
+    async with anyio.create_task_group() as group:
+        group.start_soon(engine.generate, request(n=3))
+        await until(lambda: len(llm.queues) == 3)
+        assert engine.status().waiting == 3
+        group.cancel_scope.cancel()
+    assert {call[1] for call in llm.calls} == {queue.request_id for queue in llm.queues}
+    assert len(llm.calls) == 3
+    assert engine.status().waiting == 0
+
+
+async def test_what_vllm_refuses_is_one_line_and_its_siblings_are_aborted(tied: Reference) -> None:
+    llm = FakeLlm()
+    engine = make_engine(tied, llm)
+    failures: list[Exception] = []
+
+    async def ask() -> None:
+        try:
+            await engine.generate(request(n=2))
+        except ConfigError as error:
+            failures.append(error)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(ask)
+        await until(lambda: len(llm.queues) == 2)
+        llm.queues[0].outputs.put_nowait(ValueError("too\nlong"))
+    assert [str(error) for error in failures] == ["vllm refused the request: too long"]
+    assert ("abort", llm.queues[1].request_id) in llm.calls
+
+
+async def test_numbers_that_are_not_finite_give_the_request_up(tied: Reference) -> None:
+    llm, said = FakeLlm(), list[str]()
+    engine = make_engine(tied, llm)
+    flat = SimpleNamespace(start_indices=[0], logprobs=[float("nan")])
+    output = SimpleNamespace(token_ids=[1], logprobs=flat, finish_reason="length")
+
+    async def ask() -> None:
+        try:
+            await engine.generate(request())
+        except MachineError as error:
+            said.append(str(error))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(ask)
+        await until(lambda: len(llm.queues) == 1)
+        llm.queues[0].outputs.put_nowait(SimpleNamespace(outputs=[output], finished=True))
+    assert said == ["logits were not finite at policy version 0"]
+
+
+async def test_what_runs_ends_on_the_adapter_that_it_began_with(
+    tied: Reference, make_adapter: Callable[..., Reference]
+) -> None:
+    llm, path = FakeLlm(), make_adapter(tied, r=4).path
+    engine, old, new = make_engine(tied, llm), request(), request()
+    assert await engine.load_weights(path, version=1) == "adapter"
+    async with anyio.create_task_group() as group:
+        group.start_soon(engine.generate, old)
+        await until(lambda: len(llm.queues) == 1)
+        await engine.load_weights(path, version=2)
+        group.start_soon(engine.generate, new)
+        await until(lambda: len(llm.queues) == 2)
+        for queue in llm.queues:
+            queue.make(6)
+    first, second = (queue.lora.lora_int_id for queue in llm.queues)
+    assert first != second, "one id would serve the old KV"
+    assert set(old.samples[0].versions) == {1}
+    assert set(new.samples[0].versions) == {2}
+    assert "pause" not in str(llm.calls), "an adapter stops nobody"
+
+
+async def test_a_new_adapter_waits_for_room_beside_those_in_use(
+    tied: Reference, make_adapter: Callable[..., Reference]
+) -> None:
+    llm, path = FakeLlm(), make_adapter(tied, r=4).path
+    engine = make_engine(tied, llm)
+    async with anyio.create_task_group() as group:
+        for version in range(MAX_LORAS):
+            await engine.load_weights(path, version=version)
+            group.start_soon(engine.generate, request())
+            await until(lambda: len(llm.queues) == version + 1)  # noqa: B023
+        group.start_soon(lambda: engine.load_weights(path, version=9))
+        await anyio.sleep(0.02)
+        assert engine.status().version == MAX_LORAS - 1
+        llm.queues[1].make(6)
+        await until(lambda: engine.status().version == 9)
+        for queue in llm.queues[:1] + llm.queues[2:]:
+            queue.make(6)
+
+
+async def test_full_weights_mark_what_each_version_made(tied: Reference, newer: Reference) -> None:
+    llm = FakeLlm()
+    engine, one, late = make_engine(tied, llm), request(), request()
+    async with anyio.create_task_group() as group:
+        group.start_soon(engine.generate, one)
+        await until(lambda: len(llm.queues) == 1)
+        llm.queues[0].make(2)
+        assert await engine.load_weights(newer.path, version=4) == "full"
+        llm.queues[0].make(1)
+        await engine.load_weights(tied.path, version=5)
+        llm.queues[0].make(3)
+        group.start_soon(engine.generate, late)
+        await until(lambda: len(llm.queues) == 2)
+        llm.queues[1].make(6)
+    assert one.samples[0].versions.tolist() == [0, 0, 4, 5, 5, 5]
+    assert late.samples[0].versions.tolist() == [5] * 6
+    first = [("pause", "keep", True), ("forge_reload", str(newer.path)), "resume"]
+    assert llm.calls[:3] == first
+
+
+async def test_full_weights_end_an_adapter(
+    tied: Reference, newer: Reference, make_adapter: Callable[..., Reference]
+) -> None:
+    llm = FakeLlm()
+    llm.is_at_once = True
+    engine = make_engine(tied, llm)
+    await engine.load_weights(make_adapter(tied, r=4).path, version=1)
+    await engine.load_weights(newer.path, version=2)
+    await engine.generate(request())
+    assert llm.queues[0].lora is None
+
+
+async def test_half_written_weights_answer_nothing_until_others_came(
+    tied: Reference, newer: Reference
+) -> None:
+    llm = FakeLlm()
+    llm.is_at_once = True
+    engine, one = make_engine(tied, llm), request()
+    llm.failure = RuntimeError("out of\nmemory")
+    with pytest.raises(MachineError, match="failed to load it: out of memory"):
+        await engine.load_weights(newer.path, version=1)
+    assert "resume" not in llm.calls
+    async with anyio.create_task_group() as group:
+        group.start_soon(engine.generate, one)
+        await anyio.sleep(0.02)
+        assert not llm.queues
+        llm.failure = None
+        await engine.load_weights(tied.path, version=0)
+    assert one.samples[0].finish is Finish.LENGTH
+
+
+async def test_a_refused_adapter_changes_nothing(
+    tied: Reference, make_adapter: Callable[..., Reference]
+) -> None:
+    llm = FakeLlm()
+    llm.is_at_once = True
+    engine = make_engine(tied, llm)
+    llm.failure = Exception("no such module")
+    with pytest.raises(ConfigError, match="cannot serve the adapter: no such module"):
+        await engine.load_weights(make_adapter(tied, r=4).path, version=1)
+    await engine.generate(request())
+    assert llm.queues[0].lora is None
+    assert engine.status().version == 0
+
+
+async def test_a_score_is_of_the_completions_own_tokens(tied: Reference) -> None:
+    llm = FakeLlm()
+    llm.is_at_once = True
+    engine = make_engine(tied, llm)
+    found = await engine.score(np.array([7, 8, 9]), np.array([10, 20]))
+    assert found == [-0.1, -0.2]
+    assert llm.queues[0].params["prompt_logprobs"] == 0
+    with pytest.raises(ConfigError, match="allowed is 64 together"):
+        await engine.score(np.arange(60), np.arange(5))
+
+
+async def test_a_dead_core_ends_the_process(
+    tied: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr("forge.serve.vllm.engine.os._exit", codes.append)
+    llm = FakeLlm()
+    engine = make_engine(tied, llm)
+    async with anyio.create_task_group() as group:
+        group.start_soon(engine.generate, request(n=2))
+        await until(lambda: len(llm.queues) == 2)
+        llm.queues[0].outputs.put_nowait(DeadError())
+    assert codes == [70]
+    llm.errored = True
+    engine.status()
+    assert codes == [70, 70]
+
+
+async def test_sleep_and_wake_are_vllms(tied: Reference) -> None:
+    llm = FakeLlm()
+    shared, own = (make_engine(tied, llm, shared_gpus=gpus) for gpus in (["GPU-a"], []))
+    assert "sleep" in shared.features
+    assert "sleep" not in own.features
+    await shared.start()
+    assert llm.calls[0] == ("forge_start", ["GPU-a"])
+    assert shared.status().gpu_bytes == 1000
+    await shared.sleep()
+    await shared.wake()
+    assert [call for call in llm.calls if "forge" not in call[0]] == [("sleep", 1), "wake"]
+
+
+def test_a_path_of_nothing_is_refused(tied: Reference) -> None:
+    engine = make_engine(tied, FakeLlm())
+    with pytest.raises(ConfigError, match="no such directory"):
+        anyio.run(lambda: engine.load_weights(Path("/nowhere"), version=1))

@@ -1,0 +1,135 @@
+"""What runs in vLLM's workers, as far as it needs no vLLM: turns on the card, layers laid bare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from forge.serve.card import card_turns
+from forge.serve.vllm.extension import ForgeWorker, bare_layers, in_turns
+
+
+class Turns:
+    """Writes down who comes and goes."""
+
+    def __init__(self) -> None:
+        self.did: list[str] = []
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        self.did.append("enter")
+        yield
+        self.did.append("leave")
+
+    def does(self, what: str, *, answer: Any = None) -> Callable[..., Any]:
+        def call(*_: Any) -> Any:
+            self.did.append(what)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        return call
+
+
+def test_a_step_in_two_halves_is_one_turn_that_ends_with_an_idle_card() -> None:
+    turns = Turns()
+    execute, sample = in_turns(
+        turns.does("execute"),
+        turns.does("sample", answer="tokens"),
+        turns=turns,
+        drain=turns.does("drain"),
+    )
+    for _ in range(2):
+        assert execute(None) is None
+        assert sample(None) == "tokens"
+    assert turns.did == ["enter", "execute", "sample", "drain", "leave"] * 2
+
+
+def test_a_step_without_tokens_is_one_turn_too() -> None:
+    turns = Turns()
+    execute, _ = in_turns(
+        turns.does("execute", answer="nothing"),
+        turns.does("sample"),
+        turns=turns,
+        drain=turns.does("drain"),
+    )
+    assert execute(None) == "nothing"
+    assert turns.did == ["enter", "execute", "drain", "leave"]
+
+
+@pytest.mark.parametrize("half", ["execute", "sample"])
+def test_a_step_that_fails_gives_the_card_back(half: str) -> None:
+    turns = Turns()
+    fault = RuntimeError("out of memory")
+    execute, sample = in_turns(
+        turns.does("execute", answer=fault if half == "execute" else None),
+        turns.does("sample", answer=fault),
+        turns=turns,
+        drain=turns.does("drain"),
+    )
+    with pytest.raises(RuntimeError):
+        sample(execute(None))
+    assert turns.did.count("enter") == turns.did.count("leave") == 1
+
+
+class BaseLayerWithLoRA(nn.Module):
+    """Named as vLLM's."""
+
+    def __init__(self, base_layer: nn.Module) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+        self.lora_a = nn.Parameter(torch.zeros(2))
+
+
+class Wrapper(BaseLayerWithLoRA):
+    """A kind of it."""
+
+
+def test_a_checkpoints_names_fit_while_the_layers_are_bare() -> None:
+    inner = nn.Sequential(nn.Linear(3, 3), Wrapper(nn.Linear(3, 3)))
+    model = nn.ModuleDict({"block": inner, "head": Wrapper(nn.Sequential(Wrapper(nn.Tanh())))})
+    before = [(name, id(module)) for name, module in model.named_modules()]
+    with bare_layers(model):
+        names = {name for name, _ in model.named_parameters()}
+        assert {"block.0.weight", "block.1.weight"} <= names
+        assert not [name for name in names if name.startswith("block") and "base_layer" in name]
+    assert [(name, id(module)) for name, module in model.named_modules()] == before
+    with pytest.raises(RuntimeError), bare_layers(model):
+        raise RuntimeError
+    assert [(name, id(module)) for name, module in model.named_modules()] == before
+
+
+def test_the_worker_adds_names_of_its_own_only() -> None:
+    """vLLM refuses an extension whose names it has itself."""
+    added = [name for name in dir(ForgeWorker) if not name.startswith("__")]
+    assert added
+    assert all(name.startswith("forge_") for name in added)
+
+
+def test_turns_hold_every_named_card_and_nothing_without_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    did: list[str] = []
+
+    class FakeLease:
+        def __init__(self, uuid: str) -> None:
+            self.uuid = uuid
+
+        @contextmanager
+        def shared(self, *, timeout_s: float) -> Iterator[None]:
+            assert timeout_s > 0
+            did.append(f"+{self.uuid}")
+            yield
+            did.append(f"-{self.uuid}")
+
+    monkeypatch.setattr("forge.serve.card.GpuLease", FakeLease)
+    with card_turns([])():
+        assert did == []
+    with card_turns(["b", "a"])():
+        assert did == ["+a", "+b"], "in one order everywhere"
+    assert did == ["+a", "+b", "-b", "-a"]

@@ -1,0 +1,229 @@
+"""What vLLM is told, and which directories reach it: without vLLM."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from forge.errors import ConfigError
+from forge.serve.request import Request
+from forge.serve.vllm.app import note_step
+from forge.serve.vllm.flight import Counters, sampled_logprobs
+from forge.serve.vllm.settings import (
+    engine_arguments,
+    environment,
+    lora_rank,
+    read_settings,
+    sample_seed,
+    sampling_arguments,
+)
+from forge.serve.vllm.weights import check_weights, checkpoint_shapes
+
+if TYPE_CHECKING:
+    from conftest import Reference
+
+
+def config_of(reference: Reference, **fields: Any) -> dict[str, Any]:
+    config = {
+        "model_dir": str(reference.path),
+        "context_tokens": 1024,
+        "slots": 64,
+        "precision": "fast",
+        "memory_share": 0.4,
+        "tensor_parallel": 2,
+        "eager": True,
+        "max_lora_rank": 0,
+        "shared_gpus": [],
+        "seed": 3,
+    }
+    return {**config, **fields}
+
+
+def test_what_the_experiment_says_reaches_vllm(tied: Reference) -> None:
+    arguments = engine_arguments(read_settings(config_of(tied)))
+    expected = {
+        "model": str(tied.path),
+        "dtype": "bfloat16",
+        "max_num_seqs": 64,
+        "gpu_memory_utilization": 0.4,
+        "tensor_parallel_size": 2,
+        "enforce_eager": True,
+        "seed": 3,
+        "enable_sleep_mode": False,
+        "logprobs_mode": "processed_logprobs",
+        "enable_prefix_caching": True,
+    }
+    assert expected.items() <= arguments.items()
+    assert "enable_lora" not in arguments
+    assert "async_scheduling" not in arguments
+    exact = engine_arguments(read_settings(config_of(tied, precision="exact")))
+    assert exact["dtype"] == "float32"
+
+
+def test_a_score_of_the_whole_context_fits(tied: Reference) -> None:
+    """vLLM wants room for a token after the last; at the model's end only by its own permission."""
+    shorter, full = (
+        read_settings(config_of(tied, context_tokens=tokens)) for tokens in (2047, 2048)
+    )
+    assert engine_arguments(shorter)["max_model_len"] == 2048
+    assert engine_arguments(full)["max_model_len"] == 2049
+    assert "VLLM_ALLOW_LONG_MAX_MODEL_LEN" not in environment(shorter)
+    assert environment(full)["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] == "1"
+    with pytest.raises(ConfigError, match=r"2049: .* knows 2048 positions"):
+        read_settings(config_of(tied, context_tokens=2049))
+
+
+def test_a_shared_card_means_turns_and_sleep(tied: Reference) -> None:
+    shared = config_of(tied, shared_gpus=["GPU-a"], tensor_parallel=1)
+    arguments = engine_arguments(read_settings(shared))
+    assert arguments["async_scheduling"] is False
+    assert arguments["enable_sleep_mode"] is True
+    with pytest.raises(ConfigError, match="tensor_parallel"):
+        read_settings({**shared, "tensor_parallel": 2})
+
+
+@pytest.mark.parametrize(("rank", "room"), [(1, 8), (8, 8), (9, 16), (64, 64), (500, 512)])
+def test_adapters_get_the_smallest_room_that_holds_them(
+    rank: int, room: int, tied: Reference
+) -> None:
+    arguments = engine_arguments(read_settings(config_of(tied, max_lora_rank=rank)))
+    assert (arguments["enable_lora"], arguments["max_lora_rank"]) == (True, room)
+    assert arguments["max_cpu_loras"] >= arguments["max_loras"] >= 2
+
+
+def test_a_rank_beyond_vllms_is_refused() -> None:
+    with pytest.raises(ConfigError, match="513: vllm serves up to 512"):
+        lora_rank(513)
+
+
+def test_a_request_is_what_vllm_samples() -> None:
+    request = Request(
+        prompt=np.arange(4), n=3, max_tokens=7, temperature=0.6, seed=11, top_p=0.9, top_k=20,
+        stop_token_ids=(5, 6),
+    )  # fmt: skip
+    first, second = (sampling_arguments(request, index) for index in (0, 1))
+    expected = {
+        "n": 1, "temperature": 0.6, "top_p": 0.9, "top_k": 20, "max_tokens": 7,
+        "stop_token_ids": [5, 6], "ignore_eos": True, "logprobs": 0, "detokenize": False,
+    }  # fmt: skip
+    assert expected.items() <= first.items()
+    assert first["seed"] != second["seed"]
+    assert {**first, "seed": 0} == {**second, "seed": 0}
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 4095))
+def test_seeds_fit_and_neighbours_do_not_meet(seed: int, index: int) -> None:
+    found = sample_seed(seed, index)
+    assert 0 <= found < 2**63
+    assert found == sample_seed(seed, index)
+    assert found not in {sample_seed(seed, index + 1), sample_seed(seed + 1, index)}
+    assert sample_seed(seed, 1) != sample_seed(seed + 1, 0)
+
+
+def test_the_sampled_tokens_log_probability_is_taken_from_either_form() -> None:
+    flat = SimpleNamespace(start_indices=[0, 1, 3], logprobs=[-1.0, -2.0, -9.0, -3.0])
+    tables = [{7: SimpleNamespace(logprob=-1.0), 8: SimpleNamespace(logprob=-9.0)}]
+    assert sampled_logprobs(flat) == [-1.0, -2.0, -3.0]
+    assert sampled_logprobs(tables) == [-1.0]
+
+
+def test_steps_add_up_and_the_newest_state_stands() -> None:
+    counters = Counters()
+    step = SimpleNamespace(num_generation_tokens=5, num_prompt_tokens=9, num_preempted_reqs=1)
+    note_step(counters, SimpleNamespace(num_running_reqs=4, kv_cache_usage=0.5), step)
+    note_step(counters, SimpleNamespace(num_running_reqs=2, kv_cache_usage=0.25), None)
+    note_step(counters, None, step)
+    assert counters == Counters(
+        running=2, kv_use=0.25, generated_tokens=10, prompt_tokens=18, preempted=2
+    )
+
+
+# -- directories -------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_of_the_same_shapes_and_a_fitting_adapter_pass(
+    tied: Reference, newer: Reference, make_adapter: Callable[..., Reference]
+) -> None:
+    served = checkpoint_shapes(tied.path)
+    assert check_weights(newer.path, served=served, max_lora_rank=0) == "full"
+    assert "lm_head.weight" not in served
+    adapter = make_adapter(tied, r=8).path
+    assert check_weights(adapter, served=served, max_lora_rank=8) == "adapter"
+
+
+def without_a_tensor(path: Path) -> None:
+    tensors = load_file(path / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, path / "model.safetensors")
+
+
+def with_another_tensor(path: Path) -> None:
+    tensors = load_file(path / "model.safetensors")
+    save_file({**tensors, "more": tensors["model.norm.weight"] * 1}, path / "model.safetensors")
+
+
+def of_another_shape(path: Path) -> None:
+    tensors = load_file(path / "model.safetensors")
+    norm = tensors["model.norm.weight"]
+    save_file({**tensors, "model.norm.weight": norm[:-1].clone()}, path / "model.safetensors")
+
+
+def cut(path: Path) -> None:
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (shutil.rmtree, "no such directory"),
+        (without_a_tensor, "1 tensors missing, the first is model.norm.weight"),
+        (with_another_tensor, "1 tensors have no place, the first is more"),
+        (of_another_shape, "model.norm.weight is .63., .64. is served"),
+        (cut, "model.safetensors"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_never_reaches_vllm(
+    damage: Callable[[Path], None], said: str, tied: Reference, newer: Reference, tmp_path: Path
+) -> None:
+    shutil.copytree(newer.path, tmp_path / "bad")
+    damage(tmp_path / "bad")
+    with pytest.raises(ConfigError, match=said):
+        check_weights(tmp_path / "bad", served=checkpoint_shapes(tied.path), max_lora_rank=0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "room", "said"),
+    [
+        ({}, 0, "without room for adapters"),
+        ({}, 4, "rank 8; the engine has room for 4"),
+        ({"peft_type": "LOHA"}, 8, "peft_type is 'LOHA'"),
+        ({"r": None}, 8, "r is None"),
+        ({"use_dora": True}, 8, "use_dora"),
+        ({"rank_pattern": {"q_proj": 4}}, 8, "rank_pattern"),
+    ],
+)
+def test_an_adapter_that_does_not_fit_never_reaches_vllm(
+    fields: dict[str, Any],
+    room: int,
+    said: str,
+    tied: Reference,
+    make_adapter: Callable[..., Reference],
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "bad"
+    shutil.copytree(make_adapter(tied, r=8).path, path)
+    config = json.loads((path / "adapter_config.json").read_text())
+    (path / "adapter_config.json").write_text(json.dumps({**config, **fields}))
+    with pytest.raises(ConfigError, match=said):
+        check_weights(path, served=checkpoint_shapes(tied.path), max_lora_rank=room)
