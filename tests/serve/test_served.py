@@ -1,0 +1,172 @@
+"""Asking several servers as one: who is asked when one is lost, and that nothing counts twice. The
+servers are fakes of the port `Server`; `test_replicas.py` asks real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import anyio
+import pytest
+
+import forge.serve.router
+import forge.serve.served
+from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled
+from forge.records import Completion, Finish
+from forge.serve.served import Served
+
+pytestmark = pytest.mark.anyio
+HOW: dict[str, Any] = {"max_tokens": 4, "temperature": 1.0, "seed": 0}
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forge.serve.served, "RETRY_PAUSE_S", 0.001)
+    monkeypatch.setattr(forge.serve.served, "WATCH_EVERY_S", 0.01)
+    monkeypatch.setattr(forge.serve.router, "LEAST_PATIENCE_S", 0.02)
+
+
+class Fake:
+    """Answers at once, unless told to wait or to fail."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.load = self.generated_tokens = self.num_deaths = self.num_asked = 0
+        self.is_up = True
+        self.busy_s = 0.0
+        self.errors: list[ForgeError] = []
+        self.go_on = anyio.Event()
+        self.go_on.set()
+
+    async def complete(
+        self, prompt_ids: Sequence[int], *, n: int, max_tokens: int, temperature: float,
+        seed: int, stop_token_ids: Sequence[int],
+    ) -> list[Completion]:  # fmt: skip
+        self.num_asked += 1
+        await self.go_on.wait()
+        if self.errors:
+            raise self.errors.pop()
+        one = Completion(
+            token_ids=(1, 2, 3), logprobs=(-1.0,) * 3, finish=Finish.LENGTH,
+            min_version=0, max_version=0,
+        )  # fmt: skip
+        return [one] * n
+
+    def wait(self) -> anyio.Event:
+        """Answer nothing until the event is set."""
+        self.go_on = anyio.Event()
+        return self.go_on
+
+
+def served(*fakes: Fake, wait_s: float = 5.0) -> Served:
+    return Served(fakes, stop_token_ids=(), slots=4, wait_s=wait_s)
+
+
+async def test_what_comes_from_both_in_one_moment_is_given_and_counted_once() -> None:
+    a, b = Fake("a"), Fake("b")
+    both = served(a, b)
+    await both.generate([1], n=2, **HOW)
+    event = a.wait()
+    b.go_on = event
+    async with anyio.create_task_group() as group:
+        group.start_soon(lambda: both.generate([1], n=2, **HOW))
+        while b.num_asked == 0:
+            await anyio.sleep(0.01)
+            both._answered_at["b"] = 1e18  # another request of b's has been answered
+        event.set()
+    assert (a.num_asked, b.num_asked) == (2, 1)
+    assert both.stats().generated_tokens == 2 * 2 * 3
+    assert a.load == b.load == 0
+
+
+async def test_requests_of_one_moment_are_spread_over_the_servers() -> None:
+    fakes = [Fake(name) for name in "abcd"]
+    all_of_them = served(*fakes)
+    async with anyio.create_task_group() as group:
+        for _ in range(8):
+            group.start_soon(lambda: all_of_them.generate([1], n=1, **HOW))
+    assert [fake.num_asked for fake in fakes] == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("error", "asked"),
+    [(ChildDied("a hung up, and is back"), (2, 0)), (Stalled("a was silent to the end"), (1, 1))],
+)
+async def test_who_is_lost_leaves_the_request_to_whoever_is_up(
+    error: ForgeError, asked: tuple[int, int]
+) -> None:
+    a, b = Fake("a"), Fake("b")
+    a.errors = [error]
+    both = served(a, b)
+    (one,) = await both.generate([1], n=1, **HOW)
+    assert one.token_ids == (1, 2, 3)
+    assert (a.num_asked, b.num_asked) == asked
+    assert both.stats().generated_tokens == 3
+
+
+@pytest.mark.parametrize("error", [Stalled("a was silent"), ConfigError("no"), MachineError("no")])
+async def test_one_alone_raises_what_it_met(error: ForgeError) -> None:
+    a = Fake("a")
+    a.errors = [error]
+    with pytest.raises(type(error)):
+        await served(a).generate([1], n=1, **HOW)
+    assert (a.num_asked, a.load) == (1, 0)
+
+
+async def test_a_refusal_is_not_asked_elsewhere() -> None:
+    a, b = Fake("a"), Fake("b")
+    a.errors = [ConfigError("too long")]
+    with pytest.raises(ConfigError, match="too long"):
+        await served(a, b).generate([1], n=1, **HOW)
+    assert b.num_asked == 0
+
+
+async def test_a_server_that_keeps_hanging_up_is_the_error_of_the_request() -> None:
+    a = Fake("a")
+    a.errors = [ChildDied(f"{n}") for n in range(9)]
+    with pytest.raises(ChildDied):
+        await served(a).generate([1], n=1, **HOW)
+    assert a.num_asked == forge.serve.served.ATTEMPTS
+
+
+async def test_a_request_that_is_dropped_leaves_no_load() -> None:
+    a, b = Fake("a"), Fake("b")
+    a.wait()
+    b.wait()
+    both = served(a, b)
+    with anyio.move_on_after(0.05):
+        await both.generate([1], n=3, **HOW)
+    assert a.num_asked + b.num_asked == 1
+    assert a.load == b.load == 0
+
+
+async def test_requests_wait_while_held_and_while_nobody_is_up() -> None:
+    a = Fake("a")
+    one = served(a, wait_s=0.2)
+    one.hold()
+    answers: list[Completion] = []
+
+    async def ask() -> None:
+        answers.extend(await one.generate([1], n=1, **HOW))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(ask)
+        await anyio.sleep(0.3)
+        assert a.num_asked == 0, "held for longer than a server may take to come up"
+        one.release()
+    assert len(answers) == 1
+    a.is_up = False
+    with pytest.raises(Stalled, match=r"no replica came up within 0 s; waited for: a"):
+        await one.generate([1], n=1, **HOW)
+    async with anyio.create_task_group() as group:
+        group.start_soon(ask)
+        await anyio.sleep(0.05)
+        a.is_up = True
+        one.note_up()
+    assert len(answers) == 2
