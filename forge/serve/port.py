@@ -60,7 +60,8 @@ class EngineStatus:
     generated_tokens: int = 0
     prompt_tokens: int = 0
     preempted: int = 0
-    """Samples that lost their KV to others and were evaluated again: more run than fit."""
+    """Samples that lost their KV to others and were evaluated again: more run than fit. 0 where the
+    engine does not tell."""
     step_s: float = 0.0
     """Seconds spent in steps."""
     gpu_bytes: int = 0

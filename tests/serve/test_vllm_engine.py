@@ -144,7 +144,7 @@ def make_engine(reference: Reference, llm: FakeLlm, **fields: Any) -> VllmEngine
         make_prompt=list,
         dead_error=DeadError,
         num_vocab=512,
-        counters=Counters(),
+        counters=Counters(running=2, kv_use=0.5),
     )
     return VllmEngine(vllm, read_settings(config))
 
@@ -170,7 +170,9 @@ async def test_samples_come_back_with_their_numbers_and_version(tied: Reference)
         assert sample.versions.tolist() == [3] * 6
         assert sample.finish is Finish.LENGTH
     assert len({queue.params["seed"] for queue in llm.queues}) == 2
-    assert engine.status().running == engine.status().waiting == 0
+    status = engine.status()
+    assert (status.running, status.waiting, status.kv_use) == (0, 0, 0.0)
+    assert (status.generated_tokens, status.prompt_tokens) == (12, 5)
 
 
 async def test_a_stream_hears_each_step(tied: Reference) -> None:
@@ -192,7 +194,7 @@ async def test_a_cancelled_request_is_aborted_with_all_its_samples(tied: Referen
     async with anyio.create_task_group() as group:
         group.start_soon(engine.generate, request(n=3))
         await until(lambda: len(llm.queues) == 3)
-        assert engine.status().waiting == 3
+        assert (engine.status().running, engine.status().waiting) == (2, 1)
         group.cancel_scope.cancel()
     assert {call[1] for call in llm.calls} == {queue.request_id for queue in llm.queues}
     assert len(llm.calls) == 3

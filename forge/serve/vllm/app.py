@@ -62,6 +62,7 @@ def open_vllm(settings: VllmSettings) -> Vllm:
         llm = AsyncLLM.from_engine_args(
             AsyncEngineArgs(**engine_arguments(settings)), stat_loggers=[_listener(counters)]
         )
+    _count_no_tokens(llm)
     return Vllm(
         llm=llm,
         make_sampling=make_sampling,
@@ -71,6 +72,18 @@ def open_vllm(settings: VllmSettings) -> Vllm:
         num_vocab=llm.model_config.get_vocab_size(),
         counters=counters,
     )
+
+
+def _count_no_tokens(llm: Any) -> None:
+    """Keep the scheduler's numbers and drop those of each token: Python for each token in this
+    process is what bounds the tokens a second where log probabilities are asked for.
+
+    AsyncLLM starts its handler of outputs again with the first request, and reads `log_stats` then.
+    """
+    llm.output_handler.cancel()
+    llm.output_handler = None
+    llm.log_stats = llm.output_processor.log_stats = False
+    llm.output_processor.lora_states.log_stats = False
 
 
 def _listener(counters: Counters) -> type:
@@ -92,8 +105,8 @@ def _listener(counters: Counters) -> type:
             mm_cache_stats: Any = None,
             engine_idx: int = 0,
         ) -> None:
-            del mm_cache_stats, engine_idx
-            note_step(counters, scheduler_stats, iteration_stats)
+            del iteration_stats, mm_cache_stats, engine_idx
+            note_step(counters, scheduler_stats)
 
         def log_engine_initialized(self) -> None:
             return
@@ -107,15 +120,11 @@ def _listener(counters: Counters) -> type:
     return Listener
 
 
-def note_step(counters: Counters, scheduled: Any, iteration: Any) -> None:
-    """Add what vLLM tells of a step: SchedulerStats and IterationStats, either may be absent."""
+def note_step(counters: Counters, scheduled: Any) -> None:
+    """What vLLM tells of a step: SchedulerStats, or None."""
     if scheduled is not None:
         counters.running = scheduled.num_running_reqs
         counters.kv_use = scheduled.kv_cache_usage
-    if iteration is not None:
-        counters.generated_tokens += iteration.num_generation_tokens
-        counters.prompt_tokens += iteration.num_prompt_tokens
-        counters.preempted += iteration.num_preempted_reqs
 
 
 def make_app(config: Mapping[str, Any], settings: VllmSettings) -> Starlette:

@@ -67,7 +67,7 @@ class VllmEngine:
         """While weights are written: what new samples wait for."""
         self._loading = anyio.Lock()
         self._busy = BusyClock()
-        self._gpu_bytes = 0
+        self._gpu_bytes = self._generated_tokens = self._prompt_tokens = 0
         features = {PREFIX_CACHE, FULL, SCORE, COMPACT_WIRE}
         features |= {LORA} if settings.max_lora_rank else set()
         self.features = frozenset(features | {SLEEP} if settings.can_sleep else features)
@@ -106,6 +106,8 @@ class VllmEngine:
                     group.start_soon(one, sample)
         if failures:
             raise failures[0]
+        self._prompt_tokens += len(prompt)
+        self._generated_tokens += sum(sample.tokens.size for sample in request.samples)
 
     async def _sample(
         self, sample: Sample, prompt: list[int], on_chunk: Callable[[Chunk], None] | None
@@ -271,7 +273,7 @@ class VllmEngine:
             self._gpu_bytes = sum(await self._llm.collective_rpc("forge_gpu_bytes"))
 
     def status(self) -> EngineStatus:
-        """Its numbers as vLLM last told them; unfinished samples by our own count."""
+        """Its numbers. Tokens are counted with their request; preemptions are not told."""
         if self._llm.errored:
             die()
         told, unfinished = self._vllm.counters, len(self._flights)
@@ -281,9 +283,8 @@ class VllmEngine:
             running=running,
             waiting=unfinished - running,
             kv_use=told.kv_use if unfinished else 0.0,
-            generated_tokens=told.generated_tokens,
-            prompt_tokens=told.prompt_tokens,
-            preempted=told.preempted,
+            generated_tokens=self._generated_tokens,
+            prompt_tokens=self._prompt_tokens,
             step_s=self._busy.busy_s,
             gpu_bytes=self._gpu_bytes,
         )

@@ -18,13 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Counters:
-    """What vLLM tells of its steps; filled by `app`'s listener."""
+    """What vLLM's scheduler says after a step; filled by `app`'s listener."""
 
     running: int = 0
     kv_use: float = 0.0
-    generated_tokens: int = 0
-    prompt_tokens: int = 0
-    preempted: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
