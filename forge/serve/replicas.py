@@ -44,7 +44,6 @@ class Replicas(Served):
         self._start_timeout_s = start_timeout_s(table)
         self._weights = weights
         self._publishing = anyio.Lock()
-        self._is_asleep = False
         self.all = tuple(
             Replica(
                 spec,
@@ -92,14 +91,16 @@ class Replicas(Served):
         Raises ConfigError, with the old weights served again by all, where a replica refuses them;
         Stalled where one is silent.
         """
-        await self.wake()
         async with self._publishing:
+            await self._wake()
             before = self._weights
             try:
                 await self._serve_everywhere(before.then(path, version=version), rolling=rolling)
             except (ConfigError, MachineError):
                 await self._serve_everywhere(before, rolling=False)
                 raise
+            finally:
+                self.release()  # what waited for them to wake gets the new weights
 
     async def probe(
         self, prompt_ids: Sequence[int], completion_ids: Sequence[int]
@@ -124,11 +125,14 @@ class Replicas(Served):
         await _for_each(self.all, ask)
 
     async def wake(self) -> None:
+        await self._wake()
+        self.release()
+
+    async def _wake(self) -> None:
         async def ask(_index: int, replica: Replica) -> None:
             await replica.wake()
 
         await _for_each(self.all, ask)
-        self.release()
 
     async def _serve_everywhere(self, weights: Weights, *, rolling: bool) -> None:
         self._weights = weights

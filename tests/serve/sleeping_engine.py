@@ -1,0 +1,73 @@
+"""An engine child that makes up its tokens and can sleep: what only GPUs have, for `test_sleep.py`.
+
+Its endpoints are the real ones. A request's first prompt token is how many tenths of a second it
+takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import numpy as np
+
+from forge.process.lease import hold_lease
+from forge.records import Finish
+from forge.serve.app import serve_engine
+from forge.serve.port import FULL, SCORE, SLEEP, Chunk, EngineStatus
+from forge.serve.request import Request, Sample
+
+
+class Sleeper:
+    """An EnginePort."""
+
+    name = "sleeper"
+    features = frozenset({FULL, SCORE, SLEEP})
+
+    def __init__(self, version: int) -> None:
+        self._version = version
+        self._running = 0
+
+    async def check(self, request: Request) -> None:
+        return None
+
+    async def generate(
+        self, request: Request, *, on_chunk: Callable[[Chunk], None] | None = None
+    ) -> None:
+        self._running += request.n
+        await anyio.sleep(int(request.prompt[0]) / 10)
+        self._running -= request.n
+        request.samples = [
+            Sample(
+                request=request,
+                index=index,
+                tokens=np.arange(3, dtype=np.int32),
+                logprobs=np.zeros(3, np.float32),
+                logprobs_t1=np.zeros(3, np.float32),
+                versions=np.full(3, self._version),
+                finish=Finish.LENGTH,
+            )
+            for index in range(request.n)
+        ]
+
+    async def score(self, prompt: np.ndarray, completion: np.ndarray) -> list[float]:
+        return [0.0] * completion.size
+
+    async def load_weights(self, path: Path, *, version: int) -> str:
+        self._version = version
+        return FULL
+
+    async def sleep(self) -> None:
+        return None
+
+    async def wake(self) -> None:
+        return None
+
+    def status(self) -> EngineStatus:
+        return EngineStatus(version=self._version, running=self._running)
+
+
+if __name__ == "__main__":
+    config = hold_lease()
+    serve_engine(Sleeper(config["version"]), config)
