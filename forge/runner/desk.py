@@ -15,7 +15,7 @@ import re
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 
@@ -23,11 +23,13 @@ from forge.records import Metrics, Sample, SampleUse
 from forge.train.batch import read_batch, write_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from forge.rollout.batches import Batch
     from forge.rollout.ports import Sink
+
+Engines = Literal["awake", "between", "asleep"]
 
 TAKE_WAIT_S = 20.0
 """How long one long poll is held; the trainer asks again. Shorter than its HTTP deadline."""
@@ -50,13 +52,18 @@ class TrainerDesk:
     """Monotonic time of the trainer's last request; its owner watches it."""
     failure: Mapping[str, Any] | None = None
     """What the trainer said of its end before it ended; its owner takes it."""
+    waits_for_naps: bool = False
+    """A batch is handed out only while the engines sleep."""
+    is_batch_wanted: bool = False
+    """The trainer asks, and its batch is held back for the engines to sleep first."""
+    is_training: bool = False
+    """It has a batch that it did not acknowledge yet."""
+    _engines: Engines = "awake"
     _is_held: bool = False
     _waited_s: float = 0.0
     _waiting_since: float | None = None
     _num_taking: int = 0
     _num_publishing: int = 0
-    _is_training: bool = False
-    """It has a batch that it did not acknowledge yet."""
     _offered: dict[int, Path] = field(default_factory=dict)
     _changed: anyio.Event = field(default_factory=anyio.Event)
 
@@ -93,6 +100,21 @@ class TrainerDesk:
         self._is_held = False
         self._wake()
 
+    def engines_are(self, state: Engines) -> None:
+        """What `naps` brought them to."""
+        self._engines = state
+        self.is_batch_wanted = False
+        self._wake()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Returns once it does; looked at whenever something changes here."""
+        while not holds():
+            await self._changed.wait()
+
+    async def until_awake(self) -> None:
+        """For a publish."""
+        await self.until(lambda: self._engines == "awake")
+
     def idle_s(self, now: float) -> float:
         """Seconds that the trainer has had nothing to train so far: it waited for a batch, or for
         its weights to be served. A publish beside a step is no wait."""
@@ -103,8 +125,9 @@ class TrainerDesk:
         """The batch after `step`, or why there is none now. Held for up to TAKE_WAIT_S."""
         answer: dict[str, Any] = {"kind": "wait"}
         self._num_taking += 1
-        self._is_training = False
+        self.is_training = False
         self._mark()
+        self._wake()
         try:
             with anyio.move_on_after(TAKE_WAIT_S):
                 while (found := self._answer(step)) is None:
@@ -112,8 +135,9 @@ class TrainerDesk:
                 answer = found
         finally:
             self._num_taking -= 1
-            self._is_training = answer["kind"] == "batch"
+            self.is_training = answer["kind"] == "batch"
             self._mark()
+            self._wake()
         return answer
 
     @contextmanager
@@ -131,7 +155,7 @@ class TrainerDesk:
         """The trainer begins or ends to wait, or neither."""
         now = time.monotonic()
         self._waited_s, self._waiting_since = self.idle_s(now), None
-        if not self._is_training and (self._num_taking or self._num_publishing):
+        if not self.is_training and (self._num_taking or self._num_publishing):
             self._waiting_since = now
 
     def _answer(self, step: int) -> dict[str, Any] | None:
@@ -142,6 +166,11 @@ class TrainerDesk:
         if step >= self.last_step:
             return {"kind": "done"}
         path = self._offered.get(step + 1)
+        if path is not None and self.waits_for_naps and self._engines != "asleep":
+            if not self.is_batch_wanted and self._engines == "awake":
+                self.is_batch_wanted = True
+                self._wake()
+            return None
         return (
             None if path is None else {"kind": "batch", "step": step + 1, "samples_path": str(path)}
         )
@@ -169,8 +198,9 @@ class TrainerDesk:
             Metrics(stage=self.stage, step=step, at=time.time(), values=dict(metrics)),
         )
         self.trained_step = max(self.trained_step, step)
-        self._is_training = False
+        self.is_training = False
         self._mark()
+        self._wake()
         return samples
 
     def checkpointed(self, step: int) -> None:

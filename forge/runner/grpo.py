@@ -28,6 +28,7 @@ from forge.rollout.producer import produce_batches
 from forge.rollout.sampler import make_sampler
 from forge.runner.desk import TrainerDesk
 from forge.runner.midway import Midway
+from forge.runner.naps import take_naps
 from forge.runner.progress import GroupNumbers
 from forge.runner.trainer import own_trainer, plugged
 from forge.runner.turnover import choose_turnover
@@ -101,6 +102,8 @@ async def run_grpo_stage(run: Run, stage: GrpoStage, index: int, *, start: Weigh
             tasks.start_soon(_offer, run, desk, saved, receive)
             tasks.start_soon(stop_producing)
             tasks.start_soon(midway.run)
+            if run.placement.sleeps and run.replicas is not None:
+                tasks.start_soon(take_naps, run.replicas, desk)
             await own_trainer(run, stage, desk, published, start=start)
             await midway.finish()
             tasks.cancel_scope.cancel()

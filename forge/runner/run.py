@@ -298,6 +298,10 @@ class _Work:
                         if _needs_serving(stage) and run.replicas is None:
                             replicas = await serving.enter_async_context(self._open_replicas(run))
                             run.replicas = run.weights.serving = replicas
+                        elif isinstance(stage, SftStage) and self.placement.sleeps:
+                            # Beside this trainer the engines do not fit, and nobody asks them.
+                            await serving.aclose()
+                            run.replicas = run.weights.serving = None
                         await self._run_stage(run, index, stage)
                 run.replicas = run.weights.serving = None
                 for index, stage in stages:

@@ -73,6 +73,7 @@ def plugged(
     idleness = Idleness(now=time.monotonic(), busy=run.busy())
 
     async def on_publish(path: Path, step: int, probe: Probe | None) -> int:
+        await desk.until_awake()
         row = await run.weights.publish(
             path, stage=desk.stage, step=step, probe=probe, keep=keep(step)
         )
@@ -167,7 +168,8 @@ async def own_trainer(
             shared=placement.shared,
             micro_batch_scale=scale,
             publish_dtype=_publish_dtype(run),
-            eval_every=run.experiment.eval.every,
+            # Engines that sleep while it steps are awake for a publish before the next batch only.
+            eval_every=1 if placement.sleeps else run.experiment.eval.every,
             observer=run.observer,
         ) as child:
             silence = await _until_exit(run, stage, child, desk)

@@ -204,6 +204,8 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
         metrics = self.stats.metrics(self.world)
         if peak:
             metrics["train/peak_bytes/max"] = peak
+        if peak and self.settings.shared_card is not None:
+            torch.cuda.empty_cache()  # who shares the card may take what only this step needed
         if self.world.is_main:
             self.server.trained(step=self.taken.step, metrics=metrics)
         settings = self.settings

@@ -1,0 +1,125 @@
+"""Engines that sleep while the trainer steps: asleep with every batch, awake for every publish."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from forge.runner import desk as desk_module
+from forge.runner.naps import take_naps
+from tests.runner.test_desk import batch, make_desk
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from forge.runner.desk import TrainerDesk
+
+pytestmark = pytest.mark.anyio
+
+
+class Engines:
+    def __init__(self) -> None:
+        self.is_asleep = False
+        self.slept = 0
+        self.may_sleep = anyio.Event()
+        self.may_sleep.set()
+
+    async def sleep(self) -> None:
+        await self.may_sleep.wait()
+        self.is_asleep = True
+        self.slept += 1
+
+    async def wake(self) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.is_asleep = False
+
+
+@asynccontextmanager
+async def napping(desk: TrainerDesk, engines: Engines) -> AsyncIterator[None]:
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(take_naps, engines, desk)
+            await anyio.wait_all_tasks_blocked()
+            yield
+            tasks.cancel_scope.cancel()
+
+
+async def test_engines_sleep_with_a_batch_and_are_awake_between_steps(tmp_path: Path) -> None:
+    desk, engines = make_desk(tmp_path), Engines()
+    async with napping(desk, engines):
+        for step in (1, 2):
+            assert not engines.is_asleep, "turns are played until there is a batch"
+            await desk.offer(batch(step))
+            assert (await desk.take(step - 1))["step"] == step
+            assert engines.is_asleep
+            await desk.trained(step, {})
+            await desk.until_awake()
+            assert not engines.is_asleep, "a publish finds them awake"
+    assert engines.slept == 2
+
+
+async def test_no_batch_is_handed_out_while_engines_wake(tmp_path: Path) -> None:
+    desk, engines = make_desk(tmp_path), Engines()
+    async with napping(desk, engines):
+        await desk.offer(batch(1))
+        await desk.take(0)
+        await desk.offer(batch(2))
+        await desk.trained(1, {})
+        await anyio.lowlevel.checkpoint()
+        assert (await desk.take(1))["kind"] == "batch"
+        assert engines.is_asleep
+
+
+async def test_a_trainer_without_a_batch_leaves_the_engines_awake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desk_module, "TAKE_WAIT_S", 0.01)
+    desk, engines = make_desk(tmp_path), Engines()
+    async with napping(desk, engines):
+        assert await desk.take(0) == {"kind": "wait"}
+        desk.hold()
+        await desk.offer(batch(1))
+        assert await desk.take(0) == {"kind": "wait"}, "an evaluation needs them"
+        assert engines.slept == 0
+
+
+async def test_engines_that_are_long_to_sleep_hold_the_batch_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desk_module, "TAKE_WAIT_S", 0.01)
+    desk, engines = make_desk(tmp_path), Engines()
+    engines.may_sleep = anyio.Event()
+    async with napping(desk, engines):
+        await desk.offer(batch(1))
+        assert await desk.take(0) == {"kind": "wait"}
+        engines.may_sleep.set()
+        await anyio.wait_all_tasks_blocked()
+        assert (await desk.take(0))["kind"] == "batch"
+
+
+async def test_a_restarted_trainer_gets_its_batch_again_with_the_engines_asleep(
+    tmp_path: Path,
+) -> None:
+    desk, engines = make_desk(tmp_path), Engines()
+    async with napping(desk, engines):
+        await desk.offer(batch(1))
+        assert (await desk.take(0))["kind"] == "batch"
+        assert (await desk.take(0))["kind"] == "batch"
+        assert engines.is_asleep
+
+
+async def test_a_stage_that_ends_leaves_the_engines_awake(tmp_path: Path) -> None:
+    desk, engines = make_desk(tmp_path), Engines()
+    async with napping(desk, engines):
+        await desk.offer(batch(1))
+        await desk.take(0)
+        desk.stop()
+        assert await desk.take(0) == {"kind": "stop"}
+    assert not engines.is_asleep
+    assert not desk.waits_for_naps
+    await desk.until_awake()
