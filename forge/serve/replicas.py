@@ -122,7 +122,11 @@ class Replicas(Served):
         async def ask(_index: int, replica: Replica) -> None:
             await replica.sleep(timeout_s=self._request_timeout_s)
 
-        await _for_each(self.all, ask)
+        try:
+            await _for_each(self.all, ask)
+        except BaseException:
+            self.release()
+            raise
 
     async def wake(self) -> None:
         await self._wake()

@@ -1,0 +1,142 @@
+"""Two replicas on one real card: prompts stay where their prefix is, a killed one costs no answer,
+and the card's memory is free once they have ended.
+
+Run on a machine with a GPU and vLLM in this interpreter, or in the one that FORGE_VLLM_PYTHON
+names: `python -m pytest tests/serve/test_gpu_replicas.py -m gpu -s` (about 3 min).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from forge.config.schema import ServeTable
+from forge.errors import MachineError
+from forge.process.devices import Gpu, inventory
+from forge.process.gpu_users import occupancies
+from forge.process.sockets import open_socket_dir
+from forge.serve import Replicas, Weights, open_replicas
+from forge.serve.engines import check_engine
+
+pytestmark = [pytest.mark.gpu, pytest.mark.anyio, pytest.mark.timeout(500)]
+FREE_WITHIN_S = 10.0
+SLACK_BYTES = 300 << 20
+"""Of what others on the card allocate meanwhile."""
+PYTHON = os.environ.get("FORGE_VLLM_PYTHON")
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """Of a shape that vLLM has kernels for."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        hidden_size=512, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=4,
+        head_dim=64, intermediate_size=1024, vocab_size=2048, max_position_embeddings=4096,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    path = tmp_path / "model"
+    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
+    return path
+
+
+class Lives:
+    """A ProcessObserver that keeps pids by name."""
+
+    def __init__(self) -> None:
+        self.pids: dict[str, list[int]] = defaultdict(list)
+
+    def started(self, name: str, *, pid: int, devices: str, log_path: Path) -> None:
+        self.pids[name].append(pid)
+
+    def ended(self, name: str, *, pid: int, reason: str) -> None:
+        assert pid in self.pids[name]
+
+
+def free_bytes(gpu: Gpu) -> int:
+    return occupancies([gpu])[gpu.uuid].free_bytes
+
+
+def seconds_until_free(gpu: Gpu, wanted: int) -> float:
+    began = time.monotonic()
+    while free_bytes(gpu) < wanted - SLACK_BYTES:
+        assert time.monotonic() - began < FREE_WITHIN_S, f"{free_bytes(gpu)} of {wanted} are free"
+        time.sleep(0.1)
+    return time.monotonic() - began
+
+
+async def ask_all(replicas: Replicas, *, num_prompts: int, n: int, tokens: int) -> dict[int, int]:
+    """Single samples of prompts that share their first 256 tokens; tokens got, by prompt."""
+    got: dict[int, int] = defaultdict(int)
+
+    async def ask(number: int, seed: int) -> None:
+        prompt = [*range(256), *([1000 + number] * 256)]
+        for one in await replicas.generate(
+            prompt, n=1, max_tokens=tokens, temperature=1.0, seed=seed
+        ):
+            got[number] += len(one.token_ids)
+
+    async with anyio.create_task_group() as group:
+        for number in range(num_prompts):
+            for seed in range(n):
+                group.start_soon(ask, number, seed)
+    return got
+
+
+async def test_two_vllm_replicas_share_a_card_and_leave_it_free(
+    model: Path, tmp_path: Path
+) -> None:
+    gpu = inventory()[0]
+    values: dict[str, Any] = {"python": Path(PYTHON)} if PYTHON else {}
+    table = ServeTable(
+        engine="vllm", replicas=2, slots=64, context_tokens=2048, precision="fast",
+        memory_share=0.2, eager=True, **values,
+    )  # fmt: skip
+    try:
+        check_engine(table, gpus=[gpu])
+    except MachineError as error:
+        pytest.skip(str(error))
+    before, lives = free_bytes(gpu), Lives()
+    with open_socket_dir() as sockets, anyio.fail_after(450):
+        async with open_replicas(
+            table, weights=Weights(full=model), stop_token_ids=(), socket_dir=sockets,
+            log_dir=tmp_path / "logs", work_dir=tmp_path / "work", observer=lives,
+            gpus=[(gpu.uuid,), (gpu.uuid,)],
+        ) as replicas:  # fmt: skip
+            assert "prefix_cache" in replicas.features
+            assert free_bytes(gpu) < before - (1 << 30), "they are on the card"
+            got = await ask_all(replicas, num_prompts=8, n=8, tokens=64)
+            assert dict(got) == dict.fromkeys(range(8), 8 * 64)
+            began = time.monotonic()
+            async with anyio.create_task_group() as group:
+                group.start_soon(lambda: ask_all(replicas, num_prompts=8, n=8, tokens=512))
+                await anyio.sleep(0.2)
+                os.kill(lives.pids["serve-0"][0], signal.SIGKILL)
+            asked_s = time.monotonic() - began
+            assert replicas.stats().generated_tokens == 64 * (64 + 512), "nothing counts twice"
+            while not all(replica.is_up for replica in replicas.all):  # noqa: ASYNC110
+                await anyio.sleep(0.2)
+            assert replicas.stats().num_restarts == 1
+            back_s = time.monotonic() - began
+            load = replicas.load()
+            assert load is not None
+            assert load.slots == 128
+    free_s = seconds_until_free(gpu, before)
+    print(  # noqa: T201 - for bench/RESULTS.md
+        f"killed replica: answers after {asked_s:.1f} s, back after {back_s:.1f} s; "
+        f"card free {free_s:.1f} s after the end"
+    )
