@@ -16,7 +16,7 @@ import anyio
 import pytest
 
 from forge.config.load import load_experiment
-from forge.config.schema import LimitsTable, LoraTable
+from forge.config.schema import EvalStage, LimitsTable, LoraTable, SftStage
 from forge.control import ControlClient
 from forge.errors import ChildDied, MachineError
 from forge.exits import ending_of
@@ -276,3 +276,47 @@ async def test_a_limit_stops_an_attempt_as_a_first_ctrl_c_does() -> None:
             tasks.cancel_scope.cancel()
     assert said == ["limits.tokens = 100 reached: finishing the step and saving"]
     assert str(stop.stopped()).startswith("limits.tokens = 100 reached; everything is saved.")
+
+
+@pytest.mark.parametrize(("sleeps", "expected"), [(True, [1, None, 2]), (False, [1, 1, 1])])
+async def test_engines_that_do_not_fit_beside_the_trainer_are_gone_during_sft(
+    supervised: Supervised,
+    monkeypatch: pytest.MonkeyPatch,
+    sleeps: bool,
+    expected: list[int | None],
+) -> None:
+    seen: list[Any] = []
+    opened = iter((1, 2))
+    run: Any = SimpleNamespace(pool=None, replicas=None, weights=SimpleNamespace(serving=None))
+
+    @asynccontextmanager
+    async def open_replicas(self: _Work, run: Any) -> AsyncIterator[int]:
+        yield next(opened)
+
+    @asynccontextmanager
+    async def nothing(*args: Any) -> AsyncIterator[None]:
+        yield
+
+    async def prepare(self: _Work, pool: Any) -> Any:
+        return run
+
+    async def run_stage(self: _Work, run: Any, index: int, stage: Any) -> None:
+        assert run.weights.serving == run.replicas
+        seen.append(run.replicas)
+
+    monkeypatch.setattr(_Work, "_open_replicas", open_replicas)
+    monkeypatch.setattr(_Work, "_open_pool", nothing)
+    monkeypatch.setattr(_Work, "_counted", nothing)
+    monkeypatch.setattr(_Work, "_prepare", prepare)
+    monkeypatch.setattr(_Work, "_run_stage", run_stage)
+    stages = [
+        EvalStage(kind="eval"),
+        SftStage(kind="sft", steps=1, learning_rate=1e-3),
+        EvalStage(kind="eval"),
+    ]
+    work = make_work(
+        supervised.experiment.model_copy(update={"stage": stages}), supervised.paths,
+        past=Past(), placement=Placement(sleeps=sleeps),
+    )  # fmt: skip
+    await work.run()
+    assert seen == expected
