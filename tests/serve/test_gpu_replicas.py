@@ -50,7 +50,7 @@ def model(tmp_path: Path) -> Path:
         tie_word_embeddings=True,
     )  # fmt: skip
     path = tmp_path / "model"
-    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
+    Qwen3ForCausalLM(config).bfloat16().save_pretrained(path)
     return path
 
 
