@@ -207,7 +207,7 @@ async def _supervise(
         _write_status(paths, progress, state="done")
     from forge.runner.summary import show_summary
 
-    show_summary(paths, console)
+    show_summary(paths, console, placement)
 
 
 async def _open_and_run(

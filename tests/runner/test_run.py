@@ -58,7 +58,7 @@ class Supervised:
         self._patch = monkeypatch.setattr
         self._patch(run_module, "load_problems", lambda table, *, seed: [])
         self._patch(run_module, "_log_to", lambda path: None)
-        self._patch("forge.runner.summary.show_summary", lambda paths, console: None)
+        self._patch("forge.runner.summary.show_summary", lambda *given: None)
 
     async def end(self, work: Callable[[_Work], Awaitable[None]]) -> Ending | None:
         """Run it; how it ended, None for done."""

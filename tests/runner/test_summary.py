@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from forge.records import Status
+from forge.process.devices import Gpu, Vendor
+from forge.records import Metrics, Status
 from forge.runner.console import Console
+from forge.runner.placement import Placement
 from forge.runner.summary import show_summary
 from forge.store.layout import RunPaths
 from tests.store.storefactory import attempt, evaluation, group, problem, turn, write_run
@@ -35,3 +37,20 @@ def test_the_summary_shows_the_best_kernel_and_obeys_none_of_it(
     assert not set("\x1b\x07\x9b\u202e") & set(shown)
     assert "25.0 %" in shown
     assert "forge show" in shown
+
+
+def test_what_a_trainer_took_of_its_card_is_told_beside_what_was_planned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = [{"train/peak_bytes/max": peak} for peak in (9e9, 11.25e9, 10e9)]
+    steps = [Metrics(stage=3, step=i, at=1.0, values=value) for i, value in enumerate(values)]
+    anyio.run(write_run, tmp_path / "toy-1", [attempt(), *steps])
+    card = Gpu(
+        vendor=Vendor.NVIDIA, index=0, uuid="GPU-0", name="H200", memory_bytes=1, free_bytes=1
+    )
+    placement = Placement(train=(card,), bytes_by_gpu={"GPU-0": {"train": 12_000_000_000}})
+    show_summary(RunPaths(tmp_path / "toy-1"), Console(), placement)
+    told = "trainer of stage 3: 11.2 GB of a GPU at its peak, 12.0 GB planned"
+    assert told in capsys.readouterr().err
+    show_summary(RunPaths(tmp_path / "toy-1"), Console(), Placement())
+    assert "of a GPU at its peak" not in capsys.readouterr().err
