@@ -161,7 +161,10 @@ def _hardware(machine: Machine, store_dir: Path) -> Iterator[Finding]:
         yield Finding(name="GPUs", found="none: everything runs on the CPU")
     for gpu in machine.gpus:
         free = f"{gpu.free_bytes / 1e9:.0f} of {gpu.memory_bytes / 1e9:.0f} GB free"
-        yield Finding(name=f"GPU {gpu.index}", found=f"{gpu.name}, {free}, {gpu.uuid}")
+        users = "".join(f"; {user}" for user in machine.gpu_users.get(gpu.uuid, ()))
+        yield Finding(name=f"GPU {gpu.index}", found=f"{gpu.name}, {free}, {gpu.uuid}{users}")
+    if machine.hidden_gpus:
+        yield Finding(name="hidden GPUs", found=machine.hidden_gpus)
 
 
 def _sandbox() -> Finding:

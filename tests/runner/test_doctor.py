@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge.config.schema import ServeTable
+from forge.process.devices import Gpu, Vendor
+from forge.process.gpu_users import GpuUser
 from forge.runner import doctor
 from forge.runner.doctor import Finding, examine
+from forge.runner.machine import this_machine
 from forge.serve.engines import ENGINES
 from forge.serve.versions import Interpreter
 
@@ -76,3 +80,20 @@ def test_an_interpreter_that_does_not_run_is_a_finding(tmp_path: Path) -> None:
     found = {f.name: f for f in examine(tmp_path, serve=ServeTable(python=tmp_path / "absent"))}
     assert not found["engines"].is_ok
     assert "does not run as a Python" in found["engines"].found
+
+
+def test_who_is_on_a_card_and_which_are_hidden_is_said(tmp_path: Path) -> None:
+    card = Gpu(
+        vendor=Vendor.NVIDIA, index=0, uuid="GPU-0", name="H200", memory_bytes=141 << 30,
+        free_bytes=100 << 30,
+    )  # fmt: skip
+    machine = replace(
+        this_machine(tmp_path),
+        gpus=(card,),
+        gpu_users={"GPU-0": (GpuUser(pid=7, name="python", memory_bytes=44 << 30),)},
+        hidden_gpus="GPU 1 is cut into MIG slices",
+    )
+    found = {each.name: each.found for each in doctor._hardware(machine, tmp_path)}
+    said = "H200, 107 of 151 GB free, GPU-0; pid 7 (python) holds 47.2 GB"
+    assert found["GPU 0"] == said
+    assert found["hidden GPUs"] == "GPU 1 is cut into MIG slices"
