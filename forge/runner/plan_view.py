@@ -34,10 +34,11 @@ def render(plan: Plan) -> RenderableType:
 def processes(plan: Plan) -> Table:
     """Process → device."""
     table = Table("process", "device", "threads", "memory", "lives in", box=None, pad_edge=False)
+    index = {card.uuid: str(card.index) for card in plan.cards}
     for each in plan.processes:
-        table.add_row(
-            each.name, each.device, str(each.threads), size(each.memory_bytes), each.stages
-        )
+        cards = [index[uuid] for uuid in each.device.split(", ") if uuid in index]
+        device = f"GPU {', '.join(cards)}" if cards else each.device
+        table.add_row(each.name, device, str(each.threads), size(each.memory_bytes), each.stages)
     table.add_row("together", "", "", size(plan.memory_bytes), style="bold")
     return table
 

@@ -27,6 +27,8 @@ def test_a_plan_for_an_assumed_machine_shows_its_cards_and_why(capsys):
     shown = capsys.readouterr().out
     assert "assumed: 3xH100-80GB" in shown
     assert "· devices.train = auto: 2 of 3" in shown
+    (trainer,) = [line for line in shown.splitlines() if line.startswith("trainer ")]
+    assert "GPU 1, 2" in trainer
     argv = ["plan", str(QUICKSTART), "--assume", "3xH100-80GB", *ON_GPUS, "--json"]
     assert cli.run_command(argv) == 0
     plan = json.loads(capsys.readouterr().out)
