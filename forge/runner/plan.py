@@ -190,6 +190,7 @@ def _processes(
         size = params and costs.TORCH_PROCESS_BYTES + params * costs.TRAIN_BYTES_PER_PARAM
         if placement.train:
             size = len(placement.train) * costs.GPU_PROCESS_BYTES
+            size += 4 * (params or 0) * (experiment.model.lora is None)  # whole, to be published
         yield ProcessPlan(
             name="trainer", device=_device(placement.train),
             threads=max(stage.threads for stage in trained), memory_bytes=size,

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 def render(plan: Plan) -> RenderableType:
     """Both tables, totals and notes."""
-    params = (
-        "size not known yet" if plan.params is None else f"{plan.params / 1e6:.2f} M parameters"
-    )
+    params = "size not known yet" if plan.params is None else f"{count(plan.params)} parameters"
     where = f"assumed: {plan.assumed}" if plan.assumed else f"{plan.cores} cores"
     head = Text(f"{plan.name}: {params}, {where}", style="bold")
     notes = [Text(f"! {note}", style="yellow") for note in plan.notes]
@@ -67,6 +65,11 @@ def phases(plan: Plan) -> Table:
         table.add_row(each.name, each.work, seconds(each.cpu_s), clock(each.wall_s))
     table.add_row("together", "", seconds(plan.cpu_s), clock(plan.wall_s), style="bold")
     return table
+
+
+def count(num: int) -> str:
+    """Parameters for a person."""
+    return f"{num / 1e9:.2f} B" if num >= 1e9 else f"{num / 1e6:.2f} M"
 
 
 def size(num_bytes: int | None) -> str:
