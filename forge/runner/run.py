@@ -154,14 +154,16 @@ def resume_run(paths: RunPaths, *, quiet: bool = False, wait_s: float | None = N
 
 def _plan(experiment: Experiment, console: Console) -> Plan:
     """The plan of this machine. What a run that was just killed leaves on a card is waited for."""
-    deadline = time.monotonic() + LEFTOVERS_S
+    deadline, is_told = time.monotonic() + LEFTOVERS_S, False
     while True:
         try:
             return plan(experiment)
         except CardBusy as error:
             if time.monotonic() >= deadline:
                 raise
-            console.say(f"{error}; looking again for {LEFTOVERS_S:.0f} s")
+            if not is_told:
+                console.say(f"{error}; looking again for {LEFTOVERS_S:.0f} s")
+                is_told = True
             time.sleep(LOOK_AGAIN_S)
 
 
