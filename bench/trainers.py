@@ -7,10 +7,12 @@ Groups of siblings that share a prompt, over several turns, each turn's prompt h
 before it: what a GRPO step of forge trains. Random Qwen3 of the given shape, random tokens. A step
 is one optimizer update over all samples; the first is left out of the times. Each arm is a process
 of its own, so that one that fails, or leaves memory behind, does the others no harm. `same` says
-whether the arm's first loss and gradient norm are the first arm's.
+whether the losses of all steps and the first gradient norm are the first arm's.
 
 AsyncGRPOTrainer packs shared prefixes (flash attention by torch's varlen kernel, no package) and is
-given each batch as one row; turns:N cuts it into micro-batches of N tokens.
+given each batch as one row; turns:N cuts it into micro-batches of N tokens. On several GPUs
+(`--ranks 2 --arms turns:16384 ddp:16384 fsdp2:16384`) ddp and fsdp2 share each batch; their losses
+must be those of turns.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import statistics
 import subprocess
 import sys
@@ -30,6 +33,8 @@ from typing import Any
 
 from trainers_async import SPARE_BATCHES, run_async
 from trainers_workload import LOADS, SHAPES, Load, make_model, make_step
+
+from forge.train.trainer.parallel import join_process_group
 
 ARM_TIMEOUT_S = 75.0
 ARMS = ("turns:16384", "turns:65536", "async")
@@ -47,8 +52,10 @@ class Result:
     sample_tokens: int
     """A step, prompts and completions as the engine saw them."""
     peak_bytes: int
-    loss: float
+    losses: list[float]
+    """Of each step."""
     grad_norm: float
+    """Of the first."""
 
 
 def run_arm(name: str, load: Load, *, shape: str, model_dir: Path, at: Path, steps: int) -> Result:
@@ -56,12 +63,14 @@ def run_arm(name: str, load: Load, *, shape: str, model_dir: Path, at: Path, ste
     import torch
 
     kind, _, budget = name.partition(":")
+    join_process_group()
     vocab = SHAPES[shape]["vocab_size"]
-    num_spare = 0 if kind == "turns" else SPARE_BATCHES
+    num_spare = SPARE_BATCHES if kind == "async" else 0
     batches = [make_step(load, vocab=vocab, seed=step) for step in range(steps + num_spare)]
     clock = Clock()
-    run = partial(run_turns, budget=int(budget)) if kind == "turns" else run_async
-    loss, grad_norm, forwarded = run(batches, model_dir=model_dir, at=at, clock=clock)
+    ours = partial(run_turns, budget=int(budget or 0), parallel=kind)
+    run = run_async if kind == "async" else ours
+    losses, grad_norm, forwarded = run(batches, model_dir=model_dir, at=at, clock=clock)
     on_gpu = torch.cuda.is_available()
     return Result(
         arm=name,
@@ -69,7 +78,7 @@ def run_arm(name: str, load: Load, *, shape: str, model_dir: Path, at: Path, ste
         forward_tokens=forwarded,
         sample_tokens=sum(len(s.prompt_ids) + len(s.completion_ids) for s in batches[0]),
         peak_bytes=torch.cuda.max_memory_allocated() if on_gpu else 0,
-        loss=loss,
+        losses=losses,
         grad_norm=grad_norm,
     )
 
@@ -95,9 +104,9 @@ class Clock:
 
 
 def run_turns(
-    batches: list[Any], *, budget: int, model_dir: Path, at: Path, clock: Clock
-) -> tuple[float, float, float]:
-    """Ours, without publishing. Loss and gradient norm of the first step, tokens forwarded."""
+    batches: list[Any], *, budget: int, parallel: str, model_dir: Path, at: Path, clock: Clock
+) -> tuple[list[float], float, float]:
+    """Ours, without publishing. Losses, the first gradient norm, tokens forwarded a step."""
     from types import SimpleNamespace
 
     from transformers import TrainerCallback
@@ -120,12 +129,13 @@ def run_turns(
 
     stage = GrpoStage(
         kind="grpo", steps=len(batches), learning_rate=1e-6, micro_batch_tokens=budget,
-        save_every=10**6,
+        save_every=10**6, parallel="fsdp2" if parallel == "fsdp2" else "ddp",
     )  # fmt: skip
     settings = Settings(
         stage=stage.model_dump(mode="json"), rollout=RolloutTable().model_dump(mode="json"),
         model=ModelTable(path=str(model_dir)).model_dump(mode="json"), model_dir=model_dir,
         rows_path=None, work_dir=at / "work", weights_dir=at, control_socket=at / "none", seed=0,
+        num_ranks=int(os.environ.get("WORLD_SIZE", "1")),
     )  # fmt: skip
     server: Any = SimpleNamespace(take=take)
     trainer = make_trainer(settings, control=server)
@@ -134,10 +144,9 @@ def run_turns(
     trainer.add_callback(Tick())
     clock.start()
     trainer.train()
-    first = seen[0]
     return (
-        first["train/loss/mean"],
-        first["train/grad_norm/value"],
+        [each["train/loss/mean"] for each in seen],
+        seen[0]["train/grad_norm/value"],
         statistics.median(each["train/forward_tokens/sum"] for each in seen),
     )
 
@@ -147,17 +156,19 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="tiny")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--arms", nargs="+", default=ARMS)
+    parser.add_argument("--ranks", type=int, default=1, help="of the arms ddp and fsdp2")
     parser.add_argument("--out", type=Path, help="write the results as JSON")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     load = LOADS[given.shape]
     if given.one:
-        at = given.folder / given.one.replace(":", "-")
+        at = given.folder / given.one.replace(":", "-") / os.environ.get("RANK", "0")
         at.mkdir(parents=True)
         result = run_arm(given.one, load, shape=given.shape, model_dir=given.folder / "model",
                          at=at, steps=given.steps)  # fmt: skip
-        (given.folder / f"{given.one}.json").write_text(json.dumps(asdict(result)))
+        if os.environ.get("RANK", "0") == "0":
+            (given.folder / f"{given.one}.json").write_text(json.dumps(asdict(result)))
         return
     with tempfile.TemporaryDirectory() as folder:
         make_model(given.shape, Path(folder, "model"))
@@ -171,11 +182,17 @@ def main() -> None:
 
 def measure(arm: str, given: argparse.Namespace, folder: Path) -> Result | None:
     """An arm in a process of its own; None where it failed, with its last lines shown."""
-    command = [sys.executable, __file__, "--shape", given.shape, "--steps", str(given.steps),
-               "--one", arm, "--folder", str(folder)]  # fmt: skip
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={given.ranks}"]
+    is_shared = arm.startswith(("ddp", "fsdp2"))
+    command = [
+        *(sys.executable, *(launcher if is_shared else []), __file__, "--shape", given.shape),
+        *("--steps", str(given.steps), "--one", arm, "--folder", str(folder)),
+    ]
+    # With a second card in sight transformers would use both, in its own way.
+    env = dict(os.environ) if is_shared else os.environ | {"CUDA_VISIBLE_DEVICES": "0"}
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=ARM_TIMEOUT_S, check=False
+            command, capture_output=True, text=True, timeout=ARM_TIMEOUT_S, check=False, env=env
         )
         words = done.stderr[-2000:]
     except subprocess.TimeoutExpired:
@@ -192,13 +209,14 @@ def show(load: Load, results: list[Result]) -> None:
     print(f"{'arm':>14} {'s/step':>8} {'tok/s':>8} {'forwarded':>10} {'peak GB':>8} same")
     for each in results:
         first = results[0]
-        is_same = math.isclose(each.loss, first.loss, rel_tol=0.02, abs_tol=1e-3) and math.isclose(
-            each.grad_norm, first.grad_norm, rel_tol=0.02
+        is_same = math.isclose(each.grad_norm, first.grad_norm, rel_tol=0.02) and all(
+            math.isclose(a, b, rel_tol=0.02, abs_tol=2e-3)
+            for a, b in zip(each.losses, first.losses, strict=True)
         )
         print(
             f"{each.arm:>14} {each.step_s:8.3f} {each.sample_tokens / each.step_s:8.0f} "
             f"{each.forward_tokens:10.0f} {each.peak_bytes / 1e9:8.2f} "
-            f"{is_same} (loss {each.loss:.5f}, grad norm {each.grad_norm:.4f})"
+            f"{is_same} (last loss {each.losses[-1]:.5f}, grad norm {each.grad_norm:.4f})"
         )
 
 

@@ -26,7 +26,7 @@ SPARE_BATCHES = 3
 
 def run_async(
     batches: list[list[Sample]], *, model_dir: Path, at: Path, clock: Clock
-) -> tuple[float, float, float]:
+) -> tuple[list[float], float, float]:
     """TRL's, fed from a queue, each batch one row. The last batches only feed its prefetching."""
     import torch
     from datasets import Dataset
@@ -93,7 +93,7 @@ def run_async(
     trainer.train()
     logs = [each for each in seen if "loss" in each]
     forwarded = [each["batch/forwarded_tokens_per_step"] for each in logs]
-    return logs[0]["loss"], logs[0]["grad_norm"], statistics.median(forwarded)
+    return [each["loss"] for each in logs], logs[0]["grad_norm"], statistics.median(forwarded)
 
 
 def unique_tokens(samples: list[Sample]) -> int:
