@@ -31,7 +31,7 @@ from forge.runner.chat import find_weights
 from forge.runner.hub import locate_model
 from forge.runner.machine import this_machine
 from forge.runner.placement import Placement, place
-from forge.runner.shapes import adapter_rank
+from forge.runner.shapes import lora_rank
 from forge.serve.engines import choose_engine
 from forge.serve.front import Front
 from forge.serve.replicas import open_replicas
@@ -166,7 +166,7 @@ def _model_type(model_dir: Path) -> str | None:
 async def _serve(
     found: _Served, placement: Placement, listener: sockets.socket, token: str | None
 ) -> None:
-    table = _settled(found.experiment.serve, placement)
+    table = placement.settled(found.experiment.serve)
     chat = ChatTemplate.load(found.weights.full)
     store_dir = found.experiment.store.dir
     store_dir.mkdir(parents=True, exist_ok=True)
@@ -185,7 +185,7 @@ async def _serve(
                 log_dir=folder,
                 work_dir=Path(work_dir),
                 gpus=placement.serve_uuids,
-                max_lora_rank=adapter_rank(adapter) if (adapter := found.weights.adapter) else 0,
+                max_lora_rank=lora_rank(found.experiment.model, adapter=found.weights.adapter),
             ) as replicas:
                 front = Front(
                     replicas,
@@ -202,14 +202,6 @@ async def _serve(
                 finally:
                     with anyio.CancelScope(shield=True), anyio.move_on_after(2.0):
                         await front.close()
-
-
-def _settled(table: ServeTable, placement: Placement) -> ServeTable:
-    """What placement decided put in."""
-    settled: dict[str, object] = {"engine": placement.engine}
-    if placement.memory_share is not None:
-        settled["memory_share"] = placement.memory_share
-    return table.model_copy(update=settled)
 
 
 def _say_where(
