@@ -16,7 +16,7 @@ import time
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forge.records import Completion
+    from forge.serve.server import Server
 
 logger = logging.getLogger(__name__)
 
@@ -38,40 +39,6 @@ RETRY_PAUSE_S = 0.3
 """A dying child hangs up before the kernel says that it is dead."""
 WATCH_EVERY_S = 0.5
 """Between two looks whether a request takes too long."""
-
-
-class Server(Protocol):
-    """One that answers: a replica of this run, or a URL."""
-
-    name: str
-    load: int
-    """Samples asked and not answered; `Served` counts them."""
-    generated_tokens: int
-    """In answers that were used."""
-    num_deaths: int
-
-    @property
-    def is_up(self) -> bool:
-        """Whether it may be asked."""
-        ...
-
-    @property
-    def busy_s(self) -> float:
-        """Seconds with a request in progress."""
-        ...
-
-    async def complete(
-        self,
-        prompt_ids: Sequence[int],
-        *,
-        n: int,
-        max_tokens: int,
-        temperature: float,
-        seed: int,
-        stop_token_ids: Sequence[int],
-    ) -> list[Completion]:
-        """Samples. Cancelled: what it had started is given up. Raises ForgeError."""
-        ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -211,6 +178,8 @@ class Served:
         raise Stalled(f"no replica came up within {self._wait_s:.0f} s; waited for: {names}")
 
     def _chosen(self, up: Sequence[Server], prompt_ids: Sequence[int]) -> Server:
+        if len(self._servers) == 1:
+            return up[0]
         loads = [Load(name=each.name, samples=each.load, slots=self._slots) for each in up]
         return up[self.router.choose(loads, prompt_ids, now=time.monotonic())]
 
