@@ -77,7 +77,7 @@ class Gpu:
 def inventory() -> tuple[Gpu, ...]:
     """The cards that the user lets us use, in PCI order or that of the user's own variable."""
     nvidia = _visible(_whole(_nvidia_gpus()), os.environ.get("CUDA_VISIBLE_DEVICES"))
-    return nvidia or _visible(_amd_gpus(), os.environ.get(_amd_variable()))
+    return nvidia or _visible(amd_gpus(), os.environ.get(_amd_variable()))
 
 
 @cache
@@ -89,7 +89,7 @@ def hidden_gpus() -> str:
         return f"GPU {listed} is cut into MIG slices, and forge uses whole cards: nvidia-smi -mig 0"
     nvidia = _whole(_nvidia_gpus())
     name = "CUDA_VISIBLE_DEVICES" if nvidia else _amd_variable()
-    return why_hidden(nvidia or _amd_gpus(), os.environ.get(name), variable=name)
+    return why_hidden(nvidia or amd_gpus(), os.environ.get(name), variable=name)
 
 
 def why_hidden(gpus: Sequence[Gpu], value: str | None, *, variable: str) -> str:
@@ -204,8 +204,8 @@ def _is_cut(handle: object) -> bool:
     return bool(current)
 
 
-def _amd_gpus() -> list[Gpu]:
-    """Not tried on a machine: none was at hand."""
+def amd_gpus() -> list[Gpu]:
+    """AMD's cards as they are now. Not tried on a machine: none was at hand."""
     if not KFD.exists():
         return []
     try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge.process.devices import Vendor
+from forge.process.devices import Vendor, amd_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -46,9 +46,11 @@ class Occupancy:
 
 
 def occupancies(gpus: Sequence[Gpu]) -> dict[str, Occupancy]:
-    """By UUID; a card that does not answer is left out, and so are AMD's."""
-    cards = [gpu for gpu in gpus if gpu.vendor is Vendor.NVIDIA]
-    if not cards:
+    """By UUID; a card that does not answer is left out. Of AMD's the bytes are told, not whose."""
+    nvidia = [gpu for gpu in gpus if gpu.vendor is Vendor.NVIDIA]
+    if len(nvidia) < len(gpus):
+        return {gpu.uuid: _of_amd(gpu) for gpu in amd_gpus()}
+    if not nvidia:
         return {}
     import pynvml
 
@@ -57,9 +59,14 @@ def occupancies(gpus: Sequence[Gpu]) -> dict[str, Occupancy]:
     except pynvml.NVMLError:
         return {}
     try:
-        return {gpu.uuid: found for gpu in cards if (found := _ask(pynvml, gpu)) is not None}
+        return {gpu.uuid: found for gpu in nvidia if (found := _ask(pynvml, gpu)) is not None}
     finally:
         pynvml.nvmlShutdown()
+
+
+def _of_amd(gpu: Gpu) -> Occupancy:
+    used = gpu.memory_bytes - gpu.free_bytes
+    return Occupancy(free_bytes=gpu.free_bytes, users=users_of([], used_bytes=used))
 
 
 def users_of(running: Iterable[tuple[int, int | None]], *, used_bytes: int) -> tuple[GpuUser, ...]:

@@ -5,6 +5,7 @@ environment of each role as a snapshot, and what a candidate's sandbox shows.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from forge.evalpool.links import judge_spec
 from forge.process import devices
 from forge.process.devices import BLOCKING_VARIABLES, Gpu, Vendor
 from forge.process.environment import child_env
+from forge.process.gpu_users import occupancies
 from forge.serve import replicas
 from forge.train.handle import QUIET
 
@@ -93,6 +95,17 @@ def test_eight_cards_are_found_with_their_memory_and_architecture() -> None:
         free_bytes=(196_592 - 283) << 20,
         arch="gfx942",
     )
+
+
+@pytest.mark.usefixtures("machine")
+def test_memory_that_somebody_holds_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = devices.inventory()
+    assert occupancies(cards)[cards[5].uuid].users == (), "a driver's own 283 MB"
+    busy = [replace(card, free_bytes=100 << 30) for card in cards]
+    monkeypatch.setattr("forge.process.gpu_users.amd_gpus", lambda: busy)
+    found = occupancies(cards)[cards[5].uuid]
+    assert found.free_bytes == 100 << 30
+    assert [user.memory_bytes for user in found.users] == [(196_592 << 20) - (100 << 30)]
 
 
 def test_cards_are_numbered_as_hip_numbers_them(machine: pytest.MonkeyPatch) -> None:
