@@ -32,6 +32,7 @@ from forge.serve.port import (
     COMPACT_WIRE,
     FULL,
     LORA,
+    OLD_ADAPTERS,
     PREFIX_CACHE,
     SCORE,
     SLEEP,
@@ -69,7 +70,7 @@ class VllmEngine:
         self._busy = BusyClock()
         self._gpu_bytes = self._generated_tokens = self._prompt_tokens = 0
         features = {PREFIX_CACHE, FULL, SCORE, COMPACT_WIRE}
-        features |= {LORA} if settings.max_lora_rank else set()
+        features |= {LORA, OLD_ADAPTERS} if settings.max_lora_rank else set()
         self.features = frozenset(features | {SLEEP} if settings.can_sleep else features)
 
     async def start(self) -> None:
