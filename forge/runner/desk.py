@@ -62,6 +62,7 @@ class TrainerDesk:
     _is_held: bool = False
     _waited_s: float = 0.0
     _waiting_since: float | None = None
+    _is_starting: bool = False
     _num_taking: int = 0
     _num_publishing: int = 0
     _offered: dict[int, Path] = field(default_factory=dict)
@@ -115,9 +116,14 @@ class TrainerDesk:
         """For a publish."""
         await self.until(lambda: self._engines == "awake")
 
+    def starts(self) -> None:
+        """The trainer is being started: it trains nothing until it asks for a batch."""
+        self._is_starting = True
+        self._mark()
+
     def idle_s(self, now: float) -> float:
-        """Seconds that the trainer has had nothing to train so far: it waited for a batch, or for
-        its weights to be served. A publish beside a step is no wait."""
+        """Seconds that the trainer has had nothing to train so far: it started, waited for a
+        batch, or for its weights to be served. A publish beside a step is no wait."""
         waiting_s = 0.0 if self._waiting_since is None else now - self._waiting_since
         return self._waited_s + waiting_s
 
@@ -125,7 +131,7 @@ class TrainerDesk:
         """The batch after `step`, or why there is none now. Held for up to TAKE_WAIT_S."""
         answer: dict[str, Any] = {"kind": "wait"}
         self._num_taking += 1
-        self.is_training = False
+        self.is_training = self._is_starting = False
         self._mark()
         self._wake()
         try:
@@ -155,7 +161,8 @@ class TrainerDesk:
         """The trainer begins or ends to wait, or neither."""
         now = time.monotonic()
         self._waited_s, self._waiting_since = self.idle_s(now), None
-        if not self.is_training and (self._num_taking or self._num_publishing):
+        is_waiting = self._is_starting or self._num_taking or self._num_publishing
+        if is_waiting and not self.is_training:
             self._waiting_since = now
 
     def _answer(self, step: int) -> dict[str, Any] | None:

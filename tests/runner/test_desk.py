@@ -184,6 +184,18 @@ async def test_a_trainer_without_a_batch_waits_for_its_publish_and_one_with_a_ba
     assert desk.idle_s(time.monotonic()) == after, "it saves a checkpoint, or computes"
 
 
+async def test_a_trainer_that_is_being_started_trains_nothing(tmp_path: Path) -> None:
+    desk = make_desk(tmp_path)
+    await desk.offer(batch(1))
+    desk.starts()
+    await anyio.sleep(0.02)
+    assert desk.idle_s(time.monotonic()) >= 0.02
+    await desk.take(0)
+    begun_s = desk.idle_s(time.monotonic())
+    await anyio.sleep(0.01)
+    assert desk.idle_s(time.monotonic()) == begun_s
+
+
 async def test_groups_in_offered_batches_are_known_after_a_restart(tmp_path: Path) -> None:
     desk = make_desk(tmp_path)
     await desk.offer(batch(1))
