@@ -150,6 +150,11 @@ async def _chat(
     paths: RunPaths, weights: Weights, problem: Problem, request: ChatRequest, say: Say
 ) -> Trajectory:
     experiment = load_experiment(paths.experiment)
+    if experiment.serve.url:
+        raise ConfigError(
+            f"{paths.name}: its answers came from serve.url = {experiment.serve.url}, whose weights"
+            " it has not; ask that server"
+        )
     with open_run(paths) as reader:
         group_id = last_state(reader).group_id + 1
     log_dir = paths.logs(next_attempt(paths))

@@ -103,3 +103,15 @@ def test_a_chat_takes_a_card_of_each_kind_that_the_run_had_and_none_for_training
     assert one.shared == {"GPU-assumed-0"}
     on_cpu = place_on(experiment, replace(here, engines=frozenset({"llama"})))
     assert (on_cpu.gpus, on_cpu.engine) == ((), "llama")
+
+
+def test_a_run_whose_answers_came_from_a_url_has_no_model_to_ask(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    paths = run_with(tmp_path / "toy-1", start=Weights(full=model))
+    paths.experiment.write_text(
+        f'name = "toy"\n[model]\npath = "{model}"\n[serve]\nurl = ["http://there"]\n'
+        '[[stage]]\nkind = "eval"\n'
+    )
+    with pytest.raises(ConfigError, match=r"toy-1: its answers came from serve.url = .*there"):
+        forge.solve(FUNCTION, run="toy-1", store_dir=tmp_path)

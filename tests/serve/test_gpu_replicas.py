@@ -12,9 +12,10 @@ import signal
 import time
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
+import numpy as np
 import pytest
 
 from forge.config.schema import ServeTable
@@ -24,6 +25,9 @@ from forge.process.gpu_users import occupancies
 from forge.process.sockets import open_socket_dir
 from forge.serve import Replicas, Weights, open_replicas
 from forge.serve.engines import check_engine
+
+if TYPE_CHECKING:
+    from conftest import Reference
 
 pytestmark = [pytest.mark.gpu, pytest.mark.anyio, pytest.mark.timeout(500)]
 FREE_WITHIN_S = 10.0
@@ -97,6 +101,13 @@ async def ask_all(replicas: Replicas, *, num_prompts: int, n: int, tokens: int) 
     return got
 
 
+def skip_without(table: ServeTable, gpu: Gpu) -> None:
+    try:
+        check_engine(table, gpus=[gpu])
+    except MachineError as error:
+        pytest.skip(str(error))
+
+
 async def test_two_vllm_replicas_share_a_card_and_leave_it_free(
     model: Path, tmp_path: Path
 ) -> None:
@@ -106,10 +117,7 @@ async def test_two_vllm_replicas_share_a_card_and_leave_it_free(
         engine="vllm", replicas=2, slots=64, context_tokens=2048, precision="fast",
         memory_share=0.2, eager=True, **values,
     )  # fmt: skip
-    try:
-        check_engine(table, gpus=[gpu])
-    except MachineError as error:
-        pytest.skip(str(error))
+    skip_without(table, gpu)
     before, lives = free_bytes(gpu), Lives()
     with open_socket_dir() as sockets, anyio.fail_after(450):
         async with open_replicas(
@@ -140,3 +148,27 @@ async def test_two_vllm_replicas_share_a_card_and_leave_it_free(
         f"killed replica: answers after {asked_s:.1f} s, back after {back_s:.1f} s; "
         f"card free {free_s:.1f} s after the end"
     )
+
+
+async def test_a_llama_built_for_gpus_answers_as_one_on_the_cpu_and_takes_new_weights(
+    tied: Reference, newer: Reference, tmp_path: Path
+) -> None:
+    """After `make setup LLAMA=cuda` only."""
+    gpu, tokens = inventory()[0], list(range(50, 90))
+    table = ServeTable(engine="llama", slots=8, context_tokens=512, precision="exact")
+    skip_without(table, gpu)
+    before = free_bytes(gpu)
+    with open_socket_dir() as sockets, anyio.fail_after(200):
+        async with open_replicas(
+            table, weights=Weights(full=tied.path), stop_token_ids=(), socket_dir=sockets,
+            log_dir=tmp_path / "logs", work_dir=tmp_path / "work", gpus=[(gpu.uuid,)],
+        ) as replicas:  # fmt: skip
+            assert free_bytes(gpu) < before, "it is on the card"
+            for version, reference in enumerate((tied, newer)):
+                if version:
+                    await replicas.publish(reference.path, version)
+                (found,) = await replicas.probe([1, 2, 3], tokens)
+                # Tensor cores round an f32 product's factors to TF32.
+                gap = np.abs(reference.logprobs([1, 2, 3], tokens) - found).mean()
+                assert gap <= 5e-3
+    seconds_until_free(gpu, before)
