@@ -10,10 +10,11 @@ alone for `--steps` steps in each arm, one after the other, each a run of its ow
 Arms are `name:key=value,key=value`; without any, max_staleness 0 against 1. `--set` holds for all.
 Step 1 to `--skip` are not counted: they hold the trainer's start and the first batch.
 
-Prints, by arm: wall time of a step, groups with a signal a second, generated tokens a second, the
-idle share of trainer, engines and judges, how stale samples were when trained, how long publishes
-took, reward and pass rate of the first and the last third; writes them step by step as JSON. Uses
-the command line like anybody else.
+Prints, by arm: wall time of a step, groups with a signal a second, the share of flat ones (they have
+none and are replaced within a budget), generated tokens a second, the idle share of trainer,
+engines and judges, how stale samples were when trained, how long publishes took, reward and pass
+rate of the first and the last third; writes them step by step as JSON. Uses the command line like
+anybody else.
 """
 
 from __future__ import annotations
@@ -161,7 +162,8 @@ def summary(steps: list[dict[str, Any]]) -> dict[str, Any]:
         return sum(step.get(key) or 0.0 for step in steps)
 
     wall_s = total("step/wall/seconds")
-    groups = total("rollout/groups/count") - total("rollout/flat_groups/count")
+    flat = total("rollout/flat_groups/count")
+    groups = total("rollout/groups/count") - flat
     ages = [(int(age), n) for s in steps for age, n in s.get("staleness", {}).items()]
     third = max(len(steps) // 3, 1)
     return {
@@ -172,6 +174,7 @@ def summary(steps: list[dict[str, Any]]) -> dict[str, Any]:
             "median": statistics.median(step["step/wall/seconds"] for step in steps),
         },
         "groups_per_s": groups / wall_s,
+        "flat_share": flat / max(groups + flat, 1.0),
         "generated_tokens_per_s": total("rollout/tokens/sum") / wall_s,
         "trained_tokens_per_s": total("train/forward_tokens/sum") / wall_s,
         "train_s": total("train/step/seconds") / len(steps),
@@ -206,8 +209,8 @@ def tables(arms: dict[str, Any]) -> str:
     """As Markdown; ratios are to the first arm."""
     first = next(iter(arms.values()))
     names = (
-        "arm", "s a step (median)", "groups/s", "x", "generated tok/s", "trains s", "publish s",
-        "idle trainer", "serve", "judge", "staleness mean, max", "in flight",
+        "arm", "s a step (median)", "groups/s", "x", "flat", "generated tok/s", "trains s",
+        "publish s", "idle trainer", "serve", "judge", "staleness mean, max", "in flight",
         "reward first → last third", "pass rate",
     )  # fmt: skip
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
@@ -220,8 +223,8 @@ def tables(arms: dict[str, Any]) -> str:
         lines.append(
             f"| {name} | {arm['step_s']['mean']:.2f} ({arm['step_s']['median']:.2f}) "
             f"| {arm['groups_per_s']:.2f} | {arm['groups_per_s'] / first['groups_per_s']:.2f} "
-            f"| {arm['generated_tokens_per_s']:.0f} | {arm['train_s']:.2f} "
-            f"| {arm['publish_s']:.2f} | {idle} "
+            f"| {arm['flat_share']:.0%} | {arm['generated_tokens_per_s']:.0f} "
+            f"| {arm['train_s']:.2f} | {arm['publish_s']:.2f} | {idle} "
             f"| {arm['staleness']['mean']:.2f}, {arm['staleness']['max']} "
             f"| {arm['in_flight_groups']:.1f} | {curves} |"
         )
