@@ -10,8 +10,8 @@ alone for `--steps` steps in each arm, one after the other, each a run of its ow
 Arms are `name:key=value,key=value`; without any, max_staleness 0 against 1. `--set` holds for all.
 Step 1 to `--skip` are not counted: they hold the trainer's start and the first batch.
 
-Prints, by arm: wall time of a step, groups with a signal a second, the share of flat ones (they have
-none and are replaced within a budget), generated tokens a second, the idle share of trainer,
+Prints, by arm: wall time of a step, groups with a signal a second, the share of flat ones (they
+have none and are replaced within a budget), generated tokens a second, the idle share of trainer,
 engines and judges, how stale samples were when trained, how long publishes took, reward and pass
 rate of the first and the last third; writes them step by step as JSON. Uses the command line like
 anybody else.
