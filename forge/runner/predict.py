@@ -13,10 +13,12 @@ from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage, Stag
 from forge.data.pairs import MAX_BROKEN
 from forge.runner import costs
 from forge.runner.needs import needs_serving
+from forge.runner.shapes import model_shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from forge.config.schema import ModelTable
     from forge.runner.machine import Machine
 
 
@@ -169,6 +171,12 @@ def _work(experiment: Experiment, stage: Stage) -> str:
     return f"{stage.steps} steps × {size}, up to {rollout.max_turns} turns"
 
 
+def _num_trained(model: ModelTable, *, params: int) -> int:
+    """Of an adapter its own; a checkpoint holds nothing of the base."""
+    shape = model_shape(model)
+    return params if model.lora is None or shape is None else shape.adapter_params(model.lora)
+
+
 def predict_disk_bytes(experiment: Experiment, *, params: int | None) -> int | None:
     """Kept checkpoints and weights, and a row with its texts and tokens for each turn."""
     if params is None:
@@ -181,5 +189,6 @@ def predict_disk_bytes(experiment: Experiment, *, params: int | None) -> int | N
         elif isinstance(stage, GrpoStage):
             each = rollout.groups_per_step * rollout.group_size * costs.turns_of(rollout.max_turns)
             turns += stage.steps * each * (1 + costs.REPLACED_SHARE)
-    kept = costs.KEPT_CHECKPOINTS * (costs.CHECKPOINT_BYTES_PER_PARAM + 4) * params
+    kept = costs.KEPT_CHECKPOINTS * (costs.CHECKPOINT_BYTES_PER_PARAM + 4)
+    kept *= _num_trained(experiment.model, params=params)
     return int(kept + turns * costs.TURN_BYTES)

@@ -68,6 +68,14 @@ def test_a_recipe_for_one_card_has_engine_trainer_and_judge_on_it_awake(
     assert not placement.sleeps
 
 
+def test_an_adapters_checkpoints_take_its_own_size_on_disk(tmp_path: Path) -> None:
+    adapter = plan_for("qwen3-30b-a3b-lora", "8xH100-80GB", tmp_path).disk_bytes
+    whole = plan_for("qwen3-8b-kernelbench", "8xH100-80GB", tmp_path).disk_bytes
+    assert adapter is not None
+    assert whole is not None
+    assert adapter < 10e9 < 200e9 < whole
+
+
 def test_sft_on_kernelbook_has_tritonforges_values() -> None:
     experiment = load("qwen3-8b-kernelbook-sft")
     assert experiment.model.path == "Qwen/Qwen3-8B"
