@@ -1,0 +1,149 @@
+"""What a grpo stage makes of its keys, its engines and its past."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import anyio
+import pytest
+
+from forge.config.schema import Experiment
+from forge.records import Problem, Status
+from forge.rollout.batches import Batch
+from forge.rollout.play import Ports
+from forge.rollout.sampler import make_sampler
+from forge.runner.desk import TrainerDesk
+from forge.runner.gate import TurnGate
+from forge.runner.grpo import (
+    _batch_plan,
+    _ProducerFile,
+    _recall,
+    _set_turnover,
+    _step_of,
+    _training_ports,
+)
+from forge.runner.turnover import Turnover
+from forge.runner.weights import Begin, WeightSync
+from forge.serve.port import OLD_ADAPTERS, PREFIX_CACHE
+from forge.serve.weights import Weights
+from forge.store.layout import RunPaths
+from tests.store.storefactory import attempt, group, problem, write_run
+
+STAGE = {"kind": "grpo", "steps": 9, "learning_rate": 1e-5}
+
+
+def experiment(**tables: Any) -> Experiment:
+    base: dict[str, Any] = {"name": "x", "model": {"path": "m"}, "stage": [STAGE]}
+    return Experiment.model_validate({**base, **tables})
+
+
+def run_of(found: Experiment, *, features: frozenset[str] = frozenset()) -> Any:
+    gate = TurnGate(timeout_s=1)
+    begin = Begin(weights=Weights(full=Path("w")), last_version=4)
+    sink: Any = None
+    seats = [SimpleNamespace(capacity=2), SimpleNamespace(capacity=1)]
+    return SimpleNamespace(
+        experiment=found,
+        weights=WeightSync(begin, attempt=1, precision="exact", gate=gate, sink=sink),
+        replicas=SimpleNamespace(features=features, load=lambda: "load"),
+        pool=SimpleNamespace(seating=SimpleNamespace(seats=seats)),
+        ports=lambda: Ports(generate=sink, judge=sink, sink=sink, prompter=sink),
+    )
+
+
+@pytest.mark.parametrize(
+    ("rollout", "serve", "in_flight", "most"),
+    [
+        ({}, {}, None, None),
+        ({"groups_in_flight": 3}, {}, 3, None),
+        ({"group_size": 4}, {"max_concurrency": 32}, None, 8),
+        ({"group_size": 8}, {"max_concurrency": 32, "replicas": 2}, None, 8),
+        ({"group_size": 8}, {"max_concurrency": 2}, None, 1),
+    ],
+)
+def test_the_number_of_groups_is_given_or_bounded_by_the_requests_that_engines_may_have(
+    rollout: dict[str, Any], serve: dict[str, Any], in_flight: int | None, most: int | None
+) -> None:
+    found = experiment(rollout=rollout, serve=serve)
+    stage: Any = found.stage[0]
+    plan = _batch_plan(run_of(found), stage, 0, 1)
+    assert (plan.in_flight, plan.most_in_flight) == (in_flight, most)
+    assert plan.judge_capacity == 3
+
+
+@pytest.mark.parametrize("is_apart", [True, False])
+def test_rollouts_ask_apart_where_the_engine_keeps_prompts(is_apart: bool) -> None:
+    features = frozenset({PREFIX_CACHE} if is_apart else ())
+    use = _training_ports(run_of(experiment(), features=features))
+    assert use.is_apart is is_apart
+    assert use.load() == "load"
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [
+        (Weights(full=Path("w")), Turnover.STOP),
+        (Weights(full=Path("w"), adapter=Path("a")), Turnover.LIVE),
+    ],
+)
+def test_an_adapter_goes_out_beside_running_turns(start: Weights, expected: Turnover) -> None:
+    run = run_of(experiment(), features=frozenset({OLD_ADAPTERS}))
+    _set_turnover(run, start)
+    assert run.weights.turnover is expected
+    assert run.weights.gate.stops_turns is (expected is Turnover.STOP)
+
+
+def test_a_version_of_an_earlier_attempt_or_stage_has_its_step_too(tmp_path: Path) -> None:
+    run = run_of(experiment())
+    desk = TrainerDesk(stage=0, last_step=9, batches_dir=tmp_path, sink=run, steps={3: 2})
+    path = tmp_path / "w"
+    path.mkdir()
+    run.weights._sink = SimpleNamespace(put=_nothing, flush=_nothing)
+    anyio.run(lambda: run.weights.publish(path, stage=0, step=7, probe=None, keep=True))
+    assert [_step_of(run, desk, version) for version in (1, 3, 5)] == [0, 2, 7]
+
+
+async def _nothing(*args: object) -> None: ...
+
+
+def test_a_resumed_stage_takes_up_what_no_batch_has(tmp_path: Path) -> None:
+    """Group 1 is offered, 2 waited, 3 ended later, and a fourth problem was on its way."""
+    root = tmp_path / "toy-1"
+    rows = [[Status.WRONG], [Status.CORRECT]]
+    groups = [group(number, rows) for number in (1, 2, 3)]
+    anyio.run(write_run, root, [attempt(), *(problem(n) for n in range(4)), *groups])
+    desk: Any = SimpleNamespace(stage=1, offered_groups=lambda: {1})
+    problems = [problem(n) for n in range(4)]
+    names = [each.problem_id for each in problems]
+    sampler = make_sampler("uniform", problems, seed=0)
+    sampler.next()
+    saved = _ProducerFile(tmp_path / "sampler-1.json")
+    assert (saved.step, saved.state) == (0, None)
+    waiting = [{"group": 2, "problem": groups[1].problem_id}]
+    state = {"sampler": sampler.state(), "waiting": waiting, "problems": [names[3]]}
+    saved.write(Batch(step=5, groups=(), samples=(), state=state))
+    again = make_sampler("uniform", problems, seed=0)
+    run: Any = SimpleNamespace(paths=RunPaths(root))
+    found = _ProducerFile(saved.path)
+    assert found.step == 5
+    past = _recall(run, desk, found, again, problems)
+    assert [g.group_id for g in past.waiting] == [2]
+    assert [g.group_id for g in past.ended] == [3]
+    assert [p.problem_id for p in past.problems] == [names[3]]
+    assert again.state() == sampler.state()
+    assert json.loads(saved.path.read_text())["step"] == 5
+
+
+def test_without_a_state_all_that_ended_is_taken_up(tmp_path: Path) -> None:
+    root = tmp_path / "toy-1"
+    rows = [[Status.WRONG], [Status.CORRECT]]
+    anyio.run(write_run, root, [attempt(), problem(0), group(4, rows)])
+    desk: Any = SimpleNamespace(stage=1, offered_groups=set)
+    problems: list[Problem] = [problem(0)]
+    run: Any = SimpleNamespace(paths=RunPaths(root))
+    sampler = make_sampler("uniform", problems, seed=0)
+    past = _recall(run, desk, _ProducerFile(tmp_path / "none.json"), sampler, problems)
+    assert [g.group_id for g in past.ended] == [4]
