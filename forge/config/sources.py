@@ -8,6 +8,7 @@ key; arrays (also `[[stage]]`) are replaced whole.
 
 from __future__ import annotations
 
+import difflib
 import re
 import tomllib
 from dataclasses import dataclass, field
@@ -86,8 +87,9 @@ def _read(path: Path, *, place: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        near = sorted(str(other) for other in path.parent.glob("*.toml"))
-        hint = f"; there is {', '.join(near[:5])}" if near else ""
+        there = sorted(str(other) for other in path.parent.glob("*.toml"))
+        near = difflib.get_close_matches(str(path), there, n=1) or there[:5]
+        hint = f"; there is {', '.join(near)}" if near else ""
         raise ConfigError(f"{place}{path}: no such file{hint}") from None
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1

@@ -88,8 +88,9 @@ class GrpoStage(TrainStage):
 
     kind: Literal["grpo"]
     """grpo"""
-    trainer: Literal["turns", "async"] = "turns"
-    """turns: TRL's GRPOTrainer on finished turns. async: its AsyncGRPOTrainer, prefixes packed."""
+    share_prefixes: bool = False
+    """Compute what samples begin with in common (a prompt, earlier turns) once for all of them.
+    Models with full attention only."""
     micro_batch_tokens: Positive = 4096
     """Tokens of one forward-backward; a step has as many as its samples need."""
     publish_every: Positive = 1
