@@ -299,7 +299,13 @@ def serve(
     request = serving.ServeRequest(
         source=source, overrides=overrides or (), socket=socket, listen=listen
     )
-    serving.serve(request, store_dir=store, say=_say)
+    with _waiting("engines start", is_shown=True) as end_waiting:
+
+        def say(text: str) -> None:
+            end_waiting()
+            _say(text)
+
+        serving.serve(request, store_dir=store, say=say)
 
 
 @app.command()

@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import socket as sockets
-import sys
 import tempfile
 from dataclasses import dataclass
 from functools import partial
@@ -73,7 +72,7 @@ class _Served:
 
 
 def serve(request: ServeRequest, *, store_dir: Path, say: Callable[[str], None]) -> None:
-    """Serves until it is told to end.
+    """Serves until it is told to end. `say` hears the address once engines are up.
 
     Raises ConfigError, MachineError, ChildDied or Stalled, before or while it serves.
     """
@@ -93,7 +92,7 @@ def serve(request: ServeRequest, *, store_dir: Path, say: Callable[[str], None])
             say=say,
         ),
     ):
-        anyio.run(partial(_serve, found, placement, listener, token))
+        anyio.run(partial(_serve, found, placement, listener, token, say))
 
 
 def _open_address(
@@ -164,7 +163,11 @@ def _model_type(model_dir: Path) -> str | None:
 
 
 async def _serve(
-    found: _Served, placement: Placement, listener: sockets.socket, token: str | None
+    found: _Served,
+    placement: Placement,
+    listener: sockets.socket,
+    token: str | None,
+    say: Callable[[str], None],
 ) -> None:
     table = placement.settled(found.experiment.serve)
     chat = ChatTemplate.load(found.weights.full)
@@ -196,7 +199,10 @@ async def _serve(
                 )
                 limits = ServerLimits(keep_alive_s=KEEP_ALIVE_S)
                 await tasks.start(partial(serve_listener, front.app(), listener, limits=limits))
-                _say_where(found, table, replicas.stats().num_replicas, placement, listener, folder)
+                where = f'[serve] url = ["{url_of(listener)}"]'
+                say(
+                    f"{_words(found, table, placement)} at {where}; logs in {folder}; Ctrl-C ends it"
+                )
                 try:
                     await anyio.sleep_forever()
                 finally:
@@ -204,21 +210,10 @@ async def _serve(
                         await front.close()
 
 
-def _say_where(
-    found: _Served,
-    table: ServeTable,
-    num_replicas: int,
-    placement: Placement,
-    listener: sockets.socket,
-    folder: Path,
-) -> None:
+def _words(found: _Served, table: ServeTable, placement: Placement) -> str:
     cards = ", ".join(gpu.name for gpu in placement.gpus) or "cpu"
-    count = "1 replica" if num_replicas == 1 else f"{num_replicas} replicas"
-    sys.stderr.write(
-        f"{found.model}: {count} ({table.engine}, {cards}) at [serve] url ="
-        f' ["{url_of(listener)}"]; logs are in {folder}; Ctrl-C ends it\n'
-    )
-    sys.stderr.flush()
+    count = "1 replica" if table.replicas == 1 else f"{table.replicas} replicas"
+    return f"{found.model}: {count} ({table.engine}, {cards})"
 
 
 async def _cancel_on_signal(scope: anyio.CancelScope) -> None:
