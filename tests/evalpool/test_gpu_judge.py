@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from forge.records.verdict import JudgeOptions, Status, Verdict
 
@@ -172,6 +173,17 @@ class ModelNew(torch.nn.Module):
     assert verdict.status is Status.CORRECT, verdict.detail
     wrong = judge(code.replace("range(0, K, B)", "range(0, K - B, B)"), problem=problem)
     assert wrong.reason == "mismatch"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
+def test_a_problem_that_takes_a_third_of_the_card_is_judged(judge: Callable[..., Verdict]) -> None:
+    """Two sets of inputs and outputs, which oracle and judge hold at the same time."""
+    elements = torch.cuda.get_device_properties(0).total_memory // 4 // 14
+    large = RELU.replace("2048, 2048", f"1024, {elements // 1024}")
+    code = KERNEL.replace("tl.program_id(0) *", "tl.program_id(0).to(tl.int64) *")
+    verdict = judge(code, problem=large, options=JudgeOptions())
+    assert (verdict.status, verdict.reason) == (Status.CORRECT, "ok"), verdict.detail
+    assert verdict.timing is not None
 
 
 def test_a_baseline_under_torch_compile_is_fused(

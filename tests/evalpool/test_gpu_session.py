@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import mmap
 import os
 import socket
@@ -132,6 +133,39 @@ def test_a_timed_call_is_counted_where_that_is_asked(make: Callable[..., GpuSess
     assert session.work == {"relu": 64}
     timed(session)
     assert session.work == {}
+
+
+def test_a_baseline_under_torch_compile_stays_compiled_in_timed_calls(
+    make: Callable[..., GpuSession], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One call of it under a dispatch mode, and Dynamo would let it run as it is for ever."""
+    num_calls = [0]
+
+    def backend(graph: Any, _: Any) -> Any:
+        def run(*args: Any) -> Any:
+            num_calls[0] += 1
+            return graph.forward(*args)
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    monkeypatch.setattr(torch._C, "_set_deterministic_algorithms", lambda *_, **__: None)
+    code = (
+        "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x): return x.relu() * 2"
+    )
+    session = make()
+    session.file = str(tmp_path / "candidate1.py")
+    session.request = {
+        **REQUEST, "code": code, "entry_point": "Model", "state": [], "init": ["list", []],
+        "is_compiled": True,
+    }  # fmt: skip
+    monkeypatch.setattr(session, "making", nullcontext)
+    monkeypatch.setattr(session, "place", lambda model: model)
+    session.prepare()
+    session.call(0, slots=[1])
+    for _ in range(3):
+        timed(session)
+    assert num_calls == [4]
 
 
 def test_launches_and_replays_are_those_of_the_timed_call(

@@ -76,6 +76,8 @@ def main(sock: socket.socket) -> None:
         body = {"type": type(error).__name__, "message": str(error)[:1000]}
         frames.send(sock, Kind.FAILED, body)
         return
+    if request["device"] != "cpu":
+        torch.cuda.empty_cache()  # at full size the judge has no room for its copy beside it
     frames.send(sock, Kind.LAYOUT, layout)
     fill = frames.receive(sock, deadline=deadline, expected=(Kind.FILL,), takes_fds=True)
     _fill(fill, tensors)
