@@ -199,10 +199,8 @@ async def _serve(
                 )
                 limits = ServerLimits(keep_alive_s=KEEP_ALIVE_S)
                 await tasks.start(partial(serve_listener, front.app(), listener, limits=limits))
-                where = f'[serve] url = ["{url_of(listener)}"]'
-                say(
-                    f"{_words(found, table, placement)} at {where}; logs in {folder}; Ctrl-C ends it"
-                )
+                where = f'[serve] url = ["{url_of(listener)}"]; logs are in {folder}'
+                say(f"{_words(found, table, placement)} at {where}; Ctrl-C ends it")
                 try:
                     await anyio.sleep_forever()
                 finally:
