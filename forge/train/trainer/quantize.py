@@ -18,7 +18,7 @@ def quantization(table: Mapping[str, Any] | None) -> BitsAndBytesConfig | None:
     from transformers import BitsAndBytesConfig
 
     return BitsAndBytesConfig(
-        load_in_4bit=True,
+        load_in_4bit=table["bits"] == 4,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=table["double_quant"],
         bnb_4bit_compute_dtype=getattr(torch, table["compute_dtype"]),
