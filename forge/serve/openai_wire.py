@@ -4,7 +4,7 @@ Called by `remote`. A dialect is how one kind of server is asked for samples:
 
     FORGE    /v1/completions of our own engines (`forge serve`): ids and log probabilities, packed
     TOKENS   /v1/completions with token ids in and, by `return_token_ids`, out: vLLM 0.10.2 on
-    SGLANG   /generate with token ids in and out
+    SGLANG   /generate with token ids in and out; older versions refuse a seed, so none is sent
     CHAT     /v1/chat/completions: messages in, text out; ids are our tokenizer's, no logprobs
 
 Promise: whatever an answer holds, it becomes completions or a MachineError of one line.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from forge.records import Message
 
 SEED_LIMIT = 1 << 31
-"""SGLang and some behind OpenAI's API take 32 bits."""
+"""Some servers take 32 bits, signed."""
 
 
 class Dialect(StrEnum):
@@ -78,7 +78,6 @@ class Question:
                     "top_p": 1.0,
                     "top_k": -1,
                     "stop_token_ids": list(self.stop_token_ids),
-                    "sampling_seed": self.seed % SEED_LIMIT,
                 }
                 return {
                     "input_ids": list(self.prompt_ids),

@@ -199,6 +199,9 @@ async def test_an_sglang_is_asked_by_its_own_route(tmp_path: Path) -> None:
         assert [one.token_ids for one in answers] == [(0, 9), (1, 9)]
         assert answers[1].logprobs == (-1.5, -0.25)
         assert answers[0].finish is Finish.LENGTH
+        body = server.bodies["/generate"][-1]
+        assert (body["input_ids"], body["sampling_params"]["max_new_tokens"]) == (PROMPT, 12)
+        assert "seed" not in str(body)
         (single,) = await ask(remote, n=1)
         assert single.token_ids == (0, 9)
 
