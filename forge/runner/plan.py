@@ -225,6 +225,9 @@ def _notes(
         yield f"judges of other machines or processes: {', '.join(experiment.judge.url)}"
     if experiment.serve.url:
         yield f"servers that answer, with weights of their own: {', '.join(experiment.serve.url)}"
+    devices = experiment.devices
+    if devices.gpus is not None and not (devices.train or devices.serve or devices.judge):
+        yield "devices.gpus is given, and train, serve and judge are 0: everything is on the CPU"
     if not machine.assumed and machine.hidden_gpus and experiment.devices.gpus:
         yield machine.hidden_gpus
     for gpu in machine.gpus:

@@ -178,6 +178,13 @@ def test_what_is_allowed_and_unwise_is_noted():
     assert "threads for 2 cores" in notes
 
 
+def test_cards_that_no_role_has_are_noted():
+    idle = plan_of("devices.gpus=auto", machine=make_machine(num_gpus=1))
+    assert any("everything is on the CPU" in note for note in idle.notes)
+    used = plan_of("devices.gpus=auto", "devices.judge=1", machine=make_machine(num_gpus=1))
+    assert not any("everything is on the CPU" in note for note in used.notes)
+
+
 def test_judges_behind_a_url_are_named_and_none_is_started():
     planned = plan_of('judge.url=["http://box:8200", "unix:/run/j.sock"]')
     assert not any(process.name.startswith("judge") for process in planned.processes)
