@@ -213,3 +213,8 @@ def test_sizes_for_a_gpu_are_refused_with_judges_on_the_cpu() -> None:
 def test_a_recipe_is_named_after_its_file_and_says_what_it_is(name: str) -> None:
     assert load(name).name == name
     assert (FOLDER / f"{name}.toml").read_text().startswith("# ")
+
+
+def test_the_readme_lists_every_recipe() -> None:
+    text = (FOLDER.parent / "README.md").read_text()
+    assert [name for name in NAMES if f"`experiments/{name}.toml`" not in text] == []
