@@ -119,6 +119,9 @@ async def _offer(
     async with batches:
         async for batch in batches:
             await run.writer.flush()
+            for version in {sample.policy_version for sample in batch.samples}:
+                # Its publish may not be over: it may have been sampled in the middle of it.
+                desk.steps[version] = _step_of(run, desk, version)
             await desk.offer(batch)
             await anyio.to_thread.run_sync(saved.write, batch)
             await run.writer.put(_batch_metrics(desk.stage, batch))

@@ -126,9 +126,12 @@ async def test_a_batch_is_offered_once_run_db_has_its_samples(tmp_path: Path) ->
     send, receive = anyio.create_memory_object_stream[Batch](1)
     await send.send(batch(1))
     send.close()
-    run: Any = SimpleNamespace(writer=Writer())
-    await _offer(run, make_desk(tmp_path), cast("Any", Saved()), receive)
+    weights = SimpleNamespace(step_of=lambda version, stage: {4: 7}[version])
+    run: Any = SimpleNamespace(writer=Writer(), weights=weights)
+    desk = make_desk(tmp_path)
+    await _offer(run, desk, cast("Any", Saved()), receive)
     assert did == ["flush", "sampler state", "put"]
+    assert desk.steps == {4: 7}, "known though its publish is not over"
 
 
 async def test_a_held_trainer_gets_its_batch_on_release_and_was_idle_meanwhile(
