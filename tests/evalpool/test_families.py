@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import cycle
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 
 from forge.config.schema import ProblemsTable
 from forge.data.families import FAMILIES
-from forge.data.generator import Composition, Style, answer, generate_problems
+from forge.data.families.sizes import Scale
+from forge.data.generator import Composition, Style, answer, dynamic_answer, generate_problems
 from forge.records import Status
 
 
@@ -22,5 +24,7 @@ def test_honest_answers_are_correct(bench: Any, family: str) -> None:
             chosen.setdefault(composition.variant, problem)
     assert chosen
     for problem, style in zip(chosen.values(), cycle(Style), strict=False):
-        verdict = bench.judge(answer(problem, style=style), problem=problem.source)
-        assert verdict.status is Status.CORRECT, f"{problem.problem_id}: {verdict.detail}"
+        large = replace(Composition.of(problem), scale=Scale.GPU)  # right for small sizes too
+        for code in (answer(problem, style=style), dynamic_answer(large)):
+            verdict = bench.judge(code, problem=problem.source)
+            assert verdict.status is Status.CORRECT, f"{problem.problem_id}: {verdict.detail}"
