@@ -42,6 +42,7 @@ serve = "auto"
 judge = "auto"
 share = "auto"
 [serve]
+precision = "fast"
 memory_share = 0.4
 eager = true
 [rollout]
