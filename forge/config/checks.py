@@ -233,10 +233,10 @@ def _steps(experiment: Experiment) -> Iterator[Mistake]:
                 '"cosine", which end there',
                 *("stage", index, "min_learning_rate"),
             )
-        if isinstance(stage, GrpoStage) and stage.context_parallel > 1:
+        if stage.context_parallel > 1:
             yield _mistake(
-                f"found {stage.context_parallel}; 1, since TRL's GRPO trainers cannot split a "
-                "sequence over GPUs",
+                f"found {stage.context_parallel}; 1, since no trainer here splits a sequence over "
+                "GPUs (TRL's GRPO trainers cannot); fsdp2 and smaller micro-batches save memory",
                 *("stage", index, "context_parallel"),
             )
         if experiment.model.quantize and stage.parallel == "fsdp2":

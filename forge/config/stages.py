@@ -53,7 +53,7 @@ class TrainStage(Table):
     """On several GPUs: a whole model on each (ddp), or its parts (fsdp2). auto: ddp where the whole
     fits."""
     context_parallel: Positive = 1
-    """GPUs that one sequence is spread over; sft only."""
+    """GPUs that one sequence is spread over: 1 in this version."""
     gradient_checkpointing: bool | None = None
     """Compute activations again instead of keeping them; absent means on GPUs only."""
     save_every: Positive = 50
