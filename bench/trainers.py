@@ -10,7 +10,8 @@ of its own, so that one that fails, or leaves memory behind, does the others no 
 whether the losses of all steps and the first gradient norm are the first arm's.
 
 AsyncGRPOTrainer packs shared prefixes (flash attention by torch's varlen kernel, no package) and is
-given each batch as one row; turns:N cuts it into micro-batches of N tokens. On several GPUs
+given each batch as one row. turns:N is ours in micro-batches of N tokens, shared:N the same with
+`share_prefixes`. On several GPUs
 (`--ranks 2 --arms turns:16384 ddp:16384 fsdp2:16384`) ddp and fsdp2 share each batch; their losses
 must be those of turns.
 """
@@ -37,7 +38,7 @@ from trainers_workload import LOADS, SHAPES, Load, make_model, make_step
 from forge.train.trainer.parallel import join_process_group
 
 ARM_TIMEOUT_S = 75.0
-ARMS = ("turns:16384", "turns:65536", "async")
+ARMS = ("turns:16384", "turns:65536", "shared:65536", "async")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +131,7 @@ def run_turns(
     stage = GrpoStage(
         kind="grpo", steps=len(batches), learning_rate=1e-6, micro_batch_tokens=budget,
         save_every=10**6, parallel="fsdp2" if parallel == "fsdp2" else "ddp",
+        share_prefixes=parallel == "shared",
     )  # fmt: skip
     settings = Settings(
         stage=stage.model_dump(mode="json"), rollout=RolloutTable().model_dump(mode="json"),

@@ -1,7 +1,7 @@
 """TRL's AsyncGRPOTrainer on given samples, for `bench/trainers.py`.
 
 It packs a batch into one row that forwards a prefix once for all samples that share it. Flash
-attention comes from `torch_varlen`; worker and weight transfer are its own protocols.
+attention is torch's own kernel; worker and weight transfer are its own protocols.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ def run_async(
     """TRL's, fed from a queue, each batch one row. The last batches only feed its prefetching."""
     import torch
     from datasets import Dataset
-    from torch_varlen import flash_attn_varlen_func
     from transformers import AutoTokenizer, TrainerCallback
     from trl.experimental.async_grpo import async_grpo_trainer as module
     from trl.experimental.async_grpo import packing
@@ -40,7 +39,7 @@ def run_async(
     patched: Any = module
     patched.VLLMClient = lambda *args: None
     patched.get_peak_flops_per_device = lambda *args: None
-    packing._flash_attn = lambda: argparse.Namespace(flash_attn_varlen_func=flash_attn_varlen_func)
+    packing._flash_attn = lambda: argparse.Namespace(flash_attn_varlen_func=_attend)
 
     class Tick(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -94,6 +93,18 @@ def run_async(
     logs = [each for each in seen if "loss" in each]
     forwarded = [each["batch/forwarded_tokens_per_step"] for each in logs]
     return [each["loss"] for each in logs], logs[0]["grad_norm"], statistics.median(forwarded)
+
+
+def _attend(
+    q: Any, k: Any, v: Any, ends_q: Any, ends_k: Any, max_q: int, max_k: int, **options: Any
+) -> Any:
+    """flash-attn's varlen function, as far as TRL uses it for models without windows."""
+    from forge.train.trainer.varlen import attend_to_own_keys
+
+    return attend_to_own_keys(
+        q, k, v, ends_q=ends_q, ends_k=ends_k, max_q=int(max_q), max_k=int(max_k),
+        scale=options["softmax_scale"],
+    )  # fmt: skip
 
 
 def unique_tokens(samples: list[Sample]) -> int:

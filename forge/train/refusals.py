@@ -46,6 +46,10 @@ def refusals(
                 "model.quantize: found it on a mixture of experts, whose experts bitsandbytes "
                 "leaves as they are; none, for an adapter on a bf16 base"
             )
+    if isinstance(stage, GrpoStage) and stage.share_prefixes and has_windows(model_dir):
+        found.append(
+            "share_prefixes: found true for a model whose layers see windows of the context; false"
+        )
     if model.quantize is not None and stage.parallel == "fsdp2":
         found.append('parallel: found "fsdp2" with model.quantize; "ddp" or "auto"')
     return found
@@ -53,11 +57,18 @@ def refusals(
 
 def is_mixture(model_dir: Path) -> bool:
     """Whether config.json names experts."""
-    path = model_dir / "config.json"
-    if not path.is_file():
-        return False
-    config: dict[str, Any] = json.loads(path.read_text())
+    config = _config(model_dir)
     return any(config.get(key) for key in EXPERT_KEYS)
+
+
+def has_windows(model_dir: Path) -> bool:
+    """Whether config.json names layers with other than full attention."""
+    return any(kind != "full_attention" for kind in _config(model_dir).get("layer_types") or ())
+
+
+def _config(model_dir: Path) -> dict[str, Any]:
+    path = model_dir / "config.json"
+    return json.loads(path.read_text()) if path.is_file() else {}
 
 
 def _of_experts(lora: LoraTable) -> list[str]:

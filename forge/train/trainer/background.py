@@ -10,9 +10,22 @@ the next call. Used on rank 0 only.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from forge.train.durable import is_kept
+from forge.train.trainer.weights import free_dir, save_weights
+
+if TYPE_CHECKING:
+    import torch
+
+    from forge.train.trainer.control import Control
+    from forge.train.trainer.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 
 class Publisher:
@@ -55,3 +68,40 @@ class Publisher:
             error, self._error = self._error, None
             raise error
         return time.monotonic() - began
+
+
+def write_and_offer(
+    policy: Any,
+    weights: dict[str, torch.Tensor],
+    probe: dict[str, Any],
+    *,
+    settings: Settings,
+    server: Control,
+    step: int,
+    copied_s: float,
+) -> int:
+    """Write a grpo step's weights and offer them to every replica; returns their version.
+
+    Args:
+        policy: what they are of; read for its config alone.
+        weights: a copy, emptied when written.
+        copied_s: what making the copy and the probe took, for the log.
+
+    """
+    started = time.monotonic()
+    path = free_dir(settings.weights_dir, f"grpo-{step:06d}")
+    stage = settings.stage
+    sync = is_kept(step, steps=stage["steps"], save_every=stage["save_every"])
+    save_weights(policy, path, model_dir=settings.model_dir, sync=sync, weights=weights)
+    weights.clear()
+    saved_s = time.monotonic() - started
+    version = server.publish(step=step, path=path, probe=probe)
+    logger.info(
+        "step %d: version %d, copied in %.3f s, written in %.3f s, published in %.3f s",
+        step,
+        version,
+        copied_s,
+        saved_s,
+        time.monotonic() - started + copied_s,
+    )
+    return version

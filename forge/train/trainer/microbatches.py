@@ -15,10 +15,12 @@ the same.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
+
+from forge.train.trainer.prefixes import PrefixRow, pack, rows_by_prefix
 
 if TYPE_CHECKING:
     from forge.records import Sample
@@ -37,25 +39,35 @@ class MicroBatch:
     """Of the trained tokens of the whole batch, all ranks together."""
     row_share: float
     """Of the samples of the whole batch, all ranks together."""
+    row: PrefixRow | None = None
+    """The same samples without what they have in common, where prefixes are shared."""
     is_filler: bool = False
     """Seen a second time so that all ranks are equally busy; counts for nothing."""
 
     @property
     def num_forwarded(self) -> int:
         """Tokens of the forward pass, padding included."""
+        if self.row is not None:
+            return self.row.num_forwarded
         prompt, completion = self.inputs["prompt_ids"], self.inputs["completion_ids"]
         return len(prompt) * (prompt.size(1) + completion.size(1))
 
 
 def cut_batch(
-    samples: Sequence[Sample], *, max_tokens: int, rank: int = 0, num_ranks: int = 1
+    samples: Sequence[Sample],
+    *,
+    max_tokens: int,
+    rank: int = 0,
+    num_ranks: int = 1,
+    shares_prefixes: bool = False,
 ) -> list[MicroBatch]:
-    """One rank's micro-batches of the samples, longest first.
+    """One rank's micro-batches of the samples: longest first, or by what they begin with.
 
     A sample longer than `max_tokens` gets one of its own. Where there are too few samples to give
-    every rank as many, the shortest is seen again as filler.
+    every rank as many, the last is seen again as filler.
     """
-    rows = cut_rows(samples, max_tokens=max_tokens, num_ranks=num_ranks)
+    cut = rows_by_prefix if shares_prefixes else rows_by_length
+    rows = level(cut(samples, max_tokens=max_tokens), num_ranks=num_ranks)
     num_fillers = -len(rows) % num_ranks
     total = sum(len(s.completion_ids) for s in samples)
     mine = [
@@ -64,14 +76,13 @@ def cut_batch(
     ]
     if rank >= num_ranks - num_fillers:
         mine.append(_micro_batch(rows[-1][-1:], total_tokens=total, total_rows=0))
+    if shares_prefixes:
+        return [replace(each, row=pack(each.samples)) for each in mine]
     return mine
 
 
-def cut_rows(
-    samples: Sequence[Sample], *, max_tokens: int, num_ranks: int
-) -> list[Sequence[Sample]]:
-    """The samples of each micro-batch; their number is a multiple of `num_ranks`, unless there are
-    too few samples for that."""
+def rows_by_length(samples: Sequence[Sample], *, max_tokens: int) -> list[Sequence[Sample]]:
+    """The samples of each micro-batch, of like length."""
     ordered = sorted(samples, key=num_tokens, reverse=True)
     cut: list[Sequence[Sample]] = []
     start = 0
@@ -79,7 +90,13 @@ def cut_rows(
         num_rows = max(1, max_tokens // num_tokens(ordered[start]))
         cut.append(ordered[start : start + num_rows])
         start += num_rows
-    while len(cut) % num_ranks and len(cut) < len(ordered):
+    return cut
+
+
+def level(rows: Sequence[Sequence[Sample]], *, num_ranks: int) -> list[Sequence[Sample]]:
+    """Halve the largest until their number is a multiple of `num_ranks`, or each has one sample."""
+    cut = list(rows)
+    while len(cut) % num_ranks and any(len(row) > 1 for row in cut):
         most = max(range(len(cut)), key=lambda i: (len(cut[i]) > 1, _area(cut[i])))
         half = (len(cut[most]) + 1) // 2
         cut[most : most + 1] = [cut[most][:half], cut[most][half:]]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from forge.train.trainer.prefixes import ATTENTION, register_attention
 from forge.train.trainer.quantize import quantization
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def load_model(settings: Settings) -> PreTrainedModel | PeftModel:
         settings.model_dir,
         dtype=weights_dtype(settings),
         trust_remote_code=trust,
+        **_attention(settings),
         **_on_own_gpu(settings),
     )
     if settings.adapter is None:
@@ -48,6 +50,14 @@ def weights_dtype(settings: Settings) -> torch.dtype:
         return getattr(torch, settings.model["dtype"])
     is_frozen = settings.adapter is not None or settings.model["lora"] is not None
     return torch.bfloat16 if is_frozen and torch.cuda.is_available() else torch.float32
+
+
+def _attention(settings: Settings) -> dict[str, Any]:
+    """One that takes samples with shared prefixes, where the stage asks for it."""
+    if not settings.stage.get("share_prefixes"):
+        return {}
+    register_attention()
+    return {"attn_implementation": ATTENTION}
 
 
 def _on_own_gpu(settings: Settings) -> dict[str, Any]:

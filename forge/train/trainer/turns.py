@@ -28,19 +28,19 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import use_adapter
 
 from forge.train.batch import read_batch
-from forge.train.durable import is_kept
-from forge.train.trainer.background import Publisher
+from forge.train.trainer.background import Publisher, write_and_offer
 from forge.train.trainer.card import SharedCard
 from forge.train.trainer.checkpoint import WholeCheckpoints
 from forge.train.trainer.memory import take_peak_bytes
 from forge.train.trainer.microbatches import MicroBatch, cut_batch, num_tokens
 from forge.train.trainer.parallel import LocalNumbers, World
 from forge.train.trainer.stepstats import StepStats
-from forge.train.trainer.weights import free_dir, probe, save_weights, snapshot
+from forge.train.trainer.weights import probe, snapshot
 
 if TYPE_CHECKING:
     from forge.records import Sample
     from forge.train.trainer.control import Batch, Control
+    from forge.train.trainer.prefixes import PrefixRow
     from forge.train.trainer.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -151,6 +151,8 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
         """Scores of the trained tokens only, 0 elsewhere. [B, C]"""
         assert self._current is not None
         trained_BC = self._current.inputs["tool_mask"].to(input_ids.device) == 1
+        if self._current.row is not None and torch.is_grad_enabled():
+            return self._scores_of_row(model, self._current.row, trained_BC)
         labels_BT = torch.full_like(input_ids, -100)
         ids_BC = input_ids[:, -logits_to_keep:]
         labels_BT[:, -logits_to_keep:] = ids_BC.masked_fill(~trained_BC, -100)
@@ -163,15 +165,40 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
                 fused_lm_head=True,
                 **wants_router,
             )
-        aux_loss = outputs.aux_loss
-        if aux_loss is not None and self.loss_type == "dapo":
-            aux_loss = aux_loss * (self._current.token_share * self.world.size)
+        aux_loss = self._weighed(outputs.aux_loss)
         logps_BC = outputs.log_probs[:, -logits_to_keep:]
         if not torch.is_grad_enabled():  # the reference: its head computes no entropies
             return logps_BC, None, aux_loss
         entropies_BC = outputs.entropy[:, -logits_to_keep:]
         self.stats.add(self._current, logps_BC.detach(), entropies_BC.detach())
         return logps_BC, entropies_BC, aux_loss
+
+    def _scores_of_row(
+        self, model: Any, row: PrefixRow, trained_BC: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """The same, from a forward in which samples share their prefixes. [B, C]"""
+        assert self._current is not None
+        device = trained_BC.device
+        inputs = {name: tensor.to(device) for name, tensor in row.inputs.items()}
+        wants_router = {"output_router_logits": True} if self.aux_loss_enabled else {}
+        with self.accelerator.autocast():
+            outputs = model(**inputs, **row.longest, fused_lm_head=True, **wants_router)
+        index = row.token_index.to(device)
+        empty_BC = torch.zeros(trained_BC.shape, device=device)
+        logps_BC, entropies_BC = (
+            empty_BC.masked_scatter(trained_BC, scores[0, index].to(empty_BC.dtype))
+            for scores in (outputs.log_probs, outputs.entropy)
+        )
+        self.stats.add(self._current, logps_BC.detach(), entropies_BC.detach())
+        return logps_BC, entropies_BC, self._weighed(outputs.aux_loss)
+
+    def _weighed(self, aux_loss: torch.Tensor | None) -> torch.Tensor | None:
+        """A mixture's loss for its router, at this micro-batch's weight where the rest of its loss
+        has its own already."""
+        assert self._current is not None
+        if aux_loss is None or self.loss_type != "dapo":
+            return aux_loss
+        return aux_loss * (self._current.token_share * self.world.size)
 
     def _take(self) -> bool:
         """Wait for a batch. False when there is none to come, or SIGTERM asked us to stop."""
@@ -187,6 +214,7 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
             max_tokens=self.settings.micro_batch_tokens,
             rank=self.world.rank,
             num_ranks=self.world.size,
+            shares_prefixes=self.settings.stage["share_prefixes"],
         )
         self._passes_left = self.updates_per_step
         newest = max(s.policy_version for s in samples)
@@ -222,38 +250,14 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
         if not self.world.is_main:
             return
         copied_s = time.monotonic() - started
-        write = partial(self._write_and_offer, weights, tokens, step=self.step, copied_s=copied_s)
+        write = partial(
+            write_and_offer, self.policy, weights, tokens, settings=self.settings,
+            server=self.server, step=self.step, copied_s=copied_s,
+        )  # fmt: skip
         self.stats.publish_wait_s += self.publisher.wait()
         self.publisher.start(write)
         if not in_background:
             self.stats.publish_wait_s += self.publisher.wait()
-
-    def _write_and_offer(
-        self,
-        weights: dict[str, torch.Tensor],
-        tokens: dict[str, Any],
-        *,
-        step: int,
-        copied_s: float,
-    ) -> int:
-        """In the publisher's thread; returns the version."""
-        started = time.monotonic()
-        path = free_dir(self.settings.weights_dir, f"grpo-{step:06d}")
-        stage, model_dir = self.settings.stage, self.settings.model_dir
-        sync = is_kept(step, steps=stage["steps"], save_every=stage["save_every"])
-        save_weights(self.policy, path, model_dir=model_dir, sync=sync, weights=weights)
-        weights.clear()
-        saved_s = time.monotonic() - started
-        version = self.server.publish(step=step, path=path, probe=tokens)
-        logger.info(
-            "step %d: version %d, copied in %.3f s, written in %.3f s, published in %.3f s",
-            step,
-            version,
-            copied_s,
-            saved_s,
-            time.monotonic() - started + copied_s,
-        )
-        return version
 
     @property
     def _is_unsaved(self) -> bool:

@@ -1,0 +1,162 @@
+"""Samples of one row that share prefixes: a token that several samples begin with is computed once.
+
+Siblings share their prompt, and a turn's prompt holds the turns before it, so a GRPO batch repeats
+most of its tokens. Sorted by their tokens, each sample shares with the one before it all that it
+shares with any earlier one; of each sample only the rest is forwarded, and attends to the keys of
+its whole path:
+
+    sample 0   a b c d e            forwarded: a b c d e
+    sample 1   a b c f              forwarded:     c f        keys: a b (of sample 0), c f
+
+The last shared token is forwarded again (c): what comes next differs, and a position has one label.
+Values and gradients are those of the samples on their own.
+
+Shapes: N tokens forwarded, S samples, K tokens of all samples together, M trained tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface
+
+from forge.train.trainer.varlen import attend_to_own_keys
+
+if TYPE_CHECKING:
+    from forge.records import Sample
+
+ATTENTION = "forge_prefixes"
+"""How a model that is to take such rows names its attention. Without a row it is SDPA, causal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixRow:
+    """A forward pass of samples that share prefixes."""
+
+    inputs: dict[str, torch.Tensor]
+    """For the model: `input_ids`, `position_ids`, `shift_labels` [1, N], `prefix_keys` [K] and the
+    ends `prefix_ends_q`, `prefix_ends_k` [S + 1]."""
+    longest: dict[str, int]
+    """For the model: `prefix_max_q`, `prefix_max_k`, tokens."""
+    token_index: torch.Tensor
+    """Position that predicts each trained token, sample after sample. [M]"""
+
+    @property
+    def num_forwarded(self) -> int:
+        return self.inputs["input_ids"].numel()
+
+
+def rows_by_prefix(samples: Sequence[Sample], *, max_tokens: int) -> list[list[Sample]]:
+    """The samples of each row, in the order that `pack` wants; a row forwards at most `max_tokens`,
+    or one sample that is longer."""
+    ordered = sorted(samples, key=_ids)
+    rows: list[list[Sample]] = []
+    used = max_tokens
+    before: np.ndarray | None = None
+    for sample in ordered:
+        ids = np.array(_ids(sample))
+        new = len(ids) - (0 if before is None else _num_shared(before, ids))
+        if used + new > max_tokens:
+            rows.append([])
+            used, new = 0, len(ids)
+        rows[-1].append(sample)
+        used, before = used + new, ids
+    return rows
+
+
+def pack(samples: Sequence[Sample]) -> PrefixRow:
+    """One row of samples as `rows_by_prefix` orders them."""
+    tokens, places, labels, paths, ends_q, index = [], [], [], [], [0], []
+    before, path = np.array([], dtype=np.int64), np.array([], dtype=np.int64)
+    label = np.full(sum(map(len, map(_ids, samples))), -100, dtype=np.int64)
+    for sample in samples:
+        ids = np.array(_ids(sample))
+        shared = _num_shared(before, ids) if len(before) else 0
+        start = ends_q[-1]
+        path = np.concatenate([path[:shared], np.arange(start, start + len(ids) - shared)])
+        tokens.append(ids[shared:])
+        places.append(np.arange(shared, len(ids)))
+        paths.append(path)
+        ends_q.append(start + len(ids) - shared)
+        predicts = path[len(sample.prompt_ids) - 1 : len(ids) - 1]
+        label[predicts] = sample.completion_ids
+        index.append(predicts)
+        before = ids
+    labels = label[: ends_q[-1]]
+    ends_k = np.cumsum([0, *map(len, paths)])
+    return PrefixRow(
+        inputs={
+            "input_ids": torch.from_numpy(np.concatenate(tokens))[None],
+            "position_ids": torch.from_numpy(np.concatenate(places))[None],
+            "shift_labels": torch.from_numpy(labels)[None],
+            "prefix_keys": torch.from_numpy(np.concatenate(paths)),
+            "prefix_ends_q": torch.tensor(ends_q, dtype=torch.int32),
+            "prefix_ends_k": torch.from_numpy(ends_k.astype(np.int32)),
+        },
+        longest={
+            "prefix_max_q": max(map(len, tokens)),
+            "prefix_max_k": max(map(len, paths)),
+        },
+        token_index=torch.from_numpy(np.concatenate(index)),
+    )
+
+
+def register_attention() -> None:
+    """Make transformers know `ATTENTION`."""
+    AttentionInterface.register(ATTENTION, _attention)
+    AttentionMaskInterface.register(ATTENTION, lambda *args, **kwargs: None)
+
+
+def _ids(sample: Sample) -> tuple[int, ...]:
+    return (*sample.prompt_ids, *sample.completion_ids)
+
+
+def _num_shared(before: np.ndarray, ids: np.ndarray) -> int:
+    """Tokens at the start that need no second forward: those whose next token is the same too."""
+    size = min(len(before), len(ids))
+    differs = np.flatnonzero(before[:size] != ids[:size])
+    alike = int(differs[0]) if len(differs) else size
+    return max(0, alike - 1)
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    prefix_keys: torch.Tensor | None = None,
+    prefix_ends_q: torch.Tensor | None = None,
+    prefix_ends_k: torch.Tensor | None = None,
+    prefix_max_q: int = 0,
+    prefix_max_k: int = 0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention function: [B, H, T, D] in, [B, T, H, D] out."""
+    if prefix_keys is None or prefix_ends_q is None or prefix_ends_k is None:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, **kwargs
+        )
+    # Norms and rotations leave f32 under autocast, which the kernel does not take.
+    is_mixed = query.is_cuda and torch.is_autocast_enabled("cuda")
+    dtype = torch.get_autocast_dtype("cuda") if is_mixed else query.dtype
+    query_NHD, key_NHD, value_NHD = (x[0].transpose(0, 1).to(dtype) for x in (query, key, value))
+    out_NHD = attend_to_own_keys(
+        query_NHD,
+        key_NHD.index_select(0, prefix_keys),
+        value_NHD.index_select(0, prefix_keys),
+        ends_q=prefix_ends_q,
+        ends_k=prefix_ends_k,
+        max_q=prefix_max_q,
+        max_k=prefix_max_k,
+        scale=scaling,
+    )
+    return out_NHD[None], None

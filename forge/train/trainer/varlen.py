@@ -1,0 +1,78 @@
+"""Causal attention of sequences laid end to end, each to its own keys: torch's flash kernel on
+CUDA, SDPA a sequence at a time elsewhere. No package but torch (2.10 or later)."""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+
+def attend_to_own_keys(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    ends_q: torch.Tensor,
+    ends_k: torch.Tensor,
+    max_q: int,
+    max_k: int,
+    scale: float | None,
+) -> torch.Tensor:
+    """The queries of a sequence are its last tokens: they stand at the end of its keys. [T, H, D]
+
+    Args:
+        ends_q: where each sequence's queries begin, and where the last ones end. [S + 1]
+        ends_k: of the keys.
+        max_q: of any sequence.
+        max_k: of any sequence.
+
+    """
+    if not q.is_cuda:
+        return _each(q, k, v, ends_q.tolist(), ends_k.tolist(), scale)
+    from torch.nn.attention.varlen import varlen_attn
+
+    known, attend = _options(), varlen_attn
+    options: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in known else {}
+    if not options:
+        options["is_causal"] = True
+    if "scale" in known:
+        options["scale"] = scale
+    if "enable_gqa" in known:
+        options["enable_gqa"] = True
+    else:
+        k, v = (x.repeat_interleave(q.size(1) // x.size(1), dim=1) for x in (k, v))
+    found: Any = attend(q, k, v, ends_q, ends_k, max_q, max_k, **options)
+    return found
+
+
+@cache
+def _options() -> frozenset[str]:
+    """What this torch's kernel takes; earlier ones know fewer."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return frozenset(inspect.signature(varlen_attn).parameters)
+
+
+def _each(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ends_q: list[int],
+    ends_k: list[int],
+    scale: float | None,
+) -> torch.Tensor:
+    found = []
+    for i in range(len(ends_q) - 1):
+        q_HTD = q[ends_q[i] : ends_q[i + 1]].transpose(0, 1)
+        k_HTD, v_HTD = (x[ends_k[i] : ends_k[i + 1]].transpose(0, 1) for x in (k, v))
+        num_q, num_k = q_HTD.size(1), k_HTD.size(1)
+        sees = torch.ones(num_q, num_k, dtype=torch.bool).tril(diagonal=num_k - num_q)
+        out_HTD = scaled_dot_product_attention(
+            q_HTD[None], k_HTD[None], v_HTD[None], attn_mask=sees, scale=scale, enable_gqa=True
+        )[0]
+        found.append(out_HTD.transpose(0, 1))
+    return torch.cat([*found, q.new_zeros(len(q) - ends_q[-1], *q.shape[1:])])

@@ -1,0 +1,157 @@
+"""Samples that share prefixes give the loss and the gradient that they give on their own."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge.config.schema import GrpoStage, ModelTable
+from forge.records import Sample
+from forge.train.refusals import refusals
+from forge.train.trainer.prefixes import pack, rows_by_prefix
+from tests.train.test_oom import settings_of
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+
+STAGE = GrpoStage(kind="grpo", steps=1, learning_rate=1e-3)
+
+
+def make_group(*, seed: int, siblings: int = 3, turns: int = 2) -> list[Sample]:
+    """Siblings of one prompt; a turn's prompt is all that came before, and some words."""
+    draw = random.Random(seed)
+
+    def ids(low: int, high: int) -> tuple[int, ...]:
+        return tuple(draw.randrange(5, 300) for _ in range(draw.randrange(low, high)))
+
+    found, prompt = [], ids(4, 20)
+    for rollout in range(siblings):
+        seen = prompt
+        for turn in range(turns):
+            answer = ids(1, 15)
+            found.append(
+                Sample(
+                    sample_id=len(found), group_id=seed, rollout=rollout, turn=turn,
+                    prompt_ids=seen, completion_ids=answer, policy_version=0,
+                    logprobs=tuple(draw.gauss(-5.8, 0.4) for _ in answer),
+                    advantage=draw.gauss(0, 1),
+                )
+            )  # fmt: skip
+            seen = seen + answer + ids(0, 5)
+    return found
+
+
+def make_batch() -> list[Sample]:
+    """Two groups, and one sample twice with another advantage."""
+    found = make_group(seed=1) + make_group(seed=2, turns=3)
+    return [*found, replace(found[0], advantage=-1.5, sample_id=99)]
+
+
+@pytest.fixture(scope="module")
+def trainers(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Any]:
+    from forge.train.trainer.grpo_stage import make_trainer
+
+    at, server = tmp_path_factory.mktemp("prefixes"), None
+    return {
+        shares: make_trainer(
+            settings_of(STAGE.model_copy(update={"share_prefixes": shares}), tiny_model, at),
+            control=server,  # pyright: ignore[reportArgumentType]
+        )
+        for shares in (False, True)
+    }
+
+
+def loss_of(trainer: Any, samples: list[Sample], *, shares: bool, max_tokens: int) -> float:
+    """Of a whole batch; leaves its gradient."""
+    from forge.train.trainer.microbatches import cut_batch
+
+    trainer.current_gradient_accumulation_steps = 1
+    cut = cut_batch(samples, max_tokens=max_tokens, shares_prefixes=shares)
+    assert all((m.row is not None) == shares for m in cut)
+    trainer.stats.begin_pass()
+    trainer.model.zero_grad()
+    return trainer.training_step(trainer.model, {"micro_batches": cut}).item()
+
+
+@pytest.mark.parametrize("kind", ["dapo", "bnpo", "dr_grpo", "grpo"])
+@pytest.mark.parametrize("max_tokens", [60, 10_000])
+def test_loss_and_gradient_are_those_of_padded_rows(
+    trainers: dict[bool, Any], kind: str, max_tokens: int
+) -> None:
+    samples = make_batch()
+    alone, shared = trainers[False], trainers[True]
+    alone.loss_type = shared.loss_type = kind
+    want = loss_of(alone, samples, shares=False, max_tokens=200)
+    got = loss_of(shared, samples, shares=True, max_tokens=max_tokens)
+    assert got == pytest.approx(want, abs=1e-5)
+    pairs = zip(alone.model.named_parameters(), shared.model.parameters(), strict=True)
+    for (name, p), q in pairs:
+        torch.testing.assert_close(q.grad, p.grad, atol=2e-6, rtol=1e-3, msg=name)
+
+
+def test_what_is_probed_and_scored_without_a_row_is_what_it_was(
+    trainers: dict[bool, Any],
+) -> None:
+    from forge.train.trainer.weights import score
+
+    prompt, answer = list(range(5, 30)), list(range(40, 60))
+    want = score(trainers[False].policy, prompt, answer)
+    assert score(trainers[True].policy, prompt, answer) == pytest.approx(want, abs=1e-5)
+
+
+tokens = st.lists(st.integers(5, 7), min_size=1, max_size=6).map(tuple)
+
+
+@given(pairs=st.lists(st.tuples(tokens, tokens), min_size=1, max_size=12),
+       max_tokens=st.integers(1, 40))  # fmt: skip
+def test_every_sample_is_whole_in_its_row_and_predicted_where_it_stands(
+    pairs: list[tuple[tuple[int, ...], tuple[int, ...]]], max_tokens: int
+) -> None:
+    samples = [
+        replace(make_group(seed=0)[0], sample_id=i, prompt_ids=p, completion_ids=c,
+                logprobs=(0.0,) * len(c))
+        for i, (p, c) in enumerate(pairs)
+    ]  # fmt: skip
+    rows = rows_by_prefix(samples, max_tokens=max_tokens)
+    assert sorted(s.sample_id for row in rows for s in row) == list(range(len(samples)))
+    for members in rows:
+        row = pack(members)
+        assert row.num_forwarded <= max_tokens or len(members) == 1
+        ids, places, labels = (
+            row.inputs[name][0].numpy() for name in ("input_ids", "position_ids", "shift_labels")
+        )
+        ends, keys = row.inputs["prefix_ends_k"].tolist(), row.inputs["prefix_keys"].numpy()
+        predicted = iter(row.token_index.tolist())
+        for number, sample in enumerate(members):
+            path = keys[ends[number] : ends[number + 1]]
+            whole = [*sample.prompt_ids, *sample.completion_ids]
+            assert ids[path].tolist() == whole
+            assert places[path].tolist() == list(range(len(whole)))
+            assert np.all(np.diff(path) > 0), "keys stand in order"
+            for place, token in enumerate(sample.completion_ids, len(sample.prompt_ids)):
+                position = next(predicted)
+                assert position == path[place - 1]
+                assert labels[position] == token
+
+
+def test_a_multi_turn_batch_forwards_far_fewer_tokens() -> None:
+    samples = make_group(seed=3, siblings=8, turns=3)
+    (row,) = rows_by_prefix(samples, max_tokens=10_000)
+    alone = sum(len(s.prompt_ids) + len(s.completion_ids) for s in samples)
+    assert pack(row).num_forwarded < alone / 2
+
+
+def test_windows_of_the_context_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"layer_types": ["sliding_attention"]}')
+    stage = STAGE.model_copy(update={"share_prefixes": True})
+    table = ModelTable(path=str(tmp_path))
+    (line,) = refusals(stage, model=table, model_dir=tmp_path, num_gpus=1)
+    assert line.startswith("share_prefixes: ")
+    assert refusals(STAGE, model=table, model_dir=tmp_path, num_gpus=1) == []
