@@ -25,7 +25,7 @@ from forge.runner.requirements import (
     require_trainer,
 )
 from forge.runner.shapes import model_shape
-from forge.serve.engines import choose_engine
+from forge.serve.engines import ENGINES, choose_engine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -129,7 +129,7 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
         phases=phases,
         memory_bytes=None if memory is None else int(memory),
         disk_bytes=disk,
-        notes=tuple(_notes(experiment, machine=machine, memory=memory, disk=disk)),
+        notes=tuple(_notes(experiment, placement, machine=machine, memory=memory, disk=disk)),
         cards=tuple(_cards(placement)),
         reasons=placement.reasons,
         assumed=machine.assumed,
@@ -203,8 +203,15 @@ def _device(gpus: tuple[Gpu, ...]) -> str:
 
 
 def _notes(
-    experiment: Experiment, *, machine: Machine, memory: float | None, disk: int | None
+    experiment: Experiment,
+    placement: Placement,
+    *,
+    machine: Machine,
+    memory: float | None,
+    disk: int | None,
 ) -> Iterator[str]:
+    if placement.engine == "hf" and experiment.serve.engine == "auto":
+        yield f"transformers answer, which is many times slower; {ENGINES['vllm'].advice}"
     if memory is not None and memory > machine.memory_bytes:
         yield (
             f"needs about {memory / 1e9:.1f} GB of memory; "

@@ -185,6 +185,14 @@ def test_cards_that_no_role_has_are_noted():
     assert not any("everything is on the CPU" in note for note in used.notes)
 
 
+def test_a_slow_engine_that_nobody_asked_for_is_noted():
+    only_hf = make_machine(num_gpus=1, engines=frozenset({"hf"}))
+    asked = ("devices.gpus=auto", "devices.serve=1")
+    assert any("many times slower" in note for note in plan_of(*asked, machine=only_hf).notes)
+    wanted = plan_of(*asked, "serve.engine=hf", machine=only_hf)
+    assert not any("many times slower" in note for note in wanted.notes)
+
+
 def test_judges_behind_a_url_are_named_and_none_is_started():
     planned = plan_of('judge.url=["http://box:8200", "unix:/run/j.sock"]')
     assert not any(process.name.startswith("judge") for process in planned.processes)
