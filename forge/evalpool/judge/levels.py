@@ -25,7 +25,7 @@ WANTED = {
 }
 """What `[judge] isolation` may come to, strongest first."""
 ON_GPU = frozenset({Isolation.NAMESPACES, Isolation.NONE})
-"""At the others cuInit fails with error 304 so far (seen on an H200)."""
+"""At the others cuInit fails with error 304 (seen on an H200)."""
 MAX_WORDS = 1000
 
 
@@ -35,7 +35,7 @@ def strongest(wanted: str, *, is_gpu: bool = False) -> Isolation:
         return Isolation.NONE
     level = _try(wanted)[0]
     if is_gpu and level not in ON_GPU:
-        raise OSError(errno.EPERM, f"{level}: CUDA does not start at this level yet")
+        raise OSError(errno.EPERM, f"{level}: CUDA does not start without a /proc of its own")
     return level
 
 

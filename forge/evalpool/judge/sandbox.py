@@ -123,8 +123,9 @@ def advice(*, uid: int, sysctls: Mapping[str, str]) -> str:
     if uid == 0:
         return (
             "root lacks CAP_SYS_ADMIN here, as in a container by default: start it with --cap-add "
-            "SYS_ADMIN --security-opt seccomp=unconfined --security-opt apparmor=unconfined, or "
-            "on Linux 6.2 or later with Landlock allowed"
+            "SYS_ADMIN --security-opt seccomp=unconfined --security-opt apparmor=unconfined "
+            "--security-opt systempaths=unconfined, or for a CPU on Linux 6.2 or later with "
+            "Landlock allowed"
         )
     for name, (forbidding, allowing) in SYSCTLS.items():
         if sysctls.get(name) == forbidding:
