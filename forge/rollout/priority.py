@@ -13,9 +13,11 @@ expected to vary as its family does at its level.
 
 from __future__ import annotations
 
+import math
 import random
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,6 +35,9 @@ REST = 8
 MAX_AGE = 4
 """A problem that was not drawn for MAX_AGE · N draws comes next, whatever it weighs."""
 
+NEVER = -1
+"""In place of the draw at which a problem was drawn."""
+
 
 class PrioritySampler:
     """Draws at random, by weights that what is told changes."""
@@ -42,20 +47,23 @@ class PrioritySampler:
             raise ValueError("a sampler needs at least one problem")
         self._problems, self._seed = problems, seed
         self._index = {problem.problem_id: i for i, problem in enumerate(problems)}
+        kinds = [f"{problem.family}/{problem.level}" for problem in problems]
+        self._kinds = sorted(set(kinds))
+        self._kind_of = np.array([self._kinds.index(kind) for kind in kinds])
         self._num_drawn = 0
-        self._last_drawn: dict[int, int] = {}
-        """By index; absent for one that was never drawn."""
-        self._own: dict[int, float] = {}
-        self._kind: dict[str, float] = {}
-        """Recent variance by problem, and by family and level."""
+        self._last_drawn = np.full(len(problems), NEVER)
+        self._own = np.full(len(problems), np.nan)
+        self._of_kind = np.full(len(self._kinds), np.nan)
+        """Recent variance of each problem, and of each family and level; nan where unknown."""
 
     def next(self) -> Problem:
         """The next problem: the one that waited too long, else one drawn by weight."""
-        draw = random.Random(f"{self._seed}/{self._num_drawn}")
-        index = self._overdue()
-        if index is None:
-            sums = list(accumulate(self.weights()))
-            index = draw.choices(range(len(sums)), cum_weights=sums)[0]
+        draw = random.Random(f"{self._seed}/{self._num_drawn}").random()
+        oldest = int(np.argmax(self._ages()))
+        index = oldest
+        if self._ages()[oldest] < MAX_AGE * len(self._problems):
+            sums = np.cumsum(self.weights())
+            index = int(np.searchsorted(sums, draw * sums[-1], side="right"))
         self._last_drawn[index] = self._num_drawn
         self._num_drawn += 1
         return self._problems[index]
@@ -66,49 +74,52 @@ class PrioritySampler:
         varied = return_variance(group)
         if index is None or varied is None:
             return
-        kind = _kind(self._problems[index])
-        self._own[index] = _mixed(self._own.get(index), varied)
-        self._kind[kind] = _mixed(self._kind.get(kind), varied)
+        for known, at in ((self._own, index), (self._of_kind, self._kind_of[index])):
+            known[at] = varied if np.isnan(known[at]) else _mixed(known[at], varied)
 
     def state(self) -> dict[str, Any]:
         """What `restore` needs."""
+        names = [problem.problem_id for problem in self._problems]
         return {
             "drawn": self._num_drawn,
-            "last_drawn": {self._problems[i].problem_id: at for i, at in self._last_drawn.items()},
-            "own": {self._problems[i].problem_id: v for i, v in self._own.items()},
-            "kind": dict(self._kind),
+            "last_drawn": {
+                name: at
+                for name, at in zip(names, self._last_drawn.tolist(), strict=True)
+                if at != NEVER
+            },
+            "own": _known(names, self._own),
+            "kinds": _known(self._kinds, self._of_kind),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue where `state` was taken, given the same problems and seed."""
         self._num_drawn = int(state["drawn"])
-        self._last_drawn = {self._index[name]: int(at) for name, at in state["last_drawn"].items()}
-        self._own = {self._index[name]: float(v) for name, v in state["own"].items()}
-        self._kind = {name: float(v) for name, v in state["kind"].items()}
+        self._last_drawn[:], self._own[:], self._of_kind[:] = NEVER, np.nan, np.nan
+        for name, at in state["last_drawn"].items():
+            self._last_drawn[self._index[name]] = at
+        for name, varied in state["own"].items():
+            self._own[self._index[name]] = varied
+        for name, varied in state["kinds"].items():
+            self._of_kind[self._kinds.index(name)] = varied
 
-    def weights(self) -> list[float]:
-        """Of each problem in the next draw, in their order; 0 while it rests."""
-        count = len(self._problems)
-        largest = max([*self._own.values(), *self._kind.values()], default=0.0) or 1.0
-        rest = count // REST
-        weights: list[float] = []
-        for index, problem in enumerate(self._problems):
-            age = self._age(index)
-            if age <= rest and index in self._last_drawn:
-                weights.append(0.0)
-                continue
-            varied = self._own.get(index, self._kind.get(_kind(problem), largest))
-            weights.append(FLOOR + varied / largest + AGE_BONUS * age / count)
-        return weights
+    def weights(self) -> np.ndarray:
+        """Of each problem in the next draw; 0 while it rests. [N]"""
+        count, ages = len(self._problems), self._ages()
+        known = np.concatenate([self._own, self._of_kind])
+        largest = np.nanmax(known, initial=0.0) or 1.0
+        varied = np.where(np.isnan(self._own), self._of_kind[self._kind_of], self._own)
+        varied = np.where(np.isnan(varied), largest, varied)
+        weights = FLOOR + varied / largest + AGE_BONUS * ages / count
+        return np.where((self._last_drawn != NEVER) & (ages <= count // REST), 0.0, weights)
 
-    def _overdue(self) -> int | None:
-        if self._num_drawn < MAX_AGE * len(self._problems):
-            return None
-        oldest = max(range(len(self._problems)), key=self._age)
-        return oldest if self._age(oldest) >= MAX_AGE * len(self._problems) else None
+    def _ages(self) -> np.ndarray:
+        """Draws since each was drawn, or since the first. [N]"""
+        return self._num_drawn - np.maximum(self._last_drawn, 0)
 
-    def _age(self, index: int) -> int:
-        return self._num_drawn - self._last_drawn.get(index, 0)
+
+def _known(names: Sequence[str], values: np.ndarray) -> dict[str, float]:
+    pairs = zip(names, values.tolist(), strict=True)
+    return {name: value for name, value in pairs if not math.isnan(value)}
 
 
 def return_variance(group: Group) -> float | None:
@@ -121,9 +132,5 @@ def return_variance(group: Group) -> float | None:
     return sum((value - mean) ** 2 for value in values) / len(values)
 
 
-def _mixed(before: float | None, now: float) -> float:
-    return now if before is None else (1 - FORGET) * before + FORGET * now
-
-
-def _kind(problem: Problem) -> str:
-    return f"{problem.family}/{problem.level}"
+def _mixed(before: float, now: float) -> float:
+    return (1 - FORGET) * before + FORGET * now
