@@ -1,9 +1,9 @@
 """How many groups are played at once: as many as the engine and the judges can use, found out by
 trying. A plain object: facts and `now` in, a limit out.
 
-    KV cache below 60 %, nobody waits in the engine, judges keep up  ──▶ x 1.25
-    KV cache above 90 % and samples wait for room in it              ──▶ x 0.8
-    else                                                             ──▶ as it is
+    KV cache below 60 %, nobody waits in the engine, judges keep up        ──▶ x 1.25
+    KV cache above 90 %, and samples wait for room in it with slots free   ──▶ x 0.8
+    else, as where samples wait for slots: that costs no memory            ──▶ as it is
 
 More multiplies by less than fewer divides by, so it settles below the point where sequences are
 preempted and evaluated again.
@@ -56,7 +56,7 @@ class Concurrency:
             self._changed_at = now
         if load is None or now - self._changed_at < CHANGE_EVERY_S:
             return self.limit
-        if load.kv_use > KV_HIGH and load.waiting > 0:
+        if load.kv_use > KV_HIGH and load.waiting > 0 and load.running < load.slots:
             self._change(math.floor(self.limit * FEWER), now)
         elif (
             load.kv_use < KV_LOW

@@ -35,6 +35,7 @@ def after(load: Load | None, *, queue: int = 0, start: int = 10, rounds: int = 2
         (Load(kv_use=0.7), 0, 10),
         (Load(kv_use=0.95), 0, 10),
         (Load(kv_use=0.95, waiting=3), 0, 8),
+        (Load(kv_use=1.0, waiting=3, running=64), 0, 10),
         (None, 0, 10),
     ],
 )
