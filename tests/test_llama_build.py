@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from forge.errors import MachineError
-from forge.install.llama_build import COMMON_ARGS, LlamaChoice, choose_llama
+from forge.install.llama_build import COMMON_ARGS, VULKAN_HEADERS, LlamaChoice, choose_llama
 from forge.install.project import load_project
 from forge.install.stamp import Stamp, fingerprint, is_done, write_stamp
 from forge.install.steps import Installer
@@ -88,7 +88,9 @@ def test_each_thing_that_a_build_lacks_is_a_line(toolkit: Path, tmp_path: Path) 
     ]
     assert said("vulkan", VULKAN_SDK=str(tmp_path))[0].startswith("LLAMA=vulkan: no glslc")
     make_tool(tmp_path / "sdk/bin/glslc")
-    for header in ("vulkan/vulkan.h", "spirv/unified1/spirv.hpp"):
+    for header, package in VULKAN_HEADERS.items():
+        lacking = said("vulkan", VULKAN_SDK=str(tmp_path / "sdk"))
+        assert f"LLAMA=vulkan: no {header}; Debian, Ubuntu: apt install {package}" in lacking
         (tmp_path / "sdk/include" / header).parent.mkdir(parents=True)
         (tmp_path / "sdk/include" / header).touch()
     choice = choose_llama("vulkan", {"PATH": "", "VULKAN_SDK": str(tmp_path / "sdk")})

@@ -110,8 +110,10 @@ def _plan_vulkan(env: Mapping[str, str], _given: str) -> Plan:
     faults = []
     if glslc is None:
         faults.append("no glslc on PATH; Debian, Ubuntu: apt install glslc")
-    if not _has_header("vulkan/vulkan.h", (Path(sdk, "include"),) if sdk else (), env):
-        faults.append("no vulkan/vulkan.h; Debian, Ubuntu: apt install libvulkan-dev spirv-headers")
+    includes = (Path(sdk, "include"),) if sdk else ()
+    for header, package in VULKAN_HEADERS.items():
+        if not _has_header(header, includes, env):
+            faults.append(f"no {header}; Debian, Ubuntu: apt install {package}")
     return faults, "-DGGML_VULKAN=on", path
 
 
