@@ -43,8 +43,8 @@ class UrlClient:
         self._timeout_s = timeout_s
 
     async def post(self, path: str, body: Mapping[str, Any], *, accept: str = "") -> bytes:
-        """The content of a 200, come by again where it says so.
-        Raises ConfigError for what it refuses."""
+        """The content of a 200; asked again where it says so. Raises ConfigError where it
+        refuses."""
         headers = {"Accept": accept} if accept else {}
         pause_s = BUSY_PAUSE_S
         for attempt in range(BUSY_ATTEMPTS):
