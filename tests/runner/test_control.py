@@ -112,3 +112,34 @@ async def test_a_trainer_whose_weights_are_being_published_is_not_silent(tmp_pat
     assert answer.json() == {"version": 7}
     assert heard == [math.inf]
     assert desk.last_heard <= time.monotonic()
+
+
+async def test_a_batch_is_handed_out_while_weights_are_being_published(tmp_path: Path) -> None:
+    control, served, versions = new_control(), anyio.Event(), list[int]()
+    desk = control.desk = new_desk(tmp_path)
+    desk._offered[3] = tmp_path / "3.npz"
+
+    async def on_publish(path: Path, step: int, probe: object) -> int:
+        await served.wait()
+        return 7
+
+    control.on_publish = on_publish
+    async with client_of(control) as client:
+
+        async def publish() -> None:
+            answer = await client.post("/publish", json={"path": "w", "step": 2})
+            versions.append(answer.json()["version"])
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(publish)
+            with anyio.fail_after(5):
+                while not desk._num_publishing:  # noqa: ASYNC110 - a request on a real socket
+                    await anyio.sleep(0.001)
+                taken = (await client.post("/take", json={"step": 2})).json()
+            assert (taken["step"], versions) == (3, [])
+            before = desk.idle_s(time.monotonic())
+            await anyio.sleep(0.01)
+            assert desk.idle_s(time.monotonic()) == before, "it trains beside the publish"
+            assert desk.last_heard <= time.monotonic(), "and may be called silent"
+            served.set()
+    assert versions == [7]
