@@ -18,11 +18,11 @@ from typing import Any, Literal
 import anyio
 
 from forge.config.schema import GrpoStage, ModelTable, RolloutTable, SftStage, TinyModel
-from forge.errors import ConfigError
+from forge.errors import ConfigError, MachineError
 from forge.process.child import Child, ChildSpec, ProcessObserver, open_child
 from forge.process.environment import child_env
 from forge.train.durable import find_last_checkpoint
-from forge.train.refusals import refusals
+from forge.train.refusals import missing_package, refusals
 
 __all__ = ["NewModel", "find_last_checkpoint", "open_trainer", "run_init_model"]
 
@@ -88,6 +88,7 @@ async def open_trainer(
 
     Raises:
         ConfigError: the stage and this model do not go together.
+        MachineError: a package that they need is not installed.
 
     """
     if isinstance(stage, SftStage) and rows_path is None:
@@ -95,6 +96,8 @@ async def open_trainer(
     num_ranks = num_ranks or max(1, len(gpus))
     if mistakes := refusals(stage, model=model, model_dir=model_dir, num_gpus=num_ranks):
         raise ConfigError(f"stage {stage.kind}: " + "; ".join(mistakes))
+    if missing := missing_package(stage, model=model):
+        raise MachineError(f"stage {stage.kind}: {missing}")
     work_dir.mkdir(parents=True, exist_ok=True)
     config: dict[str, Any] = {
         "stage": stage.model_dump(mode="json"),

@@ -6,6 +6,7 @@ Asked by the handle with the model's directory at hand, and by `forge plan` as s
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,20 @@ def refusals(
     if model.quantize is not None and stage.parallel == "fsdp2":
         found.append('parallel: found "fsdp2" with model.quantize; "ddp" or "auto"')
     return found
+
+
+def missing_package(stage: SftStage | GrpoStage, *, model: ModelTable) -> str | None:
+    """What is not installed and is asked for, in words; None where nothing is missing."""
+    if find_spec("bitsandbytes") is not None:
+        return None
+    if model.quantize is not None:
+        return "model.quantize needs bitsandbytes, which is not installed: pip install bitsandbytes"
+    if stage.optimizer == "adamw_8bit":
+        return (
+            'optimizer = "adamw_8bit" needs bitsandbytes, which is not installed: '
+            "pip install bitsandbytes"
+        )
+    return None
 
 
 def is_mixture(model_dir: Path) -> bool:

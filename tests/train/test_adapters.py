@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from forge.config.schema import GrpoStage, LoraTable, ModelTable, QuantizeTable, SftStage
-from forge.train.refusals import refusals
+from forge.train import refusals as asked
+from forge.train.refusals import missing_package, refusals
 from tests.train.conftest import SIZES, TEXTS
 from tests.train.test_oom import settings_of
 
@@ -62,6 +63,17 @@ def test_sft_rows_and_4_bits_are_refused_where_ranks_cannot_share_them(tmp_path:
     stage = SFT.model_copy(update={"parallel": "fsdp2"})
     found = refusals(stage, model=model, model_dir=at, num_gpus=3)
     assert [line.split(":")[0] for line in found] == ["batch_size", "parallel"]
+
+
+def test_what_needs_a_missing_package_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    quantized = ModelTable(path="m", lora=LoraTable(), quantize=QuantizeTable())
+    small = GRPO.model_copy(update={"optimizer": "adamw_8bit"})
+    monkeypatch.setattr(asked, "find_spec", lambda name: None)
+    assert "model.quantize needs bitsandbytes" in (missing_package(GRPO, model=quantized) or "")
+    assert "adamw_8bit" in (missing_package(small, model=ModelTable(path="m")) or "")
+    assert missing_package(GRPO, model=ModelTable(path="m")) is None
+    monkeypatch.setattr(asked, "find_spec", lambda name: "found")
+    assert missing_package(GRPO, model=quantized) is None
 
 
 def test_the_tables_reach_trl(tiny_model: Path, tmp_path: Path) -> None:

@@ -100,6 +100,8 @@ def _mend_config(path: Path, *, dtype: torch.dtype) -> None:
     """
     config = json.loads(path.read_text())
     config["dtype"] = str(dtype).removeprefix("torch.")
+    # A sharded model's class has another name.
+    config["architectures"] = [each.removeprefix("FSDP") for each in config["architectures"]]
     if config.get("output_router_logits"):
         config["output_router_logits"] = False
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")

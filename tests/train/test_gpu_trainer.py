@@ -1,0 +1,115 @@
+"""The trainers on NVIDIA cards: what a CPU cannot show. Random models; one card, two for ranks."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from forge.config.schema import GrpoStage, ModelTable, TinyModel
+from forge.process.devices import inventory
+from forge.train.handle import open_trainer
+from tests.train.conftest import TEXTS
+from tests.train.test_prefixes import make_group
+from tests.train.test_ranks import forget, make_samples, weights_of
+
+if TYPE_CHECKING:
+    from tests.train.conftest import FakeSupervisor, Served
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(300)]
+
+STAGE = GrpoStage(
+    kind="grpo", steps=3, learning_rate=1e-3, micro_batch_tokens=400, warmup_steps=0, save_every=9
+)
+SIZES = TinyModel(hidden_size=256, num_layers=4, head_dim=64, vocab_size=320)
+NEAR = 0.03
+"""Relative, of losses and gradient norms in bf16."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from forge.train.trainer.init_model import make_model
+
+    path = tmp_path_factory.mktemp("models") / "m"
+    make_model(SIZES.model_dump(), texts=TEXTS, model_dir=path, seed=0)
+    return path
+
+
+def train(
+    fake: FakeSupervisor, served: Served, *, model: Path, at: Path, num_gpus: int = 1, **keys: Any
+) -> list[dict[str, float]]:
+    """Metrics of each step of a child on that many cards. Keys are open_trainer's."""
+    stage = STAGE.model_copy(update=keys.pop("stage", {}))
+
+    async def run() -> None:
+        async with (
+            served(fake),
+            open_trainer(
+                stage, model=ModelTable(path=str(model)), model_dir=model, rows_path=None,
+                work_dir=at / "work", weights_dir=at / "weights", control_socket=fake.socket,
+                log_dir=at / "logs", seed=1,
+                gpus=[card.uuid for card in inventory()[:num_gpus]], **keys,
+            ) as child,
+        ):  # fmt: skip
+            with anyio.fail_after(200):
+                reason = await child.wait()
+            assert reason == "exit 0", child.last_log_lines(80)
+
+    forget(fake)
+    anyio.run(run)
+    return [each["metrics"] for each in fake.trained]
+
+
+def assert_near(got: list[dict[str, float]], want: list[dict[str, float]]) -> None:
+    for a, b in zip(got, want, strict=True):
+        for name in ("train/loss/mean", "train/grad_norm/value", "train/entropy/mean"):
+            assert a[name] == pytest.approx(b[name], rel=NEAR, abs=5e-3), name
+
+
+def test_a_card_trains_in_bf16_tells_its_peak_and_publishes_half_of_the_bytes(
+    model: Path, supervisor: FakeSupervisor, served: Served, tmp_path: Path
+) -> None:
+    import torch
+
+    supervisor.batches = [make_samples(12, seed=step) for step in range(3)]
+    card = inventory()[0].uuid
+    found = train(supervisor, served, model=model, at=tmp_path, publish_dtype="bfloat16",
+                  shared=[card])  # fmt: skip
+    assert all(each["train/peak_bytes/max"] > 1e6 for each in found)
+    assert all(each["train/grad_norm/value"] > 0 for each in found)
+    written = weights_of(supervisor.published[-1])
+    assert {tensor.dtype for tensor in written.values()} == {torch.bfloat16}
+
+
+def test_prefixes_are_shared_by_torchs_own_kernel(
+    model: Path, supervisor: FakeSupervisor, served: Served, tmp_path: Path
+) -> None:
+    supervisor.batches = [make_group(seed=step, siblings=6) for step in range(3)]
+    want = train(supervisor, served, model=model, at=tmp_path / "padded")
+    got = train(
+        supervisor, served, model=model, at=tmp_path / "shared", stage={"share_prefixes": True}
+    )
+    assert_near(got, want)
+    name = "train/forward_tokens/sum"
+    assert all(a[name] < b[name] for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+def test_two_cards_follow_the_curve_of_one(
+    model: Path, supervisor: FakeSupervisor, served: Served, tmp_path: Path, parallel: str
+) -> None:
+    import torch
+
+    if len(inventory()) < 2:
+        pytest.skip("one card")
+    supervisor.batches = [make_samples(n, seed=n) for n in (13, 1, 8)]
+    run = partial(train, supervisor, served, model=model, stage={"parallel": parallel})
+    want = run(at=tmp_path / "1")
+    last = weights_of(supervisor.published[-1])
+    got = run(at=tmp_path / "2", num_gpus=2)
+    assert_near(got, want)
+    for name, tensor in weights_of(supervisor.published[-1]).items():
+        torch.testing.assert_close(tensor, last[name], atol=5e-3, rtol=5e-2, msg=name)
