@@ -66,7 +66,8 @@ def read_interpreter(table: ServeTable | None = None) -> Interpreter:
 
 @cache
 def _ask(python: str, env: tuple[tuple[str, str], ...]) -> Mapping[str, Any]:
-    argv = [python, str(Path(interpreter.__file__))]
+    # -P: the file's own folder holds our `vllm`, which is not theirs.
+    argv = [python, "-P", str(Path(interpreter.__file__))]
     try:
         done = subprocess.run(
             argv, env=child_env(threads=1, extra=dict(env)), capture_output=True, text=True,
