@@ -27,18 +27,8 @@ import numpy as np
 from forge.errors import ConfigError, ForgeError, MachineError
 from forge.process.busy import BusyClock
 from forge.records import Finish
-from forge.serve.port import (
-    ADAPTER,
-    COMPACT_WIRE,
-    FULL,
-    LORA,
-    OLD_ADAPTERS,
-    PREFIX_CACHE,
-    SCORE,
-    SLEEP,
-    Chunk,
-    EngineStatus,
-)
+from forge.serve import port
+from forge.serve.port import Chunk, EngineStatus
 from forge.serve.request import Request, Sample, check_length, check_tokens
 from forge.serve.vllm.flight import Flight, Vllm, sampled_logprobs
 from forge.serve.vllm.settings import MAX_LORAS, VllmSettings, sampling_arguments, scoring_arguments
@@ -69,9 +59,9 @@ class VllmEngine:
         self._loading = anyio.Lock()
         self._busy = BusyClock()
         self._gpu_bytes = self._generated_tokens = self._prompt_tokens = 0
-        features = {PREFIX_CACHE, FULL, SCORE, COMPACT_WIRE}
-        features |= {LORA, OLD_ADAPTERS} if settings.max_lora_rank else set()
-        self.features = frozenset(features | {SLEEP} if settings.can_sleep else features)
+        features = {port.PREFIX_CACHE, port.FULL, port.SCORE, port.COMPACT_WIRE}
+        features |= {port.LORA, port.OLD_ADAPTERS} if settings.max_lora_rank else set()
+        self.features = frozenset(features | {port.SLEEP} if settings.can_sleep else features)
 
     async def start(self) -> None:
         """Once, before anything else."""
@@ -204,7 +194,7 @@ class VllmEngine:
         kind = check_weights(path, served=self._shapes, max_lora_rank=rank)
         async with self._loading:
             with self._dying():
-                if kind == ADAPTER:
+                if kind == port.ADAPTER:
                     await self._load_adapter(path, version)
                 else:
                     await self._load_full(path, version)
