@@ -13,8 +13,9 @@ Step 1 to `--skip` are not counted: they hold the trainer's start and the first 
 Prints, by arm: wall time of a step, groups with a signal a second, the share of flat ones (they
 have none and are replaced within a budget), generated tokens a second, the idle share of trainer,
 engines and judges, how stale samples were when trained, how long publishes took, reward and pass
-rate of the first and the last third; writes them step by step as JSON. Uses the command line like
-anybody else.
+rate of the first and the last third, with `--eval` pass@1 on held-out problems after the last step
+(samplers change what is trained on, so nothing else compares them); writes all step by step as
+JSON. Uses the command line like anybody else.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from typing import Any
 
 from forge.config.dump import dump_experiment
 from forge.config.load import load_experiment
-from forge.config.schema import Experiment, GrpoStage, ModelTable
+from forge.config.schema import EvalStage, Experiment, GrpoStage, ModelTable
 from forge.process.devices import inventory
 from forge.store.layout import RunPaths, find_run
 from forge.store.reader import open_run
@@ -72,6 +73,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--weights", type=Path, help="a checkpoint that the grpo stage begins with")
     parser.add_argument("--steps", type=int, default=12, help="GRPO steps of each arm")
     parser.add_argument("--skip", type=int, default=2, help="first steps that are not counted")
+    parser.add_argument("--eval", action="store_true", help="measure each arm's last weights")
     parser.add_argument("--arm", action="append", metavar="NAME:KEY=VALUE,...")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--dir", type=Path, default=ROOT / "runs" / "step")
@@ -117,14 +119,22 @@ def measure(
         update={
             "name": f"step-{name}",
             "model": ModelTable(**{**changed.model.model_dump(exclude={"tiny"}), **model}),
-            "stage": [stage.model_copy(update=steps)],
+            "stage": [stage.model_copy(update=steps), *([EvalStage(kind="eval")] * args.eval)],
             "eval": changed.eval.model_copy(update={"every": 0}),
         }
     )
     paths = run_forge(experiment, store=args.dir)
     found = steps_of(paths)
     counted = [step for step in found if step["step"] > args.skip]
-    return {"run": str(paths.root), "overrides": overrides, **summary(counted), "steps": found}
+    with open_run(paths) as reader:
+        heldout = reader.rows("SELECT pass_at_1, ci_low, ci_high FROM v_evaluations")
+    return {
+        "run": str(paths.root),
+        "overrides": overrides,
+        **summary(counted),
+        "heldout": heldout[-1] if heldout else None,
+        "steps": found,
+    }
 
 
 def run_forge(experiment: Experiment, *, store: Path) -> RunPaths:
@@ -211,7 +221,7 @@ def tables(arms: dict[str, Any]) -> str:
     names = (
         "arm", "s a step (median)", "groups/s", "x", "flat", "generated tok/s", "trains s",
         "publish s", "idle trainer", "serve", "judge", "staleness mean, max", "in flight",
-        "reward first → last third", "pass rate",
+        "reward first → last third", "pass rate", "held-out pass@1",
     )  # fmt: skip
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for name, arm in arms.items():
@@ -226,9 +236,15 @@ def tables(arms: dict[str, Any]) -> str:
             f"| {arm['flat_share']:.0%} | {arm['generated_tokens_per_s']:.0f} "
             f"| {arm['train_s']:.2f} | {arm['publish_s']:.2f} | {idle} "
             f"| {arm['staleness']['mean']:.2f}, {arm['staleness']['max']} "
-            f"| {arm['in_flight_groups']:.1f} | {curves} |"
+            f"| {arm['in_flight_groups']:.1f} | {curves} | {interval(arm.get('heldout'))} |"
         )
     return "\n".join(lines)
+
+
+def interval(found: dict[str, float] | None) -> str:
+    if found is None:
+        return "–"
+    return f"{found['pass_at_1']:.1%} ({100 * found['ci_low']:.0f}–{100 * found['ci_high']:.0f})"
 
 
 def shown(value: float | None) -> str:
