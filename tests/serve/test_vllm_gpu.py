@@ -1,8 +1,8 @@
-"""vLLM on a real card, held to the contract of an engine: what llama's tests ask, and sleep, turns
-and a kill -9.
+"""vLLM and hf on a real card, held to the contract of an engine: what llama's tests ask, and sleep,
+turns and a kill -9.
 
 Run on a machine with a GPU and vLLM in this interpreter, or in the one that FORGE_VLLM_PYTHON
-names: `python -m pytest tests/serve/test_vllm_gpu.py -m gpu -s` (three engine starts, 4 min).
+names: `python -m pytest tests/serve/test_vllm_gpu.py -m gpu -s` (four engine starts, 4 min).
 """
 
 from __future__ import annotations
@@ -99,13 +99,19 @@ def make_adapter(path: Path, base: Model, *, seed: int) -> Model:
 
 @asynccontextmanager
 async def served(
-    model: Model, tmp_path: Path, *, is_shared: bool = False, pids: Pids | None = None, **table: Any
+    model: Model,
+    tmp_path: Path,
+    *,
+    engine: str = "vllm",
+    is_shared: bool = False,
+    pids: Pids | None = None,
+    **table: Any,
 ) -> AsyncIterator[tuple[Replicas, ReplicaClient]]:
     gpu = inventory()[0]
-    python = os.environ.get("FORGE_VLLM_PYTHON")
+    python = os.environ.get("FORGE_VLLM_PYTHON") if engine == "vllm" else None
     values: dict[str, Any] = {"python": Path(python)} if python else {}
-    values |= {"slots": 32, "context_tokens": 1024, "memory_share": 0.2, **table}
-    settings = ServeTable(engine="vllm", **values)
+    values |= {"engine": engine, "slots": 32, "context_tokens": 1024, "memory_share": 0.2, **table}
+    settings = ServeTable(**values)
     try:
         check_engine(settings, gpus=[gpu])
     except MachineError as error:
@@ -127,15 +133,19 @@ def gap(expected: np.ndarray, found: Any) -> float:
     return float(np.abs(expected - np.array(found)).mean())
 
 
-@pytest.mark.parametrize(("precision", "eager"), [("exact", True), ("fast", False)])
-async def test_vllm_passes_the_contract_of_an_engine(
-    precision: str, eager: bool, tmp_path: Path
+@pytest.mark.parametrize(
+    ("engine", "precision", "eager"),
+    [("hf", "fast", False), ("vllm", "exact", True), ("vllm", "fast", False)],
+)
+async def test_engines_pass_their_contract_on_a_card(
+    engine: str, precision: str, eager: bool, tmp_path: Path
 ) -> None:
     allowed = GAPS[precision]
     first, second = (make_model(tmp_path / f"model-{seed}", seed=seed) for seed in (0, 1))
     adapters = [make_adapter(tmp_path / f"lora-{seed}", first, seed=seed) for seed in (2, 3)]
     on_second = make_adapter(tmp_path / "lora-4", second, seed=4)
-    async with served(first, tmp_path, precision=precision, eager=eager) as (replicas, client):
+    settings: dict[str, Any] = {"engine": engine, "precision": precision, "eager": eager}
+    async with served(first, tmp_path, **settings) as (replicas, client):
         asked: dict[str, Any] = {"n": 4, "max_tokens": 40, "temperature": 0.8, "seed": 5}
         found = await replicas.generate(PROMPT, **asked)
         assert len({one.token_ids for one in found}) == 4, "samples of a group differ"
@@ -164,7 +174,7 @@ async def test_vllm_passes_the_contract_of_an_engine(
                 gap(each.logprobs(TOKENS), scored),
                 gap(each.logprobs(sampled.token_ids), sampled.logprobs),
             ]
-            print(f"{precision} {each.path.name}: {seconds:.2f} s, gaps {gaps}")  # noqa: T201
+            print(f"{engine} {precision} {each.path.name}: {seconds:.2f} s, gaps {gaps}")  # noqa: T201
             assert max(gaps) <= allowed
             assert (sampled.min_version, sampled.max_version) == (version, version)
 
@@ -179,7 +189,8 @@ async def test_vllm_passes_the_contract_of_an_engine(
         (scored,) = await replicas.probe(PROMPT, TOKENS)
         assert gap(first.logprobs(TOKENS), scored) <= allowed
 
-        await check_turns_in_flight(replicas, first, adapters[0], second)
+        if engine == "vllm":
+            await check_turns_in_flight(replicas, first, adapters[0], second)
 
 
 async def check_turns_in_flight(
