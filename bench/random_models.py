@@ -54,7 +54,6 @@ def config_of(shape: str) -> dict[str, Any]:
         "bos_token_id": None,
         "eos_token_id": None,
         "dtype": "bfloat16",
-        "torch_dtype": "bfloat16",
         **SHAPES[shape],
     }
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
+import httpx
 import numpy as np
 import pytest
 
@@ -19,6 +20,7 @@ from forge.errors import ConfigError, MachineError
 from forge.records import Finish
 from forge.serve.port import Chunk
 from forge.serve.request import Request
+from forge.serve.vllm.app import count_no_tokens, make_app
 from forge.serve.vllm.engine import VllmEngine
 from forge.serve.vllm.flight import Counters, Vllm
 from forge.serve.vllm.settings import MAX_LORAS, read_settings
@@ -131,13 +133,21 @@ class FakeLlm:
     async def wake_up(self) -> None:
         self.calls.append("wake")
 
+    def shutdown(self, *, timeout: float) -> None:
+        assert timeout > 0
+        self.calls.append("shutdown")
+
 
 def make_engine(reference: Reference, llm: FakeLlm, **fields: Any) -> VllmEngine:
     config = {
         "model_dir": str(reference.path), "context_tokens": 64, "slots": 8, "precision": "fast",
         "max_lora_rank": 8, **fields,
     }  # fmt: skip
-    vllm = Vllm(
+    return VllmEngine(make_vllm(llm), read_settings(config))
+
+
+def make_vllm(llm: FakeLlm) -> Vllm:
+    return Vllm(
         llm=llm,
         make_sampling=dict,
         make_lora=SimpleNamespace,
@@ -146,7 +156,6 @@ def make_engine(reference: Reference, llm: FakeLlm, **fields: Any) -> VllmEngine
         num_vocab=512,
         counters=Counters(running=2, kv_use=0.5),
     )
-    return VllmEngine(vllm, read_settings(config))
 
 
 def request(*, n: int = 1, max_tokens: int = 6, seed: int = 1) -> Request:
@@ -389,3 +398,43 @@ def test_a_path_of_nothing_is_refused(tied: Reference) -> None:
     engine = make_engine(tied, FakeLlm())
     with pytest.raises(ConfigError, match="no such directory"):
         anyio.run(lambda: engine.load_weights(Path("/nowhere"), version=1))
+
+
+async def test_the_child_answers_once_the_engine_serves_and_ends_it_with_the_server(
+    tied: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = FakeLlm()
+    llm.is_at_once = True
+    config = {
+        "model_dir": str(tied.path), "context_tokens": 64, "slots": 8, "precision": "fast",
+        "stop_token_ids": [7],
+    }  # fmt: skip
+    vllm = make_vllm(llm)
+    monkeypatch.setattr("forge.serve.vllm.app.open_vllm", lambda _settings: vllm)
+    monkeypatch.setattr("forge.serve.vllm.app.gc.freeze", lambda: None)
+    child = make_app(config, read_settings(config))
+    async with child.router.lifespan_context(child):
+        assert llm.calls == [("forge_start", []), ("forge_gpu_bytes",)]
+        transport = httpx.ASGITransport(child)
+        async with httpx.AsyncClient(transport=transport, base_url="http://forge") as http:
+            said = (await http.get("/health")).json()
+            answer = await http.post("/v1/completions", json={"prompt": [1], "max_tokens": 3})
+    assert (said["engine"], said["ok"], said["gpu_bytes"]) == ("vllm", True, 1000)
+    assert answer.json()["choices"][0]["token_ids"] == [0, 1, 2]
+    assert llm.queues[0].params["stop_token_ids"] == [7]
+    assert llm.calls[-1] == "shutdown"
+
+
+def test_the_quiet_listener_leaves_the_handler_of_outputs_to_start_again() -> None:
+    cancelled: list[bool] = []
+    handler = SimpleNamespace(cancel=lambda: cancelled.append(True))
+    states = SimpleNamespace(log_stats=True)
+    llm = SimpleNamespace(
+        output_handler=handler,
+        log_stats=True,
+        output_processor=SimpleNamespace(log_stats=True, lora_states=states),
+    )
+    count_no_tokens(llm)
+    assert cancelled == [True]
+    assert llm.output_handler is None
+    assert [llm.log_stats, llm.output_processor.log_stats, states.log_stats] == [False] * 3

@@ -62,7 +62,7 @@ def open_vllm(settings: VllmSettings) -> Vllm:
         llm = AsyncLLM.from_engine_args(
             AsyncEngineArgs(**engine_arguments(settings)), stat_loggers=[_listener(counters)]
         )
-    _count_no_tokens(llm)
+    count_no_tokens(llm)
     return Vllm(
         llm=llm,
         make_sampling=make_sampling,
@@ -74,7 +74,7 @@ def open_vllm(settings: VllmSettings) -> Vllm:
     )
 
 
-def _count_no_tokens(llm: Any) -> None:
+def count_no_tokens(llm: Any) -> None:
     """Keep the scheduler's numbers and drop those of each token: Python for each token in this
     process is what bounds the tokens a second where log probabilities are asked for.
 
