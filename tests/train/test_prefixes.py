@@ -106,10 +106,10 @@ def test_what_is_probed_and_scored_without_a_row_is_what_it_was(
     assert score(trainers[True].policy, prompt, answer) == pytest.approx(want, abs=1e-5)
 
 
-tokens = st.lists(st.integers(5, 7), min_size=1, max_size=6).map(tuple)
+tokens = st.lists(st.integers(5, 7), min_size=1, max_size=5).map(tuple)
 
 
-@given(pairs=st.lists(st.tuples(tokens, tokens), min_size=1, max_size=12),
+@given(pairs=st.lists(st.tuples(tokens, tokens), min_size=1, max_size=8),
        max_tokens=st.integers(1, 40))  # fmt: skip
 def test_every_sample_is_whole_in_its_row_and_predicted_where_it_stands(
     pairs: list[tuple[tuple[int, ...], tuple[int, ...]]], max_tokens: int
