@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -95,6 +96,24 @@ def test_prefixes_are_shared_by_torchs_own_kernel(
     assert_near(got, want)
     name = "train/forward_tokens/sum"
     assert all(a[name] < b[name] for a, b in zip(got, want, strict=True))
+
+
+def test_the_numbers_of_a_full_card_are_those_of_the_card() -> None:
+    import torch
+
+    from forge.train.trainer.memory import reported_when_full
+
+    said: list[dict[str, Any]] = []
+    control: Any = SimpleNamespace(failed=lambda **numbers: said.append(numbers))
+    some = torch.ones(1 << 20, device="cuda")
+    with (
+        pytest.raises(torch.OutOfMemoryError),
+        reported_when_full(control, rank=0, micro_batch_tokens=7),
+    ):
+        torch.empty(1 << 45, device="cuda")
+    (numbers,) = said
+    assert numbers["peak_bytes"] >= some.numel() * 4
+    assert 0 < numbers["free_bytes"] < inventory()[0].memory_bytes
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
