@@ -425,6 +425,29 @@ async def test_the_child_answers_once_the_engine_serves_and_ends_it_with_the_ser
     assert llm.calls[-1] == "shutdown"
 
 
+async def test_a_vllm_that_does_not_start_says_why_in_one_line(
+    tied: Reference, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Ended(BaseException):
+        """In place of the end of this process."""
+
+    def end(code: int) -> None:
+        raise Ended(code)
+
+    def fail(_settings: object) -> None:
+        raise ValueError("Free memory on device\n(1 GiB) is too little")
+
+    monkeypatch.setattr("forge.serve.vllm.app.open_vllm", fail)
+    monkeypatch.setattr("forge.serve.vllm.app.os._exit", end)
+    config = {
+        "model_dir": str(tied.path), "context_tokens": 64, "slots": 8, "precision": "fast",
+    }  # fmt: skip
+    child = make_app(config, read_settings(config))
+    with pytest.raises(Ended, match="3"):
+        await child.router.lifespan_context(child).__aenter__()
+    assert caplog.messages == ["vLLM did not start: Free memory on device (1 GiB) is too little"]
+
+
 def test_the_quiet_listener_leaves_the_handler_of_outputs_to_start_again() -> None:
     cancelled: list[bool] = []
     handler = SimpleNamespace(cancel=lambda: cancelled.append(True))

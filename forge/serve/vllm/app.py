@@ -22,7 +22,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from forge.errors import ConfigError
+from forge.errors import ConfigError, MachineError
 from forge.process.lease import hold_lease
 from forge.process.uds import serve
 from forge.serve.app import log_to_stderr, make_endpoints
@@ -132,7 +132,12 @@ def make_app(config: Mapping[str, Any], settings: VllmSettings) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        vllm = open_vllm(settings)
+        try:
+            vllm = open_vllm(settings)
+        except Exception as error:  # whatever vLLM raises, its own log lines above say why
+            logger.error("vLLM did not start: %s", " ".join(str(error).split())[:500])
+            # At once: the server's traceback would push vLLM's out of the lines that are shown.
+            os._exit(MachineError.exit_code)
         try:
             engine = VllmEngine(vllm, settings)
             await engine.start()

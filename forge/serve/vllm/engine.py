@@ -284,7 +284,6 @@ class VllmEngine:
 def die() -> None:
     """EngineCore is gone, with every request: this process has nothing to say any more."""
     logger.error("vLLM's EngineCore died; this process ends and is started again")
-    logging.shutdown()
     os._exit(FAULT_EXIT)
 
 
