@@ -47,14 +47,14 @@ async def prepare_pairs(
     """The SFT pairs, from the run directory if they are there already.
 
     Args:
-        judge: of the generator's broken answers; None where pairs are read from a file.
+        judge: of the generator's broken answers; may be None where pairs are read from a file.
 
     Raises ConfigError where the problems have no answers to train on, or the file has no rows.
     """
     file = _pairs_file(paths)
     if file.exists():
         return load_pairs(paths)
-    if judge is None:
+    if experiment.data.source == "file":  # a judge may be there for later stages
         from forge.data.pair_files import read_pairs
 
         pairs = await anyio.to_thread.run_sync(read_pairs, experiment.data)
@@ -65,6 +65,7 @@ async def prepare_pairs(
             'stage and model.init = "tiny" need source = "generated"; '
             "start from a checkpoint with model.path"
         )
+    assert judge is not None, "generated pairs need a judge"
     sft = [problem for problem in problems if problem.split is Split.SFT]
     pairs = await make_pairs(sft, experiment.data, seed=experiment.seed, judge=judge)
     return _kept(file, pairs)
