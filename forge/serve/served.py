@@ -6,7 +6,7 @@ elsewhere; whatever was asked how often, an answer is given once and counted onc
 
     choose ─▶ ask ──answered────────────────────────────▶ counted, whoever else was asked hangs up
                ├─ silent while others answer ─▶ ask another one too: the first answer wins
-               └─ hung up or silent for good ─▶ choose again
+               └─ hung up, failed or silent for good ─▶ choose again, another one where one is up
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from forge.errors import ChildDied, ConfigError, ForgeError, Stalled
+from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled
 from forge.serve.router import Load, Router
 from forge.serve.stats import EngineLoad, ServeStats
 
@@ -126,20 +126,25 @@ class Served:
     ) -> list[Completion]:
         """Sample `n` continuations on one server, so that the prompt is evaluated once.
 
-        Raises ChildDied, Stalled where none could answer; ConfigError where one refused.
+        Raises ChildDied, Stalled, MachineError where none could answer; ConfigError where one
+        refused.
         """
+        failed: list[Server] = []
         for attempt in range(ATTEMPTS):
             asked = _Asked(
                 prompt_ids=prompt_ids, n=n, max_tokens=max_tokens, temperature=temperature,
                 seed=seed,
             )  # fmt: skip
-            first = await self._choose(prompt_ids)
+            first = await self._choose(prompt_ids, rather_not=failed)
             with _loaded(first, n):
                 await self._ask(asked, first)
             if asked.answer is not None:
                 return asked.answer
             error = asked.errors[-1]
-            is_lost = isinstance(error, ChildDied) or self._may_go_elsewhere(error, asked)
+            if isinstance(error, MachineError):
+                failed += asked.by  # answers that it cannot, just before it ends to be restarted
+            is_lost = isinstance(error, ChildDied | MachineError)
+            is_lost = is_lost or self._may_go_elsewhere(error, asked)
             if attempt == ATTEMPTS - 1 or not is_lost:
                 raise error
             logger.warning("%s; asking again", error)
@@ -168,12 +173,16 @@ class Served:
         """Requests go on."""
         self._go_on.set()
 
-    async def _choose(self, prompt_ids: Sequence[int]) -> Server:
+    async def _choose(
+        self, prompt_ids: Sequence[int], *, rather_not: Sequence[Server] = ()
+    ) -> Server:
+        """`rather_not`: asked only where no other one is up."""
         await self._go_on.wait()
         with anyio.move_on_after(self._wait_s):
             while not (up := [each for each in self._servers if each.is_up]):
                 await self._came_up.wait()
-            return self._chosen(up, prompt_ids)
+            others = [each for each in up if each not in rather_not]
+            return self._chosen(others or up, prompt_ids)
         names = ", ".join(each.name for each in self._servers)
         raise Stalled(f"no replica came up within {self._wait_s:.0f} s; waited for: {names}")
 

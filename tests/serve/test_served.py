@@ -96,7 +96,11 @@ async def test_requests_of_one_moment_are_spread_over_the_servers() -> None:
 
 @pytest.mark.parametrize(
     ("error", "asked"),
-    [(ChildDied("a hung up, and is back"), (2, 0)), (Stalled("a was silent to the end"), (1, 1))],
+    [
+        (ChildDied("a hung up, and is back"), (2, 0)),
+        (Stalled("a was silent to the end"), (1, 1)),
+        (MachineError("a: the engine failed: out of memory"), (1, 1)),
+    ],
 )
 async def test_who_is_lost_leaves_the_request_to_whoever_is_up(
     error: ForgeError, asked: tuple[int, int]
@@ -110,7 +114,14 @@ async def test_who_is_lost_leaves_the_request_to_whoever_is_up(
     assert both.stats().generated_tokens == 3
 
 
-@pytest.mark.parametrize("error", [Stalled("a was silent"), ConfigError("no"), MachineError("no")])
+async def test_one_alone_that_failed_is_asked_again() -> None:
+    a = Fake("a")
+    a.errors = [MachineError("a: the engine failed, and is back")]
+    (one,) = await served(a).generate([1], n=1, **HOW)
+    assert (a.num_asked, one.token_ids) == (2, (1, 2, 3))
+
+
+@pytest.mark.parametrize("error", [Stalled("a was silent"), ConfigError("no")])
 async def test_one_alone_raises_what_it_met(error: ForgeError) -> None:
     a = Fake("a")
     a.errors = [error]
@@ -127,10 +138,11 @@ async def test_a_refusal_is_not_asked_elsewhere() -> None:
     assert b.num_asked == 0
 
 
-async def test_a_server_that_keeps_hanging_up_is_the_error_of_the_request() -> None:
+@pytest.mark.parametrize("kind", [ChildDied, MachineError])
+async def test_what_keeps_being_lost_is_the_error_of_the_request(kind: type[ForgeError]) -> None:
     a = Fake("a")
-    a.errors = [ChildDied(f"{n}") for n in range(9)]
-    with pytest.raises(ChildDied):
+    a.errors = [kind(f"{n}") for n in range(9)]
+    with pytest.raises(kind):
         await served(a).generate([1], n=1, **HOW)
     assert a.num_asked == forge.serve.served.ATTEMPTS
 
