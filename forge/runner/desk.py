@@ -65,6 +65,8 @@ class TrainerDesk:
     _is_starting: bool = False
     _num_taking: int = 0
     _num_publishing: int = 0
+    _num_gone: int = 0
+    """Trainers that have ended: what one of them asked is no longer answered."""
     _offered: dict[int, Path] = field(default_factory=dict)
     _changed: anyio.Event = field(default_factory=anyio.Event)
 
@@ -121,6 +123,18 @@ class TrainerDesk:
         self._is_starting = True
         self._mark()
 
+    def trainer_is_gone(self) -> None:
+        """It ended, whatever it had asked or taken: the next one begins with nothing."""
+        self._num_gone += 1
+        self.is_training = self.is_batch_wanted = False
+        self._mark()
+        self._wake()
+
+    @property
+    def is_publishing(self) -> bool:
+        """A trainer's weights are on their way, or wait for engines that sleep."""
+        return self._num_publishing > 0
+
     def idle_s(self, now: float) -> float:
         """Seconds that the trainer has had nothing to train so far: it started, waited for a
         batch, or for its weights to be served. A publish beside a step is no wait."""
@@ -130,18 +144,22 @@ class TrainerDesk:
     async def take(self, step: int) -> dict[str, Any]:
         """The batch after `step`, or why there is none now. Held for up to TAKE_WAIT_S."""
         answer: dict[str, Any] = {"kind": "wait"}
+        num_gone = self._num_gone
         self._num_taking += 1
         self.is_training = self._is_starting = False
         self._mark()
         self._wake()
         try:
             with anyio.move_on_after(TAKE_WAIT_S):
-                while (found := self._answer(step)) is None:
+                while num_gone == self._num_gone:
+                    if (found := self._answer(step)) is not None:
+                        answer = found
+                        break
                     await self._changed.wait()
-                answer = found
         finally:
             self._num_taking -= 1
-            self.is_training = answer["kind"] == "batch"
+            if num_gone == self._num_gone:
+                self.is_training = answer["kind"] == "batch"
             self._mark()
             self._wake()
         return answer
@@ -151,17 +169,19 @@ class TrainerDesk:
         """Around a publish: a trainer that has no batch waits for its end."""
         self._num_publishing += 1
         self._mark()
+        self._wake()
         try:
             yield
         finally:
             self._num_publishing -= 1
             self._mark()
+            self._wake()
 
     def _mark(self) -> None:
         """The trainer begins or ends to wait, or neither."""
         now = time.monotonic()
         self._waited_s, self._waiting_since = self.idle_s(now), None
-        is_waiting = self._is_starting or self._num_taking or self._num_publishing
+        is_waiting = self._is_starting or self._num_taking or self.is_publishing
         if is_waiting and not self.is_training:
             self._waiting_since = now
 
@@ -173,6 +193,8 @@ class TrainerDesk:
         if step >= self.last_step:
             return {"kind": "done"}
         path = self._offered.get(step + 1)
+        if path is not None and self.waits_for_naps and self.is_publishing:
+            return None  # of a trainer that is gone: the engines are needed until its end
         if path is not None and self.waits_for_naps and self._engines != "asleep":
             if not self.is_batch_wanted and self._engines == "awake":
                 self.is_batch_wanted = True

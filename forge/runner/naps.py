@@ -5,7 +5,8 @@
 
 Started by the grpo stage where its placement says so. The desk holds a batch back until the engines
 sleep, and a publish waits until they are awake. Generation and training take turns then: nothing
-overlaps but judging.
+overlaps but judging. A trainer that died is no reason to sleep on: its successor publishes before
+it takes anything.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ async def take_naps(engines: Sleeper, desk: TrainerDesk) -> None:
             desk.engines_are("between")
             await engines.sleep()
             desk.engines_are("asleep")
-            await desk.until(lambda: desk.is_training)
-            await desk.until(lambda: not desk.is_training)
+            await desk.until(lambda: desk.is_training or desk.is_publishing)
+            await desk.until(lambda: not desk.is_training or desk.is_publishing)
             desk.engines_are("between")
             await engines.wake()
             desk.engines_are("awake")

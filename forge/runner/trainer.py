@@ -152,6 +152,7 @@ async def own_trainer(
     scale = next(scales)
     while True:
         desk.last_heard, desk.failure = time.monotonic(), None
+        desk.trainer_is_gone()  # if there was one
         async with open_trainer(
             stage,
             model=run.experiment.model,

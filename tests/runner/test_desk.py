@@ -199,6 +199,21 @@ async def test_a_trainer_that_is_being_started_trains_nothing(tmp_path: Path) ->
     assert desk.idle_s(time.monotonic()) == begun_s
 
 
+async def test_what_a_dead_trainer_asked_is_given_to_nobody(tmp_path: Path) -> None:
+    desk, answers = make_desk(tmp_path), []
+
+    async def take() -> None:
+        answers.append(await desk.take(0))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(take)
+        await anyio.wait_all_tasks_blocked()
+        desk.trainer_is_gone()
+        await desk.offer(batch(1))
+    assert answers == [{"kind": "wait"}]
+    assert not desk.is_training
+
+
 async def test_groups_in_offered_batches_are_known_after_a_restart(tmp_path: Path) -> None:
     desk = make_desk(tmp_path)
     await desk.offer(batch(1))

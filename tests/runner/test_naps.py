@@ -113,6 +113,53 @@ async def test_a_restarted_trainer_gets_its_batch_again_with_the_engines_asleep(
         assert engines.is_asleep
 
 
+async def test_engines_wake_for_the_publish_of_a_trainer_whose_predecessor_died_in_a_step(
+    tmp_path: Path,
+) -> None:
+    desk, engines = make_desk(tmp_path), Engines()
+    async with napping(desk, engines):
+        await desk.offer(batch(1))
+        await desk.take(0)
+        desk.trainer_is_gone()
+        with desk.publishing():
+            await desk.until_awake()
+            assert not engines.is_asleep
+        assert (await desk.take(0))["kind"] == "batch"
+        assert engines.is_asleep
+
+
+async def test_engines_wake_for_the_publish_of_a_trainer_whose_predecessor_died_before_its_batch(
+    tmp_path: Path,
+) -> None:
+    desk, engines = make_desk(tmp_path), Engines()
+    engines.may_sleep = anyio.Event()
+    async with napping(desk, engines), anyio.create_task_group() as dead:
+        await desk.offer(batch(1))
+        dead.start_soon(desk.take, 0)
+        await anyio.wait_all_tasks_blocked()
+        desk.trainer_is_gone()
+        engines.may_sleep.set()
+        await anyio.wait_all_tasks_blocked()
+        assert not desk.is_training, "nobody has the batch"
+        with desk.publishing():
+            await desk.until_awake()
+            assert not engines.is_asleep
+
+
+async def test_engines_do_not_fall_asleep_in_a_publish_that_a_dead_trainer_left(
+    tmp_path: Path,
+) -> None:
+    desk, engines = make_desk(tmp_path), Engines()
+    async with napping(desk, engines), anyio.create_task_group() as tasks:
+        with desk.publishing():
+            await desk.offer(batch(1))
+            tasks.start_soon(desk.take, 0)
+            await anyio.wait_all_tasks_blocked()
+            assert engines.slept == 0
+        await anyio.wait_all_tasks_blocked()
+        assert engines.slept == 1
+
+
 async def test_a_stage_that_ends_leaves_the_engines_awake(tmp_path: Path) -> None:
     desk, engines = make_desk(tmp_path), Engines()
     async with napping(desk, engines):

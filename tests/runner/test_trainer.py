@@ -197,6 +197,20 @@ async def test_a_silent_trainer_is_restarted_as_a_dead_one_is(stage: Stage) -> N
 
 
 @trainers("raise SystemExit(3)", "print('done')", restarts=1)
+async def test_a_trainer_begins_at_a_desk_where_nobody_trains(stage: Stage) -> None:
+    trains: list[bool] = []
+
+    def note() -> None:
+        trains.append(stage.desk.is_training)
+        stage.desk.is_training = True
+
+    stage.on_start = note
+    stage.on_restart = lambda: stage.published.advance(5)
+    await stage.own()
+    assert trains == [False, False]
+
+
+@trainers("raise SystemExit(3)", "print('done')", restarts=1)
 async def test_a_trainer_that_published_its_last_step_has_done_its_stage(stage: Stage) -> None:
     with trainer.plugged(stage.run, stage.desk, stage.published, keep=lambda step: True):
         stage.on_restart = lambda: stage.published.advance(5)
