@@ -97,13 +97,14 @@ def why_hidden(gpus: Sequence[Gpu], value: str | None, *, variable: str) -> str:
     chosen = _visible(gpus, value)
     if value is None or len(chosen) == len(gpus):
         return ""
-    names = [part.strip() for part in value.split(",") if part.strip()]
-    unknown = next((name for name in names if not _matching(gpus, name)), None)
+    unknown = next((name for name in _names(value) if len(matching(gpus, name)) != 1), None)
     if unknown is None:
-        return f"{variable} = {value!r} leaves {len(chosen)} of {len(gpus)}"
+        why = "; a card that is named twice hides all" if _names(value) and not chosen else ""
+        return f"{variable} = {value!r} leaves {len(chosen)} of {len(gpus)}{why}"
     if unknown.startswith("MIG-"):
         return f"{variable} names {unknown}, a slice of a card; forge uses whole cards"
-    return f"{variable} names {unknown!r}, which is no card here; it leaves {len(chosen)}"
+    what = "several cards" if matching(gpus, unknown) else "no card"
+    return f"{variable} names {unknown!r}, which is {what} here; it leaves {len(chosen)}"
 
 
 def visibility(uuids: Sequence[str], *, gpus: Sequence[Gpu] | None = None) -> dict[str, str]:
@@ -119,21 +120,33 @@ def visibility(uuids: Sequence[str], *, gpus: Sequence[Gpu] | None = None) -> di
     return {"CUDA_VISIBLE_DEVICES": ",".join(uuids), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
+def matching(gpus: Sequence[Gpu], name: str) -> list[Gpu]:
+    """The cards that a name may mean: an index, a UUID, or how UUIDs begin, which is no number.
+    One, where it can be used."""
+    exact = [gpu for gpu in gpus if name in (str(gpu.index), gpu.uuid)]
+    if exact or not name or name.isdecimal():
+        return exact
+    return [gpu for gpu in gpus if gpu.uuid.startswith(name)]
+
+
 def _visible(gpus: Sequence[Gpu], variable: str | None) -> tuple[Gpu, ...]:
-    """What the user's variable leaves, in its order. As in CUDA, an unknown name ends the list."""
+    """What the user's variable leaves, in its order. As in CUDA, a name of no card or of several
+    ends the list, and one card named twice leaves none."""
     if variable is None:
         return tuple(gpus)
     chosen: list[Gpu] = []
-    for item in filter(None, (part.strip() for part in variable.split(","))):
-        matches = _matching(gpus, item)
-        if not matches:
+    for name in _names(variable):
+        matches = matching(gpus, name)
+        if len(matches) != 1:
             break
+        if matches[0] in chosen:
+            return ()
         chosen.append(matches[0])
     return tuple(chosen)
 
 
-def _matching(gpus: Sequence[Gpu], name: str) -> list[Gpu]:
-    return [gpu for gpu in gpus if name == str(gpu.index) or gpu.uuid.startswith(name)]
+def _names(variable: str) -> list[str]:
+    return [part.strip() for part in variable.split(",") if part.strip()]
 
 
 def _whole(gpus: Sequence[Gpu]) -> list[Gpu]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from forge.config.schema import EvalStage, SftStage
 from forge.errors import MachineError
+from forge.process.devices import matching
 from forge.runner.gpu_fit import Fit, Layout, fit
 from forge.runner.needs import needs_judges, needs_serving
 
@@ -141,9 +142,9 @@ def _allowed(experiment: Experiment, machine: Machine) -> list[Gpu]:
 
 
 def _find(name: str, machine: Machine) -> Gpu:
-    for gpu in machine.gpus:
-        if name in (str(gpu.index), gpu.uuid):
-            return gpu
+    found = matching(machine.gpus, name)
+    if len(found) == 1:
+        return found[0]
     there = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in machine.gpus) or "none"
     hidden = f"; {machine.hidden_gpus}" if machine.hidden_gpus else ""
     whole = "; a part of a card is not used, only whole ones" if name.startswith("MIG-") else ""

@@ -128,6 +128,11 @@ def test_the_users_choice_of_cards_is_divided_and_not_overridden(
     assert env == {**AMD, "HIP_VISIBLE_DEVICES": "7"}
 
 
+def test_a_number_is_no_beginning_of_a_uuid(machine: pytest.MonkeyPatch) -> None:
+    machine.setenv("HIP_VISIBLE_DEVICES", "1,07,2")
+    assert devices.inventory()[1:] == (), "07 is how the UUID of card 7 begins, and no index"
+
+
 def test_cards_without_amdsmi_are_told_and_not_used(
     machine: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -69,6 +69,8 @@ def test_a_card_is_asked_anew_each_time(monkeypatch):
         ("1", "CUDA_VISIBLE_DEVICES = '1' leaves 1 of 2"),
         ("", "CUDA_VISIBLE_DEVICES = '' leaves 0 of 2"),
         ("7", "CUDA_VISIBLE_DEVICES names '7', which is no card here; it leaves 0"),
+        ("GPU-", "CUDA_VISIBLE_DEVICES names 'GPU-', which is several cards here; it leaves 0"),
+        ("1,1", "CUDA_VISIBLE_DEVICES = '1,1' leaves 0 of 2; a card that is named twice hides all"),
         ("MIG-8f", "CUDA_VISIBLE_DEVICES names MIG-8f, a slice of a card; forge uses whole cards"),
     ],
 )

@@ -65,9 +65,12 @@ def test_an_amd_child_is_pinned_by_one_variable_only():
 
 @pytest.mark.parametrize(
     ("variable", "expected"),
-    [(None, [0, 1, 2]), ("", []), ("2,0", [2, 0]), ("GPU-1", [1]), ("1,9,0", [1]), ("-1", [])],
-)
-def test_what_the_user_hid_is_not_there_for_forge(variable, expected):
+    [
+        (None, [0, 1, 2]), ("", []), ("2,0", [2, 0]), ("GPU-1", [1]), ("1,9,0", [1]), ("-1", []),
+        ("1,1", []), ("GPU-2,2", []), ("GPU-", []), ("1,GPU-,0", [1]),
+    ],
+)  # fmt: skip
+def test_what_the_user_hid_is_not_there_for_forge_by_cudas_rules(variable, expected):
     cards = [make_gpu(index) for index in range(3)]
     assert [gpu.index for gpu in devices._visible(cards, variable)] == expected
 

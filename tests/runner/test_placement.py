@@ -201,6 +201,7 @@ def test_roles_that_no_stage_has_get_no_card(tmp_path):
     ("gpus", "words"),
     [
         ("['9']", 'found "9"; the GPUs of this machine are: 0 (GPU-assumed-0)'),
+        ("['']", 'found ""; the GPUs of this machine are'),
         ("['MIG-1a2b']", "a part of a card is not used, only whole ones"),
         ("['0', 'GPU-assumed-0']", "GPU-assumed-0 is GPU 0 again; each card once"),
     ],
@@ -209,6 +210,15 @@ def test_a_card_that_cannot_be_used_is_named(gpus, words):
     with pytest.raises(MachineError) as caught:
         place_on("1xH100-80GB", f"devices.gpus={gpus}", "devices.serve=1")
     assert words in str(caught.value)
+
+
+def test_a_card_is_found_by_how_its_uuid_begins_where_that_names_one():
+    shown = place_on("2xH100-80GB", "devices.gpus=['GPU-assumed-1']", "devices.serve=1")
+    assert indices(shown)["serve"] == [1]
+    one = place_on("1xH100-80GB", "devices.gpus=['GPU-ass']", "devices.serve=1")
+    assert indices(one)["serve"] == [0]
+    with pytest.raises(MachineError, match=r'found "GPU-ass"; the GPUs of this machine are: 0'):
+        place_on("2xH100-80GB", "devices.gpus=['GPU-ass']", "devices.serve=1")
 
 
 def test_why_cards_are_hidden_is_said_where_they_are_missed():
