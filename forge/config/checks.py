@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from forge.config.mistakes import Mistake, show
 from forge.config.overlap import overlap
+from forge.config.pinning import pinning
 from forge.config.schema import (
     JUDGE_URL,
     SERVE_URL,
@@ -39,7 +40,7 @@ def check(
     default, and none about files where the experiment is for another machine (`is_here` false).
     """
     parts = (_model, _tiny, _problems, _data, _lengths, _stages, _steps, _devices, _judge, _serve)
-    found = chain.from_iterable(part(experiment) for part in (*parts, overlap))
+    found = chain.from_iterable(part(experiment) for part in (*parts, overlap, pinning))
     return [
         mistake
         for mistake in found

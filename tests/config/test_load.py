@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from forge.config.dump import dump_experiment, to_toml
 from forge.config.keys import all_keys
 from forge.config.load import load_experiment
+from forge.config.pinning import PINNING
 from forge.config.schema import Experiment
 from forge.errors import ConfigError
+from forge.process.devices import VISIBILITY_VARIABLES
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "experiments" / "quickstart.toml"
@@ -150,6 +152,11 @@ def test_a_mistake_names_its_line(tmp_path, text, expected):
         (["stage.3.publish_every=3"], "--set stage.3.publish_every: found 3; at most rollout.max_"),
         (["serve.url=['http://h:1']"], ': stage.1.kind: found "sft" with serve.url'),
         (["serve.url=['h:1']"], '--set serve.url.0: found "h:1"; http://HOST:PORT[/PATH]'),
+        (
+            ['serve.env={ CUDA_VISIBLE_DEVICES = "0" }'],
+            'serve.env.CUDA_VISIBLE_DEVICES: found "0"; nothing, since devices.gpus says which',
+        ),
+        (['judge.env={ HIP_VISIBLE_DEVICES = "" }'], 'judge.env.HIP_VISIBLE_DEVICES: found "";'),
         (["serve.model_name=x"], "--set serve.model_name: found it without serve.url"),
         (["data.source=file"], '--set data.source: found source = "file" without path'),
         (["data.source=file", "data.path=/no/x"], '--set data.path: found "/no/x", which is not'),
@@ -159,6 +166,13 @@ def test_a_mistake_names_its_line(tmp_path, text, expected):
 def test_keys_that_exclude_each_other_are_told_before_anything_starts(overrides, expected):
     found = mistakes_of(QUICKSTART, *overrides)
     assert any(expected in line for line in found), found
+
+
+def test_every_variable_that_pins_a_child_is_refused_and_no_other():
+    assert all(PINNING.fullmatch(name) for name in VISIBILITY_VARIABLES)
+    asked = 'serve.env={ CUDA_CACHE_PATH = "/x" }'
+    found = load_experiment(QUICKSTART, overrides=[asked])
+    assert found.serve.env == {"CUDA_CACHE_PATH": "/x"}
 
 
 def test_grpo_without_a_model_to_start_from_is_refused_with_advice(tmp_path):
