@@ -72,6 +72,7 @@ class Replica:
         self._client = ReplicaClient(spec.socket_path, name=spec.name, timeout_s=request_timeout_s)
         self._child: Child | None = None
         self._served: Weights | None = None
+        """None also where a child is up, but nobody knows what it has loaded."""
         self._busy = BusyClock()
         self._is_asleep = False
         self._is_draining = False
@@ -233,11 +234,14 @@ class Replica:
             return
         raise Stalled(f"{self.name} was silent for {timeout_s:.0f} s; asked: {asked}")
 
+    def doubt(self) -> None:
+        """What it serves is not what it acknowledged: the next `serve` loads all of it."""
+        self._served = None
+
     async def _push(self) -> None:
         """Load what is wanted. `wanted` may change meanwhile: then again."""
-        while (wanted := self.wanted) != (served := self._served):
-            assert served is not None, "a child is up"
-            for path in wanted.paths_from(served):
+        while (wanted := self.wanted) != self._served:
+            for path in wanted.paths_from(self._served):
                 seconds = await self._client.load_weights(path, version=wanted.version)
                 logger.info("%s serves version %d (%.3f s)", self.name, wanted.version, seconds)
             self._served = wanted

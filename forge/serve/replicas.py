@@ -83,6 +83,7 @@ class Replicas(Served):
 
     async def publish(self, path: Path, version: int, *, rolling: bool = False) -> None:
         """Serve the weights of a directory everywhere, as `version`. Engines that sleep are woken.
+        What is served already is loaded once more.
 
         Args:
             rolling: one replica after the other, each once its requests have ended, while the
@@ -94,8 +95,12 @@ class Replicas(Served):
         async with self._publishing:
             await self._wake()
             before = self._weights
+            weights = before.then(path, version=version)
+            if weights == before:
+                for replica in self.all:
+                    replica.doubt()
             try:
-                await self._serve_everywhere(before.then(path, version=version), rolling=rolling)
+                await self._serve_everywhere(weights, rolling=rolling)
             except (ConfigError, MachineError):
                 await self._serve_everywhere(before, rolling=False)
                 raise

@@ -56,8 +56,9 @@ class Weights:
         """The checkpoint alone: what an engine starts with."""
         return Weights(full=self.full, version=self.full_version, full_version=self.full_version)
 
-    def paths_from(self, served: Weights) -> list[Path]:
-        """Directories to load, in order, where `served` is served now."""
+    def paths_from(self, served: Weights | None) -> list[Path]:
+        """Directories to load, in order, where `served` is served now; None: nobody knows what."""
         if self.adapter is None:
             return [self.full]
-        return [self.adapter] if served.base == self.base else [self.full, self.adapter]
+        is_on_it = served is not None and served.base == self.base
+        return [self.adapter] if is_on_it else [self.full, self.adapter]

@@ -14,10 +14,11 @@ from forge.errors import ChildDied, MachineError, Stalled
 from forge.records import Event, PolicyVersion
 from forge.runner.gate import TurnGate
 from forge.runner.turnover import Turnover, choose_turnover
-from forge.runner.weights import Begin, Probe, WeightSync, begin_again
+from forge.runner.weights import Begin, Probe, Serving, WeightSync, begin_again
 from forge.serve.port import LORA, OLD_ADAPTERS
 from forge.serve.weights import Weights
 from forge.store.resume import LastState
+from tests.serve.made_up_replicas import Client, made_up_replicas
 
 pytestmark = pytest.mark.anyio
 PROBE = Probe(prompt_ids=[1], completion_ids=[2, 3], logprobs=[-1.0, -2.0])
@@ -52,7 +53,7 @@ class Recorder:
         """Everything put is on disk."""
 
 
-def weight_sync(tmp_path: Path, serving: FakeServing) -> tuple[WeightSync, Recorder]:
+def weight_sync(tmp_path: Path, serving: Serving) -> tuple[WeightSync, Recorder]:
     sink = Recorder()
     sync = WeightSync(
         Begin(weights=Weights(full=tmp_path, version=7), last_version=7),
@@ -97,6 +98,18 @@ async def test_a_replica_that_catches_up_is_published_to_once_more(tmp_path: Pat
     await sync.publish(new_dir(tmp_path, "w"), stage=3, step=1, probe=PROBE, keep=True)
     assert serving.published == [8, 8]
     assert [r.kind for r in sink.records if isinstance(r, Event)] == ["probe_failed"]
+
+
+async def test_a_replica_that_acknowledged_and_did_not_load_gets_the_weights_a_second_time(
+    tmp_path: Path,
+) -> None:
+    client = Client()
+    client.failures = [None]
+    sync, _ = weight_sync(tmp_path, made_up_replicas(tmp_path, client))
+    probe = Probe(prompt_ids=[1], completion_ids=[2, 3], logprobs=[0.0, 0.0])
+    row = await sync.publish(new_dir(tmp_path, "new"), stage=3, step=1, probe=probe, keep=True)
+    assert client.loads == [("new", 8), ("new", 8)]
+    assert row.probe_gap == 0.0
 
 
 async def test_weights_that_nobody_keeps_go_when_the_next_version_serves(tmp_path: Path) -> None:
