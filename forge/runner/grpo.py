@@ -27,7 +27,7 @@ from forge.rollout.play import Ports, Rules
 from forge.rollout.producer import produce_batches
 from forge.rollout.sampler import make_sampler
 from forge.runner.desk import TrainerDesk
-from forge.runner.midway import Midway
+from forge.runner.midway import Midway, evaluated_steps
 from forge.runner.naps import take_naps
 from forge.runner.progress import GroupNumbers
 from forge.runner.trainer import own_trainer, plugged
@@ -65,7 +65,8 @@ async def run_grpo_stage(run: Run, stage: GrpoStage, index: int, *, start: Weigh
     past = await anyio.to_thread.run_sync(_recall, run, desk, saved, sampler, problems)
     plan = _batch_plan(run, stage, index, first_step)
     published = PublishedSteps()
-    midway = Midway(run, stage, desk, published)
+    evaluated = await anyio.to_thread.run_sync(evaluated_steps, run, index)
+    midway = Midway(run, stage, desk, published, evaluated=evaluated)
     _set_turnover(run, start)
     run.progress.enter(
         f"grpo-{index}", stage=index, total=stage.steps, unit="steps", busy=run.busy()

@@ -3,7 +3,8 @@ problems.
 
     publish of such a step ──▶ hold the trainer ──▶ play ──▶ release
 
-Groups for training are played meanwhile, as far as staleness allows.
+Groups for training are played meanwhile, as far as staleness allows. A trainer that restarts
+publishes its checkpoint again: a step that was evaluated is not evaluated twice.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ import anyio
 
 from forge.records import Split
 from forge.runner.evaluate import EvalSettings, evaluate, spread
+from forge.store.reader import open_run
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from forge.config.schema import GrpoStage
     from forge.rollout.pacing import PublishedSteps
     from forge.runner.context import Run
@@ -24,6 +28,21 @@ if TYPE_CHECKING:
 
 EXCUSE_EVERY_S = 1.0
 """Far below every deadline that a held trainer could pass."""
+
+
+def evaluated_steps(run: Run, stage: int) -> set[int]:
+    """The steps of a stage whose evaluation in between the store has. Reads it: call it in a
+    thread."""
+    with open_run(run.paths) as reader:
+        found = reader.query(
+            "SELECT step FROM evaluations WHERE stage = ? || step", (_label(stage),)
+        )
+    return {step for (step,) in found.rows}
+
+
+def _label(stage: int) -> str:
+    """What the step follows."""
+    return f"grpo-{stage}@"
 
 
 class Midway:
@@ -34,21 +53,31 @@ class Midway:
     """
 
     def __init__(
-        self, run: Run, stage: GrpoStage, desk: TrainerDesk, published: PublishedSteps
+        self,
+        run: Run,
+        stage: GrpoStage,
+        desk: TrainerDesk,
+        published: PublishedSteps,
+        *,
+        evaluated: Iterable[int] = (),
     ) -> None:
+        """`evaluated`: the steps that earlier attempts did."""
         self._run, self._stage, self._desk, self._published = run, stage, desk, published
         table = run.experiment.eval
         self._send, self._receive = anyio.create_memory_object_stream[int](1)
         self._problems = spread(run.of(Split.HELDOUT), table.num_problems)
         self._settings = EvalSettings(samples=1, greedy=False, max_turns=table.max_turns)
+        self._asked = set(evaluated)
         self._done = anyio.Event()
 
     def after(self, step: int) -> None:
         """Called at each publish. One that comes while another waits to be played is skipped."""
         every = self._run.experiment.eval.every
-        if every and step % every == 0 and step < self._stage.steps:
+        is_due = every and step % every == 0 and step < self._stage.steps
+        if is_due and step not in self._asked:
             with suppress(anyio.WouldBlock):
                 self._send.send_nowait(step)
+                self._asked.add(step)
                 self._desk.hold()
 
     async def run(self) -> None:
@@ -58,7 +87,8 @@ class Midway:
                 async with self._run.stop.dropping() as beside:
                     beside.start_soon(self._excuse_trainer)
                     await self._play(step)
-                self._desk.release()
+                if not self._receive.statistics().current_buffer_used:
+                    self._desk.release()
         self._done.set()
 
     async def _play(self, step: int) -> None:
@@ -66,7 +96,7 @@ class Midway:
             self._run,
             self._problems,
             self._settings,
-            label=f"grpo-{self._desk.stage}@{step}",
+            label=f"{_label(self._desk.stage)}{step}",
             stage=self._desk.stage,
             step=step,
             show=False,

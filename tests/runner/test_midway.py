@@ -13,8 +13,10 @@ from forge.config.schema import EvalTable, GrpoStage
 from forge.rollout.pacing import PublishedSteps
 from forge.runner import midway
 from forge.runner.desk import TrainerDesk
-from forge.runner.midway import Midway
+from forge.runner.midway import Midway, evaluated_steps
 from forge.runner.stopping import StopRequest
+from forge.store.layout import RunPaths
+from tests.store.storefactory import small_run, write_run
 
 pytestmark = pytest.mark.anyio
 
@@ -27,7 +29,9 @@ class Sink:
 class Stage:
     """A grpo stage whose evaluations take until `played` is set."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *, evaluated: set[int] | None = None
+    ) -> None:
         self.stop, self.published = StopRequest(resume="resume."), PublishedSteps(2)
         self.desk = TrainerDesk(stage=3, last_step=9, batches_dir=Path(), sink=Sink())
         self.desk._offered[3] = Path("3.npz")
@@ -42,7 +46,8 @@ class Stage:
         )
         monkeypatch.setattr(midway, "evaluate", self.evaluate)
         table = GrpoStage(kind="grpo", steps=9, learning_rate=1e-3)
-        self.midway = Midway(run, table, self.desk, self.published)
+        done = evaluated or set()
+        self.midway = Midway(run, table, self.desk, self.published, evaluated=done)
 
     async def evaluate(self, *args: object, label: str, **kwargs: object) -> SimpleNamespace:
         self.labels.append(label)
@@ -98,3 +103,44 @@ async def test_a_stop_drops_the_evaluation_and_lets_the_trainer_go(stage: Stage)
             await stage.midway.finish()
         assert (await stage.desk.take(2))["kind"] == "batch"
     assert stage.numbers == {}
+
+
+async def test_a_checkpoint_that_is_published_again_is_not_evaluated_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stage = Stage(monkeypatch, evaluated={2})
+    stage.played.set()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(stage.midway.run)
+        for step in (2, 4, 4):
+            stage.midway.after(step)
+            await anyio.wait_all_tasks_blocked()
+        await stage.midway.finish()
+    assert stage.labels == ["grpo-3@4"]
+    assert (await stage.desk.take(2))["kind"] == "batch"
+
+
+async def test_the_trainer_is_held_until_the_last_of_two_evaluations_has_been_played(
+    stage: Stage,
+) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(stage.midway.run)
+        stage.midway.after(2)
+        await anyio.wait_all_tasks_blocked()
+        stage.midway.after(4)
+        stage.played.set()
+        stage.played = anyio.Event()
+        await anyio.wait_all_tasks_blocked()
+        assert stage.labels == ["grpo-3@2", "grpo-3@4"]
+        with anyio.move_on_after(0.02) as scope:
+            await stage.desk.take(2)
+        assert scope.cancelled_caught
+        stage.played.set()
+        await stage.midway.finish()
+    assert (await stage.desk.take(2))["kind"] == "batch"
+
+
+async def test_the_store_knows_which_steps_of_a_stage_were_evaluated(tmp_path: Path) -> None:
+    await write_run(tmp_path / "toy-1", small_run())
+    run: Any = SimpleNamespace(paths=RunPaths(tmp_path / "toy-1"))
+    assert (evaluated_steps(run, 1), evaluated_steps(run, 0)) == ({3}, set())
