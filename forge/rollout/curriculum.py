@@ -89,12 +89,15 @@ class CurriculumSampler:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` was taken, given the same problems and seed."""
-        self._open, self._num_drawn = int(state["open"]), int(state["drawn"])
+        """Continue where `state` was taken, given the same problems and seed. Levels that it does
+        not know begin."""
+        self._open = min(int(state["open"]), len(self._levels))
+        self._num_drawn = int(state["drawn"])
         self._num_told = int(state["told"])
         self._rates = deque(state["rates"], maxlen=WINDOW)
         for level, each in self._within.items():
-            each.restore(state["within"][str(level)])
+            if (within := state["within"].get(str(level))) is not None:
+                each.restore(within)
 
 
 def solved_share(group: Group) -> float | None:

@@ -92,15 +92,18 @@ class PrioritySampler:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` was taken, given the same problems and seed."""
+        """Continue where `state` was taken, given the same problems and seed. Of other problems:
+        with what it knows of those that are here."""
         self._num_drawn = int(state["drawn"])
         self._last_drawn[:], self._own[:], self._of_kind[:] = NEVER, np.nan, np.nan
-        for name, at in state["last_drawn"].items():
-            self._last_drawn[self._index[name]] = at
-        for name, varied in state["own"].items():
-            self._own[self._index[name]] = varied
-        for name, varied in state["kinds"].items():
-            self._of_kind[self._kinds.index(name)] = varied
+        kinds = {name: i for i, name in enumerate(self._kinds)}
+        for known, index, values in (
+            (state["last_drawn"], self._index, self._last_drawn),
+            (state["own"], self._index, self._own),
+            (state["kinds"], kinds, self._of_kind),
+        ):
+            for name in known.keys() & index.keys():
+                values[index[name]] = known[name]
 
     def weights(self) -> np.ndarray:
         """Of each problem in the next draw; 0 while it rests. [N]"""

@@ -35,7 +35,8 @@ class Sampler(Protocol):
         ...
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue as the one whose `state` this is, given the same problems and seed."""
+        """Continue as the one whose `state` this is, given the same problems and seed; with what
+        it says of the problems that are here, where some came or went."""
         ...
 
 

@@ -106,6 +106,24 @@ def test_a_state_continues_exactly_through_json(
     assert first.state() == second.state()
 
 
+@given(kinds, st.sets(st.integers(0, 11), min_size=1), st.sets(st.integers(0, 11), min_size=1))
+@settings(max_examples=60)
+def test_a_run_goes_on_where_problems_came_and_went(
+    kind: Kind, before: set[int], after: set[int]
+) -> None:
+    everything = problems(12, levels=4)
+    first = make_sampler(kind, [everything[i] for i in sorted(before)], seed=3)
+    for _ in range(40):
+        first.told(group(first.next(), [True, False]))
+    second = make_sampler(kind, [everything[i] for i in sorted(after)], seed=3)
+    second.restore(json.loads(json.dumps(first.state())))
+    here = {everything[i].problem_id for i in after}
+    for _ in range(40):
+        problem = second.next()
+        assert problem.problem_id in here
+        second.told(group(problem, [True, False]))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_seeds_give_two_orders_and_no_problem_is_a_mistake(kind: Kind) -> None:
     orders = [
