@@ -54,11 +54,13 @@ class Front:
     def __init__(
         self, replicas: Replicas, *, model: str, token: str | None, is_local: bool, timeout_s: float
     ) -> None:
-        """`is_local`: whoever reaches us over loopback is served, so a browser must be kept out."""
+        """`is_local`: whoever reaches us over loopback is served, so a browser must be kept out.
+        `timeout_s`: an engine may be silent for."""
         self._replicas = replicas
         self._model = model
         self._token = token
         self._is_local = is_local
+        self._timeout_s = timeout_s
         self._clients = {
             each.name: open_client(each.socket_path, timeout_s=timeout_s) for each in replicas.all
         }
@@ -160,6 +162,8 @@ class Front:
                         )
                     )
                     return await _relay(upstream, opened)
+                except httpx.TimeoutException:  # again it would take as long
+                    return _refusal(504, f"{name} was silent for {self._timeout_s:g} s")
                 except httpx.TransportError as error:
                     said = f"{name} hung up: {error or type(error).__name__}"
                     logger.warning("%s; asking again", said)

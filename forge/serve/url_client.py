@@ -28,6 +28,8 @@ BUSY_ATTEMPTS = 8
 BUSY_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 30.0
 """...where Retry-After does not say when: doubling up to this."""
+SILENT = 504
+"""Who stands before the server has waited for it in vain."""
 KEY_REFUSED = frozenset({401, 403})
 
 
@@ -77,6 +79,8 @@ class UrlClient:
         status, said = response.status_code, error_message(response.content)
         if status in KEY_REFUSED:
             return ConfigError(f"{self.url}: {said}; serve.api_key_env names the key's variable")
+        if status == SILENT:
+            return Stalled(f"{self.url}: {status}: {said}")
         kind = ConfigError if 400 <= status < 500 and status not in BUSY else MachineError
         return kind(f"{self.url}: {status}: {said}")
 

@@ -23,7 +23,7 @@ from starlette.routing import Route
 import forge.serve.remote
 import forge.serve.url_client
 from forge.config.schema import ServeTable
-from forge.errors import ConfigError, MachineError
+from forge.errors import ConfigError, MachineError, Stalled
 from forge.process.sockets import open_socket_dir
 from forge.process.uds import serve_task
 from forge.records import Finish, Message
@@ -330,6 +330,16 @@ async def test_a_refusal_ends_the_evaluation_with_the_servers_words(tmp_path: Pa
         server.answers["/v1/completions"] = lambda _body: JSONResponse({"choices": [{}]})
         with pytest.raises(MachineError, match="its answer is none of tokens"):
             await ask(remote)
+
+
+async def test_who_is_silent_behind_a_gateway_is_not_asked_again(tmp_path: Path) -> None:
+    server = Server(tmp_path / "s", models=[("qwen", "vllm")])
+    server.answers["/v1/completions"] = like_vllm
+    async with running(server), connected(server.url) as remote:
+        server.answers["/v1/completions"] = lambda _body: Response(status_code=504)
+        with pytest.raises(Stalled, match="504"):
+            await ask(remote)
+    assert len(server.bodies["/v1/completions"]) == 2, "a trial, and one"
 
 
 @given(st.binary(max_size=200) | st.recursive(
