@@ -38,6 +38,8 @@ class Machine:
     """Why there are fewer cards than the machine has, in words."""
     gpu_users: Mapping[str, tuple[GpuUser, ...]] = field(default_factory=dict)
     """Processes of others on the cards, by UUID."""
+    is_here: bool = False
+    """It is this one, so its interpreters can be asked."""
     assumed: str = ""
     """`forge plan --assume`: what was assumed; empty for a machine that is there."""
 
@@ -57,6 +59,7 @@ def this_machine(store_dir: Path, *, serve: ServeTable | None = None) -> Machine
         hidden_gpus=hidden_gpus(),
         gpu_users=users,
         engines=installed_engines(serve),
+        is_here=True,
     )
 
 

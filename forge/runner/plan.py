@@ -82,6 +82,11 @@ class Plan:
     """What a run hands out."""
 
     @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Every card in use, once."""
+        return self.placement.gpus
+
+    @property
     def cpu_s(self) -> float | None:
         """Seconds of one core, all phases together."""
         return _total([phase.cpu_s for phase in self.phases])
@@ -106,16 +111,15 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
         ConfigError: problems cannot be loaded, or a stage has none.
         MachineError: GPUs, disk or an engine are missing.
     """
-    is_here = machine is None
     if machine is None:
         machine = this_machine(experiment.store.dir, serve=experiment.serve)
     engine, why = _engine(experiment, machine)
     placement = place(experiment, machine, engine=engine)
     placement = replace(placement, reasons=(*why, *placement.reasons))
     require_disk(experiment, machine)
-    require_engine(experiment, machine, placement, is_here=is_here)
+    require_engine(experiment, machine, placement, is_here=machine.is_here)
     require_problems(experiment, machine)
-    require_trainer(experiment, placement, is_here=is_here)
+    require_trainer(experiment, placement, is_here=machine.is_here)
     params = costs.count_params(experiment.model)
     processes = tuple(_processes(experiment, placement=placement, params=params))
     phases = tuple(predict_phases(experiment, machine=machine, params=params))

@@ -18,6 +18,7 @@ import shutil
 import time
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,19 +32,19 @@ from forge.data.splits import in_split
 from forge.errors import ForgeError
 from forge.evalpool.pool import open_pool
 from forge.exits import Ending, ending_of
-from forge.process.gpu_claim import Claim, claim
 from forge.process.sockets import open_socket_dir
 from forge.records import AttemptEnd, Evaluation, Event, Problem, Split
 from forge.rollout.batches import count_from
 from forge.runner.attempt import describe_attempt
+from forge.runner.claiming import open_claimed
 from forge.runner.console import Console
 from forge.runner.context import Run
 from forge.runner.control import Control, serve_control
 from forge.runner.evaluate import run_eval_stage
 from forge.runner.gate import TurnGate
-from forge.runner.gpu_fit import CardBusy
 from forge.runner.grpo import run_grpo_stage
 from forge.runner.hub import locate_model
+from forge.runner.machine import this_machine
 from forge.runner.needs import makes_pairs, needs_pairs
 from forge.runner.observer import StoreObserver
 from forge.runner.placement import Placement
@@ -74,11 +75,11 @@ from forge.store.writer import Writer, open_writer
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
+    from forge.process.gpu_claim import Claim
+
 log = logging.getLogger(__name__)
 
 STATUS_EVERY_S = 1.0
-LEFTOVERS_S, LOOK_AGAIN_S = 10.0, 2.0
-"""A killed process is gone from its card within seconds."""
 LONGEST_REASON = 2000
 """Characters of what an attempt ended with; a dead child's carries lines of its log."""
 
@@ -111,9 +112,8 @@ def run_experiment(
 
     console = Console(quiet=quiet)
     experiment = load_experiment(path, overrides=overrides)
-    planned = _plan(experiment, console)
-    console.show(render_plan(planned))
-    with _claimed(experiment, planned.placement, console, experiment.name, wait_s) as cards:
+    with _planned(experiment, console, experiment.name, wait_s) as (planned, cards):
+        console.show(render_plan(planned))
         model = locate_model(experiment.model, say=None if quiet else console.say)
         pinned = experiment.model.model_copy(update={"revision": model.revision})
         paths = create_run(experiment.name, store_dir=experiment.store.dir)
@@ -133,7 +133,6 @@ def resume_run(paths: RunPaths, *, quiet: bool = False, wait_s: float | None = N
         experiment = load_experiment(paths.experiment)
         store = experiment.store.model_copy(update={"dir": paths.root.parent})
         experiment = experiment.model_copy(update={"store": store})
-        placement = _plan(experiment, console).placement
         with open_run(paths) as reader:
             past = Past(
                 state=last_state(reader),
@@ -145,33 +144,24 @@ def resume_run(paths: RunPaths, *, quiet: bool = False, wait_s: float | None = N
         if past.state and len(past.state.finished_stages) == len(experiment.stage):
             console.say(f"{paths.name} has finished; there is nothing to resume")
             return paths
-        model = locate_model(experiment.model, say=None if quiet else console.say)
-        experiment = experiment.model_copy(update={"model": model})
-        with _claimed(experiment, placement, console, paths.name, wait_s):
-            anyio.run(_supervise, paths, experiment, past, console, placement)
+        with _planned(experiment, console, paths.name, wait_s) as (planned, _):
+            model = locate_model(experiment.model, say=None if quiet else console.say)
+            experiment = experiment.model_copy(update={"model": model})
+            anyio.run(_supervise, paths, experiment, past, console, planned.placement)
     return paths
 
 
-def _plan(experiment: Experiment, console: Console) -> Plan:
-    """The plan of this machine. What a run that was just killed leaves on a card is waited for."""
-    deadline, is_told = time.monotonic() + LEFTOVERS_S, False
-    while True:
-        try:
-            return plan(experiment)
-        except CardBusy as error:
-            if time.monotonic() >= deadline:
-                raise
-            if not is_told:
-                console.say(f"{error}; looking again for {LEFTOVERS_S:.0f} s")
-                is_told = True
-            time.sleep(LOOK_AGAIN_S)
-
-
-def _claimed(
-    experiment: Experiment, placement: Placement, console: Console, run: str, wait_s: float | None
-) -> AbstractContextManager[Claim]:
-    wait_s = experiment.devices.wait_s if wait_s is None else wait_s
-    return claim(placement.gpus, run=run, wait_s=wait_s, say=console.say)
+def _planned(
+    experiment: Experiment, console: Console, run: str, wait_s: float | None
+) -> AbstractContextManager[tuple[Plan, Claim]]:
+    """The plan of this machine, and its cards, which are ours until the context ends."""
+    return open_claimed(
+        lambda machine: plan(experiment, machine=machine),
+        look=partial(this_machine, experiment.store.dir, serve=experiment.serve),
+        run=run,
+        wait_s=experiment.devices.wait_s if wait_s is None else wait_s,
+        say=console.say,
+    )
 
 
 async def _supervise(

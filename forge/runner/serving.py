@@ -23,10 +23,10 @@ from forge.config.schema import EvalStage
 from forge.data.chat import ChatTemplate
 from forge.errors import ConfigError
 from forge.evalpool.address import bound_address, bound_path, is_loopback, parse_address, url_of
-from forge.process.gpu_claim import claim
 from forge.process.sockets import open_socket_dir
 from forge.process.uds import ServerLimits, serve_listener
 from forge.runner.chat import find_weights
+from forge.runner.claiming import open_claimed
 from forge.runner.hub import locate_model
 from forge.runner.machine import this_machine
 from forge.runner.placement import Placement, place
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from forge.config.schema import Experiment, ServeTable
+    from forge.runner.machine import Machine
 
 TOKEN_VARIABLE = "FORGE_SERVE_TOKEN"
 KEEP_ALIVE_S = 75
@@ -81,16 +82,16 @@ def serve(request: ServeRequest, *, store_dir: Path, say: Callable[[str], None])
     found = _find(request, store_dir=store_dir, say=say)
     if found.experiment.serve.url:
         raise ConfigError(f"serve.url: {found.experiment.serve.url[0]} serves already")
-    placement = _place(found)
     experiment = found.experiment
     with (
         opened as listener,
-        claim(
-            placement.gpus,
+        open_claimed(
+            partial(_place, found),
+            look=partial(this_machine, experiment.store.dir, serve=experiment.serve),
             run=f"forge serve {request.source}",
             wait_s=experiment.devices.wait_s,
             say=say,
-        ),
+        ) as (placement, _),
     ):
         anyio.run(partial(_serve, found, placement, listener, token, say))
 
@@ -141,12 +142,11 @@ def _find(request: ServeRequest, *, store_dir: Path, say: Callable[[str], None])
     )
 
 
-def _place(found: _Served) -> Placement:
+def _place(found: _Served, machine: Machine) -> Placement:
     """As in a run that only evaluates, whose judges need no card."""
     experiment = found.experiment
     devices = experiment.devices.model_copy(update={"train": 0, "judge": 0})
     alone = experiment.model_copy(update={"devices": devices, "stage": [EvalStage(kind="eval")]})
-    machine = this_machine(experiment.store.dir, serve=experiment.serve)
     gpus = machine.gpus if devices.gpus is not None and devices.serve else ()
     engine, _ = choose_engine(
         experiment.serve, gpus=gpus, installed=machine.engines,

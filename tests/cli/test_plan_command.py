@@ -10,8 +10,9 @@ import pytest
 from forge import cli
 from forge.process.devices import Gpu, Vendor
 from forge.process.gpu_claim import claim
+from forge.process.gpu_users import GpuUser, Occupancy
+from forge.runner import claiming
 from forge.runner import machine as machine_module
-from forge.runner import run as run_module
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "experiments" / "quickstart.toml"
@@ -56,14 +57,15 @@ def test_a_machine_that_cannot_be_is_refused(capsys):
 
 @pytest.fixture
 def one_card(monkeypatch, tmp_path):
-    """A machine with a card, for commands that ask for this machine."""
+    """A machine with a card that others fill, for commands that ask for this machine."""
     monkeypatch.setattr(machine_module, "inventory", lambda: (CARD,))
-    monkeypatch.setattr(machine_module, "occupancies", lambda gpus: {})
+    full = Occupancy(free_bytes=0, users=(GpuUser(pid=77, name="python", memory_bytes=1 << 37),))
+    monkeypatch.setattr(machine_module, "occupancies", lambda gpus: {CARD.uuid: full})
 
     def claim_here(gpus, **keys):
         return claim(gpus, **{**keys, "folder": tmp_path})
 
-    monkeypatch.setattr(run_module, "claim", claim_here)
+    monkeypatch.setattr(claiming, "claim", claim_here)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -56,22 +56,18 @@ def found(tmp_path: Path) -> serving._Served:
 
 
 def test_engines_get_their_cards_and_leave_trainer_and_judges_none(
-    found: serving._Served, monkeypatch: pytest.MonkeyPatch
+    found: serving._Served,
 ) -> None:
-    monkeypatch.setattr(serving, "this_machine", lambda *_, **__: make_machine(8))
-    placement = serving._place(found)
+    placement = serving._place(found, make_machine(8))
     assert placement.engine == "vllm"
     assert [len(uuids) for uuids in placement.serve_uuids] == [1, 1]
     assert len(placement.gpus) == 2
     assert placement.train == placement.judge == ()
 
 
-def test_too_few_cards_for_its_engines_are_a_machine_error(
-    found: serving._Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(serving, "this_machine", lambda *_, **__: make_machine(1))
+def test_too_few_cards_for_its_engines_are_a_machine_error(found: serving._Served) -> None:
     with pytest.raises(MachineError, match="needs 2 GPUs"):
-        serving._place(found)
+        serving._place(found, make_machine(1))
 
 
 def test_a_run_takes_no_overrides(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from forge.config.load import load_experiment
 from forge.errors import ConfigError, MachineError
 from forge.records import Event
 from forge.runner import run as run_module
-from forge.runner.gpu_fit import CardBusy
 from forge.runner.run import resume_run, run_experiment
 from forge.store.layout import RunPaths, create_run, open_run_lock
 from forge.store.writer import open_writer
@@ -127,27 +126,3 @@ def test_a_finished_run_starts_nothing_when_resumed(tmp_path, supervised):
 def test_a_run_without_a_database_has_no_past(tmp_path):
     with pytest.raises(ConfigError):
         resume_run(create_run("x", store_dir=tmp_path), quiet=True)
-
-
-@pytest.mark.parametrize(("num_busy", "starts"), [(2, True), (99, False)])
-def test_what_a_killed_run_leaves_on_a_card_is_waited_for_and_others_are_not(
-    tmp_path, supervised, monkeypatch, num_busy, starts
-):
-    real, asked = run_module.plan, []
-
-    def plan(experiment):
-        asked.append(experiment)
-        if len(asked) <= num_busy:
-            raise CardBusy("GPU 0 (H200) needs 30 GB; 2 GB are free")
-        return real(experiment)
-
-    monkeypatch.setattr(run_module, "plan", plan)
-    monkeypatch.setattr(run_module, "LEFTOVERS_S", 0.2)
-    monkeypatch.setattr(run_module, "LOOK_AGAIN_S", 0.01)
-    if starts:
-        start(tmp_path)
-        assert len(supervised) == 1
-    else:
-        with pytest.raises(CardBusy):
-            start(tmp_path)
-        assert not (tmp_path / "runs").exists()

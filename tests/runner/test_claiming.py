@@ -1,0 +1,118 @@
+"""A card is weighed once it is ours: whoever claimed it before is waited for, or named."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from forge.config.load import load_experiment
+from forge.errors import MachineError
+from forge.process.gpu_claim import claim
+from forge.process.gpu_users import GpuUser
+from forge.runner import claiming
+from forge.runner.assume import assume
+from forge.runner.claiming import open_claimed
+from forge.runner.gpu_fit import CardBusy
+from forge.runner.machine import Machine
+from forge.runner.placement import Placement, place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).parents[2]
+HERE = Machine(
+    cores=2, memory_bytes=16 << 30, free_disk_bytes=100 << 30, gpus=(), engines=frozenset()
+)
+EMPTY = assume("1xH200-141GB", here=HERE)
+(CARD,) = EMPTY.gpus
+
+
+def with_free(free_bytes: int) -> Machine:
+    user = GpuUser(memory_bytes=CARD.memory_bytes - free_bytes, pid=77, name="python")
+    card = replace(CARD, free_bytes=free_bytes)
+    return replace(EMPTY, gpus=(card,), gpu_users={CARD.uuid: (user,)})
+
+
+CROWDED, FULL = with_free(60 << 30), with_free(5 << 30)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where claims lie, in place of /tmp."""
+    monkeypatch.setattr(claiming, "claim", partial(claim, folder=tmp_path))
+    monkeypatch.setattr(claiming, "LEFTOVERS_S", 0.2)
+    monkeypatch.setattr(claiming, "LOOK_AGAIN_S", 0.01)
+    return tmp_path
+
+
+def lay_out(machine: Machine) -> Placement:
+    experiment = load_experiment(ROOT / "experiments" / "h200-from-scratch.toml", is_here=False)
+    return place(experiment, machine, engine="vllm")
+
+
+def opened(
+    look: Callable[[], Machine],
+    *,
+    wait_s: float = 0.0,
+    say: Callable[[str], None] = lambda words: None,
+) -> Placement:
+    with open_claimed(lay_out, look=look, run="second", wait_s=wait_s, say=say) as (made, _):
+        return made
+
+
+@pytest.mark.parametrize("machine", [FULL, CROWDED, EMPTY])
+def test_a_second_run_is_told_the_name_of_the_first_however_full_the_card(
+    machine: Machine, folder: Path
+) -> None:
+    with (
+        claim([CARD], run="first-3", folder=folder),
+        pytest.raises(MachineError, match=r"is used by run first-3, pid \d+; --wait"),
+    ):
+        opened(lambda: machine)
+
+
+@pytest.mark.parametrize("machine", [FULL, CROWDED])
+def test_who_waited_for_a_card_plans_with_all_of_it(machine: Machine, folder: Path) -> None:
+    is_over, waits = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with claim([CARD], run="first-3", folder=folder):
+            is_held.set()
+            waits.wait(20)
+            is_over.set()
+
+    is_held = threading.Event()
+    first = threading.Thread(target=hold)
+    first.start()
+    assert is_held.wait(20)
+    made = opened(
+        lambda: EMPTY if is_over.is_set() else machine, wait_s=20, say=lambda words: waits.set()
+    )
+    first.join()
+    assert made.memory_share == lay_out(EMPTY).memory_share
+    assert made.memory_share != lay_out(CROWDED).memory_share
+
+
+@pytest.mark.parametrize(("num_busy", "starts"), [(2, True), (99999, False)])
+def test_what_a_killed_run_leaves_on_a_card_is_waited_for_and_others_are_not(
+    num_busy: int, starts: bool
+) -> None:
+    looks = iter([FULL] * num_busy + [EMPTY] * 9)
+    if starts:
+        assert opened(lambda: next(looks)) == lay_out(EMPTY)
+    else:
+        with pytest.raises(CardBusy, match=r"pid 77 \(python\) holds"):
+            opened(lambda: next(looks))
+
+
+def test_without_cards_the_machine_is_asked_once() -> None:
+    machines = iter([HERE])
+    with open_claimed(
+        lambda machine: Placement(), look=lambda: next(machines), run="x", wait_s=0.0, say=print
+    ) as (made, _):
+        assert made == Placement()
