@@ -41,6 +41,7 @@ class LastState:
     """-1 where there is none, as for the two below."""
     sample_id: int
     policy_version: int
+    """Of any turn too: one is played with a version before its publish is over and has a row."""
     policies: tuple[PolicyVersion, ...]
     """All published weights, the last first."""
     steps: dict[int, int]
@@ -50,7 +51,7 @@ class LastState:
 
 
 def last_state(reader: RunReader) -> LastState:
-    """Reads it in a few indexed queries."""
+    """Reads it in a few queries; one walks all turns, which are narrow rows."""
     rows = reader.rows("SELECT * FROM policies ORDER BY version DESC")
     policies = tuple(PolicyVersion(**row) for row in rows)
     highest = {
@@ -58,6 +59,7 @@ def last_state(reader: RunReader) -> LastState:
         for name, table in (("group_id", "groups"), ("sample_id", "samples"))
     }
     turns = reader.value("SELECT coalesce(max(group_id), -1) FROM turns")
+    played = reader.value("SELECT coalesce(max(max_version), -1) FROM turns")
     steps = reader.rows(
         "SELECT stage, max(step) AS step FROM (SELECT stage, step FROM metrics UNION ALL "
         "SELECT stage, step FROM sample_uses) GROUP BY stage"
@@ -67,7 +69,7 @@ def last_state(reader: RunReader) -> LastState:
         attempt=reader.value("SELECT coalesce(max(attempt), 0) FROM attempts"),
         group_id=max(highest["group_id"], turns),
         sample_id=highest["sample_id"],
-        policy_version=policies[0].version if policies else -1,
+        policy_version=max(played, policies[0].version if policies else -1),
         policies=policies,
         steps={row["stage"]: row["step"] for row in steps},
         finished_stages=tuple(sorted(stage for stage in ended if isinstance(stage, int))),

@@ -40,6 +40,16 @@ def test_the_last_state_names_the_counters_to_go_on_from(root: Path) -> None:
     assert [policy.version for policy in state.policies] == [3, 2, 1]
 
 
+def test_a_version_is_taken_once_a_turn_was_played_with_it(tmp_path: Path) -> None:
+    """Killed during the publish of version 4: its row was not written."""
+    root = tmp_path / "toy-1"
+    anyio.run(write_run, root, [*small_run(), turn(8, version=4)])
+    with open_run(root) as reader:
+        state = last_state(reader)
+    assert state.policy_version == 4
+    assert [policy.version for policy in state.policies] == [3, 2, 1]
+
+
 def test_a_run_that_never_started_has_an_empty_state(tmp_path: Path) -> None:
     root = tmp_path / "toy-1"
     anyio.run(write_run, root, [])
