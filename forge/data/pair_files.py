@@ -123,12 +123,13 @@ def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
 
 def _json_values(file: Path) -> Iterator[Any]:
     """The elements of one list, or one value a line, whatever the suffix."""
-    text = file.read_text(encoding="utf-8")
+    text = file.read_text(encoding="utf-8-sig")  # some editors write a mark first
     try:
         if text.lstrip().startswith("["):
             yield from json.loads(text)
             return
-        for line in text.splitlines():
+        # Not splitlines: JSON strings may hold what Unicode also counts as line ends.
+        for line in text.split("\n"):
             if line.strip():
                 yield json.loads(line)
     except ValueError as err:

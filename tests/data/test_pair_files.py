@@ -180,6 +180,17 @@ def test_a_file_in_another_format_is_one_line(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_a_line_of_json_ends_where_json_says_so(mark: str, end: str, tmp_path: Path) -> None:
+    texts = [f"a{inside}b" for inside in "\u2028\u2029\x85\x7f"]
+    rows = [{"messages": [{"role": "assistant", "content": text}]} for text in texts]
+    lines = end.join(json.dumps(row, ensure_ascii=False) for row in rows)
+    (tmp_path / "rows.jsonl").write_bytes((mark + lines).encode())
+    pairs = read_pairs(DataTable(source="file", path=tmp_path / "rows.jsonl"))
+    assert [pair.messages[0].content for pair in pairs] == texts
+
+
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
