@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.abc
 
-from forge.errors import ChildDied, Stalled
+from forge.errors import ChildDied, ConfigError, Stalled
 from forge.process.busy import BusyClock
 from forge.process.child import Child, ChildSpec, ProcessObserver, open_child
 from forge.serve.client import ReplicaClient
@@ -73,6 +73,7 @@ class Replica:
         self._child: Child | None = None
         self._served: Weights | None = None
         """None also where a child is up, but nobody knows what it has loaded."""
+        self._pushing = anyio.Lock()
         self._busy = BusyClock()
         self._is_asleep = False
         self._is_draining = False
@@ -240,11 +241,18 @@ class Replica:
 
     async def _push(self) -> None:
         """Load what is wanted. `wanted` may change meanwhile: then again."""
-        while (wanted := self.wanted) != self._served:
-            for path in wanted.paths_from(self._served):
-                seconds = await self._client.load_weights(path, version=wanted.version)
-                logger.info("%s serves version %d (%.3f s)", self.name, wanted.version, seconds)
-            self._served = wanted
+        async with self._pushing:
+            while (wanted := self.wanted) != (served := self._served):
+                for path in wanted.paths_from(served):
+                    self._served = None  # a load that fails may have got half-way
+                    try:
+                        seconds = await self._client.load_weights(path, version=wanted.version)
+                    except ConfigError:
+                        self._served = served  # refused: it serves what it did
+                        raise
+                    served = None  # gone, also where an adapter is still to come
+                    logger.info("%s serves version %d (%.3f s)", self.name, wanted.version, seconds)
+                self._served = wanted
         self._on_up()
 
     # -- requests --------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forge.errors import ConfigError, MachineError
 from tests.serve.made_up_replicas import Client, made_up_replicas
 
 if TYPE_CHECKING:
@@ -37,3 +38,52 @@ async def test_an_adapter_that_is_published_again_comes_with_what_it_lies_on(
     for _ in range(2):
         await replicas.publish(adapter, 1)
     assert client.loads == [("adapter", 1), ("old", 1), ("adapter", 1)]
+
+
+async def test_a_load_that_failed_half_way_is_followed_by_one_of_the_old_weights(
+    tmp_path: Path,
+) -> None:
+    client, other = Client(), Client()
+    client.failures = [MachineError("half written")]
+    replicas = made_up_replicas(tmp_path, client, other)
+    with pytest.raises(MachineError, match="half written"):
+        await replicas.publish(tmp_path / "new", 1)
+    assert client.loads == other.loads == [("new", 1), ("old", 0)]
+    assert all(replica.is_up for replica in replicas.all)
+
+
+async def test_a_replica_that_fails_twice_is_asked_nothing(tmp_path: Path) -> None:
+    client = Client()
+    client.failures = [MachineError("half written"), MachineError("nor back")]
+    replicas = made_up_replicas(tmp_path, client)
+    with pytest.raises(MachineError):
+        await replicas.publish(tmp_path / "new", 1)
+    assert not replicas.all[0].is_up
+
+
+async def test_a_refused_load_costs_no_second_one(tmp_path: Path) -> None:
+    client = Client()
+    client.failures = [ConfigError("truncated")]
+    replicas = made_up_replicas(tmp_path, client)
+    with pytest.raises(ConfigError):
+        await replicas.publish(tmp_path / "new", 1)
+    assert client.loads == [("new", 1)]
+    assert replicas.all[0].is_up
+
+
+async def test_weights_that_were_left_are_loaded_again_though_the_way_back_was_refused(
+    tmp_path: Path,
+) -> None:
+    failing, other, adapter = Client(), Client(), tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").touch()
+    replicas = made_up_replicas(tmp_path, failing, other)
+    await replicas.publish(adapter, 1)
+    failing.failures = [MachineError("half written")]
+    other.failures = [None, None, ConfigError("it is damaged by now")]
+    with pytest.raises(ConfigError):
+        await replicas.publish(tmp_path / "new", 2)
+    assert other.loads == [("adapter", 1), ("new", 2), ("old", 1), ("adapter", 1)]
+    assert not replicas.all[1].is_up
+    await replicas.publish(tmp_path / "new", 2)
+    assert other.loads[4:] == [("new", 2)]
