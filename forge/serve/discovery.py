@@ -30,7 +30,7 @@ class Found:
 
     dialect: Dialect
     model: str
-    """As requests must name it; empty where they need not."""
+    """As requests must name it; empty where they need not and it is not told."""
 
 
 async def discover(
@@ -48,12 +48,12 @@ async def discover(
 
     Raises:
         ConfigError: the model or a key is missing, or is not the one that is there.
-        MachineError: nobody answers.
+        MachineError: nobody answers, or who is there cannot for now: what he speaks is unknown.
     """
     try:
         health = await client.json("GET", "/health")
         if isinstance(health, dict) and "features" in health:
-            found = Found(dialect=Dialect.FORGE, model="")
+            found = Found(dialect=Dialect.FORGE, model=_forge_model(client.url, health, model_name))
         else:
             entries = _entries(await client.json("GET", "/v1/models"))
             model = _choose(client.url, [entry["id"] for entry in entries], model_name)
@@ -71,6 +71,12 @@ async def discover(
     return found
 
 
+def _forge_model(url: str, health: dict[str, Any], wanted: str | None) -> str:
+    """What `forge serve` says that it serves; an engine alone says nothing."""
+    there = health.get("model")
+    return _choose(url, [there], wanted) if isinstance(there, str) else ""
+
+
 def _choose(url: str, there: Sequence[str], wanted: str | None) -> str:
     listed = ", ".join(there) or "none"
     if wanted is not None and (wanted in there or not there):
@@ -85,15 +91,22 @@ def _choose(url: str, there: Sequence[str], wanted: str | None) -> str:
 async def _speaks(
     client: UrlClient, dialect: Dialect, model: str, ids: Sequence[int], stop: Sequence[int]
 ) -> bool:
+    """Whether one token, asked for so, comes; not where that is refused, or answered in other
+    words. Raises MachineError where it is neither."""
     question = Question(
         prompt_ids=ids, messages=(), n=1, max_tokens=1, temperature=1.0, seed=0,
         stop_token_ids=stop,
     )  # fmt: skip
+    said = "%s does not speak %s: %s"
     try:
         content = await client.post(PATHS[dialect], question.body(dialect, model=model))
+    except ConfigError as error:
+        logger.info(said, client.url, dialect, error)
+        return False
+    try:
         read_answer(content, dialect, n=1, encode=lambda _text, _is_ended: [])
-    except (ConfigError, MachineError) as error:
-        logger.info("%s does not speak %s: %s", client.url, dialect, error)
+    except MachineError as error:
+        logger.info(said, client.url, dialect, error)
         return False
     return True
 

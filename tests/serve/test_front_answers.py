@@ -4,7 +4,7 @@ made up and speak HTTP on real sockets.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -16,13 +16,21 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from forge.config.schema import ServeTable
+from forge.errors import ConfigError
 from forge.process.sockets import open_socket_dir
 from forge.process.uds import serve_task
 from forge.serve.front import Front
+from forge.serve.openai_wire import Dialect
+from forge.serve.remote import open_remote
 from forge.serve.served import Served
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from starlette.requests import Request
+
+    from forge.records import Message
 
 pytestmark = pytest.mark.anyio
 Engine = Callable[["Request"], Awaitable[Response]]
@@ -33,15 +41,30 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+class Ids:
+    """A ChatPort that is never spoken with."""
+
+    stop_token_ids: Sequence[int] = (7,)
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    def messages(self, prompt_ids: Sequence[int]) -> Sequence[Message]:
+        raise AssertionError(prompt_ids)
+
+
 @asynccontextmanager
-async def fronting(engine: Engine, *, timeout_s: float) -> AsyncIterator[Front]:
+async def fronting(engine: Engine, *, timeout_s: float = 5.0) -> AsyncIterator[Front]:
     """A front with one engine behind it."""
     with open_socket_dir() as folder:
         path = folder / "serve-0.sock"
-        server: Any = SimpleNamespace(name="serve-0", load=0, is_up=True, socket_path=path)
+        server: Any = SimpleNamespace(
+            name="serve-0", load=0, is_up=True, socket_path=path,
+            generated_tokens=0, busy_s=0.0, num_deaths=0,
+        )  # fmt: skip
         replicas: Any = Served([server], stop_token_ids=(), slots=4, wait_s=5.0)
         replicas.all = [server]
-        front = Front(replicas, model="m", token=None, is_local=True, timeout_s=timeout_s)
+        front = Front(replicas, model="ours", token=None, is_local=False, timeout_s=timeout_s)
         app = Starlette(routes=[Route("/{path:path}", engine, methods=["POST"])])
         with anyio.fail_after(20):
             async with anyio.create_task_group() as group:
@@ -84,6 +107,27 @@ async def test_who_hangs_up_is_asked_again_and_his_answer_comes() -> None:
             return Response(b"short", headers={"content-length": "99"})
         return JSONResponse({"fine": True})
 
-    async with fronting(dies_once, timeout_s=5.0) as front:
+    async with fronting(dies_once) as front:
         answer = await ask(front)
         assert (answer.status_code, answer.json(), num_asked) == (200, {"fine": True}, 2)
+
+
+async def test_an_evaluation_of_a_model_that_is_not_the_one_served_is_refused(
+    tmp_path: Path,
+) -> None:
+    async def fine(_request: Request) -> Response:
+        return JSONResponse({})
+
+    async with fronting(fine) as front, anyio.create_task_group() as group:
+        await group.start(serve_task, front.app(), tmp_path / "s")
+        url = f"unix:{tmp_path / 's'}"
+        for name in ("ours", None):
+            async with open_remote(ServeTable(url=[url], model_name=name), chat=Ids()) as remote:
+                found = remote.servers[0].found
+                assert (found.dialect, found.model) == (Dialect.FORGE, "ours")
+        said = f'serve.model_name: found "theirs"; {url} has: ours'
+        with pytest.raises(ConfigError) as raised:
+            async with open_remote(ServeTable(url=[url], model_name="theirs"), chat=Ids()):
+                pytest.fail("it was opened")
+        assert str(raised.value) == said
+        group.cancel_scope.cancel()

@@ -317,6 +317,24 @@ async def test_what_cannot_be_asked_is_one_line_before_anything_is_sampled(tmp_p
             pytest.fail("it was opened")
 
 
+@pytest.mark.parametrize("status", [429, 500, 503])
+async def test_a_server_that_cannot_for_now_is_not_taken_for_one_that_only_chats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setattr(forge.serve.url_client, "BUSY_PAUSE_S", 0.001)
+    server = Server(tmp_path / "s", models=[("qwen", "vllm")])
+    server.answers["/v1/completions"] = lambda _body: Response(status_code=status)
+    server.answers["/v1/chat/completions"] = like_chat
+    async with running(server):
+        with pytest.raises(MachineError, match=f"{server.url}: {status}"):
+            async with connected(server.url):
+                pytest.fail("it was opened")
+        text = {"choices": [{"index": 0, "text": "no tokens", "finish_reason": "stop"}]}
+        server.answers["/v1/completions"] = lambda _body: JSONResponse(text)
+        async with connected(server.url) as remote:
+            assert remote.servers[0].found.dialect is Dialect.CHAT
+
+
 async def test_a_refusal_ends_the_evaluation_with_the_servers_words(tmp_path: Path) -> None:
     server = Server(tmp_path / "s", models=[("qwen", "vllm")])
     server.answers["/v1/completions"] = like_vllm
