@@ -35,7 +35,7 @@ def messages_pair(row: Mapping[str, Any], *, number: int) -> Pair:
     found = row.get("messages")
     try:
         listed = json.loads(found) if isinstance(found, str) else found
-    except ValueError as err:
+    except (ValueError, RecursionError) as err:
         raise BadRow(f"messages is text that is no JSON: {err}") from None
     if not isinstance(listed, list) or not listed:
         raise BadRow(f"found columns {', '.join(row)}; messages must be a list that is not empty")
@@ -123,8 +123,8 @@ def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
 
 def _json_values(file: Path) -> Iterator[Any]:
     """The elements of one list, or one value a line, whatever the suffix."""
-    text = file.read_text(encoding="utf-8-sig")  # some editors write a mark first
     try:
+        text = file.read_text(encoding="utf-8-sig")  # some editors write a mark first
         if text.lstrip().startswith("["):
             yield from json.loads(text)
             return
@@ -132,7 +132,11 @@ def _json_values(file: Path) -> Iterator[Any]:
         for line in text.split("\n"):
             if line.strip():
                 yield json.loads(line)
-    except ValueError as err:
+    except OSError as err:
+        raise _unreadable(file, err) from None
+    except UnicodeDecodeError as err:
+        raise ConfigError(f"data.path: {file}: no text in UTF-8: {err}") from None
+    except (ValueError, RecursionError) as err:
         raise ConfigError(f"data.path: {file}: neither a JSON list nor JSON lines: {err}") from None
 
 
@@ -147,8 +151,14 @@ def _parquet_rows(file: Path) -> Iterator[Mapping[str, Any]]:
         with parquet.ParquetFile(file) as opened:
             for batch in opened.iter_batches(batch_size=256):
                 yield from batch.to_pylist()
+    except OSError as err:
+        raise _unreadable(file, err) from None
     except ArrowException as err:
         raise ConfigError(f"data.path: {file}: no Parquet file: {err}") from None
+
+
+def _unreadable(file: Path, err: OSError) -> ConfigError:
+    return ConfigError(f"data.path: {file}: cannot be read: {err.strerror or err}")
 
 
 def _message(found: Any) -> Message:

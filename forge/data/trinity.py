@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 
 WRAPPER = "triton_kernel_wrapper"
 """What the traces' own benchmark calls."""
+THOUGHTS = ("model_reasoning", "thinking")
+"""Columns; the first that has one."""
 
 
 def trinity_pair(row: Mapping[str, Any], *, number: int) -> Pair:
     """One turn: the module, the thought where there is one, and the kernel.
 
     Raises:
-        BadRow: a column is missing, or `result` says nothing of correctness.
+        BadRow: a column is missing or no text, or `result` says nothing of correctness.
         Unfit: the kernel was not correct, or has no name that can be called.
     """
     code = text_of(row, "triton_code")
@@ -41,8 +43,8 @@ def trinity_pair(row: Mapping[str, Any], *, number: int) -> Pair:
         level=1,
         split=Split.SFT,
     )
-    thought = row.get("model_reasoning") or row.get("thinking") or ""
-    thinking = f"<think>\n{thought.strip()}\n</think>\n\n" if thought else ""
+    thought = next((name for name in THOUGHTS if row.get(name)), None)
+    thinking = f"<think>\n{text_of(row, thought).strip()}\n</think>\n\n" if thought else ""
     content = f"{thinking}<triton>\n{code.strip()}\n</triton>"
     messages = (*_prompt(problem, code), Message(role="assistant", content=content))
     return Pair(problem_id=problem.problem_id, messages=messages, num_turns=1)
@@ -61,7 +63,7 @@ def _is_correct(result: Any) -> bool:
     if isinstance(result, str):
         try:
             result = json.loads(result)
-        except ValueError:
+        except (ValueError, RecursionError):
             result = None
     if not isinstance(result, dict) or "correctness" not in result:
         raise BadRow("result: found no correctness in it; the benchmark's words on the kernel")

@@ -41,6 +41,9 @@ class SumRowsNew(torch.nn.Module):
         return call([x])[0]
 """
 
+DEEP = "[" * 100_000
+"""More than Python's reader of JSON goes down."""
+
 
 def kernelbook_row(**changes: Any) -> dict[str, Any]:
     row = {
@@ -161,8 +164,12 @@ def test_a_directory_is_searched_for_all_kinds_of_files(tmp_path: Path) -> None:
         ([{"text": "x"}], "kernelbook", "row 1 .*entry_point: found nothing; a text"),
         ([kernelbook_row(), kernelbook_row(python_code=3)], "kernelbook", "row 2 .*found int"),
         ([trinity_row(result={})], "trinity", "row 1 .*no correctness"),
+        ([trinity_row(result=DEEP)], "trinity", "row 1 .*no correctness"),
+        ([trinity_row(model_reasoning=["x"])], "trinity", "model_reasoning: found list; a text"),
+        ([trinity_row(model_reasoning="", thinking=7)], "trinity", "thinking: found int; a text"),
         ([{"prompt": "x"}], "messages", "row 1 .*found columns prompt; messages must be"),
         ([{"messages": "no json"}], "messages", "text that is no JSON"),
+        ([{"messages": DEEP}], "messages", "text that is no JSON"),
         ([{"messages": [{"role": "bot", "content": ""}]}], "messages", "role of system, user"),
         (["a text"], "messages", "found str; an object"),
         ([kernelbook_row(triton_code="")], "kernelbook", "no row to train on.*left out: 1 without"),
@@ -196,6 +203,8 @@ def test_a_line_of_json_ends_where_json_says_so(mark: str, end: str, tmp_path: P
     [
         ("rows.csv", b"a,b", "found .csv; \\*.json"),
         ("rows.json", b"[{", "neither a JSON list nor JSON lines"),
+        ("rows.jsonl", DEEP.encode(), "neither a JSON list nor JSON lines"),
+        ("rows.jsonl", b'{"a": "\xff"}', "rows.jsonl: no text in UTF-8"),
         ("rows.parquet", b"PAR1", "no Parquet file"),
     ],
 )
@@ -205,6 +214,13 @@ def test_a_file_that_is_not_what_its_name_says_is_one_line(
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=words):
         read_pairs(DataTable(source="file", path=tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
+def test_what_cannot_be_read_is_one_line(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(ConfigError, match=f"data.path: .*{name}: cannot be read: "):
+        read_pairs(DataTable(source="file", path=tmp_path))
 
 
 def test_a_directory_without_rows_and_a_missing_file_are_told(tmp_path: Path) -> None:
