@@ -60,8 +60,9 @@ async def run_grpo_stage(run: Run, stage: GrpoStage, index: int, *, start: Weigh
     )  # fmt: skip
     problems, rollout = run.of(Split.GRPO), run.experiment.rollout
     sampler = make_sampler(rollout.sampler, problems, seed=run.experiment.seed)
-    saved = _ProducerFile(run.paths.batches / f"sampler-{index}.json")
-    first_step = max(desk.recover(), saved.step) + 1
+    offered = desk.recover()
+    saved = _ProducerFile(run.paths.batches / f"sampler-{index}.json", offered=offered)
+    first_step = max(offered, saved.step) + 1
     past = await anyio.to_thread.run_sync(_recall, run, desk, saved, sampler, problems)
     plan = _batch_plan(run, stage, index, first_step)
     published = PublishedSteps()
@@ -123,8 +124,9 @@ async def _offer(
             for version in {sample.policy_version for sample in batch.samples}:
                 # Its publish may not be over: it may have been sampled in the middle of it.
                 desk.steps[version] = _step_of(run, desk, version)
+            await anyio.to_thread.run_sync(saved.prepare, batch)
             await desk.offer(batch)
-            await anyio.to_thread.run_sync(saved.write, batch)
+            await anyio.to_thread.run_sync(saved.settle)
             await run.writer.put(_batch_metrics(desk.stage, batch))
 
 
@@ -215,17 +217,30 @@ def training_rules(run: Run) -> Rules:
 
 
 class _ProducerFile:
-    """The producer's state after the last durable batch."""
+    """The producer's state after the last durable batch. It lies beside until that batch is
+    offered: a kill at any moment leaves the state that belongs to the newest batch file."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        found = json.loads(path.read_text()) if path.exists() else {"step": 0, "state": None}
+    def __init__(self, path: Path, *, offered: int) -> None:
+        """`offered`: the step of the newest batch file, 0 for none."""
+        self.path, self._beside = path, path.with_suffix(".next")
+        if offered and self._read(self._beside)["step"] == offered:
+            self.settle()
+        found = self._read(path)
         self.step: int = found["step"]
         """Of the last batch; 0 for none."""
         self.state: dict[str, Any] | None = found["state"]
 
-    def write(self, batch: Batch) -> None:
-        write_file(self.path, json.dumps({"step": batch.step, "state": dict(batch.state)}))
+    def prepare(self, batch: Batch) -> None:
+        """Before the batch is offered."""
+        write_file(self._beside, json.dumps({"step": batch.step, "state": dict(batch.state)}))
+
+    def settle(self) -> None:
+        """Once it is."""
+        self._beside.replace(self.path)
+
+    @staticmethod
+    def _read(path: Path) -> dict[str, Any]:
+        return json.loads(path.read_text()) if path.exists() else {"step": 0, "state": None}
 
 
 def _batch_metrics(stage: int, batch: Batch) -> Metrics:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -19,6 +19,7 @@ from forge.runner.desk import TrainerDesk
 from forge.runner.gate import TurnGate
 from forge.runner.grpo import (
     _batch_plan,
+    _offer,
     _ProducerFile,
     _recall,
     _set_turnover,
@@ -30,7 +31,7 @@ from forge.runner.weights import Begin, WeightSync
 from forge.serve.port import OLD_ADAPTERS, PREFIX_CACHE
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths
-from tests.store.storefactory import attempt, group, problem, write_run
+from tests.store.storefactory import attempt, group, problem, samples, write_run
 
 STAGE = {"kind": "grpo", "steps": 9, "learning_rate": 1e-5}
 
@@ -120,14 +121,15 @@ def test_a_resumed_stage_takes_up_what_no_batch_has(tmp_path: Path) -> None:
     names = [each.problem_id for each in problems]
     sampler = make_sampler("uniform", problems, seed=0)
     sampler.next()
-    saved = _ProducerFile(tmp_path / "sampler-1.json")
+    saved = _ProducerFile(tmp_path / "sampler-1.json", offered=0)
     assert (saved.step, saved.state) == (0, None)
     waiting = [{"group": 2, "problem": groups[1].problem_id}]
     state = {"sampler": sampler.state(), "waiting": waiting, "problems": [names[3]]}
-    saved.write(Batch(step=5, groups=(), samples=(), state=state))
+    saved.prepare(Batch(step=5, groups=(), samples=(), state=state))
+    saved.settle()
     again = make_sampler("uniform", problems, seed=0)
     run: Any = SimpleNamespace(paths=RunPaths(root))
-    found = _ProducerFile(saved.path)
+    found = _ProducerFile(saved.path, offered=0)
     assert found.step == 5
     past = _recall(run, desk, found, again, problems)
     assert [g.group_id for g in past.waiting] == [2]
@@ -145,5 +147,43 @@ def test_without_a_state_all_that_ended_is_taken_up(tmp_path: Path) -> None:
     problems: list[Problem] = [problem(0)]
     run: Any = SimpleNamespace(paths=RunPaths(root))
     sampler = make_sampler("uniform", problems, seed=0)
-    past = _recall(run, desk, _ProducerFile(tmp_path / "none.json"), sampler, problems)
+    past = _recall(run, desk, _ProducerFile(tmp_path / "none.json", offered=0), sampler, problems)
     assert [g.group_id for g in past.ended] == [4]
+
+
+class Killed(Exception):
+    """In place of a signal."""
+
+
+@pytest.mark.parametrize(("killed_at", "step"), [("offer", 1), ("settle", 2)])
+@pytest.mark.anyio
+async def test_a_kill_beside_an_offer_leaves_the_state_that_belongs_to_the_newest_batch_file(
+    tmp_path: Path, killed_at: str, step: int
+) -> None:
+    run = run_of(experiment())
+    run.writer = writer = cast("Any", SimpleNamespace(put=_nothing, flush=_nothing))
+    real = TrainerDesk(stage=1, last_step=9, batches_dir=tmp_path, sink=writer)
+    saved: Any = _ProducerFile(tmp_path / "sampler-1.json", offered=real.recover())
+
+    def kill() -> None:
+        raise Killed
+
+    async def offer(batch: Batch) -> None:
+        if batch.step == 2 and killed_at == "offer":
+            kill()
+        await real.offer(batch)
+        if batch.step == 2:
+            saved.settle = kill
+
+    desk: Any = SimpleNamespace(stage=1, steps={}, offer=offer)
+    send, receive = anyio.create_memory_object_stream[Batch](2)
+    with send:
+        for number in (1, 2):
+            played = samples(group(number, [[Status.CORRECT], [Status.WRONG]]), first_id=9 * number)
+            state = {"of": number}
+            await send.send(Batch(step=number, groups=(), samples=tuple(played), state=state))
+    with pytest.raises(Killed):
+        await _offer(run, desk, saved, receive)
+    again = TrainerDesk(stage=1, last_step=9, batches_dir=tmp_path, sink=writer)
+    found = _ProducerFile(saved.path, offered=again.recover())
+    assert (found.step, found.state) == (step, {"of": step})
