@@ -281,9 +281,19 @@ class Replica:
         except Stalled as error:
             raise self._silent(error) from error
 
-    async def score(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> list[float]:
-        """Log probabilities under what it serves."""
-        return await self._client.score(prompt_ids, completion_ids)
+    async def score(
+        self, prompt_ids: Sequence[int], completion_ids: Sequence[int], *, timeout_s: float
+    ) -> list[float]:
+        """Log probabilities under what is wanted, through restarts."""
+        with anyio.move_on_after(timeout_s):
+            while True:
+                if self._serves_wanted:
+                    try:
+                        return await self._client.score(prompt_ids, completion_ids)
+                    except ChildDied as error:
+                        logger.warning("%s; waiting for its restart", error)
+                await anyio.sleep(RETRY_PAUSE_S)
+        raise Stalled(f"{self.name} was silent for {timeout_s:.0f} s; asked: a score")
 
     def _silent(self, error: Stalled) -> Stalled:
         """The stacks of the silent child go to its log, for whoever reads the error."""

@@ -41,7 +41,8 @@ class Replicas(Served):
     ) -> None:  # fmt: skip
         """One for each spec, none started yet."""
         self._request_timeout_s = table.request_timeout_s
-        self._start_timeout_s = start_timeout_s(table)
+        self._through_restart_s = start_timeout_s(table) + table.request_timeout_s
+        """For one answer, also where the replica has to be started for it."""
         self._weights = weights
         self._publishing = anyio.Lock()
         self.all = tuple(
@@ -56,7 +57,7 @@ class Replicas(Served):
         )
         super().__init__(
             self.all, stop_token_ids=stop_token_ids, slots=table.slots,
-            wait_s=self._start_timeout_s + self._request_timeout_s,
+            wait_s=self._through_restart_s,
         )  # fmt: skip
 
     @property
@@ -113,7 +114,9 @@ class Replicas(Served):
         answers: list[list[float]] = [[] for _ in self.all]
 
         async def ask(index: int, replica: Replica) -> None:
-            answers[index] = await replica.score(prompt_ids, completion_ids)
+            answers[index] = await replica.score(
+                prompt_ids, completion_ids, timeout_s=self._through_restart_s
+            )
 
         await _for_each(self.all, ask)
         return answers
@@ -145,10 +148,9 @@ class Replicas(Served):
 
     async def _serve_everywhere(self, weights: Weights, *, rolling: bool) -> None:
         self._weights = weights
-        timeout_s = self._start_timeout_s + self._request_timeout_s
 
         async def ask(_index: int, replica: Replica) -> None:
-            await replica.serve(weights, timeout_s=timeout_s)
+            await replica.serve(weights, timeout_s=self._through_restart_s)
 
         if not rolling:
             return await _for_each(self.all, ask)

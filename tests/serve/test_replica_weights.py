@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
 
-from forge.errors import ConfigError, MachineError
-from tests.serve.made_up_replicas import Client, made_up_replicas
+from forge.errors import ChildDied, ConfigError, MachineError, Stalled
+from tests.serve.made_up_replicas import Client, come_up, go_down, made_up_replicas
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 pytestmark = pytest.mark.anyio
@@ -87,3 +89,34 @@ async def test_weights_that_were_left_are_loaded_again_though_the_way_back_was_r
     assert not replicas.all[1].is_up
     await replicas.publish(tmp_path / "new", 2)
     assert other.loads[4:] == [("new", 2)]
+
+
+class Dying(Client):
+    """Hangs up when it is asked for a score."""
+
+    async def score(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> list[float]:
+        raise ChildDied("serve-0 hung up; asked: POST /score")
+
+
+async def test_a_probe_waits_for_a_replica_that_dies_under_it(tmp_path: Path) -> None:
+    back, other = Client(), Client()
+    back.loaded = other.loaded = "new"
+    replicas = made_up_replicas(tmp_path, Dying(), other)
+
+    async def restart() -> None:
+        await anyio.sleep(0.05)
+        go_down(replicas.all[0])
+        await anyio.sleep(0.15)
+        come_up(replicas.all[0], back)
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(restart)
+            assert await replicas.probe([1], [2, 3]) == [[0.0, 0.0], [0.0, 0.0]]
+
+
+async def test_a_probe_of_a_replica_that_stays_away_names_it(tmp_path: Path) -> None:
+    replicas = made_up_replicas(tmp_path, Dying())
+    replicas._through_restart_s = 0.05
+    with pytest.raises(Stalled, match="serve-0 was silent"):
+        await replicas.probe([1], [2])
