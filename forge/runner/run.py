@@ -319,7 +319,7 @@ class _Work:
         if table.url:
             from forge.serve.remote import open_remote
 
-            async with open_remote(table, chat=run.prompter) as remote:
+            async with open_remote(table, chat=run.prompter, say=self.console.say) as remote:
                 yield remote
             return
         work_dir = self.paths.root / "serve"  # whole models: too large for a socket's /tmp

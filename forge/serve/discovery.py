@@ -65,9 +65,8 @@ async def discover(
             found = Found(dialect=best if speaks else Dialect.CHAT, model=model)
     except (ChildDied, Stalled) as error:
         raise MachineError(f"serve.url: no engine answers: {error}") from error
-    words = ": its own template, no log probabilities" if found.dialect is Dialect.CHAT else ""
     model = found.model or "forge's engine"
-    logger.info("%s serves %s, asked by %s%s", client.url, model, found.dialect, words)
+    logger.info("%s serves %s, asked by %s", client.url, model, found.dialect)
     return found
 
 

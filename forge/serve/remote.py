@@ -28,7 +28,7 @@ from forge.serve.url_client import UrlClient
 from forge.serve.wire import COMPACT
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
     from pathlib import Path
 
     from forge.config.schema import ServeTable
@@ -191,8 +191,10 @@ class Remote(Served):
 
 
 @asynccontextmanager
-async def open_remote(table: ServeTable, *, chat: ChatPort) -> AsyncIterator[Remote]:
-    """Connect to every URL of the table.
+async def open_remote(
+    table: ServeTable, *, chat: ChatPort, say: Callable[[str], None]
+) -> AsyncIterator[Remote]:
+    """Connect to every URL of the table. `say` hears what makes an evaluation another one.
 
     Raises:
         ConfigError: a model or a key is missing, or not the one that is there.
@@ -212,6 +214,8 @@ async def open_remote(table: ServeTable, *, chat: ChatPort) -> AsyncIterator[Rem
                 stop_token_ids=chat.stop_token_ids,
                 model_name=table.model_name,
             )
+            if found.dialect is Dialect.CHAT:
+                say(f"{url} is asked by messages: its own template, no log probabilities")
             servers.append(RemoteServer(client, found, chat=chat))
         remote = Remote(servers, table=table, stop_token_ids=chat.stop_token_ids)
         tasks = await opened.enter_async_context(anyio.create_task_group())

@@ -159,7 +159,8 @@ async def evaluate(url: str, model_dir: Path) -> list[Any]:
     prompter = TemplatePrompter(
         chat=ChatTemplate.load(model_dir), context_tokens=512, max_completion_tokens=64
     )
-    async with open_remote(ServeTable(url=[f"{url}/v1"]), chat=prompter) as remote:
+    table = ServeTable(url=[f"{url}/v1"])
+    async with open_remote(table, chat=prompter, say=pytest.fail) as remote:
         assert remote.servers[0].found.dialect is Dialect.FORGE
         return await remote.generate([1, 2, 3], n=2, max_tokens=9, temperature=1.0, seed=0)
 

@@ -122,12 +122,14 @@ async def test_an_evaluation_of_a_model_that_is_not_the_one_served_is_refused(
         await group.start(serve_task, front.app(), tmp_path / "s")
         url = f"unix:{tmp_path / 's'}"
         for name in ("ours", None):
-            async with open_remote(ServeTable(url=[url], model_name=name), chat=Ids()) as remote:
+            table = ServeTable(url=[url], model_name=name)
+            async with open_remote(table, chat=Ids(), say=pytest.fail) as remote:
                 found = remote.servers[0].found
                 assert (found.dialect, found.model) == (Dialect.FORGE, "ours")
         said = f'serve.model_name: found "theirs"; {url} has: ours'
+        table = ServeTable(url=[url], model_name="theirs")
         with pytest.raises(ConfigError) as raised:
-            async with open_remote(ServeTable(url=[url], model_name="theirs"), chat=Ids()):
+            async with open_remote(table, chat=Ids(), say=pytest.fail):
                 pytest.fail("it was opened")
         assert str(raised.value) == said
         group.cancel_scope.cancel()

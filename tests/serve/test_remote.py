@@ -100,9 +100,13 @@ async def running(*servers: Server) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def connected(*urls: str, **values: Any) -> AsyncIterator[Remote]:
+async def connected(
+    *urls: str, said: list[str] | None = None, **values: Any
+) -> AsyncIterator[Remote]:
+    say = ([] if said is None else said).append
+    table = ServeTable(url=list(urls), **values)
     with anyio.fail_after(60):
-        async with open_remote(ServeTable(url=list(urls), **values), chat=Letters()) as remote:
+        async with open_remote(table, chat=Letters(), say=say) as remote:
             yield remote
 
 
@@ -245,8 +249,11 @@ async def test_a_server_with_another_tokenizer_is_asked_by_messages(tmp_path: Pa
         server.answers["/v1/completions"] = like_vllm
         server.answers["/v1/chat/completions"] = like_chat
         server.answers["/tokenize"] = lambda _body, ids=theirs: JSONResponse({"tokens": ids})
-        async with running(server), connected(server.url) as remote:
+        said: list[str] = []
+        async with running(server), connected(server.url, said=said) as remote:
             assert remote.servers[0].found.dialect is expected
+        words = f"{server.url} is asked by messages: its own template, no log probabilities"
+        assert said == ([words] if expected is Dialect.CHAT else [])
 
 
 async def test_a_busy_server_is_asked_again_and_one_that_ends_leaves_its_work_to_the_other(
