@@ -15,7 +15,7 @@ from forge.records import End, Event, Finish, Group, Sample
 from forge.rewards import group_advantages
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 MAX_BATCHES_WITHOUT_SIGNAL = 3
 """In a row. More and the problems are too hard or too easy for this model: more steps would not
@@ -103,6 +103,16 @@ def make_samples(
                     )
                 )
     return samples
+
+
+def oldest_step(group: Group, step_of: Callable[[int], int]) -> int | None:
+    """Of the weights that any of its tokens was sampled from; None for a group without turns.
+
+    Args:
+        step_of: the training step whose weights a policy version is.
+    """
+    versions = {t.completion.min_version for each in group.trajectories for t in each.turns}
+    return min((step_of(v) for v in versions), default=None)
 
 
 def count_from(last: int) -> Iterator[int]:

@@ -17,10 +17,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from forge.rollout.batches import count_from, make_samples, oldest_step
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from forge.records import Group, Problem
+    from forge.rollout.batches import BatchPlan
 
 
 @dataclass(slots=True)
@@ -83,3 +86,17 @@ def recall(
         problems=deque(known[name] for name in names),
         ended=list(stored.values()),
     )
+
+
+def still_of_use(
+    groups: Iterable[Group], plan: BatchPlan, *, step_of: Callable[[int], int]
+) -> list[Group]:
+    """Those that a batch of the plan may train. The others were dropped or brought nothing before
+    the break, and would again: too old by now, or without a turn that may be trained."""
+    first_sampled = plan.first_step - 1 - plan.max_staleness
+
+    def is_young(group: Group) -> bool:
+        oldest = oldest_step(group, step_of)
+        return oldest is not None and oldest >= first_sampled
+
+    return [g for g in groups if is_young(g) and make_samples([g], plan, count_from(0))]

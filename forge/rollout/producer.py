@@ -29,6 +29,7 @@ from forge.rollout.batches import (
     make_samples,
     no_signal,
     no_signal_words,
+    oldest_step,
 )
 from forge.rollout.buffer import Buffer, Waiting
 from forge.rollout.concurrency import Concurrency
@@ -220,8 +221,8 @@ class _Producer:
 
     def _oldest_step(self, group: Group) -> int:
         """Of the weights that any of its tokens was sampled from."""
-        versions = {t.completion.min_version for each in group.trajectories for t in each.turns}
-        return min((self.step_of(v) for v in versions), default=self.published.step)
+        found = oldest_step(group, self.step_of)
+        return self.published.step if found is None else found
 
     # -- batches ---------------------------------------------------------------------------------
 

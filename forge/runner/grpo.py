@@ -22,7 +22,7 @@ import anyio
 from forge.records import Metrics, Split
 from forge.rollout.batches import Batch, BatchPlan
 from forge.rollout.pacing import PublishedSteps
-from forge.rollout.past import Past, recall
+from forge.rollout.past import Past, recall, still_of_use
 from forge.rollout.play import Ports, Rules
 from forge.rollout.producer import produce_batches
 from forge.rollout.sampler import make_sampler
@@ -63,8 +63,8 @@ async def run_grpo_stage(run: Run, stage: GrpoStage, index: int, *, start: Weigh
     offered = desk.recover()
     saved = _ProducerFile(run.paths.batches / f"sampler-{index}.json", offered=offered)
     first_step = max(offered, saved.step) + 1
-    past = await anyio.to_thread.run_sync(_recall, run, desk, saved, sampler, problems)
     plan = _batch_plan(run, stage, index, first_step)
+    past = await anyio.to_thread.run_sync(_recall, run, desk, saved, sampler, problems, plan)
     published = PublishedSteps()
     evaluated = await anyio.to_thread.run_sync(evaluated_steps, run, index)
     midway = Midway(run, stage, desk, published, evaluated=evaluated)
@@ -149,12 +149,17 @@ def _recall(
     saved: _ProducerFile,
     sampler: Sampler,
     problems: Sequence[Problem],
+    plan: BatchPlan,
 ) -> Past:
     """What an earlier attempt had begun and not offered; the sampler goes on where it stood."""
     with open_run(run.paths) as reader:
         found = untrained_groups(reader, stage=desk.stage)
     offered = desk.offered_groups()
-    untrained = [group for group in found if group.group_id not in offered]
+    untrained = still_of_use(
+        (group for group in found if group.group_id not in offered),
+        plan,
+        step_of=partial(_step_of, run, desk),
+    )
     if saved.state is None:
         return Past(ended=untrained)
     sampler.restore(saved.state["sampler"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,7 +12,7 @@ import anyio
 import pytest
 
 from forge.config.schema import Experiment
-from forge.records import Problem, Status
+from forge.records import Finish, Group, Problem, Status
 from forge.rollout.batches import Batch
 from forge.rollout.play import Ports
 from forge.rollout.sampler import make_sampler
@@ -31,6 +32,7 @@ from forge.runner.weights import Begin, WeightSync
 from forge.serve.port import OLD_ADAPTERS, PREFIX_CACHE
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths
+from tests.rollout.test_loop import batch_plan
 from tests.store.storefactory import attempt, group, problem, samples, write_run
 
 STAGE = {"kind": "grpo", "steps": 9, "learning_rate": 1e-5}
@@ -111,12 +113,14 @@ async def _nothing(*args: object) -> None: ...
 
 
 def test_a_resumed_stage_takes_up_what_no_batch_has(tmp_path: Path) -> None:
-    """Group 1 is offered, 2 waited, 3 ended later, and a fourth problem was on its way."""
+    """Group 1 is offered, 2 waited, 3 ended later, and a fourth problem was on its way; 5 was too
+    old, and 6 has no turn that may be trained."""
     root = tmp_path / "toy-1"
     rows = [[Status.WRONG], [Status.CORRECT]]
-    groups = [group(number, rows) for number in (1, 2, 3)]
+    groups = [group(number, rows, version=7) for number in (1, 2, 3)]
+    groups += [group(5, rows, version=6), truncated(group(6, rows, version=7))]
     anyio.run(write_run, root, [attempt(), *(problem(n) for n in range(4)), *groups])
-    desk: Any = SimpleNamespace(stage=1, offered_groups=lambda: {1})
+    desk: Any = SimpleNamespace(stage=1, offered_groups=lambda: {1}, steps={6: 3, 7: 4})
     problems = [problem(n) for n in range(4)]
     names = [each.problem_id for each in problems]
     sampler = make_sampler("uniform", problems, seed=0)
@@ -128,10 +132,12 @@ def test_a_resumed_stage_takes_up_what_no_batch_has(tmp_path: Path) -> None:
     saved.prepare(Batch(step=5, groups=(), samples=(), state=state))
     saved.settle()
     again = make_sampler("uniform", problems, seed=0)
-    run: Any = SimpleNamespace(paths=RunPaths(root))
+    run = run_of(experiment())
+    run.paths = RunPaths(root)
     found = _ProducerFile(saved.path, offered=0)
     assert found.step == 5
-    past = _recall(run, desk, found, again, problems)
+    plan = batch_plan(first_step=6, max_staleness=1, train_truncated=False)
+    past = _recall(run, desk, found, again, problems, plan)
     assert [g.group_id for g in past.waiting] == [2]
     assert [g.group_id for g in past.ended] == [3]
     assert [p.problem_id for p in past.problems] == [names[3]]
@@ -139,15 +145,35 @@ def test_a_resumed_stage_takes_up_what_no_batch_has(tmp_path: Path) -> None:
     assert json.loads(saved.path.read_text())["step"] == 5
 
 
+def truncated(found: Group) -> Group:
+    """With no turn that came to its end."""
+    return replace(
+        found,
+        trajectories=tuple(
+            replace(
+                each,
+                turns=tuple(
+                    replace(turn, completion=replace(turn.completion, finish=Finish.LENGTH))
+                    for turn in each.turns
+                ),
+            )
+            for each in found.trajectories
+        ),
+    )
+
+
 def test_without_a_state_all_that_ended_is_taken_up(tmp_path: Path) -> None:
     root = tmp_path / "toy-1"
     rows = [[Status.WRONG], [Status.CORRECT]]
     anyio.run(write_run, root, [attempt(), problem(0), group(4, rows)])
-    desk: Any = SimpleNamespace(stage=1, offered_groups=set)
+    desk: Any = SimpleNamespace(stage=1, offered_groups=set, steps={})
     problems: list[Problem] = [problem(0)]
-    run: Any = SimpleNamespace(paths=RunPaths(root))
+    run = run_of(experiment())
+    run.paths = RunPaths(root)
     sampler = make_sampler("uniform", problems, seed=0)
-    past = _recall(run, desk, _ProducerFile(tmp_path / "none.json", offered=0), sampler, problems)
+    past = _recall(
+        run, desk, _ProducerFile(tmp_path / "none.json", offered=0), sampler, problems, batch_plan()
+    )
     assert [g.group_id for g in past.ended] == [4]
 
 
