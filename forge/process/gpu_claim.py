@@ -12,22 +12,25 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import time
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge.errors import MachineError
 from forge.process.gpu_lease import FOLDER, file_of, opened
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from forge.process.devices import Gpu
 
 POLL_S = 0.5
 MAX_WORDS = 4096
 """Bytes of a claim's file that are read."""
+LOCKS = Path("/proc/locks")
+LOCKED_INODE = re.compile(r" FLOCK .* \w+:\w+:(\d+) ")
 
 
 class Claim:
@@ -76,6 +79,27 @@ def claim(
             say(f"{held}; waiting up to {wait_s:.0f} s")
             say = None
         time.sleep(min(POLL_S, max(0.0, deadline - time.monotonic())))
+
+
+def claimed(gpus: Iterable[Gpu], *, folder: Path = FOLDER) -> frozenset[str]:
+    """UUIDs of the cards that runs of this machine hold now.
+
+    Read from the kernel's list: to try a lock could get another run refused. A hint: without that
+    list nothing is known.
+    """
+    try:
+        held = set(LOCKED_INODE.findall(LOCKS.read_text()))
+    except OSError:
+        return frozenset()
+    files = {gpu.uuid: file_of(gpu.uuid, "claim", folder=folder) for gpu in gpus}
+    return frozenset(uuid for uuid, file in files.items() if _inode(file) in held)
+
+
+def _inode(file: Path) -> str:
+    try:
+        return str(file.lstat().st_ino)
+    except OSError:
+        return ""
 
 
 def _take(stack: ExitStack, gpus: Sequence[Gpu], folder: Path) -> list[int] | str:

@@ -45,6 +45,7 @@ def assume(text: str, *, here: Machine) -> Machine:
         engines=frozenset(ENGINES),
         hidden_gpus="",
         gpu_users={},
+        busy=frozenset(),
         is_here=False,
         assumed=text.strip(),
     )

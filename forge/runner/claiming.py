@@ -59,7 +59,8 @@ def open_claimed(
     made = lay_out(replace(machine, gpu_users={}))
     with claim(made.gpus, run=run, wait_s=wait_s, say=say) as cards:
         if made.gpus:
-            made = _weighed(lay_out, look, say)
+            # The same order of cards, or others than the claimed ones would be laid out.
+            made = _weighed(lay_out, lambda: replace(look(), busy=machine.busy), say)
         yield made, cards
 
 

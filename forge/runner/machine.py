@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from forge.process.devices import Gpu, hidden_gpus, inventory
 from forge.process.disk import free_bytes
+from forge.process.gpu_claim import claimed
 from forge.process.gpu_users import GpuUser, occupancies
 from forge.serve.engines import installed_engines
 
@@ -38,6 +39,8 @@ class Machine:
     """Why there are fewer cards than the machine has, in words."""
     gpu_users: Mapping[str, tuple[GpuUser, ...]] = field(default_factory=dict)
     """Processes of others on the cards, by UUID."""
+    busy: frozenset[str] = frozenset()
+    """UUIDs of the cards that others use or another run has claimed: `auto` takes them last."""
     is_here: bool = False
     """It is this one, so its interpreters can be asked."""
     assumed: str = ""
@@ -58,6 +61,7 @@ def this_machine(store_dir: Path, *, serve: ServeTable | None = None) -> Machine
         gpus=gpus,
         hidden_gpus=hidden_gpus(),
         gpu_users=users,
+        busy=claimed(gpus) | users.keys(),
         engines=installed_engines(serve),
         is_here=True,
     )

@@ -93,6 +93,7 @@ def place(experiment: Experiment, machine: Machine, *, engine: str = "llama") ->
     """
     cards = _allowed(experiment, machine)
     counts, reasons = _counts(experiment, num_cards=len(cards))
+    reasons += _moved(cards, machine) if experiment.devices.gpus == "auto" else []
     if sum(counts.values()) == 0:
         return Placement(engine=engine, reasons=tuple(reasons))
     layout = _lay_out(experiment, machine, cards, counts)
@@ -131,7 +132,7 @@ def _allowed(experiment: Experiment, machine: Machine) -> list[Gpu]:
     if names is None:
         return []
     if names == "auto":
-        return list(machine.gpus)
+        return sorted(machine.gpus, key=lambda gpu: gpu.uuid in machine.busy)
     found = [_find(name, machine) for name in names]
     for number, gpu in enumerate(found):
         if gpu in found[:number]:
@@ -139,6 +140,14 @@ def _allowed(experiment: Experiment, machine: Machine) -> list[Gpu]:
                 f"devices.gpus: {names[number]} is GPU {gpu.index} again; each card once"
             )
     return found
+
+
+def _moved(cards: list[Gpu], machine: Machine) -> list[str]:
+    """Why cards of `auto` are not taken in their order."""
+    if cards == list(machine.gpus):
+        return []
+    last = ", ".join(str(gpu.index) for gpu in cards if gpu.uuid in machine.busy)
+    return [f"devices.gpus = auto: GPU {last} last, since others are there"]
 
 
 def _find(name: str, machine: Machine) -> Gpu:

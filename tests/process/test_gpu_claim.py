@@ -14,7 +14,7 @@ import pytest
 
 from forge.errors import MachineError
 from forge.process.devices import Gpu, Vendor
-from forge.process.gpu_claim import claim
+from forge.process.gpu_claim import claim, claimed
 
 ROOT = Path(__file__).parents[2]
 HOLDS = """
@@ -51,6 +51,15 @@ def test_a_second_run_is_refused_with_the_name_of_the_first(tmp_path: Path) -> N
         f"GPU 1 (H200, GPU-1) is used by run first-7, pid {os.getpid()}; "
         "--wait SECONDS waits for it"
     )
+
+
+def test_claimed_cards_are_known_without_taking_a_lock(tmp_path: Path) -> None:
+    cards = [make_card(0), make_card(1), make_card(2)]
+    with claim(cards[:2], run="first", folder=tmp_path):
+        pass
+    assert claimed(cards, folder=tmp_path) == frozenset()
+    with claim(cards[1:], run="first", folder=tmp_path):
+        assert claimed(cards, folder=tmp_path) == {"GPU-1", "GPU-2"}
 
 
 def test_a_refused_run_keeps_no_card(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from forge.config.load import load_experiment
 from forge.errors import MachineError
-from forge.process.gpu_claim import claim
+from forge.process.gpu_claim import claim, claimed
 from forge.process.gpu_users import GpuUser
 from forge.runner import claiming
 from forge.runner.assume import assume
@@ -108,6 +108,25 @@ def test_what_a_killed_run_leaves_on_a_card_is_waited_for_and_others_are_not(
     else:
         with pytest.raises(CardBusy, match=r"pid 77 \(python\) holds"):
             opened(lambda: next(looks))
+
+
+def test_two_runs_at_once_take_cards_of_their_own(folder: Path) -> None:
+    here = assume("4xH200-141GB", here=HERE)
+
+    def look() -> Machine:
+        return replace(here, busy=claimed(here.gpus, folder=folder))
+
+    def two(machine: Machine) -> Placement:
+        overrides = ["devices.gpus=auto", "devices.train=1", "devices.judge=1"]
+        experiment = load_experiment(ROOT / "experiments" / "quickstart.toml", overrides=overrides)
+        return place(experiment, machine)
+
+    opened = partial(open_claimed, two, look=look, wait_s=0.0, say=print)
+    with opened(run="first") as (first, _), opened(run="second") as (second, _):
+        assert [gpu.index for gpu in first.gpus] == [0, 1]
+        assert [gpu.index for gpu in second.gpus] == [2, 3]
+        with pytest.raises(MachineError, match="is used by run first"), opened(run="third"):
+            pass
 
 
 def test_without_cards_the_machine_is_asked_once() -> None:

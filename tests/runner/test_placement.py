@@ -158,6 +158,21 @@ def test_a_card_that_others_fill_is_refused_by_their_pids_and_bytes():
     assert indices(spared)["serve"] == [1]
 
 
+def test_auto_takes_cards_of_others_last_and_says_so():
+    machine = replace(assume("4xH100-80GB", here=HERE), busy=frozenset({"GPU-assumed-0"}))
+    two = (*ALL_AUTO, "devices.train=1", "devices.judge=0")
+    placement = place_on(machine, *two)
+    assert indices(placement) == {"serve": [1], "judge": [], "train": [2]}
+    assert "devices.gpus = auto: GPU 0 last, since others are there" in placement.reasons
+    named = place_on(machine, *two, "devices.gpus=['0', '1']")
+    assert indices(named) == {"serve": [0], "judge": [], "train": [1]}
+    all_busy = replace(machine, busy=frozenset(gpu.uuid for gpu in machine.gpus))
+    for other in (all_busy, replace(machine, busy=frozenset())):
+        placement = place_on(other, *two)
+        assert indices(placement)["serve"] == [0]
+        assert not any("others are there" in reason for reason in placement.reasons)
+
+
 def test_an_engine_takes_no_more_than_others_leave_of_its_card():
     machine = assume("3xH100-80GB", here=HERE)
     cards = list(machine.gpus)
