@@ -28,14 +28,15 @@ class Batch:
 
     step: int
     groups: tuple[Group, ...]
-    """All groups that went into it, and the flat ones that they replaced."""
+    """Played for it: those that are trained for the first time, and the flat ones that they took
+    the place of. A group is in one batch only, however often it is trained."""
     samples: tuple[Sample, ...]
     state: Mapping[str, Any]
     """Of the producer once this batch was made, as JSON; resume continues from here."""
     num_stale: int = 0
     """Groups dropped since the batch before: older than allowed once they ended."""
     num_replayed: int = 0
-    """Groups that were trained before."""
+    """Groups that were trained before; `samples` has theirs too."""
     in_flight: int = 0
     """Groups being played when it was made."""
 

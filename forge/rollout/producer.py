@@ -234,7 +234,7 @@ class _Producer:
             made = make_samples([waiting.group], plan, self.sample_ids)
             waiting.samples = tuple(made)
         self.buffer.take(chosen, step=step)
-        groups = [*self._replaced, *(waiting.group for waiting in chosen)]
+        groups = [*self._replaced, *(waiting.group for waiting in fresh)]
         self._gathered += groups
         self._replaced = []
         samples = [sample for waiting in chosen for sample in waiting.samples]

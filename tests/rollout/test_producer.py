@@ -144,6 +144,9 @@ def test_in_any_interleaving_no_sample_is_too_old_and_all_batches_are_whole(
     assert len(stored) == len(set(stored)), "a replayed sample is stored once"
     for batch in loop.batches:
         assert len({s.group_id for s in batch.samples}) == plan.groups_per_step
+        assert len(batch.groups) + batch.num_replayed == plan.groups_per_step
+    counted = [g.group_id for batch in loop.batches for g in batch.groups]
+    assert len(counted) == len(set(counted)), "a replayed group is counted as played once"
 
 
 def with_deadline(run: Any, *args: Any) -> None:
