@@ -23,8 +23,10 @@ class Turns:
     @contextmanager
     def __call__(self) -> Iterator[None]:
         self.did.append("enter")
-        yield
-        self.did.append("leave")
+        try:
+            yield
+        finally:
+            self.did.append("leave")
 
     def does(self, what: str, *, answer: Any = None) -> Callable[..., Any]:
         def call(*_: Any) -> Any:
@@ -75,6 +77,48 @@ def test_a_step_that_fails_gives_the_card_back(half: str) -> None:
     with pytest.raises(RuntimeError):
         sample(execute(None))
     assert turns.did.count("enter") == turns.did.count("leave") == 1
+
+
+def test_what_moves_adapters_or_all_weights_is_a_turn_that_ends_with_an_idle_card(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    turns = Turns()
+
+    class Worker:
+        """Called as vLLM 0.24 calls its own: by name, on the instance."""
+
+        execute_model = sample_tokens = staticmethod(turns.does("step"))
+
+        def add_lora(self, lora_request: str) -> bool:
+            turns.did.append(f"add {lora_request}")
+            return True
+
+        def sleep(self, level: int = 1) -> None:
+            turns.did.append(f"sleep {level}")
+
+        def wake_up(self, tags: list[str] | None = None) -> None:
+            turns.did.append(f"wake {tags}")
+            raise RuntimeError("out of memory")
+
+    class Extended(Worker, ForgeWorker):
+        """As vLLM makes it."""
+
+    monkeypatch.setattr("forge.serve.vllm.extension.die_with_parent", lambda _parent: None)
+    monkeypatch.setattr("forge.serve.vllm.extension.card_turns", lambda _uuids: turns)
+    monkeypatch.setattr(torch.cuda, "synchronize", turns.does("drain"))
+    worker: Any = Extended()
+    worker.forge_start(["GPU-0"])
+    assert worker.add_lora("adapter") is True
+    worker.sleep(level=1)
+    with pytest.raises(RuntimeError):
+        worker.wake_up(tags=None)
+    did = ("add adapter", "sleep 1", "wake None")
+    assert turns.did == [step for what in did for step in ("enter", what, "drain", "leave")]
+    turns.did.clear()
+    alone: Any = Extended()
+    alone.forge_start([])
+    alone.sleep()
+    assert turns.did == ["sleep 1"], "a card of its own needs no turns"
 
 
 class BaseLayerWithLoRA(nn.Module):

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 
+MOVES = ("add_lora", "sleep", "wake_up")
+"""Methods of vLLM's worker that copy to or from the card between two steps."""
+
+
 class ForgeWorker:
     """Methods that vLLM adds to its worker. Names must not meet vLLM's: all begin with forge_."""
 
@@ -43,6 +47,11 @@ class ForgeWorker:
                 turns=self.forge_turns,
                 drain=torch.cuda.synchronize,
             )
+            for name in MOVES:
+                moved = in_turn(
+                    getattr(self, name), turns=self.forge_turns, drain=torch.cuda.synchronize
+                )
+                setattr(self, name, moved)  # vLLM looks for it on the worker at each call
 
     def forge_reload(self, path: str) -> None:
         """Write a checkpoint's weights over those served."""
@@ -57,6 +66,24 @@ class ForgeWorker:
     def forge_free_bytes(self) -> int:
         """What nobody holds of its card."""
         return torch.cuda.mem_get_info()[0]
+
+
+def in_turn(
+    function: Callable[..., Any],
+    *,
+    turns: Callable[[], AbstractContextManager[None]],
+    drain: Callable[[], None],
+) -> Callable[..., Any]:
+    """The function, as one turn that ends when the card has done what it left there."""
+
+    def held(*args: Any, **kwargs: Any) -> Any:
+        with turns():
+            try:
+                return function(*args, **kwargs)
+            finally:
+                drain()
+
+    return held
 
 
 def in_turns(
