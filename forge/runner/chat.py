@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -31,20 +32,21 @@ from forge.rollout.play import Place, Ports, Rules, play_group
 from forge.runner.machine import this_machine
 from forge.runner.placement import place
 from forge.runner.prompter import TemplatePrompter
-from forge.runner.shapes import lora_rank
+from forge.runner.published import find_weights
+from forge.runner.shapes import lora_rank, model_type
 from forge.serve.client import ReplicaClient
 from forge.serve.engines import choose_engine
 from forge.serve.replicas import open_replicas
-from forge.serve.weights import Weights
 from forge.store.layout import RunPaths, find_run, next_attempt, open_run_lock
 from forge.store.reader import open_run
-from forge.store.resume import events, last_state
+from forge.store.resume import last_state
 from forge.store.writer import open_writer
 
 if TYPE_CHECKING:
     from forge.config.schema import Experiment
     from forge.runner.machine import Machine
     from forge.runner.placement import Placement
+    from forge.serve.weights import Weights
 
 Say = Callable[[str], None]
 
@@ -124,28 +126,6 @@ def _has_event_loop() -> bool:
     return True
 
 
-def find_weights(paths: RunPaths, step: str) -> Weights:
-    """What was published after a step; for an empty `step` the newest that is still there, or what
-    the run began with where it has published nothing yet.
-
-    Raises ConfigError naming the steps that there are.
-    """
-    with open_run(paths) as reader:
-        policies = last_state(reader).policies
-        begun = events(reader, kind="stage_start")
-    if not begun:
-        raise ConfigError(f"{paths.name}: it has no model yet; its first stage has not begun")
-    start = Weights.from_json(begun[0].data["weights"])
-    kept = [policy for policy in policies if Path(policy.path).is_dir()]
-    for policy in kept:
-        if not step or str(policy.step) == step:
-            return start.then(Path(policy.path), version=policy.version)
-    if not policies and not step:
-        return start
-    steps = ", ".join(str(policy.step) for policy in reversed(kept)) or "none"
-    raise ConfigError(f"{paths.name}@{step}: no weights of that step were kept; there are: {steps}")
-
-
 async def _chat(
     paths: RunPaths, weights: Weights, problem: Problem, request: ChatRequest, say: Say
 ) -> Trajectory:
@@ -160,10 +140,13 @@ async def _chat(
     log_dir = paths.logs(next_attempt(paths))
     chat_template = ChatTemplate.load(weights.full)
     experiment = small(experiment)
-    placement = place_on(experiment, this_machine(experiment.store.dir, serve=experiment.serve))
+    machine = this_machine(experiment.store.dir, serve=experiment.serve)
+    placement = place_on(experiment, machine, model_dir=weights.full)
     serve = placement.settled(experiment.serve)
     with ExitStack() as opened:
         socket_dir = opened.enter_context(open_socket_dir())
+        # Engines convert whole models: too large for a socket's /tmp.
+        work_dir = opened.enter_context(TemporaryDirectory(prefix=".chat-", dir=paths.root))
         opened.enter_context(claim(placement.gpus, run=f"forge chat {paths.name}"))
         async with (
             open_writer(paths.root, experiment.store) as writer,
@@ -176,7 +159,7 @@ async def _chat(
                 stop_token_ids=chat_template.stop_token_ids,
                 socket_dir=socket_dir,
                 log_dir=log_dir,
-                work_dir=socket_dir / "serve",
+                work_dir=Path(work_dir),
                 gpus=placement.serve_uuids,
                 shared=placement.shared,
                 max_lora_rank=lora_rank(experiment.model, adapter=weights.adapter),
@@ -224,13 +207,15 @@ def small(experiment: Experiment) -> Experiment:
     )
 
 
-def place_on(experiment: Experiment, machine: Machine) -> Placement:
+def place_on(experiment: Experiment, machine: Machine, *, model_dir: Path) -> Placement:
     """As a plan of the run would; on a machine without cards the CPU answers."""
     if not machine.gpus:
         devices = experiment.devices.model_copy(update={"gpus": None, "serve": 0, "judge": 0})
         experiment = experiment.model_copy(update={"devices": devices})
     gpus = machine.gpus if experiment.devices.serve else ()
-    engine, _ = choose_engine(experiment.serve, gpus=gpus, installed=machine.engines)
+    engine, _ = choose_engine(
+        experiment.serve, gpus=gpus, installed=machine.engines, model_type=model_type(model_dir)
+    )
     return place(experiment, machine, engine=engine)
 
 

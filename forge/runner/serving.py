@@ -6,7 +6,6 @@ run's are; off loopback it serves with a token only.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket as sockets
@@ -25,12 +24,12 @@ from forge.errors import ConfigError
 from forge.evalpool.address import bound_address, bound_path, is_loopback, parse_address, url_of
 from forge.process.sockets import open_socket_dir
 from forge.process.uds import ServerLimits, serve_listener
-from forge.runner.chat import find_weights
 from forge.runner.claiming import open_claimed
 from forge.runner.hub import locate_model
 from forge.runner.machine import this_machine
 from forge.runner.placement import Placement, place
-from forge.runner.shapes import lora_rank
+from forge.runner.published import find_weights
+from forge.runner.shapes import lora_rank, model_type
 from forge.serve.engines import choose_engine
 from forge.serve.front import Front
 from forge.serve.replicas import open_replicas
@@ -150,16 +149,9 @@ def _place(found: _Served, machine: Machine) -> Placement:
     gpus = machine.gpus if devices.gpus is not None and devices.serve else ()
     engine, _ = choose_engine(
         experiment.serve, gpus=gpus, installed=machine.engines,
-        model_type=_model_type(found.weights.full),
+        model_type=model_type(found.weights.full),
     )  # fmt: skip
     return place(alone, machine, engine=engine)
-
-
-def _model_type(model_dir: Path) -> str | None:
-    try:
-        return json.loads((model_dir / "config.json").read_text(encoding="utf-8"))["model_type"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 async def _serve(

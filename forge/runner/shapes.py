@@ -209,6 +209,14 @@ def read_shape(path: Path) -> ModelShape | None:
         return None
 
 
+def model_type(model_dir: Path) -> str | None:
+    """Of the `config.json` of a directory; None where there is none."""
+    try:
+        return json.loads((model_dir / "config.json").read_text(encoding="utf-8"))["model_type"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def lora_rank(model: ModelTable, *, adapter: Path | None = None) -> int:
     """Of the widest adapter that will be served: the one to train, the one given, `adapter`; 0 for
     none."""

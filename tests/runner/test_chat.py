@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -12,14 +16,21 @@ import forge
 from forge.config.load import load_experiment
 from forge.errors import ConfigError
 from forge.records import Event, PolicyVersion
+from forge.runner import chat
 from forge.runner.assume import assume
-from forge.runner.chat import find_weights, place_on, small
+from forge.runner.chat import place_on, small
 from forge.runner.machine import Machine
+from forge.runner.published import find_weights
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths
 from tests.store.storefactory import attempt, write_run
 
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
 QUICKSTART = Path(__file__).parents[2] / "experiments" / "quickstart.toml"
+HERE = Machine(cores=2, memory_bytes=1 << 34, free_disk_bytes=1 << 40, gpus=(), engines=frozenset())
+NO_TEMPLATE = SimpleNamespace(stop_token_ids=())
 FUNCTION = "def f(x):\n    return torch.tanh(x)\n"
 
 
@@ -90,19 +101,64 @@ ON_CARDS = (
 )
 
 
-def test_a_chat_takes_a_card_of_each_kind_that_the_run_had_and_none_for_training() -> None:
+def test_a_chat_takes_a_card_of_each_kind_that_the_run_had_and_none_for_training(
+    tmp_path: Path,
+) -> None:
     experiment = small(load_experiment(QUICKSTART, overrides=ON_CARDS))
-    here = Machine(
-        cores=2, memory_bytes=1 << 34, free_disk_bytes=1 << 40, gpus=(), engines=frozenset()
-    )
-    placement = place_on(experiment, assume("4xH100-80GB", here=here))
+    placement = place_on(experiment, assume("4xH100-80GB", here=HERE), model_dir=tmp_path)
     assert [[gpu.index for gpu in one] for one in placement.serve] == [[0]]
     assert [gpu.index for gpu in placement.judge] == [1]
     assert (placement.train, placement.engine) == ((), "vllm")
-    one = place_on(experiment, assume("1xH100-80GB", here=here))
+    one = place_on(experiment, assume("1xH100-80GB", here=HERE), model_dir=tmp_path)
     assert one.shared == {"GPU-assumed-0"}
-    on_cpu = place_on(experiment, replace(here, engines=frozenset({"llama"})))
+    on_cpu = place_on(experiment, replace(HERE, engines=frozenset({"llama"})), model_dir=tmp_path)
     assert (on_cpu.gpus, on_cpu.engine) == ((), "llama")
+
+
+@pytest.mark.parametrize(("kind", "engine"), [("llama", "hf"), ("qwen3", "llama")])
+def test_a_chat_has_the_engine_that_serves_the_model_as_its_run_had(
+    kind: str, engine: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    both = replace(HERE, engines=frozenset({"llama", "hf"}))
+    placement = place_on(small(load_experiment(QUICKSTART)), both, model_dir=tmp_path)
+    assert placement.engine == engine
+
+
+class Opened(Exception):
+    """Engines would start now."""
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_a_chat_converts_its_model_where_the_run_lies_and_leaves_nothing(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, seen = tmp_path / "model", []
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"model_type": kind}))
+    paths = run_with(tmp_path / "toy-1", start=Weights(full=model))
+    paths.experiment.write_text(
+        f'name = "toy"\n[model]\npath = "{model}"\n[[stage]]\nkind = "eval"\n'
+    )
+
+    def open_replicas(table: Any, *, work_dir: Path, **keys: Any) -> None:
+        seen.append((table.engine, work_dir.parent, work_dir.is_dir()))
+        raise Opened
+
+    @asynccontextmanager
+    async def open_pool(*given: Any, **keys: Any) -> AsyncIterator[None]:
+        yield
+
+    monkeypatch.setattr(chat, "open_replicas", open_replicas)
+    monkeypatch.setattr(chat, "open_pool", open_pool)
+    monkeypatch.setattr(chat.ChatTemplate, "load", lambda folder: NO_TEMPLATE)
+    monkeypatch.setattr(
+        chat, "this_machine", lambda *_, **__: replace(HERE, engines=frozenset({"llama", "hf"}))
+    )
+    with pytest.raises(Opened):
+        forge.solve(FUNCTION, run="toy-1", store_dir=tmp_path)
+    assert seen == [("hf" if kind == "llama" else "llama", paths.root, True)]
+    assert not list(paths.root.glob(".chat-*"))
 
 
 def test_a_run_whose_answers_came_from_a_url_has_no_model_to_ask(tmp_path: Path) -> None:
