@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import anyio.abc
@@ -26,12 +26,13 @@ from forge.serve.client import ReplicaClient
 from forge.serve.restarts import Restarts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from forge.records import Completion
     from forge.serve.weights import Weights
 
 logger = logging.getLogger(__name__)
+Answer = TypeVar("Answer")
 
 RETRY_PAUSE_S = 0.1
 """Between a hang-up and the next look whether the child is up again."""
@@ -61,6 +62,8 @@ class Replica:
         self.wanted = weights
         self.health: dict[str, Any] = {}
         """What /health said last; empty where the child is not up."""
+        self.features: frozenset[str] = frozenset()
+        """What the engine can do, from its first /health on: also while it is being restarted."""
         self.generated_tokens = 0
         self.num_deaths = 0
         self.load = 0
@@ -114,7 +117,7 @@ class Replica:
             async with open_child(self._spec_on(base), observer=self._observer) as child:
                 self._child, self._served = child, base
                 await self._push()
-                self.health = await self._client.health()
+                self._note(await self._client.health())
                 if self._is_asleep:
                     await self._client.sleep()
                 was_up = True
@@ -128,6 +131,9 @@ class Replica:
             if not was_up and self.num_deaths == 0:
                 raise
             await self._pause(death)
+
+    def _note(self, health: dict[str, Any]) -> None:
+        self.health, self.features = health, frozenset(health["features"])
 
     def _spec_on(self, base: Weights) -> ChildSpec:
         """The child starts on what is wanted now: what was wanted first may be gone by then."""
@@ -191,14 +197,12 @@ class Replica:
             self._on_up()
 
     async def sleep(self, *, timeout_s: float) -> None:
-        """Answer what was asked, then give GPU memory away."""
+        """Answer what was asked, then give GPU memory away. Returns once it has: one that is being
+        started has taken some, and is waited for."""
         try:
             await self.drain(timeout_s=timeout_s)
             self._is_asleep = True
-            if self._serves_wanted:
-                await self._client.sleep()
-        except ChildDied as error:
-            logger.warning("%s; it sleeps once it is back", error)
+            await self._once_up(self._client.sleep, asked="to sleep", timeout_s=timeout_s)
         finally:
             self._is_draining = False
 
@@ -285,15 +289,25 @@ class Replica:
         self, prompt_ids: Sequence[int], completion_ids: Sequence[int], *, timeout_s: float
     ) -> list[float]:
         """Log probabilities under what is wanted, through restarts."""
+        return await self._once_up(
+            lambda: self._client.score(prompt_ids, completion_ids),
+            asked="a score",
+            timeout_s=timeout_s,
+        )
+
+    async def _once_up(
+        self, ask: Callable[[], Awaitable[Answer]], *, asked: str, timeout_s: float
+    ) -> Answer:
+        """Ask once it serves what is wanted, and again where it dies of that."""
         with anyio.move_on_after(timeout_s):
             while True:
                 if self._serves_wanted:
                     try:
-                        return await self._client.score(prompt_ids, completion_ids)
+                        return await ask()
                     except ChildDied as error:
                         logger.warning("%s; waiting for its restart", error)
                 await anyio.sleep(RETRY_PAUSE_S)
-        raise Stalled(f"{self.name} was silent for {timeout_s:.0f} s; asked: a score")
+        raise Stalled(f"{self.name} was silent for {timeout_s:.0f} s; asked: {asked}")
 
     def _silent(self, error: Stalled) -> Stalled:
         """The stacks of the silent child go to its log, for whoever reads the error."""

@@ -67,8 +67,7 @@ class Replicas(Served):
 
     @property
     def features(self) -> frozenset[str]:
-        told = [frozenset(each.health["features"]) for each in self.all if each.health]
-        return frozenset.intersection(*told) if told else frozenset()
+        return frozenset.intersection(*(each.features for each in self.all))
 
     def load(self) -> EngineLoad | None:
         told = [each.health for each in self.all if each.health]
@@ -128,7 +127,7 @@ class Replicas(Served):
         self.hold()
 
         async def ask(_index: int, replica: Replica) -> None:
-            await replica.sleep(timeout_s=self._request_timeout_s)
+            await replica.sleep(timeout_s=self._through_restart_s)
 
         try:
             await _for_each(self.all, ask)

@@ -20,6 +20,7 @@ class Client:
         self.loads: list[tuple[str, int]] = []
         """Name of each directory, and its version."""
         self.loaded = ""
+        self.is_asleep = False
         self.failures: list[Exception | None] = []
         """Of the next loads; None is one that is acknowledged and not done."""
 
@@ -34,9 +35,11 @@ class Client:
     async def score(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> list[float]:
         return [0.0 if self.loaded == "new" else -1.0] * len(completion_ids)
 
-    async def sleep(self) -> None: ...
+    async def sleep(self) -> None:
+        self.is_asleep = True
 
-    async def wake(self) -> None: ...
+    async def wake(self) -> None:
+        self.is_asleep = False
 
 
 def made_up_replicas(folder: Path, *clients: Any) -> Replicas:
@@ -61,7 +64,7 @@ def come_up(replica: Any, client: Any) -> None:
     replica._client = client
     replica._child = SimpleNamespace(is_alive=True)
     replica._served = replica.wanted
-    replica.health = {"features": ["sleep"]}
+    replica._note({"features": ["sleep"]})
     replica._on_up()
 
 

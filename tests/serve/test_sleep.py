@@ -16,11 +16,12 @@ from forge.config.schema import ServeTable
 from forge.process.sockets import open_socket_dir
 from forge.serve import ReplicaClient, Weights, open_replicas
 from forge.serve.engines import ENGINES, EngineKind
+from tests.serve.made_up_replicas import Client, come_up, go_down, made_up_replicas
 
 if TYPE_CHECKING:
     from conftest import Reference
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
@@ -41,6 +42,7 @@ class Pids:
         assert pid in self.all
 
 
+@pytest.mark.slow
 async def test_sleep_waits_for_what_runs_outlives_a_death_and_ends_with_wake_or_new_weights(
     tied: Reference, newer: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,6 +95,7 @@ async def test_sleep_waits_for_what_runs_outlives_a_death_and_ends_with_wake_or_
             assert not (await client.health())["is_asleep"]
 
 
+@pytest.mark.slow
 async def test_engines_that_cannot_sleep_go_on(tied: Reference, tmp_path: Path) -> None:
     table = ServeTable(engine="llama", slots=2, context_tokens=128)
     with open_socket_dir() as sockets, anyio.fail_after(60):
@@ -103,3 +106,21 @@ async def test_engines_that_cannot_sleep_go_on(tied: Reference, tmp_path: Path) 
             await replicas.sleep()
             (one,) = await replicas.generate([1], n=1, max_tokens=3, temperature=1.0, seed=0)
             assert len(one.token_ids) == 3
+
+
+async def test_sleep_means_an_engine_that_is_being_started_too(tmp_path: Path) -> None:
+    client = Client()
+    replicas = made_up_replicas(tmp_path, client)
+    go_down(replicas.all[0])
+    assert "sleep" in replicas.features, "an engine can what it could"
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(replicas.sleep)
+            await anyio.sleep(0.15)
+            assert not client.is_asleep
+            come_up(replicas.all[0], client)
+        assert client.is_asleep, "sleep returned"
+        assert not replicas.all[0].is_up
+        await replicas.wake()
+        assert not client.is_asleep
+        assert replicas.all[0].is_up
