@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage, Stage
 from forge.data.pairs import MAX_BROKEN
 from forge.runner import costs
-from forge.runner.needs import needs_serving
+from forge.runner.needs import needs_serving, needs_training
 from forge.runner.shapes import model_shape
 
 if TYPE_CHECKING:
@@ -189,6 +189,7 @@ def predict_disk_bytes(experiment: Experiment, *, params: int | None) -> int | N
         elif isinstance(stage, GrpoStage):
             each = rollout.groups_per_step * rollout.group_size * costs.turns_of(rollout.max_turns)
             turns += stage.steps * each * (1 + costs.REPLACED_SHARE)
-    kept = costs.KEPT_CHECKPOINTS * (costs.CHECKPOINT_BYTES_PER_PARAM + 4)
+    kept = costs.KEPT_CHECKPOINTS * needs_training(experiment)
+    kept *= costs.CHECKPOINT_BYTES_PER_PARAM + 4
     kept *= _num_trained(experiment.model, params=params)
     return int(kept + turns * costs.TURN_BYTES)

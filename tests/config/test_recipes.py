@@ -76,6 +76,12 @@ def test_an_adapters_checkpoints_take_its_own_size_on_disk(tmp_path: Path) -> No
     assert adapter < 10e9 < 200e9 < whole
 
 
+def test_an_evaluation_writes_no_checkpoints(tmp_path: Path) -> None:
+    disk = plan_for("eval-kernelbench", "8xH100-80GB", tmp_path).disk_bytes
+    assert disk is not None
+    assert 0 < disk < 1e9, "texts and tokens of its turns"
+
+
 def test_sft_on_kernelbook_has_tritonforges_values() -> None:
     experiment = load("qwen3-8b-kernelbook-sft")
     assert experiment.model.path == "Qwen/Qwen3-8B"
