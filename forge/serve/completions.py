@@ -121,7 +121,10 @@ def _number(body: Mapping[str, Any], name: str, default: float) -> float:
     found = body.get(name, default)
     if type(found) not in (int, float):
         raise ConfigError(f"{name}: found {_shown(found)}; allowed is a number")
-    return float(found)
+    try:
+        return float(found)
+    except OverflowError as error:
+        raise ConfigError(f"{name}: found {_shown(found)}, beyond all floats") from error
 
 
 def _shown(value: Any) -> str:

@@ -123,7 +123,13 @@ class Front:
     # -- forwarding ------------------------------------------------------------------------------
 
     async def _forward(self, request: Request) -> Response:
-        body = await _read_body(request)
+        from starlette.requests import ClientDisconnect
+        from starlette.responses import Response
+
+        try:
+            body = await _read_body(request)
+        except ClientDisconnect:
+            return Response(status_code=499)  # as nginx calls it; nobody reads it
         if body is None:
             words = f"no body of at most {MAX_BODY_BYTES} bytes within {BODY_TIMEOUT_S:.0f} s"
             return _refusal(413, words)
@@ -138,8 +144,6 @@ class Front:
             group.start_soon(ask)
             await request.receive()  # the body has been read: this is the client's hanging up
             group.cancel_scope.cancel()
-        from starlette.responses import Response
-
         return answered[0] if answered else Response(status_code=499)
 
     async def _ask(
@@ -195,7 +199,7 @@ async def _relay(upstream: httpx.Response, opened: AsyncExitStack) -> Response:
 
 
 async def _read_body(request: Request) -> bytes | None:
-    """None for one that is too large or does not come."""
+    """None for one that is too large or does not come. Raises ClientDisconnect."""
     body = bytearray()
     with anyio.move_on_after(BODY_TIMEOUT_S):
         async for chunk in request.stream():

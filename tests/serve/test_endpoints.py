@@ -12,11 +12,14 @@ import anyio.lowlevel
 import httpx
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from forge.errors import ConfigError, MachineError, Stalled
 from forge.records import Finish
 from forge.serve.app import Endpoints
 from forge.serve.chat import Texts
+from forge.serve.completions import request_from
 from forge.serve.port import ADAPTER, COMPACT_WIRE, SCORE, SLEEP, Chunk, EngineStatus
 from forge.serve.request import Request, Sample
 from forge.serve.wire import COMPACT, unpack
@@ -240,3 +243,22 @@ async def test_a_stream_ends_with_the_whole_sample() -> None:
     assert events[0]["token_ids"] == [0, 1, 2, 3]
     assert events[0]["finish_reason"] == "length"
     assert events[-1]["usage"]["completion_tokens"] == 4
+
+
+@given(st.dictionaries(
+    st.sampled_from(["n", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop_token_ids"]),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
+    | st.lists(st.integers(), max_size=2) | st.sampled_from([10**400, -(10**400)]),
+))  # fmt: skip
+def test_whatever_a_body_says_it_is_a_request_or_a_refusal(body: dict[str, Any]) -> None:
+    try:
+        found = request_from(body, prompt=np.array([1, 2]), stop=())
+        found.check(num_vocab=100, context_tokens=64)
+    except ConfigError:
+        return
+    assert found.n >= 1
+
+
+def test_a_number_beyond_all_floats_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"^temperature: found 1000.*, beyond all floats"):
+        request_from({"temperature": 10**400}, prompt=np.array([1]), stop=())

@@ -112,6 +112,30 @@ async def test_who_hangs_up_is_asked_again_and_his_answer_comes() -> None:
         assert (answer.status_code, answer.json(), num_asked) == (200, {"fine": True}, 2)
 
 
+async def test_a_client_that_hangs_up_in_the_middle_of_its_body_is_nobodys_fault() -> None:
+    async def never(_request: Request) -> Response:
+        raise AssertionError("nothing was asked")
+
+    sent: list[Any] = []
+    messages = iter(
+        [{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}]
+    )
+
+    async def receive() -> Any:
+        return next(messages)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope: Any = {
+        "type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+    }  # fmt: skip
+    async with fronting(never) as front:
+        await front.app()(scope, receive, send)
+    assert sent[0]["status"] == 499
+
+
 async def test_an_evaluation_of_a_model_that_is_not_the_one_served_is_refused(
     tmp_path: Path,
 ) -> None:
