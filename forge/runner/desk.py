@@ -58,11 +58,12 @@ class TrainerDesk:
     """The trainer asks, and its batch is held back for the engines to sleep first."""
     is_training: bool = False
     """It has a batch that it did not acknowledge yet."""
+    is_starting: bool = False
+    """It has trained nothing since it was started."""
     _engines: Engines = "awake"
     _is_held: bool = False
     _waited_s: float = 0.0
     _waiting_since: float | None = None
-    _is_starting: bool = False
     _num_taking: int = 0
     _num_publishing: int = 0
     _num_gone: int = 0
@@ -119,8 +120,13 @@ class TrainerDesk:
         await self.until(lambda: self._engines == "awake")
 
     def starts(self) -> None:
-        """The trainer is being started: it trains nothing until it asks for a batch."""
-        self._is_starting = True
+        """The trainer is being started: it trains nothing until it asks for a batch, or reports a
+        step of rows that it has."""
+        self.is_starting = True
+        self._mark()
+
+    def has_started(self) -> None:
+        self.is_starting = False
         self._mark()
 
     def trainer_is_gone(self) -> None:
@@ -146,7 +152,7 @@ class TrainerDesk:
         answer: dict[str, Any] = {"kind": "wait"}
         num_gone = self._num_gone
         self._num_taking += 1
-        self.is_training = self._is_starting = False
+        self.is_training = self.is_starting = False
         self._mark()
         self._wake()
         try:
@@ -181,7 +187,7 @@ class TrainerDesk:
         """The trainer begins or ends to wait, or neither."""
         now = time.monotonic()
         self._waited_s, self._waiting_since = self.idle_s(now), None
-        is_waiting = self._is_starting or self._num_taking or self.is_publishing
+        is_waiting = self.is_starting or self._num_taking or self.is_publishing
         if is_waiting and not self.is_training:
             self._waiting_since = now
 

@@ -72,7 +72,6 @@ async def run_grpo_stage(run: Run, stage: GrpoStage, index: int, *, start: Weigh
     run.progress.enter(
         f"grpo-{index}", stage=index, total=stage.steps, unit="steps", busy=run.busy()
     )
-    desk.starts()
     numbers = GroupNumbers(on_change=run.progress.numbers.update)
     keep = partial(is_kept, steps=stage.steps, save_every=stage.save_every)
     send, receive = anyio.create_memory_object_stream[Batch](0)

@@ -82,14 +82,16 @@ def plugged(
         values = {
             "weights/publish/seconds": row.publish_s,
             "weights/probe_gap/mean": row.probe_gap,
-            **idleness.since_last(now=time.monotonic(), busy=run.busy()),
         }
+        if not desk.is_starting:  # a checkpoint's weights again: its step has its numbers
+            values |= idleness.since_last(now=time.monotonic(), busy=run.busy())
         await run.writer.put(Metrics(stage=desk.stage, step=step, at=time.time(), values=values))
         published.advance(step)
         after(step)
         return row.version
 
     async def on_progress(step: int, metrics: dict[str, float]) -> None:
+        desk.has_started()
         on_trained(step, metrics)
         await run.writer.put(Metrics(stage=desk.stage, step=step, at=time.time(), values=metrics))
 
@@ -153,6 +155,7 @@ async def own_trainer(
     while True:
         desk.last_heard, desk.failure = time.monotonic(), None
         desk.trainer_is_gone()  # if there was one
+        desk.starts()
         async with open_trainer(
             stage,
             model=run.experiment.model,

@@ -119,8 +119,12 @@ async def test_a_batch_is_offered_once_run_db_has_its_samples(tmp_path: Path) ->
             did.append("put")
 
     class Saved:
-        def write(self, batch: Batch) -> None:
+        def prepare(self, batch: Batch) -> None:
             did.append("sampler state")
+            assert not list(tmp_path.iterdir())
+
+        def settle(self) -> None:
+            did.append("settled")
             assert (tmp_path / "3-000001.npz").exists()
 
     send, receive = anyio.create_memory_object_stream[Batch](1)
@@ -130,7 +134,7 @@ async def test_a_batch_is_offered_once_run_db_has_its_samples(tmp_path: Path) ->
     run: Any = SimpleNamespace(writer=Writer(), weights=weights)
     desk = make_desk(tmp_path)
     await _offer(run, desk, cast("Any", Saved()), receive)
-    assert did == ["flush", "sampler state", "put"]
+    assert did == ["flush", "sampler state", "settled", "put"]
     assert desk.steps == {4: 7}, "known though its publish is not over"
 
 
@@ -194,6 +198,14 @@ async def test_a_trainer_that_is_being_started_trains_nothing(tmp_path: Path) ->
     await anyio.sleep(0.02)
     assert desk.idle_s(time.monotonic()) >= 0.02
     await desk.take(0)
+    begun_s = desk.idle_s(time.monotonic())
+    await anyio.sleep(0.01)
+    assert desk.idle_s(time.monotonic()) == begun_s
+    desk.trainer_is_gone()
+    desk.starts()
+    await anyio.sleep(0.02)
+    assert desk.idle_s(time.monotonic()) >= begun_s + 0.02
+    desk.has_started()  # with rows of its own
     begun_s = desk.idle_s(time.monotonic())
     await anyio.sleep(0.01)
     assert desk.idle_s(time.monotonic()) == begun_s

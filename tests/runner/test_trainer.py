@@ -218,6 +218,43 @@ async def test_a_trainer_that_published_its_last_step_has_done_its_stage(stage: 
     assert stage.writer.records[0].message.startswith("trainer: exit 3 in stage sft-1")
 
 
+@trainers("raise SystemExit(3)", "print('done')", restarts=1)
+async def test_a_trainer_is_idle_while_it_is_started_and_restarted(stage: Stage) -> None:
+    starts: list[bool] = []
+
+    def note() -> None:
+        starts.append(stage.desk.is_starting)
+        stage.desk.has_started()
+
+    stage.on_start = note
+    stage.on_restart = lambda: stage.published.advance(5)
+    await stage.own()
+    assert starts == [True, True]
+
+
+async def test_a_checkpoint_that_is_published_again_leaves_its_step_its_numbers(
+    tmp_path: Path,
+) -> None:
+    stage = Stage(tmp_path, [])
+    stage.run.busy = lambda: {"serve": 0.0}
+    stage.run.weights = SimpleNamespace(publish=published_row)
+    with trainer.plugged(stage.run, stage.desk, stage.published, keep=lambda step: True):
+        publish, progress = stage.control.on_publish, stage.control.on_progress
+        assert publish is not None
+        assert progress is not None
+        stage.desk.starts()
+        await publish(tmp_path, 2, None)
+        await progress(3, {})
+        await publish(tmp_path, 3, None)
+    again, _, after = (row.values for row in stage.writer.records)
+    assert set(again) == {"weights/publish/seconds", "weights/probe_gap/mean"}
+    assert {"step/wall/seconds", "idle/serve/seconds"} < set(after)
+
+
+async def published_row(*args: object, **kwargs: object) -> SimpleNamespace:
+    return SimpleNamespace(version=1, publish_s=0.1, probe_gap=0.0)
+
+
 FULL = {"kind": "oom", "micro_batch_tokens": 4096, "peak_bytes": 78_100_000_000,
         "free_bytes": 300_000_000, "rank": 1}  # fmt: skip
 
