@@ -3,6 +3,7 @@ measure, store."""
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,12 +17,12 @@ from forge.views.evaluation import evaluate_groups
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from forge.config.schema import EvalStage, EvalTable
+    from forge.config.schema import EvalStage, EvalTable, ServeTable
     from forge.runner.context import Run
 
-GROUPS_IN_FLIGHT_PER_SLOT = 0.5
-"""Groups played at once, per sequence slot of the engine: enough that finished sequences are
-replaced at once."""
+ROLLOUTS_PER_SLOT = 1.5
+"""Played at once, per sequence slot of the engines: while some are judged, others have taken their
+slots, and few wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +64,11 @@ async def evaluate(
     """
     groups: list[Group] = []
     version = run.weights.version
-    limiter = anyio.CapacityLimiter(
-        max(2, int(run.experiment.serve.slots * GROUPS_IN_FLIGHT_PER_SLOT))
-    )
     rules = [_rules(run, settings, temperature=1.0, size=settings.samples)]
     if settings.greedy:
         rules.append(_rules(run, settings, temperature=0.0, size=1))
+    sizes = [rule.group_size for rule in rules]
+    limiter = anyio.CapacityLimiter(groups_in_flight(run.experiment.serve, sizes))
 
     async def play(problem: Problem, rule: Rules, ports: Ports) -> None:
         async with limiter:
@@ -81,7 +81,7 @@ async def evaluate(
                 run.progress.numbers = _numbers(groups)
 
     if show:
-        total = len(problems) * sum(rule.group_size for rule in rules)
+        total = len(problems) * sum(sizes)
         run.progress.enter(label, stage=stage, total=total, unit="rollouts", busy=run.busy())
     async with run.pinned_ports() as ports:
         version = run.weights.version
@@ -102,6 +102,16 @@ async def evaluate(
     )
     await run.writer.put(result)
     return result
+
+
+def groups_in_flight(serve: ServeTable, sizes: Sequence[int]) -> int:
+    """Groups played at once: as many as fill the slots of all replicas.
+
+    Args:
+        sizes: rollouts of each group of a problem.
+    """
+    slots = serve.slots * (len(serve.url) or serve.replicas)
+    return max(2, math.ceil(ROLLOUTS_PER_SLOT * slots * len(sizes) / sum(sizes)))
 
 
 async def run_eval_stage(run: Run, stage: EvalStage, index: int) -> Evaluation:
