@@ -1,9 +1,10 @@
 """One replica as the supervisor sees it: a child that is kept alive, with the weights it must
 serve.
 
-Owned by `replicas`. Promises: a restarted child has the current weights, and sleeps where the
-others do, before it answers anything; one whose /health is silent for `HUNG_S` is killed and so
-restarted; the first start is not retried, since it fails for a reason.
+Owned by `replicas`. Promises: a restarted child has the current weights before it answers anything;
+one that dies asleep stays away until `wake`, since its card is another's; one whose /health is
+silent for `HUNG_S` is killed and so restarted; the first start is not retried, since it fails for a
+reason.
 
     start ─▶ push weights ─▶ up ──died──▶ back-off ─▶ start ...   too many deaths: ChildDied
               up ──draining──▶ idle ─▶ push weights, or asleep ─▶ up
@@ -14,7 +15,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.abc
@@ -26,13 +27,12 @@ from forge.serve.client import ReplicaClient
 from forge.serve.restarts import Restarts
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable, Sequence
 
     from forge.records import Completion
     from forge.serve.weights import Weights
 
 logger = logging.getLogger(__name__)
-Answer = TypeVar("Answer")
 
 RETRY_PAUSE_S = 0.1
 """Between a hang-up and the next look whether the child is up again."""
@@ -79,6 +79,8 @@ class Replica:
         self._pushing = anyio.Lock()
         self._busy = BusyClock()
         self._is_asleep = False
+        self._is_awake = anyio.Event()
+        self._has_process = False
         self._is_draining = False
 
     @property
@@ -112,14 +114,15 @@ class Replica:
     async def _live(self, task_status: anyio.abc.TaskStatus[None]) -> None:
         """One life of the child: up to its death, and the pause after it."""
         was_up = False
+        if self._is_asleep:
+            await self._is_awake.wait()
+        self._has_process = True
         try:
             base = self.wanted.base
             async with open_child(self._spec_on(base), observer=self._observer) as child:
                 self._child, self._served = child, base
                 await self._push()
                 self._note(await self._client.health())
-                if self._is_asleep:
-                    await self._client.sleep()
                 was_up = True
                 task_status.started()
                 self._on_up()
@@ -127,7 +130,7 @@ class Replica:
                 raise child.died(doing="serving")
         except ChildDied as death:
             self._child = self._served = None
-            self.health = {}
+            self._has_process, self.health = False, {}
             if not was_up and self.num_deaths == 0:
                 raise
             await self._pause(death)
@@ -197,20 +200,33 @@ class Replica:
             self._on_up()
 
     async def sleep(self, *, timeout_s: float) -> None:
-        """Answer what was asked, then give GPU memory away. Returns once it has: one that is being
-        started has taken some, and is waited for."""
+        """Answer what was asked, then give GPU memory away. Returns once it has."""
         try:
             await self.drain(timeout_s=timeout_s)
-            self._is_asleep = True
-            await self._once_up(self._client.sleep, asked="to sleep", timeout_s=timeout_s)
+            if not self._is_asleep:
+                self._is_asleep, self._is_awake = True, anyio.Event()
+            with anyio.move_on_after(timeout_s):
+                return await self._give_memory_away()
+            raise Stalled(f"{self.name} was silent for {timeout_s:.0f} s; asked: to sleep")
         finally:
             self._is_draining = False
+
+    async def _give_memory_away(self) -> None:
+        """One that is being started has taken some, and is waited for; a dead one has none."""
+        while self._has_process:
+            if self._serves_wanted:
+                try:
+                    return await self._client.sleep()
+                except ChildDied as error:
+                    logger.warning("%s; it is started again when it is to wake", error)
+            await anyio.sleep(RETRY_PAUSE_S)
 
     async def wake(self) -> None:
         """Take GPU memory back."""
         if not self._is_asleep:
             return
         self._is_asleep = False
+        self._is_awake.set()
         try:
             if self._child is not None:
                 await self._client.wake()
@@ -289,25 +305,15 @@ class Replica:
         self, prompt_ids: Sequence[int], completion_ids: Sequence[int], *, timeout_s: float
     ) -> list[float]:
         """Log probabilities under what is wanted, through restarts."""
-        return await self._once_up(
-            lambda: self._client.score(prompt_ids, completion_ids),
-            asked="a score",
-            timeout_s=timeout_s,
-        )
-
-    async def _once_up(
-        self, ask: Callable[[], Awaitable[Answer]], *, asked: str, timeout_s: float
-    ) -> Answer:
-        """Ask once it serves what is wanted, and again where it dies of that."""
         with anyio.move_on_after(timeout_s):
             while True:
                 if self._serves_wanted:
                     try:
-                        return await ask()
+                        return await self._client.score(prompt_ids, completion_ids)
                     except ChildDied as error:
                         logger.warning("%s; waiting for its restart", error)
                 await anyio.sleep(RETRY_PAUSE_S)
-        raise Stalled(f"{self.name} was silent for {timeout_s:.0f} s; asked: {asked}")
+        raise Stalled(f"{self.name} was silent for {timeout_s:.0f} s; asked: a score")
 
     def _silent(self, error: Stalled) -> Stalled:
         """The stacks of the silent child go to its log, for whoever reads the error."""

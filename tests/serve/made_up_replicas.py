@@ -62,13 +62,13 @@ def made_up_replicas(folder: Path, *clients: Any) -> Replicas:
 def come_up(replica: Any, client: Any) -> None:
     """As `keep` makes it once the child is up, with what it was asked to start with."""
     replica._client = client
-    replica._child = SimpleNamespace(is_alive=True)
+    replica._child, replica._has_process = SimpleNamespace(is_alive=True), True
     replica._served = replica.wanted
     replica._note({"features": ["sleep"]})
     replica._on_up()
 
 
 def go_down(replica: Any) -> None:
-    """As `keep` leaves it after a death."""
+    """As `keep` makes it when it starts another child after a death."""
     replica._child = replica._served = None
     replica.health = {}
