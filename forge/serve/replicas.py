@@ -150,6 +150,7 @@ class Replicas(Served):
 
         async def ask(_index: int, replica: Replica) -> None:
             await replica.serve(weights, timeout_s=self._through_restart_s)
+            self.router.forget_prefixes(replica.name)
 
         if not rolling:
             return await _for_each(self.all, ask)

@@ -140,9 +140,13 @@ class Router:
         return silence is not None and now < silence.until
 
     def forget(self, name: str) -> None:
-        """It died, or serves other weights: what it knew of is gone."""
+        """It died: what comes back under its name is another process."""
         self._paces.pop(name, None)
         self._silences.pop(name, None)
+        self.forget_prefixes(name)
+
+    def forget_prefixes(self, name: str) -> None:
+        """It serves other weights: what it evaluated is of no use."""
         for names in self._blocks.values():
             names.discard(name)
 

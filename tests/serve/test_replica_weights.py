@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from forge.errors import ChildDied, ConfigError, MachineError, Stalled
+from forge.serve.router import BLOCK_TOKENS
 from tests.serve.made_up_replicas import Client, come_up, go_down, made_up_replicas
 
 if TYPE_CHECKING:
@@ -120,3 +121,25 @@ async def test_a_probe_of_a_replica_that_stays_away_names_it(tmp_path: Path) -> 
     replicas._through_restart_s = 0.05
     with pytest.raises(Stalled, match="serve-0 was silent"):
         await replicas.probe([1], [2])
+
+
+async def test_after_new_weights_a_prompt_goes_to_the_least_busy_wherever_its_prefix_was(
+    tmp_path: Path,
+) -> None:
+    replicas = made_up_replicas(tmp_path, Client(), Client())
+    replicas.router.has_prefix_cache = True
+    first, second = replicas.all
+
+    async def chosen() -> str:
+        async with replicas.seated(list(range(4 * BLOCK_TOKENS)), n=1) as server:
+            return server.name
+
+    assert await chosen() == first.name
+    first.load = 2
+    assert await chosen() == first.name, "hardly busier"
+    replicas.router.answered(second.name, seconds=1.0, num_tokens=10)
+    replicas.router.was_silent(second.name, now=0.0)
+    await replicas.publish(tmp_path / "new", 1)
+    replicas.router.has_prefix_cache = True
+    assert await chosen() == second.name
+    assert replicas.router.is_avoided(second.name, now=1.0), "the same process"
