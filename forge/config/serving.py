@@ -32,7 +32,8 @@ class ServeTable(Table):
     slots: Annotated[int, Field(ge=1, le=256)] = 32
     """Sequences decoded together in a replica."""
     max_concurrency: Positive | None = None
-    """Most requests in a replica at once; absent means that its load alone decides."""
+    """Most rollouts in a replica at once that rollout.groups_in_flight = "auto" may come to; absent
+    means that the load alone decides."""
     memory_share: Annotated[float, Field(gt=0, le=1)] = 0.85
     """vllm: of a GPU's memory, for weights and KV cache together."""
     tensor_parallel: Positive = 1

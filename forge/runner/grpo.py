@@ -200,7 +200,7 @@ def _batch_plan(run: Run, stage: GrpoStage, index: int, first_step: int) -> Batc
         publish_timeout_s=stage.step_timeout_s * (rollout.max_staleness + 1),
         replay=rollout.replay,
         in_flight=None if rollout.groups_in_flight == "auto" else rollout.groups_in_flight,
-        most_in_flight=None if most is None else max(most, 1),
+        most_in_flight=most,
         judge_capacity=sum(seat.capacity for seat in run.pool.seating.seats),
     )
 

@@ -149,6 +149,18 @@ def test_a_mistake_names_its_line(tmp_path, text, expected):
             ["rollout.replay=3"],
             "--set rollout.replay: found 3; at most rollout.max_staleness + 1 = 2",
         ),
+        (
+            ["serve.max_concurrency=32", "rollout.max_staleness=0"],
+            '--set serve.max_concurrency: found 32; it bounds what rollout.groups_in_flight = "au',
+        ),
+        (
+            ["serve.max_concurrency=32", "rollout.groups_in_flight=4"],
+            '--set serve.max_concurrency: found 32; it bounds what rollout.groups_in_flight = "au',
+        ),
+        (
+            ["serve.max_concurrency=3", "rollout.group_size=8", "serve.replicas=2"],
+            "--set serve.max_concurrency: found 3; at least 4, for one group of rollout.group_siz",
+        ),
         (["stage.3.publish_every=3"], "--set stage.3.publish_every: found 3; at most rollout.max_"),
         (["serve.url=['http://h:1']"], ': stage.1.kind: found "sft" with serve.url'),
         (["serve.url=['h:1']"], '--set serve.url.0: found "h:1"; http://HOST:PORT[/PATH]'),

@@ -64,7 +64,6 @@ def run_of(found: Experiment, *, features: frozenset[str] = frozenset()) -> Any:
         ({"groups_in_flight": 3}, {}, 3, None),
         ({"group_size": 4}, {"max_concurrency": 32}, None, 8),
         ({"group_size": 8}, {"max_concurrency": 32, "replicas": 2}, None, 8),
-        ({"group_size": 8}, {"max_concurrency": 2}, None, 1),
     ],
 )
 def test_the_number_of_groups_is_given_or_bounded_by_the_requests_that_engines_may_have(
