@@ -256,8 +256,10 @@ def _shares(cards: list[Gpu], num_replicas: int, num_each: int) -> tuple[tuple[G
 def _too_few(
     experiment: Experiment, machine: Machine, *, num_allowed: int, counts: Mapping[str, int]
 ) -> MachineError:
-    total = sum(counts.values())
+    shares = experiment.devices.share != "never"
+    total = max(counts.values()) if shares else sum(counts.values())
     split = ", ".join(f"{role} {num}" for role, num in counts.items() if num)
+    split += ", which may share" if shares else ""
     has = f"this machine has {len(machine.gpus)}"
     if num_allowed < len(machine.gpus):
         has = f"devices.gpus names {num_allowed}"

@@ -95,6 +95,11 @@ def test_too_few_cards_are_refused_with_the_split_and_with_what_helps():
     )
 
 
+def test_roles_that_may_share_need_one_card():
+    with pytest.raises(MachineError, match=r"needs 1 GPU \(serve 1, judge 1, train 1, which may "):
+        place_on(HERE, *ALL_AUTO, "devices.share=auto")
+
+
 def test_an_engine_sleeps_where_it_does_not_fit_beside_a_step():
     asked = (
         *ALL_AUTO, "devices.share=auto", "stage.3.micro_batch_tokens=65536",
