@@ -55,7 +55,9 @@ class Replica:
         request_timeout_s: float,
         observer: ProcessObserver | None,
         on_up: Callable[[], None],
+        on_death: Callable[[str], None],
     ) -> None:
+        """`on_death` hears the name."""
         assert spec.socket_path is not None
         self.name = spec.name
         self.socket_path = spec.socket_path
@@ -71,6 +73,7 @@ class Replica:
         self._spec = spec
         self._observer = observer
         self._on_up = on_up
+        self._on_death = on_death
         self._restarts = Restarts()
         self._client = ReplicaClient(spec.socket_path, name=spec.name, timeout_s=request_timeout_s)
         self._child: Child | None = None
@@ -131,6 +134,7 @@ class Replica:
         except ChildDied as death:
             self._child = self._served = None
             self._has_process, self.health = False, {}
+            self._on_death(self.name)
             if not was_up and self.num_deaths == 0:
                 raise
             await self._pause(death)

@@ -52,6 +52,7 @@ class Replicas(Served):
                 request_timeout_s=table.request_timeout_s,
                 observer=observer,
                 on_up=self._note_up,
+                on_death=lambda name: self.router.forget(name),
             )
             for spec in specs
         )

@@ -115,6 +115,7 @@ async def test_a_publish_reaches_all_a_stale_one_is_seen_and_a_killed_one_comes_
                 group.start_soon(ask, seed)
             await anyio.sleep(0.05)
             os.kill(lives.pids["serve-1"][0], signal.SIGKILL)
+            replicas.router.was_silent("serve-1", now=time.monotonic())
         assert answers == [300] * 16
         stats = replicas.stats()
         assert stats.generated_tokens == 16 * 300, "what was lost is not counted"
@@ -125,6 +126,7 @@ async def test_a_publish_reaches_all_a_stale_one_is_seen_and_a_killed_one_comes_
 
         await until(is_back)
         assert replicas.stats().num_restarts == 1
+        assert not replicas.router.is_avoided("serve-1", now=0.0), "it has not been silent"
         again = (await replicas.probe(PROMPT, completion))[1]
         assert np.abs(new - again).mean() <= 1e-4, "the restarted one has the current weights"
 
