@@ -20,8 +20,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+VULKAN = "GGML_VK_VISIBLE_DEVICES"
+"""What llama.cpp's Vulkan backend obeys; the other variables mean nothing to it."""
 VISIBILITY_VARIABLES = frozenset(
-    {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"}
+    {
+        "CUDA_VISIBLE_DEVICES",
+        "CUDA_DEVICE_ORDER",
+        "HIP_VISIBLE_DEVICES",
+        "ROCR_VISIBLE_DEVICES",
+        VULKAN,
+    }
 )
 
 BLOCKING_VARIABLES = frozenset(
@@ -108,16 +116,21 @@ def why_hidden(gpus: Sequence[Gpu], value: str | None, *, variable: str) -> str:
 
 
 def visibility(uuids: Sequence[str], *, gpus: Sequence[Gpu] | None = None) -> dict[str, str]:
-    """The variables that make a process see exactly these cards; none of them for an empty list."""
+    """The variables that make a process see exactly these cards; none of them for an empty list.
+
+    Vulkan knows no UUIDs: its loader lists discrete cards in PCI order, as our indices do. Not
+    tried on cards of two vendors in one machine.
+    """
     if not uuids:
-        return {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "-1"}
+        return {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "-1", VULKAN: ""}
     known = {gpu.uuid: gpu for gpu in (inventory() if gpus is None else gpus)}
     cards = [known[uuid] for uuid in uuids if uuid in known]
+    indices = ",".join(str(gpu.index) for gpu in cards)
     if any(gpu.vendor is Vendor.AMD for gpu in cards):
         arch = {"PYTORCH_ROCM_ARCH": cards[0].arch} if cards[0].arch else {}
-        indices = ",".join(str(gpu.index) for gpu in cards)
-        return {"HIP_VISIBLE_DEVICES": indices, **AMD_SETTINGS, **arch}
-    return {"CUDA_VISIBLE_DEVICES": ",".join(uuids), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        return {"HIP_VISIBLE_DEVICES": indices, VULKAN: indices, **AMD_SETTINGS, **arch}
+    by_uuid = {"CUDA_VISIBLE_DEVICES": ",".join(uuids), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    return {**by_uuid, VULKAN: indices}
 
 
 def matching(gpus: Sequence[Gpu], name: str) -> list[Gpu]:

@@ -36,7 +36,7 @@ AMD = {
     "ROCM_DISABLE_CRASH_DUMP": "1",
 }
 """What every child on an AMD card has, beside which cards it sees."""
-OF_DEVICES = ("CUDA", "HIP", "HSA", "ROC", "AMD", "GPU_", "PYTORCH_ROCM")
+OF_DEVICES = ("CUDA", "GGML_VK", "HIP", "HSA", "ROC", "AMD", "GPU_", "PYTORCH_ROCM")
 
 
 def make_amdsmi(*, hip_order: list[int] | None = None) -> SimpleNamespace:
@@ -82,6 +82,10 @@ def of_devices(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name.startswith(OF_DEVICES)}
 
 
+def seeing(indices: str) -> dict[str, str]:
+    return {"HIP_VISIBLE_DEVICES": indices, "GGML_VK_VISIBLE_DEVICES": indices}
+
+
 @pytest.mark.usefixtures("machine")
 def test_eight_cards_are_found_with_their_memory_and_architecture() -> None:
     cards = devices.inventory()
@@ -125,7 +129,7 @@ def test_the_users_choice_of_cards_is_divided_and_not_overridden(
     cards = devices.inventory()
     assert [card.index for card in cards] == [6, 7]
     env = of_devices(child_env(threads=1, gpus=[cards[1].uuid]))
-    assert env == {**AMD, "HIP_VISIBLE_DEVICES": "7"}
+    assert env == {**AMD, **seeing("7")}
 
 
 def test_a_number_is_no_beginning_of_a_uuid(machine: pytest.MonkeyPatch) -> None:
@@ -147,7 +151,7 @@ def test_the_environment_of_a_judge(tmp_path: Path) -> None:
         "judge-3", table=JudgeTable(), socket_dir=tmp_path, log_dir=tmp_path,
         threads=1, capacity=16, gpu=devices.inventory()[3], cores=(0, 1),
     )  # fmt: skip
-    assert of_devices(spec.env) == {**AMD, "HIP_VISIBLE_DEVICES": "3"}
+    assert of_devices(spec.env) == {**AMD, **seeing("3")}
 
 
 @pytest.mark.usefixtures("machine")
@@ -156,20 +160,22 @@ def test_the_environment_of_a_replica_on_two_cards(tmp_path: Path) -> None:
         ServeTable(), index=0, socket_dir=tmp_path, log_dir=tmp_path,
         gpus=[uuid_of(0), uuid_of(1)], config={},
     )  # fmt: skip
-    assert of_devices(spec.env) == {**AMD, "HIP_VISIBLE_DEVICES": "0,1"}
+    assert of_devices(spec.env) == {**AMD, **seeing("0,1")}
 
 
 @pytest.mark.usefixtures("machine")
 def test_the_environment_of_a_trainer_on_four_cards() -> None:
     gpus = [uuid_of(number) for number in range(4, 8)]
     env = child_env(threads=8, gpus=gpus, extra=QUIET)
-    assert of_devices(env) == {**AMD, "HIP_VISIBLE_DEVICES": "4,5,6,7"}
+    assert of_devices(env) == {**AMD, **seeing("4,5,6,7")}
 
 
 @pytest.mark.usefixtures("machine")
 def test_a_child_without_cards_sees_none() -> None:
     env = of_devices(child_env(threads=1))
-    assert env == {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "-1"}
+    assert env == {
+        "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "-1", "GGML_VK_VISIBLE_DEVICES": ""
+    }  # fmt: skip
 
 
 def test_a_candidates_sandbox_shows_kfd_the_render_nodes_and_no_other_device(

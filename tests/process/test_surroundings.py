@@ -39,10 +39,11 @@ def make_gpu(index: int, *, vendor: Vendor = Vendor.NVIDIA) -> Gpu:
 
 def test_a_cpu_child_sees_no_gpu_and_no_secret(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setenv("GGML_VK_VISIBLE_DEVICES", "0,1")
     monkeypatch.setenv("HF_TOKEN", "hf_s3cr3t")
     monkeypatch.setenv("WANDB_API_KEY", "s3cr3t")
     env = child_env(threads=3, extra={"HSA_X": "1"})
-    assert env["CUDA_VISIBLE_DEVICES"] == ""
+    assert env["CUDA_VISIBLE_DEVICES"] == env["GGML_VK_VISIBLE_DEVICES"] == ""
     assert (env["OMP_NUM_THREADS"], env["OMP_WAIT_POLICY"], env["HSA_X"]) == ("3", "passive", "1")
     assert "s3cr3t" not in " ".join(env.values())
     assert env["PATH"] == os.environ["PATH"]
@@ -53,12 +54,13 @@ def test_an_nvidia_child_is_pinned_by_uuid_in_pci_order():
     assert visibility(["GPU-11"], gpus=cards) == {
         "CUDA_VISIBLE_DEVICES": "GPU-11",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "GGML_VK_VISIBLE_DEVICES": "1",
     }
 
 
-def test_an_amd_child_is_pinned_by_one_variable_only():
+def test_an_amd_child_is_pinned_by_one_variable_of_rocm_only():
     env = visibility(["GPU-11"], gpus=[make_gpu(1, vendor=Vendor.AMD)])
-    assert env["HIP_VISIBLE_DEVICES"] == "1"
+    assert env["HIP_VISIBLE_DEVICES"] == env["GGML_VK_VISIBLE_DEVICES"] == "1"
     assert env["PYTORCH_ROCM_ARCH"] == "gfx942"
     assert not {"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"} & set(env)
 
