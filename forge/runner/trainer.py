@@ -20,13 +20,14 @@ import anyio
 from forge.errors import MachineError
 from forge.process.child import describe_exit
 from forge.records import Event, Metrics
+from forge.serve.engines import ENGINES
 from forge.train.handle import open_trainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from forge.config.schema import GrpoStage, SftStage
+    from forge.config.schema import GrpoStage, ServeTable, SftStage
     from forge.errors import Stalled
     from forge.process.child import Child
     from forge.rollout.pacing import PublishedSteps
@@ -174,6 +175,7 @@ async def own_trainer(
             publish_dtype=_publish_dtype(run),
             # Engines that sleep while it steps are awake for a publish before the next batch only.
             eval_every=1 if placement.sleeps else run.experiment.eval.every,
+            publish_timeout_s=publish_timeout_s(run.experiment.serve),
             observer=run.observer,
         ) as child:
             silence = await _until_exit(run, stage, child, desk)
@@ -212,6 +214,13 @@ def _publish_dtype(run: Run) -> Literal["bfloat16"] | None:
     """Engines that compute in bf16 are sent bf16: half of the bytes. An exact one gets what was
     trained."""
     return "bfloat16" if run.experiment.serve.precision == "fast" and run.placement.train else None
+
+
+def publish_timeout_s(serve: ServeTable) -> float:
+    """The longest that a publish may take: replicas one after the other, each of which ends its
+    requests, is started again and answers; once more that for running turns and the probe."""
+    start_s = serve.start_timeout_s or max(kind.start_timeout_s for kind in ENGINES.values())
+    return (serve.replicas + 1) * (2 * serve.request_timeout_s + start_s)
 
 
 def _of_memory(failure: Mapping[str, Any], *, doing: str, scales: Sequence[float]) -> str:

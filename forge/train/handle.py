@@ -64,6 +64,7 @@ async def open_trainer(
     micro_batch_scale: float = 1.0,
     publish_dtype: Literal["float32", "bfloat16"] | None = None,
     eval_every: int = 0,
+    publish_timeout_s: float = 600.0,
     observer: ProcessObserver | None = None,
 ) -> AsyncIterator[Child]:
     """Start the trainer of a stage; it resumes from the last whole checkpoint in `work_dir`, if
@@ -85,6 +86,7 @@ async def open_trainer(
         micro_batch_scale: less than 1 for smaller micro-batches than the stage's.
         publish_dtype: what published weights are rounded to; None leaves them as trained.
         eval_every: steps between evaluations of a grpo stage, 0 for none.
+        publish_timeout_s: the longest that the runner takes to serve new weights everywhere.
 
     Raises:
         ConfigError: the stage and this model do not go together.
@@ -116,6 +118,7 @@ async def open_trainer(
         "micro_batch_scale": micro_batch_scale,
         "publish_dtype": publish_dtype,
         "eval_every": eval_every,
+        "publish_timeout_s": publish_timeout_s,
     }
     spec = ChildSpec(
         name="trainer",

@@ -316,6 +316,19 @@ async def test_a_trainer_gets_the_cards_of_its_role_and_sends_what_the_engine_co
     assert asked["stage"].parallel == "fsdp2"
 
 
+@trainers("raise SystemExit(1)", restarts=0)
+async def test_a_trainer_waits_for_a_publish_as_long_as_the_replicas_may_take(
+    stage: Stage,
+) -> None:
+    serve = ServeTable(replicas=2, request_timeout_s=900, start_timeout_s=300)
+    stage.run.experiment.serve = serve
+    with pytest.raises(ChildDied):
+        await stage.own()
+    drained_one_after_the_other_and_restarted_s = 2 * (900 + 300 + 900)
+    asked_s = stage.asked[0]["publish_timeout_s"]
+    assert asked_s >= drained_one_after_the_other_and_restarted_s + 900
+
+
 @trainers()
 async def test_reports_of_an_sft_step_are_stored_and_shown(stage: Stage) -> None:
     stage.progress.enter("sft-1", stage=1, total=5, unit="steps", busy={})

@@ -27,8 +27,6 @@ logger = logging.getLogger(__name__)
 
 # The supervisor answers a long poll within 30 s; three times that is silence.
 TAKE_TIMEOUT_S = 90.0
-# A publish ends when every replica has loaded the weights and passed its probe.
-PUBLISH_TIMEOUT_S = 600.0
 # /trained waits for the store, whose writer may be silent for 60 s before it is called stalled.
 ANSWER_TIMEOUT_S = 90.0
 
@@ -78,13 +76,15 @@ class Batch:
 class Control:
     """A blocking client of control.sock."""
 
-    def __init__(self, socket_path: Path, *, stop: StopFlag) -> None:
+    def __init__(self, socket_path: Path, *, stop: StopFlag, publish_timeout_s: float) -> None:
+        """`publish_timeout_s`: until every replica has loaded new weights and passed its probe."""
         self._client = httpx.Client(
             transport=httpx.HTTPTransport(uds=str(socket_path)),
             base_url="http://forge",
             trust_env=False,
         )
         self._stop = stop
+        self._publish_timeout_s = publish_timeout_s
 
     def close(self) -> None:
         """Nothing more will be said."""
@@ -113,7 +113,7 @@ class Control:
     def publish(self, *, step: int, path: Path, probe: Mapping[str, Any]) -> int:
         """Offer new weights; returns the policy version that all replicas now have."""
         body = {"step": step, "path": str(path), "probe": probe}
-        return self._post("/publish", body, timeout_s=PUBLISH_TIMEOUT_S)["version"]
+        return self._post("/publish", body, timeout_s=self._publish_timeout_s)["version"]
 
     def trained(self, *, step: int, metrics: Mapping[str, float]) -> None:
         """Acknowledge a batch."""

@@ -40,7 +40,11 @@ def train_turns(settings: Settings) -> None:
     join_process_group()
     rank, budget = int(os.environ.get("RANK", "0")), settings.micro_batch_tokens
     with (
-        closing(Control(settings.control_socket, stop=stop)) as control,
+        closing(
+            Control(
+                settings.control_socket, stop=stop, publish_timeout_s=settings.publish_timeout_s
+            )
+        ) as control,
         reported_when_full(control, rank=rank, micro_batch_tokens=budget),
     ):
         trainer = make_trainer(settings, control=control)

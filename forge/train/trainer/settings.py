@@ -49,6 +49,8 @@ class Settings:
     """UUID of this rank's GPU where others use it too."""
     eval_every: int = 0
     """Steps between evaluations of a grpo stage; 0 for none."""
+    publish_timeout_s: float = 600.0
+    """The longest that a publish takes the runner."""
 
     @property
     def micro_batch_tokens(self) -> int:
@@ -90,6 +92,7 @@ class Settings:
             publish_dtype=_DTYPES[config["publish_dtype"]],
             shared_card=_own(config["gpus"], shared=config["shared_gpus"]),
             eval_every=config["eval_every"],
+            publish_timeout_s=config["publish_timeout_s"],
         )
 
 
