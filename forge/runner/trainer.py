@@ -75,8 +75,13 @@ def plugged(
 
     async def on_publish(path: Path, step: int, probe: Probe | None) -> int:
         await desk.until_awake()
+
+        def on_served() -> None:
+            if step < desk.last_step:  # the last one ends the stage: the store has it first
+                published.advance(step)
+
         row = await run.weights.publish(
-            path, stage=desk.stage, step=step, probe=probe, keep=keep(step)
+            path, stage=desk.stage, step=step, probe=probe, keep=keep(step), on_served=on_served
         )
         desk.steps[row.version] = step
         run.progress.policy_version = row.version

@@ -25,7 +25,7 @@ from forge.runner.turnover import Turnover
 from forge.train.durable import is_kept
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from forge.config.schema import Experiment
@@ -140,21 +140,30 @@ class WeightSync:
         return found[1] if found and found[0] == stage else None
 
     async def publish(
-        self, path: Path, *, stage: int, step: int, probe: Probe | None, keep: bool
+        self,
+        path: Path,
+        *,
+        stage: int,
+        step: int,
+        probe: Probe | None,
+        keep: bool,
+        on_served: Callable[[], None] = lambda: None,
     ) -> PolicyVersion:
         """Give new weights to every replica. Returns once each answered with the version and passed
-        the probe.
+        the probe, and the store has it.
 
         Args:
             path: Complete directory, owned by us from here on.
             keep: Leave it in place when the next version takes over.
+            on_served: Called as soon as turns are played with it: reading the weights to their
+                end for the store may take longer.
         Raises:
             ChildDied: a replica serves other weights than it acknowledged, twice.
 
         """
         began, version = time.monotonic(), self._last_version + 1
         self._steps[version] = stage, step
-        digest, failure, gap = "", None, 0.0
+        digest, failure, gap, publish_s = "", None, 0.0, 0.0
 
         async def read() -> None:
             nonlocal digest
@@ -166,6 +175,8 @@ class WeightSync:
                 async with self.gate.publish():
                     gap = await self._serve(path, version, probe)
                     self.current, self.step = self.current.then(path, version=version), step
+                publish_s = time.monotonic() - began
+                on_served()
             except ForgeError as error:  # bare, not in the task group's
                 failure = error
         if failure is not None:
@@ -178,7 +189,7 @@ class WeightSync:
             step=step,
             path=str(path),
             sha256=digest,
-            publish_s=time.monotonic() - began,
+            publish_s=publish_s,
             probe_gap=gap,
         )
         await self._sink.put(row)

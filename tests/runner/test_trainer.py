@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,12 +16,13 @@ from forge.config.schema import EvalTable, ServeTable, SftStage
 from forge.errors import ChildDied, MachineError, Stalled, Stopped
 from forge.process.child import ChildSpec, open_child
 from forge.process.devices import Gpu, Vendor
-from forge.records import Event, Metrics
+from forge.records import Event, Metrics, PolicyVersion
 from forge.rollout.pacing import PublishedSteps
-from forge.runner import trainer
+from forge.runner import trainer, weights
 from forge.runner.context import Run
 from forge.runner.control import Control
 from forge.runner.desk import TrainerDesk
+from forge.runner.gate import TurnGate
 from forge.runner.placement import Placement
 from forge.runner.progress import Progress
 from forge.runner.stopping import StopRequest
@@ -57,6 +59,8 @@ class Recorder:
 
     async def put(self, *records: Any) -> None:
         self.records += records
+
+    async def flush(self) -> None: ...
 
 
 class Stage:
@@ -249,6 +253,33 @@ async def test_a_checkpoint_that_is_published_again_leaves_its_step_its_numbers(
     again, _, after = (row.values for row in stage.writer.records)
     assert set(again) == {"weights/publish/seconds", "weights/probe_gap/mean"}
     assert {"step/wall/seconds", "idle/serve/seconds"} < set(after)
+
+
+async def test_groups_are_admitted_while_the_store_still_reads_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for the last step, whose publish ends the stage."""
+    is_read = threading.Event()
+    monkeypatch.setattr(weights, "_sha256_of_weights", lambda path: is_read.wait(5) and "0")
+    stage = Stage(tmp_path, [])
+    stage.run.weights = weights.WeightSync(
+        weights.Begin(weights=Weights(full=tmp_path)), attempt=1, precision="exact",
+        gate=TurnGate(timeout_s=5), sink=stage.writer,
+    )  # fmt: skip
+    with trainer.plugged(stage.run, stage.desk, stage.published, keep=lambda step: True):
+        publish = stage.control.on_publish
+        assert publish is not None
+        for step, served in ((4, 4), (5, 4)):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(publish, tmp_path, step, None)
+                await anyio.sleep(0.05)
+                assert stage.published.step == served
+                assert stage.run.weights.step == step
+                is_read.set()
+            assert stage.published.step == step
+            is_read.clear()
+    rows = [record for record in stage.writer.records if isinstance(record, PolicyVersion)]
+    assert [row.publish_s < 0.05 for row in rows] == [True, True]
 
 
 async def published_row(*args: object, **kwargs: object) -> SimpleNamespace:
