@@ -155,8 +155,10 @@ def find_fault(engine: str, found: Interpreter, *, num_gpus: int) -> str | None:
         return "it needs a GPU, and devices.serve gives it none; llama and hf run on the CPU"
     if engine == "llama" and num_gpus and not found.has_gpu_llama:
         cards = "1 GPU" if num_gpus == 1 else f"{num_gpus} GPUs"
+        other = sorted(found.llama_backends & {"cuda", "hip"})  # of cards that are not here
+        built = other[0] if other else "the CPU"
         return (
-            f"llama.cpp is built for the CPU{found.where}, and devices.serve gives it {cards};"
+            f"llama.cpp is built for {built}{found.where}, and devices.serve gives it {cards};"
             " `make setup LLAMA=cuda` (or hip, vulkan) builds it for them"
         )
     return None

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge.errors import MachineError
+from forge.process.devices import Vendor, inventory
 from forge.process.environment import child_env
 from forge.serve import interpreter
 
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
 
 ASK_TIMEOUT_S = 60.0
 """For another interpreter to start and say what it has."""
-GPU_BACKENDS = frozenset({"cuda", "hip", "vulkan"})
+GPU_BACKENDS = {
+    Vendor.NVIDIA: frozenset({"cuda", "vulkan"}),
+    Vendor.AMD: frozenset({"hip", "vulkan"}),
+}
 """Of llama.cpp, as `make setup LLAMA=` names them."""
 TESTED_VLLM = "0.24"
 """Minor version that `forge.serve.vllm` was run with; pyproject.toml asks for it."""
@@ -52,8 +56,9 @@ class Interpreter:
 
     @property
     def has_gpu_llama(self) -> bool:
-        """Whether llama.cpp was built for some GPU."""
-        return bool(self.llama_backends & GPU_BACKENDS)
+        """Whether llama.cpp was built for this machine's GPUs; where it has none, for any."""
+        vendors = {gpu.vendor for gpu in inventory()} or set(Vendor)
+        return any(self.llama_backends & GPU_BACKENDS[vendor] for vendor in vendors)
 
 
 def read_interpreter(table: ServeTable | None = None) -> Interpreter:

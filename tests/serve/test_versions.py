@@ -11,6 +11,7 @@ import pytest
 
 from forge.config.schema import ServeTable
 from forge.errors import MachineError
+from forge.process.devices import Gpu, Vendor
 from forge.serve.engines import (
     ENGINES,
     check_engine,
@@ -75,6 +76,26 @@ def test_a_llama_built_for_the_cpu_is_named_where_it_gets_gpus() -> None:
     assert "built for the CPU, and devices.serve gives it 2 GPUs; `make setup LLAMA=cuda`" in said
     built = replace(LLAMA, llama_backends=LLAMA.llama_backends | {"cuda"})
     assert find_fault("llama", built, num_gpus=2) is None
+
+
+@pytest.mark.parametrize(
+    ("vendor", "backend", "fits"),
+    [
+        (Vendor.NVIDIA, "cuda", True), (Vendor.NVIDIA, "hip", False), (Vendor.AMD, "hip", True),
+        (Vendor.AMD, "cuda", False), (Vendor.AMD, "vulkan", True), (Vendor.NVIDIA, "vulkan", True),
+    ],
+)  # fmt: skip
+def test_a_llama_built_for_another_vendors_cards_would_run_on_the_cpu_and_is_refused(
+    monkeypatch: pytest.MonkeyPatch, vendor: Vendor, backend: str, fits: bool
+) -> None:
+    card = Gpu(vendor=vendor, index=0, uuid="GPU-1", name="x", memory_bytes=1, free_bytes=1)
+    monkeypatch.setattr("forge.serve.versions.inventory", lambda: (card,))
+    built = replace(LLAMA, llama_backends=frozenset({"cpu", backend}))
+    said = find_fault("llama", built, num_gpus=1)
+    if fits:
+        assert said is None
+    else:
+        assert f"llama.cpp is built for {backend}, and devices.serve gives it 1 GPU" in (said or "")
 
 
 def test_auto_takes_the_fastest_that_serves_the_model_on_these_devices(
