@@ -267,8 +267,7 @@ async def test_groups_are_admitted_while_the_store_still_reads_the_weights(
         gate=TurnGate(timeout_s=5), sink=stage.writer,
     )  # fmt: skip
     with trainer.plugged(stage.run, stage.desk, stage.published, keep=lambda step: True):
-        publish = stage.control.on_publish
-        assert publish is not None
+        publish: Any = stage.control.on_publish
         for step, served in ((4, 4), (5, 4)):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(publish, tmp_path, step, None)
