@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from forge.errors import ConfigError, MachineError, Stalled
 from forge.records import Finish
+from forge.serve import app
 from forge.serve.app import Endpoints
 from forge.serve.chat import Texts
 from forge.serve.completions import request_from
@@ -195,7 +196,23 @@ async def test_a_sleeping_engine_answers_health_and_wake_only() -> None:
     assert engine.does == ["sleep", "wake"], "twice is once"
 
 
-async def test_an_engine_sleeps_only_when_idle_and_able() -> None:
+async def test_an_engine_that_still_aborts_is_waited_for_before_it_sleeps() -> None:
+    engine = FakeEngine()
+    engine.now = EngineStatus(version=0, running=1)
+
+    async def abort() -> None:
+        await anyio.sleep(0.1)
+        engine.now = EngineStatus(version=0)
+
+    async with client(engine) as http, anyio.create_task_group() as tasks:
+        tasks.start_soon(abort)
+        assert (await http.post("/sleep", json={})).status_code == 200
+        assert (await http.get("/health")).json()["running"] == 0
+    assert engine.does == ["sleep"]
+
+
+async def test_an_engine_sleeps_only_when_idle_and_able(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "ABORTED_S", 0.05)
     busy, unable = FakeEngine(), FakeEngine(features=frozenset())
     busy.now = EngineStatus(version=0, running=1, waiting=2)
     for engine, status, said in ((busy, 503, "3 samples"), (unable, 400, "no sleep")):
