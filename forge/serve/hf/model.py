@@ -159,6 +159,9 @@ def _read(path: Path, dtype: torch.dtype) -> Any:
         model, told = read
     except NOT_LOADED as error:
         raise ConfigError(f"{path}: not a checkpoint that can be served: {_line(error)}") from error
+    # Training's, where a mixture's config has it: with a cache its mask is of another length.
+    if getattr(model.config, "output_router_logits", False):
+        model.config.output_router_logits = False
     # Told as a warning only; what is missing would be random.
     for what in ("missing_keys", "mismatched_keys"):
         if names := sorted(map(str, told.get(what) or ())):
