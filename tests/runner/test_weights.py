@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +54,14 @@ class Recorder:
         """Everything put is on disk."""
 
 
-def weight_sync(tmp_path: Path, serving: Serving) -> tuple[WeightSync, Recorder]:
+def weight_sync(
+    tmp_path: Path, serving: Serving, *, precision: str = "exact"
+) -> tuple[WeightSync, Recorder]:
     sink = Recorder()
     sync = WeightSync(
         Begin(weights=Weights(full=tmp_path, version=7), last_version=7),
         attempt=1,
-        precision="exact",
+        precision=precision,
         gate=TurnGate(timeout_s=5),
         sink=sink,
     )
@@ -90,6 +93,40 @@ async def test_a_replica_one_version_behind_fails_the_probe(tmp_path: Path) -> N
     with pytest.raises(ChildDied, match=r"version 8.*other weights.*0\.008"):
         await sync.publish(new_dir(tmp_path, "w"), stage=3, step=1, probe=PROBE, keep=True)
     assert sync.version == 7
+
+
+@pytest.mark.parametrize(
+    ("precision", "before", "is_behind"),
+    [
+        ("fast", [-0.991, -2.009], True),
+        ("fast", [-1.0, -2.0], False),
+        ("fast", [-0.98, -2.02], False),
+        ("fast", None, False),
+        ("exact", None, True),
+    ],
+    ids=["nearer to the old", "a step of nothing", "no nearer", "no old", "beyond the limit"],
+)
+async def test_rounding_is_told_from_old_weights_by_which_are_nearer(
+    tmp_path: Path, precision: str, before: list[float] | None, is_behind: bool
+) -> None:
+    """The engine is 0.008 off: since it computes in bf16, or since it serves the old weights."""
+    serving = FakeServing(behind=1)
+    sync, sink = weight_sync(tmp_path, serving, precision=precision)
+    probe = replace(PROBE, before=before)
+    await sync.publish(new_dir(tmp_path, "w"), stage=3, step=1, probe=probe, keep=True)
+    assert serving.published == ([8, 8] if is_behind else [8])
+    assert bool([r for r in sink.records if isinstance(r, Event)]) is is_behind
+
+
+async def test_a_replica_that_stays_behind_in_bf16_ends_the_run(tmp_path: Path) -> None:
+    class Stuck(FakeServing):
+        async def probe(self, prompt_ids: Any, completion_ids: Any) -> list[list[float]]:
+            return [[-0.992, -2.008]]
+
+    sync, _ = weight_sync(tmp_path, Stuck(), precision="fast")
+    probe = replace(PROBE, before=[-0.99, -2.01])
+    with pytest.raises(ChildDied, match=r"other weights.*0\.008.*0\.002 to the weights before"):
+        await sync.publish(new_dir(tmp_path, "w"), stage=3, step=1, probe=probe, keep=True)
 
 
 async def test_a_replica_that_catches_up_is_published_to_once_more(tmp_path: Path) -> None:

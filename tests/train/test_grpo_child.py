@@ -30,7 +30,7 @@ def make_samples(num: int, *, seed: int, version: int, model_dir: Path) -> list[
     """Random tokens of random lengths, with the model's own log probabilities."""
     from transformers import Qwen3ForCausalLM
 
-    from forge.train.trainer.weights import score
+    from forge.train.trainer.probes import score
 
     model = Qwen3ForCausalLM.from_pretrained(model_dir)
     draw = random.Random(seed)
@@ -79,11 +79,16 @@ async def train(fake: FakeSupervisor, served: Served, *, model: Path, at: Path) 
             assert reason.startswith("exit 0"), child.last_log_lines(60)
 
 
+def as_before(probe: dict[str, Any]) -> dict[str, Any]:
+    """What it says of the weights that were served until then."""
+    return probe | {"logprobs": probe["before"]}
+
+
 def mean_gap(model_dir: str, probe: dict[str, Any]) -> float:
     """Mean |Δ logprob| of a published directory to a probe."""
     from transformers import Qwen3ForCausalLM
 
-    from forge.train.trainer.weights import score
+    from forge.train.trainer.probes import score
 
     model = Qwen3ForCausalLM.from_pretrained(model_dir)
     got = score(model, probe["prompt_ids"], probe["completion_ids"])
@@ -112,6 +117,9 @@ def test_a_stage_is_trained_published_saved_and_resumed(
     before, after = supervisor.published
     assert mean_gap(after["path"], after["probe"]) < 1e-6
     assert mean_gap(before["path"], after["probe"]) > 1e-3, "one version behind must be seen"
+    assert before["probe"]["prompt_ids"] == after["probe"]["prompt_ids"]
+    assert mean_gap(str(tiny_model), as_before(before["probe"])) < 1e-6
+    assert mean_gap(before["path"], as_before(after["probe"])) < 1e-6
 
     last = find_last_checkpoint(tmp_path / "work")
     assert last is not None
@@ -122,7 +130,9 @@ def test_a_stage_is_trained_published_saved_and_resumed(
 
     assert supervisor.order[0] == "/publish", "before anything is generated"
     assert [p["step"] for p in supervisor.published] == [1, 2, 2, 3]
-    again = supervisor.published[2]
+    again, last_one = supervisor.published[2:]
+    assert again["probe"] == {k: v for k, v in after["probe"].items() if k != "before"}
+    assert mean_gap(again["path"], as_before(last_one["probe"])) < 1e-6
     assert again["path"] != after["path"]
     weights = [Path(p["path"], "model.safetensors").read_bytes() for p in (after, again)]
     assert weights[0] == weights[1]
@@ -141,8 +151,9 @@ def test_an_adapter_is_published_alone_and_trained_further_on_its_base(
     from transformers import Qwen3ForCausalLM
 
     from forge.train.trainer.grpo_stage import make_trainer
+    from forge.train.trainer.probes import Tokens, probe, score
     from forge.train.trainer.settings import Settings
-    from forge.train.trainer.weights import probe, save_weights, score
+    from forge.train.trainer.weights import save_weights
 
     table = ModelTable(path=str(tiny_model), lora=LoraTable(r=4))
     settings = Settings(
@@ -163,7 +174,7 @@ def test_an_adapter_is_published_alone_and_trained_further_on_its_base(
     save_weights(trainer.policy, tmp_path / "a", model_dir=tiny_model, sync=False)
     assert (tmp_path / "a" / "adapter_model.safetensors").is_file()
     assert not (tmp_path / "a" / "model.safetensors").exists()
-    wanted = probe(trainer.policy, None, seed=0)
+    wanted = probe(trainer.policy, Tokens(prompt=range(5, 30), completion=range(40, 72)))
     base = Qwen3ForCausalLM.from_pretrained(tiny_model)
     loaded = PeftModel.from_pretrained(base, str(tmp_path / "a"))
     got = score(loaded, wanted["prompt_ids"], wanted["completion_ids"])

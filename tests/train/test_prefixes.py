@@ -99,7 +99,7 @@ def test_loss_and_gradient_are_those_of_padded_rows(
 def test_what_is_probed_and_scored_without_a_row_is_what_it_was(
     trainers: dict[bool, Any],
 ) -> None:
-    from forge.train.trainer.weights import score
+    from forge.train.trainer.probes import score
 
     prompt, answer = list(range(5, 30)), list(range(40, 60))
     want = score(trainers[False].policy, prompt, answer)

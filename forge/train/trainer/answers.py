@@ -32,10 +32,11 @@ from forge.train.trainer.control import Control, StopFlag
 from forge.train.trainer.memory import reported_when_full, take_peak_bytes
 from forge.train.trainer.model import load_model
 from forge.train.trainer.parallel import World, join_process_group
+from forge.train.trainer.probes import Tokens, probe
 from forge.train.trainer.rows import BatchOrder, read_rows
 from forge.train.trainer.scoring import score_labelled_positions_only
 from forge.train.trainer.settings import Settings, load_tokenizer
-from forge.train.trainer.weights import free_dir, probe, save_weights, snapshot
+from forge.train.trainer.weights import free_dir, save_weights, snapshot
 
 if TYPE_CHECKING:
     from torch.utils.data import Sampler
@@ -60,7 +61,8 @@ def train_answers(settings: Settings) -> None:
         ) as control,
         reported_when_full(control, rank=rank, micro_batch_tokens=budget),
     ):
-        trainer = make_trainer(settings, rows=read_rows(settings.rows_path))
+        rows = read_rows(settings.rows_path)
+        trainer = make_trainer(settings, rows=rows)
         trainer.add_callback(Reporter(trainer, control=control, stop=stop))
         last = find_last_checkpoint(settings.work_dir)
         logger.info("training %d rows from %s", len(trainer.rows), last or settings.model_dir)
@@ -69,21 +71,23 @@ def train_answers(settings: Settings) -> None:
         if step < trainer.state.max_steps:
             logger.info("stopped after step %d of %d, saved", step, trainer.state.max_steps)
             return
-        _publish(trainer, settings, control)
+        _publish(trainer, settings, control, tokens=Tokens.of_rows(rows.to_list()))
 
 
-def _publish(trainer: AnswerTrainer, settings: Settings, control: Control) -> None:
+def _publish(
+    trainer: AnswerTrainer, settings: Settings, control: Control, *, tokens: Tokens | None
+) -> None:
     """The weights as they are at the end. Collective."""
     model: Any = trainer.model
     step = trainer.state.global_step
     with trainer.card.taken():
         weights = snapshot(model, dtype=settings.publish_dtype)
-        tokens = probe(model, None, seed=settings.seed)
+        scored = None if tokens is None else probe(model, tokens)
     if not trainer.world.is_main:
         return
     path = free_dir(settings.weights_dir, f"sft-{step:06d}")
     save_weights(model, path, model_dir=settings.model_dir, sync=True, weights=weights)
-    control.publish(step=step, path=path, probe=tokens)
+    control.publish(step=step, path=path, probe=scored)
 
 
 def make_trainer(settings: Settings, *, rows: Dataset) -> AnswerTrainer:

@@ -73,7 +73,7 @@ class Publisher:
 def write_and_offer(
     policy: Any,
     weights: dict[str, torch.Tensor],
-    probe: dict[str, Any],
+    probe: dict[str, Any] | None,
     *,
     settings: Settings,
     server: Control,

@@ -110,7 +110,7 @@ class Control:
             wait_s=time.monotonic() - start,
         )
 
-    def publish(self, *, step: int, path: Path, probe: Mapping[str, Any]) -> int:
+    def publish(self, *, step: int, path: Path, probe: Mapping[str, Any] | None) -> int:
         """Offer new weights; returns the policy version that all replicas now have."""
         body = {"step": step, "path": str(path), "probe": probe}
         return self._post("/publish", body, timeout_s=self._publish_timeout_s)["version"]

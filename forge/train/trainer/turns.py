@@ -32,13 +32,13 @@ from forge.train.trainer.background import Publisher, write_and_offer
 from forge.train.trainer.card import SharedCard
 from forge.train.trainer.checkpoint import WholeCheckpoints
 from forge.train.trainer.memory import take_peak_bytes
-from forge.train.trainer.microbatches import MicroBatch, cut_batch, num_tokens
+from forge.train.trainer.microbatches import MicroBatch, cut_batch
 from forge.train.trainer.parallel import LocalNumbers, World
+from forge.train.trainer.probes import Prober
 from forge.train.trainer.stepstats import StepStats
-from forge.train.trainer.weights import probe, snapshot
+from forge.train.trainer.weights import snapshot
 
 if TYPE_CHECKING:
-    from forge.records import Sample
     from forge.train.trainer.control import Batch, Control
     from forge.train.trainer.prefixes import PrefixRow
     from forge.train.trainer.settings import Settings
@@ -58,7 +58,7 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
         self.card = SharedCard(settings.shared_card)
         self.stats = StepStats(clip_low=self.epsilon_low, clip_high=self.epsilon_high)
         self.taken: Batch | None = None
-        self._samples: list[Sample] = []
+        self._prober = Prober(settings.work_dir / "probe.json")
         self._cut: list[MicroBatch] = []
         self._passes_left = 0
         self._current: MicroBatch | None = None
@@ -208,7 +208,10 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
         samples = read_batch(batch.samples_path)
         if not samples:
             raise ValueError(f"{batch.samples_path}: a batch without samples")
-        self.taken, self._samples = batch, samples
+        self.taken = batch
+        if not self._prober.is_ready:
+            with self.card.taken():
+                self._prober.choose(samples, self.policy, keeps=self.world.is_main)
         self._cut = cut_batch(
             samples,
             max_tokens=self.settings.micro_batch_tokens,
@@ -243,10 +246,9 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
     def publish(self, *, in_background: bool = False) -> None:
         """Offer the weights as they are to every replica. Collective."""
         started = time.monotonic()
-        shortest = min(self._samples, key=num_tokens, default=None)
         with self.card.taken():
             weights = snapshot(self.policy, dtype=self.settings.publish_dtype)
-            tokens = probe(self.policy, shortest, seed=self.settings.seed)
+            tokens = self._prober.take(self.policy)
         if not self.world.is_main:
             return
         copied_s = time.monotonic() - started
