@@ -75,6 +75,7 @@ from forge.store.writer import Writer, open_writer
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
+    from forge.config.schema import JudgeTable
     from forge.process.gpu_claim import Claim
 
 log = logging.getLogger(__name__)
@@ -304,7 +305,7 @@ class _Work:
     async def _open_pool(self) -> AsyncIterator:
         self.progress.label = "prepare: judges"
         async with open_pool(
-            self.experiment.judge,
+            _without_key(self.experiment),
             socket_dir=self.socket_dir,
             log_dir=self.paths.logs(self.attempt),
             observer=self.observer,
@@ -455,6 +456,12 @@ class _Work:
         self.console.say(
             f"eval-{index}: pass@1 {result.pass_at_1:.1%} {interval}  {compiles}  ({size})"
         )
+
+
+def _without_key(experiment: Experiment) -> JudgeTable:
+    """`[judge]`, whose children do not get the key of serve.url, whatever its variable's name."""
+    judge, key = experiment.judge, experiment.serve.api_key_env
+    return judge.model_copy(update={"env": {key: "", **judge.env}}) if key else judge
 
 
 def _log_to(path: Path) -> None:

@@ -22,6 +22,7 @@ from forge.errors import ChildDied, MachineError
 from forge.exits import ending_of
 from forge.process.child import ChildSpec, open_child
 from forge.process.devices import Gpu, Vendor
+from forge.process.environment import child_env
 from forge.runner import run as run_module
 from forge.runner.console import Console
 from forge.runner.placement import Placement
@@ -138,6 +139,27 @@ async def test_each_role_is_handed_the_cards_that_its_plan_gave_it(
     assert seen["shared"] == {"GPU-1"}
     assert (seen["table"].engine, seen["table"].memory_share) == ("vllm", 0.4)
     assert seen["max_lora_rank"] == 64
+
+
+async def test_judges_are_not_given_the_key_of_servers_whatever_its_name(
+    supervised: Supervised, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    envs: list[dict[str, str]] = []
+
+    @asynccontextmanager
+    async def open_pool(table: Any, **_keys: Any) -> AsyncIterator[None]:
+        envs.append(child_env(threads=1, extra=table.env))
+        yield
+
+    monkeypatch.setattr(run_module, "open_pool", open_pool)
+    monkeypatch.setenv("OUR_SERVER_PASS", "sesame")
+    for name in ("OUR_SERVER_PASS", None):
+        serve = supervised.experiment.serve.model_copy(update={"api_key_env": name})
+        experiment = supervised.experiment.model_copy(update={"serve": serve})
+        work = make_work(experiment, supervised.paths, placement=Placement())
+        async with work._open_pool():
+            pass
+    assert [env["OUR_SERVER_PASS"] for env in envs] == ["", "sesame"]
 
 
 async def test_the_cards_of_an_attempt_are_recorded(supervised: Supervised) -> None:
