@@ -146,3 +146,33 @@ def test_what_is_written_is_what_the_weights_were_when_they_were_handed_over(
         torch.testing.assert_close(tensor.float(), before[name], atol=1e-2, rtol=1e-2)
     again = Qwen3ForCausalLM.from_pretrained(tmp_path / "w", dtype="auto")
     assert again.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_what_a_router_adds_is_written_as_it_is_trained_whatever_the_dtype(
+    is_wrapped: bool,
+) -> None:
+    """Four experts that are apart in f32 and tie in bf16: of a parameter and of a buffer."""
+    import torch
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+    from transformers import AfmoeConfig, AfmoeForCausalLM
+
+    from forge.train.trainer.weights import snapshot
+
+    config = AfmoeConfig(
+        vocab_size=64, hidden_size=16, intermediate_size=16, moe_intermediate_size=8,
+        num_hidden_layers=3, num_dense_layers=1, num_attention_heads=2, num_key_value_heads=1,
+        head_dim=8, num_experts=4, num_experts_per_tok=2, num_shared_experts=1,
+    )  # fmt: skip
+    model: Any = AfmoeForCausalLM(config)
+    biases = torch.tensor([0.1, 0.1003, 0.1006, 0.1009])
+    layers = model.model.layers
+    layers[1].mlp.expert_bias.data.copy_(biases)
+    layers[2].register_buffer("correction", biases)
+    if is_wrapped:
+        for i in (1, 2):
+            layers[i] = checkpoint_wrapper(layers[i])
+    copy = snapshot(model, dtype=torch.bfloat16)
+    assert copy["model.layers.1.mlp.expert_bias"].tolist() == biases.tolist()
+    assert copy["model.layers.2.correction"].tolist() == biases.tolist()
+    assert copy["model.layers.1.self_attn.q_proj.weight"].dtype == torch.bfloat16

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,10 +42,10 @@ def snapshot(
     """Copies of what is trained, on the CPU: the weights may change while these are written.
 
     All weights, or of a PEFT model the adapter that is trained. Parameters are rounded to `dtype`
-    where one is given; buffers never (a router's bias does not survive bf16). Tensors that share
-    memory go on sharing it. Where the model is sharded, a collective of all ranks.
+    where one is given, but for those of `_exact`. Tensors that share memory go on sharing it. Where
+    the model is sharded, a collective of all ranks.
     """
-    buffers = {name for name, _ in model.named_buffers()}
+    exact = set() if dtype is None else _exact(model)
     is_adapter = hasattr(model, "peft_config")
     copy = _Copier(is_pinned=_num_bytes(model, dtype) <= PINNED_BYTES)
     copies: dict[tuple[int, torch.Size], torch.Tensor] = {}
@@ -59,11 +58,27 @@ def snapshot(
         key = (shard.data_ptr(), tensor.shape)
         whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
         if key not in copies or not shard.numel():
-            is_rounded = dtype is not None and name not in buffers and whole.is_floating_point()
+            is_rounded = dtype is not None and name not in exact and whole.is_floating_point()
             copies[key] = copy(whole.detach(), dtype=dtype if is_rounded else whole.dtype)
         found[name] = copies[key]
     copy.wait()
     return found
+
+
+def _exact(model: torch.nn.Module) -> set[str]:
+    """Names of what is never rounded: buffers, weights that no gradient moves and those that the
+    model keeps in f32. A router's bias is one of these and does not survive bf16: experts tie."""
+    kept = [
+        part
+        for each in ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
+        for part in getattr(model, each, None) or ()
+    ]
+    named = dict(model.named_parameters(remove_duplicate=False))
+    frozen = {name for name, p in named.items() if not p.requires_grad}
+    buffers = {name for name, _ in model.named_buffers()}
+    in_f32 = {name for name in named if any(part in name.split(".") for part in kept)}
+    # Recomputation's wrapper takes its name out of state_dict, and nowhere else.
+    return {name.replace("_checkpoint_wrapped_module.", "") for name in buffers | frozen | in_f32}
 
 
 class _Copier:
@@ -114,7 +129,7 @@ def save_weights(
         if hasattr(model, "peft_config"):
             model.save_pretrained(str(partial), selected_adapters=["default"], state_dict=state)
         else:
-            ((dtype, _),) = Counter(t.dtype for t in state.values()).most_common(1)
+            dtype = max(state.values(), key=torch.Tensor.numel).dtype
             model.save_pretrained(str(partial), state_dict=state)
             _mend_config(partial / "config.json", dtype=dtype)
         for name in _SIDE_FILES:
