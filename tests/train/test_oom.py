@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from forge.config.schema import GrpoStage, ModelTable, RolloutTable, SftStage
 from tests.train.test_ranks import make_samples
@@ -123,3 +125,19 @@ def test_sft_without_a_budget_halves_its_whole_batch_and_learns_the_same(
     assert min(width for _, width in halves) < 33, "padding of the shorter half is gone"
     for name, tensor in weights.items():
         torch.testing.assert_close(same[name], tensor, atol=2e-5, rtol=1e-3, msg=name)
+
+
+@given(rows=st.integers(1, 40), width=st.integers(1, 300), budget=st.integers(1, 3000),
+       scale=st.sampled_from([1.0, 0.5]))  # fmt: skip
+def test_no_micro_batch_of_several_rows_is_above_its_budget(
+    rows: int, width: int, budget: int, scale: float
+) -> None:
+    from forge.train.trainer.answers import cut_rows, num_cuts
+
+    stage = SFT.model_copy(update={"micro_batch_tokens": budget})
+    settings = settings_of(stage, Path(), Path(), micro_batch_scale=scale)
+    batch = {"labels": torch.ones(rows, width, dtype=torch.long)}
+    parts = cut_rows(batch, num=min(num_cuts(settings, rows=rows, width=width), rows))
+    assert sum(len(part["labels"]) for part in parts) == rows
+    for part in parts:
+        assert part["labels"].numel() <= int(budget * scale) or len(part["labels"]) == 1

@@ -177,9 +177,7 @@ class AnswerTrainer(WholeCheckpoints, SFTTrainer):
         if self.args.packing:
             return super().training_step(model, inputs, num_items_in_batch)
         rows, width = inputs["input_ids"].shape
-        budget = self.settings.stage["micro_batch_tokens"]
-        wanted = 1 if budget is None else math.ceil(rows * width / budget)
-        (most,) = self.world.max([float(math.ceil(wanted / self.settings.micro_batch_scale))])
+        (most,) = self.world.max([float(num_cuts(self.settings, rows=rows, width=width))])
         micro_batches = cut_rows(inputs, num=min(int(most), rows))
         self.current_gradient_accumulation_steps = len(micro_batches)
         loss = torch.zeros((), device=self.args.device)
@@ -195,6 +193,16 @@ class AnswerTrainer(WholeCheckpoints, SFTTrainer):
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """Nobody reads it, and it walks all parameters."""
         return 0
+
+
+def num_cuts(settings: Settings, *, rows: int, width: int) -> int:
+    """Micro-batches of a batch whose longest row has `width` tokens: none above the budget, but for
+    one of a single row."""
+    budget = settings.stage["micro_batch_tokens"]
+    if budget is None:
+        return math.ceil(1 / settings.micro_batch_scale)
+    fits = max(1, int(budget * settings.micro_batch_scale) // width)
+    return math.ceil(rows / fits)
 
 
 def cut_rows(inputs: Mapping[str, torch.Tensor], *, num: int) -> list[dict[str, Any]]:
