@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -74,6 +75,28 @@ def test_the_numbers_of_a_full_gpu_are_told_before_the_trainer_ends(
         {"kind": "oom", "micro_batch_tokens": 50, "peak_bytes": 0, "free_bytes": 0, "rank": 0}
     ]
     assert not supervisor.trained
+
+
+@pytest.mark.parametrize(
+    ("text", "is_told"),
+    [
+        ("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA", True),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
+        ("NCCL error: ncclUnhandledCudaError: Cuda failure 2 'out of memory'", True),
+        ("CUDA error: an illegal memory access was encountered", False),
+    ],
+)
+def test_a_full_gpu_is_told_whoever_could_not_allocate(text: str, is_told: bool) -> None:
+    from forge.train.trainer.memory import reported_when_full
+
+    told: list[dict[str, Any]] = []
+    control: Any = SimpleNamespace(failed=lambda **numbers: told.append(numbers))
+    with (
+        pytest.raises(torch.AcceleratorError, match=re.escape(text[:20])),
+        reported_when_full(control, rank=1, micro_batch_tokens=50),
+    ):
+        raise torch.AcceleratorError(text)
+    assert [each["kind"] for each in told] == ["oom"] * is_told
 
 
 def test_half_the_scale_cuts_micro_batches_of_half_the_size(

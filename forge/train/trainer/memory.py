@@ -28,11 +28,20 @@ def take_peak_bytes() -> int:
     return peak
 
 
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether a GPU was full. Torch's allocator has a class for it; CUDA itself, its libraries and
+    NCCL do not, and these are what fails where an engine on the same card holds the rest."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    text = str(error)
+    return "out of memory" in text or "ALLOC_FAILED" in text
+
+
 @contextmanager
 def reported_when_full(
     control: Control, *, rank: int, micro_batch_tokens: int | None
 ) -> Iterator[None]:
-    """Tell the supervisor the numbers of a CUDA out of memory inside, which goes on upwards.
+    """Tell the supervisor the numbers of a GPU out of memory inside; the error goes on upwards.
 
     Args:
         micro_batch_tokens: in use here, a restart's scale included; None where a step is one
@@ -41,7 +50,9 @@ def reported_when_full(
     """
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
         peak, free = 0, 0
         if torch.cuda.is_available():
             peak, (free, _) = torch.cuda.max_memory_reserved(), torch.cuda.mem_get_info()
