@@ -137,6 +137,11 @@ class TrainerDesk:
         self._wake()
 
     @property
+    def is_taking(self) -> bool:
+        """It asks for a batch: there is nothing to publish before."""
+        return self._num_taking > 0
+
+    @property
     def is_publishing(self) -> bool:
         """A trainer's weights are on their way, or wait for engines that sleep."""
         return self._num_publishing > 0

@@ -3,6 +3,7 @@
     many turns    async with gate.turn()      each waits while a publish waits or holds
     evaluations   async with gate.pinned()    the same, as one long turn
     one publish   async with gate.publish()   waits until those have ended; preferred
+    naps          gate.hold(), release()      no turn begins while engines sleep
 
 Where the replicas see to the boundary themselves (`turnover.py`), turns pass: only what is pinned
 and a publish keep each other waiting.
@@ -38,17 +39,28 @@ class TurnGate:
         """Whether a publish and a training turn exclude each other."""
         self._running = 0
         self._publishing = 0
+        self._may_begin = anyio.Event()
+        self._may_begin.set()
         self._exclusive = anyio.Lock()
         self._condition = anyio.Condition()
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
         """Held from the first token of a training turn to its last."""
+        await self._may_begin.wait()
         if not self.stops_turns:
             yield
             return
         async with self.pinned():
             yield
+
+    def hold(self) -> None:
+        """Training turns wait to begin, without a deadline, until `release`."""
+        if self._may_begin.is_set():
+            self._may_begin = anyio.Event()
+
+    def release(self) -> None:
+        self._may_begin.set()
 
     @asynccontextmanager
     async def pinned(self) -> AsyncIterator[None]:

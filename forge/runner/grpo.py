@@ -105,7 +105,7 @@ async def run_grpo_stage(run: Run, stage: GrpoStage, index: int, *, start: Weigh
             tasks.start_soon(stop_producing)
             tasks.start_soon(midway.run)
             if run.placement.sleeps and run.replicas is not None:
-                tasks.start_soon(take_naps, run.replicas, desk)
+                tasks.start_soon(take_naps, run.replicas, desk, run.weights.gate)
             await own_trainer(run, stage, desk, published, start=start)
             await midway.finish()
             tasks.cancel_scope.cancel()

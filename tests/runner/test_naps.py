@@ -10,6 +10,7 @@ import anyio.lowlevel
 import pytest
 
 from forge.runner import desk as desk_module
+from forge.runner.gate import TurnGate
 from forge.runner.naps import take_naps
 from tests.runner.test_desk import batch, make_desk
 
@@ -40,10 +41,13 @@ class Engines:
 
 
 @asynccontextmanager
-async def napping(desk: TrainerDesk, engines: Engines) -> AsyncIterator[None]:
+async def napping(
+    desk: TrainerDesk, engines: Engines, gate: TurnGate | None = None
+) -> AsyncIterator[None]:
+    gate = gate or TurnGate(timeout_s=5)
     with anyio.fail_after(10):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(take_naps, engines, desk)
+            tasks.start_soon(take_naps, engines, desk, gate)
             await anyio.wait_all_tasks_blocked()
             yield
             tasks.cancel_scope.cancel()
@@ -160,9 +164,49 @@ async def test_engines_do_not_fall_asleep_in_a_publish_that_a_dead_trainer_left(
         assert engines.slept == 1
 
 
+async def test_a_turn_that_waited_for_a_nap_begins_after_the_publish_and_does_not_hold_it_up(
+    tmp_path: Path,
+) -> None:
+    desk, engines, gate = make_desk(tmp_path), Engines(), TurnGate(timeout_s=5)
+    order: list[str] = []
+
+    async def play() -> None:
+        async with gate.turn():
+            order.append("turn")
+            await anyio.sleep(0.01)
+
+    async with napping(desk, engines, gate), anyio.create_task_group() as turns:
+        await desk.offer(batch(1))
+        await desk.take(0)
+        turns.start_soon(play)
+        await anyio.wait_all_tasks_blocked()
+        await desk.trained(1, {})
+        await anyio.wait_all_tasks_blocked()
+        assert order == [], "the weights of step 1 are about to come"
+        with desk.publishing():
+            await desk.until_awake()
+            await anyio.wait_all_tasks_blocked()
+            assert order == [], "nor between waking and the publish"
+            async with gate.publish():
+                order.append("publish")
+                await anyio.wait_all_tasks_blocked()
+    assert order == ["publish", "turn"]
+
+
+async def test_turns_go_on_where_a_step_is_followed_by_no_publish(tmp_path: Path) -> None:
+    desk, engines, gate = make_desk(tmp_path), Engines(), TurnGate(timeout_s=5)
+    async with napping(desk, engines, gate), anyio.create_task_group() as tasks:
+        await desk.offer(batch(1))
+        await desk.take(0)
+        await desk.trained(1, {})
+        tasks.start_soon(desk.take, 1)
+        async with gate.turn():
+            await desk.offer(batch(2))
+
+
 async def test_a_stage_that_ends_leaves_the_engines_awake(tmp_path: Path) -> None:
-    desk, engines = make_desk(tmp_path), Engines()
-    async with napping(desk, engines):
+    desk, engines, gate = make_desk(tmp_path), Engines(), TurnGate(timeout_s=5)
+    async with napping(desk, engines, gate):
         await desk.offer(batch(1))
         await desk.take(0)
         desk.stop()
@@ -170,3 +214,5 @@ async def test_a_stage_that_ends_leaves_the_engines_awake(tmp_path: Path) -> Non
     assert not engines.is_asleep
     assert not desk.waits_for_naps
     await desk.until_awake()
+    async with gate.turn():
+        pass
