@@ -62,21 +62,22 @@ def train_bytes(
     *,
     num_gpus: int,
     parallel: str,
+    context_tokens: int,
 ) -> TrainBytes:
     """What a rank of the trainer needs.
 
     Args:
         num_gpus: ranks.
         parallel: `ddp` or `fsdp2`; of one rank it does not matter.
+        context_tokens: of the engine, and so of the longest sample.
     """
     state = _state_bytes(stage, model, shape)
     if parallel == "fsdp2" and num_gpus > 1:
         state = state / num_gpus + 2 * 4 * shape.params / shape.layers
     resident = CONTEXT_BYTES + int(state)
-    return TrainBytes(
-        resident=resident,
-        peak=resident + int(SLACK * _activation_bytes(stage, model, shape, num_gpus=num_gpus)),
-    )
+    tokens = _tokens(stage, num_gpus=num_gpus, context_tokens=context_tokens)
+    activations = _activation_bytes(stage, model, shape, tokens=tokens)
+    return TrainBytes(resident=resident, peak=resident + int(SLACK * activations))
 
 
 def _state_bytes(stage: SftStage | GrpoStage, model: ModelTable, shape: ModelShape) -> float:
@@ -96,9 +97,8 @@ def _state_bytes(stage: SftStage | GrpoStage, model: ModelTable, shape: ModelSha
 
 
 def _activation_bytes(
-    stage: SftStage | GrpoStage, model: ModelTable, shape: ModelShape, *, num_gpus: int
+    stage: SftStage | GrpoStage, model: ModelTable, shape: ModelShape, *, tokens: int
 ) -> float:
-    tokens = _tokens(stage, num_gpus=num_gpus)
     stream = 2 if model.lora is not None or model.dtype == "bfloat16" else 4
     inner = shape.intermediate
     if shape.is_mixture:
@@ -117,10 +117,11 @@ def _activation_bytes(
     return saved + block + logits + experts
 
 
-def _tokens(stage: SftStage | GrpoStage, *, num_gpus: int) -> int:
-    """Of the widest micro-batch of a rank."""
+def _tokens(stage: SftStage | GrpoStage, *, num_gpus: int, context_tokens: int) -> int:
+    """Of the widest micro-batch of a rank: a row longer than the budget has one of its own."""
     if stage.micro_batch_tokens is not None:
-        return stage.micro_batch_tokens
+        longest = stage.max_length if isinstance(stage, SftStage) else context_tokens
+        return max(stage.micro_batch_tokens, longest)
     assert isinstance(stage, SftStage), "grpo has a default"
     return -(-stage.batch_size // num_gpus) * stage.max_length
 

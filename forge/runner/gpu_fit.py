@@ -141,7 +141,14 @@ def _parallel(
         return ("fsdp2" if demanded == {"fsdp2"} else "ddp"), ()
     smallest = min(gpu.memory_bytes for gpu in layout.train)
     need = max(
-        train_bytes(stage, experiment.model, shape, num_gpus=len(layout.train), parallel="ddp").peak
+        train_bytes(
+            stage,
+            experiment.model,
+            shape,
+            num_gpus=len(layout.train),
+            parallel="ddp",
+            context_tokens=experiment.serve.context_tokens,
+        ).peak
         for stage in stages
     )
     num = len(layout.train)
@@ -168,7 +175,14 @@ def _load(
     if engine in TAKES_SHARE and replicas:
         full = int(serve.memory_share * gpu.memory_bytes)
     ranks = [
-        train_bytes(stage, model, shape, num_gpus=len(layout.train), parallel=parallel)
+        train_bytes(
+            stage,
+            model,
+            shape,
+            num_gpus=len(layout.train),
+            parallel=parallel,
+            context_tokens=serve.context_tokens,
+        )
         for stage in experiment.stage
         if gpu in layout.train and not isinstance(stage, EvalStage)
     ]

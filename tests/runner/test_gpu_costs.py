@@ -98,8 +98,11 @@ def test_what_saves_memory_saves_it_in_the_plan():
         stage: GrpoStage | SftStage = GRPO,
         num_gpus: int = 1,
         parallel: str = "ddp",
+        context_tokens: int = 1024,
     ) -> int:
-        return train_bytes(stage, model, SHAPE, num_gpus=num_gpus, parallel=parallel).peak
+        return train_bytes(
+            stage, model, SHAPE, num_gpus=num_gpus, parallel=parallel, context_tokens=context_tokens
+        ).peak
 
     quantized = LORA.model_copy(update={"quantize": QuantizeTable()})
     assert peak() > peak(ModelTable(path="x", dtype="bfloat16")) > peak(LORA) > peak(quantized)
@@ -111,10 +114,14 @@ def test_what_saves_memory_saves_it_in_the_plan():
         4 * SHAPE.params, rel=1e-6
     )
     assert peak(stage=SFT.model_copy(update={"batch_size": 64})) > peak(stage=SFT)
+    wide = GRPO.model_copy(update={"micro_batch_tokens": 32768})
+    assert peak(context_tokens=32768) == peak(stage=wide), "one sample may be that long"
 
 
 def test_full_training_takes_18_bytes_a_parameter_between_steps():
-    resident = train_bytes(GRPO, FULL, SHAPE, num_gpus=1, parallel="ddp").resident
+    resident = train_bytes(
+        GRPO, FULL, SHAPE, num_gpus=1, parallel="ddp", context_tokens=1024
+    ).resident
     assert resident / SHAPE.params == pytest.approx(18, rel=0.02)
 
 
