@@ -176,3 +176,26 @@ def test_what_a_router_adds_is_written_as_it_is_trained_whatever_the_dtype(
     assert copy["model.layers.1.mlp.expert_bias"].tolist() == biases.tolist()
     assert copy["model.layers.2.correction"].tolist() == biases.tolist()
     assert copy["model.layers.1.self_attn.q_proj.weight"].dtype == torch.bfloat16
+
+
+def test_a_rank_that_writes_nothing_copies_nothing(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forge.train.trainer import turns, weights
+    from forge.train.trainer.grpo_stage import make_trainer
+
+    num_copied: list[int] = []
+
+    def snapshot(model: Any, **keys: Any) -> Any:
+        found = weights.snapshot(model, **keys)
+        num_copied.append(len(found))
+        return found
+
+    monkeypatch.setattr(turns, "snapshot", snapshot)
+    server: Any = SimpleNamespace(publish=lambda **body: 1)
+    trainer = make_trainer(settings_of(STAGE, tiny_model, tmp_path), control=server)
+    trainer.world.rank = 1
+    trainer.publish()
+    trainer.world.rank = 0
+    trainer.publish()
+    assert num_copied == [0, len(trainer.policy.state_dict())]

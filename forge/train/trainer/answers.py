@@ -81,7 +81,8 @@ def _publish(
     model: Any = trainer.model
     step = trainer.state.global_step
     with trainer.card.taken():
-        weights = snapshot(model, dtype=settings.publish_dtype)
+        dtype = settings.publish_dtype
+        weights = snapshot(model, dtype=dtype, keeps=trainer.world.is_main)
         scored = None if tokens is None else probe(model, tokens)
     if not trainer.world.is_main:
         return

@@ -247,7 +247,8 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
         """Offer the weights as they are to every replica. Collective."""
         started = time.monotonic()
         with self.card.taken():
-            weights = snapshot(self.policy, dtype=self.settings.publish_dtype)
+            dtype = self.settings.publish_dtype
+            weights = snapshot(self.policy, dtype=dtype, keeps=self.world.is_main)
             tokens = self._prober.take(self.policy)
         if not self.world.is_main:
             return

@@ -37,13 +37,14 @@ PINNED_BYTES = 8_000_000_000
 
 
 def snapshot(
-    model: PreTrainedModel | PeftModel, *, dtype: torch.dtype | None = None
+    model: PreTrainedModel | PeftModel, *, dtype: torch.dtype | None = None, keeps: bool = True
 ) -> dict[str, torch.Tensor]:
     """Copies of what is trained, on the CPU: the weights may change while these are written.
 
     All weights, or of a PEFT model the adapter that is trained. Parameters are rounded to `dtype`
     where one is given, but for those of `_exact`. Tensors that share memory go on sharing it. Where
-    the model is sharded, a collective of all ranks.
+    the model is sharded, a collective of all ranks; those that write nothing say `keeps = False`
+    and get nothing.
     """
     exact = set() if dtype is None else _exact(model)
     is_adapter = hasattr(model, "peft_config")
@@ -57,6 +58,8 @@ def snapshot(
         shard = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         key = (shard.data_ptr(), tensor.shape)
         whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if not keeps:
+            continue
         if key not in copies or not shard.numel():
             is_rounded = dtype is not None and name not in exact and whole.is_floating_point()
             copies[key] = copy(whole.detach(), dtype=dtype if is_rounded else whole.dtype)
