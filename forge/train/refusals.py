@@ -77,8 +77,15 @@ def is_mixture(model_dir: Path) -> bool:
 
 
 def has_windows(model_dir: Path) -> bool:
-    """Whether config.json names layers with other than full attention."""
-    return any(kind != "full_attention" for kind in _config(model_dir).get("layer_types") or ())
+    """Whether config.json names layers with other than full attention, or a window for all or for
+    layers that the model's class picks."""
+    config = _config(model_dir)
+    config |= config.get("text_config") or {}
+    if kinds := config.get("layer_types"):
+        return any(kind != "full_attention" for kind in kinds)
+    if config.get("attention_chunk_size") or config.get("sliding_window_pattern"):
+        return True
+    return bool(config.get("sliding_window")) and config.get("use_sliding_window", True)
 
 
 def _config(model_dir: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -148,10 +149,36 @@ def test_a_multi_turn_batch_forwards_far_fewer_tokens() -> None:
     assert pack(row).num_forwarded < alone / 2
 
 
-def test_windows_of_the_context_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"layer_types": ["sliding_attention"]}')
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"layer_types": ["sliding_attention"]},
+        {"model_type": "mistral", "sliding_window": 4096},
+        {"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True},
+        {"model_type": "gemma3", "text_config": {"sliding_window_pattern": 6}},
+        {"model_type": "llama4_text", "attention_chunk_size": 8192},
+    ],
+)
+def test_windows_of_the_context_are_refused(tmp_path: Path, config: dict[str, Any]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
     stage = STAGE.model_copy(update={"share_prefixes": True})
     table = ModelTable(path=str(tmp_path))
     (line,) = refusals(stage, model=table, model_dir=tmp_path, num_gpus=1)
     assert line.startswith("share_prefixes: ")
     assert refusals(STAGE, model=table, model_dir=tmp_path, num_gpus=1) == []
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"model_type": "mistral", "sliding_window": None},
+        {"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False},
+        {"layer_types": ["full_attention"], "sliding_window": 4096},
+    ],
+)
+def test_a_window_that_no_layer_has_is_none(tmp_path: Path, config: dict[str, Any]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    stage = STAGE.model_copy(update={"share_prefixes": True})
+    table = ModelTable(path=str(tmp_path))
+    assert refusals(stage, model=table, model_dir=tmp_path, num_gpus=1) == []

@@ -145,6 +145,7 @@ def _attention(
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **kwargs
         )
+    assert kwargs.get("sliding_window") is None, "refused before the start: forge.train.refusals"
     # Norms and rotations leave f32 under autocast, which the kernel does not take.
     is_mixed = query.is_cuda and torch.is_autocast_enabled("cuda")
     dtype = torch.get_autocast_dtype("cuda") if is_mixed else query.dtype
