@@ -9,7 +9,7 @@ ones, which takes torch's faster kernel.
 
 Every rank cuts the whole batch in the same way and builds only its share. All get the same number
 of micro-batches, since each one is a collective of all ranks; the i-th of every rank cost nearly
-the same.
+the same, but where prefixes are shared: rows stay in the order that shares most.
 """
 
 from __future__ import annotations
