@@ -42,6 +42,30 @@ def settings_of(stage: GrpoStage | SftStage, model_dir: Path, at: Path, **change
     return Settings(**keys | changes)
 
 
+@pytest.mark.parametrize(("budget", "told"), [(80, 40), (None, None)])
+def test_sft_tells_the_halved_size_after_a_restart(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    budget: int | None, told: int | None,
+) -> None:  # fmt: skip
+    from forge.train.trainer import answers
+    from forge.train.trainer.control import Control, StopFlag
+
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    heard: list[dict[str, Any]] = []
+    monkeypatch.setattr(answers, "make_trainer", full)
+    monkeypatch.setattr(StopFlag, "install", lambda self: None)
+    monkeypatch.setattr(Control, "failed", lambda self, **numbers: heard.append(numbers))
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"input_ids": [5, 6], "completion_mask": [0, 1]}\n')
+    stage = SFT.model_copy(update={"micro_batch_tokens": budget})
+    settings = settings_of(stage, tiny_model, tmp_path, rows_path=rows, micro_batch_scale=0.5)
+    with pytest.raises(torch.OutOfMemoryError):
+        answers.train_answers(settings)
+    assert [each["micro_batch_tokens"] for each in heard] == [told]
+
+
 @pytest.mark.slow
 def test_the_numbers_of_a_full_gpu_are_told_before_the_trainer_ends(
     tiny_model: Path,

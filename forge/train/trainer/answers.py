@@ -52,7 +52,7 @@ def train_answers(settings: Settings) -> None:
     stop = StopFlag()
     stop.install()
     join_process_group()
-    rank, budget = int(os.environ.get("RANK", "0")), settings.stage["micro_batch_tokens"]
+    rank, budget = int(os.environ.get("RANK", "0")), micro_batch_tokens(settings)
     with (
         closing(
             Control(
@@ -72,6 +72,12 @@ def train_answers(settings: Settings) -> None:
             logger.info("stopped after step %d of %d, saved", step, trainer.state.max_steps)
             return
         _publish(trainer, settings, control, tokens=Tokens.of_rows(rows.to_list()))
+
+
+def micro_batch_tokens(settings: Settings) -> int | None:
+    """In use, a restart's scale included; None where a step is one micro-batch or a part of it."""
+    budget = settings.stage["micro_batch_tokens"]
+    return None if budget is None else max(1, int(budget * settings.micro_batch_scale))
 
 
 def _publish(
@@ -199,11 +205,10 @@ class AnswerTrainer(WholeCheckpoints, SFTTrainer):
 def num_cuts(settings: Settings, *, rows: int, width: int) -> int:
     """Micro-batches of a batch whose longest row has `width` tokens: none above the budget, but for
     one of a single row."""
-    budget = settings.stage["micro_batch_tokens"]
+    budget = micro_batch_tokens(settings)
     if budget is None:
         return math.ceil(1 / settings.micro_batch_scale)
-    fits = max(1, int(budget * settings.micro_batch_scale) // width)
-    return math.ceil(rows / fits)
+    return math.ceil(rows / max(1, budget // width))
 
 
 def cut_rows(inputs: Mapping[str, torch.Tensor], *, num: int) -> list[dict[str, Any]]:
