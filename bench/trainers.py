@@ -190,8 +190,9 @@ def measure(arm: str, given: argparse.Namespace, folder: Path) -> Result | None:
         *(sys.executable, *(launcher if is_shared else []), __file__, "--shape", given.shape),
         *("--steps", str(given.steps), "--one", arm, "--folder", str(folder)),
     ]
-    # With a second card in sight transformers would use both, in its own way.
-    env = dict(os.environ) if is_shared else os.environ | {"CUDA_VISIBLE_DEVICES": "0"}
+    # With a second card in sight transformers would use both, in its own way. Ours may not be 0.
+    first, _, _ = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")
+    env = dict(os.environ) if is_shared else os.environ | {"CUDA_VISIBLE_DEVICES": first}
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=ARM_TIMEOUT_S, check=False, env=env
