@@ -165,6 +165,7 @@ def test_sft_without_a_budget_halves_its_whole_batch_and_learns_the_same(
         )
         trainer.train()
         hook.remove()
+        assert trainer.num_trained == 2 * (sum(sizes) - 6), "neither prompts nor padding"
         found.append((shapes, trainer.model.state_dict()))
     (whole, weights), (halves, same) = found
     assert whole == [(6, 33)] * 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -143,3 +144,26 @@ def test_batches_hold_rows_of_like_length_and_every_row_once_a_pass() -> None:
     assert sum(spreads) / len(spreads) < 100
     assert order == list(BatchOrder(lengths, batch_size=8, num_batches=12, seed=3))
     assert order != list(BatchOrder(lengths, batch_size=8, num_batches=12, seed=4))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tokens_a_second_are_those_that_were_trained(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forge.train.trainer import answers
+    from forge.train.trainer.control import StopFlag
+
+    write_rows(tmp_path / "rows.jsonl")
+    trainer = trainer_of(tiny_model, tmp_path)
+    told: list[dict[str, float]] = []
+    control: Any = SimpleNamespace(progress=lambda *, metrics, **_: told.append(metrics))
+    reporter = answers.Reporter(trainer, control=control, stop=StopFlag())
+    clock = iter([10.0, 12.0])
+    monkeypatch.setattr(answers, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    logs = dict.fromkeys(("loss", "grad_norm", "learning_rate", "mean_token_accuracy"), 0.5)
+    for trained, forwarded in ((300, 1000), (700, 3000)):
+        trainer.num_trained = trained
+        given = logs | {"num_tokens": forwarded}
+        reporter.on_log(trainer.args, trainer.state, trainer.control, logs=given)
+    assert "train/tokens/per_s" not in told[0]
+    assert told[1]["train/tokens/per_s"] == (700 - 300) / 2.0

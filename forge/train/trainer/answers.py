@@ -156,6 +156,8 @@ class AnswerTrainer(WholeCheckpoints, SFTTrainer):
         self.world = World()
         self.settings = settings
         self.card = SharedCard(settings.shared_card)
+        self.num_trained = 0
+        """Tokens with a label that this rank has trained on, in this process."""
         super().__init__(**kwargs)
 
     @property
@@ -181,6 +183,7 @@ class AnswerTrainer(WholeCheckpoints, SFTTrainer):
         Each is divided by the labels of the whole batch, so that their sum is the batch's mean.
         """
         self.card.take()
+        self.num_trained += int((inputs["labels"][:, 1:] != -100).sum())
         if self.args.packing:
             return super().training_step(model, inputs, num_items_in_batch)
         rows, width = inputs["input_ids"].shape
@@ -236,7 +239,7 @@ class Reporter(TrainerCallback):
         self._server = control
         self._stop = stop
         self._reported_at = 0.0
-        self._reported_tokens = 0
+        self._reported_tokens = 0.0
 
     def on_optimizer_step(
         self,
@@ -274,7 +277,8 @@ class Reporter(TrainerCallback):
     ) -> None:
         if logs is None or "loss" not in logs:
             return
-        now, tokens = time.monotonic(), int(logs["num_tokens"])
+        now = time.monotonic()
+        (tokens,) = self._world.sum([float(self._trainer.num_trained)])
         metrics = {
             "train/loss/mean": logs["loss"],
             "train/grad_norm/value": logs["grad_norm"],
