@@ -180,7 +180,8 @@ def test_sft_without_a_budget_halves_its_whole_batch_and_learns_the_same(
 def test_no_micro_batch_of_several_rows_is_above_its_budget(
     rows: int, width: int, budget: int, scale: float
 ) -> None:
-    from forge.train.trainer.answers import cut_rows, num_cuts
+    from forge.train.trainer.answers import num_cuts
+    from forge.train.trainer.rows import cut_rows
 
     stage = SFT.model_copy(update={"micro_batch_tokens": budget})
     settings = settings_of(stage, Path(), Path(), micro_batch_scale=scale)

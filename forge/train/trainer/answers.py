@@ -11,7 +11,6 @@ import logging
 import math
 import os
 import time
-from collections.abc import Mapping
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +32,7 @@ from forge.train.trainer.memory import reported_when_full, take_peak_bytes
 from forge.train.trainer.model import load_model
 from forge.train.trainer.parallel import World, join_process_group
 from forge.train.trainer.probes import Tokens, probe
-from forge.train.trainer.rows import BatchOrder, read_rows
+from forge.train.trainer.rows import BatchOrder, cut_rows, read_rows
 from forge.train.trainer.scoring import score_labelled_positions_only
 from forge.train.trainer.settings import Settings, load_tokenizer
 from forge.train.trainer.weights import free_dir, save_weights, snapshot
@@ -212,21 +211,6 @@ def num_cuts(settings: Settings, *, rows: int, width: int) -> int:
     if budget is None:
         return math.ceil(1 / settings.micro_batch_scale)
     return math.ceil(rows / max(1, budget // width))
-
-
-def cut_rows(inputs: Mapping[str, torch.Tensor], *, num: int) -> list[dict[str, Any]]:
-    """The rows of a batch in `num` parts of like size, each without columns that are padding in all
-    of its rows. [B, T] each; labels of padding are -100, as all tell."""
-    if num == 1:
-        return [dict(inputs)]
-    columns = {name: tensor_BT.tensor_split(num) for name, tensor_BT in inputs.items()}
-    parts = [{name: each[i] for name, each in columns.items()} for i in range(num)]
-    for part in parts:
-        used_T = (part["labels"] != -100).any(dim=0).nonzero()
-        width = int(used_T.max()) + 1 if len(used_T) else 1
-        for name, tensor_BT in part.items():
-            part[name] = tensor_BT[:, :width]
-    return parts
 
 
 class Reporter(TrainerCallback):

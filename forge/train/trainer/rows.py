@@ -1,15 +1,19 @@
-"""SFT rows as the host wrote them, and the order in which they are trained."""
+"""SFT rows as the host wrote them, the order in which they are trained, and batches of them cut."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from datasets import Dataset
 from torch.utils.data import Sampler
+
+if TYPE_CHECKING:
+    import torch
 
 # A shuffled stretch of this many batches is sorted by length before it is cut: long enough that
 # lengths in a batch nearly agree, short enough that batches stay random.
@@ -68,3 +72,18 @@ class BatchOrder(Sampler[int]):
 def _full_batches(rows: Sequence[int], size: int) -> list[list[int]]:
     cut = [list(rows[i : i + size]) for i in range(0, len(rows), size)]
     return [batch for batch in cut if len(batch) == size]
+
+
+def cut_rows(inputs: Mapping[str, torch.Tensor], *, num: int) -> list[dict[str, Any]]:
+    """The rows of a batch in `num` parts of like size, each without columns that are padding in all
+    of its rows. [B, T] each; labels of padding are -100, as all tell."""
+    if num == 1:
+        return [dict(inputs)]
+    columns = {name: tensor_BT.tensor_split(num) for name, tensor_BT in inputs.items()}
+    parts = [{name: each[i] for name, each in columns.items()} for i in range(num)]
+    for part in parts:
+        used_T = (part["labels"] != -100).any(dim=0).nonzero()
+        width = int(used_T.max()) + 1 if len(used_T) else 1
+        for name, tensor_BT in part.items():
+            part[name] = tensor_BT[:, :width]
+    return parts
