@@ -119,6 +119,7 @@ async def _offer(
     """
     async with batches:
         async for batch in batches:
+            await run.writer.put(_batch_metrics(desk.stage, batch))
             await run.writer.flush()
             for version in {sample.policy_version for sample in batch.samples}:
                 # Its publish may not be over: it may have been sampled in the middle of it.
@@ -126,7 +127,6 @@ async def _offer(
             await anyio.to_thread.run_sync(saved.prepare, batch)
             await desk.offer(batch)
             await anyio.to_thread.run_sync(saved.settle)
-            await run.writer.put(_batch_metrics(desk.stage, batch))
 
 
 def _published_steps(run: Run, stage: int) -> dict[int, int]:
