@@ -1,11 +1,14 @@
-"""What holds for every test: one marked `gpu` is skipped where there is no GPU."""
+"""What holds for every test: one marked `gpu` is skipped where there is no GPU, and none is timed."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 GPU_DEVICES = (Path("/dev/nvidia0"), Path("/dev/kfd"))
 
 
