@@ -1,4 +1,4 @@
-"""What holds for every test: one marked `gpu` is skipped where there is no GPU, and none is timed."""
+"""What holds for every test: one marked `gpu` needs a GPU or is skipped, and none is timed."""
 
 from __future__ import annotations
 
