@@ -165,6 +165,15 @@ class Remote(Served):
         self.servers = tuple(servers)
         self._where = f"serve.url = {[server.name for server in servers]}"
 
+    @property
+    def version(self) -> int:
+        """0: the weights are the server's own, and stay."""
+        return 0
+
+    @property
+    def features(self) -> frozenset[str]:
+        return frozenset()
+
     async def publish(self, path: Path, version: int, *, rolling: bool = False) -> None:
         raise not_changeable(self._where)
 
@@ -172,6 +181,12 @@ class Remote(Served):
         self, prompt_ids: Sequence[int], completion_ids: Sequence[int]
     ) -> list[list[float]]:
         raise not_changeable(self._where)
+
+    async def sleep(self) -> None:
+        """Nothing: their memory is not ours."""
+
+    async def wake(self) -> None:
+        """Nothing: they never slept."""
 
     async def watch(self) -> None:
         """Find out when one that hung up answers again."""

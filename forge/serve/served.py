@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
+from abc import ABC, abstractmethod
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -56,7 +57,7 @@ class _Asked:
     """Who was asked, in order."""
 
 
-class Served:
+class Served(ABC):
     """Servers that answer for one model."""
 
     def __init__(
@@ -76,30 +77,32 @@ class Served:
     # -- what the runner asks --------------------------------------------------------------------
 
     @property
+    @abstractmethod
     def version(self) -> int:
         """Policy version that all of them serve."""
-        return 0
 
     @property
+    @abstractmethod
     def features(self) -> frozenset[str]:
         """What all of them can do; names are those of `forge.serve.port`."""
-        return frozenset()
 
+    @abstractmethod
     async def publish(self, path: Path, version: int, *, rolling: bool = False) -> None:
         """Serve the weights of a directory everywhere, as `version`. Raises ConfigError where that
         is not possible."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def probe(
         self, prompt_ids: Sequence[int], completion_ids: Sequence[int]
     ) -> list[list[float]]:
         """What each server thinks of the same tokens: log probabilities, in the order of their
         names."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def sleep(self) -> None:
         """Give GPU memory away, where they can. Requests wait for `wake`."""
 
+    @abstractmethod
     async def wake(self) -> None:
         """Take it back."""
 

@@ -5,7 +5,7 @@ servers are fakes of the port `Server`; `test_replicas.py` asks real ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -14,7 +14,10 @@ import forge.serve.router
 import forge.serve.served
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled
 from forge.records import Completion, Finish
-from forge.serve.served import Served
+from tests.serve.plain_served import PlainServed
+
+if TYPE_CHECKING:
+    from forge.serve.served import Served
 
 pytestmark = pytest.mark.anyio
 HOW: dict[str, Any] = {"max_tokens": 4, "temperature": 1.0, "seed": 0}
@@ -65,7 +68,7 @@ class Fake:
 
 
 def served(*fakes: Fake, wait_s: float = 5.0) -> Served:
-    return Served(fakes, stop_token_ids=(), slots=4, wait_s=wait_s)
+    return PlainServed(fakes, stop_token_ids=(), slots=4, wait_s=wait_s)
 
 
 async def test_what_comes_from_both_in_one_moment_is_given_and_counted_once() -> None:
