@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import anyio
@@ -108,9 +109,16 @@ def test_any_text_survives(text: str, texts: str) -> None:
 
 async def test_putting_nothing_is_no_transaction(tmp_path: Path) -> None:
     async with open_writer(tmp_path, Options()) as writer:
-        await writer.put()
         await writer.put(*small_run())
         await writer.flush()
+        with closing(sqlite3.connect(tmp_path / "run.db")) as other:
+            before = other.execute("PRAGMA data_version").fetchone()
+            await writer.put()
+            await writer.flush()
+            assert other.execute("PRAGMA data_version").fetchone() == before
+            await writer.put(Event(at=1_004.0, kind="x", message="one"))
+            await writer.flush()
+            assert other.execute("PRAGMA data_version").fetchone() != before
 
 
 async def test_what_is_no_record_is_refused_where_it_was_put(tmp_path: Path) -> None:
