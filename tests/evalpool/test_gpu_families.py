@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_honest_answers_at_gpu_scale_are_right_and_take_90_us_or_more(
+def test_honest_answers_at_gpu_scale_are_right_and_take_17_us_or_more(
     gpu_bench: Any, family: str
 ) -> None:
     chosen = {}
@@ -40,4 +40,4 @@ def test_honest_answers_at_gpu_scale_are_right_and_take_90_us_or_more(
             *(problem.problem_id, style),
             *(verdict.timing.candidate_us, verdict.timing.baseline_us),
         )
-        assert verdict.timing.candidate_us > 90, what
+        assert verdict.timing.candidate_us > 17, what

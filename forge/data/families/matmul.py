@@ -22,8 +22,8 @@ from forge.data.families.sizes import Scale, Sizes, large_factors, next_power_of
 
 _SIZES = range(17, 33)
 _FACTORS = [(h, d) for h in range(2, 9) for d in range(3, 17) if h * d in _SIZES]
-_LARGE = range(4096, 6145, 16)
-_LARGE_K = range(2048, 4097)
+_LARGE = range(2048, 3073, 16)
+_LARGE_K = range(1024, 2049)
 _TILE, _STEP = 128, 32
 """Of the result, and along `k`: half the TF32 rate of an H200 without tuning."""
 

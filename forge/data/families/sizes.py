@@ -1,8 +1,9 @@
 """How large a generated problem's tensors are: for the interpreter, or for a GPU's clock.
 
-Called by the families. The promise at GPU scale: the fused kernel moves 448 MB at least, or does 68
-GFLOP, which is 100 us on an H200 and more on smaller cards, so launches and the clock's resolution
-hardly count; no tensor is larger than 576 MB.
+Called by the families. The promise at GPU scale: the fused kernel moves 112 MB at least, or does 8
+GFLOP, which is 20 us on an H200 and 100 us on a workstation's card: launches and the clock's
+resolution hardly count, and twice an H200's L2 cache is passed. No tensor is larger than 144 MB, so
+that a judge keeps the draws of all problems that are played at once.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from random import Random
 Sizes = Mapping[str, int]
 """Values of a problem's module constants."""
 
-_TRAFFIC = range(112_000_000, 144_000_001)
+_TRAFFIC = range(28_000_000, 36_000_001)
 """Elements of four bytes that a kernel reads and writes at GPU scale."""
 _COLS = range(1024, 8193)
 """Columns of a row there: one program holds a row in its registers."""
@@ -26,7 +27,7 @@ class Scale(StrEnum):
     SMALL = "small"
     """Under a thousand elements a row: an interpreted launch stays under 10 ms."""
     GPU = "gpu"
-    """100 us and more on a GPU."""
+    """20 us and more on a GPU."""
 
 
 def product(sizes: Sizes) -> int:
