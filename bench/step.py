@@ -4,18 +4,31 @@
     python bench/step.py experiments/h200-from-scratch.toml --steps 20
     python bench/step.py --weights runs/quickstart-1/weights/sft-001600 --steps 12
     python bench/step.py --arm uniform: --arm priority:rollout.sampler=priority
+    python bench/step.py X.toml --shape 0.6b --no-judge --completions 128 --tokens 256  # see below
 
 Runs what comes before the recipe's first grpo stage once (or takes `--weights`), then that stage
 alone for `--steps` steps in each arm, one after the other, each a run of its own under `--dir`.
 Arms are `name:key=value,key=value`; without any, max_staleness 0 against 1. `--set` holds for all.
 Step 1 to `--skip` are not counted: they hold the trainer's start and the first batch.
 
+`--shape` measures the step that `bench/trl_baseline.py` of the same `--completions`, `--tokens`,
+`--lora` and `--no-judge` measures: random weights (made once, kept under `--dir`; its `--model`
+takes them too), one turn an answer. `--no-judge` replaces judges by a made-up reward
+(`bench/no_judge.py`). On one card trainer and engine share it; on two, engines get the first:
+
+    SAME="experiments/h200-from-scratch.toml --shape 0.6b --no-judge --completions 128 --tokens 256
+        --set stage.2.micro_batch_tokens=16384"
+    python bench/step.py $SAME --steps 8 --set 'devices.gpus=["0"]'
+    python bench/step.py $SAME --steps 8 --set 'devices.gpus=["0","1"]' --lora 64
+    CUDA_VISIBLE_DEVICES=0 python bench/trl_baseline.py $SAME --steps 8 --colocate
+
 Prints, by arm: wall time of a step, groups with a signal a second, the share of flat ones (they
-have none and are replaced within a budget), generated tokens a second, the idle share of trainer,
-engines and judges, how stale samples were when trained, how long publishes took, reward and pass
-rate of the first and the last third, with `--eval` pass@1 on held-out problems after the last step
-(samplers change what is trained on, so nothing else compares them); writes all step by step as
-JSON. Uses the command line like anybody else.
+have none and are replaced within a budget), completion tokens generated and trained a second,
+samples of a step and their mean prompt, the idle share of trainer, engines and judges, how stale
+samples were when trained, how long publishes took, reward and pass rate of the first and the last
+third, with `--eval` pass@1 on held-out problems after the last step (samplers change what is
+trained on, so nothing else compares them); writes all step by step as JSON. Uses the command line
+like anybody else.
 """
 
 from __future__ import annotations
@@ -24,12 +37,15 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from step_shape import add_arguments, random_weights, resized, split_changes, without_judge
 
 from forge.config.dump import dump_experiment
 from forge.config.load import load_experiment
@@ -48,11 +64,14 @@ def main() -> None:
     args = parse()
     args.dir.mkdir(parents=True, exist_ok=True)
     recipe = load_experiment(args.recipe, overrides=args.set)
-    weights = args.weights or train_before(recipe, store=args.dir)
+    if args.shape:
+        weights = random_weights(args.shape, store=args.dir)
+    else:
+        weights = args.weights or train_before(recipe, store=args.dir)
     arms: dict[str, Any] = {}
     for arm in args.arm or ARMS:
         name, _, changes = arm.partition(":")
-        overrides = [change for change in changes.split(",") if change]
+        overrides = split_changes(changes)
         arms[name] = measure(args, recipe, weights, name=name, overrides=overrides)
         report = {
             "command": " ".join(["python", *sys.argv]),
@@ -76,11 +95,18 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--eval", action="store_true", help="measure each arm's last weights")
     parser.add_argument("--arm", action="append", metavar="NAME:KEY=VALUE,...")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    add_arguments(parser)
     parser.add_argument("--dir", type=Path, default=ROOT / "runs" / "step")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "step.json")
     args = parser.parse_args()
     if args.steps <= args.skip:
         parser.error(f"--steps: found {args.steps}; more than --skip = {args.skip}")
+    if not args.shape and (args.completions or args.tokens or args.lora):
+        parser.error("--completions, --tokens, --lora: with --shape; else --set says it")
+    if args.shape and args.weights:
+        parser.error("--shape: makes the weights; not with --weights")
+    if args.eval and args.no_judge:
+        parser.error("--eval: needs judges; not with --no-judge")
     return args
 
 
@@ -123,11 +149,20 @@ def measure(
             "eval": changed.eval.model_copy(update={"every": 0}),
         }
     )
-    paths = run_forge(experiment, store=args.dir)
+    if args.shape:
+        experiment = resized(
+            experiment, completions=args.completions, tokens=args.tokens, lora=args.lora
+        )
+    if args.no_judge:
+        experiment = without_judge(experiment)
+    paths = run_forge(experiment, store=args.dir, is_judged=not args.no_judge)
     found = steps_of(paths)
     counted = [step for step in found if step["step"] > args.skip]
     with open_run(paths) as reader:
         heldout = reader.rows("SELECT pass_at_1, ci_low, ci_high FROM v_evaluations")
+    if args.shape:
+        for folder in (paths.weights, paths.checkpoints):  # gigabytes of noise, in every arm
+            shutil.rmtree(folder)
     return {
         "run": str(paths.root),
         "overrides": overrides,
@@ -137,12 +172,13 @@ def measure(
     }
 
 
-def run_forge(experiment: Experiment, *, store: Path) -> RunPaths:
+def run_forge(experiment: Experiment, *, store: Path, is_judged: bool = True) -> RunPaths:
     """`forge run ...`; its progress goes to our stderr. Ends the benchmark if it fails."""
     table = experiment.store.model_copy(update={"dir": store.absolute()})
     file = store / f"{experiment.name}.toml"
     file.write_text(dump_experiment(experiment.model_copy(update={"store": table})))
-    command = [sys.executable, "-m", "forge.cli", "run", str(file)]
+    forge = ["-m", "forge.cli"] if is_judged else [str(ROOT / "bench" / "no_judge.py")]
+    command = [sys.executable, *forge, "run", str(file.absolute())]
     subprocess.run(command, check=True, cwd=ROOT, stdout=sys.stderr)
     return find_run(experiment.name, store_dir=store)
 
@@ -153,6 +189,10 @@ def steps_of(paths: RunPaths) -> list[dict[str, Any]]:
         metrics = reader.rows("SELECT step, key, value FROM v_metrics ORDER BY step")
         stale = reader.rows("SELECT step, staleness, num_samples FROM v_staleness ORDER BY step")
         curve = reader.rows("SELECT step, reward, pass_rate FROM v_steps")
+        prompts = reader.rows(
+            "SELECT step, count(*) AS num_samples, avg(num_prompt_tokens) AS prompt_tokens "
+            "FROM v_samples GROUP BY step"
+        )
     steps: dict[int, dict[str, Any]] = {}
     for row in metrics:
         steps.setdefault(row["step"], {"step": row["step"]})[row["key"]] = row["value"]
@@ -162,6 +202,8 @@ def steps_of(paths: RunPaths) -> list[dict[str, Any]]:
     for row in curve:
         if row["step"] in steps:
             steps[row["step"]].update(reward=row["reward"], pass_rate=row["pass_rate"])
+    for row in prompts:
+        steps.setdefault(row["step"], row).update(row)
     return [step for step in steps.values() if "step/wall/seconds" in step]
 
 
@@ -186,7 +228,11 @@ def summary(steps: list[dict[str, Any]]) -> dict[str, Any]:
         "groups_per_s": groups / wall_s,
         "flat_share": flat / max(groups + flat, 1.0),
         "generated_tokens_per_s": total("rollout/tokens/sum") / wall_s,
-        "trained_tokens_per_s": total("train/forward_tokens/sum") / wall_s,
+        "trained_tokens_per_s": total("train/tokens/sum") / wall_s,
+        "forwarded_tokens_per_s": total("train/forward_tokens/sum") / wall_s,
+        "samples": total("num_samples") / len(steps),
+        "prompt_tokens": sum(s.get("num_samples", 0) * s.get("prompt_tokens", 0.0) for s in steps)
+        / max(total("num_samples"), 1.0),
         "train_s": total("train/step/seconds") / len(steps),
         "publish_s": total("weights/publish/seconds") / len(steps),
         "idle": {role: total(f"idle/{role}/seconds") / wall_s for role in ROLES},
@@ -219,9 +265,10 @@ def tables(arms: dict[str, Any]) -> str:
     """As Markdown; ratios are to the first arm."""
     first = next(iter(arms.values()))
     names = (
-        "arm", "s a step (median)", "groups/s", "x", "flat", "generated tok/s", "trains s",
-        "publish s", "idle trainer", "serve", "judge", "staleness mean, max", "in flight",
-        "reward first → last third", "pass rate", "held-out pass@1",
+        "arm", "s a step (median)", "groups/s", "x", "flat", "generated tok/s", "trained tok/s",
+        "samples", "prompt tokens", "trains s", "publish s", "idle trainer", "serve", "judge",
+        "staleness mean, max", "in flight", "reward first → last third", "pass rate",
+        "held-out pass@1",
     )  # fmt: skip
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for name, arm in arms.items():
@@ -234,6 +281,8 @@ def tables(arms: dict[str, Any]) -> str:
             f"| {name} | {arm['step_s']['mean']:.2f} ({arm['step_s']['median']:.2f}) "
             f"| {arm['groups_per_s']:.2f} | {arm['groups_per_s'] / first['groups_per_s']:.2f} "
             f"| {arm['flat_share']:.0%} | {arm['generated_tokens_per_s']:.0f} "
+            f"| {arm['trained_tokens_per_s']:.0f} | {arm['samples']:.0f} "
+            f"| {arm['prompt_tokens']:.0f} "
             f"| {arm['train_s']:.2f} | {arm['publish_s']:.2f} | {idle} "
             f"| {arm['staleness']['mean']:.2f}, {arm['staleness']['max']} "
             f"| {arm['in_flight_groups']:.1f} | {curves} | {interval(arm.get('heldout'))} |"

@@ -1,9 +1,12 @@
-"""What `bench/trainers.py` trains on: a random Qwen3, and steps of samples as forge plays them."""
+"""What benches train on where no model is at hand: a random Qwen3, steps of samples as forge plays
+them (`bench/trainers.py`), and a reward without a judge (`bench/step.py`, `bench/trl_baseline.py`).
+"""
 
 from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,8 +71,16 @@ def make_step(load: Load, *, vocab: int, seed: int) -> list[Sample]:
     return found
 
 
+def made_up_reward(token_ids: Sequence[int]) -> float:
+    """1 for an answer whose ids have an odd sum, else 0: half of the answers of random weights, and
+    nothing that a few steps learn, so that groups of siblings keep their signal (2 in 256 groups
+    of 8 are flat)."""
+    return float(sum(token_ids) % 2)
+
+
 def make_model(shape: str, at: Path) -> Path:
-    """A random Qwen3 and a tokenizer of a few hundred words."""
+    """A random Qwen3 and a tokenizer of a few hundred words: little more than bytes, so that the
+    short prompts of generated problems have the tokens of real ones: 410 on average."""
     from forge.config.schema import TinyModel
     from forge.train.trainer.init_model import make_model as make
 

@@ -3,14 +3,16 @@ judge as its reward function.
 
     python bench/trl_baseline.py experiments/quickstart.toml --steps 2       # a CPU, random weights
     python bench/trl_baseline.py X.toml --model runs/x-1/weights/sft-000400  # a GPU, < 4 minutes
-    python bench/trl_baseline.py X.toml --shape 0.6b --no-judge --lora 64
+    python bench/trl_baseline.py X.toml --shape 0.6b --no-judge --completions 128 --tokens 256
     python bench/trl_baseline.py X.toml --model DIR --colocate               # TRL's own vLLM mode
 
-Problems, prompts, judge, reward, group size, answer length and clipping are the experiment's; one
-turn an answer, since TRL's trainer has no other. Everything happens one after the other:
+Problems, prompts, judge, reward, group size, answer length, clipping, scaling of advantages and
+gradient checkpointing are the experiment's; one turn an answer, since TRL's trainer has no other;
+the prompt is counted as TRL cut it into tokens. It uses every card that it sees
+(CUDA_VISIBLE_DEVICES=0 shows it one). Everything happens one after the other:
 generation, judging, forward and backward. The first step is left out of the means. Without
 `--model` the weights are random and their answers no kernels: then only generation and training are
-measured. `bench/step.py` measures the same step by forge.
+measured. `bench/step.py` measures the same step by forge; its docstring has both commands.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from typing import Any
 import anyio
 import anyio.from_thread
 import anyio.to_thread
-from trainers_workload import SHAPES, make_model
+from trainers_workload import SHAPES, made_up_reward, make_model
 
 from forge.config.load import load_experiment
 from forge.config.schema import Experiment, GrpoStage
@@ -44,9 +46,6 @@ from forge.records import Problem, Split
 from forge.rewards import reward_terms
 from forge.runner.prompter import TemplatePrompter
 
-NUM_PROMPTS = 512
-"""Distinct problems that prompts are drawn from."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
@@ -57,7 +56,9 @@ class Step:
     judge_s: float
     train_s: float
     tokens: int
-    """Generated."""
+    """Generated, all of them trained."""
+    prompt_tokens: float
+    """Mean of the answers."""
     reward: float
     """Mean."""
     correct: float
@@ -86,7 +87,7 @@ class Judging:
         scored = (
             anyio.from_thread.run(self._judge_all, completion_ids, index)
             if self._pool is not None
-            else [(float(ids[0] % 2), False) for ids in completion_ids]
+            else [(made_up_reward(ids), False) for ids in completion_ids]
         )
         rewards = [reward for reward, _ in scored]
         self.reward = statistics.fmean(rewards)
@@ -125,13 +126,14 @@ def train(given: argparse.Namespace, experiment: Experiment, model_dir: Path,
     from trl.trainer.grpo_trainer import GRPOTrainer
 
     steps: list[Step] = []
-    clock = {"step": 0.0, "scored": 0.0}
+    clock = {"step": 0.0, "scored": 0.0, "prompt_tokens": 0.0}
 
     class Timed(GRPOTrainer):
         def _generate_and_score_completions(self, inputs: Any) -> Any:
             began = time.monotonic()
             found = super()._generate_and_score_completions(inputs)
             clock["scored"] = time.monotonic() - began
+            clock["prompt_tokens"] = found["prompt_mask"].sum(1).float().mean().item()
             return found
 
     class Tick(TrainerCallback):
@@ -150,6 +152,7 @@ def train(given: argparse.Namespace, experiment: Experiment, model_dir: Path,
                     judge_s=judging.seconds,
                     train_s=passed - clock["scored"],
                     tokens=judging.tokens,
+                    prompt_tokens=clock["prompt_tokens"],
                     reward=judging.reward,
                     correct=judging.correct,
                 )
@@ -179,6 +182,7 @@ def arguments(given: argparse.Namespace, experiment: Experiment) -> Any:
     stage = next((s for s in experiment.stage if isinstance(s, GrpoStage)), None)
     num_samples = given.completions or rollout.groups_per_step * rollout.group_size
     rows = min(given.rows, num_samples)
+    checkpointing = stage.gradient_checkpointing if stage else None
     keys: dict[str, Any] = {"use_vllm": True, "vllm_mode": "colocate"} if given.colocate else {}
     if given.colocate:
         keys["vllm_gpu_memory_utilization"] = 0.3
@@ -190,6 +194,7 @@ def arguments(given: argparse.Namespace, experiment: Experiment) -> Any:
         num_generations=rollout.group_size,
         max_completion_length=given.tokens or rollout.max_completion_tokens,
         temperature=rollout.temperature,
+        scale_rewards=rollout.scale,
         loss_type=stage.loss if stage else "dapo",
         epsilon=stage.clip_low if stage else 0.2,
         epsilon_high=stage.clip_high if stage else 0.28,
@@ -197,7 +202,7 @@ def arguments(given: argparse.Namespace, experiment: Experiment) -> Any:
         beta=0.0,
         bf16=on_gpu,
         use_cpu=not on_gpu,
-        gradient_checkpointing=on_gpu,
+        gradient_checkpointing=on_gpu if checkpointing is None else checkpointing,
         model_init_kwargs={"dtype": "bfloat16" if on_gpu and given.lora else "float32"},
         save_strategy="no",
         logging_strategy="no",
@@ -228,7 +233,7 @@ async def measure(given: argparse.Namespace, folder: Path) -> list[Step]:
         chat=chat, context_tokens=experiment.serve.context_tokens, max_completion_tokens=completion
     )
     problems = in_split(load_problems(experiment.problems, seed=experiment.seed), Split.GRPO)
-    asked = [(p, prompt) for p in problems[:NUM_PROMPTS] if (prompt := prompter.prompt(p, ()))]
+    asked = [(p, prompt) for p in problems if (prompt := prompter.prompt(p, ()))]
     if not asked:
         raise SystemExit("no prompt fits serve.context_tokens with this tokenizer")
     chosen = [problem for problem, _ in asked]
@@ -282,10 +287,14 @@ def show(steps: list[Step]) -> None:
     def mean(name: str) -> float:
         return statistics.fmean(getattr(step, name) for step in later)
 
-    print(f"{'s/step':>8} {'generate':>9} {'judge':>8} {'train':>8} {'tok/s':>8} {'reward':>7}")
+    print(
+        f"{'s/step':>8} {'generate':>9} {'judge':>8} {'train':>8} {'tok/s':>8} {'prompt':>7} "
+        f"{'reward':>7}"
+    )
     print(
         f"{mean('step_s'):8.3f} {mean('generate_s'):9.3f} {mean('judge_s'):8.3f} "
-        f"{mean('train_s'):8.3f} {mean('tokens') / mean('step_s'):8.0f} {mean('reward'):7.3f}"
+        f"{mean('train_s'):8.3f} {mean('tokens') / mean('step_s'):8.0f} "
+        f"{mean('prompt_tokens'):7.0f} {mean('reward'):7.3f}"
     )
     print(f"{len(later)} steps, {mean('correct'):.0%} of the answers correct", file=sys.stderr)
 

@@ -1,0 +1,82 @@
+"""`forge run` without judges, for `bench/step.py --no-judge`: random weights write no kernels, so
+a step at a model's size has nothing to judge. Measures generation, training and publishing only.
+
+    python bench/no_judge.py run X.toml
+
+forge's own command line in this interpreter, with two names of `forge.runner.run` replaced: the
+pool, by one that has no judge and answers at once with a made-up reward (`made_up_reward`, 0 or 1);
+and the prompter, by one that takes every answer whole. Loop, engines, trainer, publishing and store
+are the real ones, in children that see none of this. The file X.toml comes from
+`step_shape.without_judge`: it names a pool that is not there, so that plain forge refuses it.
+
+A bench alone: nothing under `forge/` imports this, and what such a run "learns" means nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from trainers_workload import made_up_reward
+
+from forge import cli
+from forge.evalpool.pool import GPU_CAPACITY, Pool
+from forge.evalpool.seating import Seat, Seating
+from forge.records import Problem, Status, Verdict
+from forge.runner import run
+from forge.runner.prompter import TemplatePrompter
+
+if TYPE_CHECKING:
+    from forge.config.schema import JudgeTable
+
+EARNS, EARNS_NOT = "[made-up reward: 1]", "[made-up reward: 0]"
+"""What texts begin with: the reward depends on ids, of which a judge is shown none."""
+
+
+class WholeAnswers(TemplatePrompter):
+    """Every answer is code, marked with its made-up reward."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        mark = EARNS if made_up_reward(token_ids) else EARNS_NOT
+        return f"{mark} {super().decode(token_ids)}"
+
+    def extract(self, problem: Problem, completion_text: str) -> tuple[str, str]:
+        return completion_text, ""
+
+
+class NoJudges(Pool):
+    """A pool whose only seat stays empty."""
+
+    async def judge(
+        self,
+        problem: Problem,
+        code: str,
+        *,
+        timing: bool = True,
+        profile: bool = False,
+        smoke: bool = False,
+    ) -> Verdict:
+        """At once; never correct, so that no pass rate is claimed."""
+        return Verdict(
+            status=Status.WRONG,
+            reason="made_up",
+            detail="nothing was judged",
+            is_compiled=code.startswith(EARNS),
+        )
+
+
+@asynccontextmanager
+async def open_no_judges(table: JudgeTable, **kwargs: Any) -> AsyncIterator[NoJudges]:
+    """In place of `open_pool`; starts nothing."""
+    yield NoJudges(table, Seating([Seat("no-judge", capacity=GPU_CAPACITY)]))
+
+
+def main() -> None:
+    run.open_pool = open_no_judges
+    run.TemplatePrompter = WholeAnswers
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()
