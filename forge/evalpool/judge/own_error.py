@@ -35,15 +35,19 @@ def errors_of(
     rounded_model, rounded_inputs = _rounded_operands(model, inputs)
     rounded = _run_exact(rounded_model, rounded_inputs, changed=changed)
     lost = [_error(output, rounded, number) for number, output in enumerate(exact or [])]
-    return [_largest(*pair) for pair in zip(errors, lost, strict=False)] if lost else errors
+    if not lost:
+        return errors
+    return [_largest(*each) for each in zip(errors, lost, outputs, strict=False)]
 
 
-def _largest(error: torch.Tensor, lost: torch.Tensor) -> torch.Tensor:
-    """Of both, everywhere: another kernel loses as much, but at other elements."""
+def _largest(error: torch.Tensor, lost: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+    """Of both, everywhere, in proportion to rms + |output|: another kernel loses as much, but at
+    other elements; and an epilogue that grows what is large grows its error too."""
     if not error.numel() or not lost.numel():
         return error
-    allowed = lost.amax() * (TF32_SLACK / compare.ERROR_FACTOR)
-    return torch.maximum(error.amax(), allowed).expand_as(error)
+    scale = _scale(output)
+    allowed = (lost / scale).amax() * (TF32_SLACK / compare.ERROR_FACTOR)
+    return (torch.maximum((error / scale).amax(), allowed) * scale).float()
 
 
 def count_work(model: Any, inputs: list[Any]) -> OpCounter | None:
@@ -102,11 +106,15 @@ def largest_error(
     largest = 0.0
     for output, error in zip(outputs, errors, strict=True):
         if error.numel():
-            wide = output.double().nan_to_num(0.0, 0.0, 0.0)
-            rms = wide.square().mean().sqrt()
-            allowed = compare.tolerance(dtype_name(output), precision) * (rms + wide.abs())
-            largest = max(largest, float((error / allowed).nan_to_num(0.0).max()))
+            allowed = compare.tolerance(dtype_name(output), precision) * _scale(output)
+            largest = max(largest, float((error / allowed).max()))
     return largest
+
+
+def _scale(output: torch.Tensor) -> torch.Tensor:
+    """rms + |output|, float64, never 0: what errors and tolerances are in proportion to."""
+    wide = output.double().nan_to_num(0.0, 0.0, 0.0).abs()
+    return (wide + wide.square().mean().sqrt()).clamp_min(torch.finfo(torch.float32).tiny)
 
 
 def _to_double(value: Any) -> Any:
