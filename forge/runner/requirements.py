@@ -15,8 +15,8 @@ from forge.data.splits import in_split
 from forge.errors import ConfigError, MachineError
 from forge.records import Split
 from forge.runner.needs import needs_serving, needs_training
-from forge.runner.shapes import model_shape
-from forge.serve.engines import ENGINES, check_engine
+from forge.runner.shapes import lora_rank, model_shape
+from forge.serve.engines import ENGINES, check_adapters, check_engine
 from forge.train.refusals import refusals
 
 if TYPE_CHECKING:
@@ -41,9 +41,11 @@ def require_engine(
     serve = experiment.serve
     if not needs_serving(experiment) or serve.url:
         return
+    chosen = serve.model_copy(update={"engine": placement.engine})
+    check_adapters(chosen, max_lora_rank=lora_rank(experiment.model))
     if is_here:
         gpus = [gpu for replica in placement.serve for gpu in replica]
-        check_engine(serve.model_copy(update={"engine": placement.engine}), gpus=gpus)
+        check_engine(chosen, gpus=gpus)
     elif placement.engine not in machine.engines:
         raise MachineError(
             f'serve.engine = "{placement.engine}" is not installed; '

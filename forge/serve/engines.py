@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forge.errors import MachineError
+from forge.errors import ConfigError, MachineError
 from forge.serve.versions import TESTED_VLLM, Interpreter, find_mismatch, read_interpreter
 
 if TYPE_CHECKING:
@@ -142,6 +142,15 @@ def check_engine(table: ServeTable | None = None, *, gpus: Sequence[object] = ()
     fault = find_fault(table.engine, found, num_gpus=len(gpus))
     if fault is not None:
         raise MachineError(f'serve.engine = "{table.engine}": {fault}')
+
+
+def check_adapters(table: ServeTable, *, max_lora_rank: int) -> None:
+    """Raise ConfigError where the engine that a table names cannot serve adapters as it says."""
+    if table.engine == "vllm" and table.precision == "exact" and max_lora_rank:
+        raise ConfigError(
+            'serve.precision = "exact": vllm serves adapters in bf16 only; write "fast", or take '
+            'serve.engine = "hf"'
+        )
 
 
 def find_fault(engine: str, found: Interpreter, *, num_gpus: int) -> str | None:

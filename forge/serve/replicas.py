@@ -15,7 +15,7 @@ import anyio
 from forge.errors import ConfigError, ForgeError, MachineError
 from forge.process.child import ChildSpec, ProcessObserver
 from forge.process.environment import child_env
-from forge.serve.engines import check_engine, engine_argv, resolve, start_timeout_s
+from forge.serve.engines import check_adapters, check_engine, engine_argv, resolve, start_timeout_s
 from forge.serve.port import PREFIX_CACHE, SLEEP
 from forge.serve.replica import Replica
 from forge.serve.served import Served
@@ -212,11 +212,13 @@ async def open_replicas(
 
     Raises:
         MachineError: the engine is not installed.
+        ConfigError: it cannot serve adapters in that precision.
         ChildDied, Stalled: a replica did not start; or it died too often, which cancels the body.
     """
     all_gpus = [uuid for each in gpus for uuid in each]
     table = resolve(table, gpus=all_gpus)
     check_engine(table, gpus=all_gpus)
+    check_adapters(table, max_lora_rank=max_lora_rank)
     work_dir.mkdir(parents=True, exist_ok=True)
     specs = [
         _spec(

@@ -93,6 +93,20 @@ def test_a_disk_below_the_limit_and_a_missing_engine_are_machine_errors():
         plan_of(machine=make_machine(engines=frozenset()))
 
 
+@pytest.mark.parametrize("precision", ["exact", "fast"])
+def test_adapters_are_served_by_vllm_in_bf16_only(precision):
+    asked = [
+        *("serve.engine=vllm", f"serve.precision={precision}", "model.lora.r=8"),
+        *("devices.gpus=['0']", "devices.serve=1", "devices.train=1", "devices.share=auto"),
+    ]
+    machine = make_machine(num_gpus=1, engines=frozenset({"vllm"}), assumed="1xH200-141GB")
+    if precision == "fast":
+        plan_of(*asked, machine=machine)
+        return
+    with pytest.raises(ConfigError, match=r'serve.precision = "exact": vllm .* write "fast"'):
+        plan_of(*asked, machine=machine)
+
+
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
