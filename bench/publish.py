@@ -35,7 +35,7 @@ from forge.process.devices import inventory  # noqa: E402
 from forge.process.sockets import open_socket_dir  # noqa: E402
 from forge.serve import Replicas, Weights, open_replicas  # noqa: E402
 
-START_TIMEOUT_S = 170.0
+START_TIMEOUT_S = 240.0
 LIMITS_S = {"adapter": 2.0, "full": 5.0}
 """What the issue asks."""
 PROMPT, TOKENS = list(range(100, 164)), list(range(200, 264))
@@ -60,6 +60,10 @@ class Publish:
     """Until every replica acknowledged the version."""
     answering_s: float
     """Until an answer with it was here."""
+    other_gap: float
+    """Mean |Δ log probability| to the weights before."""
+    same_gap: float
+    """The same to these weights when they were published first; 0 the first time."""
     is_good: bool
 
 
@@ -70,12 +74,11 @@ class Seen:
     by_path: dict[Path, list[float]] = field(default_factory=dict)
     last: list[float] = field(default_factory=list)
 
-    def check(self, path: Path, found: list[float]) -> bool:
-        """Whether they are new, or those of the same weights before."""
+    def gaps(self, path: Path, found: list[float]) -> tuple[float, float]:
+        """To the weights before, and to these weights when they were seen first."""
         known = self.by_path.setdefault(path, found)
-        is_other = not self.last or _gap(self.last, found) >= OTHER
-        self.last = found
-        return is_other and _gap(known, found) <= SAME
+        other, self.last = _gap(self.last, found), found
+        return other, _gap(known, found)
 
 
 def _gap(some: list[float], others: list[float]) -> float:
@@ -122,7 +125,9 @@ async def _publish(
         answered_by = await _generate(replicas, 1, 1, version)
         row["answering_s"] = round(time.monotonic() - start, 3)
         (found,) = await replicas.probe(PROMPT, TOKENS)
-        row["is_good"] = seen.check(path, found) and answered_by == version
+        other, same = seen.gaps(path, found)
+        row |= {"other_gap": round(other, 6), "same_gap": round(same, 6)}
+        row["is_good"] = other >= OTHER and same <= SAME and answered_by == version
         background.cancel_scope.cancel()
     return row
 
@@ -151,7 +156,7 @@ def make(python: str, kind: str, out: Path, *arguments: str) -> Path:
 def run(args: argparse.Namespace) -> list[Publish]:
     """Both engines."""
     table = ServeTable(
-        engine=args.engine, slots=64, precision="fast", context_tokens=512, eager=not args.graphs,
+        engine=args.engine, slots=64, precision="fast", context_tokens=512, eager=args.eager,
         start_timeout_s=START_TIMEOUT_S,
         python=None if args.python == sys.executable else Path(args.python),
     )  # fmt: skip
@@ -194,16 +199,17 @@ def main() -> int:
     parser.add_argument("--lora-shape", default="8b")
     parser.add_argument("--full-shape", default="0.6b")
     parser.add_argument("--rank", type=int, default=64)
-    parser.add_argument("--graphs", action="store_true", help="with CUDA graphs: starts later")
+    parser.add_argument("--eager", action="store_true", help="without CUDA graphs: starts sooner")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     rows = run(args)
-    print("| weights | shape | sequences running | publish s | answering s | good |")
-    print("|---|---|---|---|---|---|")
+    print("| weights | shape | sequences running | publish s | answering s | gaps | good |")
+    print("|---|---|---|---|---|---|---|")
     for row in rows:
         running = BACKGROUND if row.is_loaded else 0
         times = f"{row.publish_s:.2f} | {row.answering_s:.2f}"
-        print(f"| {row.kind} | {row.shape} | {running} | {times} | {row.is_good} |")
+        gaps = f"{row.other_gap:.4f}, {row.same_gap:.4f}"
+        print(f"| {row.kind} | {row.shape} | {running} | {times} | {gaps} | {row.is_good} |")
     if args.out:
         args.out.write_text(json.dumps([asdict(row) for row in rows], indent=1))
     late = [row for row in rows if row.answering_s > LIMITS_S[row.kind]]
