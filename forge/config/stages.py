@@ -88,11 +88,12 @@ class GrpoStage(TrainStage):
 
     kind: Literal["grpo"]
     """grpo"""
-    share_prefixes: bool = False
+    share_prefixes: bool | Literal["auto"] = "auto"
     """Compute what samples begin with in common (a prompt, earlier turns) once for all of them.
-    Models with full attention only."""
+    Models with full attention only. auto: on GPUs, for models that it was tried with; "forge plan"
+    says why not."""
     micro_batch_tokens: Positive = 4096
-    """Tokens of one forward-backward; a step has as many as its samples need."""
+    """Tokens of one forward-backward, shared ones once; a step has as many as its samples need."""
     publish_every: Positive = 1
     """Steps from one publish of the weights to the next; the last step's always are."""
     updates_per_batch: Positive = 1

@@ -77,6 +77,8 @@ class Gpu:
     """AMD: gfx942 and the like."""
     minor: int | None = None
     """NVIDIA: of its node, /dev/nvidia<minor>."""
+    capability: tuple[int, int] | None = None
+    """NVIDIA: of its architecture, as (9, 0); None for a card that is assumed."""
     is_cut: bool = False
     """NVIDIA: in MIG mode, whether or not it has slices."""
 
@@ -216,6 +218,7 @@ def _ask_nvidia(index: int) -> Gpu:
         memory_bytes=int(memory.total),
         free_bytes=int(memory.free),
         minor=int(pynvml.nvmlDeviceGetMinorNumber(handle)),
+        capability=tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)),
         is_cut=_is_cut(handle),
     )
 

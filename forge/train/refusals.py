@@ -47,7 +47,7 @@ def refusals(
                 "model.quantize: found it on a mixture of experts, whose experts bitsandbytes "
                 "leaves as they are; none, for an adapter on a bf16 base"
             )
-    if isinstance(stage, GrpoStage) and stage.share_prefixes and has_windows(model_dir):
+    if isinstance(stage, GrpoStage) and stage.share_prefixes is True and has_windows(model_dir):
         found.append(
             "share_prefixes: found true for a model whose layers see windows of the context; false"
         )

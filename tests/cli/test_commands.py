@@ -16,6 +16,7 @@ import pytest
 
 import forge
 from forge import cli
+from forge.cli import printing
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled, Stopped
 from forge.exits import ending_of, explain
 
@@ -164,7 +165,7 @@ def test_a_closed_stdout_is_told():
 
 
 def test_half_a_surrogate_pair_is_printed_as_json_has_it(capsys):
-    cli._print_json({"é": "\ud800"})
+    printing.print_json({"é": "\ud800"})
     out = capsys.readouterr().out
     assert out == '{"é": "\\ud800"}\n'
     assert json.loads(out) == {"é": "\ud800"}
@@ -266,13 +267,13 @@ def test_judging_a_file_that_is_no_problem_exits_2_naming_it(tmp_path):
 
 def test_who_waits_for_a_judge_sees_that_it_starts(monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
-    with cli._waiting("judging", is_shown=True) as end_waiting:
+    with printing.waiting("judging", is_shown=True) as end_waiting:
         end_waiting()
-        cli._print("the verdict")
+        printing.print_text("the verdict")
     shown = capsys.readouterr()
     assert "judging" in shown.err
     assert shown.out == "the verdict\n"
-    with cli._waiting("judging", is_shown=False):
+    with printing.waiting("judging", is_shown=False):
         pass
     assert capsys.readouterr().err == ""
 

@@ -102,11 +102,13 @@ def test_a_card_that_fell_off_the_bus_is_left_out(monkeypatch, caplog):
         nvmlDeviceGetUUID=lambda handle: f"GPU-{handle}",
         nvmlDeviceGetName=lambda handle: b"card",
         nvmlDeviceGetMinorNumber=lambda handle: handle,
+        nvmlDeviceGetCudaComputeCapability=lambda handle: [9, 0],
         nvmlDeviceGetMigMode=lambda handle: (handle == 2, False),
     )
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(devices.Path, "exists", lambda path: True)
     assert [(gpu.index, gpu.is_cut) for gpu in devices._nvidia_gpus()] == [(0, False), (2, True)]
+    assert {gpu.capability for gpu in devices._nvidia_gpus()} == {(9, 0)}
     assert "GPU 1 does not answer and is left out: GPU is lost" in caplog.text
 
 

@@ -9,7 +9,7 @@ ones, which takes torch's faster kernel.
 
 Every rank cuts the whole batch in the same way and builds only its share. All get the same number
 of micro-batches, since each one is a collective of all ranks; the i-th of every rank cost nearly
-the same, but where prefixes are shared: rows stay in the order that shares most.
+the same.
 """
 
 from __future__ import annotations
@@ -66,8 +66,11 @@ def cut_batch(
     A sample longer than `max_tokens` gets one of its own. Where there are too few samples to give
     every rank as many, the last is seen again as filler.
     """
-    cut = rows_by_prefix if shares_prefixes else rows_by_length
-    rows = level(cut(samples, max_tokens=max_tokens), num_ranks=num_ranks)
+    if shares_prefixes:
+        cut = rows_by_prefix(samples, max_tokens=max_tokens, num_ranks=num_ranks)
+    else:
+        cut = rows_by_length(samples, max_tokens=max_tokens)
+    rows = level(cut, num_ranks=num_ranks)
     num_fillers = -len(rows) % num_ranks
     total = sum(len(s.completion_ids) for s in samples)
     mine = [

@@ -54,7 +54,7 @@ def weights_dtype(settings: Settings) -> torch.dtype:
 
 def _attention(settings: Settings) -> dict[str, Any]:
     """One that takes samples with shared prefixes, where the stage asks for it."""
-    if not settings.stage.get("share_prefixes"):
+    if not settings.shares_prefixes:
         return {}
     register_attention()
     return {"attn_implementation": ATTENTION}

@@ -57,6 +57,11 @@ class Settings:
         """Of a grpo stage: tokens of one forward-backward."""
         return max(1, int(self.stage["micro_batch_tokens"] * self.micro_batch_scale))
 
+    @property
+    def shares_prefixes(self) -> bool:
+        """Of a grpo stage; "auto" was decided with the placement, and is off without one."""
+        return self.stage.get("share_prefixes") is True
+
     def is_published(self, step: int) -> bool:
         """Whether the weights of a grpo step go out: each n-th, those that are evaluated, the
         last."""

@@ -151,7 +151,7 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
         """Scores of the trained tokens only, 0 elsewhere. [B, C]"""
         assert self._current is not None
         trained_BC = self._current.inputs["tool_mask"].to(input_ids.device) == 1
-        if self._current.row is not None and torch.is_grad_enabled():
+        if self._current.row is not None:
             return self._scores_of_row(model, self._current.row, trained_BC)
         labels_BT = torch.full_like(input_ids, -100)
         ids_BC = input_ids[:, -logits_to_keep:]
@@ -175,20 +175,26 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
 
     def _scores_of_row(
         self, model: Any, row: PrefixRow, trained_BC: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """The same, from a forward in which samples share their prefixes. [B, C]"""
         assert self._current is not None
+        is_reference = not torch.is_grad_enabled()  # its head computes no entropies
         device = trained_BC.device
         inputs = {name: tensor.to(device) for name, tensor in row.inputs.items()}
-        wants_router = {"output_router_logits": True} if self.aux_loss_enabled else {}
+        wants_router = self.aux_loss_enabled and not is_reference
+        router = {"output_router_logits": True} if wants_router else {}
         with self.accelerator.autocast():
-            outputs = model(**inputs, **row.longest, fused_lm_head=True, **wants_router)
+            outputs = model(**inputs, **row.longest, fused_lm_head=True, **router)
         index = row.token_index.to(device)
         empty_BC = torch.zeros(trained_BC.shape, device=device)
-        logps_BC, entropies_BC = (
-            empty_BC.masked_scatter(trained_BC, scores[0, index].to(empty_BC.dtype))
-            for scores in (outputs.log_probs, outputs.entropy)
-        )
+
+        def placed(scores_1N: torch.Tensor) -> torch.Tensor:
+            return empty_BC.masked_scatter(trained_BC, scores_1N[0, index].to(empty_BC.dtype))
+
+        logps_BC = placed(outputs.log_probs)
+        if is_reference:
+            return logps_BC, None, None
+        entropies_BC = placed(outputs.entropy)
         self.stats.add(self._current, logps_BC.detach(), entropies_BC.detach())
         return logps_BC, entropies_BC, self._weighed(outputs.aux_loss)
 
@@ -217,7 +223,7 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
             max_tokens=self.settings.micro_batch_tokens,
             rank=self.world.rank,
             num_ranks=self.world.size,
-            shares_prefixes=self.settings.stage["share_prefixes"],
+            shares_prefixes=self.settings.shares_prefixes,
         )
         self._passes_left = self.updates_per_step
         newest = max(s.policy_version for s in samples)

@@ -1,0 +1,47 @@
+"""The command line. Each command names a function elsewhere; nothing heavy is imported before it
+runs.
+
+The only place where an error becomes one line and an exit code (`main`): 0 done, 2 config, 3
+machine, 4 a child failed, 5 stalled, 70 our bug (with traceback), 130 stopped by the user.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+# Each adds its commands, in the order of --help.
+# isort: off
+from forge.cli import running, asking, seeing, knowing  # noqa: F401
+
+# isort: on
+from forge.cli.options import app
+
+__all__ = ["app", "main", "run_command"]
+
+
+def main() -> None:
+    """Entry point: runs a command and exits with its code."""
+    sys.exit(run_command(sys.argv[1:]))
+
+
+def run_command(argv: list[str]) -> int:
+    """Runs one command line and returns its exit code; what went wrong is on stderr."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        _require_stdout()
+        code = app(argv, prog_name="forge", standalone_mode=False)
+        sys.stdout.flush()
+    except BaseException as error:
+        from forge.exits import explain
+
+        return explain(error)
+    return code if isinstance(code, int) else 0
+
+
+def _require_stdout() -> None:
+    """What is opened first would take its number, and be written to."""
+    if sys.stdout is None:
+        from forge.errors import ConfigError
+
+        raise ConfigError("stdout is closed; >/dev/null drops what is printed")

@@ -1,0 +1,8 @@
+"""`python -m forge.cli`, as `forge`."""
+
+from __future__ import annotations
+
+from forge.cli import main
+
+if __name__ == "__main__":
+    main()

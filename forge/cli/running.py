@@ -1,0 +1,159 @@
+"""Commands that start runs and speak to them: run, plan, resume, stop, status, logs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from forge.cli.options import (
+    RUNS,
+    ExperimentFile,
+    Json,
+    Overrides,
+    RunName,
+    Store,
+    Wait,
+    app,
+    find,
+    require_linux,
+)
+from forge.cli.printing import print_json, print_lines, print_rich, print_text, say
+
+if TYPE_CHECKING:
+    from forge.store.layout import RunPaths
+
+
+@app.command()
+def run(
+    file: ExperimentFile,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Leave it running.")] = False,
+    overrides: Overrides = None,
+    wait_s: Wait = None,
+    as_json: Json = False,
+) -> None:
+    """Run an experiment from the start."""
+    require_linux()
+    if detach:
+        from forge.config.load import load_experiment
+        from forge.runner.detach import run_detached
+        from forge.runner.hub import locate_model
+
+        experiment = load_experiment(file, overrides=overrides or ())
+        locate_model(experiment.model, say=None if as_json else say)  # while somebody looks on
+        wait_s = experiment.devices.wait_s if wait_s is None else wait_s
+        argv = ["run", str(file), f"--wait={wait_s}"]
+        argv += [f"--set={item}" for item in overrides or ()]
+        paths = run_detached(argv, store_dir=experiment.store.dir, wait_s=wait_s)
+    else:
+        from forge.runner.run import run_experiment
+
+        paths = run_experiment(file, overrides=overrides or (), quiet=as_json, wait_s=wait_s)
+    _say_where(paths, as_json=as_json)
+
+
+@app.command()
+def plan(
+    file: ExperimentFile,
+    overrides: Overrides = None,
+    assumed: Annotated[
+        str | None,
+        typer.Option("--assume", metavar="MACHINE", help='Not this machine: "8xH100-80GB".'),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Check an experiment and this machine; print who runs where and how long it takes."""
+    from forge.config.load import load_experiment
+    from forge.runner.plan import plan as make_plan
+
+    experiment = load_experiment(file, overrides=overrides or (), is_here=assumed is None)
+    machine = None
+    if assumed is not None:
+        from forge.runner.assume import assume
+        from forge.runner.machine import this_machine
+
+        machine = assume(assumed, here=this_machine(experiment.store.dir))
+    made = make_plan(experiment, machine=machine)
+    if as_json:
+        return print_json(made.to_json())
+    from forge.runner.plan_view import render
+
+    print_rich(render(made))
+
+
+@app.command()
+def resume(run: RunName, wait_s: Wait = None, store: Store = RUNS, as_json: Json = False) -> None:
+    """Continue a run where it stood."""
+    require_linux()
+    from forge.runner.run import resume_run
+
+    paths = resume_run(find(run, store), quiet=as_json, wait_s=wait_s)
+    _say_where(paths, as_json=as_json)
+
+
+@app.command()
+def stop(run: RunName = "last", store: Store = RUNS) -> None:
+    """Let a running run finish its step, save, and end."""
+    from forge.control.client import ControlClient
+
+    paths = find(run, store)
+    ControlClient(_control_socket(paths)).stop()
+    print_text(f'{paths.name} is stopping; "forge resume {paths.name}" continues it')
+
+
+@app.command()
+def status(run: RunName = "last", store: Store = RUNS, as_json: Json = False) -> None:
+    """Where a run stands."""
+    import time
+
+    from forge.store.reader import open_run
+    from forge.views.standing import load_standing
+
+    with open_run(find(run, store)) as reader:
+        standing = load_standing(reader, now=time.time())
+    if as_json:
+        return print_json(standing.to_json())
+    print_text(f"{standing.run}: {standing.state}, attempt {standing.attempt}")
+    if standing.state == "running":
+        from forge.control.client import ControlClient
+
+        print_text(ControlClient(_control_socket(find(run, store))).status().to_line())
+
+
+@app.command()
+def logs(
+    run: RunName = "last",
+    process: Annotated[str | None, typer.Argument(help="serve-0, judge-1, trainer, ...")] = None,
+    num_lines: Annotated[int, typer.Option("-n", min=1, help="Lines of each.")] = 20,
+    is_followed: Annotated[
+        bool, typer.Option("--follow", "-f", help="Until the run ends.")
+    ] = False,
+    store: Store = RUNS,
+) -> None:
+    """The last lines of a run's processes."""
+    from forge.runner.logs import follow, last_lines, log_files
+
+    paths = find(run, store)
+    files = log_files(paths, process=process)
+    print_lines(last_lines(files, num_lines=num_lines))
+    if is_followed:
+        print_lines(follow(paths, files))
+
+
+def _control_socket(paths: RunPaths) -> Path:
+    from forge.errors import ConfigError
+    from forge.store.layout import is_owned, read_status
+
+    socket_path = read_status(paths).get("control_socket")
+    if not is_owned(paths) or not socket_path:
+        raise ConfigError(
+            f'{paths.name} is not running; "forge show {paths.name}" has what it left'
+        )
+    return Path(socket_path)
+
+
+def _say_where(paths: RunPaths, *, as_json: bool) -> None:
+    if as_json:
+        return print_json({"name": paths.name, "path": str(paths.root)})
+    print_text(str(paths.root))
