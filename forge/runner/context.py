@@ -1,4 +1,4 @@
-"""What every stage of a running experiment shares. Built by `run.py`; stages receive it and own
+"""What every stage of a running experiment shares. Built by `stages.py`; stages receive it and own
 none of it."""
 
 from __future__ import annotations

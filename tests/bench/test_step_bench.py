@@ -18,7 +18,7 @@ from forge.config.load import load_experiment
 from forge.evalpool.pool import Pool
 from forge.records import Problem, Split
 from forge.rewards import reward_terms
-from forge.runner import run
+from forge.runner import stages
 from forge.runner.prompter import TemplatePrompter
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -114,9 +114,9 @@ async def test_forge_earns_what_the_baseline_earns_by_the_same_ids(
 
 def test_what_is_replaced_is_what_a_run_uses(no_judge: ModuleType) -> None:
     assert issubclass(no_judge.NoJudges, Pool)
-    assert run.TemplatePrompter is TemplatePrompter, "importing the bench replaces nothing"
-    assert "open_pool" in inspect.unwrap(run._Work._open_pool).__code__.co_names
-    assert "TemplatePrompter" in run._Work._prepare.__code__.co_names
+    assert stages.TemplatePrompter is TemplatePrompter, "importing the bench replaces nothing"
+    assert "open_pool" in inspect.unwrap(stages.Work._open_pool).__code__.co_names
+    assert "TemplatePrompter" in stages.Work._prepare.__code__.co_names
 
 
 def test_nothing_under_forge_knows_of_a_run_without_judges() -> None:

@@ -24,10 +24,13 @@ from forge.process.child import ChildSpec, open_child
 from forge.process.devices import Gpu, Vendor
 from forge.process.environment import child_env
 from forge.runner import run as run_module
+from forge.runner import stages
+from forge.runner.beside import keep_counters
 from forge.runner.console import Console
 from forge.runner.placement import Placement
 from forge.runner.progress import Progress
-from forge.runner.run import Past, _keep_counters, _supervise, _Work
+from forge.runner.run import _supervise
+from forge.runner.stages import Past, Work
 from forge.runner.stopping import StopRequest
 from forge.store.layout import RunPaths, create_run, read_status, write_file
 
@@ -58,12 +61,12 @@ class Supervised:
         self.placement = Placement()
         self._patch = monkeypatch.setattr
         self._patch(run_module, "load_problems", lambda table, *, seed: [])
-        self._patch(run_module, "_log_to", lambda path: None)
+        self._patch(run_module, "log_to", lambda path: None)
         self._patch("forge.runner.summary.show_summary", lambda *given: None)
 
-    async def end(self, work: Callable[[_Work], Awaitable[None]]) -> Ending | None:
+    async def end(self, work: Callable[[Work], Awaitable[None]]) -> Ending | None:
         """Run it; how it ended, None for done."""
-        self._patch(_Work, "run", work)
+        self._patch(Work, "run", work)
         try:
             with anyio.fail_after(20):
                 await _supervise(
@@ -88,11 +91,11 @@ def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Supervised:
     return Supervised(tmp_path, monkeypatch)
 
 
-def make_work(experiment: Any, paths: Any, **keys: Any) -> _Work:
-    absent = dict.fromkeys(field.name for field in dataclasses.fields(_Work))
+def make_work(experiment: Any, paths: Any, **keys: Any) -> Work:
+    absent = dict.fromkeys(field.name for field in dataclasses.fields(Work))
     progress = Progress(run="x-1", num_stages=1)
     given = {"experiment": experiment, "paths": paths, "attempt": 1, "progress": progress}
-    return _Work(**{**absent, **given, **keys})
+    return Work(**{**absent, **given, **keys})
 
 
 async def test_each_role_is_handed_the_cards_that_its_plan_gave_it(
@@ -117,8 +120,8 @@ async def test_each_role_is_handed_the_cards_that_its_plan_gave_it(
         seen.update(keys, table=table)
         yield
 
-    monkeypatch.setattr(run_module, "open_pool", open_pool)
-    monkeypatch.setattr(run_module, "open_replicas", open_replicas)
+    monkeypatch.setattr(stages, "open_pool", open_pool)
+    monkeypatch.setattr(stages, "open_replicas", open_replicas)
     lora = supervised.experiment.model.model_copy(update={"lora": LoraTable(r=64)})
     placement = Placement(
         engine="vllm", serve=((cards[0],), (cards[1],)), judge=(cards[1], cards[2]),
@@ -151,7 +154,7 @@ async def test_judges_are_not_given_the_key_of_servers_whatever_its_name(
         envs.append(child_env(threads=1, extra=table.env))
         yield
 
-    monkeypatch.setattr(run_module, "open_pool", open_pool)
+    monkeypatch.setattr(stages, "open_pool", open_pool)
     monkeypatch.setenv("OUR_SERVER_PASS", "sesame")
     for name in ("OUR_SERVER_PASS", None):
         serve = supervised.experiment.serve.model_copy(update={"api_key_env": name})
@@ -167,7 +170,7 @@ async def test_the_cards_of_an_attempt_are_recorded(supervised: Supervised) -> N
         vendor=Vendor.NVIDIA, index=3, uuid="GPU-3", name="H200", memory_bytes=5, free_bytes=5
     )
 
-    async def work(self: _Work) -> None:
+    async def work(self: Work) -> None:
         assert self.placement.train == (card,)
 
     supervised.placement = Placement(train=(card,))
@@ -181,7 +184,7 @@ async def test_the_cards_of_an_attempt_are_recorded(supervised: Supervised) -> N
 async def test_status_and_stop_are_answered_while_a_run_prepares(supervised: Supervised) -> None:
     heard = []
 
-    async def work(self: _Work) -> None:
+    async def work(self: Work) -> None:
         while "control_socket" not in read_status(self.paths):  # noqa: ASYNC110 - a file
             await anyio.sleep(0.01)
         client = ControlClient(read_status(self.paths)["control_socket"])
@@ -201,7 +204,7 @@ async def test_status_and_stop_are_answered_while_a_run_prepares(supervised: Sup
 async def test_what_fails_after_a_stop_was_asked_is_told_as_what_it_is(
     supervised: Supervised,
 ) -> None:
-    async def work(self: _Work) -> None:
+    async def work(self: Work) -> None:
         self.stop.set("stopped by SIGINT")
         async with anyio.create_task_group():
             raise ChildDied("trainer died: exit 1")
@@ -213,7 +216,7 @@ async def test_what_fails_after_a_stop_was_asked_is_told_as_what_it_is(
 
 
 async def test_a_stop_after_the_last_stage_changes_nothing(supervised: Supervised) -> None:
-    async def work(self: _Work) -> None:
+    async def work(self: Work) -> None:
         self.stop.set("stopped by SIGINT")
 
     assert await supervised.end(work) is None
@@ -223,7 +226,7 @@ async def test_a_stop_after_the_last_stage_changes_nothing(supervised: Supervise
 async def test_a_second_ctrl_c_takes_the_work_down_and_records_how_its_children_ended(
     supervised: Supervised,
 ) -> None:
-    async def work(self: _Work) -> None:
+    async def work(self: Work) -> None:
         spec = ChildSpec(
             name="trainer",
             argv=(sys.executable, "-c", "import time; time.sleep(60)"),
@@ -251,7 +254,7 @@ async def test_a_second_ctrl_c_takes_the_work_down_and_records_how_its_children_
 async def test_a_bug_is_recorded_by_its_name_and_its_traceback_is_logged(
     supervised: Supervised, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def work(self: _Work) -> None:
+    async def work(self: Work) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(anyio.sleep_forever)
             raise KeyError("step")
@@ -268,11 +271,11 @@ async def test_a_store_that_failed_is_told_before_the_stop_that_it_could_not_rec
     async def fail(*args: object) -> None:
         raise MachineError("run.db: the disk is full")
 
-    async def work(self: _Work) -> None:
+    async def work(self: Work) -> None:
         self.stop.set("stopped by SIGINT")
         raise self.stop.stopped()
 
-    monkeypatch.setattr(run_module, "_record_end", fail)
+    monkeypatch.setattr(run_module, "record_end", fail)
     ending = await supervised.end(work)
     assert ending is not None
     assert (ending.code, ending.words) == (3, "run.db: the disk is full")
@@ -292,7 +295,7 @@ async def test_a_limit_stops_an_attempt_as_a_first_ctrl_c_does() -> None:
     )
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_keep_counters, run)
+            tasks.start_soon(keep_counters, run)
             await stop.wait()
             await anyio.wait_all_tasks_blocked()
             tasks.cancel_scope.cancel()
@@ -312,32 +315,32 @@ async def test_engines_that_do_not_fit_beside_the_trainer_are_gone_during_sft(
     run: Any = SimpleNamespace(pool=None, replicas=None, weights=SimpleNamespace(serving=None))
 
     @asynccontextmanager
-    async def open_replicas(self: _Work, run: Any) -> AsyncIterator[int]:
+    async def open_replicas(self: Work, run: Any) -> AsyncIterator[int]:
         yield next(opened)
 
     @asynccontextmanager
     async def nothing(*args: Any) -> AsyncIterator[None]:
         yield
 
-    async def prepare(self: _Work, pool: Any) -> Any:
+    async def prepare(self: Work, pool: Any) -> Any:
         return run
 
-    async def run_stage(self: _Work, run: Any, index: int, stage: Any) -> None:
+    async def run_stage(self: Work, run: Any, index: int, stage: Any) -> None:
         assert run.weights.serving == run.replicas
         seen.append(run.replicas)
 
-    monkeypatch.setattr(_Work, "_open_replicas", open_replicas)
-    monkeypatch.setattr(_Work, "_open_pool", nothing)
-    monkeypatch.setattr(_Work, "_counted", nothing)
-    monkeypatch.setattr(_Work, "_prepare", prepare)
-    monkeypatch.setattr(_Work, "_run_stage", run_stage)
-    stages = [
+    monkeypatch.setattr(Work, "_open_replicas", open_replicas)
+    monkeypatch.setattr(Work, "_open_pool", nothing)
+    monkeypatch.setattr(Work, "_counted", nothing)
+    monkeypatch.setattr(Work, "_prepare", prepare)
+    monkeypatch.setattr(Work, "_run_stage", run_stage)
+    planned = [
         EvalStage(kind="eval"),
         SftStage(kind="sft", steps=1, learning_rate=1e-3),
         EvalStage(kind="eval"),
     ]
     work = make_work(
-        supervised.experiment.model_copy(update={"stage": stages}), supervised.paths,
+        supervised.experiment.model_copy(update={"stage": planned}), supervised.paths,
         past=Past(), placement=Placement(sleeps=sleeps),
     )  # fmt: skip
     await work.run()
