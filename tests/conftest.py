@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from forge.store.layout import RunPaths
+from tests import canned
 
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
@@ -19,3 +23,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="no GPU on this machine"))
+
+
+@pytest.fixture(scope="session")
+def canned_template(tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
+    """The canned run, unpacked once; nobody may change it."""
+    return canned.unpack(tmp_path_factory.mktemp("canned"))
+
+
+@pytest.fixture
+def canned_run(canned_template: RunPaths, tmp_path: Path) -> RunPaths:
+    """A finished quickstart of the test's own: `<tmp_path>/runs/quickstart-1` (tests/canned)."""
+    root = tmp_path / "runs" / canned_template.name
+    shutil.copytree(canned_template.root, root, symlinks=True)
+    return RunPaths(root)

@@ -1,0 +1,42 @@
+"""A run that a real `forge run experiments/quickstart.toml` left (all stages, on two CPU cores),
+trimmed by `tests/canned/make.py` to whole groups.
+
+`quickstart-1.tar.xz` holds the run directory: run.db as its writer left it (texts plain),
+tokens.db with the last step's tokens, the resolved experiment, STATUS.json and the logs. Tests ask
+for the fixture `canned_run`; who needs it older than our schema calls `unpack(is_migrated=False)`.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import tarfile
+from pathlib import Path
+
+from forge.store.layout import RunPaths
+from forge.store.run_views import VIEWS
+from forge.store.schema import RUN_MIGRATIONS, TOKEN_MIGRATIONS, migrate
+
+ARCHIVE = Path(__file__).with_name("quickstart-1.tar.xz")
+
+
+def unpack(store_dir: Path, *, is_migrated: bool = True) -> RunPaths:
+    """Unpacks the run into `store_dir` and brings its databases to our schema, as a writer does."""
+    store_dir.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(store_dir, filter="data")
+    paths = RunPaths((store_dir / "quickstart-1").resolve())
+    if is_migrated:
+        _migrate(paths)
+    return paths
+
+
+def _migrate(paths: RunPaths) -> None:
+    for path, migrations, views in (
+        (paths.run_db, RUN_MIGRATIONS, VIEWS),
+        (paths.tokens_db, TOKEN_MIGRATIONS, ""),
+    ):
+        connection = sqlite3.connect(path, isolation_level=None)
+        try:
+            migrate(connection, path=path, migrations=migrations, views=views)
+        finally:
+            connection.close()
