@@ -3,6 +3,6 @@ supervisor.
 """
 
 from forge.control.client import ControlClient
-from forge.control.records import LiveStatus
+from forge.control.records import ComponentStatus, LiveStatus
 
-__all__ = ["ControlClient", "LiveStatus"]
+__all__ = ["ComponentStatus", "ControlClient", "LiveStatus"]

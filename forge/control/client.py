@@ -1,4 +1,5 @@
-"""Speaking to a running supervisor: `status` and `stop`. Used by the CLI and the TUI.
+"""Speaking to a running supervisor: `status`, `stop`, `save`, `evaluate`. Used by the CLI and the
+TUI.
 
 Blocking and small, on the standard library, so that `forge status` starts no event loop. Every call
 has a deadline.
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 5.0
 """The supervisor's loop never blocks for longer than a fraction of this."""
+REFUSED = 400
+"""What the supervisor says no to, with a line for people."""
 
 
 class ControlClient:
@@ -37,6 +40,16 @@ class ControlClient:
         """As a first Ctrl-C: nothing new is admitted, the step ends, everything is saved."""
         self._ask("POST", "/stop", {"reason": reason})
 
+    def save(self) -> str:
+        """A checkpoint that a resume can begin with, at the end of the step that runs. What will
+        happen, in a line. ConfigError, in a line, where the run is in no training stage."""
+        return self._ask("POST", "/save")["message"]
+
+    def evaluate(self) -> str:
+        """An evaluation of the policy after the step that runs, as `eval.every` makes them. What
+        will happen, in a line. ConfigError, in a line, outside a grpo stage."""
+        return self._ask("POST", "/evaluate")["message"]
+
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         connection = _UnixConnection(self._path, timeout_s=self._timeout_s)
         try:
@@ -47,7 +60,7 @@ class ControlClient:
                 headers={"Content-Type": "application/json"},
             )
             response = connection.getresponse()
-            answer = json.loads(response.read())
+            text = response.read()
         except TimeoutError as error:
             raise Stalled(
                 f"the supervisor at {self._path} was silent for {self._timeout_s:g} s; "
@@ -59,11 +72,22 @@ class ControlClient:
             ) from error
         finally:
             connection.close()
+        answer = _json_object(text)
+        if response.status == REFUSED and "error" in answer:
+            raise ConfigError(answer["error"])
         if response.status != 200:
-            raise ConfigError(
-                f"{self._path}: {method} {path}: {answer.get('error', response.reason)}"
-            )
+            words = answer.get("error", response.reason)
+            raise ConfigError(f"{self._path}: {method} {path}: {words}")
         return answer
+
+
+def _json_object(text: bytes) -> dict[str, Any]:
+    """Empty for what is none, as the 404 of a supervisor of another version."""
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        return {}
+    return answer if isinstance(answer, dict) else {}
 
 
 class _UnixConnection(http.client.HTTPConnection):
