@@ -2,8 +2,8 @@
 
 GET  /status           -> {"ok": true, "run": ..., "stage": ..., ...}   the runner's progress
 POST /stop {"reason"}  -> {}                                            as a first Ctrl-C
-POST /save             -> {"message": ...}    a checkpoint at the end of the step; 400 {"error": ...}
-POST /evaluate         -> {"message": ...}    an evaluation after the step; 400 {"error": ...}
+POST /save             -> {"message": ...}    a checkpoint at the end of the step, or 400
+POST /evaluate         -> {"message": ...}    an evaluation after the step, or 400
 """
 
 from __future__ import annotations
