@@ -1,0 +1,35 @@
+"""`forge tui [RUN]`, also `forge watch`: the terminal monitor, a process of its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from forge.cli.options import RUNS, RunName, Store, app, find
+
+
+@app.command("tui")
+def tui_command(run: RunName = "last", store: Store = RUNS) -> None:
+    """Look on at a run in the terminal, live or long after; `watch` is the same."""
+    _require_terminal()
+    paths = find(run, store)
+    from tui.app import WatchApp
+
+    watch = WatchApp(paths, store_dir=store if run == "last" else paths.root.parent)
+    watch.run()
+    if watch.return_code:
+        raise SystemExit(watch.return_code)
+
+
+app.command("watch", hidden=True)(tui_command)
+
+
+def _require_terminal() -> None:
+    is_terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
+    if not is_terminal or os.environ.get("TERM") == "dumb":
+        from forge.errors import ConfigError
+
+        raise ConfigError(
+            "forge tui: needs a terminal to draw on; piped, "
+            '"forge status RUN", "forge show RUN" and "forge logs -f RUN" print lines'
+        )

@@ -1,0 +1,79 @@
+"""What every screen is: a line that says which run this is, what the run answered, the keys.
+
+A subclass asks in `load` (a worker thread, so that the loop never waits for a disk) and shows the
+answer in `show` (the loop). While a question runs no second one is asked: what changed meanwhile is
+asked for when it is done.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from textual.containers import Vertical
+from textual.screen import Screen
+from textual.widgets import Footer
+
+from tui.widgets.topline import TopLine
+
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+    from textual.events import ScreenResume
+
+    from forge.store.reader import RunReader
+    from tui.watched import Watched
+
+Data = TypeVar("Data")
+
+
+class AskingScreen(Screen[None], Generic[Data]):
+    """A screen on one run. `compose_body` yields what is between the top line and the keys."""
+
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (70, "-normal"), (130, "-wide")]  # noqa: RUF012
+
+    def __init__(self, watched: Watched) -> None:
+        super().__init__()
+        self.watched = watched
+        self._is_asking = False
+        self._is_stale = True
+
+    def compose(self) -> ComposeResult:
+        yield TopLine(self.watched)
+        with Vertical(id="body"):
+            yield from self.compose_body()
+        yield Footer()
+
+    def compose_body(self) -> ComposeResult:
+        """The screen's own widgets."""
+        yield from ()
+
+    def load(self, reader: RunReader) -> Data:
+        """Asks the run, in a worker thread. What it raises of sqlite3 is shown as the problem."""
+        raise NotImplementedError
+
+    def show(self, data: Data) -> None:
+        """Shows an answer, in the event loop. Not called where the run could not be read."""
+        raise NotImplementedError
+
+    def refresh_data(self) -> None:
+        """Called by the app while this screen is on top and something changed."""
+        self._is_stale = True
+        if not self._is_asking:
+            self._is_asking = True
+            self.run_worker(self._ask, thread=True, group="ask", exit_on_error=True)
+
+    def on_screen_resume(self, event: ScreenResume) -> None:
+        self.refresh_data()
+
+    def _ask(self) -> None:
+        self._is_stale = False
+        data = self.watched.ask(self.load)
+        if self.is_attached:
+            self.app.call_from_thread(self._answered, data)
+
+    def _answered(self, data: Data | None) -> None:
+        self._is_asking = False
+        self.query_one(TopLine).tell()
+        if data is not None and self.is_attached:
+            self.show(data)
+        if self._is_stale and self.is_current:
+            self.refresh_data()

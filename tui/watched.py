@@ -1,0 +1,145 @@
+"""The run that is looked at: its reader, opened and opened again, and its supervisor if it lives.
+
+Made by `tui.app`, given to every screen. Nothing here raises for what may happen to a run that
+somebody else owns: deleted, half copied, of another schema, on a medium that went away. It is told
+in `problem`, and the next `changed` tries again.
+
+Threads: `changed` and `ask` may block (disk, socket) and are called from worker threads; one lock
+keeps them apart. The fields may be read from the event loop at any time.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from forge.control import ControlClient
+from forge.errors import ConfigError, ForgeError
+from forge.store.layout import is_owned, read_status
+from forge.store.reader import RunReader
+from forge.views.standing import Standing, load_standing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from forge.control import LiveStatus
+    from forge.store.layout import RunPaths
+
+Answer = TypeVar("Answer")
+
+CONTROL_TIMEOUT_S = 2.0
+"""A supervisor that is silent for longer is told as such; the screen shows the store meanwhile."""
+
+
+class Watched:
+    """One run, read-only."""
+
+    def __init__(self, paths: RunPaths, *, clock: Callable[[], float] = time.time) -> None:
+        self.paths = paths
+        self.reader: RunReader | None = None
+        self.problem: str | None = None
+        """Why nothing can be read, in one line; None while all is well."""
+        self.standing: Standing | None = None
+        """As of the last change."""
+        self.live: LiveStatus | None = None
+        """What the supervisor says of itself; None where none answers."""
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._file: tuple[int, int] | None = None
+        self._seen: tuple[int, bool] | None = None
+
+    @property
+    def client(self) -> ControlClient | None:
+        """The supervisor's socket, where one owns the run."""
+        try:
+            socket_path = read_status(self.paths).get("control_socket")
+            if not socket_path or not is_owned(self.paths):
+                return None
+        except (OSError, ValueError):
+            return None
+        return ControlClient(Path(socket_path), timeout_s=CONTROL_TIMEOUT_S)
+
+    def changed(self) -> bool:
+        """Whether there is something new to show: rows, a supervisor that came or went, a problem.
+
+        Costs 0.1 ms where nothing is new. True at the first call.
+        """
+        with self._lock:
+            before = self.problem
+            if not self._open():
+                return self.problem != before
+            try:
+                assert self.reader is not None
+                is_alive = is_owned(self.paths)
+                seen = (self.reader.data_version(), is_alive)
+                if seen == self._seen:
+                    return False
+                self.problem = None
+                self.standing = load_standing(self.reader, now=self._clock())
+                self._seen = seen
+            except (sqlite3.Error, OSError, ValueError, ForgeError) as error:
+                self._fail(error)
+                return self.problem != before
+        return True
+
+    def look_live(self) -> bool:
+        """Asks the supervisor how it is; whether there is one, or was one until now."""
+        client, before = self.client, self.live
+        try:
+            self.live = None if client is None else client.status()
+        except (ForgeError, OSError, ValueError, TypeError):
+            self.live = None
+        return self.live is not None or before is not None
+
+    def ask(self, question: Callable[[RunReader], Answer]) -> Answer | None:
+        """What `question` makes of the run; None, with `problem` set, where it cannot be read."""
+        with self._lock:
+            if not self._open():
+                return None
+            try:
+                assert self.reader is not None
+                return question(self.reader)
+            except (sqlite3.Error, OSError, ForgeError) as error:
+                self._fail(error)
+                return None
+
+    def close(self) -> None:
+        """Lets go of the files."""
+        with self._lock:
+            self._close()
+
+    def _open(self) -> bool:
+        """Opens the run unless the very file that lies there is open already."""
+        try:
+            stat = self.paths.run_db.stat()
+        except OSError:
+            gone = "deleted" if self._file else "not there"
+            self._close()
+            self.problem = f"{self.paths.root}: {gone}; what is shown is what was read before"
+            return False
+        if self.reader is not None and self._file == (stat.st_dev, stat.st_ino):
+            return True
+        self._close()
+        try:
+            self.reader = RunReader(self.paths)
+        except (ConfigError, sqlite3.Error, OSError) as error:
+            self._fail(error)
+            return False
+        self._file, self.problem = (stat.st_dev, stat.st_ino), None
+        return True
+
+    def _fail(self, error: Exception) -> None:
+        words = " ".join(str(error).split())
+        place = str(self.paths.root)
+        self.problem = words if words.startswith(place) else f"{place}: {words}"
+        if isinstance(error, sqlite3.OperationalError):
+            return  # a view that an older forge did not write, or a busy file: the rest is readable
+        self._close()
+
+    def _close(self) -> None:
+        if self.reader is not None:
+            self.reader.close()
+        self.reader, self._seen = None, None

@@ -1,0 +1,54 @@
+"""`?`: the keys that do something on the screen below, as its bindings say them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.text import Text
+from textual.binding import Binding
+from textual.containers import VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from textual.app import ComposeResult
+    from textual.binding import ActiveBinding, BindingType
+
+
+class Help(ModalScreen[None]):
+    """Closed by any of the usual keys."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q,question_mark,enter", "dismiss", "Close"),
+    ]
+    DEFAULT_CSS = """
+    Help { align: center middle; }
+    Help > VerticalScroll {
+        width: 64; max-width: 95%; height: auto; max-height: 90%; border: round $primary;
+        padding: 0 1; background: $surface;
+    }
+    """
+
+    def __init__(self, bindings: Iterable[ActiveBinding]) -> None:
+        super().__init__()
+        self._keys = list(bindings)
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll():
+            yield Static(self._text())
+
+    def _text(self) -> Text:
+        keys: dict[str, list[str]] = {}
+        for active in self._keys:
+            if active.enabled and active.binding.description:
+                shown = self.app.get_key_display(active.binding)
+                keys.setdefault(active.binding.description, []).append(shown)
+        text = Text("Keys on this screen (Escape closes)\n", style="bold")
+        for description, names in keys.items():
+            text.append(f"\n{' '.join(dict.fromkeys(names)):>14}  ", style="bold")
+            text.append(description, style="not bold")
+        text.append("\n\nThe mouse works: click a key, a row, a tab; the wheel scrolls.")
+        text.append("\nNothing here writes to a run; S, C and E ask its supervisor, after a yes.")
+        return text

@@ -1,0 +1,54 @@
+"""The first line of every screen: which run, its state in a word, and what is wrong in another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+from textual.widgets import Static
+
+from forge.views.terminal import printable
+
+if TYPE_CHECKING:
+    from tui.watched import Watched
+
+STATE_SIGNS = {
+    "running": "▶", "done": "✔", "stopped": "■", "failed": "✘", "killed": "✘", "new": "…",
+}  # fmt: skip
+
+
+class TopLine(Static):
+    """`▶ quickstart-1 running · stage 4/5 grpo · step 3/20 · policy 4`, and a problem below."""
+
+    DEFAULT_CSS = """
+    TopLine { height: auto; max-height: 3; background: $panel; padding: 0 1; }
+    """
+
+    def __init__(self, watched: Watched) -> None:
+        super().__init__(markup=False)
+        self._watched = watched
+
+    def on_mount(self) -> None:
+        self.tell()
+
+    def tell(self) -> None:
+        """Says it anew."""
+        self.update(headline(self._watched))
+
+
+def headline(watched: Watched) -> Text:
+    """The line, and the problem under it where there is one."""
+    standing = watched.standing
+    line = Text(printable(watched.paths.name), style="bold")
+    if standing is not None:
+        words = [f" {STATE_SIGNS.get(standing.state, '?')} {standing.state}"]
+        if standing.stage is not None:
+            words.append(f"stage {standing.stage + 1}/{standing.num_stages} {standing.stage_kind}")
+        if standing.step is not None:
+            words.append(f"step {standing.step}/{standing.num_steps or '?'}")
+        if standing.policy_version is not None:
+            words.append(f"policy {standing.policy_version}")
+        line.append(" · ".join(words), style="not bold")
+    if watched.problem is not None:
+        line.append(f"\n✘ {printable(watched.problem)}", style="reverse")
+    return line
