@@ -96,6 +96,18 @@ def compare_paired(
     )
 
 
+def estimate_difference(values: Sequence[float], *, seed: int = 0) -> Difference | None:
+    """Mean of one difference a problem, of any size, with its interval; None for fewer than two,
+    which say nothing about others.
+    """
+    if len(values) < 2:
+        return None
+    low, high = _percentiles(values, seed=seed, span=(-math.inf, math.inf))
+    return Difference(
+        value=math.fsum(values) / len(values), low=low, high=high, num_problems=len(values)
+    )
+
+
 def _percentiles(
     values: Sequence[float], *, seed: int, span: tuple[float, float]
 ) -> tuple[float, float]:

@@ -1,0 +1,55 @@
+"""What two runs were set to and made with, key by key."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from forge.views.compare.records import Change
+
+if TYPE_CHECKING:
+    from forge.store.reader import RunReader
+
+ABSENT = object()
+
+_MADE_WITH = """
+SELECT code_commit, code_diff <> '' AS has_diff, seed, versions, machine FROM attempts
+ORDER BY attempt DESC LIMIT 1
+"""
+
+
+def find_changes(a: RunReader, b: RunReader) -> tuple[Change, ...]:
+    """Keys of the experiment, then what the last attempt was made with, where they differ."""
+    found_a, found_b = _settings(a), _settings(b)
+    return tuple(
+        Change(key=key, a=found_a.get(key), b=found_b.get(key))
+        for key in {**found_a, **found_b}
+        if found_a.get(key, ABSENT) != found_b.get(key, ABSENT)
+    )
+
+
+def _settings(reader: RunReader) -> dict[str, Any]:
+    text = reader.value("SELECT experiment FROM runs LIMIT 1") or ""
+    try:
+        settings = dict(_flat(tomllib.loads(text)))
+    except tomllib.TOMLDecodeError:  # a run made by hand
+        settings = {}
+    made = reader.one(_MADE_WITH)
+    if made is None:
+        return settings
+    settings |= {"code.commit": made["code_commit"], "code.is_changed": bool(made["has_diff"])}
+    settings |= dict(_flat(json.loads(made["versions"]), place="versions."))
+    return settings | dict(_flat(json.loads(made["machine"]), place="machine."))
+
+
+def _flat(table: Mapping[str, Any], *, place: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, place=f"{place}{key}.")
+        elif isinstance(value, list) and value and all(isinstance(v, Mapping) for v in value):
+            for index, one in enumerate(value):
+                yield from _flat(one, place=f"{place}{key}[{index}].")
+        else:
+            yield f"{place}{key}", value

@@ -1,0 +1,146 @@
+"""Learning curves of two runs over the same steps, tokens or seconds."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from forge.views.compare.records import By, Curve, CurvePoint
+
+if TYPE_CHECKING:
+    from forge.store.reader import RunReader
+
+STEP_COLUMNS = (
+    "reward", "pass_rate", "pass_rate_multi", "compile_rate", "speedup", "best_speedup",
+    "completion_tokens", "truncated_share",
+)  # fmt: skip
+METRICS = ("train/loss/mean", "train/entropy/mean", "train/kl_behaviour/mean")
+WINDOW = 5
+"""Steps averaged: one step's reward is of a few problems only."""
+SHARES = (0.25, 0.5, 0.75, 1.0)
+"""Of what both have: where curves are compared."""
+
+_STEPS = f"SELECT stage, step, num_completion_tokens, {', '.join(STEP_COLUMNS)} FROM v_steps"
+_METRICS = "SELECT stage, step, key, value, at, attempt FROM v_metrics WHERE key IN ({})"
+_WALL = "step/wall/seconds"
+
+Place = tuple[int, int]
+"""(stage, step)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """The trained steps of one run, in order, and what each had cost when it was done."""
+
+    places: tuple[Place, ...]
+    spent: dict[By, tuple[float | None, ...]]
+    """Cumulative, one a place; None where it was not counted."""
+    values: dict[str, dict[Place, float]]
+
+    def at(self, place: Place, by: By) -> float | None:
+        """What had been spent up to and with this stage and step; 0 before the first."""
+        index = bisect_right(self.places, place)
+        return 0.0 if index == 0 else self.spent[by][index - 1]
+
+    def total(self, by: By) -> float | None:
+        return self.spent[by][-1] if self.places else 0.0
+
+    def curve(self, name: str, by: By) -> tuple[tuple[float, float], ...]:
+        values = self.values.get(name, {})
+        return tuple(
+            (x, values[place])
+            for place, x in zip(self.places, self.spent[by], strict=True)
+            if x is not None and place in values
+        )
+
+
+def has_rollouts(reader: RunReader) -> bool:
+    """Whether it trained on rollouts, or means to."""
+    found = reader.value("SELECT 1 FROM groups WHERE purpose = 'train' LIMIT 1")
+    return found is not None
+
+
+def load_progress(reader: RunReader, *, of_rollouts: bool) -> Progress:
+    """The steps that were trained on rollouts, or those of SFT."""
+    played = {(row["stage"], row["step"]): row for row in reader.rows(_STEPS)}
+    keys = (*METRICS, _WALL)
+    rows = reader.rows(_METRICS.format(", ".join("?" * len(keys))), keys)
+    stages = {stage for stage, _ in played}
+    values: dict[str, dict[Place, float]] = defaultdict(dict)
+    marks: dict[Place, tuple[int, float]] = {}
+    for row in rows:
+        place = (row["stage"], row["step"])
+        if (row["stage"] in stages) != of_rollouts:
+            continue
+        if row["value"] is not None:
+            values[row["key"]][place] = row["value"]
+        if row["key"].startswith("train/"):
+            marks[place] = (row["attempt"], row["at"])
+    places = tuple(sorted(marks))
+    for name in STEP_COLUMNS:
+        found = {p: played[p][name] for p in places if p in played}
+        values[name] = {p: value for p, value in found.items() if value is not None}
+    spent = {
+        By.STEP: _count_steps(places),
+        By.TOKENS: _add_up([played.get(p, {}).get("num_completion_tokens") for p in places]),
+        By.TIME: _add_up(_seconds(places, values.get(_WALL, {}), marks)),
+    }
+    return Progress(places=places, spent=spent, values=dict(values))
+
+
+def compare_curves(a: Progress, b: Progress, *, by: By, budget: float) -> tuple[Curve, ...]:
+    """Every metric that both have."""
+    out: list[Curve] = []
+    for name in (*STEP_COLUMNS, *METRICS):
+        left, right = a.curve(name, by), b.curve(name, by)
+        if not left or not right:
+            continue
+        xs = [share * budget for share in SHARES]
+        points = tuple(CurvePoint(x=x, a=_mean_at(left, x), b=_mean_at(right, x)) for x in xs)
+        out.append(Curve(name=name, a=left, b=right, at=points))
+    return tuple(out)
+
+
+def _mean_at(curve: tuple[tuple[float, float], ...], x: float) -> float | None:
+    end = bisect_right([point[0] for point in curve], x * (1 + 1e-9))
+    last = [value for _, value in curve[max(0, end - WINDOW) : end]]
+    return sum(last) / len(last) if last else None
+
+
+def _count_steps(places: tuple[Place, ...]) -> tuple[float, ...]:
+    """Step numbers, on top of the last one of the stage before."""
+    out: list[float] = []
+    before, base = None, 0.0
+    for stage, step in places:
+        if before is not None and stage != before:
+            base = out[-1]
+        before = stage
+        out.append(base + step)
+    return tuple(out)
+
+
+def _add_up(costs: list[float | None]) -> tuple[float | None, ...]:
+    """None from the first step on whose cost is unknown."""
+    out: list[float | None] = []
+    total: float | None = 0.0
+    for cost in costs:
+        total = None if total is None or cost is None else total + cost
+        out.append(total)
+    return tuple(out)
+
+
+def _seconds(
+    places: tuple[Place, ...], walls: dict[Place, float], marks: dict[Place, tuple[int, float]]
+) -> list[float | None]:
+    """Of each step, as measured; else since the step before it, within a stage and an attempt."""
+    out: list[float | None] = []
+    for index, place in enumerate(places):
+        known = walls.get(place)
+        previous = places[index - 1] if index else None
+        if known is None and previous is not None and previous[0] == place[0]:
+            is_same = marks[previous][0] == marks[place][0]
+            known = max(0.0, marks[place][1] - marks[previous][1]) if is_same else 0.0
+        out.append(0.0 if known is None else known)
+    return out

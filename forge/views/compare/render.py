@@ -1,0 +1,144 @@
+"""A comparison for the terminal. Fits 80 columns where names are short."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from forge.store.reader import Table
+from forge.views.compare.records import By, Comparison, Curve, Part, ProblemChange, Score
+from forge.views.sql import render_table
+from forge.views.terminal import percent, printable
+
+if TYPE_CHECKING:
+    from rich.console import Group as RichGroup
+    from rich.table import Table as RichTable
+
+NUM_PROBLEMS = 10
+"""Problems shown of each kind; --json has all."""
+VALUE_CHARACTERS = 40
+_UNITS = {By.STEP: "step", By.TOKENS: "tokens", By.TIME: "s"}
+
+
+def render_comparison(found: Comparison) -> RichGroup:
+    """Score first, then why: settings, curves, problems, parts."""
+    from rich.console import Group as RichGroup
+    from rich.text import Text
+
+    parts: list[Any] = [Text(printable(_head(found)), style="bold")]
+    if found.score is not None:
+        parts.append(Text(_sentence(found.score)))
+    parts += [Text(printable(f"note: {note}"), style="yellow") for note in found.notes]
+    if found.config:
+        parts += [Text(""), Text("settings that differ", style="bold"), _render_config(found)]
+    if found.curves:
+        title = f"curves at equal {found.by}, a → b"
+        parts += [Text(""), Text(title, style="bold"), _render_curves(found)]
+    for title, sections in (("by level", found.by_level), ("by device", found.by_device)):
+        if sections:
+            parts += [Text(""), Text(title, style="bold"), _render_parts(sections)]
+    won = [each for each in reversed(found.problems) if each.outcome == "won"]
+    lost = [each for each in found.problems if each.outcome == "lost"]
+    for title, problems in (("won by b", won), ("lost by b", lost)):
+        if problems:
+            more = max(0, len(problems) - NUM_PROBLEMS)
+            words = f"{title}: {len(problems)} problems" + (f", {more} not shown" if more else "")
+            parts += [Text(""), Text(words, style="bold"), _render_problems(problems)]
+    return RichGroup(*parts)
+
+
+def _head(found: Comparison) -> str:
+    sides = [
+        f"{letter} {side.name} ({side.state}"
+        + (f", {side.spent:,.0f} {_UNITS[found.by]}" if side.spent is not None else "")
+        + (f", {side.evaluation}" if side.evaluation else "")
+        + ")"
+        for letter, side in (("a", found.a), ("b", found.b))
+    ]
+    return "\n".join(sides)
+
+
+def _sentence(score: Score) -> str:
+    verdict = "certain" if score.is_certain else "within chance"
+    return (
+        f"pass@1 {percent(score.a)} → {percent(score.b)}: {_points(score.difference.value)} "
+        f"({_points(score.difference.low)} to {_points(score.difference.high)}, 95 %, "
+        f"paired over {score.difference.num_problems} problems: {verdict}); "
+        f"{score.num_won} won, {score.num_lost} lost, {score.num_even} even"
+    )
+
+
+def _render_config(found: Comparison) -> RichTable:
+    rows = tuple((each.key, _value(each.a), _value(each.b)) for each in found.config)
+    return render_table(Table(columns=("key", "a", "b"), rows=rows))
+
+
+def _render_curves(found: Comparison) -> RichTable:
+    unit = _UNITS[found.by]
+    xs = found.curves[0].at
+    columns = ("metric", *(f"{unit} {point.x:,.0f}" for point in xs))
+    rows = tuple((curve.name, *_points_of(curve)) for curve in found.curves)
+    return render_table(Table(columns=columns, rows=rows))
+
+
+def _points_of(curve: Curve) -> list[str]:
+    return [f"{_number(point.a)} → {_number(point.b)}" for point in curve.at]
+
+
+def _render_parts(parts: tuple[Part, ...]) -> RichTable:
+    columns = ("", "problems", "pass@1 a", "b", "difference", "95 %", "won", "lost", "speed b/a")
+    rows = tuple(
+        (
+            part.name,
+            part.score.difference.num_problems,
+            percent(part.score.a),
+            percent(part.score.b),
+            _points(part.score.difference.value),
+            f"{_points(part.score.difference.low)} to {_points(part.score.difference.high)}",
+            part.score.num_won,
+            part.score.num_lost,
+            _speed(part),
+        )
+        for part in parts
+    )
+    return render_table(Table(columns=columns, rows=rows))
+
+
+def _render_problems(problems: list[ProblemChange]) -> RichTable:
+    columns = ("problem", "level", "correct a", "b", "difference", "95 %", "speed-up a", "b")
+    rows = tuple(
+        (
+            each.problem_id,
+            each.level,
+            f"{each.correct_a}/{each.num_a}",
+            f"{each.correct_b}/{each.num_b}",
+            _points(each.difference),
+            f"{_points(each.low)} to {_points(each.high)}",
+            _number(each.speedup_a),
+            _number(each.speedup_b),
+        )
+        for each in problems[:NUM_PROBLEMS]
+    )
+    return render_table(Table(columns=columns, rows=rows))
+
+
+def _speed(part: Part) -> str:
+    if part.speed is None:
+        return "–"
+    value, low, high = (2.0**x for x in (part.speed.value, part.speed.low, part.speed.high))
+    return f"{value:.2f}× ({low:.2f}–{high:.2f})"
+
+
+def _points(value: float) -> str:
+    """`+12.5`: percentage points."""
+    return f"{100 * value:+.1f}"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "–"
+    text = str(value)
+    return text if len(text) <= VALUE_CHARACTERS else f"{text[: VALUE_CHARACTERS - 1]}…"

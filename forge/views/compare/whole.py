@@ -1,0 +1,133 @@
+"""`compare`: both runs, read once each, and what there is to say of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from forge.views.compare.config import find_changes
+from forge.views.compare.curves import Progress, compare_curves, has_rollouts, load_progress
+from forge.views.compare.problems import (
+    Answers,
+    Chosen,
+    choose_evaluation,
+    compare_problems,
+    parts_by_device,
+    parts_by_level,
+    score,
+    tallies,
+)
+from forge.views.compare.records import By, Comparison, Side
+from forge.views.standing import run_state
+
+if TYPE_CHECKING:
+    from forge.store.reader import RunReader
+
+UNIT = {By.STEP: "steps", By.TOKENS: "tokens", By.TIME: "seconds"}
+FAR_APART = 0.1
+"""Evaluations are told to be unequal where what they had cost differs by more than this share."""
+
+
+def compare(a: RunReader, b: RunReader, *, by: By = By.STEP) -> Comparison:
+    """Compares two runs at equal steps, tokens or time."""
+    of_rollouts = has_rollouts(a) or has_rollouts(b)
+    left = load_progress(a, of_rollouts=of_rollouts)
+    right = load_progress(b, of_rollouts=of_rollouts)
+    notes: list[str] = []
+    budget = _budget(left, right, by, names=(_name(a), _name(b)), notes=notes)
+    curves = compare_curves(left, right, by=by, budget=budget) if budget else ()
+    chosen_a = choose_evaluation(a, left, by=by, budget=budget)
+    chosen_b = choose_evaluation(b, right, by=by, budget=budget)
+    answers_a, answers_b = _common(a, b, chosen_a, chosen_b, by=by, notes=notes)
+    return Comparison(
+        by=by,
+        budget=budget,
+        a=_side(a, left, chosen_a, by=by),
+        b=_side(b, right, chosen_b, by=by),
+        config=find_changes(a, b),
+        curves=curves,
+        score=score(tallies(answers_a), tallies(answers_b)),
+        problems=compare_problems(answers_a, answers_b),
+        by_level=parts_by_level(answers_a, answers_b),
+        by_device=parts_by_device(answers_a, answers_b),
+        notes=tuple(notes),
+    )
+
+
+def _name(reader: RunReader) -> str:
+    return reader.paths.name
+
+
+def _side(reader: RunReader, progress: Progress, chosen: Chosen | None, *, by: By) -> Side:
+    return Side(
+        name=_name(reader),
+        state=run_state(reader),
+        spent=progress.total(by),
+        devices=chosen.devices if chosen else (),
+        evaluation=None if chosen is None else chosen.name,
+    )
+
+
+def _budget(
+    a: Progress, b: Progress, by: By, *, names: tuple[str, str], notes: list[str]
+) -> float | None:
+    """The most that both have; None where one did not count it."""
+    for name, progress in zip(names, (a, b), strict=True):
+        if not progress.places:
+            notes.append(f"{name} has trained no step: no curves")
+        elif progress.total(by) is None:
+            notes.append(
+                f"{name} did not count its {UNIT[by]}: no curves, and the last evaluations"
+            )
+    spent = (a.total(by), b.total(by))
+    return None if spent[0] is None or spent[1] is None else min(spent[0], spent[1])
+
+
+def _common(
+    a: RunReader,
+    b: RunReader,
+    chosen_a: Chosen | None,
+    chosen_b: Chosen | None,
+    *,
+    by: By,
+    notes: list[str],
+) -> tuple[dict[str, Answers], dict[str, Answers]]:
+    """Answers of the problems that are the same in both, by name and source."""
+    for reader, chosen in ((a, chosen_a), (b, chosen_b)):
+        if chosen is None:
+            notes.append(f"{_name(reader)} has no evaluation up to there: no problems won or lost")
+    if chosen_a is None or chosen_b is None:
+        return {}, {}
+    found_a, found_b = chosen_a.answers, chosen_b.answers
+    both = found_a.keys() & found_b.keys()
+    same = {name for name in both if found_a[name].source == found_b[name].source}
+    if not both:
+        notes.append(
+            f"no problem in common: {_name(a)} evaluated {_some(found_a)}, "
+            f"{_name(b)} {_some(found_b)}"
+        )
+    elif len(same) < len(both):
+        notes.append(
+            f"{len(both) - len(same)} problems share a name but not their source: left out"
+        )
+    if same and len(same) < max(len(found_a), len(found_b)):
+        notes.append(
+            f"{len(same)} problems in common, of {len(found_a)} and {len(found_b)} evaluated"
+        )
+    _note_distance(chosen_a, chosen_b, by=by, notes=notes)
+    return {n: found_a[n] for n in same}, {n: found_b[n] for n in same}
+
+
+def _note_distance(a: Chosen, b: Chosen, *, by: By, notes: list[str]) -> None:
+    if a.spent is None or b.spent is None:
+        return
+    if abs(a.spent - b.spent) > FAR_APART * max(a.spent, b.spent):
+        notes.append(
+            f"no evaluations at equal {UNIT[by]}: {a.name} after {a.spent:.0f}, "
+            f"{b.name} after {b.spent:.0f}"
+        )
+
+
+def _some(answers: Mapping[str, Answers]) -> str:
+    names = sorted(answers)
+    return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
