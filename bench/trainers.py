@@ -1,7 +1,8 @@
-"""Two trainers on the same samples: ours on TRL's GRPOTrainer, and TRL's AsyncGRPOTrainer.
+"""The GRPO trainer in its several ways on the same samples: what each takes, and that all learn the
+same.
 
     python bench/trainers.py --shape tiny                          # this machine's CPU, a minute
-    python bench/trainers.py --shape 0.6b --out trainers.json      # one H200, under 4 minutes
+    python bench/trainers.py --shape 0.6b --out trainers.json      # one H200, under 3 minutes
 
 Groups of siblings that share a prompt, over several turns, each turn's prompt holding the turns
 before it: what a GRPO step of forge trains. Random Qwen3 of the given shape, random tokens. A step
@@ -9,11 +10,9 @@ is one optimizer update over all samples; the first is left out of the times. Ea
 of its own, so that one that fails, or leaves memory behind, does the others no harm. `same` says
 whether the losses of all steps and the first gradient norm are the first arm's.
 
-AsyncGRPOTrainer packs shared prefixes (flash attention by torch's varlen kernel, no package) and is
-given each batch as one row. turns:N is ours in micro-batches of N tokens, shared:N the same with
-`share_prefixes`. On several GPUs
-(`--ranks 2 --arms turns:16384 ddp:16384 fsdp2:16384`) ddp and fsdp2 share each batch; their losses
-must be those of turns.
+turns:N has micro-batches of N tokens, shared:N the same with `share_prefixes`. On several GPUs
+(`--ranks 2 --arms turns:16384 ddp:16384 fsdp2:16384`) ddp and fsdp2 share each batch, ddp-shared
+and fsdp2-shared with shared prefixes too. All losses must be those of turns.
 """
 
 from __future__ import annotations
@@ -28,17 +27,15 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainers_async import SPARE_BATCHES, run_async
 from trainers_workload import LOADS, SHAPES, Load, make_model, make_step
 
 from forge.train.trainer.parallel import join_process_group
 
 ARM_TIMEOUT_S = 75.0
-ARMS = ("turns:16384", "turns:65536", "shared:65536", "async")
+ARMS = ("turns:16384", "turns:65536", "shared:16384", "shared:65536")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +63,11 @@ def run_arm(name: str, load: Load, *, shape: str, model_dir: Path, at: Path, ste
     kind, _, budget = name.partition(":")
     join_process_group()
     vocab = SHAPES[shape]["vocab_size"]
-    num_spare = SPARE_BATCHES if kind == "async" else 0
-    batches = [make_step(load, vocab=vocab, seed=step) for step in range(steps + num_spare)]
+    batches = [make_step(load, vocab=vocab, seed=step) for step in range(steps)]
     clock = Clock()
-    ours = partial(run_turns, budget=int(budget or 0), parallel=kind)
-    run = run_async if kind == "async" else ours
-    losses, grad_norm, forwarded = run(batches, model_dir=model_dir, at=at, clock=clock)
+    losses, grad_norm, forwarded = run_turns(
+        batches, budget=int(budget), kind=kind, model_dir=model_dir, at=at, clock=clock
+    )
     on_gpu = torch.cuda.is_available()
     return Result(
         arm=name,
@@ -105,9 +101,9 @@ class Clock:
 
 
 def run_turns(
-    batches: list[Any], *, budget: int, parallel: str, model_dir: Path, at: Path, clock: Clock
+    batches: list[Any], *, budget: int, kind: str, model_dir: Path, at: Path, clock: Clock
 ) -> tuple[list[float], float, float]:
-    """Ours, without publishing. Losses, the first gradient norm, tokens forwarded a step."""
+    """Without publishing. Losses, the first gradient norm, tokens forwarded a step."""
     from types import SimpleNamespace
 
     from transformers import TrainerCallback
@@ -130,8 +126,8 @@ def run_turns(
 
     stage = GrpoStage(
         kind="grpo", steps=len(batches), learning_rate=1e-6, micro_batch_tokens=budget,
-        save_every=10**6, parallel="fsdp2" if parallel == "fsdp2" else "ddp",
-        share_prefixes=parallel == "shared",
+        save_every=10**6, parallel="fsdp2" if kind.startswith("fsdp2") else "ddp",
+        share_prefixes=kind.endswith("shared"),
     )  # fmt: skip
     settings = Settings(
         stage=stage.model_dump(mode="json"), rollout=RolloutTable().model_dump(mode="json"),
@@ -158,7 +154,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="tiny")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--arms", nargs="+", default=ARMS)
-    parser.add_argument("--ranks", type=int, default=1, help="of the arms ddp and fsdp2")
+    parser.add_argument("--ranks", type=int, default=1, help="of ddp and fsdp2")
     parser.add_argument("--out", type=Path, help="write the results as JSON")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)

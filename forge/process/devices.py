@@ -210,6 +210,7 @@ def _ask_nvidia(index: int) -> Gpu:
 
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
     return Gpu(
         vendor=Vendor.NVIDIA,
         index=index,
@@ -218,7 +219,7 @@ def _ask_nvidia(index: int) -> Gpu:
         memory_bytes=int(memory.total),
         free_bytes=int(memory.free),
         minor=int(pynvml.nvmlDeviceGetMinorNumber(handle)),
-        capability=tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)),
+        capability=(int(major), int(minor)),
         is_cut=_is_cut(handle),
     )
 

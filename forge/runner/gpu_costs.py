@@ -37,6 +37,8 @@ BITS4_BYTES = 0.56
 """Of a weight in NF4, its doubly quantised scales included."""
 LOGIT_TILE = (4096, 32_768)
 """Tokens by vocabulary entries: what TRL's output layer holds of the logits at once."""
+KEYS_PER_TOKEN = 4
+"""At most, where prefixes are shared: `forge.train.trainer.prefixes`."""
 SLACK = 1.15
 """Of activations: fragmentation, buffers of the products."""
 NUM_ADAPTERS = 4
@@ -110,11 +112,26 @@ def _activation_bytes(
     logits = 4 * min(tokens, LOGIT_TILE[0]) * min(shape.vocab, LOGIT_TILE[1])
     if model.lora is None:
         logits += 4 * shape.vocab * shape.hidden  # its gradient is summed up in f32, apart
+    saved_keys, keys = _key_bytes(stage, shape, tokens=tokens)
     experts = 0
     if model.lora is not None and model.lora.target_parameters and shape.is_mixture:
         # PEFT writes W + B·A of a layer's experts out, and their gradient.
         experts = 2 * 2 * shape.expert_params / max(shape.layers - shape.dense_layers, 1)
-    return saved + block + logits + experts
+    return saved + saved_keys + block + keys + logits + experts
+
+
+def _key_bytes(
+    stage: SftStage | GrpoStage, shape: ModelShape, *, tokens: int
+) -> tuple[float, float]:
+    """Of the keys and values that samples with shared prefixes gather: kept for later, and in the
+    layer at work, where gradients come to them, of every head before they are summed."""
+    if isinstance(stage, SftStage) or stage.share_prefixes is not True:
+        return 0, 0
+    num = KEYS_PER_TOKEN * tokens
+    gathered = 2 * num * shape.kv_values / shape.layers
+    expanded = 2 * num * 2 * shape.heads * shape.head_dim
+    saved = gathered * (shape.layers - 1) if stage.gradient_checkpointing is False else 0
+    return saved, 2 * gathered + expanded
 
 
 def _tokens(stage: SftStage | GrpoStage, *, num_gpus: int, context_tokens: int) -> int:

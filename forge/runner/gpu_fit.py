@@ -15,6 +15,7 @@ from forge.config.schema import EvalStage
 from forge.errors import ConfigError, MachineError
 from forge.runner.gpu_costs import ASLEEP_BYTES, judge_bytes, serve_bytes, train_bytes
 from forge.runner.shapes import model_shape
+from forge.runner.sharing import settled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -123,6 +124,7 @@ def fit(
         raise ConfigError(
             f'serve.sleep = "always": the {engine} engine cannot sleep; "auto" or "never"'
         )
+    experiment = settled(experiment, gpus=layout.train)
     parallel, why = _parallel(experiment, layout, shape)
     loads = [
         _load(experiment, layout, gpu, shape, engine=engine, parallel=parallel, users=users)

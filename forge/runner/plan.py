@@ -25,6 +25,7 @@ from forge.runner.requirements import (
     require_trainer,
 )
 from forge.runner.shapes import model_shape
+from forge.runner.sharing import reasons
 from forge.serve.engines import ENGINES, choose_engine
 
 if TYPE_CHECKING:
@@ -115,7 +116,8 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
         machine = this_machine(experiment.store.dir, serve=experiment.serve)
     engine, why = _engine(experiment, machine)
     placement = place(experiment, machine, engine=engine)
-    placement = replace(placement, reasons=(*why, *placement.reasons))
+    shared = reasons(experiment, gpus=placement.train)
+    placement = replace(placement, reasons=(*why, *placement.reasons, *shared))
     require_disk(experiment, machine)
     require_engine(experiment, machine, placement, is_here=machine.is_here)
     require_problems(experiment, machine)

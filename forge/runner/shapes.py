@@ -161,15 +161,23 @@ def model_shape(model: ModelTable) -> ModelShape | None:
     """None where neither a `config.json` is here nor the name known. Asks no network."""
     if model.init:
         return tiny_shape(model.tiny)
+    if folder := config_dir(model):
+        return read_shape(folder / "config.json")
     name = model.path or ""
-    for folder in (Path(name).expanduser(), *_cached(name)):
-        if (folder / "config.json").is_file():
-            return read_shape(folder / "config.json")
     if Path(name).expanduser().is_dir():
         return None
     last = name.rpartition("/")[2].lower()
     fitting = [known for known in KNOWN if last == known or last.startswith(f"{known}-")]
     return KNOWN[max(fitting, key=len)] if fitting else None
+
+
+def config_dir(model: ModelTable) -> Path | None:
+    """Where a `config.json` of the model is: its directory, or the hub's cache. None for a random
+    one, and where it is not here."""
+    if model.init or not model.path:
+        return None
+    folders = (Path(model.path).expanduser(), *_cached(model.path))
+    return next((each for each in folders if (each / "config.json").is_file()), None)
 
 
 def tiny_shape(tiny: TinyModel) -> ModelShape:

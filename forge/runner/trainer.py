@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import anyio
 
+from forge.config.schema import GrpoStage
 from forge.errors import MachineError
 from forge.process.child import describe_exit
 from forge.records import Event, Metrics
+from forge.runner.sharing import share_prefixes
 from forge.serve.engines import ENGINES
 from forge.train.handle import open_trainer
 
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from forge.config.schema import GrpoStage, ServeTable, SftStage
+    from forge.config.schema import ModelTable, ServeTable, SftStage
     from forge.errors import Stalled
     from forge.process.child import Child
     from forge.rollout.pacing import PublishedSteps
@@ -156,7 +158,7 @@ async def own_trainer(
 
     """
     placement, restarts, scales = run.placement, 0, iter(SCALES)
-    stage = _placed(stage, placement)
+    stage = _placed(stage, placement, model=run.experiment.model, model_dir=start.full)
     scale = next(scales)
     while True:
         desk.last_heard, desk.failure = time.monotonic(), None
@@ -208,11 +210,15 @@ async def own_trainer(
         run.console.say(message)
 
 
-def _placed(stage: Stage, placement: Placement) -> Stage:
-    """With `parallel = "auto"` replaced by what the placement made of it."""
-    if stage.parallel != "auto":
-        return stage
-    return stage.model_copy(update={"parallel": placement.parallel})
+def _placed(stage: Stage, placement: Placement, *, model: ModelTable, model_dir: Path) -> Stage:
+    """With each "auto" replaced by what comes of it on these cards, with this model."""
+    found: dict[str, object] = {}
+    if stage.parallel == "auto":
+        found["parallel"] = placement.parallel
+    if isinstance(stage, GrpoStage):
+        shares = share_prefixes(stage, model, gpus=placement.train, model_dir=model_dir)
+        found["share_prefixes"] = shares.is_on
+    return stage.model_copy(update=found)
 
 
 def _publish_dtype(run: Run) -> Literal["bfloat16"] | None:

@@ -116,16 +116,25 @@ def test_the_numbers_of_a_full_card_are_those_of_the_card() -> None:
     assert 0 < numbers["free_bytes"] < inventory()[0].memory_bytes
 
 
+@pytest.mark.parametrize("shares", [False, True])
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
 def test_two_cards_follow_the_curve_of_one(
-    model: Path, supervisor: FakeSupervisor, served: Served, tmp_path: Path, parallel: str
+    model: Path,
+    supervisor: FakeSupervisor,
+    served: Served,
+    tmp_path: Path,
+    parallel: str,
+    shares: bool,
 ) -> None:
     import torch
 
     if len(inventory()) < 2:
         pytest.skip("one card")
-    supervisor.batches = [make_samples(n, seed=n) for n in (13, 1, 8)]
-    run = partial(train, supervisor, served, model=model, stage={"parallel": parallel})
+    groups = [make_group(seed=n, siblings=n) for n in (6, 1, 4)]
+    alone = [make_samples(n, seed=n) for n in (13, 1, 8)]
+    supervisor.batches = groups if shares else alone
+    stage = {"parallel": parallel, "share_prefixes": shares}
+    run = partial(train, supervisor, served, model=model, stage=stage)
     want = run(at=tmp_path / "1")
     last = weights_of(supervisor.published[-1])
     got = run(at=tmp_path / "2", num_gpus=2)

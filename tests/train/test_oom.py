@@ -123,8 +123,9 @@ def test_a_full_gpu_is_told_whoever_could_not_allocate(text: str, is_told: bool)
     assert [each["kind"] for each in told] == ["oom"] * is_told
 
 
+@pytest.mark.parametrize("shares", [False, True])
 def test_half_the_scale_cuts_micro_batches_of_half_the_size(
-    tiny_model: Path, tmp_path: Path
+    tiny_model: Path, tmp_path: Path, shares: bool
 ) -> None:
     from forge.train.batch import write_batch
     from forge.train.trainer.control import Batch
@@ -134,8 +135,9 @@ def test_half_the_scale_cuts_micro_batches_of_half_the_size(
     write_batch(path, make_samples(12, seed=1))
     server: Any = SimpleNamespace(take=lambda step: Batch(step=1, samples_path=path, wait_s=0.0))
     widest = []
+    stage = GRPO.model_copy(update={"share_prefixes": shares})
     for scale in (1.0, 0.5):
-        settings = settings_of(GRPO, tiny_model, tmp_path, micro_batch_scale=scale)
+        settings = settings_of(stage, tiny_model, tmp_path, micro_batch_scale=scale)
         trainer: Any = make_trainer(settings, control=server)
         (batch,), _ = trainer.get_batch_samples(iter(()), 1, trainer.args.device)
         widest.append(max(m.num_forwarded for m in batch["micro_batches"]))

@@ -14,10 +14,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge.config.schema import GrpoStage, ModelTable
+from forge.config.schema import GrpoStage, LoraTable, ModelTable
 from forge.records import Sample
-from forge.train.refusals import refusals
-from forge.train.trainer.prefixes import pack, rows_by_prefix
+from forge.runner.gpu_costs import KEYS_PER_TOKEN as PLANNED_KEYS
+from forge.runner.sharing import TRIED
+from forge.train.refusals import has_windows, refusals
+from forge.train.trainer.microbatches import cut_batch, num_tokens
+from forge.train.trainer.prefixes import KEYS_PER_TOKEN, pack, rows_by_prefix
 from tests.train.test_oom import settings_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -55,18 +58,27 @@ def make_batch() -> list[Sample]:
     return [*found, replace(found[0], advantage=-1.5, sample_id=99)]
 
 
-@pytest.fixture(scope="module")
-def trainers(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Any]:
+def make_pair(
+    model_dir: Path, at: Path, *, lora: LoraTable | None = None, **keys: Any
+) -> dict[bool, Any]:
+    """A trainer that shares prefixes, and one that does not. Keys are the stage's."""
     from forge.train.trainer.grpo_stage import make_trainer
 
-    at, server = tmp_path_factory.mktemp("prefixes"), None
-    return {
-        shares: make_trainer(
-            settings_of(STAGE.model_copy(update={"share_prefixes": shares}), tiny_model, at),
-            control=server,  # pyright: ignore[reportArgumentType]
-        )
+    server: Any = None
+    table = ModelTable(path=str(model_dir), lora=lora).model_dump(mode="json")
+    stages = {
+        shares: STAGE.model_copy(update={"share_prefixes": shares, **keys})
         for shares in (False, True)
     }
+    return {
+        shares: make_trainer(settings_of(stage, model_dir, at, model=table), control=server)
+        for shares, stage in stages.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def trainers(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Any]:
+    return make_pair(tiny_model, tmp_path_factory.mktemp("prefixes"))
 
 
 def loss_of(trainer: Any, samples: list[Sample], *, shares: bool, max_tokens: int) -> float:
@@ -86,15 +98,65 @@ def loss_of(trainer: Any, samples: list[Sample], *, shares: bool, max_tokens: in
 def test_loss_and_gradient_are_those_of_padded_rows(
     trainers: dict[bool, Any], kind: str, max_tokens: int
 ) -> None:
+    for trainer in trainers.values():
+        trainer.loss_type = kind
+    assert_same(trainers, max_tokens=max_tokens)
+
+
+def assert_same(trainers: dict[bool, Any], *, max_tokens: int) -> None:
     samples = make_batch()
     alone, shared = trainers[False], trainers[True]
-    alone.loss_type = shared.loss_type = kind
     want = loss_of(alone, samples, shares=False, max_tokens=200)
     got = loss_of(shared, samples, shares=True, max_tokens=max_tokens)
     assert got == pytest.approx(want, abs=1e-5)
     pairs = zip(alone.model.named_parameters(), shared.model.parameters(), strict=True)
-    for (name, p), q in pairs:
-        torch.testing.assert_close(q.grad, p.grad, atol=2e-6, rtol=1e-3, msg=name)
+    moved = [(name, p.grad, q.grad) for (name, p), q in pairs if p.requires_grad]
+    assert any(gradient.abs().max() > 1e-4 for _, gradient, _ in moved)
+    for name, p, q in moved:
+        torch.testing.assert_close(q, p, atol=2e-6, rtol=1e-3, msg=name)
+
+
+def make_model(kind: str, at: Path, *, tokenizer: Path) -> Path:
+    """A random model of that architecture, in a directory as a hub's."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        kind, vocab_size=320, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=16, initializer_range=0.2,
+        **({"sliding_window": None} if kind == "mistral" else {}),
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config).save_pretrained(str(at))
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (at / name).write_bytes((tokenizer / name).read_bytes())
+    return at
+
+
+@pytest.mark.parametrize("kind", sorted(TRIED))
+def test_models_that_share_of_themselves_learn_the_same(
+    tiny_model: Path, tmp_path: Path, kind: str
+) -> None:
+    path = make_model(kind, tmp_path / kind, tokenizer=tiny_model)
+    assert not has_windows(path)
+    assert_same(make_pair(path, tmp_path), max_tokens=60)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [{"gradient_checkpointing": True}, {"lora": LoraTable(r=4)}, {"beta": 0.2},
+     {"beta": 0.2, "lora": LoraTable(r=4)}],
+    ids=["recomputed", "adapter", "reference", "reference of an adapter"],
+)  # fmt: skip
+def test_what_a_stage_may_ask_is_the_same_with_shared_prefixes(
+    tiny_model: Path, tmp_path: Path, keys: dict[str, Any]
+) -> None:
+    pair = make_pair(tiny_model, tmp_path, **keys)
+    for trainer in pair.values():
+        torch.manual_seed(0)  # away from the reference, and from an adapter of zeros
+        for p in trainer.model.parameters():
+            if p.requires_grad:
+                p.data.add_(torch.randn_like(p), alpha=0.05)
+    assert_same(pair, max_tokens=60)
 
 
 def test_what_is_probed_and_scored_without_a_row_is_what_it_was(
@@ -111,20 +173,22 @@ tokens = st.lists(st.integers(5, 7), min_size=1, max_size=5).map(tuple)
 
 
 @given(pairs=st.lists(st.tuples(tokens, tokens), min_size=1, max_size=8),
-       max_tokens=st.integers(1, 40))  # fmt: skip
+       max_tokens=st.integers(1, 40), num_ranks=st.integers(1, 3))  # fmt: skip
 def test_every_sample_is_whole_in_its_row_and_predicted_where_it_stands(
-    pairs: list[tuple[tuple[int, ...], tuple[int, ...]]], max_tokens: int
+    pairs: list[tuple[tuple[int, ...], tuple[int, ...]]], max_tokens: int, num_ranks: int
 ) -> None:
     samples = [
         replace(make_group(seed=0)[0], sample_id=i, prompt_ids=p, completion_ids=c,
                 logprobs=(0.0,) * len(c))
         for i, (p, c) in enumerate(pairs)
     ]  # fmt: skip
-    rows = rows_by_prefix(samples, max_tokens=max_tokens)
+    rows = rows_by_prefix(samples, max_tokens=max_tokens, num_ranks=num_ranks)
     assert sorted(s.sample_id for row in rows for s in row) == list(range(len(samples)))
     for members in rows:
         row = pack(members)
         assert row.num_forwarded <= max_tokens or len(members) == 1
+        num_keys = len(row.inputs["prefix_keys"])
+        assert num_keys <= KEYS_PER_TOKEN * max_tokens or len(members) == 1
         ids, places, labels = (
             row.inputs[name][0].numpy() for name in ("input_ids", "position_ids", "shift_labels")
         )
@@ -142,11 +206,42 @@ def test_every_sample_is_whole_in_its_row_and_predicted_where_it_stands(
                 assert labels[position] == token
 
 
+def test_the_plan_weighs_as_many_keys_as_a_row_may_have() -> None:
+    assert PLANNED_KEYS == KEYS_PER_TOKEN
+
+
 def test_a_multi_turn_batch_forwards_far_fewer_tokens() -> None:
     samples = make_group(seed=3, siblings=8, turns=3)
     (row,) = rows_by_prefix(samples, max_tokens=10_000)
     alone = sum(len(s.prompt_ids) + len(s.completion_ids) for s in samples)
     assert pack(row).num_forwarded < alone / 2
+
+
+def test_short_answers_to_a_long_prompt_do_not_gather_keys_without_end() -> None:
+    (sample,) = make_group(seed=0, siblings=1, turns=1)
+    prompt = tuple(range(5, 205))
+    samples = [replace(sample, prompt_ids=prompt, completion_ids=(i,)) for i in range(5, 105)]
+    rows = rows_by_prefix(samples, max_tokens=500)
+    assert {len(row) for row in rows[:-1]} == {KEYS_PER_TOKEN * 500 // 201}
+
+
+def test_samples_with_nothing_in_common_are_laid_end_to_end() -> None:
+    samples = [make_group(seed=seed, siblings=1, turns=1)[0] for seed in range(6)]
+    (row,) = rows_by_prefix(samples, max_tokens=10_000)
+    assert pack(row).num_forwarded == sum(map(num_tokens, samples))
+
+
+def test_rows_of_several_ranks_are_even() -> None:
+    samples = [each for seed in range(8) for each in make_group(seed=seed, siblings=6)]
+    whole = sum(pack(row).num_forwarded for row in rows_by_prefix(samples, max_tokens=10**6))
+    shares = [
+        cut_batch(
+            samples, max_tokens=int(0.7 * whole), rank=rank, num_ranks=2, shares_prefixes=True
+        )
+        for rank in range(2)
+    ]
+    (first,), (second,) = shares
+    assert first.num_forwarded == pytest.approx(second.num_forwarded, rel=0.15)
 
 
 @pytest.mark.parametrize(

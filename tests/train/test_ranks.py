@@ -98,17 +98,23 @@ def forget(fake: FakeSupervisor) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
+@pytest.mark.parametrize("shares", [False, True])
 def test_two_ranks_train_grpo_as_one_does(
-    tiny_model: Path, supervisor: FakeSupervisor, served: Served, tmp_path: Path
+    tiny_model: Path, supervisor: FakeSupervisor, served: Served, tmp_path: Path, shares: bool
 ) -> None:
     import torch
 
+    from tests.train.test_prefixes import make_group
+
     # 7 samples do not divide; of a single one the second rank has only filler.
     supervisor.batches = [make_samples(n, seed=n) for n in (7, 1, 4)]
+    if shares:
+        supervisor.batches[0:2] = [make_group(seed=7, siblings=7), make_group(seed=8, turns=1)[:1]]
     found = {}
+    stage = GRPO.model_copy(update={"share_prefixes": shares})
     for num_ranks in (1, 2):
         forget(supervisor)
-        run_on = partial(run, GRPO, supervisor, served, model=tiny_model, at=tmp_path)
+        run_on = partial(run, stage, supervisor, served, model=tiny_model, at=tmp_path)
         anyio.run(partial(run_on, num_ranks=num_ranks))
         found[num_ranks] = list(supervisor.trained), list(supervisor.published)
         assert [c["step"] for c in supervisor.checkpoints] == [2, 3]
@@ -186,15 +192,22 @@ def ranks_of(pid: int) -> list[int]:
     return [found[rank] for rank in sorted(found)]
 
 
-@given(num=st.integers(1, 30), max_tokens=st.integers(1, 300), num_ranks=st.integers(1, 5))
+@given(num=st.integers(1, 30), max_tokens=st.integers(1, 300), num_ranks=st.integers(1, 5),
+       is_shared=st.booleans())  # fmt: skip
 def test_every_rank_has_as_many_micro_batches_and_each_sample_counts_once(
-    num: int, max_tokens: int, num_ranks: int
+    num: int, max_tokens: int, num_ranks: int, is_shared: bool
 ) -> None:
     from forge.train.trainer.microbatches import cut_batch
 
     samples = make_samples(num, seed=num)
     shares = [
-        cut_batch(samples, max_tokens=max_tokens, rank=rank, num_ranks=num_ranks)
+        cut_batch(
+            samples,
+            max_tokens=max_tokens,
+            rank=rank,
+            num_ranks=num_ranks,
+            shares_prefixes=is_shared,
+        )
         for rank in range(num_ranks)
     ]
     assert len({len(share) for share in shares}) == 1

@@ -50,7 +50,8 @@ def train_turns(settings: Settings) -> None:
         trainer = make_trainer(settings, control=control)
         trainer.add_callback(Reporter(trainer, stop=stop))
         last = find_last_checkpoint(settings.work_dir)
-        logger.info("training from %s", last or settings.model_dir)
+        shares = "shared prefixes" if settings.shares_prefixes else "every sample on its own"
+        logger.info("training from %s, %s", last or settings.model_dir, shares)
         trainer.train(resume_from_checkpoint=None if last is None else str(last))
         trainer.publisher.wait()
     logger.info("ended after step %d of %d", trainer.step, settings.stage["steps"])
