@@ -24,6 +24,9 @@ from forge.store.schema import check_version
 
 Params = Sequence[Any] | Mapping[str, Any]
 
+INTERRUPT_STEPS = 100_000
+"""Instructions of SQLite between two looks for Ctrl-C: about a millisecond."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
@@ -31,6 +34,14 @@ class Table:
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """A query's answer while it is found: more rows than memory holds can be read."""
+
+    columns: tuple[str, ...]
+    rows: Iterator[tuple[Any, ...]]
 
 
 class RunReader:
@@ -42,6 +53,7 @@ class RunReader:
         self._lookup = _open(paths.run_db)[0]
         self._connection.create_function("text", 1, self._text, deterministic=True)
         self._connection.set_authorizer(_authorize)
+        let_interrupt(self._connection)
 
     def __enter__(self) -> RunReader:
         return self
@@ -55,9 +67,12 @@ class RunReader:
 
     def query(self, sql: str, params: Params = ()) -> Table:
         """Columns and rows of one statement. Raises sqlite3.Error on a mistake in it."""
-        cursor = self._connection.execute(sql, params)
-        columns = tuple(item[0] for item in cursor.description or ())
-        return Table(columns=columns, rows=tuple(cursor.fetchall()))
+        found = self.stream(sql, params)
+        return Table(columns=found.columns, rows=tuple(found.rows))
+
+    def stream(self, sql: str, params: Params = ()) -> Stream:
+        """As `query`, a row at a time; the WAL cannot be reset before the last one was taken."""
+        return stream(self._connection, sql, params)
 
     def rows(self, sql: str, params: Params = ()) -> list[dict[str, Any]]:
         """The rows as dictionaries: `open_run("last").rows("SELECT * FROM v_steps")`."""
@@ -71,7 +86,7 @@ class RunReader:
 
     def value(self, sql: str, params: Params = ()) -> Any:
         """The first column of the first row, or None."""
-        row = self._connection.execute(sql, params).fetchone()
+        row = next(self.stream(sql, params).rows, None)
         return None if row is None else row[0]
 
     def data_version(self) -> int:
@@ -87,6 +102,37 @@ class RunReader:
             ).fetchone()
             value = None if row is None else row[0]
         return decode_text(value)
+
+
+def let_interrupt(connection: sqlite3.Connection) -> None:
+    """Makes Ctrl-C end a statement: Python only sees a signal between two of its own
+    instructions, and SQLite may have none for hours.
+    """
+    connection.set_progress_handler(lambda: 0, INTERRUPT_STEPS)
+
+
+def stream(connection: sqlite3.Connection, sql: str, params: Params = ()) -> Stream:
+    """Starts a statement. Raises sqlite3.Error on a mistake, KeyboardInterrupt on Ctrl-C."""
+    with _interruptible():
+        cursor = connection.execute(sql, params)
+    columns = tuple(item[0] for item in cursor.description or ())
+    return Stream(columns=columns, rows=_take(cursor))
+
+
+def _take(cursor: sqlite3.Cursor) -> Iterator[tuple[Any, ...]]:
+    with _interruptible():
+        yield from cursor
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """An exception in a progress handler is dropped by sqlite3, which then says `interrupted`."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
+            raise
+        raise KeyboardInterrupt from error
 
 
 def open_run(run: str | Path | RunPaths, *, store_dir: Path = Path("runs")) -> RunReader:
