@@ -95,6 +95,8 @@ def _cards(gpus: Sequence[Gpu]) -> str:
 
 def _model(model: ModelTable, model_dir: Path | None) -> str:
     """What speaks against it there; empty for nothing."""
+    if model.quantize is not None:
+        return "not tried with 4-bit weights"
     folder = model_dir or config_dir(model)
     shape = read_shape(model_dir / "config.json") if model_dir else model_shape(model)
     if shape is None:

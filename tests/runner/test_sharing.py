@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from forge.config.load import load_experiment
-from forge.config.schema import GrpoStage, ModelTable
+from forge.config.schema import GrpoStage, LoraTable, ModelTable, QuantizeTable
 from forge.process.devices import Gpu, Vendor
 from forge.runner import sharing
 from forge.runner.assume import assume
@@ -118,6 +118,13 @@ def test_a_model_that_it_was_not_tried_with_does_without(
     assert before == at_hand
     assert before.is_on is (why is None)
     assert why is None or before.why.startswith(why)
+
+
+def test_adapters_share_on_a_base_of_bf16_and_not_of_4_bits() -> None:
+    adapter = QWEN.model_copy(update={"lora": LoraTable()})
+    assert share_prefixes(STAGE, adapter, gpus=[CARD]).is_on
+    quantized = adapter.model_copy(update={"quantize": QuantizeTable()})
+    assert share_prefixes(STAGE, quantized, gpus=[CARD]).why == "not tried with 4-bit weights"
 
 
 def test_a_hubs_model_is_judged_by_its_config_once_that_is_here(

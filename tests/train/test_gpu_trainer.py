@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from forge.config.schema import GrpoStage, ModelTable, TinyModel
+from forge.config.schema import GrpoStage, LoraTable, ModelTable, TinyModel
 from forge.process.devices import inventory
 from forge.train.handle import open_trainer
 from tests.train.conftest import TEXTS
@@ -44,12 +44,13 @@ def train(
 ) -> list[dict[str, float]]:
     """Metrics of each step of a child on that many cards. Keys are open_trainer's."""
     stage = STAGE.model_copy(update=keys.pop("stage", {}))
+    table = ModelTable(path=str(model), lora=keys.pop("lora", None))
 
     async def run() -> None:
         async with (
             served(fake),
             open_trainer(
-                stage, model=ModelTable(path=str(model)), model_dir=model, rows_path=None,
+                stage, model=table, model_dir=model, rows_path=None,
                 work_dir=at / "work", weights_dir=at / "weights", control_socket=fake.socket,
                 log_dir=at / "logs", seed=1,
                 gpus=[card.uuid for card in inventory()[:num_gpus]], **keys,
@@ -85,14 +86,24 @@ def test_a_card_trains_in_bf16_tells_its_peak_and_publishes_half_of_the_bytes(
     assert {tensor.dtype for tensor in written.values()} == {torch.bfloat16}
 
 
+@pytest.mark.parametrize(
+    ("asked", "lora"),
+    [({}, None), ({"gradient_checkpointing": False}, None), ({"beta": 0.1}, None),
+     ({}, LoraTable(r=8))],
+    ids=["recomputed", "kept", "reference", "adapter"],
+)  # fmt: skip
 def test_prefixes_are_shared_by_torchs_own_kernel(
-    model: Path, supervisor: FakeSupervisor, served: Served, tmp_path: Path
+    model: Path,
+    supervisor: FakeSupervisor,
+    served: Served,
+    tmp_path: Path,
+    asked: dict[str, Any],
+    lora: LoraTable | None,
 ) -> None:
     supervisor.batches = [make_group(seed=step, siblings=6) for step in range(3)]
-    want = train(supervisor, served, model=model, at=tmp_path / "padded")
-    got = train(
-        supervisor, served, model=model, at=tmp_path / "shared", stage={"share_prefixes": True}
-    )
+    run = partial(train, supervisor, served, model=model, lora=lora)
+    want = run(at=tmp_path / "padded", stage={**asked, "share_prefixes": False})
+    got = run(at=tmp_path / "shared", stage={**asked, "share_prefixes": True})
     assert_near(got, want)
     name = "train/forward_tokens/sum"
     assert all(a[name] < b[name] for a, b in zip(got, want, strict=True))
