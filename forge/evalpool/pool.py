@@ -28,6 +28,7 @@ import anyio
 import anyio.abc
 
 from forge.errors import MachineError, Stalled
+from forge.evalpool.contexts import GPU_CAPACITY
 from forge.evalpool.judge.cores import share
 from forge.evalpool.keeper import Keeper
 from forge.evalpool.links import judge_spec, open_child_link, open_url_link
@@ -51,8 +52,6 @@ MAX_QUEUED = 256
 """Requests that wait for a judge; who comes on top waits for a place in that queue."""
 CPU_CAPACITY = 1
 """Candidates at once in one judge: a runner is one busy thread, and judges are as many as cores."""
-GPU_CAPACITY = 16
-"""The same on a card: start, compilation and correctness of several overlap."""
 START_TIMEOUT_S = 180.0
 SLACK_S = 60.0
 """Above the deadlines of all phases: forks, frames, and the wait for the card."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forge.config.stages import SftStage
+from forge.evalpool import contexts
 
 if TYPE_CHECKING:
     from forge.config.model import ModelTable
@@ -25,9 +26,6 @@ GRAPH_BYTES = 2 << 30
 """vLLM's CUDA graphs and the activations of its largest batch."""
 ASLEEP_BYTES = 1536 << 20
 """What an engine keeps on the card while it sleeps: context, graphs."""
-JUDGE_CONTEXTS = 16
-"""Candidates that are on a card at once."""
-JUDGE_CONTEXT_BYTES = 450 << 20
 LARGE_TENSOR_BYTES = 4 << 30
 """Inputs and outputs of the candidates that run at once, a quarter of them, where problems are made
 for a GPU's clock."""
@@ -174,4 +172,6 @@ def judge_bytes(problems: ProblemsTable, *, memory_bytes: int) -> int:
     """What a judge holds on a card of this size, with all seats taken."""
     is_large = problems.sizes == "gpu" or (problems.source == "dir" and not problems.overrides)
     tensors = LARGE_TENSOR_BYTES * is_large + int(JUDGE_SHARE * memory_bytes)
-    return JUDGE_CONTEXTS * JUDGE_CONTEXT_BYTES + tensors
+    capacity = contexts.GPU_CAPACITY
+    num_contexts = capacity + contexts.num_ready(capacity, memory_bytes=memory_bytes)
+    return num_contexts * contexts.CONTEXT_BYTES + tensors

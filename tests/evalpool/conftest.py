@@ -227,7 +227,8 @@ def gpu_bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         stamp=stamp,
         uuid=gpu.uuid,
         oracle_uid=oracle_uid(),
-        spare_uids=range(RUNNER_UID + 1, RUNNER_UID + 5) if RUNNER_UID else (),
+        spare_uids=range(RUNNER_UID + 1, RUNNER_UID + 33) if RUNNER_UID else (),
+        capacity=4,
     )
     yield GpuBench(spawner, trials._references, trials)
     spawner.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,13 @@ import torch
 
 from forge.config.schema import JudgeTable
 from forge.errors import Stalled
+from forge.evalpool.judge import gpu_trial
 from forge.evalpool.judge.gpu_memory import GpuMemoryError
 from forge.evalpool.judge.gpu_trial import GpuTrials
-from forge.evalpool.judge.spares import Spares
-from forge.evalpool.judge.trial import Stamp
+from forge.evalpool.judge.ready import ReadyRunners
+from forge.evalpool.judge.spares import Spare, Spares
+from forge.evalpool.judge.spawner import SandboxedChild
+from forge.evalpool.judge.trial import Phases, Stamp
 from forge.process.gpu_lease import GpuLease
 from forge.records.problem import Problem, Split
 from forge.records.verdict import Status
@@ -45,12 +49,42 @@ class Failing:
         raise self.error
 
 
-def trials(error: Exception, folder: Path) -> GpuTrials:
+class Ready(ReadyRunners):
+    """Says what was asked of it; gives what waits."""
+
+    def __init__(self, *waiting: Spare) -> None:
+        nothing: Any = None
+        super().__init__(nothing, spawner=nothing, lease=nothing, num=0)
+        self.told: list[str] = []
+        self.waiting = list(waiting)
+
+    def take(self) -> Spare | None:
+        return self.waiting.pop() if self.waiting else None
+
+    def rest(self) -> None:
+        self.told.append("rest")
+
+    def clear(self) -> None:
+        self.told.append("clear")
+
+
+class Spawner:
+    def __init__(self) -> None:
+        self.uids: list[int | None] = []
+
+    def spawn(self, *, role: str, uid: int | None) -> SandboxedChild:
+        nothing: Any = None
+        self.uids.append(uid)
+        return SandboxedChild(sock=nothing, pid=len(self.uids))
+
+
+def trials(error: Exception, folder: Path, *, ready: Ready | None = None) -> GpuTrials:
     nothing: Any = None
     failing: Any = Failing(error)
+    spawner: Any = Spawner()
     return GpuTrials(
         table=JudgeTable(),
-        spawner=nothing,
+        spawner=spawner,
         references=failing,
         stamp=Stamp(isolation="namespaces", caps="watch", harness="h", device="GPU"),
         device=nothing,
@@ -58,6 +92,7 @@ def trials(error: Exception, folder: Path) -> GpuTrials:
         baselines=nothing,
         baseline_uid=None,
         spares=Spares(nothing),
+        ready=ready or Ready(),
     )
 
 
@@ -75,8 +110,10 @@ def test_a_card_in_trouble_is_nobodys_score(
 ) -> None:
     sent: list[int] = []
     monkeypatch.setattr(os, "kill", lambda pid, number: sent.append(number))
-    verdict = trials(error, tmp_path).judge(PROBLEM, CODE, uid=None)
+    ready = Ready()
+    verdict = trials(error, tmp_path, ready=ready).judge(PROBLEM, CODE, uid=None)
     assert (verdict.status, verdict.reason) == (Status.INFRA_ERROR, reason)
+    assert ready.told == (["rest"] if reason == "gpu_memory" else [])
     assert "\n" not in verdict.detail
     assert sent == ([signal.SIGTERM] if ends else [])
 
@@ -84,3 +121,44 @@ def test_a_card_in_trouble_is_nobodys_score(
 def test_what_is_no_fault_of_the_card_is_our_bug(tmp_path: Path) -> None:
     verdict = trials(RuntimeError("a mistake of ours"), tmp_path).judge(PROBLEM, CODE, uid=None)
     assert (verdict.status, verdict.reason) == (Status.INFRA_ERROR, "judge_bug")
+
+
+def test_a_judgement_takes_a_runner_that_waits_or_starts_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Memory:
+        def __init__(self, reference: object) -> None: ...
+
+        def close(self) -> None: ...
+
+    nothing: Any = None
+    monkeypatch.setattr(gpu_trial, "CandidateMemory", Memory)
+    waiting = Spare(SandboxedChild(sock=nothing, pid=7), uid=3)
+    made = trials(Stalled("unused"), tmp_path, ready=Ready(waiting))
+    spawner: Any = made._spawner
+    runs = [made._open(PROBLEM, CODE, nothing, uid=5, phases=Phases()) for _ in range(2)]
+    assert [run.child.pid for run in runs] == [7, 1]
+    assert runs[0].spare is waiting
+    assert spawner.uids == [5]
+
+
+def test_who_is_judged_alone_has_no_runner_beside_it_that_waits(tmp_path: Path) -> None:
+    ready = Ready()
+    with trials(Stalled("unused"), tmp_path, ready=ready)._cleared(nullcontext()):
+        assert ready.told == ["clear"]
+
+
+def test_runners_are_made_ahead_while_one_is_judged(tmp_path: Path) -> None:
+    ready = Ready()
+    seen: list[int] = []
+
+    made = trials(Stalled("not free"), tmp_path, ready=ready)
+    references: Any = made._references
+
+    def hold(problem: Problem) -> None:
+        seen.append(ready._num_judging)
+        raise Stalled("not free")
+
+    references.hold = hold
+    made.judge(PROBLEM, CODE, uid=None)
+    assert [*seen, ready._num_judging] == [1, 0]

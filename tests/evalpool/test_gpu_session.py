@@ -446,6 +446,48 @@ def test_nothing_of_a_candidate_is_left_when_it_is_let_go_of(
     assert "candidate" not in sys.modules
 
 
+@pytest.mark.usefixtures("launches", "make")
+@pytest.mark.parametrize("error", [None, RuntimeError("CUDA error: out of memory")])
+def test_a_context_can_be_made_before_there_is_a_candidate(
+    error: Exception | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    def make_context() -> None:
+        told.append("context")
+        if error is not None:
+            raise error
+
+    def open_block(fd: int, num_bytes: int) -> None:
+        told.append("memory")
+
+    monkeypatch.setattr(gpu_runner.gpu_memory, "make_context", make_context)
+    monkeypatch.setattr(gpu_runner.gpu_memory, "open_block", open_block)
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda share: told.append(f"{share}")
+    )
+    ours, theirs = socket.socketpair()
+    fd = os.open(tmp_path, os.O_RDONLY)
+    with ours, theirs:
+        frames.send(ours, Kind.CALL, {"context": True})
+        frames.send(ours, Kind.CALL, {"let_go": True})
+        frames.send(ours, Kind.CANDIDATE, MEMORY, fds=(fd,))
+        os.close(fd)
+        ours.shutdown(socket.SHUT_WR)
+        with suppress(SystemExit):
+            gpu_runner.main(theirs, file=str(tmp_path / "candidate.py"))
+        expected = (Kind.DONE, Kind.FAILED)
+        deadline = time.monotonic() + 5
+        first = frames.receive(ours, deadline=deadline, expected=expected)
+        assert first.kind is (Kind.DONE if error is None else Kind.FAILED)
+        if error is not None:
+            assert (first.body["stage"], told) == ("device", ["context"])
+            return
+        for _ in range(2):
+            frames.receive(ours, deadline=deadline, expected=(Kind.DONE,))
+    assert told == ["context", "memory", str(MEMORY["memory_share"])]
+
+
 # --- a reference that is timed ------------------------------------------------------------------
 
 LINEAR = """

@@ -16,7 +16,8 @@ from forge.config.schema import (
     SftStage,
     TinyModel,
 )
-from forge.runner.gpu_costs import judge_bytes, serve_bytes, train_bytes
+from forge.evalpool.contexts import CONTEXT_BYTES, GPU_CAPACITY
+from forge.runner.gpu_costs import JUDGE_SHARE, judge_bytes, serve_bytes, train_bytes
 from forge.runner.shapes import KNOWN, lora_rank, model_shape, read_shape
 
 GRPO = GrpoStage(kind="grpo", steps=1, learning_rate=1e-6)
@@ -145,6 +146,15 @@ def test_a_judge_needs_room_for_what_its_problems_hold():
     assert judge_bytes(full, memory_bytes=80 << 30) > small
     less = full.model_copy(update={"overrides": {"batch_size": 4}})
     assert judge_bytes(less, memory_bytes=80 << 30) == small
+
+
+def test_a_judge_needs_room_for_those_it_judges_and_those_it_makes_ahead():
+    least, large = (
+        judge_bytes(ProblemsTable(), memory_bytes=one << 30) - int(JUDGE_SHARE * (one << 30))
+        for one in (8, 141)
+    )
+    assert least == GPU_CAPACITY * CONTEXT_BYTES
+    assert large == (GPU_CAPACITY + 8) * CONTEXT_BYTES
 
 
 def test_the_widest_adapter_of_a_run_is_the_one_trained_given_or_served(tmp_path):

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from forge.evalpool.judge.processes import family, read_table
 from tests.evalpool.conftest import Bench, bench, gpu_bench
 
+if TYPE_CHECKING:
+    from forge.evalpool.judge.ready import ReadyRunners
+
+READY_TIMEOUT_S = 10.0
 FIXTURES = {"cpu": "bench", "cuda": "gpu_bench"}
 __all__ = ["Bench", "bench", "gpu_bench"]  # fixtures of the judge's own tests
 
@@ -78,12 +83,26 @@ def bait(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bait]:
 
 def leftovers(bench: Any) -> set[int]:
     """Processes below the judge's launcher beside the zygote, once no candidate is judged, and
-    beside the one that no candidate enters, which measures the judge's own overhead."""
+    beside those that no candidate entered: the one that measures the judge's own overhead, and who
+    waits for the next."""
     launcher = bench.spawner._process.pid
-    neutral = getattr(bench.trials, "_neutral", None)
+    known = {launcher}
+    if (neutral := getattr(bench.trials, "_neutral", None)) is not None:
+        known.add(neutral.child.pid_here)
+    if (ready := getattr(bench.trials, "_ready", None)) is not None:
+        known |= _waiting(ready)
     table = read_table()
-    below = family(launcher, table) - {launcher, neutral.child.pid_here if neutral else launcher}
+    below = family(launcher, table) - known
     return {pid for pid in below if _is_below_another(pid, below, launcher)}
+
+
+def _waiting(ready: ReadyRunners) -> set[int]:
+    """Once none is being made."""
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    while ready._is_wanted():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return {one.child.pid_here for one in ready._waiting}
 
 
 def _is_below_another(pid: int, below: set[int], launcher: int) -> bool:

@@ -57,9 +57,10 @@ logger = logging.getLogger(__name__)
 FIRST_UID = 61_000
 NUM_UIDS = 2_000
 """Runners of a root judge get a uid from here each; judges start at different places in it. As many
-again are for runners that live on (`spares.py`), then 500 for oracles: all below `nobody`."""
+again are for runners that live on or are made ahead (`spares.py`, `ready.py`), then 500 for
+oracles: all below `nobody`."""
 NUM_SPARE_UIDS = 64
-"""Of one judge: more than it has spares and candidates."""
+"""Of one judge: more than it has spares, ready runners and candidates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +122,7 @@ class Judge:
                 stamp=self._stamp(),
                 uuid=self._gpu.uuid,
                 oracle_uid=uid,
+                capacity=self.concurrency,
                 spare_uids=[] if uid is None else _uids(NUM_SPARE_UIDS, first=FIRST_UID + NUM_UIDS),
             )
         references = References(
@@ -136,6 +138,8 @@ class Judge:
 
     def close(self) -> None:
         """Ends the zygote with all its children."""
+        if self._trials is not None:
+            self._trials.close()
         self.spawner.close()
 
     def health(self) -> dict[str, Any]:

@@ -50,6 +50,9 @@ class CpuTrials(Trials):
         super().__init__(table=table, spawner=spawner, stamp=stamp)
         self._references = references
 
+    def close(self) -> None:
+        """Nothing of it runs between judgements."""
+
     def _run(
         self,
         problem: Problem,

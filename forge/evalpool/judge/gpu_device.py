@@ -36,6 +36,7 @@ class GpuDevice:
         self.identity = f"{uuid} {self.name} {driver()}"
         """By what a measured time is kept."""
         self.uuid = uuid
+        self.memory_bytes: int = properties.total_memory
         self._peak_gbps = _peak_gbps(properties)
         self._clocks_per_us = properties.multi_processor_count * _clock_khz(properties) / 1e3
         self._flops_per_clock = FLOPS_PER_CLOCK.get((properties.major, properties.minor), {})

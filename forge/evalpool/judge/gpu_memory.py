@@ -120,9 +120,14 @@ def create_block(num_bytes: int) -> Block:
     return _map(handle.value, size, fd=fd.value)
 
 
+def make_context() -> None:
+    """torch's, on the current device, with its first kernel loaded."""
+    torch.zeros(1, device="cuda")
+
+
 def open_block(fd: int, num_bytes: int) -> Block:
     """A block that another process made, from its descriptor, which stays the caller's."""
-    torch.zeros(1, device="cuda")  # makes the context
+    make_context()
     handle = ctypes.c_ulonglong()
     importing = (ctypes.byref(handle), ctypes.c_void_p(fd), ctypes.c_int(POSIX_FD))
     _call("MemImportFromShareableHandle", *importing)

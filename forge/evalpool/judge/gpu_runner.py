@@ -3,6 +3,7 @@
 Entered by the zygote in a fresh child as `runner.main` is on a CPU; speaks the same frames; imports
 nothing of forge but the runner and the memory calls, which the zygote has imported already.
 
+    CALL context  ─▶ context, ahead of any candidate                                  ─▶ DONE
     CANDIDATE + memory ─▶ context, memory mapped                                 ─▶ DONE
     CANDIDATE     ─▶ import, construct, parameters, call 0                            ─▶ DONE
     CALL set k    ─▶ call on inputs k                                                 ─▶ DONE
@@ -94,15 +95,13 @@ def main(sock: socket.socket, *, file: str) -> None:
     num_candidates = 0
     while True:
         kind, asked, fds = runner._receive(sock)
-        if fds:
+        if fds or asked.get("context"):
             try:
-                launches.open(fd=fds[0], num_bytes=asked["num_bytes"])
-                torch.cuda.set_per_process_memory_fraction(asked["memory_share"])
+                _prepare(launches, asked, fds)
             except Exception as error:
                 words = {"stage": "device", "type": type(error).__name__}
                 runner._send(sock, runner.FAILED, {**words, "message": str(error)[:1000]})
                 return
-            os.close(fds[0])
             runner._send(sock, runner.DONE, {})
         elif kind == runner.CANDIDATE:
             num_candidates += 1  # Python keeps a file's lines by its name
@@ -113,6 +112,16 @@ def main(sock: socket.socket, *, file: str) -> None:
             runner._send(sock, runner.DONE, {})
         elif launches.session is not None:
             runner._answer(sock, launches.session, partial(_do, asked=asked))
+
+
+def _prepare(launches: Launches, asked: dict[str, Any], fds: list[int]) -> None:
+    """The context, and the memory of the next candidate where it comes along."""
+    if not fds:
+        gpu_memory.make_context()
+        return
+    launches.open(fd=fds[0], num_bytes=asked["num_bytes"])
+    torch.cuda.set_per_process_memory_fraction(asked["memory_share"])
+    os.close(fds[0])
 
 
 def _do(session: GpuSession, *, asked: dict[str, Any]) -> Any:

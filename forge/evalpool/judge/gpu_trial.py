@@ -30,6 +30,7 @@ from forge.evalpool.judge.gpu_memory import GpuMemoryError
 from forge.evalpool.judge.gpu_reference import GpuReferences
 from forge.evalpool.judge.gpu_run import FAULT_MARKS, GpuRun
 from forge.evalpool.judge.gpu_timer import Timer
+from forge.evalpool.judge.ready import ReadyRunners, make_ready
 from forge.evalpool.judge.references import ReferenceFailed
 from forge.evalpool.judge.spares import Spare, Spares
 from forge.evalpool.judge.trial import (
@@ -78,9 +79,17 @@ def open_gpu_trials(
     uuid: str,
     oracle_uid: int | None,
     spare_uids: Sequence[int] = (),
+    capacity: int = 1,
 ) -> GpuTrials:
-    """Makes the judge's context on its card, and what it keeps there."""
-    device = GpuDevice(uuid)
+    """Makes the judge's context on its card, and what it keeps there. It judges `capacity`
+    candidates at once."""
+    device, lease = GpuDevice(uuid), GpuLease(uuid)
+    spares = Spares(spawner, uids=spare_uids)
+    memory_bytes = device.memory_bytes
+    ready = make_ready(
+        spares, spawner=spawner, lease=lease, capacity=capacity, memory_bytes=memory_bytes
+    )
+    ready.start()
     references = GpuReferences(
         spawner,
         num_sets=table.num_inputs,
@@ -94,10 +103,11 @@ def open_gpu_trials(
         references=references,
         stamp=replace(stamp, device=device.name),
         device=device,
-        lease=GpuLease(uuid),
+        lease=lease,
         baselines=Baselines(baselines_path()),
         baseline_uid=oracle_uid,
-        spares=Spares(spawner, uids=spare_uids),
+        spares=spares,
+        ready=ready,
     )
 
 
@@ -116,6 +126,7 @@ class GpuTrials(Trials):
         baselines: Baselines,
         baseline_uid: int | None,
         spares: Spares,
+        ready: ReadyRunners,
     ) -> None:
         super().__init__(table=table, spawner=spawner, stamp=stamp)
         self._references = references
@@ -123,6 +134,7 @@ class GpuTrials(Trials):
         self._lease = lease
         self._window = Window(lease)
         self._spares = spares
+        self._ready = ready
         self._neutral: Spare | None = None
         self._baselines = baselines
         self._baseline_uid = baseline_uid
@@ -137,13 +149,13 @@ class GpuTrials(Trials):
         options: JudgeOptions,
     ) -> Finding:
         try:
-            return self._run_on_card(problem, code, uid=uid, phases=phases, options=options)
+            with self._ready.judging():
+                return self._run_on_card(problem, code, uid=uid, phases=phases, options=options)
         except Stalled as error:
             return Finding(status=Status.INFRA_ERROR, reason="gpu_busy", detail=str(error))
-        except torch.OutOfMemoryError as error:
-            return Finding(status=Status.INFRA_ERROR, reason="gpu_memory", detail=str(error))
         except (GpuMemoryError, RuntimeError) as error:
-            if isinstance(error, GpuMemoryError) and error.is_out_of_memory:
+            if _is_out_of_memory(error):
+                self._ready.rest()  # it is judged once more
                 return Finding(status=Status.INFRA_ERROR, reason="gpu_memory", detail=str(error))
             if not any(mark in str(error) for mark in FAULT_MARKS):
                 raise
@@ -174,7 +186,7 @@ class GpuTrials(Trials):
             self._spares.sweep()
             finding = attempt(self._shared(phases))
             if finding.reason == OUT_OF_MEMORY:  # beside others nobody knows whose fault it is
-                finding = attempt(self._alone(phases))
+                finding = attempt(self._cleared(self._alone(phases)))
             return finding
         finally:
             self._references.let_go(reference)
@@ -224,6 +236,16 @@ class GpuTrials(Trials):
     def _alone(self, phases: Phases) -> AbstractContextManager[None]:
         return _waited(self._window.turn(timeout_s=LEASE_TIMEOUT_S), phases)
 
+    @contextmanager
+    def _cleared(self, turn: AbstractContextManager[None]) -> Iterator[None]:
+        """A turn on a card that has no runner but those that judge."""
+        with turn:
+            self._ready.clear()
+            yield
+
+    def close(self) -> None:
+        self._ready.close()
+
     def _open(
         self,
         problem: Problem,
@@ -240,6 +262,7 @@ class GpuTrials(Trials):
             memory = CandidateMemory(reference)
             undo.callback(memory.close)
             with phases.timed("sandbox"):
+                spare = spare or self._ready.take()
                 if spare is None:
                     spare = Spare(self._spawner.spawn(role="runner", uid=uid))
             undo.pop_all()
@@ -373,6 +396,12 @@ class GpuTrials(Trials):
             self.stamp.harness,
         )
         return hashlib.sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()
+
+
+def _is_out_of_memory(error: GpuMemoryError | RuntimeError) -> bool:
+    if isinstance(error, GpuMemoryError):
+        return error.is_out_of_memory
+    return isinstance(error, torch.OutOfMemoryError)
 
 
 @contextmanager

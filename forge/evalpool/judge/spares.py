@@ -77,6 +77,7 @@ class Spares:
         self._clock = clock
         self._lock = threading.Lock()
         self._made: list[Spare] = []
+        """Those with a uid."""
         self._idle: list[Spare] = []
 
     def take(self) -> Spare:
@@ -86,10 +87,16 @@ class Spares:
         with self._lock:
             if self._idle:
                 return self._idle.pop()
+        return self.fresh()
+
+    def fresh(self) -> Spare:
+        """One that had no candidate, with a uid of its own. Raises as `take` does."""
+        with self._lock:
             uid = self._next_uid()
         spare = Spare(self._spawner.spawn(role="runner", uid=uid), uid=uid)
-        with self._lock:
-            self._made.append(spare)
+        if uid is not None:
+            with self._lock:
+                self._made.append(spare)
         return spare
 
     def keep(self, spare: Spare) -> bool:

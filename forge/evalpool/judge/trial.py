@@ -157,6 +157,10 @@ class Trials(ABC):
             finding = Finding(status=Status.INFRA_ERROR, reason="judge_bug", detail=told)
         return self.stamped(finding, phases=phases)
 
+    @abstractmethod
+    def close(self) -> None:
+        """No more is judged. Children end with their zygote."""
+
     def stamped(self, finding: Finding, *, phases: Phases) -> Verdict:
         return Verdict(
             status=finding.status,

@@ -1,0 +1,19 @@
+"""How many contexts a judge has on its card, and what they take of it.
+
+Called by the pool, the judge and the plan (`runner/gpu_costs.py`), which must agree. Pure.
+"""
+
+from __future__ import annotations
+
+GPU_CAPACITY = 16
+"""Candidates at once on a card: start, compilation and correctness of several overlap."""
+CONTEXT_BYTES = 450 << 20
+"""Of the card, what a runner takes before it has a tensor."""
+READY_SHARE = 0.04
+"""Of the card, for contexts that nobody uses yet."""
+
+
+def num_ready(capacity: int, *, memory_bytes: int) -> int:
+    """Runners whose context is made ahead: half of those that a judge has at once, for the driver
+    makes the others' while these compile; fewer where the card is small."""
+    return min(capacity // 2, int(READY_SHARE * memory_bytes) // CONTEXT_BYTES)
