@@ -1,0 +1,275 @@
+"""What the Problems, Rollout and Kernels screens ask: on the canned run and on small ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge.errors import ConfigError
+from forge.records import Purpose, Status
+from forge.store.reader import open_run
+from forge.views.conversation import (
+    MAX_DIFF_LINES,
+    Part,
+    diff_codes,
+    load_conversation,
+    parse_place,
+    split_answer,
+)
+from forge.views.kernels import file_name, load_kernel, load_kernels, write_kernel
+from forge.views.problem_history import (
+    ORDERS,
+    TREND_GROUPS,
+    ProblemFilter,
+    ProblemList,
+    load_history,
+    load_problems,
+)
+from tests.store.storefactory import attempt, group, problem, samples, timing, turn, use, write_run
+
+if TYPE_CHECKING:
+    from forge.store.layout import RunPaths
+
+CORRECT, WRONG = Status.CORRECT, Status.WRONG
+
+
+@pytest.fixture
+def played(tmp_path: Path) -> Path:
+    """Twenty-four groups of one problem, solved from the middle on; one timed; one of another."""
+    groups = [
+        group(n, [[WRONG, CORRECT if n >= 12 else WRONG], [WRONG]], step=n, version=n)
+        for n in range(24)
+    ]
+    fast = group(24, [[CORRECT]], problem_id="matmul-0001", step=24, speed=timing(2.0))
+    offered = samples(groups[20], first_id=7)
+    records = [
+        attempt(), problem(0), problem(1, family="matmul", level=2), *groups, fast, *offered,
+        *(use(sample, step=21, staleness=1) for sample in offered),
+    ]  # fmt: skip
+    anyio.run(write_run, tmp_path / "toy-1", records)
+    return tmp_path / "toy-1"
+
+
+def problems(run: Path | RunPaths, **wanted: Any) -> ProblemList:
+    with open_run(run) as reader:
+        return load_problems(reader, ProblemFilter(**wanted))
+
+
+def test_a_problem_has_its_totals_and_its_trend(played: Path) -> None:
+    found = problems(played, order="attempts")
+    assert found.num_found == 2
+    softmax = found.rows[0]
+    assert (softmax.problem_id, softmax.num_rollouts, softmax.num_turns) == ("softmax-0000", 48, 72)
+    assert softmax.correct_share == pytest.approx(12 / 72)
+    assert len(softmax.trend) == TREND_GROUPS
+    assert softmax.trend[0] == 0.0
+    assert softmax.trend[-1] == 0.5
+    assert list(softmax.trend) == sorted(softmax.trend)
+    assert found.rows[1].trend == (1.0,)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_every_order_turned_round_begins_with_the_other_end(
+    canned_run: RunPaths, order: str
+) -> None:
+    column = {
+        "name": "problem_id", "pass": "correct_share", "speedup": "best_speedup",
+        "attempts": "num_rollouts", "reward": "best_reward", "level": "level",
+        "recent": "last_played_by_version",
+    }[order]  # fmt: skip
+    there = [getattr(row, column) for row in problems(canned_run, order=order).rows]
+    back = [
+        getattr(row, column) for row in problems(canned_run, order=order, is_reversed=True).rows
+    ]
+    known = [value for value in there if value is not None]
+    assert known == sorted(known, reverse=order != "name")
+    assert [value for value in back if value is not None] == known[::-1]
+
+
+def test_problems_are_found_by_words_glob_purpose_and_whether_solved(canned_run: RunPaths) -> None:
+    everything = problems(canned_run)
+    assert everything.num_found == len(everything.rows) == 76
+    assert {row.family for row in problems(canned_run, words="SoftMax").rows} == {"softmax"}
+    assert problems(canned_run, words="oftmax*").rows == ()
+    assert {row.family for row in problems(canned_run, words="norm-*").rows} == {"norm"}
+    assert problems(canned_run, words="[").rows == ()
+    assert problems(canned_run, words=" ").num_found == 76
+    held_out = problems(canned_run, purpose="eval")
+    assert {row.purpose for row in held_out.rows} == {"eval"}
+    solved = problems(canned_run, is_solved=True)
+    unsolved = problems(canned_run, is_solved=False)
+    assert solved.num_found + unsolved.num_found == 76
+    assert all(row.first_solved_by_version is None for row in unsolved.rows)
+    few = problems(canned_run, limit=5)
+    assert (len(few.rows), few.num_found) == (5, 76)
+    with pytest.raises(ConfigError, match="order x"):
+        problems(canned_run, order="x")
+
+
+def test_a_history_has_every_attempt_latest_first(played: Path) -> None:
+    with open_run(played) as reader:
+        history = load_history(reader, "softmax-0000")
+        nothing = load_history(reader, "nope")
+    assert history.num_attempts == len(history.attempts) == 48
+    latest = history.attempts[0]
+    assert (latest.rollout_id, latest.statuses, latest.ended) == (
+        "g23.r0", ("wrong", "correct"), "correct",
+    )  # fmt: skip
+    assert latest.is_correct
+    assert latest.best_reward == 0.8
+    assert latest.num_tokens == 24
+    assert [a.group_id for a in history.attempts] == sorted(
+        (a.group_id for a in history.attempts), reverse=True
+    )
+    assert history.source is not None
+    assert "class Model" in history.source
+    assert (nothing.totals, nothing.attempts, nothing.source) == ((), (), None)
+
+
+def test_a_conversation_has_turns_siblings_and_neighbours(played: Path) -> None:
+    with open_run(played) as reader:
+        found = load_conversation(reader, 20, 0)
+        latest = load_conversation(reader)
+        beyond = load_conversation(reader, 20, 99)
+        assert load_conversation(reader, 999) is None
+    assert found is not None
+    assert latest is not None
+    assert beyond is not None
+    assert [turn.turn_id for turn in found.turns] == ["g20.r0.t0", "g20.r0.t1"]
+    assert (found.before, found.after) == (19, 21)
+    assert [turn.advantage for turn in found.turns] == [0.5, -0.5]
+    assert found.turns[0].trained_at == ((1, 21, 1),)
+    assert found.turns[1].reward_terms == {"compiled": 0.3, "correct": 0.5}
+    assert found.turns[0].phase_s["correct"] == 0.05
+    assert [s.rollout for s in found.siblings] == [0, 1]
+    assert [s["advantage"] for s in found.siblings[0].turns] == [0.5, -0.5]
+    assert found.siblings[1].turn(1)["turn"] == 0
+    assert (latest.group_id, latest.after) == (24, None)
+    assert latest.turns[0].row["speedup"] == 2.0
+    assert beyond.rollout == 1
+
+
+def test_a_group_that_is_being_played_is_read_too(tmp_path: Path) -> None:
+    anyio.run(write_run, tmp_path / "toy-1", [attempt(), problem(), turn(3, 0, 0, status=WRONG)])
+    with open_run(tmp_path / "toy-1") as reader:
+        found = load_conversation(reader)
+    assert found is not None
+    assert (found.group_id, found.siblings[0].ended) == (3, None)
+
+
+def test_an_empty_run_has_nothing_to_show(tmp_path: Path) -> None:
+    anyio.run(write_run, tmp_path / "toy-1", [])
+    with open_run(tmp_path / "toy-1") as reader:
+        assert load_conversation(reader) is None
+        assert load_problems(reader, ProblemFilter()).rows == ()
+        assert load_kernels(reader).rows == ()
+
+
+def test_the_best_kernel_has_its_code_its_times_and_who_found_it(played: Path) -> None:
+    with open_run(played) as reader:
+        best = load_kernels(reader).rows[0]
+        kernel = load_kernel(reader, best["turn_id"])
+        assert load_kernel(reader, "g0.r0.t0") is not None
+        assert load_kernel(reader, "g0.r0.t9") is None
+        assert load_kernel(reader, "g0.r0.t0; drop") is None
+        assert [row["problem_id"] for row in load_kernels(reader, words="SOFT").rows] == [
+            "softmax-0000"
+        ]
+        assert load_kernels(reader, limit=1).num_found == 2
+    assert (best["problem_id"], best["step"], best["speedup"]) == ("matmul-0001", 24, 2.0)
+    assert kernel is not None
+    assert kernel.run == "toy-1"
+    assert kernel.turn["candidate_us"] == 50.0
+    assert kernel.code.startswith("@triton.jit")
+    assert [time["candidate_us"] for time in kernel.times] == [50.0]
+
+
+def test_compressed_texts_read_the_same(tmp_path: Path) -> None:
+    records = [attempt(), problem(), group(0, [[CORRECT]])]
+    for texts in ("plain", "zstd"):
+        root = tmp_path / texts / "toy-1"
+        anyio.run(lambda root=root, texts=texts: write_run(root, records, texts=texts))
+        with open_run(root) as reader:
+            found = load_conversation(reader)
+            kernel = load_kernel(reader, "g0.r0.t0")
+            history = load_history(reader, "softmax-0000")
+        assert found is not None
+        assert kernel is not None
+        assert found.siblings[0].turns[0]["code"] == kernel.code == found.turns[0].code
+        assert found.source == history.source
+        assert "class Model" in str(found.source)
+
+
+def test_a_kernel_is_written_whole_and_never_over_a_file_unasked(tmp_path: Path) -> None:
+    path = tmp_path / "kernel.py"
+    assert write_kernel("a\r\nb\x1b[2J", path).read_bytes() == b"a\r\nb\x1b[2J"
+    with pytest.raises(FileExistsError):
+        write_kernel("c", path)
+    assert path.read_bytes().startswith(b"a")
+    write_kernel("c", path, may_replace=True)
+    assert path.read_text() == "c"
+    dangling = tmp_path / "link.py"
+    dangling.symlink_to(tmp_path / "elsewhere.py")
+    with pytest.raises(FileExistsError):
+        write_kernel("c", dangling)
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize(
+    "name", [".", "no/such/folder/k.py", "x" * 300, "a\0b", "~nobody-here/k.py"]
+)
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        write_kernel("code", Path(name) if name[0] == "~" else tmp_path / name)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_name_is_no_path() -> None:
+    assert file_name("softmax-0000") == "softmax-0000.py"
+    assert file_name("../../etc/passwd") == "_.._etc_passwd.py"
+    assert file_name("...") == "kernel.py"
+    assert len(file_name("x" * 999)) < 110
+
+
+def test_a_place_is_parsed_or_none() -> None:
+    place = parse_place(" g12.r3.t1 ")
+    assert place is not None
+    assert (place.group_id, place.rollout, place.turn) == (12, 3, 1)
+    assert [parse_place(words) for words in ("", "g", "g1.t2", "-1", "x", "9" * 30)] == [None] * 6
+
+
+def test_an_answer_is_split_into_thinking_text_and_code() -> None:
+    answer = "<think>\na\n```python\nno\n```\n</think>\nHere:\n```python\nx = 1\n~~~\n```\nend"
+    assert split_answer(answer) == [
+        (Part.THINKING, "<think>\na\n```python\nno\n```\n</think>\n"),
+        (Part.TEXT, "Here:\n```python\n"),
+        (Part.CODE, "x = 1\n~~~\n"),
+        (Part.TEXT, "```\nend"),
+    ]
+
+
+@given(st.text(alphabet="`~<>/thinkpy\n \r\u2028x", max_size=200))
+def test_a_split_answer_joins_to_itself(text: str) -> None:
+    assert "".join(part for _, part in split_answer(text)) == text
+
+
+def test_a_diff_is_signed_lines_and_bounded() -> None:
+    assert diff_codes("a\nb\n", "a\nb\n") == []
+    assert diff_codes("a\nb\n", "a\nc\n") == ["@@ -1,2 +1,2 @@", " a", "-b", "+c"]
+    long = "\n".join(f"line {i}" for i in range(MAX_DIFF_LINES + 5))
+    assert diff_codes(long, long)[-1].startswith("@ only the first")
+
+
+def test_purposes_are_apart(tmp_path: Path) -> None:
+    records = [
+        attempt(), problem(), group(0, [[CORRECT]], purpose=Purpose.EVAL, step=0),
+        group(1, [[WRONG]]),
+    ]  # fmt: skip
+    anyio.run(write_run, tmp_path / "toy-1", records)
+    rows = problems(tmp_path / "toy-1").rows
+    assert [(row.purpose, row.trend) for row in rows] == [("eval", (1.0,)), ("train", (0.0,))]
