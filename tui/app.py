@@ -17,6 +17,7 @@ from textual.binding import Binding
 from textual.screen import Screen
 
 from forge.errors import ForgeError
+from forge.views.terminal import printable
 from tui.watched import Watched
 from tui.widgets.confirm import Confirm
 from tui.widgets.help import Help
@@ -63,7 +64,7 @@ class WatchApp(App[None]):
         Binding("E", "ask('evaluate')", ACTIONS["evaluate"][0], show=False),
         Binding("q", "quit", "Quit"),
     ]
-    CSS = "Footer { height: 1; }"
+    CSS_PATH = "app.tcss"
 
     def __init__(self, paths: RunPaths, *, store_dir: Path) -> None:
         super().__init__()
@@ -169,8 +170,8 @@ class WatchApp(App[None]):
         try:
             if client is None:
                 raise ForgeError(f"{self.watched.paths.name} is not running")
-            getattr(client, action)()
+            words = getattr(client, action)() or ACTIONS[action][1]
         except ForgeError as error:
-            self.notify(str(error), title="Not done", severity="error", markup=False)
+            self.notify(printable(str(error)), title="Not done", severity="error", markup=False)
         else:
-            self.notify(ACTIONS[action][1], title="Asked for", markup=False)
+            self.notify(printable(words), title="Asked for", markup=False)

@@ -1,20 +1,194 @@
-"""The Run screen."""
+"""The Run screen: where a run stands, how its processes are, what its curves say.
+
+While a supervisor answers, processes and rates are its own words, at most two seconds old;
+otherwise they are what the store has, and the screen says so.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
+from rich.columns import Columns
+from rich.console import Group
+from rich.text import Text
+from textual.containers import VerticalScroll
+from textual.widgets import DataTable, Static
+
+from forge.views.monitor import Activity, Curve, Curves, load_activity
+from forge.views.terminal import percent, printable
 from tui.screens.asking import AskingScreen
+from tui.widgets.curves import CurveGrid
+from tui.widgets.figures import NONE, bar, duration, number, share
+from tui.widgets.processes import (
+    SIGNS,
+    STYLES,
+    ProcessTable,
+    row_of_component,
+    row_of_store,
+)
 
 if TYPE_CHECKING:
+    from textual.app import ComposeResult
+    from textual.events import Resize
+
+    from forge.control import LiveStatus
     from forge.store.reader import RunReader
+    from forge.views.standing import Standing
+    from tui.watched import Watched
+
+IDLE_BAR = 8
+MIX_BAR = 12
 
 
-class RunScreen(AskingScreen[dict]):
-    """Where the run stands."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunData:
+    """One look."""
 
-    def load(self, reader: RunReader) -> dict:
-        return {}
+    now: float
+    standing: Standing | None
+    live: LiveStatus | None
+    activity: Activity
+    curves: list[Curve]
+    curves_of: str
 
-    def show(self, data: dict) -> None:
-        pass
+
+class RunScreen(AskingScreen[RunData]):
+    """Key 1."""
+
+    VERTICAL_BREAKPOINTS = [(0, "-low"), (40, "-tall")]  # noqa: RUF012
+    CURVES_OF: ClassVar[dict[str | None, str]] = {
+        "grpo": "rollouts and training", "sft": "training", None: "nothing was trained yet",
+    }  # fmt: skip
+
+    def __init__(self, watched: Watched) -> None:
+        super().__init__(watched)
+        self._curves = Curves()
+        self._version: int | None = None
+        self._read: tuple[Activity, list[Curve]] | None = None
+
+    def compose_body(self) -> ComposeResult:
+        with VerticalScroll(id="page"):
+            yield Static(id="figures", markup=False)
+            yield Static(id="health", markup=False)
+            yield ProcessTable()
+            yield CurveGrid()
+            yield Static(id="mix", markup=False)
+
+    def load(self, reader: RunReader) -> RunData:
+        """The store is asked only if it was written; the supervisor's words come each second."""
+        now = time.time()
+        version = reader.data_version()
+        if self._read is None or version != self._version:
+            self._read = load_activity(reader, now=now), self._curves.read(reader)
+            self._version = version
+        activity, curves = self._read
+        words = self.CURVES_OF.get(self._curves.kind, "")
+        if self._curves.stage is not None:
+            words = f"{words}, stage {self._curves.stage + 1}, by step"
+        return RunData(
+            now=now, standing=self.watched.standing, live=self.watched.live, activity=activity,
+            curves=curves, curves_of=words,
+        )  # fmt: skip
+
+    def show(self, data: RunData) -> None:
+        self.query_one("#figures", Static).update(figures(data))
+        self.query_one("#health", Static).update(health(data))
+        self.query_one(ProcessTable).show_rows(_rows(data))
+        self.query_one(CurveGrid).show_curves(data.curves_of, data.curves)
+        self.query_one("#mix", Static).update(mix(data.activity))
+
+    def on_resize(self, event: Resize) -> None:
+        self.refresh_data()  # other columns of the table fit
+
+    def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
+        """To the log of that process."""
+
+
+def figures(data: RunData) -> Text:
+    """Step, time to go, rates; then idle shares. What has no figure is left out."""
+    live, activity = data.live, data.activity
+    pairs = _live_figures(live) if live else _store_figures(data.standing, activity)
+    pairs.insert(2, ("rollouts/s", number(activity.rollouts_per_s)))
+    if data.standing is not None:
+        pairs += [
+            ("reward", number(data.standing.reward)),
+            ("pass@1", percent(data.standing.pass_at_1)),
+        ]
+    text = Text()
+    for name, value in pairs:
+        if value != NONE:
+            text.append(f"{printable(name)} ").append(f"{printable(value)}  ", style="bold")
+    idle = live.idle if live else activity.idle
+    text.append("\nidle ")
+    for role in sorted(idle, reverse=True):
+        text.append(f"{printable(role)} ").append(share(idle[role]), style="bold")
+        text.append(f" {bar(idle[role], width=IDLE_BAR)}  ")
+    return text if idle else text.append(NONE)
+
+
+def _live_figures(live: LiveStatus) -> list[tuple[str, str]]:
+    return [
+        (live.stage, f"{live.done}/{live.total} {live.unit}" if live.total else ""),
+        ("ETA", duration(live.eta_s)),
+        ("tok/s", number(live.tokens_per_s)),
+        ("judged/s", number(live.judged_per_s)),
+    ]
+
+
+def _store_figures(standing: Standing | None, activity: Activity) -> list[tuple[str, str]]:
+    pairs = [("ran", duration(activity.ran_s))]
+    if standing is None:
+        return pairs
+    step = NONE if standing.step is None else f"{standing.step}/{standing.num_steps or '?'}"
+    is_running = standing.state == "running"
+    return [
+        ("step", step),
+        *([("ETA", duration(standing.eta_s))] if is_running else pairs),
+        ("tok/s", number(standing.tokens_per_s)),
+        ("judged/s", number(standing.judged_per_s)),
+        ("turns", str(standing.num_turns)),
+    ]
+
+
+def health(data: RunData) -> Text:
+    """The worst first, with the figure that decides; how many are well."""
+    text = Text("health ")
+    live, standing = data.live, data.standing
+    if live is None or not live.components:
+        state = standing.state if standing else "unknown"
+        words = data.activity.last_words
+        return text.append(f"{NONE} no supervisor answers; the run is {state}").append(
+            f" ({printable(words)})" if words and words != state else ""
+        )
+    for kind in ("red", "yellow"):
+        for each in live.components:
+            if each.health == kind:
+                text.append(SIGNS[kind], style=STYLES[kind])
+                text.append(f" {printable(each.name)} {printable(each.why)}  ")
+    num_well = sum(each.health == "green" for each in live.components)
+    text.append(SIGNS["green"], style=STYLES["green"])
+    return text.append(f" {num_well} of {len(live.components)}")
+
+
+def mix(activity: Activity) -> Group:
+    """What the last verdicts say."""
+    parts = [
+        Text(
+            f"{printable(row['status'])} {share(row['share'])} {bar(row['share'], width=MIX_BAR)}",
+            no_wrap=True,
+        )
+        for row in activity.mix
+    ]
+    heading = Text("verdicts of the last groups", style="bold")
+    return Group(heading, Columns(parts or [Text("none yet")], padding=(0, 3)))
+
+
+def _rows(data: RunData) -> list:
+    if data.live is not None and data.live.components:
+        return [row_of_component(each) for each in data.live.components]
+    is_running = data.standing is not None and data.standing.state == "running"
+    return [
+        row_of_store(row, now=data.now, is_running=is_running) for row in data.activity.processes
+    ]

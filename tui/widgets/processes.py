@@ -1,0 +1,128 @@
+"""The processes of a run, a row each: from its supervisor while it lives, from the store after."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+from textual.widgets import DataTable
+
+from forge.views.terminal import printable
+from tui.widgets.figures import NONE, duration, memory, share
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forge.control.records import ComponentStatus
+
+SIGNS = {"green": "● ok", "yellow": "▲ watch", "red": "✘ bad"}
+STYLES = {"green": "green", "yellow": "yellow", "red": "bold red"}
+
+NARROW, WIDE = 60, 130
+COLUMNS: tuple[tuple[str, str, int], ...] = (
+    ("health", "health", 0),
+    ("name", "process", 0),
+    ("role", "role", WIDE),
+    ("device", "device", NARROW),
+    ("phase", "phase", 0),
+    ("gpu_use", "GPU", NARROW),
+    ("gpu_memory", "GPUmem", WIDE),
+    ("memory", "memory", NARROW),
+    ("age", "ago", 0),
+    ("restarts", "rst", NARROW),
+    ("words", "last words", NARROW),
+)
+"""Field, heading, and from how many columns of the terminal on it is shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessRow:
+    """One process, as it is written."""
+
+    name: str
+    role: str
+    device: str
+    phase: str
+    health: str | None
+    """green, yellow or red; None where nobody says."""
+    gpu_use: str = NONE
+    gpu_memory: str = NONE
+    memory: str = NONE
+    age: str = NONE
+    """Since its last progress; of one that ended, since that."""
+    restarts: str
+    words: str
+
+
+def row_of_component(status: ComponentStatus) -> ProcessRow:
+    """What the supervisor says; the figure that decides comes before the last words."""
+    words = " · ".join(part for part in (status.why, status.last_words) if part)
+    return ProcessRow(
+        name=status.name, role=status.role, device=status.device, phase=status.phase,
+        health=status.health, gpu_use=share(status.gpu_use),
+        gpu_memory=memory(status.gpu_memory_bytes), memory=memory(status.memory_bytes),
+        age=duration(status.progress_age_s), restarts=str(status.num_restarts), words=words,
+    )  # fmt: skip
+
+
+def row_of_store(row: dict[str, Any], *, now: float, is_running: bool) -> ProcessRow:
+    """What the store has: without a reason it lives, or was killed with its supervisor."""
+    ended = row["ended_at"]
+    alive = "alive" if is_running else "killed with its supervisor"
+    return ProcessRow(
+        name=row["name"], role=_role(row["name"]), device=row["devices"] or NONE,
+        phase="ended" if ended else "started", health=None,
+        age=duration(now - (ended or row["started_at"] or now)),
+        restarts=str(row["num_restarts"]), words=row["reason"] or alive,
+    )  # fmt: skip
+
+
+class ProcessTable(DataTable[Text]):
+    """The rows; one that is chosen (Enter, a click) leads to its log."""
+
+    DEFAULT_CSS = """
+    ProcessTable { height: auto; max-height: 14; scrollbar-size-horizontal: 0; }
+    """
+
+    def __init__(self) -> None:
+        super().__init__(cursor_type="row", cell_padding=0, zebra_stripes=True)
+        self._fields: tuple[str, ...] = ()
+        self._names: list[str] = []
+
+    def show_rows(self, rows: Sequence[ProcessRow]) -> None:
+        """Rewrites the cells that changed; the cursor stays where it is."""
+        fields = tuple(field for field, _, least in COLUMNS if self.app.size.width >= least)
+        names = [row.name for row in rows]
+        if fields != self._fields or names != self._names:
+            self._rebuild(fields, rows)
+            return
+        for row in rows:
+            for field in fields:
+                cell = _cell(row, field)
+                if self.get_cell(row.name, field) != cell:
+                    self.update_cell(row.name, field, cell, update_width=True)
+
+    def _rebuild(self, fields: tuple[str, ...], rows: Sequence[ProcessRow]) -> None:
+        at = self.cursor_row
+        self.clear(columns=True)
+        self._fields, self._names = fields, [row.name for row in rows]
+        for field, heading, _ in COLUMNS:
+            if field in fields:
+                self.add_column(Text(f"{heading} "), key=field)
+        for row in rows:
+            self.add_row(*(_cell(row, field) for field in fields), key=row.name)
+        self.move_cursor(row=min(at, max(len(rows) - 1, 0)))
+
+
+def _cell(row: ProcessRow, field: str) -> Text:
+    if field == "health":
+        if row.health is None:
+            return Text(f"{NONE} ")
+        return Text(f"{SIGNS[row.health]} ", style=STYLES[row.health])
+    return Text(f"{printable(getattr(row, field))} ", no_wrap=True)
+
+
+def _role(name: str) -> str:
+    return re.sub(r"-\d+$", "", name)
