@@ -87,10 +87,10 @@ def leftovers(bench: Any) -> set[int]:
     waits for the next."""
     launcher = bench.spawner._process.pid
     known = {launcher}
-    if (neutral := getattr(bench.trials, "_neutral", None)) is not None:
-        known.add(neutral.child.pid_here)
-    if (ready := getattr(bench.trials, "_ready", None)) is not None:
-        known |= _waiting(ready)
+    if hasattr(bench.trials, "_ready"):
+        neutral = bench.trials._yardsticks.neutral
+        known |= {neutral.child.pid_here} if neutral is not None else set()
+        known |= _waiting(bench.trials._ready)
     table = read_table()
     below = family(launcher, table) - known
     return {pid for pid in below if _is_below_another(pid, below, launcher)}

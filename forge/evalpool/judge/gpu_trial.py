@@ -11,7 +11,6 @@ the runner is in a context, process and sandbox of its own.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import signal
@@ -30,8 +29,8 @@ from forge.evalpool.judge.gpu_memory import GpuMemoryError
 from forge.evalpool.judge.gpu_reference import GpuReferences
 from forge.evalpool.judge.gpu_run import FAULT_MARKS, GpuRun
 from forge.evalpool.judge.gpu_timer import Timer
+from forge.evalpool.judge.gpu_yardsticks import Yardsticks
 from forge.evalpool.judge.ready import ReadyRunners, make_ready
-from forge.evalpool.judge.references import ReferenceFailed
 from forge.evalpool.judge.spares import Spare, Spares
 from forge.evalpool.judge.trial import (
     OUT_OF_MEMORY,
@@ -59,16 +58,6 @@ logger = logging.getLogger(__name__)
 LEAVES_SOUND = (Status.CORRECT, Status.WRONG, Status.COMPILE_ERROR)
 LEASE_TIMEOUT_S = 480.0
 """A writer waits for every correctness run in progress, a reader for a window of timings."""
-NEUTRAL = """
-import torch
-
-class Neutral(torch.nn.Module):
-    def __init__(self, *arguments, **named):
-        super().__init__()
-    def forward(self, *inputs):
-        return ()
-"""
-"""What runs where only the judge's own overhead is measured."""
 
 
 def open_gpu_trials(
@@ -135,9 +124,13 @@ class GpuTrials(Trials):
         self._window = Window(lease)
         self._spares = spares
         self._ready = ready
-        self._neutral: Spare | None = None
-        self._baselines = baselines
-        self._baseline_uid = baseline_uid
+        self._yardsticks = Yardsticks(
+            self._open,
+            device=device,
+            baselines=baselines,
+            harness=stamp.harness,
+            uid=baseline_uid,
+        )
 
     def _run(
         self,
@@ -286,7 +279,7 @@ class GpuTrials(Trials):
         with self._alone(run.phases):
             try:
                 with run.phases.timed("baseline"):
-                    reference = self._baseline(problem, run.gpu_reference)
+                    reference = self._yardsticks.baseline(problem, run)
                 if run.is_stuck:
                     run.close()
                     run = self._again(problem, run, uid=uid)
@@ -316,86 +309,17 @@ class GpuTrials(Trials):
         floor_us = self._device.floor_us(run.gpu_reference.input_bytes)
         if reference.clocked().us < floor_us:
             floor_us = 0.0  # not all of the inputs need be read
-        dry_us = self._dry(problem, run)
+        dry_us = self._yardsticks.dry_us(problem, run)
         timer = Timer.start(run)
         with suppress(clock.Unsupported):
             found = timer.candidate(dry_us=dry_us, floor_us=floor_us)
             if not found.is_charged:
                 return found
         try:
-            return timer.candidate(dry_us=self._dry(problem, run), floor_us=floor_us)
+            dry_us = self._yardsticks.dry_us(problem, run)
+            return timer.candidate(dry_us=dry_us, floor_us=floor_us)
         except clock.Unsupported as error:
             raise Decided(run.finding(Status.REJECTED, "clock", str(error))) from None
-
-    def _dry(self, problem: Problem, run: GpuRun) -> tuple[float, ...]:
-        """Measured anew each time, as it depends on what the CPUs do now; in a process that no
-        candidate enters, kept from one to the next."""
-        for spare in (self._neutral, None):
-            neutral = self._open(
-                problem,
-                NEUTRAL,
-                run.gpu_reference,
-                uid=self._baseline_uid,
-                phases=Phases(),
-                spare=spare,
-            )
-            self._neutral = None
-            try:
-                neutral.start("Neutral")
-                dry_us = Timer.start(neutral).dry()
-                is_kept = neutral.let_go()
-            except Decided:
-                neutral.close()
-                continue
-            except BaseException:
-                neutral.close()
-                raise
-            if is_kept:
-                self._neutral = neutral.spare
-                neutral.gpu_memory.close()
-            else:
-                neutral.close()
-            return dry_us
-        raise Stalled("the process that measures the judge's own overhead does not answer")
-
-    def _baseline(self, problem: Problem, reference: GpuReference) -> Baseline:
-        """Kept, if the card is as fast as then; else measured now, in a process of its own."""
-        probe_us = self._device.probe_us()
-        key = self._key(problem)
-        kept = self._baselines.get(key)
-        if kept is not None and kept.is_current(probe_us):
-            return kept
-        measured = self._measure(problem, reference, probe_us=probe_us)
-        if not measured.is_steady():
-            measured = self._measure(problem, reference, probe_us=self._device.probe_us())
-        if measured.is_steady():
-            self._baselines.put(key, measured)
-        return measured
-
-    def _measure(self, problem: Problem, reference: GpuReference, *, probe_us: float) -> Baseline:
-        run = self._open(
-            problem, problem.source, reference, uid=self._baseline_uid, phases=Phases()
-        )
-        try:
-            run.start(problem.entry_point, is_reference=True)
-            return Baseline(event_us=Timer.start(run).reference(), probe_us=probe_us)
-        except Decided as decided:
-            words = f"the baseline of {problem.problem_id}: {decided.finding.detail}"
-            raise ReferenceFailed(words) from None
-        finally:
-            run.close()
-
-    def _key(self, problem: Problem) -> str:
-        parts = (
-            problem.source,
-            problem.entry_point,
-            problem.precision,
-            self._table.baseline,
-            str(self._table.tf32),
-            self._device.identity,
-            self.stamp.harness,
-        )
-        return hashlib.sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()
 
 
 def _is_out_of_memory(error: GpuMemoryError | RuntimeError) -> bool:
