@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
 
     from forge.store.layout import RunPaths
+    from tui.screens.run import LogWanted
 
 PERIOD_S = 1.0
 NOWHERE = "nowhere"
@@ -121,6 +122,13 @@ class WatchApp(App[None]):
                 self.run_worker(lambda: self._act(action), thread=True, group="act")
 
         self.push_screen(Confirm(f"{title}: {name}?", words), answered)
+
+    async def on_log_wanted(self, event: LogWanted) -> None:
+        """From the Run screen to the log of one process."""
+        await self.action_go("logs")
+        choose = getattr(self.screen, "choose", None)
+        if choose is not None:
+            choose(event.process)
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """The command palette: every screen and every action, then Textual's own."""

@@ -50,6 +50,10 @@ class AskingScreen(Screen[None], Generic[Data]):
         """Asks the run, in a worker thread. What it raises of sqlite3 is shown as the problem."""
         raise NotImplementedError
 
+    def fetch(self) -> Data | None:
+        """In a worker thread: `load` on the run; None where it cannot be read."""
+        return self.watched.ask(self.load)
+
     def show(self, data: Data) -> None:
         """Shows an answer, in the event loop. Not called where the run could not be read."""
         raise NotImplementedError
@@ -66,7 +70,7 @@ class AskingScreen(Screen[None], Generic[Data]):
 
     def _ask(self) -> None:
         self._is_stale = False
-        data = self.watched.ask(self.load)
+        data = self.fetch()
         if self.is_attached:
             self.app.call_from_thread(self._answered, data)
 

@@ -14,6 +14,7 @@ from rich.columns import Columns
 from rich.console import Group
 from rich.text import Text
 from textual.containers import VerticalScroll
+from textual.message import Message
 from textual.widgets import DataTable, Static
 
 from forge.views.monitor import Activity, Curve, Curves, load_activity
@@ -40,6 +41,14 @@ if TYPE_CHECKING:
 
 IDLE_BAR = 8
 MIX_BAR = 12
+
+
+class LogWanted(Message):
+    """The log of a process is asked for."""
+
+    def __init__(self, process: str | None) -> None:
+        super().__init__()
+        self.process = process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +113,7 @@ class RunScreen(AskingScreen[RunData]):
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
         """To the log of that process."""
+        self.post_message(LogWanted(event.row_key.value))
 
 
 def figures(data: RunData) -> Text:

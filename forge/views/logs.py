@@ -1,0 +1,144 @@
+"""The logs of a run's processes as they grow: lines with level and time, for the monitor.
+
+`forge logs` prints ends of files; this keeps its place in each and says what is new, by level and
+pattern. A line without a level of its own (a traceback, a print) has that of the line before it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from forge.errors import ConfigError
+from forge.views.terminal import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from forge.store.layout import RunPaths
+
+READ_BYTES = 256 * 1024
+"""Of each file at once: its end at first, and of one that grows faster than it is looked at."""
+KEPT_LINES = 5000
+DATE, MILLISECONDS = len("2026-11-21 "), len(",313")
+"""What is left out of a line's time, so that more of the line is seen."""
+
+_STAMP = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[,.]\d{3}")
+_LEVEL = re.compile(
+    r"\b(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|(?P<warns>Warning: )|^Traceback \(most recent call"
+)
+
+
+class Level(IntEnum):
+    """What is shown at least."""
+
+    DEBUG = 0
+    INFO = 1
+    WARNING = 2
+    ERROR = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """One line, safe to print."""
+
+    process: str
+    text: str
+    level: Level
+    at: str
+    """Its time, or that of the last line that had one: sorts as text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFilter:
+    """Which lines are wanted."""
+
+    process: str | None = None
+    level: Level = Level.DEBUG
+    pattern: re.Pattern[str] | None = None
+
+    def takes(self, line: LogLine) -> bool:
+        return (
+            self.process in (None, line.process)
+            and line.level >= self.level
+            and (self.pattern is None or self.pattern.search(line.text) is not None)
+        )
+
+
+def compile_pattern(words: str) -> re.Pattern[str] | None:
+    """A regular expression, without regard to case; None for no words. Raises ConfigError."""
+    try:
+        return re.compile(words, re.IGNORECASE) if words else None
+    except re.error as error:
+        raise ConfigError(f"filter {words!r}: no regular expression: {error}") from error
+
+
+@dataclass(slots=True)
+class LogTail:
+    """One file and how far it was read."""
+
+    path: Path
+    _offset: int = -1
+    _level: Level = Level.INFO
+    _at: str = ""
+
+    def read(self) -> list[LogLine]:
+        """The whole lines that are new. A file that was cut off is read from its beginning."""
+        try:
+            with self.path.open("rb") as file:
+                size = file.seek(0, 2)
+                is_first = self._offset < 0
+                begin = 0 if is_first or size < self._offset else self._offset
+                skipped = max(begin, size - READ_BYTES)
+                file.seek(skipped)
+                data = file.read(size - skipped)
+        except OSError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset = skipped + len(whole)
+        lines = whole.decode("utf-8", errors="replace").split("\n")[:-1]
+        if skipped > begin:
+            lines = lines[1:]  # the first is half a line
+        return [self._line(text) for text in lines if text.strip()]
+
+    def _line(self, text: str) -> LogLine:
+        text = text.rpartition("\r")[2]  # of a progress bar its last state
+        level = _LEVEL.search(text[:200])
+        if level is not None:
+            word = level[1] or ("WARNING" if level["warns"] else "ERROR")
+            self._level = Level.ERROR if word == "CRITICAL" else Level[word]
+        stamp = _STAMP.match(text)
+        if stamp:
+            self._at, text = stamp[0], text[DATE : stamp.end() - MILLISECONDS] + text[stamp.end() :]
+        return LogLine(process=self.path.stem, text=printable(text), level=self._level, at=self._at)
+
+
+@dataclass(slots=True)
+class LogBook:
+    """The last lines of every process of the latest attempt."""
+
+    paths: RunPaths
+    lines: deque[LogLine] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
+    _tails: dict[Path, LogTail] = field(default_factory=dict)
+
+    def read(self) -> list[LogLine]:
+        """What is new in any of them, oldest first; `lines` has it too."""
+        folder = self.paths.root / "logs" / "latest"
+        new: list[LogLine] = []
+        for path in sorted(folder.resolve().glob("*.log")):
+            new += self._tails.setdefault(path, LogTail(path)).read()
+        new.sort(key=lambda line: line.at)
+        self.lines.extend(new)
+        return new
+
+    def processes(self) -> list[str]:
+        """Names of all that have a log."""
+        return sorted({path.stem for path in self._tails})
+
+    def chosen(self, wanted: LogFilter) -> Iterable[LogLine]:
+        """Those of `lines` that are wanted."""
+        return (line for line in self.lines if wanted.takes(line))
