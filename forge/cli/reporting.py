@@ -1,0 +1,32 @@
+"""Commands that make a run into something to send: report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from forge.cli.options import RUNS, Json, RunName, Store, app, find
+from forge.cli.printing import print_json, print_text, waiting
+
+
+@app.command()
+def report(
+    run: RunName = "last",
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Instead of RUN/report.html.")
+    ] = None,
+    plots: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Each picture as SVG and PNG too.")
+    ] = None,
+    store: Store = RUNS,
+    as_json: Json = False,
+) -> None:
+    """A run as one HTML file with pictures, which needs nothing else to be read."""
+    from forge.views.report import write_report
+
+    paths = find(run, store)
+    with waiting("report", is_shown=not as_json):
+        path = write_report(paths, out=out, plots=plots)
+    print_json({"name": paths.name, "report": str(path)}) if as_json else print_text(str(path))

@@ -1,0 +1,156 @@
+"""What a chart shows, as data: drawn by `draw`, told in words and as a table beside its picture.
+
+Pure. A chart without a point is not drawn; whoever makes charts says what is missing instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+MOST_POINTS = 400
+"""Of a line: more than the picture has pixels for."""
+MOST_TABLE_ROWS = 60
+"""Of the table beside a picture; a longer one leaves rows out evenly and says so."""
+
+
+class Kind(StrEnum):
+    """How a chart is drawn."""
+
+    LINES = "lines"
+    """Lines over numbers, with a band where they have an interval."""
+    STACK = "stack"
+    """Areas on top of each other, by step."""
+    DOTS = "dots"
+    """A dot with its interval for each name on the x axis."""
+    BARS = "bars"
+    """A bar from the left for each name, longest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One series. Lists are as long as `x`; None where there is no number."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float | None]
+    low: Sequence[float | None] = ()
+    """Lower ends of the intervals, or empty."""
+    high: Sequence[float | None] = ()
+
+    @property
+    def points(self) -> list[tuple[float, float]]:
+        """Those with a number."""
+        return [(x, y) for x, y in zip(self.x, self.y, strict=True) if y is not None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """One picture."""
+
+    name: str
+    """Names its file and its anchor: letters and dashes."""
+    title: str
+    x_label: str
+    y_label: str
+    lines: tuple[Line, ...]
+    kind: Kind = Kind.LINES
+    names: tuple[str, ...] = ()
+    """What stands at x = 0, 1, ... of DOTS and BARS."""
+    is_share: bool = False
+    """0 to 1, shown as percent from 0 to 100."""
+    note: str = ""
+    """A sentence below the picture: what the lines mean."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not any(line.points for line in self.lines)
+
+    @property
+    def num_rows(self) -> int:
+        """Of the whole table."""
+        return len({x for line in self.lines for x in line.x})
+
+    def describe(self) -> str:
+        """The picture in words, for those who do not see it."""
+        told = [self._describe_line(line) for line in self.lines if line.points]
+        return f"{self.title}: {self.y_label} by {self.x_label}. {' '.join(told)}"
+
+    def _describe_line(self, line: Line) -> str:
+        (first_x, first), (last_x, last) = line.points[0], line.points[-1]
+        if self.kind in (Kind.DOTS, Kind.BARS):
+            named = (f"{self.names[int(x)]} {self.show(y)}" for x, y in line.points[:20])
+            return f"{line.label}: {', '.join(named)}."
+        top_x, top = max(line.points, key=lambda point: point[1])
+        return (
+            f"{line.label}: {self.show(first)} at {number(first_x)}, "
+            f"{self.show(last)} at {number(last_x)}, highest {self.show(top)} at {number(top_x)}."
+        )
+
+    def show(self, value: float | None) -> str:
+        """A value of this chart as its table has it."""
+        if value is None:
+            return "–"
+        return f"{100 * value:.1f} %" if self.is_share else number(value)
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Head and rows with the same numbers, at most MOST_TABLE_ROWS of them."""
+        head = [self.x_label, *(line.label for line in self.lines)]
+        by_x: dict[float, dict[int, str]] = {}
+        for index, line in enumerate(self.lines):
+            for place, x in enumerate(line.x):
+                cell = self.show(line.y[place])
+                if line.low and line.low[place] is not None:
+                    cell += f" ({self.show(line.low[place])} to {self.show(line.high[place])})"
+                by_x.setdefault(x, {})[index] = cell
+        rows = [
+            [self._show_x(x), *(cells.get(i, "–") for i in range(len(self.lines)))]
+            for x, cells in (by_x.items() if self.names else sorted(by_x.items()))
+        ]
+        return head, spread(rows, MOST_TABLE_ROWS)
+
+    def _show_x(self, x: float) -> str:
+        return self.names[int(x)] if self.names else number(x)
+
+
+def number(value: float) -> str:
+    """Three digits, in full where it is whole: 12, 0.0312, 3.21e-05, 12,300."""
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def spread(rows: list[list[str]], most: int) -> list[list[str]]:
+    """At most so many of them, evenly, the first and the last included."""
+    if len(rows) <= most:
+        return rows
+    return [rows[round(i * (len(rows) - 1) / (most - 1))] for i in range(most)]
+
+
+def mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def make_line(
+    label: str,
+    points: Sequence[tuple[float, float | None]],
+    *,
+    reduce: Callable[[Sequence[float]], float] = mean,
+) -> Line:
+    """A line through the points, which are in order. Of more than MOST_POINTS neighbours become
+    one: their mean, or what `reduce` makes of them, at the last one's x.
+    """
+    size = math.ceil(len(points) / MOST_POINTS)
+    if size <= 1:
+        return Line(label=label, x=[x for x, _ in points], y=[_finite(y) for _, y in points])
+    bins = [points[i : i + size] for i in range(0, len(points), size)]
+    kept = [[y for _, each in part if (y := _finite(each)) is not None] for part in bins]
+    return Line(
+        label=label, x=[part[-1][0] for part in bins], y=[reduce(ys) if ys else None for ys in kept]
+    )
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

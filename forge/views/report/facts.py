@@ -1,0 +1,168 @@
+"""Everything that a report says, asked of the run: figures, kernels, what happened, the config.
+
+Promises: each question is of a view or an indexed table and has a limit; the same store gives the
+same facts, so nothing is of now (a run that lives is reported as of its last row).
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from forge.views.report.learned import Training
+from forge.views.report.measured import (
+    evaluation_chart,
+    fast_p_chart,
+    load_evaluations,
+    load_parts,
+    pass_at_k_chart,
+)
+from forge.views.report.spent import TimeSpent
+from forge.views.standing import load_stages, run_state
+
+if TYPE_CHECKING:
+    from forge.views.report.asking import Asker
+    from forge.views.report.charts import Chart
+
+MOST_KERNELS = 40
+MOST_CODES = 10
+"""Kernels whose source is shown."""
+MOST_EVENTS = 200
+
+KERNELS = f"""
+SELECT rank, problem_id, family, level, ranked_by, speedup_low, speedup, candidate_us, baseline_us,
+    num_launches, num_characters, turn_id, stage, step, purpose, policy_version,
+    CASE WHEN rank <= {MOST_CODES} THEN code END AS code
+FROM v_best_kernels WHERE rank <= {MOST_KERNELS} ORDER BY rank
+"""
+
+PROBLEMS = """
+SELECT purpose, count(*) AS num_problems, sum(num_correct_turns > 0) AS num_solved,
+    sum(num_rollouts) AS num_rollouts, sum(num_turns) AS num_turns
+FROM v_problems GROUP BY purpose ORDER BY purpose
+"""
+
+REASONS = """
+SELECT purpose, status, reason, sum(num_turns) AS num_turns, min(example) AS example
+FROM v_failures GROUP BY purpose, status, reason ORDER BY purpose, num_turns DESC LIMIT 60
+"""
+
+EVENTS = """
+SELECT at, attempt, kind, message FROM v_events ORDER BY event_id DESC LIMIT :most
+"""
+
+ATTEMPTS = """
+SELECT attempt, started_at, ended_at, exit_code, reason, seed, code_commit, code_diff, versions,
+    machine
+FROM attempts ORDER BY attempt
+"""
+
+PROCESSES = """
+SELECT attempt, name, devices, started, lived_s, reason FROM v_processes
+ORDER BY attempt, started, name LIMIT 200
+"""
+
+LAST_ROW = """
+SELECT max(coalesce((SELECT at FROM events ORDER BY event_id DESC LIMIT 1), 0),
+    coalesce((SELECT recorded_at FROM turns ORDER BY turn_row DESC LIMIT 1), 0)) AS at
+"""
+
+RUN = "SELECT name, created_at, experiment, forge_version FROM runs LIMIT 1"
+
+
+class Facts:
+    """A run as its report has it."""
+
+    def __init__(self, asker: Asker) -> None:
+        self._asker = asker
+        self.run = asker.one("the run itself", RUN)
+        self.config = self.run.get("experiment") or ""
+        self.stages = [each for each in load_stages(asker.reader) if isinstance(each, dict)]
+        self.attempts = asker.rows("attempts", ATTEMPTS)
+        self.last_row_at = asker.one("the last row", LAST_ROW).get("at") or None
+        self.state = run_state(asker.reader)
+        self.evaluations = load_evaluations(asker)
+        self.parts = load_parts(asker, self.evaluations)
+        self.training = Training(asker, kinds=[str(each.get("kind")) for each in self.stages])
+        self.spent = TimeSpent(asker)
+        self.kernels = asker.rows("best kernels", KERNELS)
+        self.problems = asker.rows("problems", PROBLEMS)
+        self.reasons = asker.rows("failures", REASONS)
+        self.events = asker.rows("events", EVENTS, {"most": MOST_EVENTS})[::-1]
+        self.processes = asker.rows("processes", PROCESSES)
+        self.measured = [
+            evaluation_chart(self.evaluations), pass_at_k_chart(asker),
+            fast_p_chart(asker, self.evaluations),
+        ]  # fmt: skip
+        self.trained = self.training.charts()
+        self.failures = self.training.failure_chart()
+        self.timed = self.spent.charts()
+
+    @property
+    def charts(self) -> list[Chart]:
+        """Those that have something to show, in the order of the page."""
+        every = [*self.measured, *self.trained, self.failures, *self.timed]
+        return [chart for chart in every if not chart.is_empty]
+
+    @property
+    def seconds(self) -> float | None:
+        """Of all attempts; one that was killed ended with its last row."""
+        if not self.attempts:
+            return None
+        starts = [each["started_at"] for each in self.attempts]
+        total = 0.0
+        for attempt, after in zip(self.attempts, [*starts[1:], None], strict=True):
+            end = attempt["ended_at"] or min(self.last_row_at or 0.0, after or float("inf"))
+            total += max(0.0, end - attempt["started_at"])
+        return total
+
+    @property
+    def num_rollouts(self) -> int:
+        return sum(row["num_rollouts"] for row in self.problems)
+
+    @property
+    def num_turns(self) -> int:
+        return sum(row["num_turns"] for row in self.problems)
+
+    @property
+    def missing(self) -> list[str]:
+        """What a reader would look for and not find, and why."""
+        found = list(self._asker.problems)
+        kinds = {each.get("kind") for each in self.stages}
+        if not self.attempts:
+            found.append("no attempt: the run was never started")
+        if not self.num_turns:
+            found.append("no turn was played and judged")
+        if not self.evaluations:
+            why = "; it has no eval stage" if self.stages and "eval" not in kinds else " yet"
+            found.append(f"no evaluation{why}")
+        if not self.training.steps:
+            why = "; it has no grpo stage" if self.stages and "grpo" not in kinds else " yet"
+            found.append(f"no step of reinforcement learning{why}")
+        if self.kernels and all(row["speedup_low"] is None for row in self.kernels):
+            found.append("no speed-up: nothing was timed, as on a machine without a GPU")
+        if self.num_turns and not self.kernels:
+            found.append("no correct kernel")
+        if self.state == "killed":
+            found.append("how it ended: it was killed, or its machine was")
+        return found
+
+
+def when(at: float | None) -> str:
+    """`2026-11-21 18:08:17` in UTC."""
+    if at is None:
+        return "–"
+    try:
+        return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):  # a row made by hand
+        return "–"
+
+
+def unpack(text: str) -> dict[str, Any]:
+    """A JSON object that a column holds; empty where it is none."""
+    try:
+        found = json.loads(text)
+    except (TypeError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

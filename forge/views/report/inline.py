@@ -1,0 +1,77 @@
+"""An SVG document made part of a page: its ids its own, its colours the page's, told in words.
+
+The document comes from `draw`, whose labels hold a run's words as text; it is parsed, and only the
+drawing that is known here is passed on: a script, a foreign object or a link cannot come through.
+"""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Mapping
+
+SVG = "http://www.w3.org/2000/svg"
+_HREF = "{http://www.w3.org/1999/xlink}href"
+_KEPT = frozenset(("svg", "g", "defs", "path", "use", "text", "clipPath", "rect", "pattern"))
+"""Elements of a drawing; the rest (metadata, style) is left out."""
+_FONT = re.compile(r"font(?:-size)?: ?(?:[\d.]+px )?'DejaVu Sans'[^;]*;?|font-family:[^;]*;?")
+_URL = re.compile(r"url\(#([^)]+)\)")
+
+
+def inline_svg(
+    document: str, *, name: str, title: str, description: str, colors: Mapping[str, str]
+) -> str:
+    """The `<svg>` element for a page.
+
+    Args:
+        name: begins every id in it, since a page has several pictures.
+        colors: colour of the document to what stands for it in the page, as `var(--ink)`.
+    """
+    root = ET.fromstring(document)
+    _strip(root)
+    for element in root.iter():
+        _adopt(element, name, colors)
+    for key in ("width", "height", "version", "id"):
+        root.attrib.pop(key, None)
+    root.set("role", "img")
+    root.set("aria-labelledby", f"{name}-title {name}-words")
+    words = ET.Element(f"{{{SVG}}}desc", {"id": f"{name}-words"})
+    words.text = description
+    head = ET.Element(f"{{{SVG}}}title", {"id": f"{name}-title"})
+    head.text = title
+    root[:0] = [head, words]
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2]
+    return ET.tostring(root, encoding="unicode", short_empty_elements=False)
+
+
+def _strip(parent: ET.Element) -> None:
+    for child in list(parent):
+        if child.tag.rpartition("}")[2] in _KEPT:
+            _strip(child)
+        else:
+            parent.remove(child)
+
+
+def _adopt(element: ET.Element, name: str, colors: Mapping[str, str]) -> None:
+    attributes = element.attrib
+    if "id" in attributes:
+        attributes["id"] = f"{name}-{attributes['id']}"
+    if (link := attributes.pop(_HREF, "")).startswith("#"):
+        attributes["href"] = f"#{name}-{link[1:]}"
+    for key in ("clip-path", "style", "fill", "stroke"):
+        if key in attributes:
+            value = _URL.sub(rf"url(#{name}-\1)", attributes[key])
+            attributes[key] = _recolor(value, colors)
+    if "style" in attributes:
+        attributes["style"] = _FONT.sub(_keep_size, attributes["style"]).strip()
+
+
+def _recolor(style: str, colors: Mapping[str, str]) -> str:
+    return re.sub(r"#[0-9a-f]{6}\b", lambda match: colors.get(match[0], match[0]), style)
+
+
+def _keep_size(match: re.Match[str]) -> str:
+    """The page has its own font; the size stays."""
+    size = re.search(r"[\d.]+px", match[0])
+    return f"font-size: {size[0]};" if size else ""

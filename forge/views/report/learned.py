@@ -1,0 +1,175 @@
+"""Charts of training by step: reward, pass rate, speed-up, length, KL, entropy, staleness, loss,
+and what went wrong.
+
+A stage has its own lines, named by kind and index where there are several.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from forge.views.report.asking import Asker, label
+from forge.views.report.charts import Chart, Kind, Line, make_line, mean
+
+STEPS = """
+SELECT stage, step, num_groups, num_turns, num_flat_groups, reward, pass_rate, pass_rate_multi,
+    compile_rate, speedup, best_speedup, completion_tokens, truncated_share
+FROM v_steps ORDER BY stage, step
+"""
+
+METRICS = """
+SELECT stage, step, key, value FROM v_metrics
+WHERE key IN ('train/loss/mean', 'train/entropy/mean', 'train/grad_norm/value',
+    'train/token_accuracy/mean', 'train/clipped/share') OR key GLOB 'train/kl*'
+ORDER BY stage, step
+"""
+
+STALENESS = """
+SELECT stage, step, sum(staleness * share) AS mean_age, max(staleness) AS highest_age
+FROM v_staleness GROUP BY stage, step ORDER BY stage, step
+"""
+
+FAILURES = """
+SELECT stage, step, status, sum(num_turns) AS num_turns FROM v_failures WHERE purpose = 'train'
+GROUP BY stage, step, status ORDER BY stage, step
+"""
+
+Rows = list[dict[str, Any]]
+
+
+class Training:
+    """What the steps of a run left, by stage, and the charts of it."""
+
+    def __init__(self, asker: Asker, *, kinds: Sequence[str]) -> None:
+        self.steps = asker.rows("training by step", STEPS)
+        self._metrics = asker.rows("metrics", METRICS)
+        self._staleness = asker.rows("staleness", STALENESS)
+        self._failures = asker.rows("failures by step", FAILURES)
+        self._kinds = kinds
+        for row in self.steps:
+            groups = row["num_groups"]
+            row["flat_share"] = (row["num_flat_groups"] or 0) / groups if groups else None
+
+    def charts(self) -> list[Chart]:
+        """Every picture of training, empty ones too."""
+        return [
+            self._by_step("reward", "Reward", "mean over turns", {"reward": "reward"}),
+            self._by_step(
+                "pass-rate", "Pass rate", "share",
+                {"pass_rate": "first turn", "pass_rate_multi": "any turn",
+                 "compile_rate": "first turn compiles"},
+                is_share=True,
+            ),
+            self._by_step(
+                "speedup", "Speed-up of correct kernels", "times as fast",
+                {"speedup": "mean", "best_speedup": "best"}, highest=("best_speedup",),
+            ),
+            self._by_step("length", "Length", "tokens an answer", {"completion_tokens": "mean"}),
+            self._by_step(
+                "waste", "Without a signal", "share",
+                {"flat_share": "flat groups", "truncated_share": "truncated answers"},
+                is_share=True,
+                note="Flat: all siblings earned the same, so that the group teaches nothing.",
+            ),
+            self._metric("kl", "KL", "nats a token", self._keys_like("train/kl")),
+            self._metric("entropy", "Entropy", "nats a token", {"train/entropy/mean": "mean"}),
+            self._lines(
+                self._staleness, "staleness", "Staleness", "steps",
+                {"mean_age": "mean", "highest_age": "oldest"}, highest=("highest_age",),
+                note="Steps from the weights that a sample came from to those it trained.",
+            ),
+            self._metric("loss", "Loss", "loss", {"train/loss/mean": ""}, kinds=("grpo",)),
+            self._metric("sft-loss", "SFT loss", "loss", {"train/loss/mean": ""}, kinds=("sft",)),
+            self._metric(
+                "sft-accuracy", "SFT token accuracy", "share",
+                {"train/token_accuracy/mean": ""}, is_share=True,
+            ),
+            self._metric(
+                "grad-norm", "Gradient norm", "norm", {"train/grad_norm/value": ""},
+                kinds=("grpo",),
+            ),
+            self._metric(
+                "sft-grad-norm", "SFT gradient norm", "norm", {"train/grad_norm/value": ""},
+                kinds=("sft",),
+            ),
+        ]  # fmt: skip
+
+    def failure_chart(self) -> Chart:
+        """Turns of training by status, correct ones included, as shares of each step."""
+        played = {(row["stage"], row["step"]): row["num_turns"] for row in self.steps}
+        places = list(played)
+        shares: dict[str, dict[tuple[int, int], float]] = defaultdict(dict)
+        for row in self._failures:
+            place = row["stage"], row["step"]
+            if place in played:
+                shares[row["status"]][place] = row["num_turns"] / played[place]
+        order = sorted(shares, key=lambda name: -sum(shares[name].values()))
+        failed = {name: [shares[name].get(place, 0.0) for place in places] for name in order}
+        correct = [max(0.0, 1.0 - sum(column)) for column in zip(*failed.values(), strict=True)]
+        if not failed:
+            correct = [1.0] * len(places)
+        is_one_stage = len({stage for stage, _ in places}) <= 1
+        xs = [place[1] if is_one_stage else i + 1 for i, place in enumerate(places)]
+        lines = [
+            make_line(label(name), list(zip(xs, column, strict=True)))
+            for name, column in [("correct", correct), *failed.items()]
+        ]
+        return Chart(
+            name="failures", title="What became of the turns",
+            x_label="step" if is_one_stage else "step of all stages", y_label="share of turns",
+            kind=Kind.STACK, lines=tuple(lines) if len(places) > 1 else (), is_share=True,
+        )  # fmt: skip
+
+    def _by_step(
+        self, name: str, title: str, y_label: str, columns: dict[str, str], **more: Any
+    ) -> Chart:
+        return self._lines(self.steps, name, title, y_label, columns, **more)
+
+    def _metric(
+        self, name: str, title: str, y_label: str, keys: dict[str, str], *,
+        kinds: Sequence[str] = (), **more: Any,
+    ) -> Chart:  # fmt: skip
+        """Of stages of these kinds, or of all."""
+        rows = [
+            {"stage": row["stage"], "step": row["step"], row["key"]: row["value"]}
+            for row in self._metrics
+            if row["key"] in keys and (not kinds or self._kind(row["stage"]) in kinds)
+        ]
+        return self._lines(rows, name, title, y_label, keys, **more)
+
+    def _keys_like(self, prefix: str) -> dict[str, str]:
+        """Metric to label: `train/kl_behaviour/mean` is `behaviour`."""
+        keys = sorted({r["key"] for r in self._metrics if r["key"].startswith(prefix)})
+        return {key: key[len(prefix) :].strip("_/").split("/")[0] or "mean" for key in keys}
+
+    def _lines(
+        self, rows: Rows, name: str, title: str, y_label: str, columns: dict[str, str], *,
+        is_share: bool = False, highest: Sequence[str] = (), note: str = "",
+    ) -> Chart:  # fmt: skip
+        stages = list(dict.fromkeys(row["stage"] for row in rows))
+        lines: list[Line] = []
+        for stage in stages:
+            for column, words in columns.items():
+                reduce: Callable[[Sequence[float]], float] = max if column in highest else mean
+                points = [
+                    (row["step"], row[column])
+                    for row in rows
+                    if row["stage"] == stage and column in row
+                ]
+                lines.append(make_line(self._name(stages, stage, words), points, reduce=reduce))
+        return Chart(
+            name=name, title=title, x_label="step", y_label=y_label,
+            lines=tuple(line for line in lines if line.points), is_share=is_share, note=note,
+        )  # fmt: skip
+
+    def _kind(self, stage: int) -> str:
+        return self._kinds[stage] if 0 <= stage < len(self._kinds) else "stage"
+
+    def _name(self, stages: Sequence[int], stage: int, words: str) -> str:
+        """`mean`; of several stages `grpo-3 mean`."""
+        place = f"{self._kind(stage)}-{stage}"
+        if not words:
+            return label(place)
+        return label(words if len(stages) == 1 else f"{place} {words}")

@@ -1,0 +1,148 @@
+"""Facts as one HTML page. Text of models and candidates is shown, never obeyed.
+
+Every value goes through `printable` and jinja2's escaping; only pictures, highlighted code and our
+style sheet are passed as they are. The page has no script and asks no network, and its
+Content-Security-Policy says so to the browser.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+from pygments import highlight
+from pygments.formatters.html import HtmlFormatter
+from pygments.lexers import get_lexer_by_name
+from pygments.styles import get_style_by_name
+
+from forge.views.report.draw import GRID, INK, PAPER, SERIES, draw_svg
+from forge.views.report.inline import inline_svg
+from forge.views.report.tables import describe, tables
+from forge.views.terminal import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from forge.views.report.charts import Chart
+    from forge.views.report.facts import Facts
+
+LONGEST_CODE = 20_000
+"""Characters of one source: a lexer's time must have an end."""
+COLORS = {INK: "var(--ink)", GRID: "var(--line)", PAPER: "var(--paper)"} | {
+    color: f"var(--s{index})" for index, color in enumerate(SERIES)
+}
+CONTENTS = (
+    ("summary", "Summary"),
+    ("evaluations-part", "Evaluations"),
+    ("training", "Training"),
+    ("failures-part", "Failures"),
+    ("kernels", "Best kernels"),
+    ("time", "Time"),
+    ("events", "What happened"),
+    ("config", "What was run"),
+)
+_LIGHT, _DARK = "default", "github-dark"
+
+
+def render_page(facts: Facts, *, name: str, svgs: Mapping[str, str]) -> str:
+    """The whole document.
+
+    Args:
+        svgs: a document of `draw_svg` by the name of each chart of the facts.
+    """
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, finalize=_shown, trim_blocks=True
+    )
+    template = environment.from_string(_read("page.html.jinja"))
+
+    def pictures(charts: list[Chart]) -> list[dict[str, Any]]:
+        return [_picture(chart, svgs[chart.name]) for chart in charts if not chart.is_empty]
+
+    return template.render(
+        name=name,
+        css=Markup(_read("page.css") + _code_css()),
+        contents=CONTENTS,
+        measured=pictures(facts.measured),
+        trained=pictures(facts.trained),
+        failures=pictures([facts.failures]),
+        timed=pictures(facts.timed),
+        missing=facts.missing,
+        state=facts.state,
+        codes=[_code(kernel) for kernel in facts.kernels if kernel["code"]],
+        config=_highlight(facts.config, "toml"),
+        diff=_highlight(facts.attempts[-1]["code_diff"], "diff") if facts.attempts else "",
+        **describe(facts),
+        **tables(facts),
+    )
+
+
+def _shown(value: Any) -> Any:
+    """What jinja2 asks for each value that is put out: control characters are made visible."""
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    return printable(value)
+
+
+def _picture(chart: Chart, document: str) -> dict[str, Any]:
+    svg = inline_svg(
+        document, name=chart.name, title=chart.title, description=chart.describe(), colors=COLORS
+    )
+    head, rows = chart.table()
+    return {
+        "name": chart.name,
+        "title": chart.title,
+        "note": chart.note,
+        "svg": Markup(svg),
+        "head": head,
+        "rows": rows,
+        "num_left_out": chart.num_rows - len(rows),
+    }
+
+
+def _code(kernel: dict[str, Any]) -> dict[str, Any]:
+    if kernel["speedup"] is None:
+        speed = f"{kernel['num_launches']} launch(es), {kernel['num_characters']:,} characters"
+    else:
+        speed = f"{kernel['speedup']:.2f} times as fast, {kernel['candidate_us']:.1f} µs"
+    left_out = len(kernel["code"]) - LONGEST_CODE
+    return {
+        "title": f"{kernel['rank']}. {kernel['problem_id']}: {speed} ({kernel['turn_id']})",
+        "code": _highlight(kernel["code"], "python"),
+        "note": f"{left_out:,} characters more are in the store." if left_out > 0 else "",
+    }
+
+
+def _highlight(text: str | None, language: str) -> Markup | str:
+    """The text with spans for its parts, escaped by pygments; empty for no text."""
+    if not text:
+        return ""
+    lexer = get_lexer_by_name(language, stripnl=False)
+    formatter = HtmlFormatter(nowrap=True, classprefix="h-")
+    return Markup(highlight(printable(text[:LONGEST_CODE]), lexer, formatter))
+
+
+@cache
+def _code_css() -> str:
+    light, dark = (
+        "\n".join(
+            line
+            for line in HtmlFormatter(style=get_style_by_name(style), classprefix="h-")
+            .get_style_defs(".code")
+            .splitlines()
+            if line.startswith(".code .")
+        )
+        for style in (_LIGHT, _DARK)
+    )
+    return f"{light}\n@media screen and (prefers-color-scheme: dark) {{\n{dark}\n}}\n"
+
+
+def _read(name: str) -> str:
+    return files("forge.views.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def draw_all(charts: list[Chart]) -> dict[str, str]:
+    """Name to SVG document."""
+    return {chart.name: draw_svg(chart) for chart in charts}

@@ -1,0 +1,115 @@
+"""Where the time went: idle shares, a step's parts, the judges' phases, the slowest steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forge.views.report.asking import Asker, label
+from forge.views.report.charts import Chart, Kind, Line, make_line
+
+IDLE = """
+SELECT stage, step, role, idle_share FROM v_idle WHERE step_s > 0 ORDER BY stage, step, role
+"""
+
+IDLE_TOTAL = """
+SELECT role, sum(idle_s) AS idle_s, sum(step_s) AS step_s, sum(idle_s) / sum(step_s) AS idle_share
+FROM v_idle GROUP BY role ORDER BY role
+"""
+
+PHASES = """
+SELECT phase, sum(num_turns) AS num_turns, sum(total_s) AS total_s,
+    sum(total_s) / sum(num_turns) AS mean_s, max(max_s) AS max_s
+FROM v_phases GROUP BY phase ORDER BY total_s DESC LIMIT 20
+"""
+
+STEP_PARTS = {
+    "step/wall/seconds": "whole step",
+    "train/step/seconds": "trainer steps",
+    "train/wait/seconds": "trainer waits for a batch",
+    "train/publish_wait/seconds": "trainer waits for a publish",
+    "weights/publish/seconds": "weights to the replicas",
+}
+"""Metric to what it is."""
+
+STEP_SECONDS = f"""
+SELECT stage, step, key, value FROM v_metrics
+WHERE key IN ({", ".join(f"'{key}'" for key in STEP_PARTS)}) AND value IS NOT NULL
+ORDER BY stage, step
+"""
+
+STAGES = """
+SELECT message, json_extract(data, '$.stage') AS stage, json_extract(data, '$.seconds') AS seconds
+FROM v_events WHERE kind = 'stage_end' ORDER BY event_id LIMIT 100
+"""
+
+NUM_SLOWEST = 8
+
+
+class TimeSpent:
+    """Seconds of a run, by who and by what."""
+
+    def __init__(self, asker: Asker) -> None:
+        self.idle = asker.rows("idle shares", IDLE_TOTAL)
+        self._idle_by_step = asker.rows("idle shares by step", IDLE)
+        self.phases = asker.rows("phases of judging", PHASES)
+        self.stages = asker.rows("time by stage", STAGES)
+        seconds = asker.rows("seconds by step", STEP_SECONDS)
+        self._steps: dict[tuple[int, int], dict[str, float]] = {}
+        for row in seconds:
+            self._steps.setdefault((row["stage"], row["step"]), {})[row["key"]] = row["value"]
+
+    def slowest(self) -> list[dict[str, Any]]:
+        """The steps that took longest, with their parts in seconds."""
+        wall = "step/wall/seconds"
+        timed = [(place, parts) for place, parts in self._steps.items() if wall in parts]
+        timed.sort(key=lambda item: (-item[1][wall], item[0]))
+        return [
+            {"stage": stage, "step": step} | {name: parts.get(key) for key, name in _NAMES}
+            for (stage, step), parts in timed[:NUM_SLOWEST]
+        ]
+
+    def charts(self) -> list[Chart]:
+        """Every picture of time, empty ones too."""
+        return [self._idle_chart(), self._step_chart(), self._phase_chart()]
+
+    def _idle_chart(self) -> Chart:
+        stage = max((row["stage"] for row in self._idle_by_step), default=None)
+        rows = [row for row in self._idle_by_step if row["stage"] == stage]
+        roles = sorted({row["role"] for row in rows})
+        lines = [
+            make_line(
+                label(role),
+                [(row["step"], row["idle_share"]) for row in rows if row["role"] == role],
+            )
+            for role in roles
+        ]
+        return Chart(
+            name="idle", title="Idle share", x_label=f"step of stage {stage}",
+            y_label="share of the step", lines=tuple(lines), is_share=True,
+            note="A replica or judge is idle without a request, the trainer while it waits for a "
+            "batch.",
+        )  # fmt: skip
+
+    def _step_chart(self) -> Chart:
+        stage = max((place[0] for place in self._steps), default=None)
+        places = [place for place in self._steps if place[0] == stage]
+        lines = [
+            make_line(name, [(step, self._steps[stage, step].get(key)) for stage, step in places])
+            for key, name in _NAMES
+        ]
+        return Chart(
+            name="step-time", title="Seconds a step", x_label=f"step of stage {stage}",
+            y_label="seconds", lines=tuple(line for line in lines if line.points),
+        )  # fmt: skip
+
+    def _phase_chart(self) -> Chart:
+        names = tuple(label(row["phase"]) for row in self.phases)
+        seconds = [row["total_s"] for row in self.phases]
+        return Chart(
+            name="phases", title="Slowest phases of judging", x_label="phase",
+            y_label="seconds, all judges together", kind=Kind.BARS, names=names,
+            lines=(Line(label="seconds", x=list(range(len(names))), y=seconds),),
+        )  # fmt: skip
+
+
+_NAMES = tuple(STEP_PARTS.items())

@@ -1,0 +1,267 @@
+"""The words, figures and tables of a report, as lists of strings. Pure; `page` puts them out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from forge.views.report.charts import number
+from forge.views.report.facts import MOST_CODES, MOST_EVENTS, MOST_KERNELS, unpack, when
+from forge.views.report.spent import STEP_PARTS
+from forge.views.terminal import percent
+
+if TYPE_CHECKING:
+    from forge.views.report.facts import Facts
+
+Table = tuple[list[str], list[list[str]]]
+"""Head and rows."""
+
+
+def describe(facts: Facts) -> dict[str, Any]:
+    """Headline, what it is about, the cards with the figures, and what the kernels' list is of."""
+    seconds = facts.seconds
+    words = [f"{len(facts.attempts)} attempts"] if len(facts.attempts) > 1 else []
+    words += [f"took {clock(seconds)}"] if seconds is not None else []
+    kinds = " → ".join(str(each.get("kind")) for each in facts.stages)
+    about = [
+        f"stages: {kinds}" if kinds else "",
+        f"last row {when(facts.last_row_at)} UTC" if facts.last_row_at else "",
+        f"forge {facts.run.get('forge_version', '?')}",
+    ]
+    last = facts.attempts[-1] if facts.attempts else {}
+    reason = last.get("reason")
+    why = f": {reason}" if reason and facts.state in ("failed", "stopped") else ""
+    return {
+        "headline": ", ".join([f"{facts.state}{why}", *words]),
+        "about": "; ".join(part for part in about if part),
+        "cards": [each for each in _cards(facts) if each is not None],
+        "kernels_about": f", at most {MOST_KERNELS} of them; {MOST_CODES} with their code"
+        if len(facts.kernels) > MOST_CODES
+        else "",
+    }
+
+
+def tables(facts: Facts) -> dict[str, Table | None]:
+    """Every table of the page by its name there; None for one without a row."""
+    every = {
+        "evaluations": _evaluations(facts),
+        "parts": _parts(facts),
+        "reasons": _reasons(facts),
+        "kernels": _kernels(facts),
+        "idle": _idle(facts),
+        "stages": _stages(facts),
+        "phases": _phases(facts),
+        "slowest": _slowest(facts),
+        "attempts": _attempts(facts),
+        "events": _events(facts),
+        "processes": _processes(facts),
+        "machine": _machine(facts),
+    }
+    return {name: _without_gaps(table) if table[1] else None for name, table in every.items()}
+
+
+def _without_gaps(table: Table) -> Table:
+    """Columns that hold nothing but dashes are left out: times, where nothing was timed."""
+    head, rows = table
+    kept = [i for i in range(len(head)) if any(row[i] != "–" for row in rows)]
+    return [head[i] for i in kept], [[row[i] for i in kept] for row in rows]
+
+
+def clock(seconds: float | None) -> str:
+    """`6:23`, or `1:06:23`."""
+    if seconds is None:
+        return "–"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def _card(title: str, figure: str, about: str) -> dict[str, str]:
+    return {"title": title, "figure": figure, "about": about}
+
+
+def _cards(facts: Facts) -> list[dict[str, str] | None]:
+    return [
+        _pass_card(facts),
+        _speed_card(facts),
+        _solved_card(facts),
+        _reward_card(facts),
+        _card("Rollouts", f"{facts.num_rollouts:,}", f"{facts.num_turns:,} turns judged"),
+        _card("Time", clock(facts.seconds), f"{len(facts.training.steps):,} steps of GRPO")
+        if facts.attempts
+        else None,
+    ]
+
+
+def _pass_card(facts: Facts) -> dict[str, str] | None:
+    if not facts.evaluations:
+        return None
+    first, last = facts.evaluations[0], facts.evaluations[-1]
+    about = f"{last['stage']}, 95 %: {percent(last['ci_low'])} to {percent(last['ci_high'])}"
+    if len(facts.evaluations) > 1:
+        about += f"; {percent(first['pass_at_1'])} in {first['stage']}"
+    return _card("pass@1", percent(last["pass_at_1"]), about)
+
+
+def _speed_card(facts: Facts) -> dict[str, str] | None:
+    best = next((row for row in facts.kernels if row["speedup"] is not None), None)
+    if best is None:
+        return None
+    about = f"{best['problem_id']}, at least {best['speedup_low']:.2f}"
+    return _card("Best speed-up", f"{best['speedup']:.2f}×", about)
+
+
+def _solved_card(facts: Facts) -> dict[str, str] | None:
+    row = next((row for row in facts.problems if row["purpose"] == "train"), None)
+    if row is None:
+        return None
+    share = percent(row["num_solved"] / row["num_problems"])
+    solved = f"{row['num_solved']:,} of {row['num_problems']:,}"
+    return _card("Training problems solved", solved, f"{share}, at least once")
+
+
+def _reward_card(facts: Facts) -> dict[str, str] | None:
+    rewards = [row for row in facts.training.steps if row["reward"] is not None]
+    if not rewards:
+        return None
+    first, last = rewards[0], rewards[-1]
+    about = f"step {last['step']}; {number(first['reward'])} at step {first['step']}"
+    return _card("Reward", number(last["reward"]), about)
+
+
+def _evaluations(facts: Facts) -> Table:
+    head = ["evaluation", "step", "policy", "problems × samples", "pass@1", "95 %", "greedy"]
+    head += ["any turn", "compiles"]
+    return head, [
+        [
+            row["stage"],
+            str(row["step"]),
+            str(row["policy_version"]),
+            f"{row['num_problems']} × {row['num_samples']}",
+            percent(row["pass_at_1"]),
+            f"{percent(row['ci_low'])} to {percent(row['ci_high'])}",
+            percent(row["pass_at_1_greedy"]),
+            percent(row["pass_at_1_multi"]),
+            percent(row["compile_rate"]),
+        ]
+        for row in facts.evaluations
+    ]
+
+
+def _parts(facts: Facts) -> Table:
+    return ["by", "name", "first turns", "pass@1", "compiles"], [
+        [row["part"], row["name"], str(row["num"]), percent(row["pass_at_1"]),
+         percent(row["compile_rate"])]
+        for row in facts.parts
+    ]  # fmt: skip
+
+
+def _reasons(facts: Facts) -> Table:
+    return ["in", "status", "reason", "turns", "example"], [
+        [row["purpose"], row["status"], row["reason"], f"{row['num_turns']:,}", row["example"]]
+        for row in facts.reasons
+    ]
+
+
+def _kernels(facts: Facts) -> Table:
+    head = ["", "problem", "family", "level", "speed-up", "at least", "µs", "baseline µs"]
+    head += ["launches", "turn", "policy"]
+    return head, [
+        [
+            str(row["rank"]),
+            row["problem_id"],
+            row["family"] or "–",
+            str(row["level"]),
+            _digits(row["speedup"], 2),
+            _digits(row["speedup_low"], 2),
+            _digits(row["candidate_us"], 1),
+            _digits(row["baseline_us"], 1),
+            str(row["num_launches"]),
+            row["turn_id"],
+            str(row["policy_version"]),
+        ]
+        for row in facts.kernels
+    ]
+
+
+def _digits(value: float | None, places: int) -> str:
+    return "–" if value is None else f"{value:,.{places}f}"
+
+
+def _idle(facts: Facts) -> Table:
+    return ["role", "idle", "of"], [
+        [row["role"], percent(row["idle_share"]), f"{clock(row['step_s'])} of steps"]
+        for row in facts.spent.idle
+    ]
+
+
+def _stages(facts: Facts) -> Table:
+    return ["stage", "time"], [
+        [str(row["message"]).partition(":")[0], clock(row["seconds"])] for row in facts.spent.stages
+    ]
+
+
+def _phases(facts: Facts) -> Table:
+    return ["phase", "seconds", "turns", "mean s", "longest s"], [
+        [row["phase"], f"{row['total_s']:,.1f}", f"{row['num_turns']:,}", f"{row['mean_s']:.4f}",
+         f"{row['max_s']:.3f}"]
+        for row in facts.spent.phases
+    ]  # fmt: skip
+
+
+def _slowest(facts: Facts) -> Table:
+    names = list(STEP_PARTS.values())
+    return ["stage", "step", *names], [
+        [str(row["stage"]), str(row["step"]), *(_digits(row[name], 2) for name in names)]
+        for row in facts.spent.slowest()
+    ]
+
+
+def _attempts(facts: Facts) -> Table:
+    return ["attempt", "began (UTC)", "ended", "exit", "reason"], [
+        [str(row["attempt"]), when(row["started_at"]), when(row["ended_at"]),
+         "–" if row["exit_code"] is None else str(row["exit_code"]), row["reason"] or "–"]
+        for row in facts.attempts
+    ]  # fmt: skip
+
+
+def _events(facts: Facts) -> Table:
+    rows = [
+        [when(row["at"]), str(row["attempt"] or "–"), row["kind"], row["message"]]
+        for row in facts.events
+    ]
+    if len(rows) == MOST_EVENTS:
+        rows.insert(
+            0, ["…", "", "", f"earlier ones are in the store; these are the last {MOST_EVENTS}"]
+        )
+    return ["time (UTC)", "attempt", "kind", "what"], rows
+
+
+def _processes(facts: Facts) -> Table:
+    return ["attempt", "name", "devices", "began (UTC)", "lived", "ended"], [
+        [str(row["attempt"]), row["name"], row["devices"] or "–", row["started"] or "–",
+         clock(row["lived_s"]), row["reason"]]
+        for row in facts.processes
+    ]  # fmt: skip
+
+
+def _machine(facts: Facts) -> Table:
+    """The last attempt's: it may have been resumed elsewhere."""
+    if not facts.attempts:
+        return [], []
+    last = facts.attempts[-1]
+    machine, versions = unpack(last["machine"]), unpack(last["versions"])
+    gpus = machine.get("gpus") or []
+    rows = [
+        ["commit", last["code_commit"] or "outside a checkout"],
+        ["seed", str(last["seed"])],
+        *([key, _value(value)] for key, value in machine.items() if key != "gpus"),
+        ["GPUs", "; ".join(_value(gpu) for gpu in gpus) or "none"],
+        ["versions", ", ".join(f"{name} {version}" for name, version in versions.items())],
+    ]
+    return ["", "last attempt"], rows
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {each}" for key, each in value.items())
+    return f"{value:,}" if isinstance(value, int) else str(value)

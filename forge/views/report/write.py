@@ -1,0 +1,73 @@
+"""Making the report: ask the run, draw, put the page where it belongs, whole or not at all."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import TYPE_CHECKING
+
+from forge.errors import ConfigError, MachineError
+from forge.store.layout import write_file
+from forge.store.reader import open_run
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from forge.store.layout import RunPaths
+    from forge.views.report.facts import Facts
+
+FILE_NAME = "report.html"
+
+
+def write_report(paths: RunPaths, *, out: Path | None = None, plots: Path | None = None) -> Path:
+    """Writes the report of a run and returns where it is: `report.html` in the run's directory,
+    or `out`.
+
+    A run that lives is reported as of now, one that crashed as of its last row; what it lacks is
+    listed in the report. Raises ConfigError where the run cannot be read, MachineError where the
+    files cannot be written.
+
+    Args:
+        plots: a directory that gets each picture as SVG and PNG; made if absent.
+    """
+    from forge.views.report.asking import Asker
+    from forge.views.report.facts import Facts
+    from forge.views.report.page import draw_all, render_page
+
+    target = out or paths.root / FILE_NAME
+    if target.is_dir():
+        raise ConfigError(f"--out {target}: is a directory; the file to write")
+    try:
+        with open_run(paths) as reader:
+            facts = Facts(Asker(reader))
+    except sqlite3.Error as error:  # half copied, or not what the tables should be
+        raise ConfigError(f"{paths.run_db}: cannot be read: {error}") from error
+    svgs = draw_all(facts.charts)
+    page = render_page(facts, name=paths.name, svgs=svgs)
+    _write(target, page)
+    if plots is not None:
+        _write_plots(plots, facts, svgs)
+    return target
+
+
+def _write(target: Path, page: str) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_file(target, page)
+    except OSError as error:
+        why = error.strerror or error
+        words = f"{target}: cannot be written: {why}; --out names another file"
+        raise MachineError(words) from error
+
+
+def _write_plots(folder: Path, facts: Facts, svgs: Mapping[str, str]) -> None:
+    from forge.views.report.draw import draw_png
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for chart in facts.charts:
+            (folder / f"{chart.name}.svg").write_text(svgs[chart.name], encoding="utf-8")
+            (folder / f"{chart.name}.png").write_bytes(draw_png(chart))
+    except OSError as error:
+        why = error.strerror or error
+        raise MachineError(f"--plots {folder}: cannot be written: {why}") from error

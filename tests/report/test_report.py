@@ -1,0 +1,285 @@
+"""`forge report`: one file with everything in it, for whole, partial, broken and hostile runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from html.parser import HTMLParser
+from pathlib import Path
+
+import anyio
+import pytest
+
+from forge.cli import run_command
+from forge.errors import ConfigError, MachineError
+from forge.records import AttemptEnd, Event, Purpose, Status
+from forge.store.layout import RunPaths, open_run_lock
+from forge.views.report import write_report
+from forge.views.show import show_run
+from tests.report.hostile import EVIL, write_hostile_run
+from tests.store.storefactory import (
+    attempt,
+    evaluation,
+    group,
+    problem,
+    small_run,
+    timing,
+    write_run,
+)
+
+TAGS = frozenset(
+    re.findall(
+        r"\w+",
+        "html head meta link title style body header h1 h2 h3 p nav ol li a main section dl div dt "
+        "dd strong ul table thead tbody tr th td figure figcaption details summary pre code span "
+        "svg desc g defs path use text clippath rect pattern",
+    )
+)
+"""All that a page is made of."""
+
+
+class Elements(HTMLParser):
+    """Tags with their attributes, and the words between them."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words = ""
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+
+def make(root: Path, records: list, *, texts: str = "plain") -> RunPaths:
+    anyio.run(lambda: write_run(root, records, texts=texts))
+    return RunPaths(root)
+
+
+def page_of(paths: RunPaths) -> str:
+    return write_report(paths).read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def canned_page(canned_template: RunPaths, tmp_path_factory: pytest.TempPathFactory) -> str:
+    out = tmp_path_factory.mktemp("report") / "report.html"
+    return write_report(canned_template, out=out).read_text(encoding="utf-8")
+
+
+def missing(page: str) -> str:
+    """What the page says it has not."""
+    found = re.search(r'<div class="missing">(.*?)</div>', page, flags=re.DOTALL)
+    return found[1] if found else ""
+
+
+def test_the_quickstart_has_every_part(canned_page: str) -> None:
+    page = canned_page
+    names = re.findall(r'<figure id="([a-z-]+)">', page)
+    assert names == [
+        "evaluations", "pass-at-k", "reward", "pass-rate", "length", "waste", "kl", "entropy",
+        "staleness", "loss", "sft-loss", "sft-accuracy", "grad-norm", "sft-grad-norm", "failures",
+        "idle", "step-time", "phases",
+    ]  # fmt: skip
+    assert page.count("<svg ") == len(names)
+    for anchor in re.findall(r'<li><a href="#([a-z-]+)">', page):
+        assert f'<section id="{anchor}">' in page
+    assert "tl.load" in Elements(page).words
+    assert "no speed-up: nothing was timed" in missing(page)
+    assert "learning_rate" in Elements(page).words  # the resolved experiment
+
+
+def test_figures_are_those_of_forge_show(canned_page: str, canned_template: RunPaths) -> None:
+    last = show_run(canned_template)["evaluations"][-1]
+    assert f'<dd class="figure">{100 * last["pass_at_1"]:.1f} %</dd>' in canned_page
+
+
+def test_a_page_asks_no_network_and_has_no_script(canned_page: str) -> None:
+    elements = Elements(canned_page)
+    assert {tag for tag, _ in elements.tags} <= TAGS
+    for _, attributes in elements.tags:
+        assert not [name for name in attributes if name.startswith("on") or name == "src"]
+        assert (attributes.get("href") or "#").startswith(("#", "data:,"))
+    policy = next(a["content"] for _, a in elements.tags if a.get("http-equiv"))
+    assert policy is not None
+    assert policy.startswith("default-src 'none'; ")
+
+
+def test_ids_of_a_page_are_unique(canned_page: str) -> None:
+    ids = [a["id"] for _, a in Elements(canned_page).tags if "id" in a]
+    assert len(ids) == len(set(ids)) > 100
+
+
+def test_every_picture_has_a_title_words_and_a_table(canned_page: str) -> None:
+    figures = re.findall(r"<figure .*?</figure>", canned_page, flags=re.DOTALL)
+    for figure in figures:
+        assert re.search(r'<svg [^>]*role="img"[^>]*aria-labelledby="([\w-]+) \1'[:-2], figure)
+        assert re.search(r"<title id=[^>]+>[^<]+</title>\s*<desc id=[^>]+>[^<]{20,}</desc>", figure)
+        assert re.search(r"<summary>Numbers</summary>.*<td>", figure, flags=re.DOTALL)
+
+
+def test_the_same_store_gives_the_same_bytes_in_any_process(tmp_path: Path) -> None:
+    paths = make(tmp_path / "s-1", small_run())
+    here = write_report(paths, out=tmp_path / "a.html", plots=tmp_path / "a")
+    argv = [sys.executable, "-m", "forge.cli", "report", str(paths.root)]
+    argv += ["--out", str(tmp_path / "b.html"), "--plots", str(tmp_path / "b"), "--json"]
+    env = {**os.environ, "PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo"}
+    ran = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=True)
+    there = Path(json.loads(ran.stdout)["report"])
+    assert here.read_bytes() == there.read_bytes()
+    pictures = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert len(pictures) == 2 * here.read_text(encoding="utf-8").count("<svg ")
+    assert {path.split(".")[1] for path in pictures} == {"svg", "png"}
+    for name in pictures:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
+
+
+def test_hostile_text_is_shown_and_never_obeyed(tmp_path: Path) -> None:
+    page = page_of(write_hostile_run(tmp_path / "evil-1"))
+    elements = Elements(page)
+    assert {tag for tag, _ in elements.tags} <= TAGS
+    for _, attributes in elements.tags:
+        assert not [name for name in attributes if name.startswith("on") or name == "src"]
+        assert "owned" not in (attributes.get("style") or "")
+    assert elements.words.count("<script>window.owned=1</script>") > 10
+    assert "{{ 7*7 }}" in elements.words
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", page)
+    style = re.findall(r"<style>(.*?)</style>", page, flags=re.DOTALL)
+    assert len(style) == 1
+    assert "display:none" not in style[0]
+
+
+def test_every_part_of_a_hostile_run_is_there(tmp_path: Path) -> None:
+    page = page_of(write_hostile_run(tmp_path / "evil-1"))
+    names = set(re.findall(r'<figure id="([a-z-]+)">', page))
+    assert {"evaluations", "reward", "failures", "idle", "phases", "kl", "speedup"} <= names
+
+
+def test_timed_kernels_have_times_and_speed_ups(tmp_path: Path) -> None:
+    groups = [
+        group(i, [[Status.CORRECT], [Status.WRONG]], step=i, speed=timing(float(i)))
+        for i in (1, 2, 3)
+    ]
+    evals = [
+        group(9, [[Status.CORRECT]] * 2, purpose=Purpose.EVAL, stage=0, step=0, speed=timing(1.7))
+    ]
+    run = [attempt(), problem(), *evals, evaluation(), *groups]
+    page = page_of(make(tmp_path / "t-1", run))
+    assert '<dd class="figure">3.00×</dd><dd class="about">softmax-0000, at least 2.70</dd>' in page
+    assert '<figure id="speedup">' in page
+    assert '<figure id="fast-p">' in page
+    assert "<td>33.3</td><td>100.0</td>" in page  # candidate and baseline, µs
+
+
+@pytest.mark.parametrize("texts", ["plain", "zstd"])
+def test_a_run_before_its_first_turn_says_what_is_missing(tmp_path: Path, texts: str) -> None:
+    page = page_of(make(tmp_path / "new-1", [attempt()], texts=texts))
+    for words in ("no turn", "no evaluation yet", "no step of reinforcement learning yet"):
+        assert words in missing(page)
+    assert "<svg" not in page
+
+
+def test_an_evaluation_alone_makes_a_report(tmp_path: Path) -> None:
+    played = group(0, [[Status.CORRECT]], purpose=Purpose.EVAL, stage=0, step=0)
+    ended = AttemptEnd(attempt=1, ended_at=1_005.0, exit_code=0, reason="done")
+    page = page_of(make(tmp_path / "e-1", [attempt(), problem(), played, evaluation(), ended]))
+    assert '<figure id="evaluations">' in page
+    assert "no step of reinforcement learning" in missing(page)
+    assert "took 0:05" in page
+
+
+def test_a_killed_run_is_reported_up_to_its_last_row(tmp_path: Path) -> None:
+    records = [r for r in small_run() if not isinstance(r, AttemptEnd)]
+    last = Event(at=1_061.0, kind="last", message="words")
+    page = page_of(make(tmp_path / "k-1", [*records, last]))
+    assert "killed" in missing(page)
+    assert "killed, took " in page
+
+
+def test_a_living_run_is_reported_as_running(tmp_path: Path) -> None:
+    paths = make(tmp_path / "l-1", small_run()[:-1])
+    with open_run_lock(paths):
+        page = page_of(paths)
+    assert ">running, took" in page
+
+
+def test_an_older_schema_loses_only_what_it_lacks(canned_run: RunPaths) -> None:
+    with closing(sqlite3.connect(canned_run.run_db, isolation_level=None)) as connection:
+        connection.execute("DROP VIEW v_phases")
+        connection.execute("DROP VIEW v_pass_at_k")
+    page = page_of(canned_run)
+    assert "phases of judging: not readable in this run: no such table: v_phases" in missing(page)
+    assert "pass@k: not readable" in missing(page)
+    assert '<figure id="reward">' in page
+
+
+def test_a_newer_schema_is_refused_in_one_line(
+    canned_run: RunPaths, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with closing(sqlite3.connect(canned_run.run_db, isolation_level=None)) as connection:
+        connection.execute("PRAGMA user_version = 999")
+    assert run_command(["report", str(canned_run.root)]) == 2
+    said = capsys.readouterr().err
+    assert "schema 999 is newer" in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.7, 0.95])
+def test_a_half_copied_run_is_reported_or_refused_in_words(
+    canned_run: RunPaths, share: float
+) -> None:
+    whole = canned_run.run_db.read_bytes()
+    canned_run.run_db.write_bytes(whole[: int(share * len(whole))])
+    for name in ("run.db-wal", "run.db-shm"):
+        (canned_run.root / name).unlink(missing_ok=True)
+    try:
+        said = missing(page_of(canned_run))
+    except ConfigError as error:
+        said = str(error)
+    assert re.search("cannot be read|not readable in this run", said)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"out": Path("/dev/null/x.html")}, MachineError, "cannot be written"),
+        ({"plots": Path("/dev/null/x")}, MachineError, "--plots"),
+        ({"out": Path("/tmp")}, ConfigError, "is a directory"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_named(
+    tmp_path: Path, options: dict, error: type[Exception], words: str
+) -> None:
+    paths = make(tmp_path / "w-1", small_run())
+    with pytest.raises(error, match=words):
+        write_report(paths, **options)
+
+
+def test_the_command_says_where_the_report_is(
+    canned_run: RunPaths, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["report", "quickstart", "--store", str(canned_run.root.parent)]
+    assert run_command(argv) == 0
+    assert capsys.readouterr().out == f"{canned_run.root}/report.html\n"
+    assert (canned_run.root / "report.html").is_file()
+
+
+def test_help_and_import_load_no_matplotlib() -> None:
+    code = "import sys, forge, forge.cli, forge.views.report; print('matplotlib' in sys.modules)"
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert ran.stdout == "False\n"
+
+
+def test_evil_is_what_it_should_be() -> None:
+    assert "\x1b" in EVIL
+    assert "\u202e" in EVIL
