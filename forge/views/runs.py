@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 def load_runs(store_dir: Path) -> list[dict[str, Any]]:
     """Oldest first. A run that cannot be read is listed with the reason as its state."""
-    return [_load_run(paths) for paths in list_runs(store_dir)]
+    return [load_run(paths) for paths in list_runs(store_dir)]
 
 
-def _load_run(paths: RunPaths) -> dict[str, Any]:
+def load_run(paths: RunPaths) -> dict[str, Any]:
+    """One run, or why it cannot be read."""
     try:
         with RunReader(paths) as reader:
             last = reader.one("SELECT * FROM v_evaluations ORDER BY at DESC LIMIT 1") or {}
