@@ -238,6 +238,9 @@ def test_what_fails_is_told_once_and_tried_at_the_next_judgement(
     bench.zygote.error, bench.zygote.answer = None, Kind.DONE
     bench.refill()
     assert bench.ready.take() is not None
+    bench.zygote.error = RuntimeError("anew")
+    bench.refill()
+    assert len(caplog.records) == 2
 
 
 def test_one_that_dies_over_its_context_is_ended(bench: Bench) -> None:
@@ -315,20 +318,20 @@ def test_the_thread_survives_what_fails_and_does_not_spin(bench: Bench) -> None:
 
 
 def test_an_idle_thread_waits(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps: list[float] = []
-    done = threading.Event()
+    timeouts: list[float | None] = []
+    waits = threading.Event()
+    wait_for = bench.ready._changed.wait_for
 
-    def step() -> bool:
-        steps.append(bench.now)
-        done.set()
-        return True
+    def watched(is_so: Callable[[], bool], timeout: float | None = None) -> bool:
+        timeouts.append(timeout)
+        waits.set()
+        return wait_for(is_so, timeout)
 
-    monkeypatch.setattr(bench.ready, "step", step)
+    monkeypatch.setattr(bench.ready._changed, "wait_for", watched)
     bench.now += MAX_IDLE_S
     bench.ready.start()
-    assert done.wait(TIMEOUT_S)
-    with bench.ready._changed:  # it waits, or is about to
-        assert len(steps) == 1
+    assert waits.wait(TIMEOUT_S)
+    assert timeouts == [None]
 
 
 def test_they_take_a_small_part_of_a_card() -> None:
