@@ -42,6 +42,11 @@ class Writer:
         self._thread = thread
         self._limiter = anyio.CapacityLimiter(8)
 
+    @property
+    def backlog(self) -> tuple[int, int]:
+        """Puts that wait for the thread, and the most that may before `put` waits too."""
+        return self._thread.queue.qsize(), self._thread.queue.maxsize
+
     async def put(self, *records: Record) -> None:
         """Queues records; those of one call are committed together or not at all. Idempotent by key
         (events apart).
