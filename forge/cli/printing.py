@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -33,9 +32,15 @@ def print_lines(lines: Iterable[str]) -> None:
         print(line, flush=True)
 
 
+def print_parts(parts: Iterable[str]) -> None:
+    """Pieces of one text, as they come."""
+    sys.stdout.writelines(parts)
+
+
 def print_json(value: Any) -> None:
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    print(text.encode(errors="backslashreplace").decode())  # half a surrogate pair, as JSON has it
+    from forge.views.terminal import json_text
+
+    print(json_text(value))
 
 
 def print_rich(renderable: RenderableType) -> None:

@@ -9,11 +9,15 @@ import typer
 
 from forge.cli.options import RUNS, Json, RunName, Store, app, find
 from forge.cli.printing import print_json, print_text, waiting
+from forge.cli.querying import ask_questions
 
 
 @app.command()
 def report(
     run: RunName = "last",
+    rest: Annotated[
+        list[str] | None, typer.Argument(metavar="| questions N RUN", hidden=True)
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Instead of RUN/report.html.")
     ] = None,
@@ -24,6 +28,8 @@ def report(
     as_json: Json = False,
 ) -> None:
     """A run as one HTML file with pictures, which needs nothing else to be read."""
+    if run == "questions" or rest:
+        return ask_questions(run, rest or [], store=store, as_json=as_json)
     from forge.views.report import write_report
 
     paths = find(run, store)

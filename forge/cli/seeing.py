@@ -1,4 +1,4 @@
-"""Commands that look at what runs left: runs, show, sql, rollouts."""
+"""Commands that look at what runs left: runs, show, rollouts, compare."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forge.cli.options import (
     app,
     find,
 )
-from forge.cli.printing import print_json, print_rich, print_text
+from forge.cli.printing import print_json, print_rich
 
 
 @app.command()
@@ -36,39 +36,14 @@ def show(run: RunName = "last", store: Store = RUNS, as_json: Json = False) -> N
 
 
 @app.command()
-def sql(
-    run: Annotated[str, typer.Argument(metavar="[RUN]")] = "last",
-    query: Annotated[str | None, typer.Argument(metavar='["SELECT ..."]')] = None,
-    named: Annotated[str | None, typer.Option("--named", help="A query that has a name.")] = None,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
-    store: Store = RUNS,
-    as_json: Json = False,
-) -> None:
-    """Ask a run anything, read-only. Without a query: what there is to ask."""
-    from forge.store.reader import open_run
-    from forge.views import sql as view
-
-    if query is None and " " in run:
-        run, query = "last", run
-    with open_run(find(run, store)) as reader:
-        if query is None and named is None:
-            relations = view.list_relations(reader)
-            return (
-                print_text(view.relations_json(relations))
-                if as_json
-                else print_rich(view.render_relations(relations))
-            )
-        table = view.run_named(reader, named) if named else view.run_sql(reader, query or "")
-    if as_json or as_csv:
-        return print_text(view.to_json(table) if as_json else view.to_csv(table).rstrip("\r\n"))
-    print_rich(view.render_table(table))
-
-
-@app.command()
 def rollouts(
     run: RunName = "last",
+    rollout: Annotated[str | None, typer.Option("--id", help="One rollout: g12.r3.")] = None,
     problem: Annotated[str | None, typer.Option(help="Id or glob: softmax-*.")] = None,
+    family: Annotated[str | None, typer.Option(help="Family of the problem.")] = None,
+    level: Annotated[int | None, typer.Option(help="Level of the problem.")] = None,
     status: Annotated[str | None, typer.Option(help="With a turn of this status.")] = None,
+    min_speedup: Annotated[float | None, typer.Option(help="Correct, and so fast.")] = None,
     stage: Annotated[int | None, typer.Option(help="Index of the stage.")] = None,
     step: Annotated[int | None, typer.Option(help="Training step.")] = None,
     purpose: Annotated[str | None, typer.Option(help="train, eval or chat.")] = None,
@@ -83,11 +58,31 @@ def rollouts(
     from forge.views import rollouts as view
 
     wanted = view.Filter(
-        problem=problem, status=status, stage=stage, step=step, purpose=purpose, best=best,
-        limit=limit,
+        rollout=rollout, problem=problem, family=family, level=level, status=status,
+        min_speedup=min_speedup, stage=stage, step=step, purpose=purpose, best=best, limit=limit,
     )  # fmt: skip
     with open_run(find(run, store)) as reader:
         found = view.load_rollouts(reader, wanted)
     if as_json:
         return print_json(found if turns else view.without_texts(found))
     print_rich(view.render_turns(found) if turns else view.render_list(found))
+
+
+@app.command()
+def compare(
+    a: Annotated[str, typer.Argument(metavar="A", help="Run to compare with.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Run that is compared.")],
+    by: Annotated[str, typer.Option(help="Give both the same: step, tokens or time.")] = "step",
+    store: Store = RUNS,
+    as_json: Json = False,
+) -> None:
+    """Two runs: settings, curves, problems won and lost, by level and device."""
+    from forge.errors import ConfigError
+    from forge.store.reader import open_run
+    from forge.views import compare as view
+
+    if by not in list(view.By):
+        raise ConfigError(f"--by {by}: no such measure; there are {', '.join(view.By)}")
+    with open_run(find(a, store)) as left, open_run(find(b, store)) as right:
+        found = view.compare(left, right, by=view.By(by))
+    print_json(found.to_json()) if as_json else print_rich(view.render_comparison(found))

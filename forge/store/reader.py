@@ -47,6 +47,9 @@ class Stream:
 class RunReader:
     """A read-only connection to one run. Close it, or use it in a `with`."""
 
+    schema = "main"
+    """Where the run's tables and views are."""
+
     def __init__(self, paths: RunPaths) -> None:
         self.paths = paths
         self._connection = _connect(paths)

@@ -7,6 +7,7 @@ Texts come from a model: they are shown through `terminal.printable`, never obey
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,10 +33,16 @@ _TURN_COLUMNS = (
 class Filter:
     """Which rollouts; None means any."""
 
+    rollout: str | None = None
+    """One rollout: `g12.r3`, or a turn's name, `g12.r3.t1`."""
     problem: str | None = None
     """A problem_id, or a glob: `softmax-*`."""
+    family: str | None = None
+    level: int | None = None
     status: str | None = None
     """A rollout matches if one of its turns has it."""
+    min_speedup: float | None = None
+    """A rollout matches if one of its turns is correct and so fast."""
     step: int | None = None
     stage: int | None = None
     purpose: str | None = None
@@ -44,35 +51,59 @@ class Filter:
     limit: int = 20
 
 
+_CONDITIONS = {
+    "problem": "g.problem_id GLOB :problem",
+    "family": "p.family = :family",
+    "level": "p.level = :level",
+    "status": "EXISTS (SELECT 1 FROM verdicts v WHERE v.group_id = t.group_id "
+    "AND v.rollout = t.rollout AND v.status = :status)",
+    "min_speedup": "EXISTS (SELECT 1 FROM verdicts v WHERE v.group_id = t.group_id "
+    "AND v.rollout = t.rollout AND v.status = 'correct' AND v.speedup >= :min_speedup)",
+    "step": "g.step = :step",
+    "stage": "g.stage = :stage",
+    "purpose": "g.purpose = :purpose",
+}
+"""By field of `Filter`; only those asked for are in the query, so that it walks an index and stops
+at its limit."""
+_BEST = """
+(SELECT max(reward) FROM turns b WHERE b.group_id = t.group_id AND b.rollout = t.rollout) DESC
+    NULLS LAST,
+(SELECT max(speedup) FROM verdicts b WHERE b.group_id = t.group_id AND b.rollout = t.rollout) DESC
+    NULLS LAST, t.group_id, t.rollout
+"""
+_ROLLOUT_ID = re.compile(r"g(\d+)\.r(\d+)(?:\.t\d+)?")
+
+
 def load_rollouts(reader: RunReader, wanted: Filter) -> list[dict[str, Any]]:
     """One dictionary a rollout, with its turns, texts included. Raises ConfigError on a status
     that does not exist.
     """
     _check(wanted)
-    order = (
-        "best_reward DESC, best_speedup DESC NULLS LAST, group_id, rollout"
-        if wanted.best
-        else "last DESC"
-    )
+    given = {k: v for k in _CONDITIONS if (v := getattr(wanted, k)) is not None}
+    conditions = ["t.turn = 0", *(_CONDITIONS[name] for name in given)]
+    if wanted.rollout is not None:
+        given["group_id"], given["rollout"] = _parse_rollout(wanted.rollout)
+        conditions.append("t.group_id = :group_id AND t.rollout = :rollout")
+    tables = "turns t"
+    if given.keys() & {"problem", "family", "level", "step", "stage", "purpose"}:
+        tables += " JOIN groups g USING (group_id)"
+    if given.keys() & {"family", "level"}:
+        tables += " JOIN problems p ON p.problem_id = g.problem_id"
+    order = _BEST if wanted.best else "t.group_id DESC, t.rollout DESC"
     found = reader.rows(
-        "SELECT t.group_id, t.rollout, max(t.turn_row) AS last, max(t.reward) AS best_reward, "
-        "max(v.speedup) AS best_speedup FROM turns t JOIN verdicts v USING (group_id, rollout, "
-        "turn) "
-        "LEFT JOIN groups g USING (group_id) LEFT JOIN trajectories r USING (group_id, rollout) "
-        "WHERE (:problem IS NULL OR coalesce(g.problem_id, r.problem_id) GLOB :problem) "
-        "AND (:step IS NULL OR g.step = :step) AND (:stage IS NULL OR g.stage = :stage) "
-        "AND (:purpose IS NULL OR g.purpose = :purpose) GROUP BY t.group_id, t.rollout "
-        f"HAVING :status IS NULL OR max(v.status = :status) ORDER BY {order} LIMIT :limit",
-        {
-            "problem": wanted.problem,
-            "status": wanted.status,
-            "step": wanted.step,
-            "stage": wanted.stage,
-            "purpose": wanted.purpose,
-            "limit": wanted.limit,
-        },
+        f"SELECT t.group_id, t.rollout FROM {tables} WHERE {' AND '.join(conditions)} "
+        f"ORDER BY {order} LIMIT :limit",
+        {**given, "limit": wanted.limit},
     )
     return [_rollout(reader, row["group_id"], row["rollout"]) for row in found]
+
+
+def _parse_rollout(name: str) -> tuple[int, int]:
+    """(group_id, rollout)."""
+    match = _ROLLOUT_ID.fullmatch(name)
+    if match is None:
+        raise ConfigError(f"--id {name}: no rollout's name; they look like g12.r3")
+    return int(match[1]), int(match[2])
 
 
 def _check(wanted: Filter) -> None:

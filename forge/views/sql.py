@@ -9,18 +9,25 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Protocol
 
 from forge.errors import ConfigError
-from forge.store.reader import Params, RunReader, Table, explain_sql
-from forge.views.named_queries import QUERIES
-from forge.views.terminal import printable
+from forge.store.reader import Params, Stream, Table, explain_sql
+from forge.views.named_queries import QUERIES, NamedQuery
+from forge.views.terminal import json_text, printable
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
+PLACE = "forge sql"
+MOST_ROWS = 1000
+"""Of a table for the terminal: a query without LIMIT must not fill the memory."""
+PART_CHARACTERS = 64_000
 _COMMENT = re.compile(r"--\s*(.+)")
 
 
@@ -34,27 +41,54 @@ class Relation:
     columns: tuple[str, ...]
 
 
-def run_sql(reader: RunReader, query: str, params: Params = ()) -> Table:
+class Asked(Protocol):
+    """What can be asked: one run, or several."""
+
+    @property
+    def schema(self) -> str:
+        """The database whose tables and views carry the comments."""
+        ...
+
+    def stream(self, sql: str, params: Params = ()) -> Stream:
+        """Starts a statement."""
+        ...
+
+    def query(self, sql: str, params: Params = ()) -> Table:
+        """All rows of a statement."""
+        ...
+
+    def rows(self, sql: str, params: Params = ()) -> list[dict[str, Any]]:
+        """The rows as dictionaries."""
+        ...
+
+
+def run_sql(reader: Asked, query: str, params: Params = ()) -> Table:
     """Runs one statement. Raises ConfigError with SQLite's words on a mistake."""
-    with explain_sql("forge sql"):
+    with explain_sql(PLACE):
         return reader.query(query, params)
 
 
-def run_named(reader: RunReader, name: str) -> Table:
-    """Runs one of `named_queries.QUERIES`. Raises ConfigError naming them all."""
+def run_named(reader: Asked, name: str, params: Mapping[str, Any] | None = None) -> Table:
+    """Runs one of `named_queries.QUERIES`. Raises ConfigError naming what there is."""
+    query = find_named(name)
+    return run_sql(reader, query.sql, query.bind(params or {}))
+
+
+def find_named(name: str) -> NamedQuery:
+    """Raises ConfigError naming them all."""
     if name not in QUERIES:
         raise ConfigError(
-            f"forge sql --named {name}: no such query; there are {', '.join(sorted(QUERIES))}"
+            f"{PLACE} --named {name}: no such query; there are {', '.join(sorted(QUERIES))}"
         )
-    return run_sql(reader, QUERIES[name].sql)
+    return QUERIES[name]
 
 
-def list_relations(reader: RunReader) -> list[Relation]:
+def list_relations(reader: Asked) -> list[Relation]:
     """Views first, then tables; the comments come out of the schema itself."""
+    schema = reader.schema
     rows = reader.rows(
-        "SELECT name, type, sql FROM main.sqlite_master WHERE type IN ('view', 'table') AND name "
-        "NOT LIKE 'sqlite_%' "
-        "ORDER BY type DESC, name"
+        f"SELECT name, type, sql FROM {schema}.sqlite_master WHERE type IN ('view', 'table') "
+        "AND name NOT LIKE 'sqlite_%' ORDER BY type DESC, name"
     )
     return [
         Relation(
@@ -62,39 +96,75 @@ def list_relations(reader: RunReader) -> list[Relation]:
             kind=row["type"],
             comment=comment[1] if (comment := _COMMENT.search(row["sql"])) else "",
             columns=tuple(
-                c["name"] for c in reader.rows(f'PRAGMA main.table_xinfo("{row["name"]}")')
+                c["name"] for c in reader.rows(f'PRAGMA {schema}.table_xinfo("{row["name"]}")')
             ),
         )
         for row in rows
     ]
 
 
-def to_json(table: Table) -> str:
-    """A JSON list with an object a row; bytes as hex."""
-    rows = [dict(zip(table.columns, map(_json_value, row), strict=True)) for row in table.rows]
-    return json.dumps(rows, ensure_ascii=False)
+def to_json(table: Table | Stream) -> str:
+    """A JSON list with an object a row; bytes as hex, numbers that are not finite as null."""
+    return "".join(json_parts(table))
 
 
-def to_csv(table: Table) -> str:
-    """RFC 4180 with a header line."""
+def to_csv(table: Table | Stream) -> str:
+    """RFC 4180 with a header line, but for line ends: those of Unix."""
+    return "".join(csv_parts(table))
+
+
+def json_rows(table: Table) -> list[dict[str, Any]]:
+    """What `to_json` writes, not yet as text."""
+    return [dict(zip(table.columns, map(_json_value, row), strict=True)) for row in table.rows]
+
+
+def json_parts(found: Table | Stream) -> Iterator[str]:
+    """`to_json` piece by piece, a line a row."""
+    start = "["
+    for row in found.rows:
+        values = map(_json_value, row)
+        yield f"{start}{json_text(dict(zip(found.columns, values, strict=True)))}"
+        start = ",\n"
+    yield "[]\n" if start == "[" else "]\n"
+
+
+def csv_parts(found: Table | Stream, *, is_shown: bool = False) -> Iterator[str]:
+    """`to_csv` piece by piece. `is_shown`: a person reads it, so texts are made printable."""
     out = io.StringIO()
-    writer = csv.writer(out)
-    writer.writerow(table.columns)
-    writer.writerows([_json_value(value) for value in row] for row in table.rows)
-    return out.getvalue()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(found.columns)
+    for row in found.rows:
+        values = map(_json_value, row)
+        writer.writerow([printable(v) if is_shown and isinstance(v, str) else v for v in values])
+        if out.tell() > PART_CHARACTERS:
+            yield out.getvalue()
+            out.seek(0)
+            out.truncate()
+    yield out.getvalue()
 
 
-def render_table(table: Table) -> RichTable:
-    """For the terminal; texts are made printable."""
+def render_table(table: Table | Stream, *, most: int | None = None) -> RichTable:
+    """For the terminal; texts are made printable. With `most`, that many rows and a word that
+    there are more.
+    """
     from rich.table import Table as RichTable
     from rich.text import Text
 
     out = RichTable(show_edge=False, header_style="bold")
     for column in table.columns:
         out.add_column(printable(column), overflow="fold")
-    for row in table.rows:
+    for row in islice(table.rows, most):
         out.add_row(*(Text(_cell(value)) for value in row))
+    if most is not None and _has_more(table, most):
+        out.caption = f"the first {most:,} rows; --csv and --json print all"
+        out.caption_justify = "left"
     return out
+
+
+def _has_more(table: Table | Stream, most: int) -> bool:
+    if isinstance(table, Table):
+        return len(table.rows) > most
+    return next(table.rows, None) is not None
 
 
 def render_relations(relations: list[Relation]) -> RichTable:
@@ -117,6 +187,8 @@ def relations_json(relations: list[Relation]) -> str:
 
 
 def _json_value(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     return value.hex() if isinstance(value, bytes) else value
 
 

@@ -7,12 +7,16 @@ letters. Rich markup is never parsed: texts are wrapped in `rich.text.Text`.
 
 from __future__ import annotations
 
+import json
+import re
 import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
 _KEPT = "\n\t"
 _BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+_UNSAFE_IN_JSON = re.compile(f"[\x7f-\x9f\ud800-\udfff{''.join(sorted(_BIDI))}]")
 
 
 def printable(text: str) -> str:
@@ -27,6 +31,14 @@ def printable(text: str) -> str:
 def printable_values(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row with every text in it made printable."""
     return {k: printable(v) if isinstance(v, str) else v for k, v in row.items()}
+
+
+def json_text(value: Any) -> str:
+    """JSON on one line that a terminal does not obey either: what JSON leaves as it is of control
+    characters and direction marks is escaped, and half a surrogate pair too.
+    """
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return _UNSAFE_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def percent(value: float | None) -> str:

@@ -1,0 +1,143 @@
+"""Commands that ask runs by SQL: sql, questions."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forge.cli.options import RUNS, Json, Store, app, find
+from forge.cli.printing import print_json, print_parts, print_rich, print_text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from forge.views.sql import Asked
+
+Params = Annotated[
+    list[str] | None,
+    typer.Option("--param", metavar="NAME=VALUE", help="Of a named query: problem=softmax-0042."),
+]
+
+
+@app.command()
+def sql(
+    run: Annotated[str, typer.Argument(metavar="[RUN]")] = "last",
+    query: Annotated[str | None, typer.Argument(metavar='["SELECT ..."]')] = None,
+    named: Annotated[str | None, typer.Option("--named", help="A query that has a name.")] = None,
+    params: Params = None,
+    runs: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Several, with a column run in each view.")
+    ] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    store: Store = RUNS,
+    as_json: Json = False,
+) -> None:
+    """Ask a run anything, read-only. Without a query: what there is to ask."""
+    from forge.store.reader import explain_sql
+    from forge.views import sql as view
+
+    if query is None and (runs is not None or " " in run) and run != "last":
+        run, query = "last", run
+    if named is not None:
+        asked = view.find_named(named)
+        text, bound = asked.sql, asked.bind(_parse_params(params))
+    else:
+        text, bound = query, _parse_params(params)
+    with _open(run, runs, store) as reader:
+        if text is None:
+            return _list(reader, as_json=as_json)
+        with explain_sql(view.PLACE):
+            found = reader.stream(text, bound)
+            if as_json:
+                print_parts(view.json_parts(found))
+            elif as_csv:
+                print_parts(view.csv_parts(found, is_shown=sys.stdout.isatty()))
+            else:
+                print_rich(view.render_table(found, most=view.MOST_ROWS))
+
+
+@app.command()
+def questions(
+    number: Annotated[str | None, typer.Argument(metavar="[N]", help="Which one.")] = None,
+    run: Annotated[str, typer.Argument(metavar="[RUN]")] = "last",
+    params: Params = None,
+    store: Store = RUNS,
+    as_json: Json = False,
+) -> None:
+    """What researchers ask of a run, and with a number the answer."""
+    from forge.store.reader import open_run
+    from forge.views import questions as view
+
+    if number is None:
+        return print_json(view.to_json()) if as_json else print_rich(view.render_questions())
+    question = view.find_question(number)
+    with open_run(find(run, store)) as reader:
+        found = view.answer(reader, question, _parse_params(params))
+    if not as_json:
+        return print_rich(view.render_answers(question, found))
+    from forge.views.sql import json_rows
+
+    print_json({name: json_rows(table) for name, table in found.items()})
+
+
+def ask_questions(word: str, rest: list[str], *, store: Path, as_json: bool) -> None:
+    """`forge report questions [N] [RUN]`. Raises ConfigError for other words and for too many."""
+    if word != "questions" or len(rest) > 2:
+        from forge.errors import ConfigError
+
+        raise ConfigError(
+            f"forge report {word} {' '.join(rest)}: found {len(rest) + 1} words; "
+            "RUN, or questions [N] [RUN]"
+        )
+    number, run = [*rest, None, None][:2]
+    questions(number, run or "last", store=store, as_json=as_json)
+
+
+@contextmanager
+def _open(run: str, runs: str | None, store: Path) -> Iterator[Asked]:
+    from forge.store.reader import open_run
+
+    if runs is None:
+        with open_run(find(run, store)) as reader:
+            yield reader
+        return
+    from forge.views.several import SeveralReader
+
+    names = [name for name in runs.split(",") if name]
+    with SeveralReader([find(name, store) for name in names]) as reader:
+        yield reader
+
+
+def _list(reader: Asked, *, as_json: bool) -> None:
+    from forge.views import sql as view
+
+    relations = view.list_relations(reader)
+    if as_json:
+        return print_text(view.relations_json(relations))
+    print_rich(view.render_relations(relations))
+
+
+def _parse_params(given: list[str] | None) -> dict[str, Any]:
+    """A number where it reads as one. Raises ConfigError without a name and `=`."""
+    from forge.errors import ConfigError
+
+    out: dict[str, Any] = {}
+    for each in given or ():
+        name, equals, value = each.partition("=")
+        if not name or not equals:
+            raise ConfigError(f"--param {each}: no value; NAME=VALUE")
+        out[name] = _number(value)
+    return out
+
+
+def _number(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -1,0 +1,245 @@
+"""The SQL of `named_queries.QUERIES`, over views and indexed tables only.
+
+What would read every turn looks at the last ones (`:turns`).
+"""
+
+PASS_RATE = """
+SELECT stage, step, num_groups, reward, pass_rate, pass_rate_multi, compile_rate
+FROM v_steps ORDER BY stage, step
+"""
+
+LEVELS = """
+SELECT level, family, count(*) AS num_problems, sum(num_correct_turns > 0) AS num_solved,
+    sum(num_rollouts) AS num_rollouts, sum(num_turns) AS num_turns,
+    round(1.0 * sum(num_correct_turns) / sum(num_turns), 3) AS correct_share,
+    round(max(best_speedup), 3) AS best_speedup
+FROM v_problems WHERE purpose = 'train' GROUP BY level, family ORDER BY level, family
+"""
+
+FAILURES = """
+SELECT status, reason, sum(num_turns) AS num_turns, min(example) AS example
+FROM v_failures GROUP BY status, reason ORDER BY num_turns DESC
+"""
+
+BEST_KERNELS = """
+SELECT problem_id, ranked_by, speedup_low, num_launches, turn_id, policy_version, code
+FROM v_best_kernels ORDER BY rank
+"""
+
+FLAT_GROUPS = """
+SELECT stage, step, count(*) AS num_groups, sum(is_flat) AS num_flat,
+    sum(num_correct = 0) AS all_failed, sum(num_correct = num_rollouts) AS all_solved
+FROM v_groups WHERE purpose = 'train' GROUP BY stage, step
+"""
+
+LEARNING = """
+SELECT stage, step, level, family, num_groups, round(reward, 4) AS reward,
+    round(pass_rate, 3) AS pass_rate, round(best_speedup, 3) AS best_speedup
+FROM v_levels ORDER BY stage, step, level, family
+"""
+
+FAILURE_MIX = """
+SELECT stage, step, status, sum(num_turns) AS num_turns, round(sum(share), 3) AS share
+FROM v_failures WHERE purpose = 'train' GROUP BY stage, step, status
+ORDER BY stage, step, num_turns DESC
+"""
+
+BEST_OF_PROBLEM = """
+WITH best AS (
+    SELECT * FROM v_best_kernels
+    WHERE problem_id = coalesce(:problem, (SELECT problem_id FROM v_best_kernels WHERE rank = 1)))
+SELECT best.problem_id, best.ranked_by, best.speedup, best.speedup_low, best.num_launches,
+    best.turn_id, best.stage, best.step, best.policy_version,
+    datetime(best.recorded_at, 'unixepoch') AS found, noise.device, noise.num_times,
+    best.baseline_us / noise.low_us AS speedup_best_again,
+    best.baseline_us / noise.mean_us AS speedup_mean_again,
+    best.baseline_us / noise.high_us AS speedup_worst_again, best.code
+FROM best
+LEFT JOIN turns t ON t.turn_id = best.turn_id AND t.group_id =
+    CAST(substr(best.turn_id, 2, instr(best.turn_id, '.') - 2) AS INTEGER)
+LEFT JOIN v_judge_noise noise
+    ON noise.problem_id = best.problem_id AND noise.code_id = t.code_id
+"""
+
+STALE_STEPS = """
+SELECT s.stage, s.step, s.num_samples, s.staleness, s.staleness_max,
+    dropped.value AS num_dropped_groups,
+    round(dropped.value / (dropped.value + played.value), 3) AS dropped_share,
+    kl.value AS kl_behaviour
+FROM (SELECT stage, step, sum(num_samples) AS num_samples, max(staleness) AS staleness_max,
+        round(1.0 * sum(staleness * num_samples) / sum(num_samples), 3) AS staleness
+    FROM v_staleness GROUP BY stage, step) s
+LEFT JOIN v_metrics dropped ON dropped.stage = s.stage AND dropped.step = s.step
+    AND dropped.key = 'rollout/stale_groups/count'
+LEFT JOIN v_metrics played ON played.stage = s.stage AND played.step = s.step
+    AND played.key = 'rollout/groups/count'
+LEFT JOIN v_metrics kl ON kl.stage = s.stage AND kl.step = s.step
+    AND kl.key = 'train/kl_behaviour/mean'
+ORDER BY s.stage, s.step
+"""
+
+WALL_TIME = """
+SELECT stage, what, seconds, round(seconds / total, 3) AS share_of_wall FROM (
+    SELECT stage, what, sum(seconds) AS seconds,
+        (SELECT sum(value) FROM v_metrics w
+            WHERE w.stage = found.stage AND w.key = 'step/wall/seconds') AS total
+    FROM (
+        SELECT stage, 'idle: ' || role AS what, idle_s AS seconds FROM v_idle
+        UNION ALL SELECT stage, key, value FROM v_metrics
+            WHERE key IN ('step/wall/seconds', 'train/step/seconds', 'train/wait/seconds',
+                'train/publish_wait/seconds', 'weights/publish/seconds')
+        UNION ALL SELECT stage, 'generate, summed over turns', generate_s FROM v_steps
+        UNION ALL SELECT stage, 'judge, summed over turns', judge_s FROM v_steps
+        UNION ALL SELECT stage, 'judge phase: ' || phase, total_s FROM v_phases
+            WHERE purpose = 'train') found
+    GROUP BY stage, what)
+ORDER BY stage, seconds DESC
+"""
+
+JUDGE_NOISE = """
+SELECT device, count(*) AS num_kernels, sum(num_times) AS num_times,
+    round(avg(relative_range), 4) AS relative_range, round(max(relative_range), 4) AS worst_range,
+    round(avg(mean_us / fastest_us), 4) AS slower_than_fastest_device
+FROM (SELECT *, min(mean_us) OVER (PARTITION BY problem_id, code_id) AS fastest_us
+    FROM v_judge_noise)
+GROUP BY device ORDER BY device
+"""
+
+REWARD_BY_LENGTH = """
+SELECT 64 * (num_completion_tokens / 64) AS tokens_from, count(*) AS num_turns,
+    round(avg(reward), 4) AS reward, round(avg(status = 'correct'), 3) AS correct_share,
+    round(avg(finish = 'length'), 3) AS truncated_share
+FROM (SELECT * FROM turns ORDER BY turn_row DESC LIMIT coalesce(:turns, 50000)) t
+JOIN verdicts USING (group_id, rollout, turn)
+JOIN groups g USING (group_id)
+WHERE g.purpose = 'train' AND reward IS NOT NULL
+GROUP BY tokens_from ORDER BY tokens_from
+"""
+
+REWARD_SHARES = """
+WITH recent AS (SELECT t.reward AS y, t.reward_terms FROM (SELECT * FROM turns
+        WHERE reward IS NOT NULL ORDER BY turn_row DESC LIMIT coalesce(:turns, 20000)) t
+        JOIN groups g USING (group_id) WHERE g.purpose = 'train'),
+    whole AS (SELECT 1.0 * count(*) AS n, sum(y) AS y, sum(y * y) AS yy FROM recent),
+    paid AS (SELECT term.key AS term, count(*) AS num_paid, sum(term.value) AS x,
+        sum(term.value * term.value) AS xx, sum(term.value * y) AS xy
+        FROM recent, json_each(reward_terms) AS term GROUP BY term.key)
+SELECT term, num_paid, round(x / n, 4) AS mean, round(x / nullif(y, 0), 3) AS share_of_reward,
+    round((n * xy - x * y) / nullif(sqrt((n * xx - x * x) * (n * yy - y * y)), 0), 3)
+        AS correlation_with_reward
+FROM paid, whole ORDER BY abs(x) DESC
+"""
+
+PASS_AT_K = """
+SELECT stage, step, policy_version, k, pass_at_k, ci_low, ci_high FROM v_pass_at_k
+"""
+
+FAST_P = """
+SELECT stage, step, policy_version, p, num_rollouts, fast_p FROM v_fast_p ORDER BY stage, step, p
+"""
+
+FIRST_BETTER = """
+WITH first AS (SELECT * FROM v_evaluations ORDER BY at LIMIT 1)
+SELECT e.stage, e.step, e.policy_version, e.pass_at_1, e.ci_low, e.ci_high,
+    first.stage AS compared_with, first.pass_at_1 AS pass_at_1_then, first.ci_high AS ci_high_then
+FROM v_evaluations e, first WHERE e.ci_low > first.ci_high ORDER BY e.at LIMIT 1
+"""
+
+STALENESS = """
+SELECT stage, staleness, sum(num_samples) AS num_samples,
+    round(sum(reward * num_samples) / sum(num_samples), 3) AS reward
+FROM v_staleness GROUP BY stage, staleness ORDER BY stage, staleness
+"""
+
+IDLE = """
+SELECT stage, role, round(sum(idle_s) / sum(step_s), 3) AS idle_share, count(*) AS num_steps
+FROM v_idle GROUP BY stage, role ORDER BY stage, role
+"""
+
+LENGTHS = """
+SELECT stage, step, round(completion_tokens, 1) AS completion_tokens, truncated_share, reward
+FROM v_steps ORDER BY stage, step
+"""
+
+REWARD_TERMS = """
+SELECT stage, step, term, round(mean, 4) AS mean, paid_share
+FROM v_reward_terms WHERE purpose = 'train' ORDER BY stage, step, term
+"""
+
+BATCH = """
+SELECT stage, step, attempt, sample_id, turn_id, problem_id, policy_version, staleness, status,
+    reward, discounted_return, advantage
+FROM v_samples
+WHERE stage = coalesce(:stage, (SELECT max(stage) FROM sample_uses))
+    AND step = coalesce(:step, (SELECT max(step) FROM sample_uses
+        WHERE stage = coalesce(:stage, (SELECT max(stage) FROM sample_uses))))
+ORDER BY sample_id
+"""
+
+SUSPECTS = """
+WITH recent AS (SELECT * FROM turns WHERE reward IS NOT NULL
+        ORDER BY turn_row DESC LIMIT coalesce(:turns, 50000))
+SELECT t.turn_id, g.problem_id, t.reward, v.speedup,
+    CASE WHEN v.num_launches = 0 THEN 'no kernel launched'
+        WHEN v.torch_share > 0.5 THEN 'torch does most of it'
+        WHEN v.roofline_share > 1 THEN 'faster than the card can be'
+        WHEN v.candidate_spread_us = 0 THEN 'times do not vary'
+        ELSE '' END AS odd,
+    v.num_launches, v.torch_share, v.roofline_share,
+    round(v.candidate_spread_us / v.candidate_us, 4) AS spread, v.candidate_us, v.baseline_us
+FROM recent t JOIN verdicts v USING (group_id, rollout, turn) LEFT JOIN groups g USING (group_id)
+ORDER BY t.reward DESC, v.speedup DESC, t.turn_row
+LIMIT (SELECT 1 + count(*) / 100 FROM recent)
+"""
+
+DUPLICATES = """
+SELECT stage, step, purpose, sum(num_rollouts) AS num_rollouts,
+    sum(num_distinct_completions) AS num_distinct,
+    round(1 - 1.0 * sum(num_distinct_completions) / sum(num_rollouts), 3) AS duplicate_share
+FROM v_duplicates GROUP BY stage, step, purpose ORDER BY stage, step
+"""
+
+EVALUATIONS = """
+SELECT stage, step, policy_version, pass_at_1, ci_low, ci_high, pass_at_1_greedy, pass_at_1_multi,
+    compile_rate
+FROM v_evaluations
+"""
+
+UNSOLVED = """
+SELECT problem_id, family, level, num_rollouts, best_reward, coalesce(best_reward, 0) <= 0 AS
+    never_rewarded
+FROM v_problems WHERE purpose = 'train' AND num_correct_turns = 0
+ORDER BY num_rollouts DESC, problem_id
+"""
+
+SIDE_BY_SIDE = """
+WITH asked AS (SELECT coalesce(:problem, (SELECT problem_id FROM groups WHERE num_rollouts > 0
+        GROUP BY problem_id ORDER BY count(DISTINCT stage || '.' || step) DESC, problem_id LIMIT 1))
+        AS problem_id),
+    played AS (SELECT t.* FROM groups g JOIN v_turns t USING (group_id)
+        WHERE g.problem_id = (SELECT problem_id FROM asked) AND t.turn = 0)
+SELECT problem_id, min_version AS policy_version, turn_id, status, reason, reward, speedup,
+    completion, feedback
+FROM played
+WHERE min_version IN (coalesce(:older, (SELECT min(min_version) FROM played)),
+    coalesce(:newer, (SELECT max(min_version) FROM played)))
+ORDER BY min_version, turn_id
+"""
+
+LAST_MINUTE = """
+WITH ended AS (SELECT max(at) AS at FROM (SELECT max(at) AS at FROM events
+    UNION ALL SELECT max(ended_at) FROM processes UNION ALL SELECT max(ended_at) FROM attempts
+    UNION ALL SELECT max(recorded_at) FROM (SELECT recorded_at FROM turns
+        ORDER BY turn_row DESC LIMIT 1)))
+SELECT datetime(found.at, 'unixepoch') AS time, round(found.at - ended.at, 3) AS seconds_to_end,
+    what, words
+FROM ended, (
+    SELECT at, kind AS what, message AS words FROM events
+    UNION ALL SELECT started_at, name || ' started', 'pid ' || pid FROM processes
+    UNION ALL SELECT ended_at, name || ' ended', coalesce(reason, '') FROM processes
+    UNION ALL SELECT ended_at, 'attempt ' || attempt || ' ended', coalesce(reason, '')
+        FROM attempts
+    UNION ALL SELECT at, 'step ' || stage || '.' || step, 'loss ' || coalesce(value, 'not finite')
+        FROM metrics WHERE key = 'train/loss/mean') found
+WHERE found.at >= ended.at - coalesce(:seconds, 60) ORDER BY found.at
+"""

@@ -1,0 +1,150 @@
+"""Several runs under one query: `forge sql --runs A,B "SELECT run, max(pass_rate) FROM v_steps
+GROUP BY run"`.
+
+Each run is attached read-only as a schema (`quickstart_1.turns`), and each view and table stands
+once for all of them, with a column `run` before its own. A run of an older schema has NULL where it
+lacks a column.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from forge.errors import ConfigError
+from forge.store.codec import decode_text
+from forge.store.reader import Params, RunReader, Stream, Table, let_interrupt, stream
+
+if TYPE_CHECKING:
+    from forge.store.layout import RunPaths
+
+MOST_RUNS = 10
+"""What SQLite attaches at once, as it is compiled everywhere."""
+
+_TEXTS = ("prompt", "completion", "code", "detail", "feedback", "body")
+"""Columns that hold a text, which may be compressed."""
+
+
+class SeveralReader:
+    """A read-only connection to some runs. Close it, or use it in a `with`."""
+
+    def __init__(self, runs: Sequence[RunPaths]) -> None:
+        """Raises ConfigError for more runs than can be attached, or one that cannot be read."""
+        if not runs:
+            raise ConfigError("--runs: names no run; A,B")
+        if len(runs) > MOST_RUNS:
+            raise ConfigError(f"--runs: {len(runs)} runs; at most {MOST_RUNS} at once")
+        for paths in runs:
+            RunReader(paths).close()  # says what is wrong with it
+        self.schemas = _name_schemas(runs)
+        self._connection = sqlite3.connect(":memory:", uri=True, isolation_level=None)
+        try:
+            self._connection.create_function("text", 1, decode_text, deterministic=True)
+            for schema, paths in self.schemas.items():
+                self._attach(paths.run_db, schema)
+            self._join_runs()
+            self._connection.execute("PRAGMA query_only = ON")
+            self._connection.set_authorizer(_authorize)
+            let_interrupt(self._connection)
+        except BaseException:
+            self._connection.close()
+            raise
+
+    @property
+    def schema(self) -> str:
+        """The first run's: its tables and views carry the comments."""
+        return next(iter(self.schemas))
+
+    def __enter__(self) -> SeveralReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def stream(self, sql: str, params: Params = ()) -> Stream:
+        """As `RunReader.stream`."""
+        return stream(self._connection, sql, params)
+
+    def query(self, sql: str, params: Params = ()) -> Table:
+        """As `RunReader.query`."""
+        found = self.stream(sql, params)
+        return Table(columns=found.columns, rows=tuple(found.rows))
+
+    def rows(self, sql: str, params: Params = ()) -> list[dict[str, Any]]:
+        """The rows as dictionaries."""
+        found = self.stream(sql, params)
+        return [dict(zip(found.columns, row, strict=True)) for row in found.rows]
+
+    def _attach(self, path: Path, schema: str) -> None:
+        name = quote(str(path.resolve()))
+        with suppress(sqlite3.OperationalError):
+            self._connection.execute(f'ATTACH ? AS "{schema}"', (f"file:{name}?mode=ro",))
+            self._connection.execute(f'SELECT count(*) FROM "{schema}".sqlite_master')
+            return
+        with suppress(sqlite3.OperationalError):  # attached, but unreadable: no place for its -shm
+            self._connection.execute(f'DETACH "{schema}"')
+        self._connection.execute(f'ATTACH ? AS "{schema}"', (f"file:{name}?immutable=1",))
+
+    def _join_runs(self) -> None:
+        """A temporary view for each table and view of any run."""
+        columns: dict[str, dict[str, list[str]]] = {}
+        for schema in self.schemas:
+            names = self.query(
+                f'SELECT name FROM "{schema}".sqlite_master WHERE type IN (?, ?) AND name NOT '
+                "LIKE 'sqlite_%'",
+                ("table", "view"),
+            )
+            for (name,) in names.rows:
+                found = self.rows(f'PRAGMA "{schema}".table_xinfo("{name}")')
+                columns.setdefault(name, {})[schema] = [row["name"] for row in found]
+        for name, by_schema in columns.items():
+            every = list(dict.fromkeys(each for found in by_schema.values() for each in found))
+            selects = [
+                f"SELECT {_literal(self.schemas[schema].name)} AS run, "
+                + ", ".join(_column(each, found) for each in every if each != "run")
+                + f' FROM "{schema}"."{name}"'
+                for schema, found in by_schema.items()
+            ]
+            self._connection.execute(f'CREATE TEMP VIEW "{name}" AS {" UNION ALL ".join(selects)}')
+
+
+def _name_schemas(runs: Sequence[RunPaths]) -> dict[str, RunPaths]:
+    """`quickstart-1` becomes `quickstart_1`; of two with one name, the second `quickstart_1_2`."""
+    out: dict[str, RunPaths] = {}
+    for paths in runs:
+        if paths in out.values():
+            raise ConfigError(f"--runs: {paths.name} twice")
+        base = re.sub(r"\W", "_", paths.name).lower()
+        base = f"run_{base}" if base[:1].isdigit() or base in ("main", "temp") else base
+        number = 1 + sum(1 for name in out if re.fullmatch(rf"{base}(_\d+)?", name))
+        name = base if base not in out else f"{base}_{number}"
+        out[name] = paths
+    return out
+
+
+def _column(name: str, present: Sequence[str]) -> str:
+    if name not in present:
+        return f'NULL AS "{name}"'
+    return f'text("{name}") AS "{name}"' if name in _TEXTS else f'"{name}"'
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _authorize(action: int, first: str | None, second: str | None, *_: object) -> int:
+    """Nothing more is attached, and no pragma sets anything."""
+    if action in (sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH):
+        return sqlite3.SQLITE_DENY
+    if action == sqlite3.SQLITE_PRAGMA and second is not None:
+        is_look = str(first).lower() in ("table_info", "table_xinfo", "index_list", "index_info")
+        return sqlite3.SQLITE_OK if is_look else sqlite3.SQLITE_DENY
+    return sqlite3.SQLITE_OK
