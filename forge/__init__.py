@@ -1,6 +1,6 @@
 """forge: one command that turns a language model into one that writes fast, correct Triton kernels.
 
-From Python: `forge.open("quickstart-1").rows("SELECT * FROM v_steps")` reads a run, and
+From Python: `forge.open("quickstart-1").rollouts(status="correct")` reads a run, and
 `forge.solve("def f(x): return torch.relu(x)")` asks the latest run's model for a kernel; in
 Jupyter, `await forge.asolve(...)`.
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from forge.runner.chat import asolve, solve
-    from forge.store.reader import open_run as open
+    from forge.views.api import open_run as open
 
 __version__ = "0.1.0"
 
@@ -21,7 +21,7 @@ __all__ = ["asolve", "open", "solve"]
 def __getattr__(name: str) -> Any:
     """Public names are imported when first used, so that `import forge` costs nothing."""
     if name == "open":
-        from forge.store.reader import open_run
+        from forge.views.api import open_run
 
         return open_run
     if name in ("asolve", "solve"):

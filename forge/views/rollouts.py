@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Group as RichGroup
     from rich.table import Table as RichTable
 
-_TURN_COLUMNS = (
+TURN_COLUMNS = (
     "turn_id, group_id, rollout, turn, stage, step, purpose, is_greedy, problem_id, status, "
     "reason, is_compiled, "
     "reward, discounted_return, speedup, num_launches, num_prompt_tokens, num_completion_tokens, "
@@ -48,7 +48,8 @@ class Filter:
     purpose: str | None = None
     best: bool = False
     """Highest reward first, not latest first."""
-    limit: int = 20
+    limit: int | None = 20
+    """None for all."""
 
 
 _CONDITIONS = {
@@ -78,24 +79,29 @@ def load_rollouts(reader: RunReader, wanted: Filter) -> list[dict[str, Any]]:
     """One dictionary a rollout, with its turns, texts included. Raises ConfigError on a status
     that does not exist.
     """
+    sql, params = find(wanted)
+    return [_rollout(reader, row["group_id"], row["rollout"]) for row in reader.rows(sql, params)]
+
+
+def find(wanted: Filter) -> tuple[str, dict[str, Any]]:
+    """The query for (group_id, rollout) of those wanted, in order, and its parameters."""
     _check(wanted)
     given = {k: v for k in _CONDITIONS if (v := getattr(wanted, k)) is not None}
     conditions = ["t.turn = 0", *(_CONDITIONS[name] for name in given)]
-    if wanted.rollout is not None:
-        given["group_id"], given["rollout"] = _parse_rollout(wanted.rollout)
-        conditions.append("t.group_id = :group_id AND t.rollout = :rollout")
     tables = "turns t"
     if given.keys() & {"problem", "family", "level", "step", "stage", "purpose"}:
         tables += " JOIN groups g USING (group_id)"
     if given.keys() & {"family", "level"}:
         tables += " JOIN problems p ON p.problem_id = g.problem_id"
+    if wanted.rollout is not None:
+        given["group_id"], given["rollout"] = _parse_rollout(wanted.rollout)
+        conditions.append("t.group_id = :group_id AND t.rollout = :rollout")
     order = _BEST if wanted.best else "t.group_id DESC, t.rollout DESC"
-    found = reader.rows(
+    sql = (
         f"SELECT t.group_id, t.rollout FROM {tables} WHERE {' AND '.join(conditions)} "
-        f"ORDER BY {order} LIMIT :limit",
-        {**given, "limit": wanted.limit},
+        f"ORDER BY {order} LIMIT :limit"
     )
-    return [_rollout(reader, row["group_id"], row["rollout"]) for row in found]
+    return sql, {**given, "limit": -1 if wanted.limit is None else wanted.limit}
 
 
 def _parse_rollout(name: str) -> tuple[int, int]:
@@ -113,13 +119,13 @@ def _check(wanted: Filter) -> None:
     ):
         if value is not None and value not in list(allowed):
             raise ConfigError(f"--{name} {value}: no such {name}; there are {', '.join(allowed)}")
-    if wanted.limit < 1:
+    if wanted.limit is not None and wanted.limit < 1:
         raise ConfigError(f"--limit {wanted.limit}: must be 1 or more")
 
 
 def _rollout(reader: RunReader, group_id: int, rollout: int) -> dict[str, Any]:
     turns = reader.rows(
-        f"SELECT {_TURN_COLUMNS} FROM v_turns WHERE group_id = ? AND rollout = ? ORDER BY turn",
+        f"SELECT {TURN_COLUMNS} FROM v_turns WHERE group_id = ? AND rollout = ? ORDER BY turn",
         (group_id, rollout),
     )
     for turn in turns:

@@ -1,0 +1,151 @@
+"""A run from Python: `forge.open("last").rollouts(status="correct").to_pandas()`.
+
+Each method answers with `Rows`, a list of dictionaries; pandas is asked for only by `to_pandas`.
+Whatever has no method is SQL: `run.rows("SELECT * FROM v_failures")`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forge.errors import ConfigError, MachineError
+from forge.store.layout import RunPaths, find_run
+from forge.store.reader import Params, RunReader
+from forge.views.questions import find_question
+from forge.views.rollouts import TURN_COLUMNS, Filter, find
+from forge.views.show import load_evaluations, load_show
+from forge.views.sql import find_named, run_sql
+
+if TYPE_CHECKING:
+    import pandas
+
+    from forge.views.compare import Comparison
+
+_ROLLOUTS = """
+WITH found AS MATERIALIZED (SELECT *, row_number() OVER () AS place FROM ({found}))
+SELECT 'g' || f.group_id || '.r' || f.rollout AS rollout_id, f.group_id, f.rollout, g.stage, g.step,
+    g.purpose, g.is_greedy, coalesce(g.problem_id, r.problem_id) AS problem_id, p.family, p.level,
+    p.split, r.ended, max(v.status = 'correct') AS is_correct,
+    group_concat(v.status, ' ') AS statuses, count(*) AS num_turns, max(t.reward) AS reward,
+    max(CASE WHEN v.status = 'correct' THEN v.speedup END) AS speedup,
+    sum(t.num_completion_tokens) AS num_completion_tokens, min(t.min_version) AS min_version,
+    max(t.max_version) AS max_version
+FROM found f CROSS JOIN turns t USING (group_id, rollout)
+LEFT JOIN verdicts v ON v.group_id = t.group_id AND v.rollout = t.rollout AND v.turn = t.turn
+LEFT JOIN groups g ON g.group_id = f.group_id
+LEFT JOIN trajectories r ON r.group_id = f.group_id AND r.rollout = f.rollout
+LEFT JOIN problems p ON p.problem_id = coalesce(g.problem_id, r.problem_id)
+GROUP BY f.place ORDER BY f.place
+"""
+_TURNS = f"""
+WITH found AS MATERIALIZED (SELECT *, row_number() OVER () AS place FROM ({{found}}))
+SELECT {TURN_COLUMNS} FROM found CROSS JOIN v_turns USING (group_id, rollout) ORDER BY place, turn
+"""
+
+
+class Rows(list[dict[str, Any]]):
+    """Rows as dictionaries."""
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """A DataFrame with a row each. Raises MachineError where pandas is not installed."""
+        try:
+            import pandas
+        except ImportError:
+            raise MachineError(
+                "to_pandas: pandas is not installed; pip install pandas, or use the rows as they lie"
+            ) from None
+        return pandas.DataFrame.from_records(list(self))
+
+
+class Run(RunReader):
+    """A run to ask, read-only, while it is written or long after. Close it, or use it in a `with`.
+
+    Filters are those of `forge rollouts`: rollout, problem (a glob), family, level, status,
+    min_speedup, stage, step, purpose, best, limit.
+    """
+
+    def rows(self, sql: str, params: Params = ()) -> Rows:
+        """The rows of a query."""
+        return Rows(super().rows(sql, params))
+
+    def rollouts(self, *, limit: int | None = None, **filters: Any) -> Rows:
+        """One row a rollout, latest first: where it was played, statuses by turn, best reward."""
+        return self._found(_ROLLOUTS, limit=limit, **filters)
+
+    def turns(self, *, limit: int | None = None, **filters: Any) -> Rows:
+        """One row a turn of the same rollouts, texts included. `limit` counts rollouts."""
+        return self._found(_TURNS, limit=limit, **filters)
+
+    def steps(self) -> Rows:
+        """The learning curve: one row a step."""
+        return self.rows("SELECT * FROM v_steps ORDER BY stage, step")
+
+    def metrics(self, key: str = "*") -> Rows:
+        """Metrics by step, of the keys that match the glob: `train/*`."""
+        return self.rows(
+            "SELECT * FROM v_metrics WHERE key GLOB ? ORDER BY stage, step, key", (key,)
+        )
+
+    def problems(self) -> Rows:
+        """One row a problem and purpose: how often it was solved."""
+        return self.rows("SELECT * FROM v_problems ORDER BY problem_id, purpose")
+
+    def kernels(self, *, limit: int | None = None) -> Rows:
+        """The best kernel of each problem, best first, with code."""
+        most = -1 if limit is None else limit
+        return self.rows("SELECT * FROM v_best_kernels ORDER BY rank LIMIT ?", (most,))
+
+    def failures(self) -> Rows:
+        """What went wrong, by step, status and reason."""
+        return self.rows("SELECT * FROM v_failures ORDER BY stage, step, num_turns DESC")
+
+    def samples(self, *, stage: int, step: int) -> Rows:
+        """What trained at a step, with advantages."""
+        return self.rows(
+            "SELECT * FROM v_samples WHERE stage = ? AND step = ? ORDER BY sample_id", (stage, step)
+        )
+
+    def evaluations(self) -> Rows:
+        """Every evaluation, oldest first; pass_at_k and detail as dictionaries."""
+        return Rows(load_evaluations(self))
+
+    def events(self) -> Rows:
+        """What happened, in order."""
+        return self.rows("SELECT * FROM v_events ORDER BY event_id")
+
+    def ask(self, name: str | int, **params: Any) -> Rows:
+        """A named query, or the first one of a question's number: `run.ask("batch", step=20)`."""
+        if isinstance(name, int):
+            name = find_question(str(name)).queries[0]
+        query = find_named(name)
+        found = run_sql(self, query.sql, query.bind(params))
+        return Rows(dict(zip(found.columns, row, strict=True)) for row in found.rows)
+
+    def show(self) -> dict[str, Any]:
+        """What `forge show --json` prints."""
+        return load_show(self)
+
+    def compare(self, other: RunReader, *, by: str = "step") -> Comparison:
+        """This run (a) and another (b), at equal `step`, `tokens` or `time`."""
+        from forge.views.compare import By, compare
+
+        return compare(self, other, by=By(by))
+
+    def _found(self, sql: str, **filters: Any) -> Rows:
+        unknown = filters.keys() - Filter.__dataclass_fields__.keys()
+        if unknown:
+            raise ConfigError(
+                f"{', '.join(sorted(unknown))}: no such filter; there are "
+                f"{', '.join(Filter.__dataclass_fields__)}"
+            )
+        found, params = find(Filter(**filters))
+        return self.rows(sql.format(found=found), params)
+
+
+def open_run(run: str | Path | RunPaths, *, store_dir: str | Path = "runs") -> Run:
+    """Opens a run by path, name, `name-n` or `last`. Raises ConfigError where there is none, it is
+    empty, or its schema is newer.
+    """
+    paths = run if isinstance(run, RunPaths) else find_run(run, store_dir=Path(store_dir))
+    return Run(paths)
