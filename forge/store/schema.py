@@ -11,12 +11,13 @@ import sqlite3
 from pathlib import Path
 
 from forge.errors import ConfigError
+from forge.store.rollup_tables import RUN_TABLES_2
 from forge.store.tables import RUN_TABLES_1, TOKEN_TABLES_1
 
 APPLICATION_ID = 0x666F7267
 """`forg`: what `file run.db` and `PRAGMA application_id` say."""
 
-RUN_MIGRATIONS = (RUN_TABLES_1,)
+RUN_MIGRATIONS = (RUN_TABLES_1, RUN_TABLES_2)
 TOKEN_MIGRATIONS = (TOKEN_TABLES_1,)
 RUN_VERSION = len(RUN_MIGRATIONS)
 

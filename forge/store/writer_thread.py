@@ -35,6 +35,7 @@ from forge.store.retention import drop_tokens, spent_groups
 from forge.store.rows import RECORD_TYPES, Record, RowWriter
 from forge.store.run_views import VIEWS
 from forge.store.schema import RUN_MIGRATIONS, TOKEN_MIGRATIONS, migrate
+from forge.store.settle import settle_oldest
 
 if TYPE_CHECKING:
     from forge.store.layout import RunPaths
@@ -51,6 +52,11 @@ loop.
 SILENT_AFTER_S = 60.0
 """A writer that takes longer for a queue or a flush hangs in the disk."""
 DISK_CHECK_S = 1.0
+ANALYSIS_ROWS = 400
+"""What `PRAGMA optimize` reads of an index at most: all of it takes seconds at a million turns."""
+IDLE_SETTLE_S = 0.2
+"""A put that comes meanwhile waits for the end of one step's roll-up, some 20 ms."""
+CLOSE_SETTLE_S = 5.0
 CHECKPOINT_PAGES = 4000
 """16 MB of WAL before it is copied into the database."""
 
@@ -140,6 +146,7 @@ class WriterThread:
                 is_open = self._step()
             except Exception as error:  # boundary: the queue must be drained, or flushes would hang
                 self._fail(error)
+        self._settle(max_open=0, for_s=CLOSE_SETTLE_S)
         self._close()
 
     def _open(self) -> None:
@@ -168,7 +175,7 @@ class WriterThread:
         try:
             item = self.queue.get(timeout=self._patience_s())
         except queue.Empty:
-            self._commit()
+            self._commit() if self._num_pending else self._settle(max_open=0, for_s=IDLE_SETTLE_S)
             return True
         if isinstance(item, tuple):
             self._write(item)
@@ -206,12 +213,28 @@ class WriterThread:
         if not self._num_pending or self.failure is not None:
             return
         try:
+            settle_oldest(self._run)
             self._tokens.execute("COMMIT")
             self._run.execute("COMMIT")
             self._num_pending = 0
             if self._trained_something:
                 self._trained_something = False
                 self._let_tokens_go()
+        except Exception as error:  # boundary: raised by the next put or flush
+            self._fail(error)
+
+    def _settle(self, *, max_open: int, for_s: float) -> None:
+        """Rolls steps up for about so long, while nobody asks for anything."""
+        until = time.monotonic() + for_s
+        if self.failure is not None:
+            return
+        try:
+            while time.monotonic() < until and self.queue.empty():
+                self._run.execute("BEGIN IMMEDIATE")
+                is_more = settle_oldest(self._run, max_open=max_open)
+                self._run.execute("COMMIT")
+                if not is_more:
+                    return
         except Exception as error:  # boundary: raised by the next put or flush
             self._fail(error)
 
@@ -261,6 +284,7 @@ class WriterThread:
     def _close(self) -> None:
         for connection in reversed(self._connections):
             try:
+                connection.execute(f"PRAGMA analysis_limit = {ANALYSIS_ROWS}")
                 connection.execute("PRAGMA optimize")
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             except sqlite3.Error as error:  # a full disk: the WAL stays and is read all the same

@@ -16,7 +16,7 @@ import forge
 from forge.errors import ConfigError
 from forge.records import End, Purpose, Status
 from forge.store.reader import open_run
-from forge.store.run_views import VIEWS
+from forge.store.run_views import view_names
 from tests.store.storefactory import group, resumed_run, small_run, turn, write_run
 
 
@@ -29,10 +29,6 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return out
 
 
-def view_names() -> list[str]:
-    return [line.split()[2] for line in VIEWS.splitlines() if line.startswith("CREATE VIEW")]
-
-
 @pytest.mark.parametrize("texts", ["plain", "zstd"])
 @pytest.mark.parametrize("view", view_names())
 def test_every_view_answers_and_has_a_comment(
@@ -41,7 +37,7 @@ def test_every_view_answers_and_has_a_comment(
     with open_run(roots[texts]) as reader:
         rows = reader.rows(f"SELECT * FROM {view}")
         sql = reader.value("SELECT sql FROM main.sqlite_master WHERE name = ?", (view,))
-    assert rows or view in ("v_judge_noise", "v_replayed")
+    assert rows or view in ("v_judge_noise", "v_replayed", "live_groups", "live_turns")
     assert not any(isinstance(value, bytes) for row in rows for value in row.values())
     assert "--" in sql.splitlines()[1]
 

@@ -1,0 +1,94 @@
+"""The store at scale: a made-up run of any size, how long its views take, what a writer stands.
+
+    .venv/bin/python bench/store.py make runs/big-1 --turns 1000000
+    .venv/bin/python bench/store.py views runs/big-1 [--json]
+    .venv/bin/python bench/store.py write [--turns 30000] [--json]
+    .venv/bin/python bench/store.py kill [--kills 20] [--json]
+
+`make` writes through the writer of the runs. `views` asks each shipped view as it is used
+(`store_views.ASKED`), cold once and then warm: the median of five, at most 200 ms. `write` puts
+turns with 12 kB of texts while three readers poll: at least 5,000 turns/s and at most 6 kB a turn
+in run.db, tokens apart. `kill` ends a writing process by SIGKILL again and again: no acknowledged
+row may be lost, and no reader may see "database is locked". Exit code 1 where a bound is broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import anyio
+from store_records import Maker
+from store_views import time_views
+
+from forge.config.schema import StoreTable
+from forge.store import RunPaths, open_writer
+
+
+async def make(root: Path, *, num_turns: int, text_bytes: int) -> dict[str, Any]:
+    """Writes the run; every 20,000 turns a line on stderr says how far it is."""
+    root.mkdir(parents=True)
+    (root / "experiment.toml").write_text('name = "big"\n', encoding="utf-8")
+    maker, began, told = Maker(text_bytes=text_bytes), time.perf_counter(), 0
+    options = StoreTable(texts="zstd")
+    async with open_writer(RunPaths(root), options, clock=lambda: maker.now) as writer:
+        batch = []
+        for record in maker.records(num_turns):
+            batch.append(record)
+            if len(batch) == 64:
+                await writer.put(*batch)
+                batch.clear()
+            if maker.num_turns >= told + 20_000:
+                told = maker.num_turns
+                rate = told / (time.perf_counter() - began)
+                print(f"{told} turns, {rate:.0f}/s", file=sys.stderr)
+        await writer.put(*batch)
+    seconds = time.perf_counter() - began
+    return {"turns": maker.num_turns, "seconds": round(seconds, 1)} | sizes(root, maker.num_turns)
+
+
+def sizes(root: Path, num_turns: int) -> dict[str, float]:
+    names = {"run_db_bytes_a_turn": "run.db", "tokens_db_bytes_a_turn": "tokens.db"}
+    return {key: round((root / name).stat().st_size / num_turns) for key, name in names.items()}
+
+
+def tell_views(root: Path, *, as_json: bool) -> int:
+    found = time_views(root)
+    if as_json:
+        print(json.dumps([asdict(each) for each in found]))
+    else:
+        for each in found:
+            mark = " " if each.is_within else "!"
+            times = f"{each.warm_ms:8.1f} ms{mark} {each.cold_ms:8.1f} cold"
+            print(f"{times} {each.num_rows:6d} rows  {each.sql}")
+    slow = [each for each in found if not each.is_within]
+    return 1 if slow else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true")
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("make")
+    command.add_argument("root", type=Path)
+    command.add_argument("--turns", type=int, default=1_000_000)
+    command.add_argument("--text-bytes", type=int, default=800, help="of a turn's texts")
+    command = commands.add_parser("views")
+    command.add_argument("root", type=Path)
+    asked = parser.parse_args()
+    if asked.command == "views":
+        return tell_views(asked.root, as_json=asked.json)
+    found = anyio.run(lambda: make(asked.root, num_turns=asked.turns, text_bytes=asked.text_bytes))
+    print(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,205 @@
+"""The sums over turns that views show, each written once: over all turns, over those of open steps,
+or over one step.
+
+Used by `store.run_views`, which makes the views, and by `store.settle`, which rolls a step up.
+Every aggregate here is made of whole steps: no row of one mixes two (stage, step), so that the rows
+of a step can be kept in a table (`store.rollup_tables`). A change here that changes what a step
+comes to needs a migration that opens every step again.
+
+`{turns}` and `{groups}` are where an aggregate reads: `v_turns` and `groups`, or `live_turns` and
+`live_groups`; `{uses}` is `v_samples`, or its rows of open steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+NOT_REPLAYED = "group_id NOT IN (SELECT group_id FROM v_replayed)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aggregate:
+    """One sum over turns: its rows by step."""
+
+    columns: str
+    """Names, in order: of the roll-up table too."""
+    sql: str
+
+
+GROUPS = Aggregate(
+    columns="group_id, stage, step, purpose, is_greedy, problem_id, family, level, is_flat, "
+    "num_rollouts, num_turns, num_correct, reward, return_low, return_mean, return_high, speedup, "
+    "num_distinct_completions, num_completion_tokens, min_version, max_version",
+    sql="""
+    SELECT group_id, stage, step, purpose, is_greedy, problem_id, family, level,
+        (SELECT is_flat FROM groups g WHERE g.group_id = t.group_id) AS is_flat,
+        count(DISTINCT rollout) AS num_rollouts, count(*) AS num_turns,
+        (SELECT sum(is_correct) FROM trajectories r WHERE r.group_id = t.group_id) AS num_correct,
+        avg(reward) AS reward, min(discounted_return) AS return_low,
+        avg(discounted_return) AS return_mean, max(discounted_return) AS return_high,
+        max(speedup) AS speedup, count(DISTINCT completion_id) AS num_distinct_completions,
+        sum(num_completion_tokens) AS num_completion_tokens,
+        min(min_version) AS min_version, max(max_version) AS max_version
+    FROM {turns} t GROUP BY group_id""",
+)
+
+STEPS = Aggregate(
+    columns="stage, step, num_groups, num_turns, num_flat_groups, reward, return_mean, pass_rate, "
+    "pass_rate_multi, compile_rate, speedup, best_speedup, completion_tokens, truncated_share, "
+    "num_completion_tokens, num_masked, min_version, max_version, generate_s, judge_s",
+    sql="""
+    SELECT stage, step, count(DISTINCT group_id) AS num_groups, count(*) AS num_turns,
+        (SELECT sum(is_flat) FROM groups g WHERE g.stage = t.stage AND g.step = t.step
+            AND g.purpose = 'train') AS num_flat_groups,
+        avg(reward) AS reward, avg(discounted_return) AS return_mean,
+        avg(CASE WHEN turn = 0 AND reward IS NOT NULL THEN is_correct END) AS pass_rate,
+        (SELECT avg(r.is_correct) FROM groups g JOIN trajectories r USING (group_id)
+            WHERE g.stage = t.stage AND g.step = t.step AND g.purpose = 'train'
+            AND r.ended <> 'infra') AS pass_rate_multi,
+        avg(CASE WHEN turn = 0 AND reward IS NOT NULL THEN is_compiled END) AS compile_rate,
+        avg(CASE WHEN is_correct THEN speedup END) AS speedup,
+        max(CASE WHEN is_correct THEN speedup END) AS best_speedup,
+        avg(num_completion_tokens) AS completion_tokens, avg(is_truncated) AS truncated_share,
+        sum(num_completion_tokens) AS num_completion_tokens,
+        sum(status = 'infra_error') AS num_masked,
+        min(min_version) AS min_version, max(max_version) AS max_version,
+        sum(generate_s) AS generate_s, sum(judge_s) AS judge_s
+    FROM {turns} t WHERE purpose = 'train' GROUP BY stage, step""",
+)
+
+LEVELS = Aggregate(
+    columns="stage, step, level, family, num_groups, reward, pass_rate, compile_rate, best_speedup",
+    sql="""
+    SELECT stage, step, level, family, count(DISTINCT group_id) AS num_groups,
+        avg(reward) AS reward,
+        avg(CASE WHEN turn = 0 AND reward IS NOT NULL THEN is_correct END) AS pass_rate,
+        avg(CASE WHEN turn = 0 AND reward IS NOT NULL THEN is_compiled END) AS compile_rate,
+        max(CASE WHEN is_correct THEN speedup END) AS best_speedup
+    FROM {turns} t WHERE purpose = 'train' GROUP BY stage, step, level, family""",
+)
+
+FAILURES = Aggregate(
+    columns="stage, step, purpose, status, reason, num_turns, share, example",
+    sql=f"""
+    SELECT stage, step, purpose, status, reason, count(*) AS num_turns,
+        1.0 * count(*) / sum(count(*)) OVER (PARTITION BY stage, step, purpose) AS share,
+        min(turn_id) AS example
+    FROM {{turns}} t WHERE status IS NOT NULL AND status <> 'correct' AND {NOT_REPLAYED}
+    GROUP BY stage, step, purpose, status, reason""",
+)
+
+DUPLICATES = Aggregate(
+    columns="stage, step, purpose, group_id, problem_id, num_rollouts, num_distinct_completions, "
+    "num_distinct_kernels, duplicate_share",
+    sql=f"""
+    SELECT stage, step, purpose, group_id, problem_id, count(*) AS num_rollouts,
+        count(DISTINCT completion_id) AS num_distinct_completions,
+        count(DISTINCT code_id) AS num_distinct_kernels,
+        1.0 - 1.0 * count(DISTINCT completion_id) / count(*) AS duplicate_share
+    FROM {{turns}} t WHERE turn = 0 AND NOT coalesce(is_greedy, 0) AND {NOT_REPLAYED}
+    GROUP BY group_id""",
+)
+
+REWARD_TERMS = Aggregate(
+    columns="stage, step, purpose, term, num_turns, mean, low, high, paid_share",
+    sql=f"""
+    SELECT stage, step, purpose, term.key AS term, count(*) AS num_turns, avg(term.value) AS mean,
+        min(term.value) AS low, max(term.value) AS high, avg(term.value <> 0) AS paid_share
+    FROM {{turns}} t, json_each(t.reward_terms) AS term WHERE {NOT_REPLAYED}
+    GROUP BY stage, step, purpose, term.key""",
+)
+
+PHASES = Aggregate(
+    columns="stage, step, purpose, phase, num_turns, total_s, mean_s, max_s",
+    sql="""
+    SELECT stage, step, purpose, phase.key AS phase, count(*) AS num_turns,
+        sum(phase.value) AS total_s, avg(phase.value) AS mean_s, max(phase.value) AS max_s
+    FROM {turns} t, json_each(t.phase_s) AS phase WHERE t.phase_s IS NOT NULL
+    GROUP BY stage, step, purpose, phase.key""",
+)
+
+STALENESS = Aggregate(
+    columns="stage, step, staleness, num_samples, share, reward, advantage_size",
+    sql="""
+    SELECT stage, step, staleness, count(*) AS num_samples,
+        1.0 * count(*) / sum(count(*)) OVER (PARTITION BY stage, step) AS share,
+        avg(reward) AS reward, avg(abs(advantage)) AS advantage_size
+    FROM {uses} GROUP BY stage, step, staleness""",
+)
+
+FAST_P = Aggregate(
+    columns="stage, step, policy_version, p, num_rollouts, fast_p",
+    sql=f"""
+    SELECT g.stage, g.step, max(t.max_version) AS policy_version, p.value AS p,
+        count(*) AS num_rollouts,
+        CASE WHEN p.value = 0 THEN avg(coalesce(v.status = 'correct', 0))
+             WHEN sum(v.status = 'correct' AND v.speedup IS NULL) > 0 THEN NULL
+             ELSE avg(coalesce(v.status = 'correct' AND v.speedup > p.value, 0)) END AS fast_p
+    FROM {{groups}} g CROSS JOIN trajectories r ON r.group_id = g.group_id
+    LEFT JOIN turns t ON t.group_id = g.group_id AND t.rollout = r.rollout AND t.turn = 0
+    LEFT JOIN verdicts v ON v.group_id = g.group_id AND v.rollout = r.rollout AND v.turn = 0
+    CROSS JOIN json_each('[0, 0.8, 1, 1.5, 2, 3, 5]') AS p
+    WHERE g.purpose = 'eval' AND NOT g.is_greedy AND (t.reward IS NOT NULL OR r.num_turns = 0)
+        AND g.{NOT_REPLAYED}
+    GROUP BY g.stage, g.step, p.value""",
+)
+
+PROBLEM_PARTS = Aggregate(
+    columns="problem_id, purpose, stage, step, num_rollouts, num_turns, num_judged, "
+    "num_correct_turns, best_reward, best_speedup, first_solved_by_version, last_played_by_version",
+    sql=f"""
+    SELECT problem_id, purpose, stage, step,
+        count(DISTINCT group_id || '.' || rollout) AS num_rollouts, count(*) AS num_turns,
+        count(is_correct) AS num_judged, sum(is_correct) AS num_correct_turns,
+        max(reward) AS best_reward, max(CASE WHEN is_correct THEN speedup END) AS best_speedup,
+        min(CASE WHEN is_correct THEN max_version END) AS first_solved_by_version,
+        max(max_version) AS last_played_by_version
+    FROM {{turns}} t WHERE {NOT_REPLAYED} GROUP BY problem_id, purpose, stage, step""",
+)
+"""What a step adds to a problem; `v_problems` sums them."""
+
+BEST_PARTS = Aggregate(
+    columns="turn_row, problem_id, stage, step, group_id, rollout, turn, speedup_low, "
+    "num_launches, num_bytes",
+    sql="""
+    SELECT turn_row, problem_id, stage, step, group_id, rollout, turn, speedup_low, num_launches,
+        num_bytes
+    FROM (SELECT t.*, r.turn_row, c.num_bytes, row_number() OVER (
+            PARTITION BY t.problem_id, t.stage, t.step
+            ORDER BY t.speedup_low DESC NULLS LAST, t.num_launches, c.num_bytes, r.turn_row
+        ) AS place
+        FROM {turns} t JOIN turns r USING (group_id, rollout, turn)
+        LEFT JOIN texts c ON c.text_id = t.code_id WHERE t.status = 'correct')
+    WHERE place = 1""",
+)
+"""The best kernel of each problem in a step; `v_best_kernels` takes the best of them."""
+
+BY_STEP = {
+    "groups": GROUPS,
+    "steps": STEPS,
+    "levels": LEVELS,
+    "failures": FAILURES,
+    "duplicates": DUPLICATES,
+    "reward_terms": REWARD_TERMS,
+    "phases": PHASES,
+    "staleness": STALENESS,
+    "fast_p": FAST_P,
+    "problems": PROBLEM_PARTS,
+    "best": BEST_PARTS,
+}
+"""Each has its table `rolled_<name>`."""
+
+_NOISE = """
+    SELECT g.problem_id, t.code_id, v.device, count(*) AS num_times, min(candidate_us) AS low_us,
+        avg(candidate_us) AS mean_us, max(candidate_us) AS high_us,
+        (max(candidate_us) - min(candidate_us)) / avg(candidate_us) AS relative_range
+    FROM {turns} CROSS JOIN verdicts v USING (group_id, rollout, turn)
+    LEFT JOIN groups g USING (group_id)
+    WHERE v.candidate_us IS NOT NULL AND t.code_id IS NOT NULL
+    GROUP BY g.problem_id, t.code_id, v.device HAVING count(*) > 1"""
+
+
+def noise_of(codes: str | None) -> str:
+    """Kernels timed more than once, in whichever steps: those of a subquery, or all."""
+    turns = "turns t" if codes is None else f"{codes} k CROSS JOIN turns t ON t.code_id = k.code_id"
+    return _NOISE.format(turns=turns)

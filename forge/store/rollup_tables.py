@@ -1,0 +1,214 @@
+"""Schema 2: what makes the views answer at a million turns, each promise kept by the database
+itself.
+
+Applied by `store.schema` after `store.tables`. A step of a stage is *open* while something of it is
+written, or *settled*: then the rows that `store.aggregates` makes of it lie in the `rolled_`
+tables. Views show the rolled rows and compute those of open steps afresh, so they are exact at any
+moment. Triggers open a step, which drops its rolled rows, whatever is written and by whom; the
+writer settles all but the last few (`store.settle`).
+"""
+
+from __future__ import annotations
+
+INDEXES = """
+CREATE INDEX groups_by_problem ON groups (problem_id);
+CREATE INDEX groups_of_evaluations ON groups (stage, step, attempt) WHERE purpose = 'eval';
+CREATE INDEX turns_by_code ON turns (code_id) WHERE code_id IS NOT NULL;
+CREATE INDEX sample_uses_by_attempt ON sample_uses (stage, step, attempt);
+DROP INDEX sample_uses_by_step;
+CREATE INDEX metrics_by_key ON metrics (key, stage, step, attempt);
+"""
+
+TABLES = """
+CREATE TABLE open_steps (
+    -- steps that were written to since they were settled, or never were
+    open_id INTEGER PRIMARY KEY,     -- grows: the longest open is settled first
+    stage INTEGER NOT NULL,
+    step INTEGER NOT NULL,
+    UNIQUE (stage, step)
+);
+CREATE TABLE open_groups (
+    -- groups that have turns but no row yet: they are still played, or were when the run died
+    group_id INTEGER PRIMARY KEY
+);
+CREATE TABLE open_kernels (
+    -- kernels that a turn once had and has no more
+    code_id INTEGER PRIMARY KEY
+);
+CREATE TABLE rolled_groups (
+    -- v_groups of settled steps
+    group_id INTEGER PRIMARY KEY, stage INTEGER, step INTEGER, purpose TEXT, is_greedy INTEGER,
+    problem_id TEXT, family TEXT, level INTEGER, is_flat INTEGER, num_rollouts INTEGER,
+    num_turns INTEGER, num_correct INTEGER, reward REAL, return_low REAL, return_mean REAL,
+    return_high REAL, speedup REAL, num_distinct_completions INTEGER,
+    num_completion_tokens INTEGER, min_version INTEGER, max_version INTEGER
+);
+CREATE INDEX rolled_groups_by_step ON rolled_groups (stage, step);
+CREATE INDEX rolled_groups_by_problem ON rolled_groups (problem_id);
+CREATE TABLE rolled_steps (
+    -- v_steps of settled steps
+    stage INTEGER, step INTEGER, num_groups INTEGER, num_turns INTEGER, num_flat_groups INTEGER,
+    reward REAL, return_mean REAL, pass_rate REAL, pass_rate_multi REAL, compile_rate REAL,
+    speedup REAL, best_speedup REAL, completion_tokens REAL, truncated_share REAL,
+    num_completion_tokens INTEGER, num_masked INTEGER, min_version INTEGER, max_version INTEGER,
+    generate_s REAL, judge_s REAL
+);
+CREATE INDEX rolled_steps_by_step ON rolled_steps (stage, step);
+CREATE TABLE rolled_levels (
+    -- v_levels of settled steps
+    stage INTEGER, step INTEGER, level INTEGER, family TEXT, num_groups INTEGER, reward REAL,
+    pass_rate REAL, compile_rate REAL, best_speedup REAL
+);
+CREATE INDEX rolled_levels_by_step ON rolled_levels (stage, step);
+CREATE TABLE rolled_failures (
+    -- v_failures of settled steps
+    stage INTEGER, step INTEGER, purpose TEXT, status TEXT, reason TEXT, num_turns INTEGER,
+    share REAL, example TEXT
+);
+CREATE INDEX rolled_failures_by_step ON rolled_failures (stage, step);
+CREATE TABLE rolled_duplicates (
+    -- v_duplicates of settled steps
+    stage INTEGER, step INTEGER, purpose TEXT, group_id INTEGER PRIMARY KEY, problem_id TEXT,
+    num_rollouts INTEGER, num_distinct_completions INTEGER, num_distinct_kernels INTEGER,
+    duplicate_share REAL
+);
+CREATE INDEX rolled_duplicates_by_step ON rolled_duplicates (stage, step);
+CREATE TABLE rolled_reward_terms (
+    -- v_reward_terms of settled steps
+    stage INTEGER, step INTEGER, purpose TEXT, term TEXT, num_turns INTEGER, mean REAL, low REAL,
+    high REAL, paid_share REAL
+);
+CREATE INDEX rolled_reward_terms_by_step ON rolled_reward_terms (stage, step);
+CREATE TABLE rolled_phases (
+    -- v_phases of settled steps
+    stage INTEGER, step INTEGER, purpose TEXT, phase TEXT, num_turns INTEGER, total_s REAL,
+    mean_s REAL, max_s REAL
+);
+CREATE INDEX rolled_phases_by_step ON rolled_phases (stage, step);
+CREATE TABLE rolled_staleness (
+    -- v_staleness of settled steps
+    stage INTEGER, step INTEGER, staleness INTEGER, num_samples INTEGER, share REAL, reward REAL,
+    advantage_size REAL
+);
+CREATE INDEX rolled_staleness_by_step ON rolled_staleness (stage, step);
+CREATE TABLE rolled_fast_p (
+    -- v_fast_p of settled steps
+    stage INTEGER, step INTEGER, policy_version INTEGER, p, num_rollouts INTEGER, fast_p REAL
+);
+CREATE INDEX rolled_fast_p_by_step ON rolled_fast_p (stage, step);
+CREATE TABLE rolled_problems (
+    -- what each settled step adds to the problems that it played
+    problem_id TEXT NOT NULL, purpose TEXT NOT NULL, stage INTEGER NOT NULL, step INTEGER NOT NULL,
+    num_rollouts INTEGER, num_turns INTEGER, num_judged INTEGER, num_correct_turns INTEGER,
+    best_reward REAL, best_speedup REAL, first_solved_by_version INTEGER,
+    last_played_by_version INTEGER, PRIMARY KEY (problem_id, purpose, stage, step)
+) WITHOUT ROWID;
+CREATE INDEX rolled_problems_by_step ON rolled_problems (stage, step);
+CREATE TABLE rolled_best (
+    -- the best kernel of each problem in each settled step
+    turn_row INTEGER PRIMARY KEY, problem_id TEXT, stage INTEGER, step INTEGER, group_id INTEGER,
+    rollout INTEGER, turn INTEGER, speedup_low REAL, num_launches INTEGER, num_bytes INTEGER
+);
+CREATE INDEX rolled_best_by_step ON rolled_best (stage, step);
+CREATE INDEX rolled_best_by_problem ON rolled_best
+    (problem_id, speedup_low DESC, num_launches, num_bytes, turn_row);
+CREATE TABLE rolled_noise (
+    -- v_judge_noise of kernels that no open step has
+    problem_id TEXT, code_id INTEGER, device TEXT, num_times INTEGER, low_us REAL, mean_us REAL,
+    high_us REAL, relative_range REAL
+);
+CREATE INDEX rolled_noise_by_kernel ON rolled_noise (code_id);
+"""
+
+_ROLLED = ("groups", "steps", "levels", "failures", "duplicates", "reward_terms", "phases",
+           "staleness", "fast_p", "problems", "best")  # fmt: skip
+
+_OPEN = """
+    INSERT INTO open_steps (stage, step) SELECT {found}
+        AND NOT EXISTS (SELECT 1 FROM open_steps o WHERE o.stage = s.stage AND o.step = s.step);"""
+
+
+def _open(stage: str, step: str) -> str:
+    """Opens the step that two columns name."""
+    found = f"s.stage, s.step FROM (SELECT {stage} AS stage, {step} AS step) s WHERE true"
+    return _OPEN.format(found=found)
+
+
+OPEN_ITS_STEP = _OPEN.format(found="s.stage, s.step FROM groups s WHERE s.group_id = NEW.group_id")
+OPEN_STEPS_OF_PROBLEM = """
+    INSERT INTO open_steps (stage, step) SELECT DISTINCT s.stage, s.step FROM groups s
+        WHERE s.problem_id = NEW.problem_id
+        AND NOT EXISTS (SELECT 1 FROM open_steps o WHERE o.stage = s.stage AND o.step = s.step);"""
+OPEN_STEPS_OF_USES = """
+    INSERT INTO open_steps (stage, step) SELECT DISTINCT s.stage, s.step
+        FROM samples m CROSS JOIN sample_uses s ON s.sample_id = m.sample_id
+        WHERE m.group_id = NEW.group_id AND m.rollout = NEW.rollout AND m.turn = NEW.turn
+        AND NOT EXISTS (SELECT 1 FROM open_steps o WHERE o.stage = s.stage AND o.step = s.step);"""
+"""v_staleness shows the reward of a turn at the steps that trained it."""
+NOTE_UNGROUPED = """
+    INSERT INTO open_groups SELECT NEW.group_id
+        WHERE NOT EXISTS (SELECT 1 FROM groups WHERE group_id = NEW.group_id)
+        AND NOT EXISTS (SELECT 1 FROM open_groups WHERE group_id = NEW.group_id);"""
+
+
+def _trigger(name: str, when: str, *statements: str) -> str:
+    body = "".join(statements)
+    return f"CREATE TRIGGER {name} AFTER {when} BEGIN{body}\nEND;\n"
+
+
+_DROP_ROLLED = "".join(
+    f"\n    DELETE FROM rolled_{name} WHERE stage = NEW.stage AND step = NEW.step;"
+    for name in _ROLLED
+)
+
+TRIGGERS = "".join(
+    (
+        _trigger("open_step_drops_its_rows", "INSERT ON open_steps", _DROP_ROLLED),
+        _trigger(
+            "turn_inserted", "INSERT ON turns", NOTE_UNGROUPED, OPEN_ITS_STEP, OPEN_STEPS_OF_USES
+        ),
+        _trigger("turn_updated", "UPDATE ON turns", OPEN_ITS_STEP),
+        _trigger(
+            "turn_rewarded",
+            "UPDATE OF reward ON turns WHEN NEW.reward IS NOT OLD.reward",
+            OPEN_STEPS_OF_USES,
+        ),
+        _trigger(
+            "turn_recoded",
+            "UPDATE OF code_id ON turns WHEN NEW.code_id IS NOT OLD.code_id AND OLD.code_id",
+            "\n    INSERT INTO open_kernels SELECT OLD.code_id WHERE NOT EXISTS"
+            " (SELECT 1 FROM open_kernels WHERE code_id = OLD.code_id);",
+        ),
+        _trigger("verdict_inserted", "INSERT ON verdicts", OPEN_ITS_STEP),
+        _trigger("verdict_updated", "UPDATE ON verdicts", OPEN_ITS_STEP),
+        _trigger("trajectory_inserted", "INSERT ON trajectories", OPEN_ITS_STEP),
+        _trigger("trajectory_updated", "UPDATE ON trajectories", OPEN_ITS_STEP),
+        _trigger(
+            "group_inserted",
+            "INSERT ON groups",
+            "\n    DELETE FROM open_groups WHERE group_id = NEW.group_id;",
+            OPEN_ITS_STEP,
+        ),
+        _trigger(
+            "group_updated", "UPDATE ON groups", _open("OLD.stage", "OLD.step"), OPEN_ITS_STEP
+        ),
+        _trigger("problem_inserted", "INSERT ON problems", OPEN_STEPS_OF_PROBLEM),
+        _trigger(
+            "problem_updated",
+            "UPDATE ON problems WHEN NEW.family IS NOT OLD.family OR NEW.level IS NOT OLD.level",
+            OPEN_STEPS_OF_PROBLEM,
+        ),
+        _trigger("use_inserted", "INSERT ON sample_uses", _open("NEW.stage", "NEW.step")),
+        _trigger("use_updated", "UPDATE ON sample_uses", _open("NEW.stage", "NEW.step")),
+    )
+)
+
+BACKLOG = """
+INSERT INTO open_steps (stage, step)
+    SELECT stage, step FROM groups UNION SELECT stage, step FROM sample_uses ORDER BY 1, 2;
+INSERT INTO open_groups SELECT DISTINCT group_id FROM turns t
+    WHERE NOT EXISTS (SELECT 1 FROM groups g WHERE g.group_id = t.group_id);
+"""
+"""What a run of schema 1 holds is all open; the writer settles it as it goes."""
+
+RUN_TABLES_2 = INDEXES + TABLES + TRIGGERS + BACKLOG

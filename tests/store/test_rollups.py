@@ -1,0 +1,289 @@
+"""Roll-ups: whatever was written, in whatever order, views read as the plain sums over all turns.
+
+The plain sums are the views of schema 1, kept in `views_1.sql`.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from forge.records import Attempt, Group, Problem, Purpose, Sample, SampleUse, Status, Turn
+from forge.store.codec import Encoder
+from forge.store.reader import open_run
+from forge.store.rows import Record, RowWriter
+from forge.store.run_views import PLAIN_VIEWS, VIEWS
+from forge.store.schema import RUN_MIGRATIONS, TOKEN_MIGRATIONS, migrate
+from forge.store.settle import settle_oldest
+from forge.store.writer import open_writer
+from tests.store.storefactory import (
+    Options,
+    attempt,
+    group,
+    make_root,
+    problem,
+    resumed_run,
+    samples,
+    timing,
+    use,
+)
+
+PLAIN = (Path(__file__).parent / "views_1.sql").read_text(encoding="utf-8")
+SUMMED = ["v_groups", "v_steps", "v_levels", "v_failures", "v_best_kernels", "v_problems",
+          "v_duplicates", "v_judge_noise", "v_reward_terms", "v_phases", "v_samples", "v_staleness",
+          "v_fast_p", "v_replayed", "v_metrics", "v_idle"]  # fmt: skip
+
+
+class Store:
+    """Both databases in memory, written as the writer's thread does, without its clock."""
+
+    def __init__(self, *, migrations: tuple[str, ...] = RUN_MIGRATIONS) -> None:
+        self.run = sqlite3.connect(":memory:", isolation_level=None)
+        tokens = sqlite3.connect(":memory:", isolation_level=None)
+        views = VIEWS if len(migrations) == len(RUN_MIGRATIONS) else PLAIN
+        migrate(self.run, path=Path("run.db"), migrations=migrations, views=views)
+        migrate(tokens, path=Path("tokens.db"), migrations=TOKEN_MIGRATIONS)
+        encoder = Encoder(texts="plain")
+        self.rows = RowWriter(self.run, tokens=tokens, encoder=encoder, clock=lambda: 1.0)
+
+    def put(self, *records: Record) -> None:
+        for record in records:
+            self.rows.write(record)
+
+    def settle(self, *, max_open: int = 0, times: int = 1 << 30) -> None:
+        for _ in range(times):
+            if not settle_oldest(self.run, max_open=max_open):
+                return
+
+    def num_open(self) -> int:
+        return self.run.execute("SELECT count(*) FROM open_steps").fetchone()[0]
+
+    @contextmanager
+    def views(self, sql: str) -> Iterator[None]:
+        """These views before our own, as long as it lasts."""
+        names = []
+        for part in (part.strip() for part in sql.split(";\n")):
+            if "CREATE VIEW" in part:
+                self.run.execute(part.replace("CREATE VIEW", "CREATE TEMP VIEW", 1))
+                names.append(part[part.index("CREATE VIEW") :].split()[2])
+        try:
+            yield
+        finally:
+            for name in names:
+                self.run.execute(f"DROP VIEW temp.{name}")
+
+    def read(self, view: str) -> list[tuple[Any, ...]]:
+        found = self.run.execute(f"SELECT * FROM {view}")
+        names = tuple(column[0] for column in found.description)
+        return [names, *sorted(found.fetchall(), key=repr)]
+
+
+def differences(store: Store, plain: str = PLAIN) -> dict[str, tuple[object, object]]:
+    """Views that read otherwise than the plain sums; floats may be summed in another order."""
+    ours = {view: store.read(view) for view in SUMMED}
+    with store.views(plain):
+        theirs = {view: store.read(view) for view in SUMMED}
+    return {
+        view: (ours[view], theirs[view])
+        for view in SUMMED
+        if len(ours[view]) != len(theirs[view])
+        or not all(
+            same(a, b)
+            for mine, other in zip(ours[view], theirs[view], strict=True)
+            for a, b in zip(mine, other, strict=True)
+        )
+    }
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, float) and isinstance(b, float):
+        return math.isclose(a, b, rel_tol=1e-12)
+    return a == b
+
+
+STATUSES: tuple[Status, ...] = (
+    Status.CORRECT,
+    Status.CORRECT,
+    Status.WRONG,
+    Status.TIMEOUT,
+    Status.INFRA_ERROR,
+)
+
+
+def played(rng: random.Random, group_id: int) -> Group:
+    """A group of any purpose in one of a few steps, of a few problems and kernels."""
+    purpose = rng.choice([Purpose.TRAIN, Purpose.TRAIN, Purpose.EVAL])
+    rows = [rng.choices(STATUSES, k=rng.randint(1, 3)) for _ in range(rng.randint(1, 3))]
+    made = group(
+        group_id, rows, problem_id=f"softmax-{rng.randrange(3):04d}", purpose=purpose,
+        stage=rng.randrange(2), step=rng.randrange(3), version=rng.randrange(4),
+        is_greedy=rng.random() < 0.2, speed=timing(rng.choice([0.5, 1.0, 2.5, 7.0])),
+    )  # fmt: skip
+    return replace(
+        made,
+        trajectories=tuple(
+            replace(each, turns=tuple(kernel(rng, t) for t in each.turns))
+            for each in made.trajectories
+        ),
+    )
+
+
+def kernel(rng: random.Random, made: Turn) -> Turn:
+    """Some answers are the same as others', some were not timed."""
+    code = f"# kernel {rng.randrange(6)}" if rng.random() < 0.7 else made.code
+    verdict = made.verdict if rng.random() < 0.8 else replace(made.verdict, timing=None)
+    verdict = replace(verdict, num_launches=rng.randrange(3), device=rng.choice(["a", "b"]))
+    return replace(made, code=code, completion_text=code, verdict=verdict)
+
+
+def story(rng: random.Random) -> Iterator[Record | None]:
+    """What a run may write, in any order it may have; None where a step is settled meanwhile."""
+    groups: dict[int, Group] = {}
+    offered: list[Sample] = []
+    yield attempt(1)
+    yield problem(0)
+    for number in range(2, 40):
+        act = rng.random()
+        if act < 0.3 or not groups:
+            made = played(rng, group_id := rng.randrange(12))  # at times one that there is
+            for trajectory in made.trajectories:
+                yield from trajectory.turns
+                if rng.random() < 0.9:
+                    yield trajectory
+            if rng.random() < 0.9:
+                groups[group_id] = made
+                yield made
+        elif act < 0.4:
+            yield rng.choice(list(groups.values()))
+        elif act < 0.5:
+            before = rng.choice(list(groups.values())).trajectories[0].turns[0]
+            yield replace(kernel(rng, before), reward=rng.choice([None, 0.1, 0.9]))
+        elif act < 0.65:
+            offered += (new := samples(rng.choice(list(groups.values())), first_id=100 * number))
+            yield from new
+        elif act < 0.8 and offered:
+            for sample in rng.sample(offered, k=min(4, len(offered))):
+                yield use(sample, stage=1, step=rng.randrange(3), staleness=rng.randrange(2))
+        elif act < 0.85:
+            yield attempt(number)
+        elif act < 0.9:
+            yield problem(rng.randrange(3), level=rng.randrange(3))
+        else:
+            yield None
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 1 << 32))
+def test_views_read_as_the_plain_sums_whatever_was_written(seed: int) -> None:
+    rng = random.Random(seed)
+    store = Store()
+    for record in story(rng):
+        if record is None:
+            store.settle(times=rng.randint(1, 4))
+        else:
+            store.put(record)
+        if rng.random() < 0.05:
+            assert differences(store) == {}
+    assert differences(store) == {}
+    store.settle()
+    assert differences(store) == {}
+    assert store.num_open() == 0
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 1 << 32))
+def test_a_run_of_schema_1_reads_alike_before_and_after_its_migration(seed: int) -> None:
+    rng = random.Random(seed)
+    store = Store(migrations=RUN_MIGRATIONS[:1])
+    store.put(*(record for record in story(rng) if record is not None))
+    assert differences(store, PLAIN_VIEWS) == {}
+    migrate(store.run, path=Path("run.db"), migrations=RUN_MIGRATIONS, views=VIEWS)
+    assert differences(store) == {}
+    store.put(*(record for record in story(rng) if record is not None))
+    store.settle(max_open=1)
+    assert differences(store) == {}
+
+
+def test_the_stories_give_every_view_something_to_show() -> None:
+    shown: set[str] = set()
+    for seed in range(8):
+        rng, store = random.Random(seed), Store()
+        for record in story(rng):
+            store.settle(times=2) if record is None else store.put(record)
+        shown |= {view for view in SUMMED if len(store.read(view)) > 1}
+    assert set(SUMMED) - shown == {"v_metrics", "v_idle"}
+
+
+def test_a_settled_step_is_read_from_its_roll_up() -> None:
+    """Else the tests above compare the plain sums with themselves."""
+    store = Store()
+    store.put(attempt(), problem(0), group(0, [[Status.CORRECT], [Status.WRONG]]))
+    store.settle()
+    for table in ("steps", "groups", "failures", "reward_terms", "phases", "levels", "duplicates"):
+        store.run.execute(f"UPDATE rolled_{table} SET stage = 77")
+        assert [row for row in store.read(f"v_{table}")[1:] if 77 in row], table
+
+
+def test_a_writer_leaves_a_few_steps_open_and_settles_all_when_it_ends(tmp_path: Path) -> None:
+    make_root(tmp_path / "toy-1")
+    open_while, open_after = anyio.run(write_steps, tmp_path / "toy-1")
+    assert 1 <= open_while <= 5
+    assert open_after == 0
+
+
+async def write_steps(root: Path) -> tuple[int, int]:
+    async with open_writer(root, Options()) as writer:
+        await writer.put(attempt(), problem(0))
+        for step in range(12):
+            await writer.put(group(step, [[Status.CORRECT]], step=step))
+            await writer.flush()
+        with open_run(root) as reader:
+            num_open = reader.value("SELECT count(*) FROM open_steps")
+    with open_run(root) as reader:
+        return num_open, reader.value("SELECT count(*) FROM open_steps")
+
+
+def test_what_a_killed_run_left_open_is_read_and_settled_by_the_next_writer(tmp_path: Path) -> None:
+    root = tmp_path / "toy-1"
+    make_root(root)
+    anyio.run(write_steps, root)
+    with sqlite3.connect(root / "run.db") as connection:
+        connection.execute("INSERT INTO open_steps (stage, step) VALUES (1, 3)")
+    connection.close()
+    with open_run(root) as reader:
+        before = reader.rows("SELECT * FROM v_steps ORDER BY step")
+    assert [row["step"] for row in before] == list(range(12))
+
+    async def reopen() -> None:
+        async with open_writer(root, Options()):
+            pass
+
+    anyio.run(reopen)
+    with open_run(root) as reader:
+        assert reader.value("SELECT count(*) FROM open_steps") == 0
+        assert reader.rows("SELECT * FROM v_steps ORDER BY step") == before
+
+
+def test_a_resumed_run_reads_as_the_plain_sums() -> None:
+    store = Store()
+    store.put(*resumed_run())
+    for _ in range(8):
+        assert differences(store) == {}
+        store.settle(times=1)
+    assert store.read("v_replayed")[1:]
+
+
+@pytest.mark.parametrize("kind", [Attempt, Group, Problem, Sample, SampleUse, Turn])
+def test_the_story_has_every_kind_of_record_that_views_sum(kind: type) -> None:
+    assert any(isinstance(record, kind) for record in story(random.Random(1)))
