@@ -1,0 +1,185 @@
+"""All attempts at one problem over the run, opened from the Problems screen; Enter leads to the
+conversation, Escape back.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rich.text import Text
+from textual.binding import Binding
+from textual.containers import VerticalScroll
+from textual.widgets import ContentSwitcher, DataTable, Static
+
+from forge.views.problem_history import Attempt, ProblemHistory, ProblemRow, load_history
+from forge.views.terminal import printable
+from tui.screens.paced import PacedScreen
+from tui.screens.rollout import RolloutScreen
+from tui.widgets.figures import number, share
+from tui.widgets.row_table import Column, RowTable
+from tui.widgets.texts import shown_code, spark
+from tui.widgets.verdicts import path_of_statuses
+
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+    from textual.binding import BindingType
+
+    from forge.store.reader import RunReader
+    from tui.watched import Watched
+
+ORDERS = {
+    "latest": lambda attempt: (-attempt.group_id, attempt.rollout),
+    "reward": lambda attempt: -(attempt.best_reward if attempt.best_reward is not None else -1e9),
+    "speedup": lambda attempt: -(attempt.best_speedup or 0.0),
+    "tokens": lambda attempt: -attempt.num_tokens,
+}
+"""What comes first is the most of it; `latest` is also the order of equals."""
+
+FILTERS = {
+    "all": lambda attempt: True,
+    "solved": lambda attempt: attempt.is_correct,
+    "failed": lambda attempt: not attempt.is_correct,
+}
+
+
+def _stage(attempt: Attempt) -> str:
+    return "–" if attempt.stage is None else f"{attempt.stage + 1}"
+
+
+COLUMNS = (
+    Column(key="latest", heading="rollout", value=lambda row: row.rollout_id),
+    Column(key="purpose", heading="for", value=lambda row: _purpose(row), from_width=70),
+    Column(key="stage", heading="stage", value=_stage, from_width=100, is_number=True),
+    Column(
+        key="step", heading="step", value=lambda row: "–" if row.step is None else str(row.step),
+        is_number=True,
+    ),
+    Column(
+        key="policy", heading="policy", value=lambda row: str(row.policy_version),
+        from_width=70, is_number=True,
+    ),
+    Column(key="reward", heading="reward", value=lambda row: number(row.best_reward),
+           is_number=True),
+    Column(
+        key="speedup", heading="best", from_width=60, is_number=True,
+        value=lambda row: "–" if row.best_speedup is None else f"{row.best_speedup:.2f}x",
+    ),
+    Column(
+        key="tokens", heading="tokens", value=lambda row: str(row.num_tokens), from_width=100,
+        is_number=True,
+    ),
+    Column(
+        key="ended", heading="ended", value=lambda row: row.ended or "playing", from_width=100
+    ),
+    Column(
+        key="turns", heading="turns", value=lambda row: path_of_statuses(row.statuses),
+        takes_rest=True, style=lambda row: "green" if row.is_correct else "",
+    ),
+)  # fmt: skip
+
+
+class AttemptsScreen(PacedScreen[ProblemHistory]):
+    """One problem."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "app.pop_screen", "Back"),
+        Binding("o", "order", "Order"),
+        Binding("f", "filter", "Filter"),
+        Binding("r", "reference", "Reference"),
+        Binding("enter", "open", "Open", show=False),
+    ]
+    DEFAULT_CSS = """
+    AttemptsScreen #caption { height: auto; max-height: 6; }
+    AttemptsScreen ContentSwitcher { height: 1fr; }
+    AttemptsScreen RowTable { height: 1fr; }
+    """
+
+    def __init__(self, watched: Watched, problem_id: str) -> None:
+        super().__init__(watched)
+        self._problem_id = problem_id
+        self._order, self._filter = "latest", "all"
+
+    def compose_body(self) -> ComposeResult:
+        yield Static(id="caption", markup=False)
+        with ContentSwitcher(initial="attempts"):
+            yield RowTable(COLUMNS, id="attempts")
+            with VerticalScroll(id="reference"):
+                yield Static(id="source", markup=False)
+
+    def on_mount(self) -> None:
+        self.query_one(RowTable).focus()
+
+    def answer(self, reader: RunReader, question: Any) -> ProblemHistory:
+        return load_history(reader, self._problem_id)
+
+    def show_answer(self, data: ProblemHistory) -> None:
+        attempts = [each for each in data.attempts if FILTERS[self._filter](each)]
+        attempts.sort(key=ORDERS[self._order])
+        self.query_one("#caption", Static).update(self._caption(data, len(attempts)))
+        rows = [(each.rollout_id, each) for each in attempts]
+        self.query_one(RowTable).show_rows(rows, marked=self._order)
+        self.query_one("#source", Static).update(shown_code(data.source or "# not stored"))
+
+    def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
+        event.stop()
+        self.action_open()
+
+    def on_data_table_header_selected(self, event: DataTable.HeaderSelected) -> None:
+        if event.column_key.value in ORDERS:
+            self._order = event.column_key.value
+            self._again()
+
+    def action_order(self) -> None:
+        names = list(ORDERS)
+        self._order = names[(names.index(self._order) + 1) % len(names)]
+        self._again()
+
+    def action_filter(self) -> None:
+        names = list(FILTERS)
+        self._filter = names[(names.index(self._filter) + 1) % len(names)]
+        self._again()
+
+    def action_reference(self) -> None:
+        """The problem's own module instead of the table, and back."""
+        switcher = self.query_one(ContentSwitcher)
+        switcher.current = "reference" if switcher.current == "attempts" else "attempts"
+        self.query_one(f"#{switcher.current}").focus()
+
+    def action_open(self) -> None:
+        """The conversation under the cursor."""
+        chosen = self.query_one(RowTable).chosen
+        if chosen is not None and self.query_one(ContentSwitcher).current == "attempts":
+            group_id, rollout = (int(part[1:]) for part in chosen.split("."))
+            self.app.push_screen(RolloutScreen(self.watched, group_id=group_id, rollout=rollout))
+
+    def _again(self) -> None:
+        if self._shown is not None:
+            self.call_after_refresh(self.show_answer, self._shown)
+
+    def _caption(self, data: ProblemHistory, num_shown: int) -> Text:
+        text = Text(printable(data.problem_id), style="bold", overflow="fold")
+        for row in data.totals:
+            text.append("\n")
+            text.append(_totals(row), style="not bold")
+        num = len(data.attempts)
+        rest = "" if num == data.num_attempts else f" (the latest {num} of {data.num_attempts})"
+        words = f"\n{num_shown} attempts{rest} · {self._filter} · by {self._order}"
+        return text.append(words, style="not bold")
+
+
+def _purpose(attempt: Attempt) -> str:
+    return f"{attempt.purpose or '–'}{', greedy' if attempt.is_greedy else ''}"
+
+
+def _totals(row: ProblemRow) -> str:
+    parts = [
+        f"{row.purpose}: {share(row.correct_share)} of {row.num_turns} turns correct",
+        f"best reward {number(row.best_reward)}",
+    ]
+    if row.best_speedup is not None:
+        parts.append(f"best {row.best_speedup:.2f}x")
+    if row.first_solved_by_version is not None:
+        parts.append(f"first solved by policy {row.first_solved_by_version}")
+    if row.trend:
+        parts.append(spark(row.trend))
+    return printable(" · ".join(parts))

@@ -1,0 +1,250 @@
+"""The Kernels screen: the best kernel of each problem with its code, its times, and the step and
+policy that found it; copied or saved by a key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rich.text import Text
+from textual.binding import Binding
+from textual.containers import Vertical, VerticalScroll
+from textual.widgets import DataTable, Input, Static
+
+from forge.errors import ConfigError
+from forge.views.kernels import (
+    Kernel,
+    KernelList,
+    file_name,
+    load_kernel,
+    load_kernels,
+    write_kernel,
+)
+from forge.views.terminal import printable
+from tui.screens.paced import PacedScreen
+from tui.screens.rollout import RolloutScreen
+from tui.widgets.ask_line import AskLine
+from tui.widgets.confirm import Confirm
+from tui.widgets.copying import copy_code
+from tui.widgets.figures import NONE, number
+from tui.widgets.row_table import Column, RowTable
+from tui.widgets.texts import shown_code
+from tui.widgets.verdicts import microseconds, times
+
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+    from textual.binding import BindingType
+
+    from forge.store.reader import RunReader
+    from tui.watched import Watched
+
+COLUMNS = (
+    Column(key="rank", heading="#", value=lambda row: str(row["rank"]), is_number=True),
+    Column(key="name", heading="problem", value=lambda row: row["problem_id"], takes_rest=True),
+    Column(
+        key="best", heading="best", is_number=True,
+        value=lambda row: NONE if row["speedup"] is None else f"{row['speedup']:.2f}x",
+    ),
+    Column(
+        key="launches", heading="launches", value=lambda row: str(row["num_launches"]),
+        is_number=True,
+    ),
+    Column(
+        key="step", heading="step", is_number=True,
+        value=lambda row: NONE if row["step"] is None else str(row["step"]),
+    ),
+    Column(
+        key="policy", heading="policy", value=lambda row: str(row["policy_version"]),
+        from_width=60, is_number=True,
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The list, and the kernel under the cursor."""
+
+    kernels: KernelList
+    kernel: Kernel | None
+
+
+class KernelsScreen(PacedScreen[Shown]):
+    """Key 4."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("slash", "filter", "Filter", key_display="/"),
+        Binding("c", "copy", "Copy"),
+        Binding("w", "save", "Write to a file"),
+        Binding("enter", "open", "Its rollout", show=False),
+        Binding("j", "scroll(5)", "Code down", show=False),
+        Binding("k", "scroll(-5)", "Code up", show=False),
+        Binding("escape", "unfilter", "All again", show=False),
+    ]
+    DEFAULT_CSS = """
+    KernelsScreen #words { display: none; border: none; height: 1; padding: 0; }
+    KernelsScreen #words.-shown { display: block; }
+    KernelsScreen #list { height: 9; }
+    KernelsScreen RowTable { height: 1fr; }
+    KernelsScreen #one { height: 1fr; border-top: solid $primary; }
+    KernelsScreen.-wide #body { layout: horizontal; }
+    KernelsScreen.-wide #list { width: 76; height: 1fr; }
+    KernelsScreen.-wide #one { width: 1fr; border-top: none; border-left: solid $primary; }
+    """
+
+    def __init__(self, watched: Watched) -> None:
+        super().__init__(watched)
+        self._words: str | None = None
+        self._chosen: str | None = None
+        """turn_id of the kernel that is looked at; None: the best."""
+        self._listed: tuple[Any, KernelList] | None = None
+
+    def compose_body(self) -> ComposeResult:
+        with Vertical(id="list"):
+            yield Static(id="caption", markup=False)
+            yield Input(id="words", placeholder="part of a problem's or family's name")
+            yield RowTable(COLUMNS, id="kernels")
+        with VerticalScroll(id="one"):
+            yield Static(id="facts", markup=False)
+            yield Static(id="code", markup=False)
+
+    def on_mount(self) -> None:
+        self.query_one(RowTable).focus()
+
+    def question(self) -> tuple[str | None, str | None]:
+        return self._words, self._chosen
+
+    def answer(self, reader: RunReader, question: Any) -> Shown:
+        words, chosen = question
+        kernels = self._list(reader, words)
+        known = [row["turn_id"] for row in kernels.rows]
+        wanted = chosen if chosen in known else next(iter(known), None)
+        return Shown(kernels, None if wanted is None else load_kernel(reader, wanted))
+
+    def _list(self, reader: RunReader, words: str | None) -> KernelList:
+        """Asked again only if it can differ: a cursor that moves asks for one kernel."""
+        asked = (reader, reader.data_version(), words)
+        if self._listed is None or self._listed[0] != asked:
+            self._listed = asked, load_kernels(reader, words=words)
+        return self._listed[1]
+
+    def show_answer(self, data: Shown) -> None:
+        num, num_found = len(data.kernels.rows), data.kernels.num_found
+        counted = f"{num}" if num == num_found else f"{num} of {num_found}"
+        words = f"{counted} solved problems, best first" if num else "no correct kernel yet"
+        self.query_one("#caption", Static).update(words)
+        table = self.query_one(RowTable)
+        table.show_rows([(row["turn_id"], row) for row in data.kernels.rows])
+        kernel = data.kernel
+        self.query_one("#facts", Static).update(Text() if kernel is None else facts(kernel))
+        self.query_one("#code", Static).update(
+            Text() if kernel is None else shown_code(kernel.code)
+        )
+
+    def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
+        chosen = event.row_key.value
+        if chosen is not None and chosen != self._chosen:
+            self._chosen = chosen
+            self.query_one("#one").scroll_home(animate=False)
+            self.ask_now()
+
+    def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
+        event.stop()
+        self.action_open()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self._words = event.value.strip() or None
+        self.ask_now()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        self.query_one(RowTable).focus()
+
+    def action_filter(self) -> None:
+        words = self.query_one("#words", Input)
+        words.add_class("-shown")
+        words.focus()
+
+    def action_unfilter(self) -> None:
+        words = self.query_one("#words", Input)
+        words.value = ""
+        words.remove_class("-shown")
+        self.query_one(RowTable).focus()
+
+    def action_scroll(self, by: int) -> None:
+        self.query_one("#one").scroll_relative(y=by, animate=False)
+
+    def action_open(self) -> None:
+        """The rollout that found it."""
+        kernel = self._kernel
+        if kernel is not None:
+            where = {name: kernel.turn[name] for name in ("group_id", "rollout", "turn")}
+            self.app.push_screen(RolloutScreen(self.watched, **where))
+
+    def action_copy(self) -> None:
+        kernel = self._kernel
+        if kernel is not None:
+            copy_code(self.app, kernel.code, kernel.turn["problem_id"])
+
+    def action_save(self) -> None:
+        """Asks for a file's name and writes it; over a file only after a yes."""
+        kernel = self._kernel
+        if kernel is None:
+            return
+
+        def named(name: str | None) -> None:
+            if name is not None:
+                self._write(kernel, Path(name), may_replace=False)
+
+        name = file_name(kernel.turn["problem_id"])
+        self.app.push_screen(AskLine(f"Write to (in {Path.cwd()}):", value=name), named)
+
+    @property
+    def _kernel(self) -> Kernel | None:
+        return None if self._shown is None else self._shown.kernel
+
+    def _write(self, kernel: Kernel, path: Path, *, may_replace: bool) -> None:
+        def write() -> None:
+            try:
+                written = write_kernel(kernel.code, path, may_replace=may_replace)
+            except FileExistsError:
+                self.app.call_from_thread(self._ask_to_replace, kernel, path)
+            except ConfigError as error:
+                words = printable(str(error))
+                self.notify(words, title="Not written", severity="error", markup=False)
+            else:
+                self.notify(printable(str(written)), title="Written", markup=False)
+
+        self.run_worker(write, thread=True, group="write")
+
+    def _ask_to_replace(self, kernel: Kernel, path: Path) -> None:
+        def answered(is_confirmed: bool | None) -> None:
+            if is_confirmed:
+                self._write(kernel, path, may_replace=True)
+
+        words = f"{printable(str(path))} is there already; what is in it will be lost."
+        self.app.push_screen(Confirm("Replace the file?", words), answered)
+
+
+def facts(kernel: Kernel) -> Text:
+    """Where it comes from, and how fast it is."""
+    row = kernel.turn
+    at = datetime.fromtimestamp(row["recorded_at"], UTC).strftime("%Y-%m-%d %H:%M")
+    stage = NONE if row["stage"] is None else f"stage {row['stage'] + 1} step {row['step']}"
+    text = Text(overflow="fold")
+    text.append(f"{printable(row['problem_id'])}\n", style="bold")
+    text.append(
+        f"found by {printable(kernel.run)}, {row['turn_id']} ({row['purpose'] or NONE}), {stage}, "
+        f"policy {row['policy_version']}, {at} UTC\n"
+    )
+    pairs = [*times(row), ("launches", str(row["num_launches"])), ("device", row["device"])]
+    text.append(" · ".join(f"{name} {printable(value)}" for name, value in pairs if value != NONE))
+    text.append(f" · reward {number(row['reward'])}")
+    if len(kernel.times) > 1:
+        measured = [time["candidate_us"] for time in kernel.times]
+        low, high = microseconds(min(measured)), microseconds(max(measured))
+        text.append(f"\nmeasured {len(measured)} times: {low} to {high}")
+    if kernel.num_found_again > 1:
+        text.append(f"\nthe same code was found {kernel.num_found_again} times")
+    return text.append("\n")

@@ -1,0 +1,196 @@
+"""The Problems screen: every problem with its pass rate, best speed-up, attempts and trend, sorted
+and filtered by keys; Enter leads to all attempts at one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rich.text import Text
+from textual.binding import Binding
+from textual.widgets import DataTable, Input, Static
+
+from forge.records import Purpose
+from forge.views.problem_history import (
+    ORDERS,
+    ProblemFilter,
+    ProblemList,
+    load_problems,
+)
+from forge.views.terminal import printable
+from tui.screens.paced import PacedScreen
+from tui.widgets.figures import number, share
+from tui.widgets.row_table import Column, RowTable
+from tui.widgets.texts import spark
+
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+    from textual.binding import BindingType
+
+    from forge.store.reader import RunReader
+    from tui.watched import Watched
+
+PURPOSES: tuple[str | None, ...] = (None, *Purpose)
+SOLVED = {None: "all", False: "never solved", True: "solved"}
+
+
+def _whole(value: int | None) -> str:
+    return "–" if value is None else str(value)
+
+
+COLUMNS = (
+    Column(key="name", heading="problem", value=lambda row: row.problem_id, takes_rest=True),
+    Column(key="family", heading="family", value=lambda row: row.family or "–", from_width=130),
+    Column(
+        key="level", heading="lvl", value=lambda row: _whole(row.level), from_width=60,
+        is_number=True,
+    ),
+    Column(key="purpose", heading="for", value=lambda row: row.purpose or "–", from_width=70),
+    Column(key="pass", heading="pass", value=lambda row: share(row.correct_share), is_number=True),
+    Column(
+        key="speedup", heading="best", from_width=60, is_number=True,
+        value=lambda row: "–" if row.best_speedup is None else f"{row.best_speedup:.2f}x",
+    ),
+    Column(
+        key="reward", heading="reward", value=lambda row: number(row.best_reward), from_width=100,
+        is_number=True,
+    ),
+    Column(
+        key="attempts", heading="tries", value=lambda row: str(row.num_rollouts), is_number=True
+    ),
+    Column(
+        key="turns", heading="turns", value=lambda row: str(row.num_turns), from_width=130,
+        is_number=True,
+    ),
+    Column(
+        key="solved", heading="solved at", from_width=130, is_number=True,
+        value=lambda row: _whole(row.first_solved_by_version),
+    ),
+    Column(
+        key="recent", heading="played at", from_width=100, is_number=True,
+        value=lambda row: _whole(row.last_played_by_version),
+    ),
+    Column(key="trend", heading="trend", value=lambda row: spark(row.trend), width=16),
+)  # fmt: skip
+"""`solved at` and `played at` are policy versions; pass is of turns, the trend of rollouts."""
+
+
+class ProblemsScreen(PacedScreen[ProblemList]):
+    """Key 2."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("slash", "filter", "Filter", key_display="/"),
+        Binding("o", "order", "Order"),
+        Binding("r", "reverse", "Reverse"),
+        Binding("p", "purpose", "Purpose"),
+        Binding("u", "solved", "Unsolved"),
+        Binding("enter", "attempts", "Attempts", show=False),
+        Binding("escape", "unfilter", "All again", show=False),
+    ]
+    DEFAULT_CSS = """
+    ProblemsScreen #words { display: none; border: none; height: 1; padding: 0; }
+    ProblemsScreen #words.-shown { display: block; }
+    ProblemsScreen #caption { height: auto; }
+    ProblemsScreen RowTable { height: 1fr; }
+    """
+
+    def __init__(self, watched: Watched) -> None:
+        super().__init__(watched)
+        self._wanted = ProblemFilter()
+
+    def compose_body(self) -> ComposeResult:
+        yield Static(id="caption", markup=False)
+        yield Input(id="words", placeholder="part of a problem's name, or softmax-*")
+        yield RowTable(COLUMNS, id="problems")
+
+    def on_mount(self) -> None:
+        self.query_one(RowTable).focus()
+
+    def question(self) -> ProblemFilter:
+        return self._wanted
+
+    def answer(self, reader: RunReader, question: Any) -> ProblemList:
+        return load_problems(reader, question)
+
+    def show_answer(self, data: ProblemList) -> None:
+        self.query_one("#caption", Static).update(caption(self._wanted, data))
+        rows = [(f"{row.purpose} {row.problem_id}", row) for row in data.rows]
+        self.query_one(RowTable).show_rows(rows, marked=self._wanted.order)
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self._change(words=event.value or None)
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        self.query_one(RowTable).focus()
+
+    def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
+        event.stop()
+        self.action_attempts()
+
+    def on_data_table_header_selected(self, event: DataTable.HeaderSelected) -> None:
+        """A click on a heading orders by it; another one turns the order round."""
+        order = event.column_key.value
+        if order == self._wanted.order:
+            self.action_reverse()
+        elif order in ORDERS:
+            self._change(order=order, is_reversed=False)
+
+    def action_filter(self) -> None:
+        words = self.query_one("#words", Input)
+        words.add_class("-shown")
+        words.focus()
+
+    def action_unfilter(self) -> None:
+        words = self.query_one("#words", Input)
+        words.value = ""
+        words.remove_class("-shown")
+        self.query_one(RowTable).focus()
+        self._change(words=None, purpose=None, is_solved=None)
+
+    def action_order(self) -> None:
+        self._change(order=_next(list(ORDERS), self._wanted.order), is_reversed=False)
+
+    def action_reverse(self) -> None:
+        self._change(is_reversed=not self._wanted.is_reversed)
+
+    def action_purpose(self) -> None:
+        self._change(purpose=_next(list(PURPOSES), self._wanted.purpose))
+
+    def action_solved(self) -> None:
+        self._change(is_solved=_next(list(SOLVED), self._wanted.is_solved))
+
+    def action_attempts(self) -> None:
+        """All attempts at the problem under the cursor."""
+        from tui.screens.attempts import AttemptsScreen
+
+        chosen = self.query_one(RowTable).chosen
+        if chosen is not None:
+            problem_id = chosen.partition(" ")[2]
+            self.app.push_screen(AttemptsScreen(self.watched, problem_id))
+
+    def _change(self, **changes: Any) -> None:
+        self._wanted = replace(self._wanted, **changes)
+        self.ask_now()
+
+
+def caption(wanted: ProblemFilter, data: ProblemList) -> Text:
+    """How many there are of what, in which order."""
+    num = len(data.rows)
+    text = Text(
+        f"{num} problems" if num == data.num_found else f"{num} of {data.num_found} problems"
+    )
+    text.append(f" · by {wanted.order}{', reversed' if wanted.is_reversed else ''}")
+    parts = [wanted.purpose and f"for {wanted.purpose}", wanted.words and f"“{wanted.words}”"]
+    if wanted.is_solved is not None:
+        parts.append(SOLVED[wanted.is_solved])
+    for part in parts:
+        if part:
+            text.append(f" · {printable(part)}", style="bold")
+    if not data.rows:
+        text.append(" · none; Escape shows all")
+    return text
+
+
+def _next(values: list[Any], value: Any) -> Any:
+    return values[(values.index(value) + 1) % len(values)]

@@ -1,0 +1,243 @@
+"""The Rollout screen: one conversation turn by turn with the judge's verdict, beside its siblings,
+and what changed between two turns.
+
+It opens at the latest group and stays where it is while the run goes on: keys lead to the next
+turn, sibling and group, and back to the latest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from textual.binding import Binding
+from textual.containers import Horizontal, VerticalScroll
+from textual.widgets import DataTable, Static, TabbedContent, TabPane
+
+from forge.views.conversation import Conversation, PlayedTurn, load_conversation, parse_place
+from forge.views.terminal import printable
+from tui.screens.paced import PacedScreen
+from tui.widgets.ask_line import AskLine
+from tui.widgets.conversations import answer_of, head_of, prompt_of, turn_diff
+from tui.widgets.copying import copy_code
+from tui.widgets.siblings import SiblingsPane
+from tui.widgets.texts import shown_code
+from tui.widgets.verdicts import verdict_panel
+
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+    from textual.binding import BindingType
+
+    from forge.store.reader import RunReader
+    from tui.watched import Watched
+
+PANES = {
+    "answer": ("a", "Answer"),
+    "verdict": ("v", "Verdict"),
+    "siblings": ("s", "Siblings"),
+    "diff": ("d", "Diff"),
+    "prompt": ("t", "Prompt"),
+    "reference": ("r", "Reference"),
+}
+"""Pane to its key and title."""
+
+
+def _both(back: str, on: str, action: str, title: str) -> list[Binding]:
+    """Keys to the one before and the one after. Arrows would scroll: they are taken first."""
+    group = Binding.Group(title, compact=True)
+    shown = {"left,h": "←", "right,l": "→"}
+    return [
+        Binding(
+            keys, f"{action}({by})", f"{title} {word}", group=group, key_display=shown.get(keys),
+            priority="left" in keys or "right" in keys,
+        )
+        for keys, by, word in ((back, -1, "before"), (on, 1, "after"))
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the run has at a place; a run may have nothing yet."""
+
+    conversation: Conversation | None
+
+
+class RolloutScreen(PacedScreen[Found]):
+    """Key 3, and where Problems and Kernels lead to."""
+
+    VERTICAL_BREAKPOINTS = [(0, "-low"), (32, "-tall")]  # noqa: RUF012
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *_both("left,h", "right,l", "turn", "Turn"),
+        *_both("k", "j", "sibling", "Sibling"),
+        *_both("p", "n", "group", "Group"),
+        Binding("G", "latest", "Latest group", show=False),
+        Binding("g", "go_to", "Go to"),
+        *[
+            Binding(key, f"pane('{name}')", title, show=False)
+            for name, (key, title) in PANES.items()
+        ],
+        Binding("c", "copy", "Copy code"),
+        Binding("escape", "back", "Back", show=False),
+    ]
+    DEFAULT_CSS = """
+    RolloutScreen #head { height: auto; max-height: 4; }
+    RolloutScreen TabbedContent { width: 1fr; height: 1fr; }
+    RolloutScreen TabPane { padding: 0; }
+    RolloutScreen #side { display: none; width: 46; border-left: solid $primary; padding: 0 1; }
+    RolloutScreen.-wide #side { display: block; }
+    RolloutScreen Horizontal { height: 1fr; }
+    RolloutScreen.-low SiblingsPane RowTable { max-height: 4; }
+    RolloutScreen.-normal SiblingsPane .code { width: 39; }
+    """
+
+    def __init__(
+        self,
+        watched: Watched,
+        *,
+        group_id: int | None = None,
+        rollout: int | None = None,
+        turn: int = 0,
+    ) -> None:
+        super().__init__(watched)
+        self._place = (group_id, rollout)
+        """Without a group: the latest, until one was shown."""
+        self._turn = turn
+
+    def compose_body(self) -> ComposeResult:
+        yield Static(id="head", markup=False)
+        with Horizontal():
+            with TabbedContent(initial="answer"):
+                for name, (_, title) in PANES.items():
+                    with TabPane(title, id=name):
+                        if name == "siblings":
+                            yield SiblingsPane()
+                        else:
+                            with VerticalScroll():
+                                yield Static(id=f"{name}-text", markup=False)
+            with VerticalScroll(id="side"):
+                yield Static(id="side-text", markup=False)
+
+    def question(self) -> tuple[int | None, int | None]:
+        return self._place
+
+    def answer(self, reader: RunReader, question: Any) -> Found:
+        return Found(load_conversation(reader, *question))
+
+    def show_answer(self, data: Found) -> None:
+        found = data.conversation
+        if found is None:
+            where = "nothing is played yet" if self._place[0] is None else "no such group"
+            self.query_one("#head", Static).update(where)
+            return
+        self._place = (found.group_id, found.rollout)
+        self._show_turn()
+
+    @property
+    def _found(self) -> Conversation | None:
+        return None if self._shown is None else self._shown.conversation
+
+    def _current(self, found: Conversation) -> PlayedTurn:
+        return found.turns[max(0, min(self._turn, len(found.turns) - 1))]
+
+    def _show_turn(self) -> None:
+        found = self._found
+        if found is None:
+            return
+        turn = self._current(found)
+        self.query_one("#head", Static).update(head_of(found, turn))
+        self.query_one("#side-text", Static).update(verdict_panel(turn))
+        self._show_pane(self.query_one(TabbedContent).active)
+
+    def _show_pane(self, name: str) -> None:
+        """Only the pane on top is made."""
+        found = self._found
+        if found is None:
+            return
+        turn = self._current(found)
+        if name == "siblings":
+            pane = self.query_one(SiblingsPane)
+            self.call_next(pane.show_group, found, turn.row["turn"])
+            return
+        made = {
+            "answer": lambda: answer_of(found, turn),
+            "verdict": lambda: verdict_panel(turn),
+            "diff": lambda: turn_diff(found, turn),
+            "prompt": lambda: prompt_of(turn),
+            "reference": lambda: shown_code(found.source or "# not stored"),
+        }[name]()
+        self.query_one(f"#{name}-text", Static).update(made)
+
+    def on_tabbed_content_tab_activated(self, event: TabbedContent.TabActivated) -> None:
+        name = event.pane.id or "answer"
+        self._show_pane(name)
+        focus = "#siblings-table" if name == "siblings" else f"#{name} VerticalScroll"
+        self.query_one(focus).focus()
+
+    def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
+        """A sibling that is chosen is the one to read."""
+        event.stop()
+        self._go(self._place[0], int(str(event.row_key.value)[1:]))
+        self.action_pane("answer")
+
+    def action_pane(self, name: str) -> None:
+        self.query_one(TabbedContent).active = name
+
+    def action_turn(self, by: int) -> None:
+        found = self._found
+        if found is not None:
+            self._turn = max(0, min(self._turn + by, len(found.turns) - 1))
+            self._show_turn()
+            self._to_the_top()
+
+    def action_sibling(self, by: int) -> None:
+        found = self._found
+        if found is None:
+            return
+        rollouts = [each.rollout for each in found.siblings]
+        at = rollouts.index(found.rollout) + by
+        if 0 <= at < len(rollouts):
+            self._go(found.group_id, rollouts[at])
+
+    def action_group(self, by: int) -> None:
+        found = self._found
+        group_id = None if found is None else (found.before if by < 0 else found.after)
+        if group_id is not None:
+            self._go(group_id, None)
+
+    def action_latest(self) -> None:
+        self._go(None, None)
+
+    def action_go_to(self) -> None:
+        """Asks for a place by its name."""
+
+        def answered(words: str | None) -> None:
+            place = None if words is None else parse_place(words)
+            if place is not None:
+                self._go(place.group_id, place.rollout, turn=place.turn)
+            elif words is not None:
+                line = f"{printable(words)}: no rollout's name; write g12, g12.r3 or g12.r3.t1"
+                self.notify(line, severity="error", markup=False)
+
+        self.app.push_screen(AskLine("Go to (g12, g12.r3 or g12.r3.t1):"), answered)
+
+    def action_copy(self) -> None:
+        found = self._found
+        if found is not None:
+            turn = self._current(found)
+            copy_code(self.app, turn.code, turn.turn_id)
+
+    def action_back(self) -> None:
+        """To where it was opened from; where it is the screen itself, nothing happens."""
+        if len(self.app.screen_stack) > 1:
+            self.app.pop_screen()
+
+    def _go(self, group_id: int | None, rollout: int | None, *, turn: int | None = None) -> None:
+        if group_id != self._place[0] or turn is not None:
+            self._turn = turn or 0
+        self._place = (group_id, rollout)
+        self.ask_now()
+        self._to_the_top()
+
+    def _to_the_top(self) -> None:
+        for scroll in self.query(VerticalScroll):
+            scroll.scroll_home(animate=False)

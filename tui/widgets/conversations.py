@@ -1,0 +1,95 @@
+"""A turn to read: its head line, what the model was told, its answer with the code in colours, and
+what changed since the turn before.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group
+from rich.text import Text
+
+from forge.views.conversation import Part, diff_codes, split_answer
+from forge.views.terminal import printable
+from tui.widgets.figures import number
+from tui.widgets.texts import shown_code, shown_diff, shown_text
+from tui.widgets.verdicts import signed, speedup, verdict_word
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from forge.views.conversation import Conversation, PlayedTurn
+
+STYLES = {Part.TEXT: "", Part.THINKING: "italic dim"}
+
+
+def head_of(found: Conversation, turn: PlayedTurn) -> Text:
+    """Where this is, then what came of it."""
+    row, group = turn.row, found.group
+    num_siblings = max(group["num_rollouts"] or 0, len(found.siblings))
+    text = Text(no_wrap=True, overflow="ellipsis")
+    text.append(turn.turn_id, style="bold")
+    text.append(f" · turn {row['turn'] + 1} of {len(found.turns)}")
+    text.append(f" · sibling {found.rollout + 1} of {num_siblings}")
+    text.append(f" · {_when(group)}\n")
+    text.append(printable(found.problem_id), style="bold")
+    text.append("" if group["level"] is None else f" level {group['level']}")
+    text.append("\n").append(verdict_word(row["status"]))
+    text.append(f" ({printable(row['reason'] or '–')})")
+    if row["speedup"] is not None:
+        text.append(f" · {speedup(row)}")
+    text.append(f" · reward {number(row['reward'])} · return {number(row['discounted_return'])}")
+    text.append(f" · advantage {signed(turn.advantage)}")
+    return text
+
+
+def _when(group: Any) -> str:
+    if group["purpose"] is None:
+        return "not in a group"
+    greedy = ", greedy" if group["is_greedy"] else ""
+    flat = ", flat" if group["is_flat"] else ""
+    return f"{group['purpose']}{greedy}{flat}, stage {group['stage'] + 1} step {group['step']}"
+
+
+def answer_of(found: Conversation, turn: PlayedTurn) -> Group:
+    """What the model was told since its last answer, and what it answered."""
+    number_of = turn.row["turn"]
+    before = next((t for t in found.turns if t.row["turn"] == number_of - 1), None)
+    parts: list[RenderableType] = []
+    if before is not None:
+        parts += [_heading("it was told"), shown_text(before.row["feedback"] or "nothing")]
+    else:
+        tokens = turn.row["num_prompt_tokens"]
+        parts.append(_heading(f"it was given the problem ({tokens} tokens; t shows them)"))
+    parts.append(_heading("it answered"))
+    for kind, text in split_answer(turn.row["completion"] or ""):
+        if kind is Part.CODE:
+            parts.append(shown_code(text))
+        else:
+            parts.append(shown_text(text.removesuffix("\n"), style=STYLES[kind]))
+    if turn.row["is_truncated"]:
+        parts.append(_heading("… cut off at its length"))
+    return Group(*parts)
+
+
+def prompt_of(turn: PlayedTurn) -> Group:
+    """The very text that the model saw, template tokens included."""
+    tokens = turn.row["num_prompt_tokens"]
+    return Group(_heading(f"what the model saw: {tokens} tokens"), shown_text(turn.row["prompt"]))
+
+
+def turn_diff(found: Conversation, turn: PlayedTurn) -> Group:
+    """The code of the turn before against this one's."""
+    number_of = turn.row["turn"]
+    before = next((t for t in found.turns if t.row["turn"] == number_of - 1), None)
+    if before is None:
+        return Group(_heading("the first turn: there is none before it"))
+    heading = _heading(f"from {before.turn_id} (-) to {turn.turn_id} (+)")
+    if not before.code and not turn.code:
+        return Group(heading, Text("neither has code"))
+    lines = diff_codes(before.code, turn.code)
+    return Group(heading, shown_diff(lines) if lines else Text("the same code"))
+
+
+def _heading(words: str) -> Text:
+    return Text(f"── {printable(words)}", style="bold cyan")

@@ -1,0 +1,128 @@
+"""A table whose rows have names: it keeps the cursor on its row when the rows change, rewrites only
+the cells that did, and has as many columns as there is room for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from textual.coordinate import Coordinate
+from textual.widgets import DataTable
+
+from tui.widgets.texts import cell
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rich.text import Text
+
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column of rows of some kind. Values need not be printable."""
+
+    key: str
+    heading: str
+    value: Callable[[Any], str]
+    """Of a row."""
+    from_width: int = 0
+    """Shown where the table has at least so many columns of the terminal."""
+    width: int | None = None
+    """At least so many; None: as wide as its content."""
+    is_number: bool = False
+    """Set to the right."""
+    takes_rest: bool = False
+    """As wide as the others leave room for; one of them."""
+    style: Callable[[Any], str] = lambda _: ""
+
+
+MIN_REST = 12
+SCROLLBAR = 2
+
+
+class RowTable(DataTable["Text"]):
+    """Rows of one kind. `show_rows` as often as one likes."""
+
+    def __init__(self, columns: Sequence[Column], *, id: str | None = None) -> None:
+        super().__init__(cursor_type="row", cell_padding=0, zebra_stripes=True, id=id)
+        self._all = tuple(columns)
+        self._told: tuple[Sequence[tuple[str, Any]], str | None] = ((), None)
+        self._told_width = 0
+        self._shape: Any = None
+        self._keys: list[str] = []
+        self._cells: list[list[Text]] = []
+
+    @property
+    def chosen(self) -> str | None:
+        """The key of the row under the cursor."""
+        return self._keys[self.cursor_row] if 0 <= self.cursor_row < len(self._keys) else None
+
+    def show_rows(self, rows: Sequence[tuple[str, Row]], *, marked: str | None = None) -> None:
+        """Shows rows as (key, row). `marked` names a column whose heading gets a mark."""
+        self._told = rows, marked
+        self._told_width = width = self.size.width or self.app.size.width
+        columns = [column for column in self._all if column.from_width <= width]
+        headings = [f"{'▾' if c.key == marked else ''}{c.heading}" for c in columns]
+        cells = [[cell(heading) for heading in headings]]
+        cells += [[cell(c.value(row), style=c.style(row)) for c in columns] for _, row in rows]
+        widths = _widths(columns, cells, width=width)
+        for line in cells:
+            for column, text, wide in zip(columns, line, widths, strict=True):
+                if column.is_number:
+                    text.pad_left(max(0, wide - 1 - text.cell_len))
+        self._show(columns, widths, [key for key, _ in rows], cells)
+
+    def on_resize(self) -> None:
+        """Other columns may fit."""
+        if self._told_width not in (0, self.size.width):
+            rows, marked = self._told
+            self.show_rows(rows, marked=marked)
+
+    def choose(self, key: str) -> None:
+        """Puts the cursor on that row, where there is one."""
+        if key in self._keys:
+            self.move_cursor(row=self._keys.index(key))
+
+    def _show(
+        self, columns: list[Column], widths: list[int], keys: list[str], cells: list[list[Text]]
+    ) -> None:
+        shape = (tuple(c.key for c in columns), tuple(widths), tuple(keys), tuple(cells[0]))
+        if shape == self._shape:
+            self._rewrite(cells[1:])
+        else:
+            chosen, at, top = self.chosen, self.cursor_row, self.scroll_y
+            self.clear(columns=True)
+            self._shape, self._keys, self._cells = shape, keys, cells[1:]
+            for column, heading, width in zip(columns, cells[0], widths, strict=True):
+                self.add_column(heading, key=column.key, width=width)
+            for key, row in zip(keys, cells[1:], strict=True):
+                self.add_row(*row, key=key)
+            if keys:
+                at = keys.index(chosen) if chosen in keys else min(at, len(keys) - 1)
+                self.move_cursor(row=at)
+                self.scroll_to(y=top, animate=False)
+
+    def _rewrite(self, cells: list[list[Text]]) -> None:
+        for y, (old, new) in enumerate(zip(self._cells, cells, strict=True)):
+            for x, (before, after) in enumerate(zip(old, new, strict=True)):
+                if before != after:
+                    self.update_cell_at(Coordinate(y, x), after)
+        self._cells = cells
+
+
+def _widths(columns: list[Column], cells: list[list[Text]], *, width: int) -> list[int]:
+    """Of each column with a blank after it; the one that takes the rest gets that, if it needs
+    it.
+    """
+    widths = [
+        1 + max(column.width or 0, *(row[i].cell_len for row in cells))
+        for i, column in enumerate(columns)
+    ]
+    for i, column in enumerate(columns):
+        if column.takes_rest:
+            rest = width - SCROLLBAR - sum(widths) + widths[i]
+            widths[i] = max(MIN_REST, min(widths[i], rest))
+    return widths

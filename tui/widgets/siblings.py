@@ -1,0 +1,105 @@
+"""The rollouts of a group side by side: a line each with its turns, and below their codes at the
+turn that is looked at, a column each.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+from textual.containers import HorizontalScroll, Vertical, VerticalScroll
+from textual.widgets import Static
+
+from tui.widgets.figures import number
+from tui.widgets.row_table import Column, RowTable
+from tui.widgets.texts import shown_code
+from tui.widgets.verdicts import path_of_statuses, signed, verdict_word
+
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+
+    from forge.views.conversation import Conversation, Sibling
+
+MAX_COLUMNS = 8
+"""Codes that are shown at once, those around the sibling that is looked at."""
+
+COLUMNS = (
+    Column(key="rollout", heading="rollout", value=lambda s: f"r{s.rollout}"),
+    Column(key="return", heading="return", value=lambda s: _of_first(s, "discounted_return"),
+           is_number=True),
+    Column(key="reward", heading="reward", value=lambda s: _rewards(s), from_width=60),
+    Column(key="advantage", heading="advantage", value=lambda s: _advantages(s)),
+    Column(key="tokens", heading="tokens", value=lambda s: _tokens(s), from_width=100,
+           is_number=True),
+    Column(key="turns", heading="turns", value=lambda s: path_of_statuses(_statuses(s)),
+           takes_rest=True),
+)  # fmt: skip
+
+
+class SiblingsPane(Vertical):
+    """Shown by `show_group`; a row that is chosen is told by DataTable.RowSelected."""
+
+    DEFAULT_CSS = """
+    SiblingsPane RowTable { height: auto; max-height: 9; }
+    SiblingsPane HorizontalScroll { height: 1fr; scrollbar-size-horizontal: 0; }
+    SiblingsPane .code { width: 48; min-width: 38; height: 1fr; border-left: solid $primary; }
+    SiblingsPane .-own { border-left: thick $accent; }
+    """
+
+    def compose(self) -> ComposeResult:
+        yield RowTable(COLUMNS, id="siblings-table")
+        yield HorizontalScroll(id="codes", can_focus=False)
+
+    async def show_group(self, found: Conversation, turn: int) -> None:
+        """The codes are those of `turn`, or of the last turn before it."""
+        table = self.query_one(RowTable)
+        table.show_rows([(f"r{each.rollout}", each) for each in found.siblings])
+        table.choose(f"r{found.rollout}")
+        codes = self.query_one("#codes", HorizontalScroll)
+        await codes.remove_children()
+        shown = _around(found)
+        await codes.mount_all([_code(each, turn, found.rollout) for each in shown])
+        own = codes.query(".-own").first()
+        self.call_after_refresh(codes.scroll_to_widget, own, animate=False)
+
+
+def _around(found: Conversation) -> list[Sibling]:
+    at = next(i for i, each in enumerate(found.siblings) if each.rollout == found.rollout)
+    first = max(0, min(at - MAX_COLUMNS // 2, len(found.siblings) - MAX_COLUMNS))
+    return list(found.siblings[first : first + MAX_COLUMNS])
+
+
+def _code(sibling: Sibling, number_of: int, own: int) -> VerticalScroll:
+    turn = sibling.turn(number_of)
+    heading = Text(f"r{sibling.rollout}.t{turn['turn']} ", style="bold")
+    heading.append(verdict_word(turn["status"]))
+    heading.append(f" reward {number(turn['reward'])}")
+    if turn["speedup"] is not None:
+        heading.append(f" {turn['speedup']:.2f}x")
+    classes = f"code{' -own' if sibling.rollout == own else ''}"
+    code = turn["code"]
+    return VerticalScroll(
+        Static(heading, markup=False),
+        Static(shown_code(code) if code else Text("no code"), markup=False),
+        classes=classes,
+    )
+
+
+def _statuses(sibling: Sibling) -> list[str]:
+    return [turn["status"] or "?" for turn in sibling.turns]
+
+
+def _of_first(sibling: Sibling, key: str) -> str:
+    return number(sibling.turns[0][key])
+
+
+def _rewards(sibling: Sibling) -> str:
+    return " ".join(number(turn["reward"]) for turn in sibling.turns)
+
+
+def _advantages(sibling: Sibling) -> str:
+    return " ".join(signed(turn["advantage"]) for turn in sibling.turns)
+
+
+def _tokens(sibling: Sibling) -> str:
+    return " ".join(str(turn["num_completion_tokens"]) for turn in sibling.turns)

@@ -1,0 +1,137 @@
+"""What the judge said, as lines: a sign with the word, the times with their units, what was paid.
+
+A dash stands where there is no number: on a CPU nothing is timed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from forge.views.terminal import printable
+from tui.widgets.figures import NONE, number, share
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from forge.views.conversation import PlayedTurn
+
+SIGNS = {"correct": ("✔", "green"), "wrong": ("✘", "red"), "infra_error": ("?", "cyan")}
+STOPPED = ("!", "yellow")
+"""Every other status: it came to no answer that could be compared."""
+MAX_WORDS = 20_000
+"""Characters of the judge's detail and feedback; it keeps to 2,000 itself."""
+WAITING = ("…", "")
+"""A turn that has no verdict yet."""
+
+
+def verdict_word(status: str | None) -> Text:
+    """`✔ correct`."""
+    sign, style = WAITING if status is None else SIGNS.get(status, STOPPED)
+    return Text(f"{sign} {printable(status or 'not judged yet')}", style=style)
+
+
+def path_of_statuses(statuses: Sequence[str]) -> str:
+    """`wrong → wrong → ✔ correct`."""
+    return " → ".join("✔ correct" if each == "correct" else each for each in statuses)
+
+
+def signed(value: float | None) -> str:
+    """An advantage: `+0.31`."""
+    return NONE if value is None else f"{value:+.3g}"
+
+
+def microseconds(value: float | None, spread: float | None = None) -> str:
+    """`104 us ±3`; from ten thousand on in ms."""
+    if value is None:
+        return NONE
+    scale, unit = (1000.0, "ms") if value >= 10_000 else (1.0, "us")
+    around = "" if spread is None else f" ±{spread / scale:.2g}"
+    return f"{value / scale:.4g} {unit}{around}"
+
+
+def speedup(row: Mapping[str, Any]) -> str:
+    """`2.10x (at least 1.98x)`."""
+    if row["speedup"] is None:
+        return NONE
+    low = "" if row["speedup_low"] is None else f" (at least {row['speedup_low']:.2f}x)"
+    return f"{row['speedup']:.2f}x{low}"
+
+
+def times(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What was measured, (name, figure); one line that says so where nothing was."""
+    if row["candidate_us"] is None:
+        return [("times", "none" if row["device"] != "cpu" else "none: a CPU judges, not times")]
+    return [
+        ("speed-up", speedup(row)),
+        ("candidate", microseconds(row["candidate_us"], row["candidate_spread_us"])),
+        ("baseline", microseconds(row["baseline_us"], row["baseline_spread_us"])),
+        ("GB/s", number(row["achieved_gbps"])),
+        ("TFLOP/s", number(row["achieved_tflops"])),
+        ("roofline", share(row["roofline_share"])),
+    ]
+
+
+def verdict_panel(turn: PlayedTurn) -> Text:
+    """All that is known of a turn but its texts; what the model was told comes last."""
+    row = turn.row
+    text = Text(overflow="fold")
+    text.append(verdict_word(row["status"])).append(f" ({printable(row['reason'] or NONE)})\n")
+    _section(text, "judge", _judge(row))
+    _section(text, "phases", [(name, f"{s:.3f} s") for name, s in turn.phase_s.items()])
+    _section(text, "reward", _reward(turn))
+    _section(text, "sampled", _sampled(row))
+    for heading, key in (("detail", "detail"), ("the model was told", "feedback")):
+        if row[key]:
+            text.append(f"\n{heading}\n", style="bold").append(
+                f"{printable(row[key][:MAX_WORDS])}\n"
+            )
+    return text
+
+
+def _judge(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [
+        *times(row),
+        ("launches", _count(row["num_launches"])),
+        ("torch share", share(row["torch_share"])),
+        ("device", row["device"] or NONE),
+        ("sandbox", f"{row['isolation'] or NONE}, memory {row['caps'] or NONE}"),
+        ("judged in", f"{row['judge_s']:.3f} s"),
+    ]
+
+
+def _reward(turn: PlayedTurn) -> list[tuple[str, str]]:
+    row = turn.row
+    terms = [(name, f"{value:+.3f}") for name, value in turn.reward_terms.items()]
+    total = "not scored" if row["reward"] is None else f"{row['reward']:.3f}"
+    trained = [f"stage {s + 1} step {step}, {age} old" for s, step, age in turn.trained_at]
+    return [
+        *terms,
+        ("reward", total),
+        ("return", number(row["discounted_return"])),
+        ("advantage", signed(turn.advantage)),
+        ("trained", "; ".join(trained) or "not"),
+    ]
+
+
+def _sampled(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    versions = sorted({row["min_version"], row["max_version"]})
+    return [
+        ("policy", "–".join(str(version) for version in versions)),
+        ("tokens", f"{row['num_completion_tokens']} after {row['num_prompt_tokens']}"),
+        ("finish", "length: cut off" if row["is_truncated"] else row["finish"]),
+        ("generated in", f"{row['generate_s']:.3f} s"),
+    ]
+
+
+def _section(text: Text, heading: str, pairs: list[tuple[str, str]]) -> None:
+    if not pairs:
+        return
+    text.append(f"\n{heading}\n", style="bold")
+    for name, value in pairs:
+        text.append(f"  {printable(name):<13}").append(f"{printable(value)}\n")
+
+
+def _count(value: int | None) -> str:
+    return NONE if value is None else str(value)
