@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,6 +22,7 @@ from forge.cli.options import (
 from forge.cli.printing import print_json, print_lines, print_rich, print_text, say
 
 if TYPE_CHECKING:
+    from forge.control.client import ControlClient
     from forge.store.layout import RunPaths
 
 
@@ -95,10 +96,8 @@ def resume(run: RunName, wait_s: Wait = None, store: Store = RUNS, as_json: Json
 @app.command()
 def stop(run: RunName = "last", store: Store = RUNS) -> None:
     """Let a running run finish its step, save, and end."""
-    from forge.control.client import ControlClient
-
     paths = find(run, store)
-    ControlClient(_control_socket(paths)).stop()
+    _client(paths).stop()
     print_text(f'{paths.name} is stopping; "forge resume {paths.name}" continues it')
 
 
@@ -110,15 +109,18 @@ def status(run: RunName = "last", store: Store = RUNS, as_json: Json = False) ->
     from forge.store.reader import open_run
     from forge.views.standing import load_standing
 
-    with open_run(find(run, store)) as reader:
+    paths = find(run, store)
+    with open_run(paths) as reader:
         standing = load_standing(reader, now=time.time())
     if as_json:
-        return print_json(standing.to_json())
+        return print_json({**standing.to_json(), "components": _components(paths)})
     print_text(f"{standing.run}: {standing.state}, attempt {standing.attempt}")
     if standing.state == "running":
-        from forge.control.client import ControlClient
+        from forge.runner.components_view import render
 
-        print_text(ControlClient(_control_socket(find(run, store))).status().to_line())
+        live = _client(paths).status()
+        print_text(live.to_line())
+        print_rich(render(live.components))
 
 
 @app.command()
@@ -141,7 +143,18 @@ def logs(
         print_lines(follow(paths, files))
 
 
-def _control_socket(paths: RunPaths) -> Path:
+def _components(paths: RunPaths) -> list[dict[str, Any]]:
+    """None of a run that has ended, or whose supervisor does not answer: the store answers."""
+    from forge.errors import ForgeError
+
+    try:
+        return [each.to_json() for each in _client(paths).status().components]
+    except ForgeError:
+        return []
+
+
+def _client(paths: RunPaths) -> ControlClient:
+    from forge.control.client import ControlClient
     from forge.errors import ConfigError
     from forge.store.layout import is_owned, read_status
 
@@ -150,7 +163,7 @@ def _control_socket(paths: RunPaths) -> Path:
         raise ConfigError(
             f'{paths.name} is not running; "forge show {paths.name}" has what it left'
         )
-    return Path(socket_path)
+    return ControlClient(Path(socket_path))
 
 
 def _say_where(paths: RunPaths, *, as_json: bool) -> None:

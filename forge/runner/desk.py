@@ -60,6 +60,8 @@ class TrainerDesk:
     """It has a batch that it did not acknowledge yet."""
     is_starting: bool = False
     """It has trained nothing since it was started."""
+    num_restarts: int = 0
+    """Trainers of this stage that died or hung and have a successor."""
     _engines: Engines = "awake"
     _is_held: bool = False
     _waited_s: float = 0.0
@@ -125,7 +127,9 @@ class TrainerDesk:
         self.is_starting = True
         self._mark()
 
-    def has_started(self) -> None:
+    def reached(self, step: int) -> None:
+        """A trainer of rows that it has tells how far it is."""
+        self.trained_step = max(self.trained_step, step)
         self.is_starting = False
         self._mark()
 
@@ -135,6 +139,11 @@ class TrainerDesk:
         self.is_training = self.is_batch_wanted = False
         self._mark()
         self._wake()
+
+    @property
+    def is_held(self) -> bool:
+        """It gets no batch until `release`."""
+        return self._is_held
 
     @property
     def is_taking(self) -> bool:

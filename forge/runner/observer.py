@@ -1,5 +1,5 @@
-"""Writes every child's start and end to the store, and knows which are alive (for the third
-Ctrl-C)."""
+"""Writes every child's start and end to the store, and knows which are alive: for the third Ctrl-C
+and for `forge status`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import anyio
@@ -20,6 +21,22 @@ if TYPE_CHECKING:
     from forge.rollout.ports import Sink
 
 
+@dataclass(slots=True, kw_only=True)
+class Seen:
+    """A child by its name, through all its lives in this attempt. Times are monotonic seconds."""
+
+    pid: int
+    devices: str
+    """UUIDs, or `cpu`."""
+    log_path: Path
+    started_at: float
+    num_starts: int = 1
+    ended_at: float | None = None
+    """None while it lives."""
+    reason: str = ""
+    """How its last life ended."""
+
+
 class StoreObserver:
     """A ProcessObserver. Its methods are called from synchronous code, so rows wait in a stream
     until `drain` puts them."""
@@ -27,12 +44,20 @@ class StoreObserver:
     def __init__(self, sink: Sink, attempt: int) -> None:
         self._sink, self._attempt = sink, attempt
         self._alive: set[int] = set()
+        self.seen: dict[str, Seen] = {}
+        """Every child of this attempt."""
         self._send, self._receive = anyio.create_memory_object_stream[ProcessStart | ProcessEnd](
             math.inf
         )
 
     def started(self, name: str, *, pid: int, devices: str, log_path: Path) -> None:
         self._alive.add(pid)
+        before = self.seen.get(name)
+        self.seen[name] = Seen(
+            pid=pid, devices=devices, log_path=log_path, started_at=time.monotonic(),
+            num_starts=1 + (before.num_starts if before else 0),
+            reason=before.reason if before else "",
+        )  # fmt: skip
         self._note(
             ProcessStart(
                 attempt=self._attempt, name=name, pid=pid, devices=devices,
@@ -42,6 +67,8 @@ class StoreObserver:
 
     def ended(self, name: str, *, pid: int, reason: str) -> None:
         self._alive.discard(pid)
+        if (seen := self.seen.get(name)) is not None and seen.pid == pid:
+            seen.ended_at, seen.reason = time.monotonic(), reason
         self._note(
             ProcessEnd(
                 attempt=self._attempt, name=name, pid=pid, ended_at=time.time(), reason=reason

@@ -5,6 +5,7 @@ run_experiment / resume_run          decide what to do, own the run directory
    ├─ store.writer                   opened first, closed last: nothing recorded is lost
    ├─ control.sock                   trainer, `forge status`, `forge stop`
    ├─ signals, console, STATUS.json  beside the work, never waited for (`beside.py`)
+   ├─ components                     health of each process, for `forge status` and the TUI
    └─ prepare → stages in order      `stages.py`
       ├─ pool       judges           from the first need (pairs, eval, grpo) to the end
       └─ replicas   engines          from the first eval or grpo to the last
@@ -28,6 +29,7 @@ from forge.process.sockets import open_socket_dir
 from forge.runner.attempt import describe_attempt
 from forge.runner.beside import hear_signals, keep_status, log_to, record_end, record_status
 from forge.runner.claiming import open_claimed
+from forge.runner.components import Components
 from forge.runner.console import Console
 from forge.runner.control import Control, serve_control
 from forge.runner.hub import locate_model
@@ -52,6 +54,8 @@ if TYPE_CHECKING:
     from forge.process.gpu_claim import Claim
 
 log = logging.getLogger(__name__)
+
+SUPERVISOR_LOG = "supervisor.log"
 
 
 def run_experiment(
@@ -135,7 +139,7 @@ async def _supervise(
     """Open what a run needs, in order; run prepare and stages; record how it ended."""
     placement = placement or Placement()
     attempt = next_attempt(paths)
-    log_to(paths.logs(attempt) / "supervisor.log")
+    log_to(paths.logs(attempt) / SUPERVISOR_LOG)
     progress = Progress(run=paths.name, num_stages=len(experiment.stage))
     console.say(f"{paths.root}")
     async with open_writer(paths, experiment.store) as writer:
@@ -177,7 +181,16 @@ async def _open_and_run(
     the work down, signals are still heard and the ends of children recorded."""
     stop = StopRequest(resume=f'"forge resume {paths.root}" continues')
     observer = StoreObserver(writer, attempt)
-    control = Control(status=progress.snapshot, stop=stop.set)
+    control = Control(status=lambda: progress.snapshot() | components.to_json(), stop=stop.set)
+    components = Components(
+        experiment=experiment,
+        progress=progress,
+        control=control,
+        observer=observer,
+        writer=writer,
+        gpus=placement.gpus,
+        log_path=paths.logs(attempt) / SUPERVISOR_LOG,
+    )
     working = anyio.CancelScope()
     with open_socket_dir() as socket_dir:
         control_socket = socket_dir / "control.sock"
@@ -188,6 +201,7 @@ async def _open_and_run(
             beside(control.raise_failure)
             beside(console.follow, progress)
             beside(keep_status, paths, progress, control_socket)
+            beside(components.watch)
             with working:
                 problems = await anyio.to_thread.run_sync(
                     lambda: load_problems(experiment.problems, seed=experiment.seed)
@@ -204,6 +218,7 @@ async def _open_and_run(
                     writer=writer,
                     observer=observer,
                     control=control,
+                    components=components,
                     socket_dir=socket_dir,
                     problems=problems,
                     placement=placement,

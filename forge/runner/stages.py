@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from forge.config.schema import Experiment, JudgeTable
     from forge.records import Problem
+    from forge.runner.components import Components
     from forge.runner.console import Console
     from forge.runner.control import Control
     from forge.runner.observer import StoreObserver
@@ -75,6 +76,7 @@ class Work:
     writer: Writer
     observer: StoreObserver
     control: Control
+    components: Components
     socket_dir: Path
     problems: Sequence[Problem]
     placement: Placement
@@ -88,7 +90,8 @@ class Work:
             pool = None
             if makes_pairs(self.experiment) or last_served >= 0:
                 pool = await opened.enter_async_context(self._open_pool())
-            run = await self._prepare(pool)
+            self.components.pool = pool
+            run = self.components.run = await self._prepare(pool)
             run.pool = pool
             async with self._counted(run):
                 async with AsyncExitStack() as serving:

@@ -99,7 +99,7 @@ def plugged(
         return row.version
 
     async def on_progress(step: int, metrics: dict[str, float]) -> None:
-        desk.has_started()
+        desk.reached(step)
         on_trained(step, metrics)
         await run.writer.put(Metrics(stage=desk.stage, step=step, at=time.time(), values=metrics))
 
@@ -206,6 +206,7 @@ async def own_trainer(
             restarts += 1
             reason = "silent" if silence else child.exit_reason
             message = f"trainer: {reason} in {doing}; restarted from its last checkpoint"
+        desk.num_restarts += 1
         await run.writer.put(Event(at=time.time(), kind="child_restart", message=message))
         run.console.say(message)
 

@@ -206,7 +206,7 @@ async def test_a_trainer_that_is_being_started_trains_nothing(tmp_path: Path) ->
     desk.starts()
     await anyio.sleep(0.02)
     assert desk.idle_s(time.monotonic()) >= begun_s + 0.02
-    desk.has_started()  # with rows of its own
+    desk.reached(1)  # with rows of its own
     begun_s = desk.idle_s(time.monotonic())
     await anyio.sleep(0.01)
     assert desk.idle_s(time.monotonic()) == begun_s

@@ -94,7 +94,10 @@ def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Supervised:
 def make_work(experiment: Any, paths: Any, **keys: Any) -> Work:
     absent = dict.fromkeys(field.name for field in dataclasses.fields(Work))
     progress = Progress(run="x-1", num_stages=1)
-    given = {"experiment": experiment, "paths": paths, "attempt": 1, "progress": progress}
+    given = {
+        "experiment": experiment, "paths": paths, "attempt": 1, "progress": progress,
+        "components": SimpleNamespace(),
+    }  # fmt: skip
     return Work(**{**absent, **given, **keys})
 
 

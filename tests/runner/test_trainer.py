@@ -228,7 +228,7 @@ async def test_a_trainer_is_idle_while_it_is_started_and_restarted(stage: Stage)
 
     def note() -> None:
         starts.append(stage.desk.is_starting)
-        stage.desk.has_started()
+        stage.desk.reached(1)
 
     stage.on_start = note
     stage.on_restart = lambda: stage.published.advance(5)

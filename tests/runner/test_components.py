@@ -1,0 +1,323 @@
+"""What is told of each process of a run, read off the real objects that own them."""
+
+from __future__ import annotations
+
+import io
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+from rich.console import Console as RichConsole
+
+from forge.config.load import load_experiment
+from forge.control.records import ComponentStatus, LiveStatus
+from forge.evalpool.pool import MAX_QUEUED, Pool
+from forge.evalpool.seating import JudgeKind, Seat, Seating, State
+from forge.process.child import ChildSpec
+from forge.process.devices import Gpu, Vendor
+from forge.runner import components as components_module
+from forge.runner.components import Components
+from forge.runner.components_view import render
+from forge.runner.desk import TrainerDesk
+from forge.runner.observer import StoreObserver
+from forge.runner.progress import Progress
+from forge.runner.vitals import Card, Memory, Vitals
+from forge.serve.remote import Remote, RemoteServer
+from forge.serve.replicas import Replicas
+from forge.serve.weights import Weights
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.anyio
+
+EXPERIMENT = """\
+name = "x"
+[model]
+init = "tiny"
+[serve]
+request_timeout_s = 30
+[[stage]]
+kind = "sft"
+steps = 9
+learning_rate = 1e-4
+[[stage]]
+kind = "grpo"
+steps = 9
+learning_rate = 1e-4
+step_timeout_s = 100
+"""
+GB = 10**9
+
+
+def card(index: int) -> Gpu:
+    return Gpu(
+        vendor=Vendor.NVIDIA, index=index, uuid=f"GPU-{index}", name="H100",
+        memory_bytes=80 * GB, free_bytes=80 * GB,
+    )  # fmt: skip
+
+
+class Sink:
+    async def put(self, *records: Any) -> None:
+        pass
+
+
+class Watched:
+    """A run's components with a clock of the test's."""
+
+    def __init__(self, folder: Path, *, gpus: tuple[Gpu, ...] = ()) -> None:
+        (folder / "x.toml").write_text(EXPERIMENT)
+        self.folder, self.now = folder, 1000.0
+        self.observer = StoreObserver(Sink(), 1)
+        self.control: Any = SimpleNamespace(desk=None)
+        self.progress = Progress(run="x-1", num_stages=1)
+        self.backlog: tuple[int, int] = (0, 1024)
+        self.components = Components(
+            experiment=load_experiment(folder / "x.toml"),
+            progress=self.progress,
+            control=self.control,
+            observer=self.observer,
+            writer=self,  # pyright: ignore[reportArgumentType]
+            gpus=gpus,
+            log_path=folder / "supervisor.log",
+        )
+
+    def start(self, name: str, *, pid: int = 7, devices: str = "cpu") -> None:
+        log = self.folder / f"{name}.log"
+        self.observer.started(name, pid=pid, devices=devices, log_path=log)
+
+    def look(self, *, after_s: float = 1.0, **vitals: Any) -> dict[str, ComponentStatus]:
+        """As once a second; by name."""
+        self.now += after_s
+        if vitals:
+            self.components._vitals = Vitals(**vitals)
+        sights = self.components._sights(self.now)
+        found = self.components._statuses(sights, now=self.now)
+        return {each.name: each for each in found}
+
+
+@pytest.fixture
+async def watched(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Watched]:
+    made = Watched(tmp_path, gpus=getattr(request, "param", ()))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(made.observer.drain)
+        await anyio.wait_all_tasks_blocked()
+        yield made
+        tasks.cancel_scope.cancel()
+
+
+def desk_of(watched: Watched) -> TrainerDesk:
+    desk = TrainerDesk(stage=1, last_step=9, batches_dir=watched.folder, sink=Sink())
+    desk.last_heard = watched.now
+    watched.control.desk = desk
+    return desk
+
+
+def pool_of(watched: Watched, *seats: Seat) -> Pool:
+    pool = watched.components.pool = Pool(watched.components.experiment.judge, Seating(seats))
+    return pool
+
+
+def replicas_of(watched: Watched) -> Replicas:
+    spec = ChildSpec(
+        name="serve-0", argv=("x",), log_path=watched.folder / "serve-0.log", env={},
+        socket_path=watched.folder / "serve-0.sock", config={},
+    )  # fmt: skip
+    made = Replicas(
+        [spec], table=watched.components.experiment.serve, weights=Weights(full=watched.folder),
+        stop_token_ids=(1,),
+    )  # fmt: skip
+    watched.components.run = SimpleNamespace(replicas=made)  # pyright: ignore[reportAttributeAccessIssue]
+    return made
+
+
+async def test_the_supervisor_is_there_from_the_beginning(watched: Watched) -> None:
+    watched.progress.label = "prepare: pairs"
+    (found,) = watched.look().values()
+    assert (found.name, found.role, found.device, found.phase, found.health) == (
+        "supervisor", "supervisor", "cpu", "prepare: pairs", "green",
+    )  # fmt: skip
+    watched.backlog = (1024, 1024)
+    memory = Memory(used_bytes=95, total_bytes=100)
+    assert watched.look(memory=memory)["supervisor"].why == "records for the store 1024 of 1024"
+    watched.backlog = (0, 1024)
+    memory = Memory(used_bytes=93 * GB, total_bytes=100 * GB)
+    assert watched.look(memory=memory)["supervisor"].why == "memory 93 % of 100 GB"
+
+
+async def test_a_trainer_is_told_through_its_life(watched: Watched) -> None:
+    desk = desk_of(watched)
+    desk.starts()
+    assert (watched.look()["trainer"].phase, watched.look()["trainer"].health) == (
+        "starting", "green",
+    )  # fmt: skip
+    watched.start("trainer", pid=11)
+    desk.is_starting, desk.is_training = False, True
+    desk.last_heard = watched.now
+    found = watched.look(resident={11: 5 * GB})["trainer"]
+    assert (found.phase, found.health, found.memory_bytes) == ("step 1", "green", 5 * GB)
+    desk.last_heard = watched.now - 101
+    assert watched.look()["trainer"].why == "silent 102 s of 100 s"
+    desk.last_heard = math.inf  # its publish has the word
+    assert watched.look()["trainer"].health == "green"
+
+    watched.observer.ended("trainer", pid=11, reason="killed by signal 9")
+    desk.trainer_is_gone()
+    desk.num_restarts += 1
+    desk.starts()
+    desk.last_heard = watched.now
+    found = watched.look()["trainer"]
+    assert (found.phase, found.health, found.why, found.num_restarts, found.memory_bytes) == (
+        "restarting", "red", "recovering: killed by signal 9", 1, None,
+    )  # fmt: skip
+    watched.start("trainer", pid=12)
+    assert watched.look()["trainer"].why == "recovering: killed by signal 9", "it has begun only"
+    desk.reached(3)
+    found = watched.look()["trainer"]
+    assert (found.health, found.why) == ("yellow", "restarted 0 s ago")
+    desk.last_heard = watched.now + 20
+    assert watched.look(after_s=20)["trainer"].why == "restarted 20 s ago"
+    desk.last_heard = watched.now + 120
+    assert watched.look(after_s=120)["trainer"].health == "green"
+    assert watched.look()["trainer"].progress_age_s == 141
+
+    watched.control.desk = None
+    assert "trainer" not in watched.look(), "of no stage"
+    desk_of(watched).starts()
+    assert watched.look()["trainer"].health == "green", "of another stage: a start is no recovery"
+
+
+async def test_judges_are_told_by_their_seats(watched: Watched) -> None:
+    watched.start("judge-0", pid=21)
+    assert (watched.look()["judge-0"].phase, watched.look()["judge-0"].health) == (
+        "starting", "green",
+    )  # fmt: skip
+    kind = JudgeKind(device="cpu", isolation="x", harness="y")
+    seat, other = Seat("judge-0", state=State.UP, kinds=(kind,)), Seat("judge-1", state=State.UP)
+    pool = pool_of(watched, seat, other)
+    assert watched.look()["judge-0"].phase == "idle"
+    seat.num_running, seat.num_taken = 1, 4
+    assert (watched.look()["judge-0"].phase, watched.look()["judge-0"].progress_age_s) == (
+        "judging 1 of 1", 1.0,
+    )  # fmt: skip
+    pool.seating._waiters.extend([None] * 300)  # pyright: ignore[reportArgumentType]
+    assert watched.look()["judge-0"].why == f"queue {MAX_QUEUED} of {MAX_QUEUED}"
+    pool.seating._waiters.clear()
+    assert watched.look(after_s=1000)["judge-0"].why == "silent 1002 s of 100 s"
+    seat.num_taken, seat.num_running = 5, 1
+    assert watched.look()["judge-0"].health == "green", "it has answered one"
+
+    seat.state = State.DOWN
+    watched.observer.ended("judge-0", pid=21, reason="exit 1")
+    assert watched.look()["judge-0"].why == "recovering: exit 1"
+    watched.start("judge-0", pid=22)
+    seat.state = State.UP
+    found = watched.look()["judge-0"]
+    assert (found.why, found.num_restarts) == ("restarted 0 s ago", 1)
+    other.state, other.why = State.QUARANTINED, "gpu_fault"
+    assert watched.look()["judge-1"].why == "quarantined: gpu_fault"
+
+
+async def test_replicas_are_told_by_their_own_health(watched: Watched) -> None:
+    (replica,) = replicas_of(watched).all
+    watched.start("serve-0", pid=31)
+    assert (watched.look()["serve-0"].phase, watched.look()["serve-0"].health) == (
+        "starting", "green",
+    )  # fmt: skip
+    replica.health = {"engine": "vllm", "is_asleep": False, "kv_use": 0.95, "waiting": 0}
+    assert watched.look()["serve-0"].phase == "loading weights"
+    replica.health["is_asleep"] = True
+    assert (watched.look()["serve-0"].phase, watched.look()["serve-0"].health) == (
+        "asleep", "green",
+    )  # fmt: skip
+    replica.health |= {"is_asleep": False, "waiting": 3}
+    assert watched.look()["serve-0"].why == "memory 95 % of the KV cache"
+    replica.health, replica.num_deaths = {}, 1
+    watched.observer.ended("serve-0", pid=31, reason="killed by signal 11")
+    found = watched.look()["serve-0"]
+    assert (found.phase, found.why) == ("restarting", "recovering: killed by signal 11")
+
+    (fresh,) = replicas_of(watched).all
+    watched.start("serve-0", pid=32)
+    assert not fresh.health
+    assert watched.look()["serve-0"].health == "green", "opened anew, as after an sft stage"
+
+
+async def test_servers_and_pools_of_others_are_told_by_their_addresses(watched: Watched) -> None:
+    client: Any = SimpleNamespace(url="http://there/v1", is_up=True)
+    table = watched.components.experiment.serve
+    chat: Any = None
+    server = RemoteServer(client, chat, chat=chat)
+    remote = Remote([server], table=table, stop_token_ids=(1,))
+    watched.components.run = SimpleNamespace(replicas=remote)  # pyright: ignore[reportAttributeAccessIssue]
+    judge = watched.components.experiment.judge.model_copy(update={"url": ["http://j:1"]})
+    watched.components.experiment = watched.components.experiment.model_copy(
+        update={"judge": judge}
+    )
+    pool_of(watched, Seat("pool-0", is_remote=True, state=State.UP))
+    found = watched.look()
+    assert found["http://there/v1"].device == "http://there/v1"
+    assert (found["pool-0"].device, found["pool-0"].memory_bytes) == ("http://j:1", None)
+    client.is_up = False
+    assert watched.look()["http://there/v1"].why == "recovering: it does not answer"
+
+
+@pytest.mark.parametrize("watched", [(card(0), card(3))], indirect=True)
+async def test_cards_are_told_by_process_where_the_driver_names_it(watched: Watched) -> None:
+    desk_of(watched)
+    watched.start("trainer", pid=11, devices="GPU-3")
+    watched.start("judge-0", pid=21, devices="GPU-3, GPU-0")
+    pool_of(watched, Seat("judge-0", state=State.UP))
+    full: dict[str, Any] = {"total_bytes": 80 * GB, "used_bytes": 76 * GB}
+    trees = {11: frozenset({11, 12}), 21: frozenset({21})}
+    named = Card(**full, use=0.5, by_pid={12: 30 * GB, 21: 40 * GB})
+    found = watched.look(trees=trees, cards={"GPU-3": named})
+    assert found["trainer"].device == "GPU 3"
+    assert found["judge-0"].device == "GPU 3,0"
+    assert (found["trainer"].gpu_memory_bytes, found["trainer"].gpu_use) == (30 * GB, 0.5)
+    assert found["judge-0"].gpu_memory_bytes == 40 * GB
+    assert found["trainer"].why == "memory 95 % of 80 GB"
+    assert (found["supervisor"].gpu_memory_bytes, found["supervisor"].gpu_use) == (None, None)
+    # In a container: card 0 is the judge's alone, of card 3 nobody knows whose it is.
+    unnamed = Card(**full, use=None)
+    found = watched.look(trees=trees, cards={"GPU-0": unnamed, "GPU-3": unnamed})
+    assert found["judge-0"].gpu_memory_bytes == 76 * GB
+    assert (found["trainer"].gpu_memory_bytes, found["trainer"].gpu_use) == (None, None)
+
+
+async def test_a_look_reads_the_machine_and_survives_the_wire(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(components_module, "LOOK_EVERY_S", 0.01)
+    (watched.folder / "supervisor.log").write_text("it began\n")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watched.components.watch)
+        with anyio.fail_after(5):
+            while not watched.components.latest:  # noqa: ASYNC110 - nobody waits for a look
+                await anyio.sleep(0.005)
+        tasks.cancel_scope.cancel()
+    sent = watched.progress.snapshot() | watched.components.to_json()
+    (found,) = LiveStatus.from_json(sent).components
+    assert found == watched.components.latest[0]
+    assert (found.last_words, found.health) == ("it began", "green")
+    assert found.memory_bytes is not None
+    assert found.memory_bytes > 1 << 20
+
+
+def test_the_table_says_what_decides_and_is_told_apart_without_colour() -> None:
+    one = ComponentStatus(
+        name="trainer", role="trainer", device="GPU 3", phase="step 4", health="yellow",
+        why="memory 95 % of 80 GB", memory_bytes=5 * GB, gpu_memory_bytes=76 * GB, gpu_use=0.5,
+        progress_age_s=3.0, num_restarts=1, last_words="[bold]hello[/]",
+    )  # fmt: skip
+    other = replace(one, name="judge-0", health="green", why="", gpu_use=None, memory_bytes=None)
+    console = RichConsole(width=160, file=io.StringIO(), highlight=False)
+    console.print(render([one, other]))
+    lines = console.file.getvalue().splitlines()  # pyright: ignore[reportAttributeAccessIssue]
+    first, second = (" ".join(line.split()) for line in lines[1:])
+    assert first == "▲ trainer GPU 3 step 4 5.0 GB 50% 76.0 GB 3 s 1 memory 95 % of 80 GB"
+    assert second == "● judge-0 GPU 3 step 4 – – 76.0 GB 3 s 1 [bold]hello[/]"

@@ -1,0 +1,124 @@
+"""What processes take of the machine, and what a container or a missing driver makes of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from forge.runner.last_words import LAST_BYTES, LastWords
+from forge.runner.vitals import Memory, Sampler, machine_memory
+
+HOLDS = "import subprocess, sys; b = bytearray({size}); print(1, flush=True); {then}; input()"
+"""A process of that many bytes, and what it does besides."""
+
+
+def test_a_process_counts_with_all_that_it_started_and_we_without() -> None:
+    size = 40 << 20
+    inner = HOLDS.format(size=size, then="None")
+    outer = HOLDS.format(
+        size=size,
+        then=f"p = subprocess.Popen([sys.executable, '-c', {inner!r}], stdout=subprocess.PIPE);"
+        " p.stdout.readline(); print(2, flush=True)",
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", outer], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() + child.stdout.readline() == b"1\n2\n"
+        found = Sampler().look([child.pid, 1 << 30], alone=[os.getpid()], uuids=["GPU-none"])
+        child.communicate(b"\n\n")
+    assert len(found.trees[child.pid]) == 2
+    assert 2 * size < found.resident[child.pid] < 6 * size
+    assert found.trees[os.getpid()] == {os.getpid()}
+    assert found.resident[os.getpid()] > 1 << 20
+    assert 1 << 30 not in found.resident, "there is no such process"
+    assert found.cards == {}
+
+
+def test_the_machine_s_memory_is_the_container_s_where_that_has_a_limit(tmp_path: Path) -> None:
+    proc, cgroup = tmp_path / "proc", tmp_path / "cgroup"
+    proc.mkdir()
+    cgroup.mkdir()
+    (proc / "meminfo").write_text("MemTotal:  1000 kB\nMemFree: 1 kB\nMemAvailable:  400 kB\n")
+    physical = Memory(used_bytes=600 << 10, total_bytes=1000 << 10)
+    assert machine_memory(proc=proc, cgroup=cgroup) == physical
+    (cgroup / "memory.max").write_text("max\n")
+    assert machine_memory(proc=proc, cgroup=cgroup) == physical
+    (cgroup / "memory.max").write_text("500\n")
+    (cgroup / "memory.current").write_text("450\n")
+    (cgroup / "memory.stat").write_text("anon 300\ninactive_file 100\n")
+    limited = Memory(used_bytes=350, total_bytes=500)
+    assert machine_memory(proc=proc, cgroup=cgroup) == limited
+    assert machine_memory(proc=tmp_path / "none", cgroup=tmp_path / "none") is None
+
+
+class Nvml:
+    """Two cards: one names a process, one (as in a container) does not tell its use."""
+
+    class NVMLError(Exception):
+        pass
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        if uuid == "GPU-9":
+            raise self.NVMLError
+        return uuid
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:
+        return SimpleNamespace(used=72, total=80)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
+        return [
+            SimpleNamespace(pid=7, usedGpuMemory=64),
+            SimpleNamespace(pid=8, usedGpuMemory=None),
+        ]
+
+    def nvmlDeviceGetUtilizationRates(self, handle: str) -> Any:
+        if handle == "GPU-1":
+            raise self.NVMLError
+        return SimpleNamespace(gpu=55)
+
+
+def test_cards_are_told_with_what_the_driver_knows_of_them() -> None:
+    sampler = Sampler()
+    sampler._nvml, sampler._is_tried = Nvml(), True
+    cards = sampler.look([], alone=[], uuids=["GPU-0", "GPU-1", "GPU-9"]).cards
+    assert list(cards) == ["GPU-0", "GPU-1"]
+    assert (cards["GPU-0"].used_bytes, cards["GPU-0"].total_bytes) == (72, 80)
+    assert (cards["GPU-0"].use, cards["GPU-1"].use) == (0.55, None)
+    assert cards["GPU-0"].by_pid == {7: 64}
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("one\ntwo\n", "two"),
+        ("one\ntwo", "two"),
+        ("one\n\n  \n", "one"),
+        ("10%\r50%\r100%\n", "100%"),
+        ("\x1b[31mred\x1b[0m [bold]\n", "␛[31mred␛[0m [bold]"),
+        ("a" * 10_000 + "end", "a" * (LAST_BYTES - 3) + "end"),
+        ("", ""),
+    ],
+)
+def test_last_words_are_the_last_line_shown_and_not_obeyed(
+    tmp_path: Path, written: str, shown: str
+) -> None:
+    log = tmp_path / "x.log"
+    log.write_bytes(written.encode())
+    assert LastWords().of([log, tmp_path / "none.log"]) == {log: shown, tmp_path / "none.log": ""}
+
+
+def test_a_log_is_read_again_only_when_it_grew(tmp_path: Path) -> None:
+    log, words = tmp_path / "x.log", LastWords()
+    log.write_text("one\n")
+    assert words.of([log])[log] == "one"
+    log.write_text("two\n")  # of the same length: nobody looked
+    assert words.of([log])[log] == "one"
+    log.write_text("two\nthree\n")
+    assert words.of([log])[log] == "three"
