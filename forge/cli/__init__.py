@@ -12,7 +12,7 @@ import sys
 
 # Each adds its commands, in the order of --help.
 # isort: off
-from forge.cli import running, asking, seeing, querying, watching, reporting, knowing  # noqa: F401
+from forge.cli import running, asking, seeing, querying, watching, reporting, exporting, knowing  # noqa: F401
 
 # isort: on
 from forge.cli.options import app

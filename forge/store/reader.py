@@ -124,7 +124,8 @@ def stream(connection: sqlite3.Connection, sql: str, params: Params = ()) -> Str
 
 def _take(cursor: sqlite3.Cursor) -> Iterator[tuple[Any, ...]]:
     with _interruptible():
-        yield from cursor
+        for row in cursor:  # noqa: UP028  # `yield from` closes the cursor, which may be too late
+            yield row
 
 
 @contextmanager

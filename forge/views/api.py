@@ -53,7 +53,7 @@ class Rows(list[dict[str, Any]]):
             import pandas
         except ImportError:
             raise MachineError(
-                "to_pandas: pandas is not installed; pip install pandas, or use the rows as they lie"
+                "to_pandas: pandas is not installed; pip install pandas, or keep the rows"
             ) from None
         return pandas.DataFrame.from_records(list(self))
 

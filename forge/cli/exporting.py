@@ -1,0 +1,72 @@
+"""Commands that make a run into files for others: export, data from-run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from forge.cli.options import RUNS, Json, RunName, Store, app, find
+from forge.cli.printing import print_json, print_rich, print_text
+
+data_app = typer.Typer(help="Rows to train on.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(data_app, name="data")
+
+
+@app.command()
+def export(
+    form: Annotated[str, typer.Argument(metavar="FORMAT", help="parquet, csv or sqlite.")],
+    run: RunName = "last",
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the files.")] = ...,  # type: ignore[assignment]
+    tables: Annotated[
+        str | None, typer.Option(metavar="A,B", help="turns, steps, ...; all if absent.")
+    ] = None,
+    store: Store = RUNS,
+    as_json: Json = False,
+) -> None:
+    """A run's tables as files, texts decoded."""
+    from dataclasses import asdict
+
+    from forge.store.reader import Table, open_run
+    from forge.views import export as view
+    from forge.views.sql import render_table
+
+    names = [name for name in (tables or "").split(",") if name]
+    with open_run(find(run, store)) as reader:
+        found = view.export(reader, form, out=out, tables=names)
+    if as_json:
+        return print_json([asdict(each) for each in found])
+    rows = tuple((each.path, each.num_rows, each.num_bytes) for each in found)
+    print_rich(render_table(Table(columns=("file", "rows", "bytes"), rows=rows)))
+
+
+@data_app.command("from-run")
+def from_run(
+    run: RunName = "last",
+    out: Annotated[Path, typer.Option(metavar="FILE.jsonl", help="Rows, one a line.")] = ...,  # type: ignore[assignment]
+    status: Annotated[str, typer.Option(help="Of the answers to keep.")] = "correct",
+    best_per_problem: Annotated[
+        int | None, typer.Option(metavar="N", help="A problem's best so many; all if absent.")
+    ] = None,
+    min_speedup: Annotated[float | None, typer.Option(help="Only what is so fast.")] = None,
+    only_first_turns: Annotated[
+        bool, typer.Option("--first-turns", help="No conversations that mend an answer.")
+    ] = False,
+    includes_heldout: Annotated[
+        bool, typer.Option("--include-heldout", help="Held-out problems too: a leak.")
+    ] = False,
+    store: Store = RUNS,
+    as_json: Json = False,
+) -> None:
+    """A run's own answers as SFT rows for the next: [data] source = "file", format = "messages"."""
+    from forge.runner.from_run import Wanted, write_rows
+    from forge.store.reader import open_run
+
+    wanted = Wanted(
+        status=status, best_per_problem=best_per_problem, min_speedup=min_speedup,
+        only_first_turns=only_first_turns, includes_heldout=includes_heldout,
+    )  # fmt: skip
+    with open_run(find(run, store)) as reader:
+        written = write_rows(reader, wanted, out=out)
+    print_json(written.to_json()) if as_json else print_text(written.describe())

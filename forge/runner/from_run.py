@@ -1,0 +1,220 @@
+"""SFT rows out of a run's own answers: rejection sampling for the next round.
+
+`forge data from-run RUN --status correct --out rows.jsonl` writes what `[data] source = "file"`,
+`format = "messages"` reads: the conversation as the model was shown it and its answer, with where
+each came from. Promises: no row of a held-out problem, of one with a held-out problem's source, or
+of one that was only ever evaluated, unless asked for; no kernel of a problem twice; the file is
+complete or absent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forge.data.prompts import first_messages
+from forge.errors import ConfigError
+from forge.records import Message, Problem, Split, Status
+
+if TYPE_CHECKING:
+    from forge.store.reader import RunReader
+
+_ANSWERS = """
+SELECT t.group_id, t.rollout, t.turn, t.turn_id, t.code_id, t.finish, t.reward, t.max_version,
+    g.problem_id, g.purpose, g.stage, g.step, p.family, p.level, p.split, v.status, v.speedup,
+    p.split = 'heldout'
+        OR p.source_id IN (SELECT source_id FROM problems WHERE split = 'heldout')
+        OR NOT EXISTS (SELECT 1 FROM groups o
+            WHERE o.problem_id = g.problem_id AND o.purpose = 'train') AS is_heldout
+FROM verdicts v JOIN turns t USING (group_id, rollout, turn)
+JOIN groups g USING (group_id) JOIN problems p ON p.problem_id = g.problem_id
+LEFT JOIN texts c ON c.text_id = t.code_id
+WHERE v.status = :status AND t.completion_id IS NOT NULL
+ORDER BY g.problem_id, v.speedup_low DESC NULLS LAST, v.num_launches, c.num_bytes, t.turn_row
+"""
+"""Each problem's best first, by the rule of v_best_kernels."""
+
+_TURNS = """
+SELECT turn, prompt, completion, feedback FROM v_turns
+WHERE group_id = ? AND rollout = ? AND turn <= ? ORDER BY turn
+"""
+_PROBLEM = """
+SELECT p.*, (SELECT body FROM texts WHERE text_id = p.source_id) AS source FROM problems p
+WHERE p.problem_id = ?
+"""
+PROVENANCE = (
+    "problem_id", "turn_id", "family", "level", "split", "purpose", "stage", "step", "status",
+    "reward", "speedup",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which answers become rows."""
+
+    status: str = Status.CORRECT
+    best_per_problem: int | None = None
+    """Fastest first; where untimed, fewest launches and shortest. None for all."""
+    min_speedup: float | None = None
+    """Leaves out what is slower, and what was not timed."""
+    only_first_turns: bool = False
+    """No conversations that mend a broken answer."""
+    includes_heldout: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """What was written, and what was not."""
+
+    path: str
+    num_rows: int
+    num_problems: int
+    num_mended: int
+    """Rows that mend a broken answer."""
+    left_out: dict[str, int]
+    """Reason to number of answers."""
+
+    def to_json(self) -> dict[str, Any]:
+        """What `--json` prints."""
+        return asdict(self)
+
+    def describe(self) -> str:
+        """In one line."""
+        why = ", ".join(f"{count} {reason}" for reason, count in self.left_out.items())
+        return (
+            f"{self.path}: {self.num_rows} rows of {self.num_problems} problems, "
+            f"{self.num_mended} of them mend an answer" + (f"; left out {why}" if why else "")
+        )
+
+
+def write_rows(reader: RunReader, wanted: Wanted, *, out: Path) -> Written:
+    """Writes the rows, one JSON object a line.
+
+    Raises:
+        ConfigError: a status that does not exist, a number below 1, or no answer left to write.
+    """
+    _check(wanted, out)
+    left_out: Counter[str] = Counter()
+    problems: set[str] = set()
+    num_rows = num_mended = 0
+    spare = out.with_name(f".{out.name}.partial")
+    try:
+        with spare.open("w", encoding="utf-8") as file:
+            for answer in _choose(reader, wanted, left_out):
+                row = make_row(reader, answer)
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                problems.add(answer["problem_id"])
+                num_rows += 1
+                num_mended += len(row["messages"]) > 3
+        if not num_rows:
+            raise ConfigError(_nothing(reader, wanted, left_out))
+        spare.replace(out)
+    except OSError as error:
+        raise ConfigError(f"--out {out}: cannot be written: {error.strerror}") from error
+    finally:
+        spare.unlink(missing_ok=True)
+    return Written(
+        path=str(out),
+        num_rows=num_rows,
+        num_problems=len(problems),
+        num_mended=num_mended,
+        left_out=dict(left_out.most_common()),
+    )
+
+
+def make_row(reader: RunReader, answer: dict[str, Any]) -> dict[str, Any]:
+    """A row as `messages` reads it; `id` and `from` are its provenance."""
+    problem = _problem(reader, answer["problem_id"])
+    key = (answer["group_id"], answer["rollout"], answer["turn"])
+    *before, last = reader.rows(_TURNS, key)
+    messages = [*first_messages(problem)]
+    for turn in _shown(before, prompt=last["prompt"] or ""):
+        messages.append(Message(role="assistant", content=turn["completion"] or ""))
+        messages.append(Message(role="user", content=turn["feedback"] or ""))
+    messages.append(Message(role="assistant", content=last["completion"]))
+    run = reader.paths.name
+    origin = {"run": run, **{name: answer[name] for name in PROVENANCE}}
+    return {
+        "id": f"{run}/{answer['turn_id']}",
+        "messages": [asdict(message) for message in messages],
+        "from": {**origin, "policy_version": answer["max_version"]},
+    }
+
+
+def _choose(reader: RunReader, wanted: Wanted, left_out: Counter[str]) -> Iterator[dict[str, Any]]:
+    taken: Counter[str] = Counter()
+    seen: set[tuple[str, int | None, bool]] = set()
+    for answer in reader.rows(_ANSWERS, {"status": wanted.status}):
+        is_first = answer["turn"] == 0
+        key = (answer["problem_id"], answer["code_id"], is_first)
+        reason = _reason_against(answer, wanted)
+        if reason is None and key in seen:
+            reason = "the same kernel again"
+        elif reason is None and taken[answer["problem_id"]] == wanted.best_per_problem:
+            reason = "not among the problem's best"
+        if reason is not None:
+            left_out[reason] += 1
+            continue
+        seen.add(key)
+        taken[answer["problem_id"]] += 1
+        yield answer
+
+
+def _reason_against(answer: dict[str, Any], wanted: Wanted) -> str | None:
+    if answer["is_heldout"] and not wanted.includes_heldout:
+        return "of held-out problems"
+    if answer["finish"] != "stop":
+        return "without an end"
+    if wanted.only_first_turns and answer["turn"] > 0:
+        return "not in a first turn"
+    if wanted.min_speedup is not None and (answer["speedup"] or 0.0) < wanted.min_speedup:
+        return "too slow or not timed"
+    return None
+
+
+def _shown(turns: list[dict[str, Any]], *, prompt: str) -> list[dict[str, Any]]:
+    """The attempts that the prompt still had: where it would not fit, the oldest were dropped.
+
+    Told by the judge's words, which every chat template writes as they are, newest first.
+    """
+    place = len(prompt)
+    for index in range(len(turns) - 1, -1, -1):
+        place = prompt.rfind(turns[index]["feedback"] or "", 0, place)
+        if place < 0:
+            return turns[index + 1 :]
+    return turns
+
+
+def _problem(reader: RunReader, problem_id: str) -> Problem:
+    row = reader.one(_PROBLEM, (problem_id,))
+    assert row is not None, problem_id
+    return Problem(
+        problem_id=problem_id,
+        source=row["source"],
+        family=row["family"],
+        level=row["level"],
+        split=Split(row["split"]),
+        entry_point=row["entry_point"],
+        precision=row["precision"],
+    )
+
+
+def _check(wanted: Wanted, out: Path) -> None:
+    if wanted.status not in list(Status):
+        raise ConfigError(
+            f"--status {wanted.status}: no such status; there are {', '.join(Status)}"
+        )
+    if wanted.best_per_problem is not None and wanted.best_per_problem < 1:
+        raise ConfigError(f"--best-per-problem {wanted.best_per_problem}: must be 1 or more")
+    if out.suffix != ".jsonl":
+        raise ConfigError(f"--out {out}: found {out.suffix or 'no suffix'}; *.jsonl")
+
+
+def _nothing(reader: RunReader, wanted: Wanted, left_out: Counter[str]) -> str:
+    why = ", ".join(f"{count} {reason}" for reason, count in left_out.most_common())
+    words = f"left out {why}" if why else "it has none"
+    return f"{reader.paths.name}: no {wanted.status} answer to write: {words}"

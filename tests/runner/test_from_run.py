@@ -1,0 +1,164 @@
+"""A run's own answers become SFT rows that the next run reads: nothing held out, nothing twice."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from forge.cli import run_command
+from forge.config.load import load_experiment
+from forge.data.pair_files import read_pairs
+from forge.errors import ConfigError
+from forge.records import Purpose, Split, Status
+from forge.runner.from_run import Wanted, write_rows
+from forge.store.reader import open_run
+from tests.store.storefactory import attempt, group, problem, timing, turn, write_run
+
+if TYPE_CHECKING:
+    from forge.store.layout import RunPaths
+
+EXPERIMENT = """\
+name = "next"
+[model]
+init = "tiny"
+[data]
+source = "file"
+path = "{path}"
+format = "messages"
+[[stage]]
+kind = "sft"
+epochs = 1
+learning_rate = 1e-3
+"""
+
+
+def rows_of(run: Path | RunPaths, out: Path, **wanted: Any) -> list[dict[str, Any]]:
+    with open_run(run) as reader:
+        write_rows(reader, Wanted(**wanted), out=out)
+    return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """Two problems that are trained on, one held out, one with the held-out one's source."""
+    heldout = replace(problem(2, family="norm"), split=Split.HELDOUT)
+    twin = replace(problem(3, family="norm"), source=heldout.source)
+    correct, wrong = Status.CORRECT, Status.WRONG
+    records = [
+        attempt(), problem(0), problem(1, family="matmul"), heldout, twin,
+        group(0, [[correct], [wrong, correct], [wrong, wrong]], speed=timing(2.0)),
+        group(1, [[correct], [correct]], problem_id="matmul-0001", speed=timing(0.5)),
+        group(2, [[correct]], problem_id="norm-0002", purpose=Purpose.EVAL),
+        group(3, [[correct]], problem_id="norm-0003"),
+        group(4, [[correct]], problem_id="matmul-0001", purpose=Purpose.EVAL),
+    ]  # fmt: skip
+    root = tmp_path / "runs" / "toy-1"
+    anyio.run(write_run, root, records)
+    return root
+
+
+def test_rows_of_a_quickstart_are_read_by_the_loader_of_the_next_run(
+    canned_run: RunPaths, tmp_path: Path
+) -> None:
+    (tmp_path / "next.toml").write_text(EXPERIMENT.format(path=tmp_path / "rows.jsonl"))
+    argv = ["data", "from-run", str(canned_run.root), "--out", str(tmp_path / "rows.jsonl")]
+    assert run_command(argv) == 0
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    pairs = read_pairs(load_experiment(tmp_path / "next.toml").data)
+    assert len(pairs) == len(rows) > 10
+    assert [pair.problem_id for pair in pairs] == [row["id"] for row in rows]
+    with open_run(canned_run) as reader:
+        splits = dict(reader.query("SELECT problem_id, split FROM problems").rows)
+        for pair, row in zip(pairs, rows, strict=True):
+            origin = row["from"]
+            assert splits[origin["problem_id"]] != "heldout"
+            found = reader.one("SELECT * FROM v_turns WHERE turn_id = ?", (origin["turn_id"],))
+            assert found is not None
+            assert found["status"] == "correct"
+            assert pair.messages[-1].content == found["completion"]
+            assert pair.num_turns == found["prompt"].count("<|im_start|>assistant")
+            for message in pair.messages[:-1]:
+                shown = message.content.partition("</think>")[2] or message.content
+                assert shown.strip() in found["prompt"], "what the model was not shown"
+
+
+def test_nothing_of_a_heldout_problem_leaks_unless_asked_for(made: Path, tmp_path: Path) -> None:
+    out = tmp_path / "rows.jsonl"
+    problems = {row["from"]["problem_id"] for row in rows_of(made, out)}
+    assert problems == {"softmax-0000", "matmul-0001"}, "also not by a twin's source"
+    every = {row["from"]["problem_id"] for row in rows_of(made, out, includes_heldout=True)}
+    assert every == {"softmax-0000", "matmul-0001", "norm-0002", "norm-0003"}
+
+
+def test_a_problem_that_was_only_evaluated_is_left_out(tmp_path: Path) -> None:
+    played = group(0, [[Status.CORRECT]], purpose=Purpose.EVAL)
+    anyio.run(write_run, tmp_path / "toy-1", [attempt(), problem(0), played])
+    with pytest.raises(ConfigError, match="1 of held-out problems"):
+        rows_of(tmp_path / "toy-1", tmp_path / "rows.jsonl")
+    assert list(tmp_path.glob("*rows*")) == []
+
+
+def test_a_mended_answer_is_a_conversation_with_the_judges_words(
+    made: Path, tmp_path: Path
+) -> None:
+    rows = rows_of(made, tmp_path / "rows.jsonl")
+    mended = next(row for row in rows if row["id"] == "toy-1/g0.r1.t1")
+    roles = [message["role"] for message in mended["messages"]]
+    assert roles == ["system", "user", "assistant"], "the factory's prompt shows no attempt"
+    assert not any(row["id"] == "toy-1/g0.r1.t1" for row in rows_of(
+        made, tmp_path / "rows.jsonl", only_first_turns=True))  # fmt: skip
+
+
+def test_attempts_that_the_prompt_no_longer_had_are_not_in_the_row(tmp_path: Path) -> None:
+    first = turn(0, 0, 0, status=Status.WRONG)
+    second = replace(turn(0, 0, 1, status=Status.WRONG), feedback="second words")
+    prompt = "the problem\nassistant: ...\nuser: second words\nassistant:"
+    third = turn(0, 0, 2, prompt=prompt)
+    played = replace(group(0, [[Status.WRONG, Status.WRONG, Status.CORRECT]]), trajectories=())
+    records = [attempt(), problem(0), played, first, second, third]
+    anyio.run(write_run, tmp_path / "toy-1", records)
+    (row,) = rows_of(tmp_path / "toy-1", tmp_path / "rows.jsonl")
+    assert [m["role"] for m in row["messages"]] == [
+        "system", "user", "assistant", "user", "assistant"]  # fmt: skip
+    assert row["messages"][2]["content"] == second.completion_text
+    assert row["messages"][3]["content"] == "second words"
+
+
+def test_the_best_of_a_problem_are_kept_and_no_kernel_comes_twice(
+    made: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "rows.jsonl"
+    assert len(rows_of(made, out)) == 5
+    best = rows_of(made, out, best_per_problem=1)
+    assert len(best) == len({row["from"]["problem_id"] for row in best}) == 2
+    assert {row["from"]["problem_id"] for row in rows_of(made, out, min_speedup=1.0)} == {
+        "softmax-0000"
+    }
+    same = [turn(9, n, code="def kernel(): ...") for n in range(3)]
+    again = [attempt(), problem(0), replace(group(9, [[Status.CORRECT]]), trajectories=()), *same]
+    anyio.run(write_run, tmp_path / "again-1", again)
+    assert len(rows_of(tmp_path / "again-1", out)) == 1
+
+
+@pytest.mark.parametrize(
+    ("wanted", "name", "words"),
+    [
+        ({"status": "corect"}, "rows.jsonl", "no such status"),
+        ({"best_per_problem": 0}, "rows.jsonl", "must be 1 or more"),
+        ({}, "rows.csv", r"\*.jsonl"),
+        ({"min_speedup": 99.0}, "rows.jsonl", "too slow or not timed"),
+        ({"status": "timeout"}, "rows.jsonl", "it has none"),
+        ({}, "nowhere/rows.jsonl", "cannot be written"),
+    ],
+)
+def test_what_cannot_be_written_is_one_line(
+    made: Path, tmp_path: Path, wanted: dict[str, Any], name: str, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words) as error:
+        rows_of(made, tmp_path / name, **wanted)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,160 @@
+"""What is exported equals what the run has, in every format, whole or not at all."""
+
+from __future__ import annotations
+
+import csv
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from forge.errors import ConfigError, MachineError
+from forge.store.reader import open_run
+from forge.views import export as view
+from tests.store.storefactory import (
+    attempt,
+    group,
+    small_run,
+    timing,
+    turn,
+    write_run,
+)
+
+pyarrow = pytest.importorskip("pyarrow")
+from pyarrow import parquet  # noqa: E402
+
+if TYPE_CHECKING:
+    from forge.store.layout import RunPaths
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("export") / "toy-1"
+    anyio.run(lambda: write_run(path, small_run(), texts="zstd"))
+    return path
+
+
+def ask(root: Path | RunPaths, table: str) -> list[dict[str, Any]]:
+    with open_run(root) as reader:
+        return reader.rows(view.TABLES[table])
+
+
+def export(root: Path | RunPaths, form: str, out: Path, **options: Any) -> list[view.Exported]:
+    with open_run(root) as reader:
+        return view.export(reader, form, out=out, **options)
+
+
+def test_parquet_has_every_table_with_its_rows_types_and_texts(root: Path, tmp_path: Path) -> None:
+    found = export(root, "parquet", tmp_path)
+    assert {each.name for each in found} == view.TABLES.keys()
+    for each in found:
+        rows = ask(root, each.name)
+        assert parquet.read_table(each.path).to_pylist() == rows
+        assert (each.num_rows, each.num_bytes) == (len(rows), Path(each.path).stat().st_size)
+    types = {f.name: str(f.type) for f in parquet.read_schema(tmp_path / "turns.parquet")}
+    assert (types["reward"], types["turn"], types["code"]) == ("double", "int64", "string")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        f"{name}.parquet" for name in view.TABLES
+    )
+
+
+def test_a_real_run_is_exported_whole(canned_run: RunPaths, tmp_path: Path) -> None:
+    for each in export(canned_run, "parquet", tmp_path):
+        assert parquet.read_table(each.path).num_rows == len(ask(canned_run, each.name))
+
+
+def test_every_number_is_exported_as_one(tmp_path: Path) -> None:
+    """A column whose type is not known by its name would be text."""
+    speed = timing(2.0)
+    records = [attempt(), *small_run()[1:], turn(70, speed=speed), group(71, [], step=9)]
+    anyio.run(write_run, tmp_path / "toy-1", records)
+    export(tmp_path / "toy-1", "parquet", tmp_path / "out")
+    for name in view.TABLES:
+        schema = parquet.read_schema(tmp_path / "out" / f"{name}.parquet")
+        texts = {field.name for field in schema if field.type == pyarrow.string()}
+        rows = ask(tmp_path / "toy-1", name)
+        numbers = {k for row in rows for k, v in row.items() if isinstance(v, int | float)}
+        assert not texts & numbers, name
+
+
+def test_batches_follow_each_other(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(view, "BATCH_ROWS", 5)
+    export(root, "parquet", tmp_path, tables=["turns"])
+    file = parquet.ParquetFile(tmp_path / "turns.parquet")
+    assert file.num_row_groups == 5
+    assert file.read().to_pylist() == ask(root, "turns")
+
+
+def test_csv_has_the_same_values(root: Path, tmp_path: Path) -> None:
+    (each,) = export(root, "csv", tmp_path, tables=["turns"])
+    with open(each.path, newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    there = ask(root, "turns")
+    assert each.num_rows == len(rows) == len(there)
+    assert [row["code"] for row in rows] == [row["code"] or "" for row in there]
+    assert [float(row["reward"]) for row in rows] == [row["reward"] for row in there]
+
+
+def test_sqlite_is_one_file_that_stock_sqlite3_reads_with_plain_texts(
+    root: Path, tmp_path: Path
+) -> None:
+    (each,) = export(root, "sqlite", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["toy-1.db"]
+    with closing(sqlite3.connect(each.path)) as copy:
+        codes = copy.execute("SELECT code FROM v_turns ORDER BY turn_id").fetchall()
+        assert copy.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    with open_run(root) as reader:
+        there = reader.query("SELECT code FROM v_turns ORDER BY turn_id").rows
+        assert reader.value("SELECT texts FROM runs") == "zstd", "the run itself is left alone"
+    assert codes == list(there)
+
+
+@pytest.mark.parametrize(
+    ("form", "tables", "words"),
+    [("xml", (), "parquet, csv, sqlite"), ("csv", ("turn",), "no such table; there are turns")],
+)
+def test_a_wrong_export_is_one_line(
+    root: Path, tmp_path: Path, form: str, tables: tuple[str, ...], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        export(root, form, tmp_path, tables=tables)
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be written"):
+        export(root, "csv", tmp_path / "file" / "out")
+
+
+def test_parquet_without_pyarrow_is_one_line(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MachineError, match="pyarrow is not installed"):
+        export(root, "parquet", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_export_that_fails_leaves_no_file(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(view.TABLES, "turns", "SELECT code AS num_code FROM v_turns")
+    with pytest.raises(pyarrow.ArrowInvalid):
+        export(root, "parquet", tmp_path, tables=["turns"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_prints_the_files(root: Path, tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "forge.cli", "export", "csv", str(root), "--out", str(tmp_path)]
+    done = subprocess.run(
+        [*argv, "--tables", "steps,events", "--json"], capture_output=True, text=True, check=True
+    )
+    assert '"name": "steps"' in done.stdout
+    assert (tmp_path / "events.csv").exists()
