@@ -38,7 +38,7 @@ def compare(a: RunReader, b: RunReader, *, by: By = By.STEP) -> Comparison:
     curves = compare_curves(left, right, by=by, budget=budget) if budget else ()
     chosen_a = choose_evaluation(a, left, by=by, budget=budget)
     chosen_b = choose_evaluation(b, right, by=by, budget=budget)
-    answers_a, answers_b = _common(a, b, chosen_a, chosen_b, by=by, notes=notes)
+    answers_a, answers_b = _common(a, b, chosen_a, chosen_b, by=by, budget=budget, notes=notes)
     return Comparison(
         by=by,
         budget=budget,
@@ -71,16 +71,16 @@ def _side(reader: RunReader, progress: Progress, chosen: Chosen | None, *, by: B
 def _budget(
     a: Progress, b: Progress, by: By, *, names: tuple[str, str], notes: list[str]
 ) -> float | None:
-    """The most that both have; None where one did not count it."""
+    """The most that both have; None where one has none or did not count it."""
     for name, progress in zip(names, (a, b), strict=True):
         if not progress.places:
-            notes.append(f"{name} has trained no step: no curves")
+            notes.append(f"{name} has trained no step: no curves, and the last evaluations")
         elif progress.total(by) is None:
             notes.append(
                 f"{name} did not count its {UNIT[by]}: no curves, and the last evaluations"
             )
-    spent = (a.total(by), b.total(by))
-    return None if spent[0] is None or spent[1] is None else min(spent[0], spent[1])
+    known = [spent for each in (a, b) if each.places and (spent := each.total(by)) is not None]
+    return min(known) if len(known) == 2 else None
 
 
 def _common(
@@ -90,12 +90,14 @@ def _common(
     chosen_b: Chosen | None,
     *,
     by: By,
+    budget: float | None,
     notes: list[str],
 ) -> tuple[dict[str, Answers], dict[str, Answers]]:
     """Answers of the problems that are the same in both, by name and source."""
     for reader, chosen in ((a, chosen_a), (b, chosen_b)):
         if chosen is None:
-            notes.append(f"{_name(reader)} has no evaluation up to there: no problems won or lost")
+            when = "" if budget is None else f" after at most {budget:,.0f} {UNIT[by]}"
+            notes.append(f"{_name(reader)} has no evaluation{when}: no problems won or lost")
     if chosen_a is None or chosen_b is None:
         return {}, {}
     found_a, found_b = chosen_a.answers, chosen_b.answers
@@ -114,7 +116,8 @@ def _common(
         notes.append(
             f"{len(same)} problems in common, of {len(found_a)} and {len(found_b)} evaluated"
         )
-    _note_distance(chosen_a, chosen_b, by=by, notes=notes)
+    if budget is not None:
+        _note_distance(chosen_a, chosen_b, by=by, notes=notes)
     return {n: found_a[n] for n in same}, {n: found_b[n] for n in same}
 
 

@@ -1,0 +1,292 @@
+"""Two runs compared: what differs, at equal cost, problems won and lost, and what cannot be."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from forge.cli import run_command
+from forge.records import Evaluation, Event, Group, Metrics, Purpose, Status, Trajectory
+from forge.store.reader import open_run
+from forge.views.compare import By, Comparison, compare, render_comparison
+from forge.views.compare.problems import difference_of_shares
+from forge.views.passk import Tally
+from tests.store.storefactory import (
+    EXPERIMENT,
+    attempt,
+    evaluation,
+    group,
+    problem,
+    timing,
+    write_run,
+)
+from tests.views.test_views_output import EVIL, shown
+
+if TYPE_CHECKING:
+    from forge.store.layout import RunPaths
+
+NUM_PROBLEMS = 6
+CORRECT, WRONG = Status.CORRECT, Status.WRONG
+
+
+def eval_groups(
+    first_id: int, solved: dict[int, int], *, stage: int, step: int, **changes: Any
+) -> list[Group]:
+    """Four samples of each problem, of which so many are correct."""
+    return [
+        judged_on(
+            group(
+                first_id + number,
+                [[CORRECT]] * num + [[WRONG]] * (4 - num),
+                problem_id=f"softmax-{number:04d}",
+                purpose=Purpose.EVAL,
+                stage=stage,
+                step=step,
+                speed=changes.get("speed"),
+            ),
+            changes.get("device", "cpu"),
+        )
+        for number, num in solved.items()
+    ]
+
+
+def judged_on(played: Group, device: str) -> Group:
+    def moved(trajectory: Trajectory) -> Trajectory:
+        turns = [replace(t, verdict=replace(t.verdict, device=device)) for t in trajectory.turns]
+        return replace(trajectory, turns=tuple(turns))
+
+    return replace(played, trajectories=tuple(moved(each) for each in played.trajectories))
+
+
+def made(
+    solved: dict[int, int], *, num_steps: int = 4, seconds: float = 10.0, rate: float = 0.5,
+    midway: dict[int, int] | None = None, **changes: Any,
+) -> list:  # fmt: skip
+    """A run of GRPO in stage 1, whose steps take `seconds`, evaluated in stage 2."""
+    rng = random.Random(0)
+    levels = [problem(n, level=1 + n % 2) for n in range(NUM_PROBLEMS)]
+    out: list = [attempt(), *levels]
+    out.append(Event(at=1.0, kind="stage_start", message="grpo", data={"stage": 1}))
+    for step in range(1, num_steps + 1):
+        rows = [[CORRECT if rng.random() < rate else WRONG] for _ in range(8)]
+        out.append(group(step, rows, step=step))
+        values = {"train/loss/mean": 1.0 / step, "step/wall/seconds": seconds}
+        out.append(Metrics(stage=1, step=step, at=10.0 * step, values=values))
+    if midway is not None:
+        out += eval_groups(200, midway, stage=1, step=2)
+        out.append(measured("grpo-1@2", stage_index=1, step=2, at=25.0))
+    out += eval_groups(100, solved, stage=2, step=num_steps, **changes)
+    return [*out, measured("eval-2", stage_index=2, step=num_steps, at=100.0)]
+
+
+def measured(stage: str, *, stage_index: int, step: int, at: float) -> Evaluation:
+    assert f"-{stage_index}" in stage
+    return evaluation(stage, step=step, at=at)
+
+
+def compared(tmp_path: Path, a: list, b: list, *, by: By = By.STEP) -> Comparison:
+    for name, records in (("a-1", a), ("b-1", b)):
+        anyio.run(write_run, tmp_path / name, records)
+    with open_run(tmp_path / "a-1") as left, open_run(tmp_path / "b-1") as right:
+        return compare(left, right, by=by)
+
+
+def test_problems_are_won_and_lost_with_a_paired_interval(tmp_path: Path) -> None:
+    before = {0: 0, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4}
+    after = {0: 4, 1: 4, 2: 4, 3: 4, 4: 3, 5: 4}
+    found = compared(tmp_path, made(before), made(after))
+    assert found.score is not None
+    assert (found.score.a, found.score.b) == (pytest.approx(13 / 24), pytest.approx(23 / 24))
+    assert (found.score.num_won, found.score.num_lost, found.score.num_even) == (4, 1, 1)
+    difference = found.score.difference
+    assert difference.value == pytest.approx(10 / 24)
+    assert 0 < difference.low < difference.value < difference.high
+    assert found.score.is_certain
+    first, last = found.problems[0], found.problems[-1]
+    assert (first.problem_id, first.outcome, first.difference) == ("softmax-0004", "lost", -0.25)
+    assert (last.problem_id, last.outcome) == ("softmax-0000", "won")
+    assert (last.correct_a, last.num_a, last.correct_b, last.num_b) == (0, 4, 4, 4)
+    assert first.low < 0 < first.high, "one of four more says little of one problem"
+    assert last.low > 0
+    assert [part.name for part in found.by_level] == ["level 1", "level 2"]
+    assert found.by_level[0].score.num_won == 2
+    assert found.notes == ()
+
+
+def test_the_same_run_differs_in_nothing(canned_run: RunPaths) -> None:
+    with open_run(canned_run) as a, open_run(canned_run) as b:
+        found = compare(a, b)
+    assert found.config == ()
+    assert found.score is not None
+    assert found.score.difference.value == found.score.num_won == found.score.num_lost == 0
+    assert {curve.name for curve in found.curves} >= {"reward", "pass_rate", "train/loss/mean"}
+    for curve in found.curves:
+        assert curve.a == curve.b
+        assert all(point.a == point.b for point in curve.at)
+
+
+def test_the_shares_are_those_of_the_evaluation(canned_run: RunPaths) -> None:
+    with open_run(canned_run) as reader:
+        found = compare(reader, reader)
+        row = reader.one("SELECT detail FROM v_evaluations WHERE stage = 'eval-4'")
+    assert row is not None
+    tallies = json.loads(row["detail"])["tallies"]
+    assert found.a.evaluation == "eval-4 at step 20"
+    for each in found.problems:
+        assert [each.num_a, each.correct_a] == tallies[each.problem_id]
+
+
+def test_runs_are_compared_where_the_shorter_one_ends(tmp_path: Path) -> None:
+    long = made(dict.fromkeys(range(6), 4), num_steps=8, midway=dict.fromkeys(range(6), 1))
+    short = made(dict.fromkeys(range(6), 2), num_steps=2)
+    found = compared(tmp_path, long, short)
+    assert (found.budget, found.a.spent, found.b.spent) == (2, 8, 2)
+    assert found.a.evaluation == "grpo-1@2 at step 2", "what it could do after as many steps"
+    assert found.score is not None
+    assert (found.score.a, found.score.b) == (0.25, 0.5)
+    loss = next(curve for curve in found.curves if curve.name == "train/loss/mean")
+    assert len(loss.a) == 8
+    assert [point.x for point in loss.at] == [0.5, 1.0, 1.5, 2.0]
+    assert (loss.at[0].a, loss.at[-1].a) == (None, pytest.approx((1 + 1 / 2) / 2))
+
+
+@pytest.mark.parametrize(
+    ("by", "budget", "evaluation_of_a"),
+    [(By.STEP, 4, "eval-2"), (By.TIME, 40, "grpo-1@2"), (By.TOKENS, 4 * 8 * 12, "eval-2")],
+)
+def test_equal_steps_are_not_equal_seconds(
+    tmp_path: Path, by: By, budget: float, evaluation_of_a: str
+) -> None:
+    slow = made(dict.fromkeys(range(6), 4), seconds=15.0, midway=dict.fromkeys(range(6), 1))
+    quick = made(dict.fromkeys(range(6), 2), seconds=10.0)
+    found = compared(tmp_path, slow, quick, by=by)
+    assert found.budget == budget
+    assert (found.a.evaluation or "").startswith(evaluation_of_a)
+
+
+def test_settings_and_surroundings_that_differ_are_named(tmp_path: Path) -> None:
+    other = EXPERIMENT.replace("steps = 3", "steps = 9").replace('init = "tiny"', 'init = "hub"')
+    for name, text in (("a-1", EXPERIMENT), ("b-1", other)):
+        root = tmp_path / name
+        anyio.run(write_run, root, made({0: 1}))
+        import sqlite3
+
+        connection = sqlite3.connect(root / "run.db")
+        connection.execute("UPDATE runs SET experiment = ?", (text,))
+        connection.execute("UPDATE attempts SET code_commit = ?", (name,))
+        connection.commit()
+        connection.close()
+    with open_run(tmp_path / "a-1") as a, open_run(tmp_path / "b-1") as b:
+        changes = {each.key: (each.a, each.b) for each in compare(a, b).config}
+    assert changes == {
+        "model.init": ("tiny", "hub"),
+        "stage[1].steps": (3, 9),
+        "code.commit": ("a-1", "b-1"),
+    }
+
+
+def test_speed_is_compared_on_one_device_only(tmp_path: Path) -> None:
+    solved = dict.fromkeys(range(6), 4)
+    found = compared(
+        tmp_path,
+        made(solved, speed=timing(1.5), device="H100"),
+        made(solved, speed=timing(3.0), device="H100"),
+    )
+    (part,) = found.by_device
+    assert (part.name, part.score.num_even) == ("H100", 6)
+    assert part.speed is not None
+    assert (part.speed.value, part.speed.low, part.speed.high) == pytest.approx((1.0, 1.0, 1.0))
+    other = made(solved, speed=timing(3.0), device="H200")
+    elsewhere = compared(tmp_path / "x", made(solved, speed=timing(1.5), device="H100"), other)
+    assert elsewhere.by_device == ()
+    assert elsewhere.by_level[0].speed is None
+    assert elsewhere.score is not None
+
+
+def test_what_cannot_be_compared_is_a_line_each(tmp_path: Path) -> None:
+    nothing = compared(tmp_path / "1", [attempt()], made({0: 1}))
+    assert nothing.notes == (
+        "a-1 has trained no step: no curves, and the last evaluations",
+        "a-1 has no evaluation: no problems won or lost",
+    )
+    assert (nothing.score, nothing.curves, nothing.problems) == (None, (), ())
+    late = compared(tmp_path / "5", made({0: 1}, num_steps=1), made({0: 1}, num_steps=3)[:-5])
+    assert late.notes == ("b-1 has no evaluation after at most 1 steps: no problems won or lost",)
+    others = compared(tmp_path / "2", made({0: 1, 1: 1}), made({2: 1}))
+    assert others.notes == (
+        "no problem in common: a-1 evaluated softmax-0000 and 1 more, b-1 softmax-0002",
+    )
+    some = compared(tmp_path / "3", made({0: 1, 1: 1}), made({1: 1, 2: 1, 3: 1}))
+    assert some.notes == ("1 problems in common, of 2 and 3 evaluated",)
+    changed = [
+        replace(each, source="# other") if each == problem(1, level=2) else each
+        for each in made({0: 1, 1: 1})
+    ]
+    renamed = compared(tmp_path / "4", made({0: 1, 1: 1}), changed)
+    assert renamed.notes[0] == "1 problems share a name but not their source: left out"
+    assert [each.problem_id for each in renamed.problems] == ["softmax-0000"]
+
+
+def test_a_run_that_only_evaluates_is_a_baseline_for_what_training_came_to(tmp_path: Path) -> None:
+    baseline = [attempt(), problem(0), *eval_groups(9, {0: 1}, stage=2, step=0)]
+    baseline.append(measured("eval-2", stage_index=2, step=0, at=1.0))
+    found = compared(tmp_path, baseline, made({0: 4}, num_steps=3))
+    assert found.notes == ("a-1 has trained no step: no curves, and the last evaluations",)
+    assert found.score is not None
+    assert (found.score.a, found.score.b) == (0.25, 1.0)
+
+
+def test_unequal_evaluations_are_told(tmp_path: Path) -> None:
+    found = compared(
+        tmp_path,
+        made({0: 1}, num_steps=8, midway={0: 1}),
+        made({0: 1}, num_steps=6),
+    )
+    assert found.notes == (
+        "no evaluations at equal steps: grpo-1@2 at step 2 after 2, eval-2 at step 6 after 6",
+    )
+
+
+def test_an_interval_of_few_samples_is_wide_and_of_many_narrow() -> None:
+    """Newcombe's own example: 56 of 70 against 48 of 80 is 0.20, 0.0524 to 0.3339."""
+    found = difference_of_shares(Tally(num=80, correct=48), Tally(num=70, correct=56))
+    assert (found.value, found.low, found.high) == pytest.approx((0.2, 0.0524, 0.3339), abs=1e-4)
+    few = difference_of_shares(Tally(num=2, correct=0), Tally(num=2, correct=2))
+    assert -1.0 <= few.low < few.value == 1.0
+    assert few.high == 1.0
+
+
+def test_json_has_everything_and_the_command_prints_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compared(tmp_path, made({0: 1, 1: 4}), made({0: 4, 1: 1}))
+    argv = ["compare", "a-1", "b-1", "--store", str(tmp_path)]
+    assert run_command([*argv, "--json", "--by", "tokens"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [each["outcome"] for each in found["problems"]] == ["lost", "won"]
+    assert found["by"] == "tokens"
+    assert run_command(argv) == 0
+    text = capsys.readouterr().out
+    assert "1 won, 1 lost, 0 even" in text
+    assert "lost by b: 1 problems" in text
+    assert run_command([*argv, "--by", "luck"]) == 2
+    assert "step, tokens, time" in capsys.readouterr().err
+
+
+def test_a_hostile_name_is_shown_and_not_obeyed(tmp_path: Path) -> None:
+    evil = replace(problem(0), problem_id=EVIL)
+    plays = [
+        [attempt(), evil, *(replace(each, problem_id=EVIL) for each in eval_groups(
+            9, {0: num}, stage=2, step=0)), measured("eval-2", stage_index=2, step=0, at=1.0)]
+        for num in (0, 4)
+    ]  # fmt: skip
+    text = shown(render_comparison(compared(tmp_path, *plays)))
+    assert "won by b: 1 problems" in text
+    assert not set("\x07\x9b\u202e\r") & set(text)
+    assert "\x1b]" not in text
