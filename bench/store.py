@@ -17,17 +17,22 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import anyio
+from store_load import Kill, Written, measure_kills, measure_write, put_until_killed
 from store_records import Maker
 from store_views import time_views
 
 from forge.config.schema import StoreTable
 from forge.store import RunPaths, open_writer
+
+LEAST_TURNS_PER_S = 5000
+MOST_BYTES_A_TURN = 6000
 
 
 async def make(root: Path, *, num_turns: int, text_bytes: int) -> dict[str, Any]:
@@ -70,21 +75,55 @@ def tell_views(root: Path, *, as_json: bool) -> int:
     return 1 if slow else 0
 
 
+def tell_write(folder: Path, asked: argparse.Namespace) -> int:
+    found: Written = anyio.run(
+        lambda: measure_write(folder / "big-1", num_turns=asked.turns, text_bytes=asked.text_bytes)
+    )
+    print(json.dumps(asdict(found), indent=None if asked.json else 2))
+    is_fast = found.turns_per_s >= LEAST_TURNS_PER_S
+    return 0 if is_fast and found.run_db_bytes_a_turn <= MOST_BYTES_A_TURN else 1
+
+
+def tell_kills(folder: Path, asked: argparse.Namespace) -> int:
+    found: list[Kill] = []
+    for kill in measure_kills(folder, num_kills=asked.kills):
+        found.append(kill)
+        print(json.dumps(asdict(kill)))
+    is_kept = all(not kill.num_lost and kill.is_whole for kill in found)
+    return 0 if is_kept and not any(kill.reader_errors for kill in found) else 1
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--dir", type=Path, help="where write and kill make their runs")
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("make")
     command.add_argument("root", type=Path)
     command.add_argument("--turns", type=int, default=1_000_000)
     command.add_argument("--text-bytes", type=int, default=800, help="of a turn's texts")
+    command = commands.add_parser("write")
+    command.add_argument("--turns", type=int, default=30_000)
+    command.add_argument("--text-bytes", type=int, default=12_000)
+    command = commands.add_parser("kill")
+    command.add_argument("--kills", type=int, default=20)
+    command = commands.add_parser("put", help="what kill kills")
+    command.add_argument("root", type=Path)
     command = commands.add_parser("views")
     command.add_argument("root", type=Path)
     asked = parser.parse_args()
     if asked.command == "views":
         return tell_views(asked.root, as_json=asked.json)
+    if asked.command == "put":
+        anyio.run(put_until_killed, asked.root)
+        return 0
+    if asked.command in ("write", "kill"):
+        with tempfile.TemporaryDirectory(dir=asked.dir) as folder:
+            if asked.command == "write":
+                return tell_write(Path(folder), asked)
+            return tell_kills(Path(folder), asked)
     found = anyio.run(lambda: make(asked.root, num_turns=asked.turns, text_bytes=asked.text_bytes))
     print(json.dumps(found))
     return 0

@@ -1,16 +1,20 @@
 """How texts and token arrays lie in the databases. Called by the writer's thread and by every
 reader.
 
-Texts are TEXT (plain) or a zstd frame in a BLOB; the value itself tells which. Token ids are
-little-endian u32 and log probabilities little-endian f32, each in a zstd frame: f32 and not f16, so
-that a batch is rebuilt exactly.
+Texts are TEXT (plain), a zstd frame in a BLOB, or a BLOB that names a part of another text of the
+same run: a candidate's source is nearly always a piece of the completion that it was taken from,
+and takes no room twice. The value itself tells which. Token ids are little-endian u32 and log
+probabilities little-endian f32, each in a zstd frame: f32 and not f16, so that a batch is rebuilt
+exactly.
 """
 
 from __future__ import annotations
 
+import struct
 import sys
+import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import zstandard
 
@@ -19,7 +23,15 @@ ZSTD_LEVEL = 3
 
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
+PART_MAGIC = b"fpt1"
+_PART = struct.Struct("<4sqIII")
+"""Magic, text_id of the whole, first byte and number of bytes in its UTF-8, CRC-32 of the part."""
+LEAST_PART_BYTES = 64
+"""Shorter texts are not worth a look-up of their whole."""
+
 Body = str | bytes
+Lookup = Callable[[int], "Body | None"]
+"""From a text_id to the body that the run stores."""
 
 
 class Encoder:
@@ -36,6 +48,18 @@ class Encoder:
         raw = value.encode("utf-8", errors="replace")
         return raw.decode("utf-8") if self._is_plain else self._zstd.compress(raw)
 
+    def part(self, value: str, *, of: str, text_id: int | None) -> bytes | None:
+        """A body that says which part of another stored text this is; None where it is none, or
+        texts are plain.
+        """
+        if self._is_plain or text_id is None:
+            return None
+        raw = value.encode("utf-8", errors="replace")
+        first = of.encode("utf-8", errors="replace").find(raw)
+        if first < 0 or len(raw) < LEAST_PART_BYTES:
+            return None
+        return _PART.pack(PART_MAGIC, text_id, first, len(raw), zlib.crc32(raw))
+
     def ids(self, values: Sequence[int]) -> bytes:
         return self._zstd.compress(_to_bytes(array("I", values)))
 
@@ -43,12 +67,34 @@ class Encoder:
         return self._zstd.compress(_to_bytes(array("f", values)))
 
 
-def decode_text(body: Body | None) -> str | None:
-    """The text of a stored body. A BLOB that is no zstd frame is shown as UTF-8."""
+def decode_text(body: Body | None, lookup: Lookup | None = None) -> str | None:
+    """The text of a stored body. A BLOB that is none of ours is shown as UTF-8.
+
+    Args:
+        lookup: of the run that stores the body; without it, or with another run's, a part of
+            another text cannot be read and None comes back.
+    """
     if body is None or isinstance(body, str):
         return body
-    raw = zstandard.ZstdDecompressor().decompress(body) if body[:4] == ZSTD_MAGIC else body
-    return raw.decode("utf-8", errors="replace")
+    raw = _decode(body, lookup)
+    return None if raw is None else raw.decode("utf-8", errors="replace")
+
+
+def _decode(body: Body | None, lookup: Lookup | None) -> bytes | None:
+    if isinstance(body, str):
+        return body.encode("utf-8", errors="replace")
+    if body is None:
+        return None
+    if body[:4] == ZSTD_MAGIC:
+        return zstandard.ZstdDecompressor().decompress(body)
+    if body[:4] != PART_MAGIC or len(body) != _PART.size:
+        return body
+    _, text_id, first, num_bytes, checksum = _PART.unpack(body)
+    whole = _decode(lookup(text_id), lookup) if lookup is not None else None
+    if whole is None:
+        return None
+    part = whole[first : first + num_bytes]
+    return part if zlib.crc32(part) == checksum else None
 
 
 def decode_ids(body: bytes) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import quote
 
 from forge.errors import ConfigError
-from forge.store.codec import decode_text
+from forge.store.codec import Body, Lookup, decode_text
 from forge.store.layout import RunPaths, find_run
 from forge.store.schema import check_version
 
@@ -54,6 +54,7 @@ class RunReader:
         self.paths = paths
         self._connection = _connect(paths)
         self._lookup = _open(paths.run_db)[0]
+        self._bodies = body_lookup(self._lookup)
         self._connection.create_function("text", 1, self._text, deterministic=True)
         self._connection.set_authorizer(_authorize)
         let_interrupt(self._connection)
@@ -99,12 +100,19 @@ class RunReader:
         return self._connection.execute("PRAGMA data_version").fetchone()[0]
 
     def _text(self, value: Any) -> str | None:
-        if isinstance(value, int):
-            row = self._lookup.execute(
-                "SELECT body FROM main.texts WHERE text_id = ?", (value,)
-            ).fetchone()
-            value = None if row is None else row[0]
-        return decode_text(value)
+        body = self._bodies(value) if isinstance(value, int) else value
+        return decode_text(body, self._bodies)
+
+
+def body_lookup(connection: sqlite3.Connection, schema: str = "main") -> Lookup:
+    """Finds stored bodies by text_id, for `decode_text`."""
+
+    def lookup(text_id: int) -> Body | None:
+        query = f'SELECT body FROM "{schema}".texts WHERE text_id = ?'
+        row = connection.execute(query, (text_id,)).fetchone()
+        return None if row is None else row[0]
+
+    return lookup
 
 
 def let_interrupt(connection: sqlite3.Connection) -> None:

@@ -116,25 +116,34 @@ class RowWriter:
         statement = _upsert(table, key, tuple(row))
         (db or self._run).execute(statement, tuple(row.values()))
 
-    def _text(self, value: str) -> int | None:
-        """The text_id of a text, which is written if it is new; None for an empty one."""
+    def _text(self, value: str, *, within: str = "", within_id: int | None = None) -> int | None:
+        """The text_id of a text, which is written if it is new; None for an empty one.
+
+        Args:
+            within: a stored text, of `within_id`, that may have it as a part.
+        """
         if not value:
             return None
         raw = value.encode("utf-8", errors="replace")
         digest = hashlib.sha256(raw).digest()
         known = self._text_ids.get(digest)
-        if known is not None:
-            return known
-        row = self._run.execute("SELECT text_id FROM texts WHERE sha256 = ?", (digest,)).fetchone()
-        if row is None:
-            row = self._run.execute(
-                "INSERT INTO texts (sha256, num_bytes, body) VALUES (?, ?, ?) RETURNING text_id",
-                (digest, len(raw), self._encoder.text(value)),
-            ).fetchone()
+        if known is None:
+            known = self._known_text(digest)
+        if known is None:
+            body = self._encoder.part(value, of=within, text_id=within_id)
+            row = (digest, len(raw), self._encoder.text(value) if body is None else body)
+            query = "INSERT INTO texts (sha256, num_bytes, body) VALUES (?, ?, ?)"
+            known = self._run.execute(query, row).lastrowid
+            assert known is not None
         if len(self._text_ids) >= TEXT_CACHE_SIZE:
             self._text_ids.clear()
-        self._text_ids[digest] = row[0]
-        return row[0]
+        self._text_ids[digest] = known
+        return known
+
+    def _known_text(self, digest: bytes) -> int | None:
+        query = "SELECT text_id FROM texts WHERE sha256 = ?"
+        row = self._run.execute(query, (digest,)).fetchone()
+        return None if row is None else row[0]
 
     # ---- rollouts
 
@@ -194,6 +203,8 @@ class RowWriter:
 
     def _turn(self, record: Turn) -> None:
         completion = record.completion
+        completion_id = self._text(record.completion_text)
+        feedback_id = self._text(record.feedback)
         row = {
             "group_id": record.group_id,
             "rollout": record.rollout,
@@ -210,15 +221,17 @@ class RowWriter:
             "generate_s": record.generate_s,
             "judge_s": record.judge_s,
             "prompt_id": self._text(record.prompt_text),
-            "completion_id": self._text(record.completion_text),
-            "code_id": self._text(record.code),
-            "feedback_id": self._text(record.feedback),
+            "completion_id": completion_id,
+            "code_id": self._text(
+                record.code, within=record.completion_text, within_id=completion_id
+            ),
+            "feedback_id": feedback_id,
         }
         self._put("turns", ("group_id", "rollout", "turn"), row)
-        self._verdict(record)
+        self._verdict(record, feedback_id=feedback_id)
         self._token_row(record, completion.token_ids, completion.logprobs)
 
-    def _verdict(self, record: Turn) -> None:
+    def _verdict(self, record: Turn, *, feedback_id: int | None) -> None:
         verdict = record.verdict
         row = {
             "group_id": record.group_id,
@@ -226,7 +239,7 @@ class RowWriter:
             "turn": record.turn,
             "status": str(verdict.status),
             "reason": verdict.reason,
-            "detail_id": self._text(verdict.detail),
+            "detail_id": self._text(verdict.detail, within=record.feedback, within_id=feedback_id),
             "is_compiled": verdict.is_compiled,
             "num_launches": verdict.num_launches,
             **{name: getattr(verdict.timing, name, None) for name in TIMING_FIELDS},

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError, MachineError
 from forge.store.codec import decode_text
+from forge.store.reader import body_lookup
 from forge.views.sql import csv_parts
 
 if TYPE_CHECKING:
@@ -178,10 +179,11 @@ def _export_sqlite(paths: RunPaths, path: Path) -> Exported:
         uri = f"{paths.run_db.resolve().as_uri()}?mode=ro"
         with closing(sqlite3.connect(uri, uri=True)) as run:
             run.backup(copy, pages=COPY_PAGES)
-        copy.execute("PRAGMA journal_mode = DELETE")
-        copy.execute("PRAGMA synchronous = OFF")
-        copy.create_function("text", 1, decode_text, deterministic=True)
-        copy.execute("UPDATE texts SET body = text(body) WHERE typeof(body) = 'blob'")
+            copy.execute("PRAGMA journal_mode = DELETE")
+            copy.execute("PRAGMA synchronous = OFF")
+            bodies = body_lookup(run)
+            copy.create_function("text", 1, lambda body: decode_text(body, bodies))
+            copy.execute("UPDATE texts SET body = text(body) WHERE typeof(body) = 'blob'")
         copy.execute("UPDATE runs SET texts = 'plain'")
         num = copy.execute("SELECT count(*) FROM turns").fetchone()[0]
     return Exported(name="run", path=str(path), num_rows=num, num_bytes=path.stat().st_size)

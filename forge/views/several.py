@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from forge.errors import ConfigError
-from forge.store.codec import decode_text
-from forge.store.reader import Params, RunReader, Stream, Table, let_interrupt, stream
+from forge.store.codec import Body, decode_text
+from forge.store.reader import Params, RunReader, Stream, Table, body_lookup, let_interrupt, stream
 
 if TYPE_CHECKING:
     from forge.store.layout import RunPaths
@@ -45,6 +45,7 @@ class SeveralReader:
         self._connection = sqlite3.connect(":memory:", uri=True, isolation_level=None)
         try:
             self._connection.create_function("text", 1, decode_text, deterministic=True)
+            self._connection.create_function("text", 2, self._text, deterministic=True)
             for schema, paths in self.schemas.items():
                 self._attach(paths.run_db, schema)
             self._join_runs()
@@ -83,6 +84,9 @@ class SeveralReader:
         found = self.stream(sql, params)
         return [dict(zip(found.columns, row, strict=True)) for row in found.rows]
 
+    def _text(self, body: Body | None, schema: str) -> str | None:
+        return decode_text(body, body_lookup(self._connection, schema))
+
     def _attach(self, path: Path, schema: str) -> None:
         name = quote(str(path.resolve()))
         with suppress(sqlite3.OperationalError):
@@ -109,7 +113,7 @@ class SeveralReader:
             every = list(dict.fromkeys(each for found in by_schema.values() for each in found))
             selects = [
                 f"SELECT {_literal(self.schemas[schema].name)} AS run, "
-                + ", ".join(_column(each, found) for each in every if each != "run")
+                + ", ".join(_column(each, found, schema) for each in every if each != "run")
                 + f' FROM "{schema}"."{name}"'
                 for schema, found in by_schema.items()
             ]
@@ -130,10 +134,10 @@ def _name_schemas(runs: Sequence[RunPaths]) -> dict[str, RunPaths]:
     return out
 
 
-def _column(name: str, present: Sequence[str]) -> str:
+def _column(name: str, present: Sequence[str], schema: str) -> str:
     if name not in present:
         return f'NULL AS "{name}"'
-    return f'text("{name}") AS "{name}"' if name in _TEXTS else f'"{name}"'
+    return f'text("{name}", \'{schema}\') AS "{name}"' if name in _TEXTS else f'"{name}"'
 
 
 def _literal(text: str) -> str:

@@ -1,0 +1,199 @@
+"""A writer under load: how fast it is beside readers, and what SIGKILL costs (`bench/store.py`).
+
+Readers are processes of their own that poll as the TUI does: `data_version`, then the newest turns,
+the curve and the failures. The killed writer says after each flush how many groups it had put; of
+those none may be missing afterwards.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from store_records import Maker
+
+from forge.config.schema import StoreTable
+from forge.store import open_run, open_writer
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+NUM_READERS = 3
+POLL_S = 0.025
+"""40 looks a second, each reader: more than any screen does."""
+POLLS = (
+    "SELECT turn_id, status, reward FROM v_turns ORDER BY group_id DESC, rollout, turn LIMIT 50",
+    "SELECT * FROM v_steps ORDER BY stage DESC, step DESC LIMIT 100",
+    "SELECT status, sum(num_turns) FROM v_failures GROUP BY status",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Polled:
+    """What one reader saw."""
+
+    num_polls: int
+    worst_ms: float
+    errors: tuple[str, ...]
+    """`database is locked` would be here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """One measurement of the writer."""
+
+    num_turns: int
+    turns_per_s: float
+    run_db_bytes_a_turn: float
+    tokens_db_bytes_a_turn: float
+    text_bytes_a_turn: float
+    """As the texts are, before sharing and compression."""
+    readers: tuple[Polled, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """One SIGKILL: what had been acknowledged, what was there afterwards."""
+
+    num_acknowledged: int
+    num_lost: int
+    is_whole: bool
+    """`PRAGMA integrity_check` of both databases says ok, and every turn has its tokens."""
+    reader_errors: tuple[str, ...]
+
+
+async def measure_write(root: Path, *, num_turns: int, text_bytes: int = 12_000) -> Written:
+    """Puts turns one by one, as rollouts do, while three readers poll; until all is on disk."""
+    maker = Maker(text_bytes=text_bytes, num_tokens=400)
+    records = list(maker.records(num_turns))
+    num_turns, num_text_bytes = maker.num_turns, 0
+    for record in records:
+        num_text_bytes += _text_bytes(record)
+    _make_root(root)
+    async with open_writer(root, StoreTable(), clock=lambda: 1.0) as writer:
+        await writer.flush()
+        with _readers(root) as polled:
+            began = time.perf_counter()
+            for record in records:
+                await writer.put(record)
+            await writer.flush()
+            seconds = time.perf_counter() - began
+    sizes = {name: (root / name).stat().st_size / num_turns for name in ("run.db", "tokens.db")}
+    return Written(
+        num_turns=num_turns,
+        turns_per_s=round(num_turns / seconds),
+        run_db_bytes_a_turn=round(sizes["run.db"]),
+        tokens_db_bytes_a_turn=round(sizes["tokens.db"]),
+        text_bytes_a_turn=round(num_text_bytes / num_turns),
+        readers=tuple(polled),
+    )
+
+
+def _text_bytes(record: Any) -> int:
+    texts = ("prompt_text", "completion_text", "code", "feedback")
+    detail = record.verdict.detail if hasattr(record, "verdict") else ""
+    return sum(len(getattr(record, name, "")) for name in texts) + len(detail)
+
+
+def measure_kills(parent: Path, *, num_kills: int) -> Iterator[Kill]:
+    """Each time a new run is written by a child until it is killed, a little later each time."""
+    for number in range(num_kills):
+        root = parent / f"killed-{number}"
+        _make_root(root)
+        yield _kill_once(root, after_s=0.3 + 0.13 * number)
+
+
+def _kill_once(root: Path, *, after_s: float) -> Kill:
+    here = Path(__file__).with_name("store.py")
+    argv = [sys.executable, str(here), "put", str(root)]
+    child = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    told = child.stdout.readline()  # the first acknowledgement: now it writes
+    with _readers(root) as polled:
+        time.sleep(after_s)
+        child.send_signal(signal.SIGKILL)
+        rest, _ = child.communicate()
+    num_acknowledged = max(int(line) for line in [told, *rest.split()])
+    with open_run(root) as reader:
+        kept = reader.value("SELECT count(*) FROM turns WHERE turn_row <= ?", (num_acknowledged,))
+        keys = "SELECT group_id, rollout, turn FROM"
+        torn = reader.value(f"SELECT count(*) FROM ({keys} turns EXCEPT {keys} tokens.tokens)")
+    whole = all(_check(root / name) == "ok" for name in ("run.db", "tokens.db"))
+    return Kill(
+        num_acknowledged=num_acknowledged,
+        num_lost=num_acknowledged - kept,
+        is_whole=whole and torn == 0,
+        reader_errors=tuple(error for each in polled for error in each.errors),
+    )
+
+
+def _check(path: Path) -> str:
+    connection = sqlite3.connect(path)
+    found = connection.execute("PRAGMA integrity_check").fetchone()[0]
+    connection.close()
+    return found
+
+
+async def put_until_killed(root: Path) -> None:
+    """The child: prints how many turns are acknowledged after each flush."""
+    maker = Maker(text_bytes=12_000)
+    async with open_writer(root, StoreTable()) as writer:
+        num_put = 0
+        for number, record in enumerate(maker.records(1 << 40)):
+            await writer.put(record)
+            if number % 97 == 96:
+                num_put = maker.num_turns
+                await writer.flush()
+                print(num_put, flush=True)
+
+
+def _make_root(root: Path) -> None:
+    root.mkdir(parents=True)
+    (root / "experiment.toml").write_text('name = "big"\n', encoding="utf-8")
+
+
+@contextmanager
+def _readers(root: Path) -> Iterator[list[Polled]]:
+    """Three readers poll while it lasts; what they saw is in the list afterwards."""
+    context = multiprocessing.get_context("spawn")
+    found: list[Polled] = []
+    pairs = [context.Pipe() for _ in range(NUM_READERS)]
+    children = [context.Process(target=_poll, args=(str(root), theirs)) for _, theirs in pairs]
+    for child, (ours, _) in zip(children, pairs, strict=True):
+        child.start()
+        ours.recv()  # it is reading
+    try:
+        yield found
+    finally:
+        for child, (ours, _) in zip(children, pairs, strict=True):
+            ours.send("stop")
+            found.append(ours.recv())
+            child.join()
+
+
+def _poll(root: str, pipe: Connection) -> None:
+    num_polls, worst_ms, errors = 0, 0.0, []
+    with open_run(root) as reader:
+        pipe.send("reading")
+        version = -1
+        while not pipe.poll(POLL_S):
+            try:
+                began = time.perf_counter()
+                if reader.data_version() != version:
+                    version = reader.data_version()
+                    for sql in POLLS:
+                        reader.query(sql)
+                num_polls += 1
+                worst_ms = max(worst_ms, 1000 * (time.perf_counter() - began))
+            except sqlite3.Error as error:
+                errors.append(str(error))
+    pipe.send(Polled(num_polls=num_polls, worst_ms=round(worst_ms, 1), errors=tuple(errors)))
