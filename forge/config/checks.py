@@ -13,16 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge.config.mistakes import Mistake, show
+from forge.config.outlet_checks import outlets
 from forge.config.overlap import overlap
 from forge.config.pinning import pinning
-from forge.config.schema import (
-    JUDGE_URL,
-    SERVE_URL,
-    EvalStage,
-    Experiment,
-    GrpoStage,
-    SftStage,
-)
+from forge.config.schema import JUDGE_URL, SERVE_URL, EvalStage, Experiment, GrpoStage, SftStage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Set
@@ -40,7 +34,7 @@ def check(
     default, and none about files where the experiment is for another machine (`is_here` false).
     """
     parts = (_model, _tiny, _problems, _data, _lengths, _stages, _steps, _devices, _judge, _serve)
-    found = chain.from_iterable(part(experiment) for part in (*parts, overlap, pinning))
+    found = chain.from_iterable(part(experiment) for part in (*parts, overlap, pinning, outlets))
     return [
         mistake
         for mistake in found

@@ -7,12 +7,13 @@ The larger tables have files of their own beside this one; all are imported from
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from forge.config.keeping import LimitsTable, StoreTable
 from forge.config.model import LoraTable, ModelTable, QuantizeTable, TinyModel
+from forge.config.outlets import NotifyTable, SinksTable
 from forge.config.serving import SERVE_URL, ServeTable
 from forge.config.stages import EvalStage, GrpoStage, SftStage, Stage, TrainStage
 from forge.config.tables import PathValue, Positive, Share, Table
@@ -30,6 +31,7 @@ __all__ = [
     "LimitsTable",
     "LoraTable",
     "ModelTable",
+    "NotifyTable",
     "PathValue",
     "Positive",
     "ProblemsTable",
@@ -39,6 +41,7 @@ __all__ = [
     "ServeTable",
     "SftStage",
     "Share",
+    "SinksTable",
     "Stage",
     "StoreTable",
     "Table",
@@ -240,34 +243,6 @@ class EvalTable(Table):
     """The fixed part of the held-out problems that evaluations in between use."""
 
 
-class StoreTable(Table):
-    """`[store]`: what is kept, and where."""
-
-    dir: PathValue = Path("runs")
-    """Parent of run directories, relative to the working directory."""
-    texts: Literal["plain", "zstd"] = "zstd"
-    """How texts are stored; plain lets stock sqlite3 read them."""
-    keep_tokens: Annotated[
-        str,
-        Field(
-            pattern=r"^(all|untrained|last:[1-9]\d*)$",
-            json_schema_extra={"allowed": '"all", "untrained" or "last:N"'},
-        ),
-    ] = "all"
-    """Token ids and logprobs in tokens.db: all, untrained, or last:N steps."""
-    min_free_bytes: Annotated[int, Field(ge=0)] = 500_000_000
-    """A run stops cleanly when the disk has less."""
-
-
-class LimitsTable(Table):
-    """`[limits]`: when an attempt stops, as by a first Ctrl-C. `forge resume` has them afresh."""
-
-    hours: Annotated[float, Field(gt=0)] | None = None
-    """Wall-clock hours of an attempt."""
-    tokens: Positive | None = None
-    """Generated tokens of an attempt."""
-
-
 class Experiment(Table):
     """A whole experiment file."""
 
@@ -303,5 +278,9 @@ class Experiment(Table):
     """What is kept."""
     limits: LimitsTable = LimitsTable()
     """When a run must end."""
+    notify: NotifyTable = NotifyTable()
+    """Telling a person."""
+    sinks: SinksTable = SinksTable()
+    """Other places for the numbers."""
     stage: Annotated[list[Stage], Field(min_length=1)]
     """Stages in order."""

@@ -26,6 +26,7 @@ from forge.runner.requirements import (
 )
 from forge.runner.shapes import model_shape
 from forge.runner.sharing import reasons
+from forge.runner.sinks import require_sinks
 from forge.serve.engines import ENGINES, choose_engine
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
 
     Raises:
         ConfigError: problems cannot be loaded, or a stage has none.
-        MachineError: GPUs, disk or an engine are missing.
+        MachineError: GPUs, disk, an engine or a sink's package are missing.
     """
     if machine is None:
         machine = this_machine(experiment.store.dir, serve=experiment.serve)
@@ -122,6 +123,8 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
     require_engine(experiment, machine, placement, is_here=machine.is_here)
     require_problems(experiment, machine)
     require_trainer(experiment, placement, is_here=machine.is_here)
+    if machine.is_here:
+        require_sinks(experiment.sinks)
     params = costs.count_params(experiment.model)
     processes = tuple(_processes(experiment, placement=placement, params=params))
     phases = tuple(predict_phases(experiment, machine=machine, params=params))

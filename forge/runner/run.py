@@ -4,6 +4,7 @@ run_experiment / resume_run          decide what to do, own the run directory
 └─ supervise                         one tree of task groups; everything below dies with it
    ├─ store.writer                   opened first, closed last: nothing recorded is lost
    ├─ control.sock                   trainer, `forge status`, `forge stop`
+   ├─ notifier, sinks                follow the store; neither can hold a run up or fail it
    ├─ signals, console, STATUS.json  beside the work, never waited for (`beside.py`)
    ├─ components                     health of each process, for `forge status` and the TUI
    └─ prepare → stages in order      `stages.py`
@@ -34,11 +35,13 @@ from forge.runner.console import Console
 from forge.runner.control import Control, serve_control
 from forge.runner.hub import locate_model
 from forge.runner.machine import this_machine
+from forge.runner.notify import open_notifier
 from forge.runner.observer import StoreObserver
 from forge.runner.placement import Placement
 from forge.runner.plan import Plan, plan
 from forge.runner.plan_view import render as render_plan
 from forge.runner.progress import Progress
+from forge.runner.sinks import open_sinks
 from forge.runner.stages import Past, Work
 from forge.runner.stopping import StopRequest
 from forge.serve.weights import Weights
@@ -142,7 +145,11 @@ async def _supervise(
     log_to(paths.logs(attempt) / SUPERVISOR_LOG)
     progress = Progress(run=paths.name, num_stages=len(experiment.stage))
     console.say(f"{paths.root}")
-    async with open_writer(paths, experiment.store) as writer:
+    async with (
+        open_writer(paths, experiment.store) as writer,
+        open_sinks(experiment.sinks, paths, attempt=attempt, writer=writer, console=console),
+        open_notifier(experiment.notify, paths, attempt=attempt, writer=writer, console=console),
+    ):
         description = await anyio.to_thread.run_sync(
             lambda: describe_attempt(attempt, seed=experiment.seed, gpus=placement.gpus)
         )

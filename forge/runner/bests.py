@@ -1,0 +1,95 @@
+"""What is better than everything before it in a run: evaluations and kernels. Asked every few
+seconds by `notify`, in a worker thread; each look reads only the rows since the last one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from forge.store.reader import RunReader
+
+if TYPE_CHECKING:
+    from forge.store.layout import RunPaths
+
+MARGIN = 1.1
+"""A kernel is worth a message if it is so many times as fast as the best before it."""
+
+EVALUATIONS = """
+SELECT evaluation_id, stage, pass_at_1, ci_low, ci_high FROM evaluations
+WHERE evaluation_id > ? ORDER BY evaluation_id
+"""
+
+KERNELS = """
+SELECT t.turn_row, t.turn_id, v.speedup, v.speedup_low,
+    (SELECT problem_id FROM groups g WHERE g.group_id = t.group_id) AS problem_id
+FROM turns t JOIN verdicts v USING (group_id, rollout, turn)
+WHERE t.turn_row > ? AND v.status = 'correct' AND v.speedup_low > ?
+ORDER BY t.turn_row
+"""
+
+
+class Bests:
+    """The best so far. What the run had before the first look is not news."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._paths = paths
+        self._reader: RunReader | None = None
+        self._last_evaluation = 0
+        self._last_turn = 0
+        self._pass_at_1: float | None = None
+        self._speedup = 1.0
+
+    def look(self) -> list[tuple[str, dict[str, Any]]]:
+        """What is better than all before: a line and its figures each."""
+        if self._reader is None:
+            self._reader = RunReader(self._paths)
+            self._take_past(self._reader)
+            return []
+        return [*self._new_evaluations(self._reader), *self._new_kernels(self._reader)]
+
+    def summary(self) -> str:
+        """The last evaluation in words; empty where there is none."""
+        with RunReader(self._paths) as reader:
+            row = reader.one("SELECT * FROM evaluations ORDER BY at DESC LIMIT 1")
+        return "" if row is None else _evaluation_line(row)
+
+    def close(self) -> None:
+        """Lets the run's files go."""
+        if self._reader is not None:
+            self._reader.close()
+
+    def _take_past(self, reader: RunReader) -> None:
+        self._last_turn = reader.value("SELECT coalesce(max(turn_row), 0) FROM turns")
+        fastest = reader.value("SELECT max(speedup_low) FROM verdicts WHERE status = 'correct'")
+        self._speedup = max(1.0, fastest or 0.0)
+        self._new_evaluations(reader)
+
+    def _new_evaluations(self, reader: RunReader) -> list[tuple[str, dict[str, Any]]]:
+        found = []
+        for row in reader.rows(EVALUATIONS, (self._last_evaluation,)):
+            self._last_evaluation = row["evaluation_id"]
+            before, now = self._pass_at_1, row["pass_at_1"]
+            if before is not None and now > before:
+                data = {name: row[name] for name in ("stage", "pass_at_1", "ci_low", "ci_high")}
+                line = f"{_evaluation_line(row)}; {100 * before:.1f} % was the best before"
+                found.append((line, data))
+            self._pass_at_1 = now if before is None else max(before, now)
+        return found
+
+    def _new_kernels(self, reader: RunReader) -> list[tuple[str, dict[str, Any]]]:
+        """The fastest of those since the last look, if it beats all before by MARGIN."""
+        self._last_turn, since = (
+            reader.value("SELECT coalesce(max(turn_row), 0) FROM turns"), self._last_turn,
+        )  # fmt: skip
+        rows = reader.rows(KERNELS, (since, MARGIN * self._speedup))
+        if not rows:
+            return []
+        best = max(rows, key=lambda row: row["speedup_low"])
+        self._speedup = best["speedup_low"]
+        line = f"{best['problem_id']}: {best['speedup']:.2f} times as fast ({best['turn_id']})"
+        return [(line, {name: best[name] for name in ("problem_id", "turn_id", "speedup")})]
+
+
+def _evaluation_line(row: dict[str, Any]) -> str:
+    low, high = 100 * row["ci_low"], 100 * row["ci_high"]
+    return f"{row['stage']}: pass@1 {100 * row['pass_at_1']:.1f} % ({low:.1f} to {high:.1f})"

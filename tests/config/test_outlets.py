@@ -1,0 +1,79 @@
+"""`[notify]` and `[sinks]`: every mistake is one line that says what is allowed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from forge.config.dump import dump_experiment
+from forge.config.load import load_experiment
+from forge.errors import ConfigError
+
+EXPERIMENT = 'name = "x"\n[model]\ninit = "tiny"\n[[stage]]\nkind = "eval"\n'
+URL = "https://hooks.example/services/T0/B0"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "x.toml"
+    path.write_text(EXPERIMENT)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ('notify.webhook="ftp://x"', 'found "ftp://x"; http(s)://HOST[:PORT][/PATH]'),
+        ('notify.webhook="https://a b"', 'found "https://a b"; http(s)://HOST[:PORT][/PATH]'),
+        ('notify.on=["dead"]', 'found "dead"; a list of "done", "failed", "stalled", "stopped"'),
+        ('notify.on=["done"]', "found it without command and webhook; one of them"),
+        ('notify.webhook_env="NO_SUCH_HOOK"', 'found "NO_SUCH_HOOK", which is not set;'),
+        ('notify.webhook_env="EMPTY_HOOK"', 'found "EMPTY_HOOK", which holds no http(s)://HOST'),
+        ("notify.timeout_s=0", "found 0; a number, above 0, 300 or less"),
+        ('notify.comand="x"', "unknown key; did you mean command?"),
+        ('sinks.to=["wandbb"]', 'found "wandbb"; a list of "tensorboard", "trackio", "wandb"'),
+        ('sinks.wandb_mode="offline"', 'found it without "wandb" in sinks.to; both or none'),
+        ('sinks.project="a/b"', 'found "a/b"; 1 to 64 letters'),
+    ],
+)
+def test_a_mistake_is_one_line(
+    file: Path, given: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EMPTY_HOOK", "")
+    monkeypatch.delenv("NO_SUCH_HOOK", raising=False)
+    with pytest.raises(ConfigError) as raised:
+        load_experiment(file, overrides=[given])
+    assert words in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_webhook_and_a_variable_for_it_are_one_too_many(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUR_HOOK", URL)
+    with pytest.raises(ConfigError, match=r"found it beside notify\.webhook; exactly one"):
+        load_experiment(
+            file, overrides=[f'notify.webhook="{URL}"', 'notify.webhook_env="OUR_HOOK"']
+        )
+
+
+def test_a_variable_is_not_looked_for_on_another_machine(file: Path) -> None:
+    load_experiment(file, overrides=['notify.webhook_env="NO_SUCH_HOOK"'], is_here=False)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        [f'notify.webhook="{URL}"', 'notify.on=["best"]', "notify.timeout_s=2.5"],
+        ['sinks.to=["wandb", "tensorboard"]', 'sinks.wandb_mode="offline"'],
+    ],
+)
+def test_a_resolved_experiment_loads_to_the_same(
+    file: Path, tmp_path: Path, overrides: list[str]
+) -> None:
+    experiment = load_experiment(file, overrides=overrides)
+    again = tmp_path / "again.toml"
+    again.write_text(dump_experiment(experiment))
+    assert load_experiment(again) == experiment

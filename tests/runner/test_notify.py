@@ -1,0 +1,319 @@
+"""`[notify]`: a person is told of how a run ended and of new bests, and no run waits or fails for
+it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import asynccontextmanager, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from forge.config.outlets import NotifyTable
+from forge.errors import ConfigError, MachineError, Stalled, Stopped
+from forge.exits import ending_of
+from forge.records import Purpose, Status
+from forge.runner.bests import Bests
+from forge.runner.console import Console
+from forge.runner.notify import LONGEST_MESSAGE, Notice, open_notifier
+from forge.store.layout import RunPaths
+from forge.store.writer import open_writer
+from forge.views.terminal import printable
+from tests.store.storefactory import (
+    Options,
+    attempt,
+    evaluation,
+    group,
+    make_root,
+    problem,
+    timing,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+class Said(Console):
+    """A console that keeps what it is told to say."""
+
+    def __init__(self) -> None:
+        super().__init__(quiet=True)
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    make_root(tmp_path / "toy-1")
+    return RunPaths(tmp_path / "toy-1")
+
+
+@asynccontextmanager
+async def notified(paths: RunPaths, console: Said | None = None, **keys: Any):
+    """A store with a notifier beside it, as `_supervise` opens them."""
+    table = NotifyTable(**{"timeout_s": 5.0, **keys})
+    async with open_writer(paths, Options()) as writer:
+        await writer.put(attempt(), problem())
+        await writer.flush()
+        async with open_notifier(table, paths, attempt=1, writer=writer, console=console or Said()):
+            yield writer
+
+
+def events(paths: RunPaths) -> list[tuple[str, str]]:
+    with sqlite3.connect(paths.run_db) as db:
+        return db.execute("SELECT kind, message FROM events").fetchall()
+
+
+@contextmanager
+def web_server(*, status: int = 200, delay_s: float = 0.0) -> Iterator[tuple[str, list[Any]]]:
+    """A server on this machine: its URL, and the (content type, body) of each POST to it."""
+    got: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            got.append((self.headers["Content-Type"], json.loads(body)))
+            time.sleep(delay_s)
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None: ...
+
+        def handle(self) -> None:
+            try:
+                super().handle()
+            except ConnectionError:  # the client's deadline passed
+                return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/hooks/s3cret", got
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+async def test_a_command_gets_variables_and_json(paths: RunPaths, tmp_path: Path) -> None:
+    variables = '"$FORGE_RUN" "$FORGE_EVENT" "$FORGE_MESSAGE" "$FORGE_RUN_DIR"'
+    command = f"cat > {tmp_path}/body; printf '%s|' {variables} > {tmp_path}/words"
+    async with notified(paths, command=command) as writer:
+        await writer.put(evaluation())
+        await writer.flush()
+    words = (tmp_path / "words").read_text().split("|")
+    told = "eval-0: pass@1 25.0 % (12.5 to 37.5)"
+    assert words[:4] == ["toy-1", "done", told, str(paths.root)]
+    body = json.loads((tmp_path / "body").read_text())
+    assert (body["run"], body["event"], body["message"]) == ("toy-1", "done", told)
+    assert body["data"] == {"exit_code": 0}
+    assert body["text"] == body["content"] == f"forge: toy-1 done: {told}"
+    assert events(paths) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "event"),
+    [
+        (MachineError("no such GPU"), "failed"),
+        (RuntimeError("a bug"), "failed"),
+        (Stalled("judge-0 was silent for 60 s"), "stalled"),
+        (Stopped("stopped at step 3"), "stopped"),
+    ],
+)
+async def test_how_a_run_ended_is_told_as_it_is(
+    paths: RunPaths, tmp_path: Path, error: Exception, event: str
+) -> None:
+    command = f'echo "$FORGE_EVENT: $FORGE_MESSAGE" > {tmp_path}/said'
+    on = ["done", "failed", "stalled", "stopped", "best"]
+    try:
+        async with notified(paths, command=command, on=on):
+            raise error
+    except BaseException as raised:
+        ended = ending_of(raised)
+    assert str(error) in ended.words
+    said = (tmp_path / "said").read_text()
+    assert said.startswith(f"{event}: ")
+    assert str(error) in said
+
+
+async def test_what_is_not_asked_for_is_not_told(paths: RunPaths, tmp_path: Path) -> None:
+    async with notified(paths, command=f"touch {tmp_path}/told", on=["failed"]):
+        pass
+    assert not (tmp_path / "told").exists()
+
+
+async def test_without_a_table_nothing_is_started(paths: RunPaths) -> None:
+    async with notified(paths):
+        pass
+    assert not (paths.root / "logs" / "attempt-1").exists()
+
+
+async def test_a_command_that_hangs_is_ended_with_all_it_started(
+    paths: RunPaths, tmp_path: Path
+) -> None:
+    console = Said()
+    began = time.monotonic()
+    command = f"sleep 60 & echo $! > {tmp_path}/pid; echo $$ >> {tmp_path}/pid; wait"
+    async with notified(paths, console, command=command, timeout_s=0.5):
+        pass
+    assert time.monotonic() - began < 10
+    words = "could not tell of done: command: did not end in time"
+    assert events(paths) == [("notify_failed", words)]
+    assert console.lines == [f"warning: [notify] {words}"]
+    for pid in (tmp_path / "pid").read_text().split():
+        assert not _is_running(pid)
+
+
+def _is_running(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def test_a_command_that_fails_is_an_event(paths: RunPaths) -> None:
+    async with notified(paths, command="exit 3"):
+        pass
+    assert events(paths) == [("notify_failed", "could not tell of done: command: exit 3")]
+
+
+async def test_a_webhook_gets_the_json(paths: RunPaths) -> None:
+    with web_server() as (url, got):
+        async with notified(paths, webhook=url):
+            pass
+    [(content_type, body)] = got
+    assert content_type == "application/json"
+    assert (body["run"], body["event"], body["message"]) == ("toy-1", "done", "done")
+    assert events(paths) == []
+
+
+async def test_a_webhook_may_be_named_by_a_variable(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with web_server() as (url, got):
+        monkeypatch.setenv("OUR_HOOK", url)
+        async with notified(paths, webhook_env="OUR_HOOK"):
+            pass
+    assert len(got) == 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [({"status": 500}, "HTTP 500"), ({"delay_s": 3.0}, "ReadTimeout")],
+)
+async def test_a_webhook_that_fails_is_told_without_its_secret(
+    paths: RunPaths, keys: dict[str, Any], words: str
+) -> None:
+    console = Said()
+    with web_server(**keys) as (url, _):
+        async with notified(paths, console, webhook=url, timeout_s=1.0):
+            pass
+    assert events(paths) == [
+        ("notify_failed", f"could not tell of done: webhook at 127.0.0.1: {words}")
+    ]
+    left = [
+        path.read_text()
+        for path in paths.root.rglob("*")
+        if path.is_file() and "db" not in path.name
+    ]
+    assert "s3cret" not in "".join([*left, *console.lines])
+
+
+async def test_a_webhook_that_nobody_serves_is_an_event(paths: RunPaths) -> None:
+    with web_server() as (url, _):
+        pass
+    async with notified(paths, webhook=url):
+        pass
+    assert events(paths) == [
+        ("notify_failed", "could not tell of done: webhook at 127.0.0.1: ConnectError")
+    ]
+
+
+async def test_a_store_that_failed_does_not_hide_why(paths: RunPaths, tmp_path: Path) -> None:
+    try:
+        async with notified(paths, command="exit 1") as writer:
+            writer._thread.failure = MachineError("disk full")
+            raise ConfigError("the cause")
+    except BaseException as error:
+        ended = ending_of(error)
+    assert ended.words in ("the cause", "disk full")
+
+
+async def test_a_new_best_is_told_while_the_run_goes_on(
+    paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forge.runner.notify.LOOK_EVERY_S", 0.05)
+    said = tmp_path / "said"
+    command = f'echo "$FORGE_EVENT: $FORGE_MESSAGE" >> {said}'
+    async with notified(paths, command=command) as writer:
+        await anyio.sleep(0.2)
+        await writer.put(
+            evaluation("eval-0", at=1.0), evaluation("eval-2", step=5, at=2.0, pass_at_1=0.5)
+        )
+        await writer.flush()
+        with anyio.fail_after(20):
+            while not said.exists():  # noqa: ASYNC110 - written by another process
+                await anyio.sleep(0.05)
+    lines = said.read_text().splitlines()
+    assert lines[0] == "best: eval-2: pass@1 50.0 % (25.0 to 75.0); 25.0 % was the best before"
+    assert lines[1].startswith("done: ")
+
+
+def test_what_a_model_wrote_is_told_in_printable_words() -> None:
+    evil = "x\x00y\x1b[2J" * 1000
+    notice = Notice(
+        run="r", event="failed", message=printable(evil)[:LONGEST_MESSAGE], run_dir="/", at=0.0
+    )
+    assert all("\x00" not in value and "\x1b" not in value for value in notice.to_env().values())
+
+
+async def test_only_what_beats_all_before_is_a_best(paths: RunPaths) -> None:
+    def kernel(number: int, speed: float, status: Status = Status.CORRECT) -> Any:
+        played = group(number, [[status]], purpose=Purpose.TRAIN, speed=timing(speed))
+        return dataclasses.replace(played, step=number)
+
+    bests = Bests(paths)
+    async with open_writer(paths, Options()) as writer:
+
+        async def after(*records: Any) -> list[str]:
+            await writer.put(*records)
+            await writer.flush()
+            return [message for message, _ in bests.look()]
+
+        assert await after(attempt(), problem(), kernel(1, 2.0)) == []  # the past
+        assert await after(kernel(2, 2.1)) == []  # not by a tenth
+        assert await after(kernel(3, 2.5), kernel(4, 3.0)) == [
+            "softmax-0000: 3.00 times as fast (g4.r0.t0)"
+        ]
+        assert await after(kernel(5, 9.0, Status.WRONG)) == []
+        assert await after(kernel(6, 2.9)) == []
+        assert await after(evaluation("eval-0", at=1.0, pass_at_1=0.4)) == []  # the first
+        assert await after(evaluation("a", step=1, at=2.0, pass_at_1=0.3)) == []
+        [line] = await after(evaluation("b", step=2, at=3.0, pass_at_1=0.5))
+        assert line.startswith("b: pass@1 50.0 %")
+        assert await after(evaluation("c", step=3, at=4.0, pass_at_1=0.5)) == []
+    bests.close()
+
+
+async def test_what_an_earlier_attempt_reached_is_no_news(paths: RunPaths) -> None:
+    async with open_writer(paths, Options()) as writer:
+        await writer.put(attempt(), evaluation(pass_at_1=0.5))
+        await writer.flush()
+        bests = Bests(paths)
+        assert bests.look() == []
+        await writer.put(attempt(2), evaluation("later", step=9, at=9.0, pass_at_1=0.4))
+        await writer.flush()
+        assert bests.look() == []
+        assert bests.summary().startswith("later: ")
+    bests.close()
