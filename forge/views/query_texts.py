@@ -213,7 +213,7 @@ ORDER BY num_rollouts DESC, problem_id
 """
 
 SIDE_BY_SIDE = """
-WITH asked AS (SELECT coalesce(:problem, (SELECT problem_id FROM groups WHERE num_rollouts > 0
+WITH asked AS (SELECT coalesce(:problem, (SELECT problem_id FROM groups
         GROUP BY problem_id ORDER BY count(DISTINCT stage || '.' || step) DESC, problem_id LIMIT 1))
         AS problem_id),
     played AS (SELECT t.* FROM groups g JOIN v_turns t USING (group_id)

@@ -1,0 +1,214 @@
+"""Each of a researcher's questions has its answer, and the answer is right."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from statistics import correlation
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from forge.cli import run_command
+from forge.errors import ConfigError
+from forge.records import Event, Status
+from forge.store.reader import open_run
+from forge.views import questions as view
+from forge.views.named_queries import QUERIES
+from forge.views.sql import run_named
+from tests.store.storefactory import (
+    attempt,
+    evaluation,
+    group,
+    problem,
+    timing,
+    turn,
+    write_run,
+)
+from tests.views.test_views_output import EVIL, shown
+
+if TYPE_CHECKING:
+    from forge.store.layout import RunPaths
+
+ANSWERABLE = [each for each in view.QUESTIONS if each.queries]
+NOT_TIMED = "judge-noise"
+"""A quickstart has no GPU, so nothing in it was timed."""
+
+
+def ask(root: Path | RunPaths, name: str, **params: Any) -> list[dict[str, Any]]:
+    with open_run(root) as reader:
+        table = run_named(reader, name, params)
+    return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+
+
+def write(root: Path, records: list) -> Path:
+    anyio.run(write_run, root, records)
+    return root
+
+
+def test_all_seventeen_are_numbered_and_have_an_answer() -> None:
+    assert [each.number for each in view.QUESTIONS] == list(range(1, 18))
+    assert all(bool(each.queries) != bool(each.command) for each in view.QUESTIONS)
+    assert {name for each in view.QUESTIONS for name in each.queries} == QUERIES.keys()
+
+
+@pytest.mark.parametrize("question", ANSWERABLE, ids=lambda each: str(each.number))
+def test_a_real_run_answers_each_question(canned_run: RunPaths, question: view.Question) -> None:
+    with open_run(canned_run) as reader:
+        answers = view.answer(reader, question)
+    text = shown(view.render_answers(question, answers))
+    assert question.words in text
+    for name, table in answers.items():
+        assert name in text
+        assert table.rows or name == NOT_TIMED
+
+
+def test_the_best_kernel_of_a_problem_is_told_with_how_it_timed_again(tmp_path: Path) -> None:
+    best = turn(1, 0, speed=timing(4.0), code="def fast(): ...", version=3)
+    again = [turn(2, n, speed=timing(s), code="def fast(): ...") for n, s in ((0, 2.0), (1, 4.0))]
+    root = write(
+        tmp_path / "toy-1",
+        [attempt(), problem(0), problem(1, family="matmul"),
+         group(0, [[Status.CORRECT]], problem_id="matmul-0001", speed=timing(9.0)),
+         *(replace(group(n, [[Status.CORRECT]]), trajectories=()) for n in (1, 2)), best, *again],
+    )  # fmt: skip
+    (row,) = ask(root, "best-of-problem", problem="softmax-0000")
+    assert (row["turn_id"], row["policy_version"], row["speedup"]) == ("g1.r0.t0", 3, 4.0)
+    assert row["num_times"] == 3
+    assert (row["speedup_best_again"], row["speedup_worst_again"]) == (4.0, 2.0)
+    (most,) = ask(root, "best-of-problem")
+    assert most["problem_id"] == "matmul-0001", "the best of all where none is named"
+
+
+def test_a_slower_gpu_is_found(tmp_path: Path) -> None:
+    turns = []
+    for n, (device, speedup) in enumerate((("gpu-0", 2.0), ("gpu-0", 2.0), ("gpu-3", 1.0),
+                                           ("gpu-3", 1.0))):  # fmt: skip
+        timed = turn(0, n, speed=timing(speedup), code="def k(): ...")
+        turns.append(replace(timed, verdict=replace(timed.verdict, device=device)))
+    played = replace(group(0, [[Status.CORRECT]]), trajectories=())
+    root = write(tmp_path / "toy-1", [attempt(), problem(0), played, *turns])
+    found = {row["device"]: row["slower_than_fastest_device"] for row in ask(root, "judge-noise")}
+    assert found == {"gpu-0": 1.0, "gpu-3": 2.0}
+
+
+def test_what_is_odd_about_a_high_reward_is_said(tmp_path: Path) -> None:
+    honest = turn(0, 0, speed=timing(2.0))
+    silent = turn(0, 1, speed=timing(2.0), num_launches=0)
+    torch = replace(honest, rollout=2, verdict=replace(honest.verdict, torch_share=0.9))
+    still = turn(0, 3, speed=replace(timing(2.0), candidate_spread_us=0.0))
+    played = replace(group(0, [[Status.CORRECT]]), trajectories=())
+    every = []
+    for each in (honest, silent, torch, still):
+        root = tmp_path / f"toy-{each.rollout + 1}"
+        every += ask(write(root, [attempt(), problem(0), played, each]), "suspects")
+    assert [row["odd"] for row in every] == [
+        "", "no kernel launched", "torch does most of it", "times do not vary"]  # fmt: skip
+
+
+def test_a_problem_is_seen_under_two_policies(tmp_path: Path) -> None:
+    groups = [group(n, [[Status.CORRECT]], step=n + 1, version=n) for n in range(4)]
+    other = group(9, [[Status.CORRECT]], problem_id="matmul-0001", step=9, version=9)
+    root = write(
+        tmp_path / "toy-1", [attempt(), problem(0), problem(1, family="matmul"), *groups, other]
+    )
+    assert [row["policy_version"] for row in ask(root, "side-by-side")] == [0, 3]
+    chosen = ask(root, "side-by-side", problem="softmax-0000", older=1, newer=2)
+    assert [row["policy_version"] for row in chosen] == [1, 2]
+    assert "kernel_1_0_0" in chosen[0]["completion"]
+
+
+def test_shares_and_correlations_of_reward_terms_are_those_of_the_turns(tmp_path: Path) -> None:
+    terms = [{"correct": 0.5 * (n % 3 == 0), "fast": 0.1 * n} for n in range(12)]
+    terms[5] = {"fast": 0.5}  # a term that did not pay is not always there
+    turns = [
+        replace(turn(0, n), reward_terms=paid, reward=math.fsum(paid.values()))
+        for n, paid in enumerate(terms)
+    ]
+    played = replace(group(0, [[Status.CORRECT]]), trajectories=())
+    root = write(tmp_path / "toy-1", [attempt(), problem(0), played, *turns])
+    found = {row["term"]: row for row in ask(root, "reward-shares")}
+    rewards = [math.fsum(paid.values()) for paid in terms]
+    for name in ("correct", "fast"):
+        values = [paid.get(name, 0.0) for paid in terms]
+        share = math.fsum(values) / math.fsum(rewards)
+        assert found[name]["share_of_reward"] == pytest.approx(share, abs=1e-3)
+        assert found[name]["correlation_with_reward"] == pytest.approx(
+            correlation(values, rewards), abs=1e-3
+        )
+
+
+def test_the_first_evaluation_beyond_both_intervals_is_found(tmp_path: Path) -> None:
+    measured = [
+        evaluation("eval-0", step=0, at=1.0, pass_at_1=0.2),  # 0.1 to 0.3
+        evaluation("grpo-1@1", step=1, at=2.0, pass_at_1=0.5),  # from 0.25
+        evaluation("grpo-1@2", step=2, at=3.0, pass_at_1=0.7),  # from 0.35
+        evaluation("grpo-1@3", step=3, at=4.0, pass_at_1=0.8),
+    ]
+    (row,) = ask(write(tmp_path / "toy-1", [attempt(), *measured]), "first-better")
+    assert (row["stage"], row["compared_with"], row["ci_high_then"]) == (
+        "grpo-1@2", "eval-0", pytest.approx(0.3))  # fmt: skip
+
+
+def test_the_last_minute_ends_with_the_last_word(tmp_path: Path) -> None:
+    events = [Event(at=at, kind="x", message=f"at {at:.0f}") for at in (1.0, 950.0, 990.0)]
+    root = write(tmp_path / "toy-1", [attempt(), *events])
+    assert [row["words"] for row in ask(root, "last-minute")] == ["at 950", "at 990"]
+    assert [row["words"] for row in ask(root, "last-minute", seconds=10)] == ["at 990"]
+
+
+def test_the_batch_of_any_step_can_be_asked_for(canned_run: RunPaths) -> None:
+    last = ask(canned_run, "batch")
+    assert {(row["stage"], row["step"]) for row in last} == {(3, 20)}
+    early = ask(canned_run, "batch", step=2)
+    assert {(row["stage"], row["step"]) for row in early} == {(3, 2)}
+    assert not {row["sample_id"] for row in last} & {row["sample_id"] for row in early}
+
+
+@pytest.mark.parametrize("number", ["0", "18", "six", "15"])
+def test_a_number_without_an_answer_is_one_line(number: str) -> None:
+    with pytest.raises(ConfigError, match=r"1 to 17|forge compare A B"):
+        view.find_question(number)
+
+
+def test_a_parameter_that_no_query_has_is_one_line(canned_run: RunPaths) -> None:
+    with open_run(canned_run) as reader, pytest.raises(ConfigError, match="has problem"):
+        view.answer(reader, view.find_question("4"), {"problme": "x"})
+    with open_run(canned_run) as reader, pytest.raises(ConfigError, match="has none"):
+        run_named(reader, "failures", {"problem": "x"})
+
+
+@pytest.mark.parametrize("words", [["questions"], ["report", "questions"]])
+def test_both_commands_list_and_answer(
+    canned_run: RunPaths, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    assert run_command(words) == 0
+    listed = capsys.readouterr().out
+    assert all(each.words in listed for each in view.QUESTIONS)
+    assert run_command([*words, "3", str(canned_run.root), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found) == ["failure-mix", "failures"]
+    assert run_command([*words, "15"]) == 2
+
+
+def test_a_report_of_two_words_that_are_no_question_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run_command(["report", "a", "b"]) == 2
+    assert "RUN, or questions" in capsys.readouterr().err
+
+
+def test_what_a_model_wrote_is_not_obeyed_in_an_answer(tmp_path: Path) -> None:
+    played = replace(group(0, [[Status.CORRECT]]), trajectories=())
+    evil = turn(0, completion=EVIL, code=EVIL)
+    root = write(tmp_path / "toy-1", [attempt(), problem(0), played, evil])
+    with open_run(root) as reader:
+        for number in ("4", "7"):
+            question = view.find_question(number)
+            text = shown(view.render_answers(question, view.answer(reader, question)))
+            assert "␛[2J" in text
+            assert not set("\x07\x9b\u202e\r") & set(text)
+            assert "\x1b]" not in text
