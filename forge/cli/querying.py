@@ -57,7 +57,7 @@ def sql(
             elif as_csv:
                 print_parts(view.csv_parts(found, is_shown=sys.stdout.isatty()))
             else:
-                print_rich(view.render_table(found, most=view.MOST_ROWS))
+                print_rich(view.render_found(found))
 
 
 @app.command()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from forge.errors import ConfigError
 from forge.store.reader import Table
 from forge.views.named_queries import QUERIES
-from forge.views.sql import MOST_ROWS, Asked, explain_sql, render_table
+from forge.views.sql import Asked, explain_sql, render_found, render_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -133,5 +133,5 @@ def render_answers(question: Question, answers: Mapping[str, Table]) -> RichGrou
         query = QUERIES[name]
         parts += [Text(""), Text(f"{name}: {query.question}", style="cyan")]
         parts += [Text(f"  --param {k}=…  {words}") for k, words in query.params.items()]
-        parts.append(render_table(table, most=MOST_ROWS) if table.rows else Text("no rows"))
+        parts.append(render_found(table) if table.rows else Text("no rows"))
     return RichGroup(*parts)

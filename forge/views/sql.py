@@ -11,7 +11,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,6 +22,7 @@ from forge.views.named_queries import QUERIES, NamedQuery
 from forge.views.terminal import json_text, printable
 
 if TYPE_CHECKING:
+    from rich.console import Group as RichGroup
     from rich.table import Table as RichTable
 
 PLACE = "forge sql"
@@ -130,41 +131,50 @@ def json_parts(found: Table | Stream) -> Iterator[str]:
 
 def csv_parts(found: Table | Stream, *, is_shown: bool = False) -> Iterator[str]:
     """`to_csv` piece by piece. `is_shown`: a person reads it, so texts are made printable."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(found.columns)
+    lines = [_csv_line(found.columns)]
+    size = 0
     for row in found.rows:
         values = map(_json_value, row)
-        writer.writerow([printable(v) if is_shown and isinstance(v, str) else v for v in values])
-        if out.tell() > PART_CHARACTERS:
-            yield out.getvalue()
-            out.seek(0)
-            out.truncate()
-    yield out.getvalue()
+        line = _csv_line([printable(v) if is_shown and isinstance(v, str) else v for v in values])
+        lines.append(line)
+        size += len(line)
+        if size > PART_CHARACTERS:
+            yield "".join(lines)
+            lines, size = [], 0
+    yield "".join(lines)
 
 
-def render_table(table: Table | Stream, *, most: int | None = None) -> RichTable:
-    """For the terminal; texts are made printable. With `most`, that many rows and a word that
-    there are more.
-    """
+def _csv_line(values: Sequence[Any]) -> str:
+    """One record. The csv module quotes a lone carriage return only where lines end in one too."""
+    out = io.StringIO()
+    csv.writer(out).writerow(values)
+    return f"{out.getvalue()[:-2]}\n"
+
+
+def render_table(table: Table) -> RichTable:
+    """For the terminal; texts are made printable."""
     from rich.table import Table as RichTable
     from rich.text import Text
 
     out = RichTable(show_edge=False, header_style="bold")
     for column in table.columns:
         out.add_column(printable(column), overflow="fold")
-    for row in islice(table.rows, most):
+    for row in table.rows:
         out.add_row(*(Text(_cell(value)) for value in row))
-    if most is not None and _has_more(table, most):
-        out.caption = f"the first {most:,} rows; --csv and --json print all"
-        out.caption_justify = "left"
     return out
 
 
-def _has_more(table: Table | Stream, most: int) -> bool:
-    if isinstance(table, Table):
-        return len(table.rows) > most
-    return next(table.rows, None) is not None
+def render_found(found: Table | Stream, *, most: int = MOST_ROWS) -> RichGroup:
+    """As `render_table`, the first rows, and a word where there are more."""
+    from rich.console import Group as RichGroup
+    from rich.text import Text
+
+    rows = iter(found.rows)
+    table = render_table(Table(columns=found.columns, rows=tuple(islice(rows, most))))
+    if next(rows, None) is None:
+        return RichGroup(table)
+    words = f"the first {most:,} rows; --csv and --json print all"
+    return RichGroup(table, Text(words, style="yellow"))
 
 
 def render_relations(relations: list[Relation]) -> RichTable:

@@ -1,0 +1,265 @@
+"""SQL of a person: several runs at once, nothing written, nothing endless, nothing obeyed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from forge.cli import run_command
+from forge.errors import ConfigError
+from forge.store.layout import RunPaths
+from forge.store.reader import open_run
+from forge.views import sql
+from forge.views.several import SeveralReader
+from forge.views.terminal import json_text
+from tests.store.storefactory import attempt, group, problem, small_run, turn, write_run
+from tests.views.test_views_output import EVIL, shown
+
+ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT {} FROM n"
+WRITES = (
+    "DELETE FROM turns",
+    "UPDATE turns SET reward = 1",
+    "INSERT INTO events (at, kind, message, data) VALUES (1, 'x', 'x', '{}')",
+    "DROP VIEW v_steps",
+    "CREATE TABLE main.mine (x)",
+    "PRAGMA journal_mode = DELETE",
+    "PRAGMA user_version = 99",
+    "ATTACH 'other.db' AS other",
+    "VACUUM",
+    "VACUUM INTO 'copy.db'",
+    "REINDEX",
+)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs: texts plain in one, compressed in the other."""
+    root = tmp_path_factory.mktemp("runs")
+    anyio.run(write_run, root / "toy-1", small_run())
+    anyio.run(lambda: write_run(root / "toy-2", small_run(1), texts="zstd"))
+    return root
+
+
+def several(store: Path, *names: str) -> SeveralReader:
+    return SeveralReader([RunPaths((store / name).resolve()) for name in names])
+
+
+def command(*argv: str, **options: Any) -> list[str]:
+    return [sys.executable, "-m", "forge.cli", *argv]
+
+
+def contents(store: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in store.glob("toy-*/run.db")}
+
+
+def test_each_view_of_several_runs_says_which_run_a_row_is_of(store: Path) -> None:
+    with several(store, "toy-1", "toy-2") as reader:
+        found = reader.rows("SELECT run, count(*) AS num FROM v_turns GROUP BY run ORDER BY run")
+        codes = reader.rows("SELECT run, code FROM v_turns WHERE turn_id = 'g0.r0.t0'")
+        pairs = reader.rows(
+            "SELECT a.step, a.reward, b.reward AS other FROM toy_1.v_steps a "
+            "JOIN toy_2.v_steps b USING (stage, step)"
+        )
+        names = {each.name for each in sql.list_relations(reader)}
+    assert found == [{"run": "toy-1", "num": 24}, {"run": "toy-2", "num": 24}]
+    assert [row["run"] for row in codes] == ["toy-1", "toy-2"]
+    assert codes[0]["code"] == codes[1]["code"], "compressed texts are decoded"
+    assert len(pairs) == 3
+    assert {"v_steps", "turns"} <= names
+
+
+def test_a_run_of_an_older_schema_has_nothing_where_it_lacks_a_column(
+    store: Path, tmp_path: Path
+) -> None:
+    import shutil
+    import sqlite3
+
+    shutil.copytree(store / "toy-1", tmp_path / "old-1")
+    connection = sqlite3.connect(tmp_path / "old-1" / "run.db")
+    connection.execute("ALTER TABLE policies DROP COLUMN probe_gap")
+    connection.commit()
+    connection.close()
+    with SeveralReader([RunPaths(store / "toy-1"), RunPaths(tmp_path / "old-1")]) as reader:
+        found = reader.rows("SELECT run, max(probe_gap) AS gap FROM policies GROUP BY run")
+    assert {row["run"]: row["gap"] for row in found} == {"toy-1": 1e-5, "old-1": None}
+
+
+@pytest.mark.parametrize("statement", WRITES)
+def test_sql_that_writes_is_refused_in_one_line(store: Path, statement: str) -> None:
+    before = contents(store)
+    for reader in (open_run(store / "toy-1"), several(store, "toy-1", "toy-2")):
+        with reader, pytest.raises(ConfigError) as error:
+            sql.run_sql(reader, statement)
+        assert "\n" not in str(error.value)
+        assert error.value.exit_code == 2
+    assert contents(store) == before
+    assert not Path("copy.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("runs", "words"),
+    [
+        ("toy-1,toy-1", "twice"),
+        ("toy-1,nope", "no such run"),
+        (",", "names no run"),
+        (",".join(f"toy-{n}" for n in range(1, 12)), "at most 10|no such run"),
+    ],
+)
+def test_runs_that_cannot_be_asked_together_are_one_line(
+    store: Path, capsys: pytest.CaptureFixture[str], runs: str, words: str
+) -> None:
+    assert run_command(["sql", "--runs", runs, "SELECT 1", "--store", str(store)]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert any(word in told for word in words.split("|"))
+
+
+def test_the_command_asks_several_runs(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    query = "SELECT run, max(step) AS step FROM v_steps GROUP BY run"
+    argv = ["sql", "--runs", "toy-1,toy-2", "--store", str(store)]
+    assert run_command([*argv, query, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [
+        {"run": "toy-1", "step": 3},
+        {"run": "toy-2", "step": 3},
+    ]
+    assert run_command(argv) == 0
+    assert "v_best_kernels" in capsys.readouterr().out
+
+
+def test_a_named_query_takes_parameters(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["sql", "toy-1", "--named", "batch", "--json", "--store", str(store)]
+    assert run_command([*argv, "--param", "step=1"]) == 0
+    assert {row["step"] for row in json.loads(capsys.readouterr().out)} == {1}
+    assert run_command([*argv, "--param", "step"]) == 2
+    assert "NAME=VALUE" in capsys.readouterr().err
+    argv = ["sql", "toy-1", "SELECT count(*) AS n FROM turns WHERE turn = :t", "--json"]
+    assert run_command([*argv, "--param", "t=1", "--store", str(store)]) == 0
+    assert json.loads(capsys.readouterr().out) == [{"n": 8}]
+
+
+@pytest.mark.parametrize("how", [(), ("--runs", "toy-1,toy-2")])
+def test_sql_that_never_ends_is_ended_by_ctrl_c_and_loses_nothing(
+    store: Path, how: tuple[str, ...]
+) -> None:
+    before = contents(store)
+    run = () if "--runs" in how else ("toy-1",)
+    argv = command("sql", *run, ENDLESS.format("count(*)"), *how, "--store", str(store))
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        _wait_for_cpu(child.pid, seconds=1.0)
+        asked = time.monotonic()
+        child.send_signal(signal.SIGINT)
+        _, told = child.communicate(timeout=30)
+    assert time.monotonic() - asked < 5
+    assert child.returncode == 130
+    assert told in (b"", b"forge: stopped by Ctrl-C\n"), "no traceback"
+    assert contents(store) == before
+    with open_run(store / "toy-1") as reader:
+        assert reader.value("SELECT count(*) FROM turns") == 24
+
+
+def _wait_for_cpu(pid: int, *, seconds: float) -> None:
+    """Until the child has used so much: it has started and is in its query."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        if (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK") > seconds:
+            return
+        time.sleep(0.05)
+    raise AssertionError("the child never came to its query")
+
+
+def test_an_endless_answer_is_written_as_it_comes() -> None:
+    """`forge sql ... --csv | head` ends: nothing waits for the last row."""
+    found = sql.csv_parts(_endless())
+    assert next(found).startswith("x\n1\n2\n")
+    assert next(sql.json_parts(_endless())) == '[{"x": 1}'
+
+
+def _endless() -> Any:
+    import itertools
+
+    from forge.store.reader import Stream
+
+    return Stream(columns=("x",), rows=((n,) for n in itertools.count(1)))
+
+
+def test_a_terminal_shows_the_first_rows_and_says_so() -> None:
+    text = shown(sql.render_found(_endless(), most=3))
+    assert "the first 3 rows; --csv and --json print all" in text
+    table = sql.Table(columns=("x",), rows=((1,), (2,)))
+    assert "first" not in shown(sql.render_found(table, most=2))
+
+
+def test_numbers_that_json_has_not_are_null(store: Path) -> None:
+    with open_run(store / "toy-1") as reader:
+        text = sql.to_json(sql.run_sql(reader, "SELECT 9e999 AS x, x'00ff' AS y"))
+    assert json.loads(text) == [{"x": None, "y": "00ff"}]
+    assert sql.to_json(sql.Table(columns=("x",), rows=())) == "[]\n"
+
+
+@pytest.fixture(scope="module")
+def evil(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("evil") / "toy-1"
+    played = group(0, [])
+    anyio.run(write_run, root, [attempt(), problem(0), played, turn(0, completion=EVIL)])
+    return root
+
+
+def on_a_terminal(argv: list[str]) -> str:
+    """What the command writes to a terminal."""
+    ours, its = pty.openpty()
+    with subprocess.Popen(argv, stdout=its, stderr=its, stdin=subprocess.DEVNULL) as child:
+        os.close(its)
+        out = b""
+        try:
+            while read := os.read(ours, 65536):
+                out += read
+        except OSError:  # Linux says so when the last writer has gone
+            pass
+        finally:
+            os.close(ours)
+    assert child.returncode == 0
+    return out.decode()
+
+
+@pytest.mark.parametrize("form", ["--csv", "--json", None])
+def test_a_terminal_obeys_no_cell(evil: Path, form: str | None) -> None:
+    query = "SELECT completion FROM v_turns"
+    argv = command("sql", str(evil), query, *([form] if form else []))
+    text = on_a_terminal(argv)
+    assert "gnp.exe" in text
+    assert not set("\x07\x9b\u202e") & set(text)
+    assert "\x1b]" not in text
+    assert "\x1b[2J" not in text
+
+
+def test_a_file_gets_the_exact_text(evil: Path) -> None:
+    query = "SELECT completion FROM v_turns"
+    done = subprocess.run(
+        command("sql", str(evil), query, "--csv"), capture_output=True, check=True
+    )
+    rows = list(csv.reader(io.StringIO(done.stdout.decode(), newline="")))
+    assert rows == [["completion"], [EVIL]]
+    done = subprocess.run(
+        command("sql", str(evil), query, "--json"), capture_output=True, check=True
+    )
+    assert json.loads(done.stdout) == [{"completion": EVIL}]
+
+
+def test_json_is_the_same_value_in_letters_that_nothing_obeys() -> None:
+    text = json_text({"x": EVIL + "\ud800\x7f é 漢"})
+    assert json.loads(text) == {"x": EVIL + "\ud800\x7f é 漢"}
+    assert not set("\x1b\x07\x9b\u202e\r\x7f\ud800") & set(text)
+    assert "é 漢" in text
