@@ -1,0 +1,117 @@
+"""A run from Python: rows that pandas takes, by the filters of the command line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import forge
+from forge.errors import ConfigError, MachineError
+from forge.views import rollouts
+from forge.views.api import Rows, Run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from forge.store.layout import RunPaths
+
+
+@pytest.fixture
+def run(canned_run: RunPaths) -> Iterator[Run]:
+    with forge.open(canned_run.root) as opened:
+        yield opened
+
+
+def test_rollouts_are_one_row_each_and_turns_are_theirs(run: Run) -> None:
+    rows = run.rollouts()
+    assert len(rows) == run.value("SELECT count(*) FROM trajectories")
+    assert len(run.turns()) == sum(row["num_turns"] for row in rows)
+    first = rows[0]
+    turns = run.turns(rollout=first["rollout_id"])
+    assert " ".join(turn["status"] for turn in turns) == first["statuses"]
+    assert max(turn["reward"] for turn in turns) == first["reward"]
+    assert sum(turn["num_completion_tokens"] for turn in turns) == first["num_completion_tokens"]
+    assert first["is_correct"] == ("correct" in first["statuses"].split())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "holds"),
+    [
+        ({"status": "correct"}, lambda row: "correct" in row["statuses"].split()),
+        ({"level": 2, "stage": 3}, lambda row: (row["level"], row["stage"]) == (2, 3)),
+        ({"problem": "softmax-*"}, lambda row: row["problem_id"].startswith("softmax-")),
+        ({"family": "norm"}, lambda row: row["family"] == "norm"),
+        ({"purpose": "eval"}, lambda row: row["purpose"] == "eval"),
+        ({"step": 20}, lambda row: row["step"] == 20),
+    ],
+)
+def test_filters_keep_what_holds_and_nothing_else(
+    run: Run, wanted: dict[str, Any], holds: Any
+) -> None:
+    every, found = run.rollouts(), run.rollouts(**wanted)
+    assert found
+    assert found == [row for row in every if holds(row)]
+    ids = [each["rollout_id"] for each in rollouts.load_rollouts(
+        run, rollouts.Filter(**wanted, limit=None))]  # fmt: skip
+    assert ids == [row["rollout_id"] for row in found], "as `forge rollouts` finds them"
+
+
+def test_the_best_come_first_and_a_limit_holds(run: Run) -> None:
+    rewards = [row["reward"] for row in run.rollouts(best=True)]
+    assert rewards == sorted(rewards, reverse=True)
+    assert len(run.rollouts(best=True, limit=3)) == 3
+    assert run.rollouts(min_speedup=1.0) == []
+
+
+def test_everything_else_is_rows_too(run: Run) -> None:
+    assert [row["step"] for row in run.steps()] == list(range(1, 21))
+    assert {row["key"] for row in run.metrics("train/loss*")} == {"train/loss/mean"}
+    assert [row["rank"] for row in run.kernels(limit=2)] == [1, 2]
+    assert run.evaluations()[-1]["pass_at_k"].keys() == {"1", "2", "3", "4"}
+    assert run.problems()
+    assert run.failures()
+    assert run.events()
+    assert len(run.samples(stage=3, step=2)) == len(run.ask("batch", step=2))
+    assert run.ask(3) == run.ask("failure-mix")
+    assert run.show()["name"] == "quickstart-1"
+    assert run.compare(run, by="tokens").by == "tokens"
+    assert isinstance(run.rows("SELECT 1 AS x"), Rows)
+
+
+def test_rows_become_a_frame(run: Run) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame: Any = run.rollouts(purpose="train").to_pandas()
+    assert isinstance(frame, pandas.DataFrame)
+    by_level = frame.groupby("level")["is_correct"].mean()
+    assert by_level[1] > by_level[4]
+    assert run.rows("SELECT 1 AS x WHERE false").to_pandas().empty
+
+
+def test_without_pandas_it_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MachineError, match="pandas is not installed") as error:
+        run.steps().to_pandas()
+    assert "\n" not in str(error.value)
+
+
+def test_a_filter_that_is_none_names_those_there_are(run: Run) -> None:
+    with pytest.raises(ConfigError, match=r"statsu: no such filter; there are .*status"):
+        run.rollouts(statsu="correct")
+    with pytest.raises(ConfigError, match="--status"):
+        run.rollouts(status="corect")
+    with pytest.raises(ConfigError, match=r"g12\.r3"):
+        run.turns(rollout="12")
+
+
+def test_opening_a_run_imports_neither_pandas_nor_torch(canned_run: RunPaths) -> None:
+    code = (
+        "import sys, forge\n"
+        "assert 'forge.views' not in sys.modules\n"
+        f"with forge.open({str(canned_run.root)!r}) as run: run.rollouts(limit=1)\n"
+        "bad = {'torch', 'pandas', 'numpy', 'pyarrow', 'matplotlib', 'textual', 'rich'}\n"
+        "assert not bad & set(sys.modules), bad & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
