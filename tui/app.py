@@ -8,6 +8,7 @@ another one is looked at.
 
 from __future__ import annotations
 
+import time
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -23,15 +24,18 @@ from tui.widgets.confirm import Confirm
 from tui.widgets.help import Help
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
+    from collections.abc import Callable, Iterable
 
     from textual.binding import BindingType
+    from textual.worker import Worker
 
     from forge.store.layout import RunPaths
     from tui.screens.run import LogWanted
+    from tui.screens.runs import RunChosen
 
 PERIOD_S = 1.0
+LOOKING = "looking"
+"""The group of the workers that look for something new."""
 NOWHERE = "nowhere"
 """The mode between two runs: one that is shown cannot be removed."""
 
@@ -58,7 +62,10 @@ class WatchApp(App[None]):
 
     TITLE = "forge"
     BINDINGS: ClassVar[list[BindingType]] = [
-        *[Binding(key, f"go('{mode}')", title) for mode, (key, title, _) in PLACES.items()],
+        *[
+            Binding(key, f"go('{mode}')", title, show=False)
+            for mode, (key, title, _) in PLACES.items()
+        ],
         Binding("question_mark", "help", "Help", key_display="?"),
         Binding("S", "ask('stop')", ACTIONS["stop"][0], show=False),
         Binding("C", "ask('save')", ACTIONS["save"][0], show=False),
@@ -67,10 +74,10 @@ class WatchApp(App[None]):
     ]
     CSS_PATH = "app.tcss"
 
-    def __init__(self, paths: RunPaths, *, store_dir: Path) -> None:
+    def __init__(self, paths: RunPaths, *, clock: Callable[[], float] = time.time) -> None:
         super().__init__()
-        self.watched = Watched(paths)
-        self.store_dir = store_dir
+        self._clock = clock
+        self.watched = Watched(paths, clock=clock)
         self._is_looking = False
         self.add_mode(NOWHERE, Screen)
         self._add_modes()
@@ -83,9 +90,16 @@ class WatchApp(App[None]):
     def on_unmount(self) -> None:
         self.watched.close()
 
+    @property
+    def places(self) -> dict[str, tuple[str, str]]:
+        """Mode to key and title of every screen that there is."""
+        return {
+            mode: (key, title) for mode, (key, title, _) in PLACES.items() if mode in self._modes
+        }
+
     async def look_at(self, paths: RunPaths) -> None:
         """Looks at another run from now on, beginning with its Run screen."""
-        old, self.watched = self.watched, Watched(paths)
+        old, self.watched = self.watched, Watched(paths, clock=self._clock)
         await self.switch_mode(NOWHERE)
         for mode in PLACES:
             if mode in self._modes:
@@ -130,6 +144,10 @@ class WatchApp(App[None]):
         if choose is not None:
             choose(event.process)
 
+    async def on_run_chosen(self, event: RunChosen) -> None:
+        """From the Runs screen to another run."""
+        await self.look_at(event.paths)
+
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """The command palette: every screen and every action, then Textual's own."""
         for mode, (_, title, _) in PLACES.items():
@@ -157,20 +175,20 @@ class WatchApp(App[None]):
     def _tick(self) -> None:
         if not self._is_looking:
             self._is_looking = True
-            self.run_worker(self._look, thread=True, group="look")
+            self.run_worker(self._look, thread=True, group=LOOKING)
 
-    def _look(self) -> None:
+    def _look(self) -> bool:
         """In a worker thread: is there anything new?"""
         watched = self.watched
         is_new = watched.changed()
-        is_new = watched.look_live() or is_new
-        self.call_from_thread(self._looked, is_new)
+        return watched.look_live() or is_new
 
-    def _looked(self, is_new: bool) -> None:
-        self._is_looking = False
-        refresh = getattr(self.screen, "refresh_data", None)
-        if is_new and refresh is not None:
-            refresh()
+    def on_worker_state_changed(self, event: Worker.StateChanged) -> None:
+        """Only the screen on top asks for what is new."""
+        if event.worker.group == LOOKING and event.worker.is_finished:
+            self._is_looking = False
+            if event.worker.result and self._screen_stack:  # empty once the app ends
+                getattr(self.screen, "refresh_data", lambda: None)()
 
     def _act(self, action: str) -> None:
         """In a worker thread: says it to the supervisor; what came of it is one line."""

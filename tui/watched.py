@@ -46,7 +46,8 @@ class Watched:
         """As of the last change."""
         self.live: LiveStatus | None = None
         """What the supervisor says of itself; None where none answers."""
-        self._clock = clock
+        self.clock = clock
+        """Unix seconds."""
         self._lock = threading.Lock()
         self._file: tuple[int, int] | None = None
         self._seen: tuple[int, bool] | None = None
@@ -78,7 +79,7 @@ class Watched:
                 if seen == self._seen:
                     return False
                 self.problem = None
-                self.standing = load_standing(self.reader, now=self._clock())
+                self.standing = load_standing(self.reader, now=self.clock())
                 self._seen = seen
             except (sqlite3.Error, OSError, ValueError, ForgeError) as error:
                 self._fail(error)
@@ -118,7 +119,7 @@ class Watched:
         except OSError:
             gone = "deleted" if self._file else "not there"
             self._close()
-            self.problem = f"{self.paths.root}: {gone}; what is shown is what was read before"
+            self.problem = f"{self.paths.name}: {gone}; what is shown is what was read before"
             return False
         if self.reader is not None and self._file == (stat.st_dev, stat.st_ino):
             return True
@@ -132,9 +133,9 @@ class Watched:
         return True
 
     def _fail(self, error: Exception) -> None:
-        words = " ".join(str(error).split())
-        place = str(self.paths.root)
-        self.problem = words if words.startswith(place) else f"{place}: {words}"
+        words = " ".join(str(error).split()).replace(f"{self.paths.root.parent}/", "")
+        name = self.paths.name
+        self.problem = words if words.startswith(name) else f"{name}: {words}"
         if isinstance(error, sqlite3.OperationalError):
             return  # a view that an older forge did not write, or a busy file: the rest is readable
         self._close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 
@@ -15,7 +16,9 @@ def tui_command(run: RunName = "last", store: Store = RUNS) -> None:
     paths = find(run, store)
     from tui.app import WatchApp
 
-    watch = WatchApp(paths, store_dir=store if run == "last" else paths.root.parent)
+    # A warning on stderr would be written over the screen; what matters is on it.
+    logging.basicConfig(handlers=[logging.NullHandler()], force=True)
+    watch = WatchApp(paths)
     watch.run()
     if watch.return_code:
         raise SystemExit(watch.return_code)

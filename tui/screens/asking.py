@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from textual.containers import Vertical
 from textual.screen import Screen
 from textual.widgets import Footer
+from textual.worker import Worker, WorkerState
 
+from tui.widgets.navline import NavLine
 from tui.widgets.topline import TopLine
 
 if TYPE_CHECKING:
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from tui.watched import Watched
 
 Data = TypeVar("Data")
+
+ASKING = "asking"
+"""The group of the workers that ask."""
 
 
 class AskingScreen(Screen[None], Generic[Data]):
@@ -37,10 +42,11 @@ class AskingScreen(Screen[None], Generic[Data]):
         self._is_stale = True
 
     def compose(self) -> ComposeResult:
+        yield NavLine(getattr(self.app, "places", {}), shown=self.app.current_mode)
         yield TopLine(self.watched)
         with Vertical(id="body"):
             yield from self.compose_body()
-        yield Footer()
+        yield Footer(show_command_palette=False)
 
     def compose_body(self) -> ComposeResult:
         """The screen's own widgets."""
@@ -63,21 +69,25 @@ class AskingScreen(Screen[None], Generic[Data]):
         self._is_stale = True
         if not self._is_asking:
             self._is_asking = True
-            self.run_worker(self._ask, thread=True, group="ask", exit_on_error=True)
+            self.run_worker(self._ask, thread=True, group=ASKING)
 
     def on_screen_resume(self, event: ScreenResume) -> None:
         self.refresh_data()
 
-    def _ask(self) -> None:
+    def on_worker_state_changed(self, event: Worker.StateChanged) -> None:
+        """The answer comes as a message: a screen that is gone by then gets none."""
+        if event.worker.group == ASKING and event.state is WorkerState.SUCCESS:
+            self._answered(event.worker.result)
+
+    def _ask(self) -> Data | None:
         self._is_stale = False
-        data = self.fetch()
-        if self.is_attached:
-            self.app.call_from_thread(self._answered, data)
+        return self.fetch()
 
     def _answered(self, data: Data | None) -> None:
         self._is_asking = False
-        self.query_one(TopLine).tell()
-        if data is not None and self.is_attached:
+        for line in self.query(TopLine):
+            line.tell()
+        if data is not None:
             self.show(data)
         if self._is_stale and self.is_current:
             self.refresh_data()

@@ -48,11 +48,12 @@ class LogsScreen(AskingScreen[list[LogLine]]):
         self._words = ""
         self._is_following = True
         self._has_tabs = False
+        self._problem: str | None = None
 
     def compose_body(self) -> ComposeResult:
         yield Tabs(Tab(ALL, id=_tab_id(ALL)))
         yield Static(id="wanted", markup=False)
-        yield Input(placeholder="regular expression; Enter takes it, Escape drops it")
+        yield Input(placeholder="regular expression; Enter takes it, Escape drops it", compact=True)
         yield Log(highlight=False, max_lines=5000)
 
     def on_mount(self) -> None:
@@ -119,8 +120,10 @@ class LogsScreen(AskingScreen[list[LogLine]]):
         try:
             pattern = compile_pattern(words)
         except ConfigError as error:
-            self._tell(str(error))
+            self._problem = str(error)
+            self._tell()
             return
+        self._problem = None
         self._words, self._wanted = words, replace(self._wanted, pattern=pattern)
         self.query_one(Input).display = False
         self.query_one(Log).focus()
@@ -156,7 +159,7 @@ class LogsScreen(AskingScreen[list[LogLine]]):
         if texts:
             self.query_one(Log).write_lines(texts, scroll_end=self._is_following)
 
-    def _tell(self, problem: str | None = None) -> None:
+    def _tell(self) -> None:
         level = self._wanted.level
         parts = [
             f"follow {'on' if self._is_following else 'off'}",
@@ -165,8 +168,8 @@ class LogsScreen(AskingScreen[list[LogLine]]):
             f"{self.query_one(Log).line_count} lines",
         ]
         text = Text(printable(" · ".join(parts)))
-        if problem is not None:
-            text.append(f"  ✘ {printable(problem)}", style="reverse")
+        if self._problem is not None:
+            text.append(f"  ✘ {printable(self._problem)}", style="reverse")
         self.query_one("#wanted", Static).update(text)
 
 

@@ -6,13 +6,13 @@ otherwise they are what the store has, and the screen says so.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.columns import Columns
 from rich.console import Group
 from rich.text import Text
+from textual.binding import Binding
 from textual.containers import VerticalScroll
 from textual.message import Message
 from textual.widgets import DataTable, Static
@@ -32,6 +32,7 @@ from tui.widgets.processes import (
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
+    from textual.binding import BindingType
     from textual.events import Resize
 
     from forge.control import LiveStatus
@@ -66,6 +67,11 @@ class RunData:
 class RunScreen(AskingScreen[RunData]):
     """Key 1."""
 
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("S", "app.ask('stop')", "Stop", tooltip="After this step"),
+        Binding("C", "app.ask('save')", "Checkpoint", tooltip="At the end of this step"),
+        Binding("E", "app.ask('evaluate')", "Evaluate", tooltip="After this step"),
+    ]
     VERTICAL_BREAKPOINTS = [(0, "-low"), (40, "-tall")]  # noqa: RUF012
     CURVES_OF: ClassVar[dict[str | None, str]] = {
         "grpo": "rollouts and training", "sft": "training", None: "nothing was trained yet",
@@ -87,7 +93,7 @@ class RunScreen(AskingScreen[RunData]):
 
     def load(self, reader: RunReader) -> RunData:
         """The store is asked only if it was written; the supervisor's words come each second."""
-        now = time.time()
+        now = self.watched.clock()
         version = reader.data_version()
         if self._read is None or version != self._version:
             self._read = load_activity(reader, now=now), self._curves.read(reader)

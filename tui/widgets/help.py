@@ -41,8 +41,8 @@ class Help(ModalScreen[None]):
 
     def _text(self) -> Text:
         keys: dict[str, list[str]] = {}
-        for active in self._keys:
-            if active.enabled and active.binding.description:
+        for active in sorted(self._keys, key=_rank):
+            if active.enabled and active.binding.description and not active.binding.system:
                 shown = self.app.get_key_display(active.binding)
                 keys.setdefault(active.binding.description, []).append(shown)
         text = Text("Keys on this screen (Escape closes)\n", style="bold")
@@ -52,3 +52,10 @@ class Help(ModalScreen[None]):
         text.append("\n\nThe mouse works: click a key, a row, a tab; the wheel scrolls.")
         text.append("\nNothing here writes to a run; S, C and E ask its supervisor, after a yes.")
         return text
+
+
+def _rank(active: ActiveBinding) -> int:
+    """What the bottom line names, what every screen has, then how one moves about."""
+    if active.binding.show:
+        return 0
+    return 1 if active.node.is_attached and active.node is active.node.app else 2

@@ -1,0 +1,111 @@
+"""A supervisor that answers on a real socket, holding the run's lock: what a live run looks like
+from outside.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import TYPE_CHECKING, Any
+
+from forge.process.sockets import open_socket_dir
+from forge.store.layout import open_run_lock, read_status, write_status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from forge.store.layout import RunPaths
+
+
+def component(name: str, role: str, **more: Any) -> dict[str, Any]:
+    """One as it goes over the socket, well unless told otherwise."""
+    return {
+        "name": name, "role": role, "device": "cpu", "phase": "waiting", "health": "green",
+        "why": "", "memory_bytes": 850 * 2**20, "gpu_memory_bytes": None, "gpu_use": None,
+        "progress_age_s": 2.5, "num_restarts": 0, "last_words": "", **more,
+    }  # fmt: skip
+
+
+COMPONENTS = [
+    component("supervisor", "supervisor", phase="grpo-3", progress_age_s=0.1),
+    component(
+        "trainer", "trainer", device="GPU 0", phase="training", gpu_use=0.93,
+        gpu_memory_bytes=71 * 2**30, last_words="step 12: loss 0.02",
+    ),
+    component("serve-0", "serve", device="GPU 1", phase="generating", health="yellow",
+              why="memory 93 % of 80 GB", gpu_use=0.8, gpu_memory_bytes=74 * 2**30),
+    component("judge-0", "judge", health="red", phase="starting", num_restarts=2,
+              why="restarted 20 s ago", last_words="killed by signal 9"),
+]  # fmt: skip
+
+
+@dataclass
+class Supervisor:
+    """What it says, and what it was asked."""
+
+    status: dict[str, Any]
+    refuses: dict[str, str] = field(default_factory=dict)
+    """Path to the line with which it is refused."""
+    asked: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def supervising(paths: RunPaths) -> Iterator[Supervisor]:
+    """A supervisor of that run, in step 12 of 20."""
+    supervisor = Supervisor(
+        status={
+            "ok": True, "run": paths.name, "stage": "grpo-3", "done": 12, "total": 20,
+            "unit": "steps", "elapsed_s": 300.0, "eta_s": 125.0, "tokens_per_s": 6101.8,
+            "judged_per_s": 12.13, "idle": {"trainer": 0.25, "serve": 0.0, "judge": 0.5},
+            "numbers": {"reward": 0.2}, "components": COMPONENTS,
+        }
+    )  # fmt: skip
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer(200, supervisor.status)
+
+        def do_POST(self) -> None:
+            supervisor.asked.append(self.path)
+            if self.path in supervisor.refuses:
+                self._answer(400, {"error": supervisor.refuses[self.path]})
+            else:
+                self._answer(200, {"message": f"{self.path} will be done"})
+
+        def _answer(self, code: int, value: dict[str, Any]) -> None:
+            self.send_response(code)
+            self.end_headers()
+            self.wfile.write(json.dumps(value).encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    class UnixServer(HTTPServer):
+        address_family = socket.AF_UNIX
+
+        def server_bind(self) -> None:
+            self.socket.bind(self.server_address)
+
+        def get_request(self):
+            request, _ = self.socket.accept()
+            return request, ("", 0)
+
+    with open_socket_dir() as folder, open_run_lock(paths):
+        path = folder / "control.sock"
+        server = UnixServer(str(path), Handler)  # pyright: ignore[reportArgumentType]
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        before = read_status(paths)
+        write_status(paths, {**before, "pid": os.getpid(), "control_socket": str(path)})
+        try:
+            yield supervisor
+        finally:
+            write_status(paths, before)
+            server.shutdown()
+            server.server_close()
+            thread.join()

@@ -1,0 +1,171 @@
+"""The frame: every key that every screen has, the palette, the mouse, actions on a run."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.tui.supervisors import supervising
+from tests.tui.watching import (
+    LARGE,
+    NOW,
+    SMALL,
+    check_snapshot,
+    press,
+    settle,
+    text_of,
+    toasts,
+    unwrapped,
+    watching,
+)
+from tui.app import ACTIONS, PLACES, WatchApp
+from tui.widgets.confirm import Confirm
+from tui.widgets.help import Help
+from tui.widgets.navline import NavLine
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from forge.store.layout import RunPaths
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def test_each_number_leads_to_its_screen(canned_run: RunPaths):
+    async with watching(canned_run) as pilot:
+        for mode, (key, _, _) in PLACES.items():
+            await press(pilot, key)
+            assert pilot.app.current_mode == mode
+            assert not pilot.app.watched.problem  # pyright: ignore[reportAttributeAccessIssue]
+
+
+async def test_a_screen_that_is_not_in_this_version_has_no_key(canned_run: RunPaths, monkeypatch):
+    monkeypatch.setitem(PLACES, "problems", ("2", "Problems", "tui.screens.absent:Absent"))
+    async with watching(canned_run, keys=["2"]) as pilot:
+        assert pilot.app.current_mode == "run"
+        assert "Problems" not in text_of(pilot)
+
+
+async def test_a_screen_keeps_its_place_while_another_is_looked_at(canned_run: RunPaths):
+    async with watching(canned_run, keys=["5", "l", "1", "5"]) as pilot:
+        assert "level INFO and worse" in text_of(pilot)
+
+
+async def test_a_click_on_a_screens_name_leads_there(canned_run: RunPaths):
+    async with watching(canned_run) as pilot:
+        at = text_of(pilot).splitlines()[0].index("Logs")
+        await pilot.click(NavLine, offset=(at, 0))
+        await settle(pilot)
+        assert pilot.app.current_mode == "logs"
+
+
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+async def test_help_names_the_keys_of_the_screen(canned_run: RunPaths, size: tuple[int, int]):
+    async with watching(canned_run, size=size, keys=["5", "question_mark"]) as pilot:
+        assert isinstance(pilot.app.screen, Help)
+        check_snapshot(pilot, "help")
+        await press(pilot, "question_mark")
+        assert not isinstance(pilot.app.screen, Help)
+
+
+async def test_q_quits_with_0(canned_run: RunPaths):
+    app = WatchApp(canned_run, clock=lambda: NOW)
+    async with app.run_test() as pilot:
+        await settle(pilot)
+        await pilot.press("q")
+    assert app.return_code == 0
+    assert app.watched.reader is None, "the files are let go"
+
+
+async def test_the_palette_finds_screens_and_actions(canned_run: RunPaths):
+    async with watching(canned_run, keys=["ctrl+p"]) as pilot:
+        await press(pilot, *"logs")
+        await pilot.pause(0.3)  # the palette searches by itself
+        await press(pilot, "down", "enter")
+        await settle(pilot)
+        assert pilot.app.current_mode == "logs"
+        titles = {command.title for command in pilot.app.get_system_commands(pilot.app.screen)}
+        assert {title for title, _ in ACTIONS.values()} <= titles
+
+
+@pytest.mark.parametrize(
+    ("key", "path"), [("S", "/stop"), ("C", "/save"), ("E", "/evaluate")]
+)  # fmt: skip
+async def test_an_action_is_done_after_a_yes_only(canned_run: RunPaths, key: str, path: str):
+    with supervising(canned_run) as supervisor:
+        async with watching(canned_run, keys=[key]) as pilot:
+            assert isinstance(pilot.app.screen, Confirm)
+            assert supervisor.asked == []
+            for no in ("n", "escape", "enter"):
+                await press(pilot, no)
+                assert supervisor.asked == []
+                assert not isinstance(pilot.app.screen, Confirm)
+                await press(pilot, key)
+            await press(pilot, "y")
+            assert supervisor.asked == [path]
+            assert toasts(pilot)[-1][0] == "Asked for"
+
+
+async def test_yes_can_be_chosen_by_tab_and_enter(canned_run: RunPaths):
+    with supervising(canned_run) as supervisor:
+        async with watching(canned_run, keys=["S", "left", "enter"]) as pilot:
+            assert supervisor.asked == ["/stop"]
+            assert pilot.app.is_running, "the monitor goes on"
+
+
+async def test_what_the_supervisor_refuses_is_its_own_line(canned_run: RunPaths):
+    with supervising(canned_run) as supervisor:
+        supervisor.refuses["/save"] = "eval-0 trains nothing: there is no checkpoint to save"
+        async with watching(canned_run, keys=["C", "y"]) as pilot:
+            assert toasts(pilot)[-1] == ("Not done", supervisor.refuses["/save"])
+
+
+async def test_a_run_that_is_not_running_says_so_in_one_line(canned_run: RunPaths):
+    async with watching(canned_run, keys=["E", "y"]) as pilot:
+        title, words = toasts(pilot)[-1]
+        assert title == "Not done"
+        assert words == "quickstart-1 is not running"
+
+
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+async def test_the_question_before_an_action(canned_run: RunPaths, size: tuple[int, int]):
+    async with watching(canned_run, size=size, keys=["S"]) as pilot:
+        check_snapshot(pilot, "confirm")
+
+
+async def test_a_run_that_is_deleted_while_watched_is_told_on_every_screen(
+    canned_run: RunPaths, tmp_path: Path
+):
+    async with watching(canned_run) as pilot:
+        shutil.rmtree(canned_run.root)
+        pilot.app._tick()  # pyright: ignore[reportAttributeAccessIssue]
+        await settle(pilot)
+        assert "deleted; what is shown is what was read before" in unwrapped(pilot)
+        assert "pass@1 54.7 %" in text_of(pilot), "what was read stays"
+        for key, _, _ in PLACES.values():
+            await press(pilot, key)
+            assert "deleted" in text_of(pilot)
+
+
+async def test_a_run_that_cannot_be_read_opens_with_the_reason(canned_run: RunPaths):
+    canned_run.run_db.write_bytes(canned_run.run_db.read_bytes()[:100_000])
+    async with watching(canned_run) as pilot:
+        assert re.search("damaged|malformed", unwrapped(pilot))
+
+
+async def test_nothing_is_asked_while_nothing_changes(canned_run: RunPaths):
+    async with watching(canned_run) as pilot:
+        asked: list[str] = []
+        pilot.app.watched.ask = asked.append  # pyright: ignore[reportAttributeAccessIssue]
+        for _ in range(3):
+            pilot.app._tick()  # pyright: ignore[reportAttributeAccessIssue]
+            await settle(pilot)
+        assert asked == []

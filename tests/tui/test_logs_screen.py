@@ -1,0 +1,191 @@
+"""Logs: files that grow, lines by process, level and pattern; the screen and its keys."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from textual.widgets import Input, Log, Tab
+
+from forge.errors import ConfigError
+from forge.views.logs import (
+    KEPT_LINES,
+    READ_BYTES,
+    Level,
+    LogBook,
+    LogFilter,
+    LogTail,
+    compile_pattern,
+)
+from tests.tui.watching import (
+    LARGE,
+    SMALL,
+    check_snapshot,
+    press,
+    settle,
+    text_of,
+    unwrapped,
+    watching,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from textual.pilot import Pilot
+
+    from forge.store.layout import RunPaths
+
+pytestmark = pytest.mark.anyio
+STAMP = "2026-11-21 18:08:31,313"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def log_of(paths: RunPaths, process: str) -> Path:
+    return paths.root / "logs" / "latest" / f"{process}.log"
+
+
+def lines_of(pilot: Pilot[None]) -> list[str]:
+    return list(pilot.app.screen.query_one(Log).lines)
+
+
+# ---- files
+
+
+def test_only_whole_lines_are_read_and_each_once(tmp_path: Path):
+    path = tmp_path / "trainer.log"
+    tail = LogTail(path)
+    assert tail.read() == []
+    path.write_text("one\ntw")
+    assert [line.text for line in tail.read()] == ["one"]
+    with path.open("a") as file:
+        file.write("o\nthree\n")
+    assert [line.text for line in tail.read()] == ["two", "three"]
+    assert tail.read() == []
+    path.write_text("anew\n")
+    assert [line.text for line in tail.read()] == ["anew"]
+
+
+def test_of_a_long_file_the_end_is_read_from_a_whole_line_on(tmp_path: Path):
+    path = tmp_path / "trainer.log"
+    path.write_text("".join(f"line {i:06d}\n" for i in range(READ_BYTES // 6)))
+    lines = LogTail(path).read()
+    assert lines[-1].text == f"line {READ_BYTES // 6 - 1:06d}"
+    assert all(len(line.text) == len("line 000000") for line in lines)
+
+
+def test_a_line_without_a_level_has_that_of_the_line_before(tmp_path: Path):
+    path = tmp_path / "trainer.log"
+    path.write_text(
+        f"{STAMP} forge.x INFO fine\nprinted\nx.py:3: FutureWarning: old\n  code\n"
+        f"{STAMP} ERROR forge.x: bad\nTraceback (most recent call last):\n  File\n"
+        f"{STAMP} forge.x DEBUG detail\n"
+    )
+    found = [(line.text, line.level) for line in LogTail(path).read()]
+    assert found[0] == ("18:08:31 forge.x INFO fine", Level.INFO)
+    assert [level for _, level in found] == [
+        Level.INFO, Level.INFO, Level.WARNING, Level.WARNING,
+        Level.ERROR, Level.ERROR, Level.ERROR, Level.DEBUG,
+    ]  # fmt: skip
+
+
+def test_what_a_process_prints_cannot_move_the_cursor(tmp_path: Path):
+    path = tmp_path / "trainer.log"
+    path.write_bytes(b"10%\r20%\r\x1b[2Jdone \xff[red]x[/red]\n")
+    assert LogTail(path).read()[0].text == "␛[2Jdone \ufffd[red]x[/red]"
+
+
+def test_lines_of_all_processes_come_in_their_order(canned_run: RunPaths):
+    book = LogBook(canned_run)
+    lines = book.read()
+    assert [line.at for line in lines] == sorted(line.at for line in lines)
+    assert {"supervisor", "trainer", "serve-0"} <= set(book.processes())
+    trainer = list(book.chosen(LogFilter(process="trainer", pattern=compile_pattern("STEP 3:"))))
+    assert trainer
+    assert all(line.process == "trainer" and "step 3:" in line.text for line in trainer)
+    assert book.lines.maxlen == KEPT_LINES
+
+
+def test_what_is_no_pattern_is_a_line():
+    assert compile_pattern("") is None
+    with pytest.raises(ConfigError, match=r"filter '\(': no regular expression: missing \)"):
+        compile_pattern("(")
+
+
+# ---- the screen
+
+
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+async def test_the_screen(canned_run: RunPaths, size: tuple[int, int]):
+    async with watching(canned_run, size=size, keys=["5"]) as pilot:
+        check_snapshot(pilot, "logs")
+
+
+async def test_brackets_and_clicks_choose_a_process(canned_run: RunPaths):
+    async with watching(canned_run, keys=["5", "right_square_bracket"]) as pilot:
+        first = lines_of(pilot)
+        assert any("imports took" in line for line in first)
+        await press(pilot, "left_square_bracket", "left_square_bracket")
+        assert any("{'loss'" in line for line in lines_of(pilot)), "the last one is the trainer"
+        supervisor = next(
+            tab for tab in pilot.app.screen.query(Tab) if str(tab.label) == "supervisor"
+        )
+        await pilot.click(supervisor)
+        await settle(pilot)
+        assert any("judge-0 started" in line for line in lines_of(pilot))
+        assert not any("{'loss'" in line for line in lines_of(pilot))
+
+
+async def test_l_goes_through_the_levels(canned_run: RunPaths):
+    with log_of(canned_run, "judge-0").open("a") as file:
+        file.write(f"{STAMP} ERROR x: broken\n")
+    async with watching(canned_run, keys=["5", "l", "l"]) as pilot:
+        assert "level WARNING and worse" in text_of(pilot)
+        assert any("FutureWarning" in line for line in lines_of(pilot))
+        await press(pilot, "l")
+        assert [line.split(maxsplit=1)[1] for line in lines_of(pilot) if line] == [
+            "18:08:31 ERROR x: broken"
+        ]
+        await press(pilot, "l")
+        assert "level all" in text_of(pilot)
+
+
+async def test_slash_filters_by_a_pattern_and_escape_drops_it(canned_run: RunPaths):
+    async with watching(canned_run, keys=["5", "slash"]) as pilot:
+        await pilot.press(*"step 3[:,]")
+        await press(pilot, "enter")
+        shown = [line for line in lines_of(pilot) if line]
+        assert shown
+        assert all("step 3" in line for line in shown)
+        assert "filter step 3[:,]" in text_of(pilot)
+        await press(pilot, "slash")
+        pilot.app.screen.query_one(Input).value = "("
+        await press(pilot, "enter")
+        assert "no regular expression" in unwrapped(pilot)
+        await press(pilot, "escape")
+        assert "filter –" in text_of(pilot)
+        assert len(lines_of(pilot)) > len(shown)
+
+
+async def test_f_follows_what_is_appended_or_stays(canned_run: RunPaths):
+    async with watching(canned_run, keys=["5"]) as pilot:
+        log = pilot.app.screen.query_one(Log)
+        await append(pilot, canned_run, "followed")
+        assert log.is_vertical_scroll_end
+        await press(pilot, "f")
+        await append(pilot, canned_run, "not followed\n" * 5)
+        assert not log.is_vertical_scroll_end
+        assert "follow off" in text_of(pilot)
+        await press(pilot, "f")
+        assert log.is_vertical_scroll_end
+
+
+async def append(pilot: Pilot[None], paths: RunPaths, words: str) -> None:
+    with log_of(paths, "judge-0").open("a") as file:
+        file.write(words.rstrip() + "\n")
+    pilot.app.screen.refresh_data()  # pyright: ignore[reportAttributeAccessIssue]
+    await settle(pilot)
+    assert words.split("\n")[0] in "".join(lines_of(pilot))

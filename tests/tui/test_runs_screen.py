@@ -1,0 +1,118 @@
+"""Runs: all of a store directory, another one looked at, two compared."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.tui.watching import (
+    LARGE,
+    SMALL,
+    check_snapshot,
+    press,
+    settle,
+    text_of,
+    toasts,
+    unwrapped,
+    watching,
+)
+
+if TYPE_CHECKING:
+    from textual.pilot import Pilot
+
+    from forge.store.layout import RunPaths
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def runs(canned_run: RunPaths) -> RunPaths:
+    """The canned run, a copy of it, and one that cannot be read."""
+    store = canned_run.root.parent
+    shutil.copytree(canned_run.root, store / "other-2", symlinks=True)
+    (store / "broken-3").mkdir()
+    (store / "broken-3" / "run.db").write_bytes(b"no database" * 1000)
+    return canned_run
+
+
+def looked_at(pilot: Pilot[None]) -> str:
+    return pilot.app.watched.paths.name  # pyright: ignore[reportAttributeAccessIssue]
+
+
+async def go_to(pilot: Pilot[None], name: str) -> None:
+    """Puts the cursor on a run."""
+    from tui.widgets.row_table import RowTable
+
+    pilot.app.screen.query_one(RowTable).choose(name)
+    await settle(pilot)
+
+
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+async def test_every_run_is_listed_also_one_that_cannot_be_read(
+    runs: RunPaths, size: tuple[int, int]
+):
+    for paths in sorted(runs.root.parent.iterdir()):  # the order is that of their beginning
+        begun = paths / "experiment.toml"
+        begun.touch()
+    async with watching(runs, size=size, keys=["6"]) as pilot:
+        check_snapshot(pilot, "runs")
+
+
+async def test_enter_looks_at_another_run_from_its_run_screen_on(runs: RunPaths):
+    async with watching(runs, keys=["5", "6"]) as pilot:
+        await go_to(pilot, "other-2")
+        await press(pilot, "enter")
+        assert looked_at(pilot) == "other-2"
+        assert pilot.app.current_mode == "run"
+        assert "other-2 ✔ done" in text_of(pilot)
+        await press(pilot, "6")
+        await go_to(pilot, "quickstart-1")
+        await press(pilot, "enter")
+        assert looked_at(pilot) == "quickstart-1"
+
+
+async def test_two_runs_are_compared_by_space_and_c(runs: RunPaths):
+    async with watching(runs, keys=["6"]) as pilot:
+        await go_to(pilot, "other-2")
+        await press(pilot, "space")
+        await go_to(pilot, "quickstart-1")
+        await press(pilot, "c")
+        text = text_of(pilot)
+        assert "other-2 against quickstart-1, at equal step" in text
+        assert "0 won, 0 lost" in " ".join(text.split())
+        await press(pilot, "b")
+        assert "at equal tokens" in text_of(pilot)
+        await press(pilot, "r")
+        assert "at equal tokens" in text_of(pilot)
+        await press(pilot, "escape")
+        assert "Enter looks at a run" in text_of(pilot)
+
+
+async def test_without_a_mark_the_chosen_run_is_compared_with_the_watched(runs: RunPaths):
+    async with watching(runs, keys=["6"]) as pilot:
+        await go_to(pilot, "other-2")
+        await press(pilot, "c")
+        assert "quickstart-1 against other-2" in text_of(pilot)
+
+
+async def test_a_run_is_not_compared_with_itself(runs: RunPaths):
+    async with watching(runs, keys=["6"]) as pilot:
+        await go_to(pilot, "quickstart-1")
+        await press(pilot, "c")
+        assert pilot.app.current_mode == "runs"
+        assert len(pilot.app.screen_stack) == 1
+        assert "Mark a run with Space" in toasts(pilot)[-1][1]
+
+
+async def test_a_run_that_cannot_be_compared_is_told(runs: RunPaths):
+    async with watching(runs, keys=["6"]) as pilot:
+        await go_to(pilot, "broken-3")
+        await press(pilot, "c")
+        assert "not a database" in unwrapped(pilot)

@@ -1,0 +1,150 @@
+"""Looking at a run that somebody else owns: whatever happens to it is a line, never an error."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sqlite3
+from typing import TYPE_CHECKING
+
+import pytest
+
+from forge.store.layout import RunPaths
+from tests import canned
+from tests.tui.supervisors import supervising
+from tui.watched import Watched
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def watched(canned_run: RunPaths) -> Iterator[Watched]:
+    watched = Watched(canned_run)
+    yield watched
+    watched.close()
+
+
+def write_row(paths: RunPaths) -> None:
+    with sqlite3.connect(paths.run_db) as connection:
+        connection.execute(
+            "INSERT INTO events (attempt, at, kind, message, data) VALUES (1, 2, 'x', 'y', '{}')"
+        )
+    connection.close()
+
+
+def num_events(watched: Watched) -> int | None:
+    return watched.ask(lambda reader: reader.value("SELECT count(*) FROM events"))
+
+
+def test_a_run_has_changed_at_first_and_then_only_when_it_was_written(watched: Watched):
+    assert watched.changed()
+    assert not watched.changed()
+    before = num_events(watched)
+    write_row(watched.paths)
+    assert watched.changed()
+    assert num_events(watched) == (before or 0) + 1
+    assert not watched.changed()
+    assert watched.standing is not None
+    assert watched.standing.state == "done"
+
+
+def test_a_supervisor_that_comes_and_goes_is_a_change(watched: Watched):
+    assert watched.changed()
+    assert watched.client is None
+    with supervising(watched.paths):
+        assert watched.changed()
+        assert watched.standing is not None
+        assert watched.standing.state == "running"
+        assert watched.look_live()
+        assert watched.live is not None
+        assert [each.name for each in watched.live.components][:2] == ["supervisor", "trainer"]
+    assert watched.changed()
+    assert watched.look_live(), "that it is gone is to be shown"
+    assert watched.live is None
+    assert not watched.look_live()
+
+
+def test_a_deleted_run_is_told_and_one_in_its_place_is_read(watched: Watched, tmp_path: Path):
+    assert watched.changed()
+    root = watched.paths.root
+    root.rename(tmp_path / "moved")
+    assert watched.changed()
+    assert watched.problem == "quickstart-1: deleted; what is shown is what was read before"
+    assert not watched.changed()
+    assert num_events(watched) is None
+    shutil.copytree(tmp_path / "moved", root, symlinks=True)
+    assert watched.changed()
+    assert watched.problem is None
+    assert num_events(watched)
+
+
+def test_a_half_copied_run_is_told_and_read_when_it_is_whole(canned_run: RunPaths):
+    whole = canned_run.run_db.read_bytes()
+    canned_run.run_db.write_bytes(whole[: len(whole) // 3])
+    watched = Watched(canned_run)
+    watched.changed()
+    num_events(watched)
+    assert watched.problem is not None
+    assert re.search("damaged|malformed", watched.problem)
+    assert "\n" not in watched.problem
+    canned_run.run_db.with_name("spare").write_bytes(whole)
+    canned_run.run_db.with_name("spare").replace(canned_run.run_db)
+    assert watched.changed()
+    assert watched.problem is None
+    assert num_events(watched)
+    watched.close()
+
+
+def test_a_newer_schema_is_told(canned_run: RunPaths):
+    with sqlite3.connect(canned_run.run_db) as connection:
+        connection.execute("PRAGMA user_version = 999")
+    connection.close()
+    watched = Watched(canned_run)
+    assert watched.changed()
+    assert watched.problem is not None
+    assert "schema 999 is newer than this forge" in watched.problem
+    assert watched.ask(lambda reader: reader.value("SELECT 1")) is None
+
+
+def test_a_run_of_an_older_schema_is_read(tmp_path: Path):
+    watched = Watched(canned.unpack(tmp_path, is_migrated=False))
+    assert watched.changed()
+    assert watched.ask(lambda reader: reader.rows("SELECT * FROM v_steps"))
+    assert watched.problem is None
+    watched.close()
+
+
+def test_a_question_that_fails_is_told_and_leaves_the_rest_readable(watched: Watched):
+    assert watched.changed()
+    assert watched.ask(lambda reader: reader.rows("SELECT * FROM v_nothing")) is None
+    assert watched.problem == "quickstart-1: no such table: v_nothing"
+    assert num_events(watched)
+    write_row(watched.paths)
+    assert watched.changed()
+    assert watched.problem is None
+
+
+def test_a_run_with_nothing_in_it_yet_is_told_and_read_later(canned_run: RunPaths, tmp_path: Path):
+    paths = RunPaths(tmp_path / "new-1")
+    watched = Watched(paths)
+    assert watched.changed()
+    assert watched.problem is not None
+    assert "not there" in watched.problem
+    paths.root.mkdir()
+    sqlite3.connect(paths.run_db).close()
+    watched.changed()
+    assert "nothing is recorded in it yet" in watched.problem
+    shutil.copy(canned_run.run_db, paths.run_db.with_name("spare"))
+    paths.run_db.with_name("spare").replace(paths.run_db)
+    assert watched.changed()
+    assert watched.problem is None
+    watched.close()
+
+
+def test_garbage_beside_a_run_is_no_supervisor(watched: Watched):
+    watched.paths.status.write_text("{half")
+    assert watched.client is None
+    assert not watched.look_live()
+    assert watched.changed()

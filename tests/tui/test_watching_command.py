@@ -1,0 +1,95 @@
+"""`forge tui` as a person starts it: in a terminal, in a pipe, in one of 40 columns."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from forge.cli import run_command
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from forge.store.layout import RunPaths
+
+FORGE = (sys.executable, "-m", "forge.cli")
+DEADLINE_S = 30.0
+
+
+def test_a_pipe_gets_one_line_that_says_what_prints(canned_run: RunPaths, capsys):
+    assert run_command(["tui", str(canned_run.root)]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert "needs a terminal" in said.err
+    assert '"forge show RUN"' in said.err
+
+
+@pytest.mark.parametrize("columns", [80, 40])
+def test_a_terminal_gets_the_run_and_q_ends_it_with_0(canned_run: RunPaths, columns: int):
+    code, shown = in_terminal(["watch", str(canned_run.root)], columns=columns, type_after={
+        b"quickstart-1": b"q",
+    })  # fmt: skip
+    assert code == 0
+    assert b"quickstart-1" in shown
+    assert b"\x1b[?1049l" in shown, "the terminal is given back"
+
+
+def test_a_run_that_is_not_there_is_an_error_before_the_screen_is_taken(tmp_path: Path):
+    code, shown = in_terminal(["tui", "--store", str(tmp_path)], columns=80, type_after={})
+    assert code == 2
+    assert b"holds no runs" in shown
+    assert b"\x1b[?1049h" not in shown
+
+
+def test_a_dumb_terminal_is_none(canned_run: RunPaths):
+    code, shown = in_terminal(
+        ["tui", str(canned_run.root)], columns=80, type_after={}, term="dumb"
+    )  # fmt: skip
+    assert code == 2
+    assert b"needs a terminal" in shown
+
+
+def in_terminal(
+    arguments: list[str],
+    *,
+    columns: int,
+    type_after: dict[bytes, bytes],
+    term: str = "xterm-256color",
+) -> tuple[int, bytes]:
+    """Runs forge in a terminal of its own, types each value once its key was seen, and returns the
+    exit code with all that was shown.
+    """
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    child = subprocess.Popen(
+        [*FORGE, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, close_fds=True,
+        env={**os.environ, "TERM": term},
+    )  # fmt: skip
+    os.close(theirs)
+    shown, left, until = b"", dict(type_after), time.monotonic() + DEADLINE_S
+    try:
+        while time.monotonic() < until:
+            if select.select([ours], [], [], 0.1)[0]:
+                try:
+                    data = os.read(ours, 65536)
+                except OSError:  # the other end is closed
+                    break
+                shown += data
+            for seen in [seen for seen in left if seen in shown]:
+                os.write(ours, left.pop(seen))
+        return child.wait(timeout=5), shown
+    finally:
+        child.kill()
+        child.wait()
+        os.close(ours)

@@ -1,0 +1,82 @@
+"""What the tests of screens share: an app on a run, its text when it has settled, snapshots of it.
+
+A snapshot is the screen as text, so that a change is read in a diff. `FORGE_SNAPSHOTS=write pytest
+tests/tui` writes them anew.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tui.app import WatchApp
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from textual.pilot import Pilot
+
+    from forge.store.layout import RunPaths
+
+NOW = 1_795_291_200.0
+"""Some hours after the canned run ended."""
+SMALL, LARGE = (80, 24), (200, 60)
+SNAPSHOTS = Path(__file__).with_name("snapshots")
+
+
+@asynccontextmanager
+async def watching(
+    paths: RunPaths, *, size: tuple[int, int] = SMALL, keys: Sequence[str] = ()
+) -> AsyncIterator[Pilot[None]]:
+    """The app on a run, settled after each of the keys."""
+    app = WatchApp(paths, clock=lambda: NOW)
+    async with app.run_test(size=size) as pilot:
+        await settle(pilot)
+        await press(pilot, *keys)
+        yield pilot
+
+
+async def press(pilot: Pilot[None], *keys: str) -> None:
+    """Presses keys, each when the one before has had its effect."""
+    for key in keys:
+        await pilot.press(key)
+        await settle(pilot)
+
+
+async def settle(pilot: Pilot[None]) -> None:
+    """Until nothing is asked any more, and all that was answered is drawn."""
+    while True:
+        await pilot.app.workers.wait_for_complete()
+        await pilot.pause()
+        if not any(worker.is_running for worker in pilot.app.workers):
+            return
+
+
+def toasts(pilot: Pilot[None]) -> list[tuple[str, str]]:
+    """Title and words of what was told in passing; not drawn in tests."""
+    return [(each.title, each.message) for each in pilot.app._notifications]
+
+
+def text_of(pilot: Pilot[None]) -> str:
+    """The terminal, a line each, without blanks at the ends."""
+    strips = pilot.app.screen._compositor.render_strips()
+    return "\n".join("".join(part.text for part in strip).rstrip() for strip in strips)
+
+
+def unwrapped(pilot: Pilot[None]) -> str:
+    """The terminal's words with single blanks between them."""
+    return " ".join(text_of(pilot).split())
+
+
+def check_snapshot(pilot: Pilot[None], name: str) -> None:
+    """Fails where the terminal is not what `snapshots/<name>-<columns>x<rows>.txt` has."""
+    size = pilot.app.size
+    path = SNAPSHOTS / f"{name}-{size.width}x{size.height}.txt"
+    found = text_of(pilot) + "\n"
+    if os.environ.get("FORGE_SNAPSHOTS") == "write":
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(found, encoding="utf-8")
+    assert path.is_file(), f"no {path.name}; FORGE_SNAPSHOTS=write pytest tests/tui makes it"
+    assert found == path.read_text(encoding="utf-8")

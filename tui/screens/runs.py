@@ -1,0 +1,183 @@
+"""The Runs screen: every run of the store directory; one is looked at, two are compared.
+
+A run is read again only when its files were written; the others are as they were.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from textual.binding import Binding
+from textual.message import Message
+from textual.widgets import DataTable, Static
+
+from forge.store.layout import RunPaths, is_owned, list_runs
+from forge.views.runs import load_run
+from forge.views.terminal import percent, printable
+from tui.screens.asking import AskingScreen
+from tui.screens.compare import CompareScreen
+from tui.widgets.row_table import Column, RowTable
+from tui.widgets.topline import STATE_SIGNS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from textual.app import ComposeResult
+    from textual.binding import BindingType
+
+    from tui.watched import Watched
+
+Row = dict[str, Any]
+
+LOOK_S = 5.0
+HELP = "Enter looks at a run · Space marks · c compares the marked one with this one"
+
+
+class RunChosen(Message):
+    """Another run is to be looked at."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        super().__init__()
+        self.paths = paths
+
+
+COLUMNS = (
+    Column(key="mark", heading=" ", value=lambda row: row["mark"]),
+    Column(key="name", heading="run", value=lambda row: printable(row["name"])),
+    Column(key="state", heading="state", value=lambda row: _state(row), takes_rest=True),
+    Column(key="stages", heading="stages", value=lambda row: _stages(row), from_width=70),
+    Column(
+        key="turns", heading="turns", value=lambda row: str(row.get("num_turns", "")),
+        is_number=True, from_width=50,
+    ),
+    Column(key="pass", heading="pass@1", value=lambda row: _last(row, "pass_at_1"), is_number=True),
+    Column(key="of", heading="of", value=lambda row: _last_stage(row), from_width=70),
+    Column(key="interval", heading="95 %", value=lambda row: _interval(row), from_width=130),
+    Column(key="began", heading="began (UTC)", value=lambda row: _began(row), from_width=100),
+)  # fmt: skip
+
+
+class RunsScreen(AskingScreen[list[Row]]):
+    """Key 6."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("space", "mark", "Mark"),
+        Binding("c", "compare", "Compare"),
+    ]
+
+    def __init__(self, watched: Watched) -> None:
+        super().__init__(watched)
+        self._rows: list[Row] = []
+        self._known: dict[Path, tuple[tuple[Any, ...], Row]] = {}
+        self._marked: list[str] = []
+
+    @property
+    def store_dir(self) -> Path:
+        """Where the runs lie: beside the one that is looked at."""
+        return self.watched.paths.root.parent
+
+    def compose_body(self) -> ComposeResult:
+        yield Static(HELP, id="hint", markup=False)
+        yield RowTable(COLUMNS)
+
+    def on_mount(self) -> None:
+        self.query_one(RowTable).focus()
+        self.set_interval(LOOK_S, self._look)
+
+    def fetch(self) -> list[Row]:
+        """Newest first. In a worker thread; reads only what was written since."""
+        return [self._load(paths) for paths in reversed(list_runs(self.store_dir))]
+
+    def show(self, data: list[Row]) -> None:
+        self._rows = data
+        rows = [(row["name"], {**row, "mark": self._mark(row)}) for row in data]
+        self.query_one(RowTable).show_rows(rows)
+
+    def on_resize(self) -> None:
+        self.show(self._rows)
+
+    def action_mark(self) -> None:
+        """The last two that were marked are compared."""
+        name = self.query_one(RowTable).chosen
+        if name in self._marked:
+            self._marked.remove(name)
+        elif name is not None:
+            self._marked = [*self._marked[-1:], name]
+        self.show(self._rows)
+
+    def action_compare(self) -> None:
+        """The marked run and the chosen one, or the two marked; with none, the one looked at."""
+        table = self.query_one(RowTable)
+        names = list(self._marked) or [self.watched.paths.name]
+        if len(names) == 1 and table.chosen not in (None, *names):
+            names.append(str(table.chosen))
+        paths = {row["name"]: RunPaths(self.store_dir / row["name"]) for row in self._rows}
+        if len(names) < 2 or not all(name in paths for name in names):
+            self.notify("Mark a run with Space, go to another one, then c.", markup=False)
+            return
+        self.app.push_screen(CompareScreen(self.watched, paths[names[0]], paths[names[1]]))
+
+    def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
+        if event.row_key.value is not None:
+            self.post_message(RunChosen(RunPaths(self.store_dir / event.row_key.value)))
+
+    def _look(self) -> None:
+        if self.is_current:
+            self.refresh_data()
+
+    def refresh_data(self) -> None:
+        """Not each second: the other runs do not say when they were written."""
+        if time.monotonic() - getattr(self, "_asked_at", -LOOK_S) >= LOOK_S / 2:
+            self._asked_at = time.monotonic()
+            super().refresh_data()
+
+    def _load(self, paths: RunPaths) -> Row:
+        stamp = _stamp(paths)
+        known = self._known.get(paths.root)
+        if known is None or known[0] != stamp:
+            known = stamp, load_run(paths)
+            self._known[paths.root] = known
+        return known[1]
+
+    def _mark(self, row: Row) -> str:
+        if row["name"] in self._marked:
+            return "ab"[self._marked.index(row["name"])]
+        return "▸" if row["name"] == self.watched.paths.name else " "
+
+
+def _stamp(paths: RunPaths) -> tuple[Any, ...]:
+    """Differs once the run was written, or its supervisor came or went."""
+    files = (paths.run_db, paths.root / "run.db-wal")
+    stats = [file.stat() for file in files if file.exists()]
+    return is_owned(paths), *((stat.st_mtime_ns, stat.st_size) for stat in stats)
+
+
+def _state(row: Row) -> str:
+    state = printable(row["state"].replace(f"{row['path']}/", ""))
+    return f"{STATE_SIGNS.get(state, '✘')} {state}"
+
+
+def _stages(row: Row) -> str:
+    return printable(" ".join(str(kind) for kind in row.get("stages", [])))
+
+
+def _last(row: Row, field: str) -> str:
+    last = row.get("last_evaluation")
+    return percent(last[field]) if last else "–"
+
+
+def _last_stage(row: Row) -> str:
+    last = row.get("last_evaluation")
+    return f" {printable(last['stage'])}" if last else ""
+
+
+def _interval(row: Row) -> str:
+    last = row.get("last_evaluation")
+    return f"{percent(last['ci_low'])} … {percent(last['ci_high'])}" if last else ""
+
+
+def _began(row: Row) -> str:
+    at = row.get("started_at")
+    return f"{datetime.fromtimestamp(at, tz=UTC):%Y-%m-%d %H:%M}" if at else ""
