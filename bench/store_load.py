@@ -13,19 +13,23 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from store_records import Maker
 
 from forge.config.schema import StoreTable
+from forge.records import Sample, SampleUse
 from forge.store import open_run, open_writer
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
+
+    from forge.store.rows import Record
 
 NUM_READERS = 3
 POLL_S = 0.025
@@ -75,6 +79,7 @@ async def measure_write(root: Path, *, num_turns: int, text_bytes: int = 12_000)
     """Puts turns one by one, as rollouts do, while three readers poll; until all is on disk."""
     maker = Maker(text_bytes=text_bytes, num_tokens=400)
     records = list(maker.records(num_turns))
+    puts = list(_as_put(records))
     num_turns, num_text_bytes = maker.num_turns, 0
     for record in records:
         num_text_bytes += _text_bytes(record)
@@ -83,8 +88,8 @@ async def measure_write(root: Path, *, num_turns: int, text_bytes: int = 12_000)
         await writer.flush()
         with _readers(root) as polled:
             began = time.perf_counter()
-            for record in records:
-                await writer.put(record)
+            for put in puts:
+                await writer.put(*put)
             await writer.flush()
             seconds = time.perf_counter() - began
     sizes = {name: (root / name).stat().st_size / num_turns for name in ("run.db", "tokens.db")}
@@ -96,6 +101,15 @@ async def measure_write(root: Path, *, num_turns: int, text_bytes: int = 12_000)
         text_bytes_a_turn=round(num_text_bytes / num_turns),
         readers=tuple(polled),
     )
+
+
+def _as_put(records: Iterable[Record]) -> Iterator[list[Record]]:
+    """As a run puts them: turns, rollouts and groups one by one, a step's samples together."""
+    for kind, group in groupby(records, key=type):
+        if kind in (Sample, SampleUse):
+            yield list(group)
+        else:
+            yield from ([record] for record in group)
 
 
 def _text_bytes(record: Any) -> int:

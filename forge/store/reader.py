@@ -1,10 +1,8 @@
 """Reading a run: read-only, while it is written or long after. Used by the views, `forge sql`, the
 TUI and notebooks.
 
-`text(x)` in SQL decodes a stored body or looks up a text_id. Where texts are compressed, the views
-and `texts` read decoded all the same: a temporary view of the same name stands before each.
-Promise: nothing here writes to a run. SQLite leaves an empty -wal and a -shm beside a database that
-was read while nobody wrote it: only a writer may take them away, and the next one does.
+`text(x)` in SQL decodes a stored body or looks up a text_id; the views and `texts` read decoded all
+the same (`store.opening`). Promise: nothing here writes to a run.
 """
 
 from __future__ import annotations
@@ -14,13 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
+from typing import Any, Self
 
 from forge.errors import ConfigError
 from forge.store.codec import Body, Lookup, decode_text
 from forge.store.layout import RunPaths, find_run
-from forge.store.schema import check_version
+from forge.store.opening import DAMAGED, connect, is_damage, open_read_only
 
 Params = Sequence[Any] | Mapping[str, Any]
 
@@ -52,14 +49,14 @@ class RunReader:
 
     def __init__(self, paths: RunPaths) -> None:
         self.paths = paths
-        self._connection = _connect(paths)
-        self._lookup = _open(paths.run_db)[0]
+        self._connection = connect(paths)
+        self._lookup = open_read_only(paths.run_db)[0]
         self._bodies = body_lookup(self._lookup)
         self._connection.create_function("text", 1, self._text, deterministic=True)
         self._connection.set_authorizer(_authorize)
         let_interrupt(self._connection)
 
-    def __enter__(self) -> RunReader:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -138,13 +135,17 @@ def _take(cursor: sqlite3.Cursor) -> Iterator[tuple[Any, ...]]:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """An exception in a progress handler is dropped by sqlite3, which then says `interrupted`."""
+    """An exception in a progress handler is dropped by sqlite3, which then says `interrupted`. A
+    damaged page shows only when it is read.
+    """
     try:
         yield
-    except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
-            raise
-        raise KeyboardInterrupt from error
+    except sqlite3.DatabaseError as error:
+        if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_INTERRUPT:
+            raise KeyboardInterrupt from error
+        if is_damage(error):
+            raise ConfigError(f"a database of the run is {DAMAGED}: {error}") from error
+        raise
 
 
 def open_run(run: str | Path | RunPaths, *, store_dir: Path = Path("runs")) -> RunReader:
@@ -166,72 +167,6 @@ def explain_sql(place: str) -> Iterator[None]:
         raise ConfigError(
             f'{place}: {words}; "forge sql RUN" alone lists tables and views'
         ) from error
-
-
-def _connect(paths: RunPaths) -> sqlite3.Connection:
-    if not paths.run_db.is_file():
-        raise ConfigError(f"{paths.root}: no run.db in it, so it is no run")
-    connection, mode = _open(paths.run_db)
-    try:
-        if not check_version(connection, path=paths.run_db):
-            raise ConfigError(f"{paths.root}: nothing is recorded in it yet")
-        if paths.tokens_db.is_file():
-            connection.execute(f"ATTACH '{_uri(paths.tokens_db, mode)}' AS tokens")
-        _decode_views(connection)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _open(path: Path) -> tuple[sqlite3.Connection, str]:
-    """Read-only; where even WAL's index cannot be made (a read-only medium), the file as it lies
-    there.
-    """
-    connection = _try_open(path, "mode=ro")
-    if connection is not None:
-        return connection, "mode=ro"
-    connection = None if path.with_name("run.db-wal").exists() else _try_open(path, "immutable=1")
-    if connection is None:
-        raise ConfigError(f"{path}: cannot be read: no permission, or no place for its -shm file")
-    return connection, "immutable=1"
-
-
-def _try_open(path: Path, mode: str) -> sqlite3.Connection | None:
-    """None where SQLite cannot open it so. Raises ConfigError where it is no database."""
-    connection = sqlite3.connect(
-        _uri(path, mode), uri=True, isolation_level=None, check_same_thread=False
-    )
-    try:
-        connection.execute("PRAGMA busy_timeout = 5000")
-        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    except sqlite3.OperationalError:
-        connection.close()
-        return None
-    except sqlite3.DatabaseError as error:
-        connection.close()
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
-    return connection
-
-
-def _uri(path: Path, mode: str) -> str:
-    return f"file:{quote(str(path.resolve()))}?{mode}"
-
-
-def _decode_views(connection: sqlite3.Connection) -> None:
-    """Puts a decoding view of the same name before `texts` and every view. Harmless where texts
-    are plain.
-    """
-    row = connection.execute("SELECT texts FROM main.runs").fetchone()
-    if row is None or row[0] == "plain":
-        return
-    views = connection.execute("SELECT sql FROM main.sqlite_master WHERE type = 'view'").fetchall()
-    connection.execute(
-        "CREATE TEMP VIEW texts AS SELECT text_id, sha256, num_bytes, text(body) AS body FROM "
-        "main.texts"
-    )
-    for (sql,) in views:
-        connection.execute(sql.replace("CREATE VIEW", "CREATE TEMP VIEW", 1))
 
 
 def _authorize(action: int, first: str | None, second: str | None, *_: object) -> int:

@@ -80,6 +80,7 @@ class RowWriter:
         self._encoder = encoder
         self._clock = clock
         self._text_ids: dict[bytes, int] = {}
+        self._ended: dict[tuple[int, int], Trajectory] = {}
         self._attempt: int = run.execute(
             "SELECT coalesce(max(attempt), 0) FROM attempts"
         ).fetchone()[0]
@@ -174,7 +175,10 @@ class RowWriter:
         }
         self._put("groups", ("group_id",), row)
         for trajectory in record.trajectories:
-            self._trajectory(trajectory)
+            # A rollout is put when it ends and again with its group: the same object is written.
+            if self._ended.pop((record.group_id, trajectory.rollout), None) is not trajectory:
+                self._trajectory(trajectory)
+                self._ended.pop((record.group_id, trajectory.rollout))
 
     def _trajectory(self, record: Trajectory) -> None:
         """Its end and returns; turns that were not put before are written too."""
@@ -187,6 +191,7 @@ class RowWriter:
             "is_correct": any(turn.verdict.is_correct for turn in record.turns),
         }
         self._put("trajectories", ("group_id", "rollout"), row)
+        self._ended[record.group_id, record.rollout] = record
         values = record.returns or (None,) * len(record.turns)
         for turn, value in zip(record.turns, values, strict=True):
             if not self._set_return(turn, value):

@@ -1,0 +1,156 @@
+"""Whatever state a run is found in, it is read, or one line says why not and what to do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+from contextlib import closing
+from pathlib import Path
+
+import anyio
+import pytest
+
+from forge.errors import ConfigError
+from forge.store import writer_thread
+from forge.store.layout import RunPaths
+from forge.store.reader import open_run
+from forge.store.run_views import view_names
+from forge.store.schema import RUN_MIGRATIONS
+from forge.store.writer import open_writer
+from tests.store.storefactory import Options, make_root, small_run, write_run
+
+VIEWS_1 = (Path(__file__).parent / "views_1.sql").read_text(encoding="utf-8")
+SHOWN = [view for view in view_names() if view.startswith("v_")]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("whole") / "toy-1"
+    return anyio.run(lambda: write_run(path, small_run(), texts="zstd"))
+
+
+def read_all(root: Path) -> dict[str, list[tuple[object, ...]]]:
+    with open_run(root) as reader:
+        return {
+            view: sorted(reader.query(f"SELECT * FROM {view}").rows, key=repr) for view in SHOWN
+        }
+
+
+@pytest.mark.parametrize("texts", ["plain", "zstd"])
+def test_a_run_of_schema_1_is_read_without_being_written_and_migrated_by_its_next_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: str
+) -> None:
+    root = tmp_path / "toy-1"
+    with monkeypatch.context() as patch:
+        patch.setattr(writer_thread, "RUN_MIGRATIONS", RUN_MIGRATIONS[:1])
+        patch.setattr(writer_thread, "VIEWS", VIEWS_1)
+        patch.setattr(writer_thread, "settle_oldest", lambda *_, **__: False)
+        anyio.run(lambda: write_run(root, small_run(), texts=texts))
+    before = (root / "run.db").read_bytes()
+    old = read_all(root)
+    assert (root / "run.db").read_bytes() == before
+    with open_run(root) as reader:
+        assert reader.value("PRAGMA user_version") == 1
+    anyio.run(lambda: write_run(root, [], texts=texts))
+    with open_run(root) as reader:
+        assert reader.value("PRAGMA user_version") == len(RUN_MIGRATIONS) == 2
+    assert read_all(root) == old
+    assert old["v_steps"]
+
+
+def test_a_run_whose_views_are_another_forges_is_read_by_ours(tmp_path: Path) -> None:
+    root = anyio.run(write_run, tmp_path / "toy-1", small_run())
+    ours = read_all(root)
+    with closing(sqlite3.connect(root / "run.db")) as connection:
+        connection.execute("DROP VIEW v_failures")
+        connection.execute("DROP VIEW v_steps")
+        connection.execute("CREATE VIEW v_steps AS SELECT 1 AS other")
+        connection.commit()
+    assert read_all(root) == ours
+
+
+def test_a_plain_run_of_ours_needs_no_views_before_its_own(tmp_path: Path) -> None:
+    root = anyio.run(write_run, tmp_path / "toy-1", small_run())
+    with open_run(root) as reader:
+        assert reader.value("SELECT count(*) FROM sqlite_temp_master") == 0
+
+
+@pytest.mark.parametrize("kept", [0, 50, 100, 5_000, 0.3, 0.6, 0.99])
+def test_a_run_copied_in_part_is_one_line(root: Path, tmp_path: Path, kept: float) -> None:
+    copy = tmp_path / "toy-1"
+    shutil.copytree(root, copy)
+    size = (copy / "run.db").stat().st_size
+    os.truncate(copy / "run.db", int(kept * size if kept < 1 else kept))
+    with pytest.raises(ConfigError, match=r"copied|cannot be read") as error:
+        read_all(copy)
+    assert "\n" not in str(error.value)
+
+
+def test_a_page_that_is_damaged_is_one_line_when_it_is_read(root: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "toy-1"
+    shutil.copytree(root, copy)
+    with open_run(copy) as reader:
+        page = reader.value("SELECT rootpage FROM main.sqlite_master WHERE name = 'turns'")
+    with (copy / "run.db").open("r+b") as file:
+        file.seek(4096 * (page - 1))
+        file.write(b"\xff" * 4096)
+    open_run(copy).close()
+    with pytest.raises(ConfigError, match="copied in part") as error:
+        read_all(copy)
+    assert "\n" not in str(error.value)
+
+
+def test_a_run_whose_tokens_are_damaged_is_read_without_them(root: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "toy-1"
+    shutil.copytree(root, copy)
+    (copy / "tokens.db").write_bytes(b"not a database, but long enough to look like one" * 40)
+    assert read_all(copy) == read_all(root)
+
+
+async def copy_while_written(root: Path, copies: dict[str, Path]) -> None:
+    """Takes copies while a writer holds the run and all it has written is in the WAL."""
+    make_root(root)
+    async with open_writer(root, Options()) as writer:
+        await writer.put(*small_run())
+        await writer.flush()
+        for left_out, copy in copies.items():
+            copy.mkdir()
+            for file in root.iterdir():
+                if file.is_file() and not (left_out and file.name.endswith(left_out)):
+                    shutil.copy(file, copy)
+
+
+def test_a_run_copied_while_it_is_written_has_what_was_flushed_if_its_wal_came_along(
+    tmp_path: Path,
+) -> None:
+    copies = {"": tmp_path / "whole-1", "-shm": tmp_path / "no-shm-1", "-wal": tmp_path / "no-1"}
+    anyio.run(copy_while_written, tmp_path / "toy-1", copies)
+    theirs = read_all(tmp_path / "toy-1")
+    assert read_all(copies[""]) == read_all(copies["-shm"]) == theirs
+    with pytest.raises(ConfigError, match=r"run\.db-wal was not copied"):
+        open_run(copies["-wal"])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs mount")
+def test_a_crashed_run_on_a_read_only_disk_says_that_its_wal_needs_a_place(tmp_path: Path) -> None:
+    copy = tmp_path / "disk" / "toy-1"
+    copy.parent.mkdir()
+    anyio.run(copy_while_written, tmp_path / "toy-1", {"-shm": copy})
+    mount = ["mount", "--bind", str(copy.parent), str(copy.parent)]
+    subprocess.run(mount, check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", str(copy.parent)], check=True)
+        with pytest.raises(ConfigError, match=r"run\.db-wal, which needs a place") as error:
+            open_run(copy)
+        assert "\n" not in str(error.value)
+    finally:
+        subprocess.run(["umount", str(copy.parent)], check=True)
+
+
+def test_a_run_that_vanishes_while_it_is_read_is_read_to_its_end(tmp_path: Path) -> None:
+    root = anyio.run(write_run, tmp_path / "toy-1", small_run())
+    with open_run(RunPaths(root)) as reader:
+        shutil.rmtree(root)
+        assert reader.value("SELECT count(*) FROM v_turns") == 24
