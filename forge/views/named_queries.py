@@ -35,7 +35,7 @@ class NamedQuery:
 
 
 _PROBLEM = {"problem": "problem_id; the best kernel's"}
-_TURNS = {"turns": "how many of the last turns are looked at"}
+_TURNS = {"turns": "how many of the last turns are looked at; 10000 or 20000"}
 
 QUERIES: dict[str, NamedQuery] = {
     "pass-rate": NamedQuery("Pass rate by step: is it learning?", sql.PASS_RATE),
@@ -43,7 +43,9 @@ QUERIES: dict[str, NamedQuery] = {
     "levels": NamedQuery("Problems solved by level and family: on which?", sql.LEVELS),
     "failures": NamedQuery("Failures by status: what does it get wrong?", sql.FAILURES),
     "failure-mix": NamedQuery("Failures by step: what does it get wrong now?", sql.FAILURE_MIX),
-    "best-kernels": NamedQuery("Best kernel per problem, and what chose it", sql.BEST_KERNELS),
+    "best-kernels": NamedQuery(
+        "Best kernel per problem, and what chose it", sql.BEST_KERNELS, {"most": "how many; 100"}
+    ),
     "best-of-problem": NamedQuery(
         "A problem's best kernel, when found, and how it timed again", sql.BEST_OF_PROBLEM, _PROBLEM
     ),

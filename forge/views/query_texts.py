@@ -23,7 +23,7 @@ FROM v_failures GROUP BY status, reason ORDER BY num_turns DESC
 
 BEST_KERNELS = """
 SELECT problem_id, ranked_by, speedup_low, num_launches, turn_id, policy_version, code
-FROM v_best_kernels ORDER BY rank
+FROM v_best_kernels ORDER BY rank LIMIT coalesce(:most, 100)
 """
 
 FLAT_GROUPS = """
@@ -45,20 +45,17 @@ ORDER BY stage, step, num_turns DESC
 """
 
 BEST_OF_PROBLEM = """
-WITH best AS (
-    SELECT * FROM v_best_kernels
-    WHERE problem_id = coalesce(:problem, (SELECT problem_id FROM v_best_kernels WHERE rank = 1)))
-SELECT best.problem_id, best.ranked_by, best.speedup, best.speedup_low, best.num_launches,
-    best.turn_id, best.stage, best.step, best.policy_version,
-    datetime(best.recorded_at, 'unixepoch') AS found, noise.device, noise.num_times,
-    best.baseline_us / noise.low_us AS speedup_best_again,
-    best.baseline_us / noise.mean_us AS speedup_mean_again,
-    best.baseline_us / noise.high_us AS speedup_worst_again, best.code
-FROM best
-LEFT JOIN turns t ON t.turn_id = best.turn_id AND t.group_id =
-    CAST(substr(best.turn_id, 2, instr(best.turn_id, '.') - 2) AS INTEGER)
-LEFT JOIN v_judge_noise noise
-    ON noise.problem_id = best.problem_id AND noise.code_id = t.code_id
+WITH ranked AS MATERIALIZED (SELECT problem_id, turn_id, rank, ranked_by FROM v_best_kernels),
+    best AS (SELECT turn_id, ranked_by,
+            CAST(substr(turn_id, 2, instr(turn_id, '.') - 2) AS INTEGER) AS group_id FROM ranked
+        WHERE problem_id = :problem OR (:problem IS NULL AND rank = 1))
+SELECT t.problem_id, best.ranked_by, t.speedup, t.speedup_low, t.num_launches, t.turn_id, t.stage,
+    t.step, t.max_version AS policy_version, datetime(t.recorded_at, 'unixepoch') AS found,
+    noise.device, noise.num_times, t.baseline_us / noise.low_us AS speedup_best_again,
+    t.baseline_us / noise.mean_us AS speedup_mean_again,
+    t.baseline_us / noise.high_us AS speedup_worst_again, t.code
+FROM best CROSS JOIN v_turns t ON t.group_id = best.group_id AND t.turn_id = best.turn_id
+LEFT JOIN v_judge_noise noise ON noise.problem_id = t.problem_id AND noise.code_id = t.code_id
 """
 
 STALE_STEPS = """
@@ -109,7 +106,7 @@ REWARD_BY_LENGTH = """
 SELECT 64 * (num_completion_tokens / 64) AS tokens_from, count(*) AS num_turns,
     round(avg(reward), 4) AS reward, round(avg(status = 'correct'), 3) AS correct_share,
     round(avg(finish = 'length'), 3) AS truncated_share
-FROM (SELECT * FROM turns ORDER BY turn_row DESC LIMIT coalesce(:turns, 50000)) t
+FROM (SELECT * FROM turns ORDER BY turn_row DESC LIMIT coalesce(:turns, 20000)) t
 JOIN verdicts USING (group_id, rollout, turn)
 JOIN groups g USING (group_id)
 WHERE g.purpose = 'train' AND reward IS NOT NULL
@@ -118,7 +115,7 @@ GROUP BY tokens_from ORDER BY tokens_from
 
 REWARD_SHARES = """
 WITH recent AS (SELECT t.reward AS y, t.reward_terms FROM (SELECT * FROM turns
-        WHERE reward IS NOT NULL ORDER BY turn_row DESC LIMIT coalesce(:turns, 20000)) t
+        WHERE reward IS NOT NULL ORDER BY turn_row DESC LIMIT coalesce(:turns, 10000)) t
         JOIN groups g USING (group_id) WHERE g.purpose = 'train'),
     whole AS (SELECT 1.0 * count(*) AS n, sum(y) AS y, sum(y * y) AS yy FROM recent),
     paid AS (SELECT term.key AS term, count(*) AS num_paid, sum(term.value) AS x,
@@ -178,7 +175,7 @@ ORDER BY sample_id
 
 SUSPECTS = """
 WITH recent AS (SELECT * FROM turns WHERE reward IS NOT NULL
-        ORDER BY turn_row DESC LIMIT coalesce(:turns, 50000))
+        ORDER BY turn_row DESC LIMIT coalesce(:turns, 20000))
 SELECT t.turn_id, g.problem_id, t.reward, v.speedup,
     CASE WHEN v.num_launches = 0 THEN 'no kernel launched'
         WHEN v.torch_share > 0.5 THEN 'torch does most of it'
