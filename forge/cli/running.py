@@ -1,4 +1,5 @@
-"""Commands that start runs and speak to them: run, plan, resume, stop, status, logs."""
+"""Commands that start runs and speak to them: run, plan, resume, stop, save, evaluate, status,
+logs."""
 
 from __future__ import annotations
 
@@ -99,6 +100,18 @@ def stop(run: RunName = "last", store: Store = RUNS) -> None:
     paths = find(run, store)
     _client(paths).stop()
     print_text(f'{paths.name} is stopping; "forge resume {paths.name}" continues it')
+
+
+@app.command()
+def save(run: RunName = "last", store: Store = RUNS) -> None:
+    """Have a running run save a checkpoint at the end of its step."""
+    print_text(_client(find(run, store)).save())
+
+
+@app.command()
+def evaluate(run: RunName = "last", store: Store = RUNS) -> None:
+    """Have a running grpo stage evaluate its policy after its step."""
+    print_text(_client(find(run, store)).evaluate())
 
 
 @app.command()

@@ -1,5 +1,5 @@
-"""control.sock: the supervisor's own server. `status` and `stop` for people, `take`, `publish` and
-reports for the trainer.
+"""control.sock: the supervisor's own server. `status`, `stop`, `save` and `evaluate` for people,
+`take`, `publish` and reports for the trainer.
 
 Served inside the supervisor's event loop, so every handler is short or waits; JSON bodies here are
 small (samples travel as files). What makes no sense is answered with 400 and is the sender's
@@ -21,8 +21,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from forge.errors import Stalled
+from forge.errors import ConfigError, Stalled
 from forge.process.uds import serve_task
+from forge.records import Event
 from forge.runner.weights import Probe
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class Control:
         self.on_trained: Callable[[int, dict[str, float]], None] = lambda step, metrics: None
         self._status, self._stop = status, stop
         self.on_publish: Callable[[Path, int, Probe | None], Awaitable[int]] | None = None
+        self.on_evaluate: Callable[[], str] | None = None
+        """Asks for an evaluation, in words; raises ConfigError where there can be none."""
         self.failure: Exception | None = None
         self._failed = anyio.Event()
 
@@ -64,6 +67,8 @@ class Control:
             "/checkpoint": self._checkpoint,
             "/progress": self._progress,
             "/stop": self._stop_run,
+            "/save": self._save,
+            "/evaluate": self._evaluate,
         }
         routes = [
             Route(path, self._guard(handler), methods=["POST"]) for path, handler in posts.items()
@@ -115,7 +120,7 @@ class Control:
         step, metrics = _step_and_metrics(body)
         await desk.trained(step, metrics)
         self.on_trained(step, metrics)
-        return {}
+        return desk.wishes(step)
 
     async def _publish_weights(self, body: dict[str, Any]) -> dict[str, Any]:
         desk = self._heard()
@@ -142,15 +147,49 @@ class Control:
         return {}
 
     async def _progress(self, body: dict[str, Any]) -> dict[str, Any]:
-        self._heard()
+        desk = self._heard()
         step, metrics = _step_and_metrics(body)
         assert self.on_progress is not None
         await self.on_progress(step, metrics)
-        return {}
+        return desk.wishes(step)
 
     async def _stop_run(self, body: dict[str, Any]) -> dict[str, Any]:
         self._stop(str(body.get("reason", "forge stop")))
         return {}
+
+    async def _save(self, body: dict[str, Any]) -> dict[str, Any]:
+        desk, label = self._training("nothing to save"), self._label
+        desk.is_save_wanted = True
+        return await self._noted(desk, f"{label}: saves a checkpoint after the step that runs")
+
+    async def _evaluate(self, body: dict[str, Any]) -> dict[str, Any]:
+        desk = self._training("no policy that changes")
+        if self.on_evaluate is None:
+            raise _Refused(
+                f"{self._label}: serves no policy while it trains; a grpo stage is evaluated in "
+                'between, and a stage of kind "eval" evaluates what comes out of this one'
+            )
+        try:
+            words = self.on_evaluate()
+        except ConfigError as error:
+            raise _Refused(str(error)) from error
+        return await self._noted(desk, words)
+
+    @property
+    def _label(self) -> str:
+        return str(self._status().get("stage", "this run"))
+
+    def _training(self, lack: str) -> TrainerDesk:
+        """The desk of the stage that somebody asks something of, who is not its trainer."""
+        if self.desk is None:
+            raise _Refused(f"{self._label}: no training stage runs, so there is {lack}")
+        if self.desk.is_stopping:
+            raise _Refused(f"{self._label}: it is stopping, and saves a checkpoint as it does")
+        return self.desk
+
+    async def _noted(self, desk: TrainerDesk, words: str) -> dict[str, Any]:
+        await desk.sink.put(Event(at=time.time(), kind="asked", message=words))
+        return {"message": words}
 
 
 class _Refused(Exception):

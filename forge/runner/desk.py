@@ -60,6 +60,12 @@ class TrainerDesk:
     """It has a batch that it did not acknowledge yet."""
     is_starting: bool = False
     """It has trained nothing since it was started."""
+    is_save_wanted: bool = False
+    """A checkpoint, at the end of the step that runs; until there is one."""
+    is_evaluation_wanted: bool = False
+    """Of the weights after the step that runs; until one begins."""
+    evaluated_step: int = 0
+    """After which the trainer was told to publish and wait for that."""
     num_restarts: int = 0
     """Trainers of this stage that died or hung and have a successor."""
     _engines: Engines = "awake"
@@ -126,6 +132,16 @@ class TrainerDesk:
         step of rows that it has."""
         self.is_starting = True
         self._mark()
+
+    def wishes(self, step: int) -> dict[str, bool]:
+        """What a trainer that ended a step is told to do before the next."""
+        is_evaluated = self.is_evaluation_wanted and step < self.last_step
+        if is_evaluated:
+            self.evaluated_step = step
+        return {"save": self.is_save_wanted, "evaluate": is_evaluated}
+
+    def evaluation_begins(self) -> None:
+        self.is_evaluation_wanted, self.evaluated_step = False, 0
 
     def reached(self, step: int) -> None:
         """A trainer of rows that it has tells how far it is."""
@@ -254,6 +270,7 @@ class TrainerDesk:
 
     def checkpointed(self, step: int) -> None:
         """A whole checkpoint covers `step`: earlier batch files are no longer needed."""
+        self.is_save_wanted = False
         for done in [s for s in self._offered if s <= step]:
             self._offered.pop(done).unlink(missing_ok=True)
 

@@ -4,8 +4,8 @@
            ▲                                   │
            └────── PublishedSteps.advance ◀────┘ (pacing)
 
-Every n steps the published weights are evaluated (`midway.py`): the trainer gets its next batch
-afterwards, which is played meanwhile.
+Every n steps, and when somebody asks, the published weights are evaluated (`midway.py`): the
+trainer gets its next batch afterwards, which is played meanwhile.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ async def run_grpo_stage(run: Run, stage: GrpoStage, index: int, *, start: Weigh
         producing.cancel()
         desk.stop()
 
-    with plugged(run, desk, published, keep=keep, after=midway.after):
+    with plugged(run, desk, published, keep=keep, after=midway.after, on_evaluate=midway.ask):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(produce)
             tasks.start_soon(_offer, run, desk, saved, receive)

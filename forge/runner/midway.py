@@ -1,5 +1,5 @@
-"""Evaluations in between: every `eval.every` steps of a grpo stage, on a fixed part of the held-out
-problems.
+"""Evaluations in between: every `eval.every` steps of a grpo stage and when somebody asks, on a
+fixed part of the held-out problems.
 
     publish of such a step ──▶ hold the trainer ──▶ play ──▶ release
 
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from forge.errors import ConfigError
 from forge.records import Split
 from forge.runner.evaluate import EvalSettings, evaluate, spread
 from forge.store.reader import open_run
@@ -70,15 +71,30 @@ class Midway:
         self._asked = set(evaluated)
         self._done = anyio.Event()
 
+    def ask(self) -> str:
+        """One more, after the step that runs; in words. Raises ConfigError after the last one."""
+        desk, last = self._desk, self._stage.steps
+        label = f"grpo-{desk.stage}"
+        if max(desk.trained_step, self._published.step) + 1 >= last:
+            raise ConfigError(
+                f"{label}: its last step runs, {last} of {last}; what comes out is evaluated by a "
+                'stage of kind "eval" after it'
+            )
+        desk.is_evaluation_wanted = True
+        return f"{label}: evaluates after the step that runs"
+
     def after(self, step: int) -> None:
         """Called at each publish. One that comes while another waits to be played is skipped."""
         every = self._run.experiment.eval.every
-        is_due = every and step % every == 0 and step < self._stage.steps
-        if is_due and step not in self._asked:
+        is_wanted = step == self._desk.evaluated_step
+        is_due = is_wanted or bool(every and step % every == 0)
+        if is_due and step < self._stage.steps and step not in self._asked:
             with suppress(anyio.WouldBlock):
                 self._send.send_nowait(step)
                 self._asked.add(step)
                 self._desk.hold()
+                if is_wanted:
+                    self._desk.evaluation_begins()
 
     async def run(self) -> None:
         """Play them as they are asked for, until `finish`. A stop drops the one being played."""

@@ -64,12 +64,14 @@ def plugged(
     *,
     keep: Callable[[int], bool],
     after: Callable[[int], None] = lambda step: None,
+    on_evaluate: Callable[[], str] | None = None,
 ) -> Iterator[None]:
     """The control socket speaks for this stage while inside.
 
     Args:
         keep: Whether the weights of a step stay on disk when the next version takes over.
         after: Called once a step's weights are served.
+        on_evaluate: Asks for an evaluation after the step that runs, where the stage can.
 
     """
 
@@ -113,11 +115,12 @@ def plugged(
     control = run.control
     control.desk, control.on_publish = desk, on_publish
     control.on_progress, control.on_trained = on_progress, on_trained
+    control.on_evaluate = on_evaluate
     try:
         yield
     finally:
         desk.stop()  # wakes a pending take, which would hold up the socket's end
-        control.desk = control.on_publish = control.on_progress = None
+        control.desk = control.on_publish = control.on_progress = control.on_evaluate = None
 
 
 class Idleness:

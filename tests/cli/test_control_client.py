@@ -33,12 +33,18 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(STATUS)
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
         self.asked.append((self.path, body))
-        self._answer({})
+        match self.path:
+            case "/save":
+                self._answer({"message": "grpo-1: saves"})
+            case "/evaluate":
+                self._answer({"error": "sft-1: serves no policy"}, status=400)
+            case _:
+                self._answer({})
 
-    def _answer(self, value: dict) -> None:
-        self.send_response(200)
+    def _answer(self, value: dict, *, status: int = 200) -> None:
+        self.send_response(status)
         self.end_headers()
         self.wfile.write(json.dumps(value).encode())
 
@@ -95,3 +101,21 @@ def test_a_run_that_has_ended_is_told_from_one_that_is_silent():
             silent.listen(1)
             with pytest.raises(Stalled, match=r"was silent for 0\.1 s; asked: GET /status"):
                 ControlClient(folder / "control.sock", timeout_s=0.1).status()
+
+
+def test_what_was_asked_for_is_told_in_a_line_and_so_is_why_not():
+    with serving() as path:
+        assert ControlClient(path).save() == "grpo-1: saves"
+        with pytest.raises(ConfigError, match=r"^sft-1: serves no policy$"):
+            ControlClient(path).evaluate()
+
+
+def test_a_supervisor_that_does_not_know_the_question_is_told_of_in_a_line(monkeypatch):
+    def unknown(self) -> None:
+        self.send_response(404)
+        self.end_headers()
+        self.wfile.write(b"Not Found")
+
+    monkeypatch.setattr(Handler, "do_POST", unknown)
+    with serving() as path, pytest.raises(ConfigError, match=r"POST /save: Not Found$"):
+        ControlClient(path).save()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
+from forge.errors import ConfigError
 from forge.process.sockets import open_socket_dir
 from forge.process.uds import open_client
 from forge.runner.control import Control, serve_control
@@ -143,3 +144,54 @@ async def test_a_batch_is_handed_out_while_weights_are_being_published(tmp_path:
             assert desk.last_heard <= time.monotonic(), "and may be called silent"
             served.set()
     assert versions == [7]
+
+
+async def test_a_checkpoint_is_wanted_until_there_is_one(tmp_path: Path) -> None:
+    control = new_control(status=lambda: {"stage": "sft-1"})
+    control.desk = desk = new_desk(tmp_path)
+
+    async def heard(step: int, metrics: dict[str, float]) -> None:
+        desk.reached(step)
+
+    control.on_progress = heard
+    report = {"step": 1, "metrics": {}}
+    async with client_of(control) as client:
+        assert (await client.post("/progress", json=report)).json()["save"] is False
+        asked = await client.post("/save")
+        assert asked.json() == {"message": "sft-1: saves a checkpoint after the step that runs"}
+        assert (await client.post("/progress", json=report)).json()["save"] is True
+        assert (await client.post("/progress", json=report)).json()["save"] is True, "not yet"
+        await client.post("/checkpoint", json={"step": 1, "path": "x"})
+        assert (await client.post("/progress", json=report)).json()["save"] is False
+    (event,) = desk.sink.records  # pyright: ignore[reportAttributeAccessIssue]
+    assert (event.kind, event.message) == ("asked", asked.json()["message"])
+
+
+@pytest.mark.parametrize(
+    ("path", "stage", "words"),
+    [
+        ("/save", None, "eval-0: no training stage runs, so there is nothing to save"),
+        ("/evaluate", None, "eval-0: no training stage runs, so there is no policy that changes"),
+        ("/evaluate", "sft", "eval-0: serves no policy while it trains; "),
+        ("/evaluate", "last", "its last step runs"),
+        ("/save", "stopping", "eval-0: it is stopping, and saves a checkpoint as it does"),
+        ("/evaluate", "stopping", "eval-0: it is stopping, and saves a checkpoint as it does"),
+    ],
+)
+async def test_what_a_stage_cannot_do_is_refused_in_a_line_and_ends_nothing(
+    tmp_path: Path, path: str, stage: str | None, words: str
+) -> None:
+    def refuse() -> str:
+        raise ConfigError("its last step runs")
+
+    control = new_control(status=lambda: {"stage": "eval-0"})
+    if stage is not None:
+        control.desk = new_desk(tmp_path)
+        control.desk.is_stopping = stage == "stopping"
+        control.on_evaluate = refuse if stage == "last" else None
+    async with client_of(control) as client:
+        refused = await client.post(path)
+    assert refused.status_code == 400
+    assert refused.json()["error"].startswith(words)
+    assert "\n" not in refused.json()["error"]
+    assert control.failure is None

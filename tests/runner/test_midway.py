@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from forge.config.schema import EvalTable, GrpoStage
+from forge.errors import ConfigError
 from forge.rollout.pacing import PublishedSteps
 from forge.runner import midway
 from forge.runner.desk import TrainerDesk
@@ -138,6 +139,56 @@ async def test_the_trainer_is_held_until_the_last_of_two_evaluations_has_been_pl
         stage.played.set()
         await stage.midway.finish()
     assert (await stage.desk.take(2))["kind"] == "batch"
+
+
+async def test_an_evaluation_that_somebody_asks_for_follows_the_step_that_runs(
+    stage: Stage,
+) -> None:
+    stage.played.set()
+    desk = stage.desk
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(stage.midway.run)
+        desk.trained_step = 4
+        assert desk.wishes(4) == {"save": False, "evaluate": False}
+        assert stage.midway.ask() == "grpo-3: evaluates after the step that runs"
+        stage.midway.after(5)  # published beside the step that runs: the trainer is not held
+        await anyio.wait_all_tasks_blocked()
+        assert stage.labels == []
+        assert desk.wishes(5) == {"save": False, "evaluate": True}
+        stage.midway.after(5)
+        await anyio.wait_all_tasks_blocked()
+        assert stage.labels == ["grpo-3@5"]
+        assert desk.wishes(6)["evaluate"] is False
+        await stage.midway.finish()
+    assert (await desk.take(2))["kind"] == "batch"
+
+
+async def test_an_evaluation_that_was_asked_for_of_a_trainer_that_died_is_played_by_the_next(
+    stage: Stage,
+) -> None:
+    stage.played.set()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(stage.midway.run)
+        stage.midway.ask()
+        assert stage.desk.wishes(7)["evaluate"]
+        stage.midway.after(3)  # its successor's checkpoint; 7 was never published
+        assert stage.desk.wishes(5)["evaluate"], "the first step that the successor ends"
+        stage.midway.after(5)
+        await anyio.wait_all_tasks_blocked()
+        await stage.midway.finish()
+    assert stage.labels == ["grpo-3@5"]
+
+
+async def test_after_the_last_step_there_is_nothing_to_evaluate_in_between(stage: Stage) -> None:
+    stage.desk.trained_step = 8
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(stage.midway.run)
+        with pytest.raises(ConfigError, match=r"^grpo-3: its last step runs, 9 of 9; "):
+            stage.midway.ask()
+        await anyio.wait_all_tasks_blocked()
+        await stage.midway.finish()
+    stage.desk.is_evaluation_wanted = True
+    assert stage.desk.wishes(9)["evaluate"] is False
 
 
 async def test_the_store_knows_which_steps_of_a_stage_were_evaluated(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import pytest
 
 from forge.config.schema import GrpoStage, LoraTable, ModelTable, RolloutTable
 from forge.records import Sample
+from forge.train.batch import write_batch
 from forge.train.handle import find_last_checkpoint, open_trainer
 
 if TYPE_CHECKING:
@@ -187,3 +189,71 @@ def test_an_adapter_is_published_alone_and_trained_further_on_its_base(
     trained = {name for name, p in policy.named_parameters() if p.requires_grad}
     assert trained
     assert all("lora_" in name for name in trained)
+
+
+class Wishing:
+    """A supervisor in this process: three batches, and wishes at the end of the first step."""
+
+    def __init__(self, at: Path, batches: list[list[Sample]]) -> None:
+        self.at, self.batches = at, batches
+        self.heard: list[tuple[str, int]] = []
+
+    def take(self, *, step: int) -> Any:
+        from forge.train.trainer.control import Batch
+
+        self.heard.append(("take", step))
+        if step == len(self.batches):
+            return None
+        write_batch(self.at / f"{step}.npz", self.batches[step])
+        return Batch(step=step + 1, samples_path=self.at / f"{step}.npz", wait_s=0.0)
+
+    def trained(self, *, step: int, metrics: Any) -> Any:
+        from forge.train.trainer.control import Wishes
+
+        self.heard.append(("trained", step))
+        return Wishes(save=step == 1, evaluate=step == 1)
+
+    def publish(self, *, step: int, path: Path, probe: Any) -> int:
+        time.sleep(0.2)  # a trainer that does not wait for it asks for its batch meanwhile
+        self.heard.append(("publish", step))
+        return step
+
+    def checkpoint(self, *, step: int, path: Path) -> None:
+        self.heard.append(("checkpoint", step))
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_what_the_supervisor_wants_of_a_step_is_done_before_the_next(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    from forge.train.trainer.control import StopFlag
+    from forge.train.trainer.grpo_stage import Reporter, make_trainer
+    from forge.train.trainer.settings import Settings
+
+    stage = STAGE.model_copy(update={"publish_every": 2, "save_every": 100})
+    settings = Settings(
+        stage=stage.model_dump(mode="json"),
+        model=ModelTable(path=str(tiny_model)).model_dump(mode="json"),
+        rollout=RolloutTable(max_staleness=1).model_dump(mode="json"),
+        model_dir=tiny_model,
+        rows_path=None,
+        work_dir=tmp_path / "work",
+        weights_dir=tmp_path / "weights",
+        control_socket=tmp_path / "none.sock",
+        seed=0,
+    )
+    settings.weights_dir.mkdir()
+    control = Wishing(
+        tmp_path, [make_samples(2, seed=n, version=0, model_dir=tiny_model) for n in (1, 2, 3)]
+    )
+    trainer = make_trainer(settings, control=control)  # pyright: ignore[reportArgumentType]
+    trainer.add_callback(Reporter(trainer, stop=StopFlag()))
+    trainer.train()
+    trainer.publisher.wait()
+    assert control.heard[:5] == [
+        ("take", 0), ("trained", 1), ("publish", 1), ("checkpoint", 1), ("take", 1),
+    ]  # fmt: skip
+    assert [step for what, step in control.heard if what == "publish"] == [1, 2]
+    assert [step for what, step in control.heard if what == "checkpoint"] == [1, 3]
+    taken, published = control.heard.index(("take", 2)), control.heard.index(("publish", 2))
+    assert taken < published, "the others are served beside the next step"

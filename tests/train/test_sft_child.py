@@ -151,12 +151,17 @@ def test_tokens_a_second_are_those_that_were_trained(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from forge.train.trainer import answers
-    from forge.train.trainer.control import StopFlag
+    from forge.train.trainer.control import StopFlag, Wishes
 
     write_rows(tmp_path / "rows.jsonl")
     trainer = trainer_of(tiny_model, tmp_path)
     told: list[dict[str, float]] = []
-    control: Any = SimpleNamespace(progress=lambda *, metrics, **_: told.append(metrics))
+
+    def progress(*, metrics: dict[str, float], **_: Any) -> Wishes:
+        told.append(metrics)
+        return Wishes()
+
+    control: Any = SimpleNamespace(progress=progress)
     reporter = answers.Reporter(trainer, control=control, stop=StopFlag())
     clock = iter([10.0, 12.0])
     monkeypatch.setattr(answers, "time", SimpleNamespace(monotonic=lambda: next(clock)))
@@ -167,3 +172,29 @@ def test_tokens_a_second_are_those_that_were_trained(
         reporter.on_log(trainer.args, trainer.state, trainer.control, logs=given)
     assert "train/tokens/per_s" not in told[0]
     assert told[1]["train/tokens/per_s"] == (700 - 300) / 2.0
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_a_checkpoint_that_the_supervisor_wants_is_saved_at_the_end_of_that_step(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    from forge.train.trainer import answers
+    from forge.train.trainer.control import StopFlag, Wishes
+
+    write_rows(tmp_path / "rows.jsonl")
+    stage = STAGE.model_copy(update={"steps": 3, "save_every": 9})
+    trainer = trainer_of(tiny_model, tmp_path, stage)
+    saved: list[int] = []
+    control: Any = SimpleNamespace(
+        progress=lambda *, step, **_: Wishes(save=step == 1),
+        checkpoint=lambda *, step, path: saved.append(step),
+    )
+    trainer.add_callback(answers.Reporter(trainer, control=control, stop=StopFlag()))
+    trainer.train()
+    assert saved == [1, 3]
+    last, first = (tmp_path / "undisturbed" / f"checkpoint-{step}" for step in (3, 1))
+    assert find_last_checkpoint(tmp_path / "undisturbed") == last
+    again = trainer_of(tiny_model, tmp_path, stage)
+    again.train(resume_from_checkpoint=str(first))
+    for name, tensor in trainer.model.state_dict().items():
+        assert torch.equal(again.model.state_dict()[name], tensor), name

@@ -27,7 +27,7 @@ from forge.train.trainer.adapters import new_adapter
 from forge.train.trainer.arguments import trainer_arguments
 from forge.train.trainer.card import SharedCard
 from forge.train.trainer.checkpoint import WholeCheckpoints
-from forge.train.trainer.control import Control, StopFlag
+from forge.train.trainer.control import Control, StopFlag, Wishes
 from forge.train.trainer.memory import reported_when_full, take_peak_bytes
 from forge.train.trainer.model import load_model
 from forge.train.trainer.parallel import World, join_process_group
@@ -276,9 +276,12 @@ class Reporter(TrainerCallback):
             seconds = now - self._reported_at
             metrics["train/tokens/per_s"] = (tokens - self._reported_tokens) / seconds
         self._reported_at, self._reported_tokens = now, tokens
-        if not self._world.is_main:
-            return
-        self._server.progress(step=state.global_step, total=state.max_steps, metrics=metrics)
+        if self._world.from_main(lambda: self._tell(state, metrics)).save:
+            control.should_save = True
+
+    def _tell(self, state: TrainerState, metrics: dict[str, float]) -> Wishes:
+        """On rank 0."""
+        return self._server.progress(step=state.global_step, total=state.max_steps, metrics=metrics)
 
     def on_save(
         self,

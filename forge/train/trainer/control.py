@@ -73,6 +73,21 @@ class Batch:
     """Since take was called."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What the supervisor wants at the end of a step, beside what the settings say."""
+
+    save: bool = False
+    """A checkpoint."""
+    evaluate: bool = False
+    """The weights published, and no next step begun until they are: they will be evaluated."""
+
+    @classmethod
+    def read(cls, answer: Mapping[str, Any]) -> Wishes:
+        """From its answer to a report."""
+        return cls(save=bool(answer.get("save")), evaluate=bool(answer.get("evaluate")))
+
+
 class Control:
     """A blocking client of control.sock."""
 
@@ -115,9 +130,9 @@ class Control:
         body = {"step": step, "path": str(path), "probe": probe}
         return self._post("/publish", body, timeout_s=self._publish_timeout_s)["version"]
 
-    def trained(self, *, step: int, metrics: Mapping[str, float]) -> None:
+    def trained(self, *, step: int, metrics: Mapping[str, float]) -> Wishes:
         """Acknowledge a batch."""
-        self._post("/trained", {"step": step, "metrics": _finite(metrics)})
+        return Wishes.read(self._post("/trained", {"step": step, "metrics": _finite(metrics)}))
 
     def checkpoint(self, *, step: int, path: Path) -> None:
         """Say that a whole checkpoint stands at `path`."""
@@ -130,14 +145,15 @@ class Control:
         except (Stalled, httpx.HTTPError) as err:
             logger.warning("the reason was not taken: %s", err)
 
-    def progress(self, *, step: int, total: int, metrics: Mapping[str, float]) -> None:
+    def progress(self, *, step: int, total: int, metrics: Mapping[str, float]) -> Wishes:
         """Say how far we are. Best effort: a busy supervisor costs a line in the log, not the
         training."""
         try:
             body = {"step": step, "total": total, "metrics": _finite(metrics)}
-            self._post("/progress", body, timeout_s=5.0)
+            return Wishes.read(self._post("/progress", body, timeout_s=5.0))
         except (Stalled, httpx.HTTPError) as err:
             logger.warning("progress of step %d was not taken: %s", step, err)
+            return Wishes()
 
     def _post(self, path: str, body: dict, *, timeout_s: float = ANSWER_TIMEOUT_S) -> dict:
         try:

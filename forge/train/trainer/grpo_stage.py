@@ -129,7 +129,8 @@ class Reporter(TrainerCallback):
     ) -> None:
         if state.global_step % self._trainer.updates_per_step:
             return
-        self._trainer.finish_step()
+        if self._trainer.finish_step().save:
+            control.should_save = True
         if self._trainer.world.from_main(lambda: self._stop.is_set):
             control.should_save = control.should_training_stop = True
 

@@ -39,7 +39,7 @@ from forge.train.trainer.stepstats import StepStats
 from forge.train.trainer.weights import snapshot
 
 if TYPE_CHECKING:
-    from forge.train.trainer.control import Batch, Control
+    from forge.train.trainer.control import Batch, Control, Wishes
     from forge.train.trainer.prefixes import PrefixRow
     from forge.train.trainer.settings import Settings
 
@@ -234,7 +234,7 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
         """On rank 0: the next batch, and the version of the weights that it is trained from."""
         return self.server.take(step=self.step), self.publisher.weights_version
 
-    def finish_step(self) -> None:
+    def finish_step(self) -> Wishes:
         """Acknowledge the batch, and publish what it made of the weights. Collective."""
         assert self.taken is not None
         (peak,) = self.world.max([float(take_peak_bytes())])
@@ -243,11 +243,12 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
             metrics["train/peak_bytes/max"] = peak
         if peak and self.settings.shared_card is not None:
             torch.cuda.empty_cache()  # who shares the card may take what only this step needed
-        if self.world.is_main:
-            self.server.trained(step=self.taken.step, metrics=metrics)
-        settings = self.settings
-        if settings.is_published(self.step):
-            self.publish(in_background=settings.is_published_in_background(self.step))
+        report = partial(self.server.trained, step=self.taken.step, metrics=metrics)
+        wishes = self.world.from_main(report)
+        if wishes.evaluate or self.settings.is_published(self.step):
+            is_free = self.settings.is_published_in_background(self.step)
+            self.publish(in_background=is_free and not wishes.evaluate)
+        return wishes
 
     def publish(self, *, in_background: bool = False) -> None:
         """Offer the weights as they are to every replica. Collective."""

@@ -1,0 +1,83 @@
+"""A run that somebody asks for a checkpoint and an evaluation while it trains, and then kills: it
+goes on from that checkpoint, on the same samples, and does not evaluate again."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from forge.train.durable import checkpoints
+from tests.e2e.test_grpo_resume import EXPERIMENT, last_trained, opened, teach
+from tests.e2e.test_small_run import PROBLEM, children_of_run, forge, start, wait_for
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(200)]
+
+ASKED = EXPERIMENT.replace("save_every = 3", "save_every = 1000").replace("steps = 9", "steps = 14")
+"""Nothing is saved unless somebody asks."""
+
+
+def test_what_was_asked_for_is_there_after_a_kill(tmp_path: Path) -> None:
+    (tmp_path / "problems" / "level1").mkdir(parents=True)
+    for name in ("tanh", "exp", "abs"):
+        (tmp_path / "problems" / "level1" / f"{name}.py").write_text(PROBLEM.format(name))
+    (tmp_path / "grpo.toml").write_text(ASKED)
+    teach(tmp_path / "model", problems=sorted((tmp_path / "problems" / "level1").iterdir()))
+    root = tmp_path / "runs" / "grpo-1"
+
+    asked = start(tmp_path, "run", "grpo.toml")
+    wait_for(
+        lambda: last_trained(root) >= 1 or asked.poll() is not None,
+        timeout_s=100,
+        what="step 1 to be trained",
+    )
+    assert asked.poll() is None, asked.communicate()[1]
+    for command, words in (
+        ("save", "grpo-0: saves a checkpoint after the step that runs"),
+        ("evaluate", "grpo-0: evaluates after the step that runs"),
+    ):
+        done = forge(command, "grpo-1", cwd=tmp_path)
+        assert (done.returncode, done.stdout.strip()) == (0, words), done.stderr
+    status = json.loads(forge("status", "grpo-1", "--json", cwd=tmp_path).stdout)
+    assert {"supervisor", "trainer", "serve-0", "judge-0"} == {
+        c["name"] for c in status["components"]
+    }
+    assert all(c["memory_bytes"] > 1 << 20 for c in status["components"])
+    wait_for(
+        lambda: bool(evaluations(root)) and bool(checkpoints(root / "checkpoints" / "stage-0")),
+        timeout_s=60,
+        what="a checkpoint and an evaluation",
+    )
+    asked.send_signal(signal.SIGKILL)
+    asked.communicate()
+    wait_for(lambda: not children_of_run(root), timeout_s=5, what="the children to end")
+    (saved,) = checkpoints(root / "checkpoints" / "stage-0")
+    saved_step = int(saved.name.removeprefix("checkpoint-"))
+    refused = forge("save", "grpo-1", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "grpo-1 is not running" in refused.stderr
+
+    finished = forge("resume", "grpo-1", cwd=tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    assert len(evaluations(root)) == 1
+    with opened(root) as db:
+        trained = db.execute(
+            "SELECT step, attempt, group_concat(sample_id) FROM "
+            "(SELECT * FROM sample_uses ORDER BY sample_id) GROUP BY step, attempt ORDER BY 1, 2"
+        ).fetchall()
+        purposes = db.execute("SELECT purpose, count(*) FROM groups GROUP BY purpose").fetchall()
+        reads = db.execute("SELECT count(*) FROM events WHERE kind = 'asked'").fetchone()
+    again = {step: samples for step, attempt, samples in trained if attempt == 2}
+    assert sorted(again) == list(range(saved_step + 1, 15)), "it goes on from what was asked for"
+    for step, attempt, samples in trained:
+        if attempt == 1 and step > saved_step:
+            assert again[step] == samples, f"step {step} was trained on other samples"
+    assert dict(purposes)["eval"] == 1, "one held-out problem, played once"
+    assert reads == (2,)
+
+
+def evaluations(root: Path) -> list[tuple[str, int]]:
+    with opened(root) as db:
+        return db.execute("SELECT stage, step FROM evaluations").fetchall()
