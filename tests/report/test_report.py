@@ -128,18 +128,23 @@ def test_every_picture_has_a_title_words_and_a_table(canned_page: str) -> None:
 
 def test_the_same_store_gives_the_same_bytes_in_any_process(tmp_path: Path) -> None:
     paths = make(tmp_path / "s-1", small_run())
-    here = write_report(paths, out=tmp_path / "a.html", plots=tmp_path / "a")
+    here = write_report(paths, out=tmp_path / "a.html")
     argv = [sys.executable, "-m", "forge.cli", "report", str(paths.root)]
-    argv += ["--out", str(tmp_path / "b.html"), "--plots", str(tmp_path / "b"), "--json"]
+    argv += ["--out", str(tmp_path / "b.html"), "--json"]
     env = {**os.environ, "PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo"}
     ran = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=True)
-    there = Path(json.loads(ran.stdout)["report"])
-    assert here.read_bytes() == there.read_bytes()
-    pictures = sorted(path.name for path in (tmp_path / "a").iterdir())
-    assert len(pictures) == 2 * here.read_text(encoding="utf-8").count("<svg ")
-    assert {path.split(".")[1] for path in pictures} == {"svg", "png"}
-    for name in pictures:
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
+    assert here.read_bytes() == Path(json.loads(ran.stdout)["report"]).read_bytes()
+
+
+def test_plots_are_svg_and_png_files(tmp_path: Path) -> None:
+    paths = make(tmp_path / "p-1", [attempt(), problem(), evaluation(), evaluation("b", step=1)])
+    page = write_report(paths, plots=tmp_path / "new" / "plots").read_text(encoding="utf-8")
+    names = re.findall(r'<figure id="([a-z-]+)">', page)
+    files = {path.name: path.read_bytes() for path in (tmp_path / "new" / "plots").iterdir()}
+    assert set(files) == {f"{name}.{kind}" for name in names for kind in ("svg", "png")}
+    assert len(names) == 2
+    for name, content in files.items():
+        assert content.startswith(b"\x89PNG" if name.endswith(".png") else b"<?xml")
 
 
 def test_hostile_text_is_shown_and_never_obeyed(tmp_path: Path) -> None:
@@ -161,6 +166,24 @@ def test_every_part_of_a_hostile_run_is_there(tmp_path: Path) -> None:
     page = page_of(write_hostile_run(tmp_path / "evil-1"))
     names = set(re.findall(r'<figure id="([a-z-]+)">', page))
     assert {"evaluations", "reward", "failures", "idle", "phases", "kl", "speedup"} <= names
+
+
+def test_what_is_secret_in_an_experiment_is_not_sent_on(tmp_path: Path) -> None:
+    paths = make(tmp_path / "s-1", [attempt()])
+    experiment = (
+        '[notify]\nwebhook = "https://user:pw@hooks.example:8/T0/s3cret"\non = ["done"]\n\n'
+        '[serve.env]\nHF_TOKEN = "s3cret"\n"MY_API_KEY" = "s3cret"\nOMP_NUM_THREADS = "2"\n\n'
+        '[serve]\nkey = "shown"\n'
+    )
+    with closing(sqlite3.connect(paths.run_db, isolation_level=None)) as connection:
+        connection.execute("UPDATE runs SET experiment = ?", (experiment,))
+    words = Elements(page_of(paths)).words
+    assert 'webhook = "https://hooks.example:8/…"' in words
+    assert "pw" not in words
+    assert "s3cret" not in words
+    assert 'HF_TOKEN = "…"' in words
+    assert 'OMP_NUM_THREADS = "2"' in words
+    assert 'key = "shown"' in words
 
 
 def test_timed_kernels_have_times_and_speed_ups(tmp_path: Path) -> None:
@@ -211,13 +234,15 @@ def test_a_living_run_is_reported_as_running(tmp_path: Path) -> None:
     assert ">running, took" in page
 
 
-def test_an_older_schema_loses_only_what_it_lacks(canned_run: RunPaths) -> None:
+def test_a_run_that_lacks_a_table_loses_only_what_it_lacks(canned_run: RunPaths) -> None:
     with closing(sqlite3.connect(canned_run.run_db, isolation_level=None)) as connection:
-        connection.execute("DROP VIEW v_phases")
-        connection.execute("DROP VIEW v_pass_at_k")
+        for name in ("v_processes", "v_evaluations", "v_pass_at_k", "v_eval_parts"):
+            connection.execute(f"DROP VIEW {name}")
+        connection.execute("DROP TABLE processes")
+        connection.execute("DROP TABLE evaluations")
     page = page_of(canned_run)
-    assert "phases of judging: not readable in this run: no such table: v_phases" in missing(page)
-    assert "pass@k: not readable" in missing(page)
+    for part in ("processes", "evaluations", "pass@k"):
+        assert f"<li>{part}: not readable in this run: no such table: " in missing(page)
     assert '<figure id="reward">' in page
 
 
@@ -244,7 +269,7 @@ def test_a_half_copied_run_is_reported_or_refused_in_words(
         said = missing(page_of(canned_run))
     except ConfigError as error:
         said = str(error)
-    assert re.search("cannot be read|not readable in this run", said)
+    assert re.search("cannot be read|not readable in this run|copied in part", said)
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def _figure(chart: Chart) -> Figure:
     {Kind.LINES: _lines, Kind.STACK: _stack, Kind.DOTS: _dots, Kind.BARS: _bars}[chart.kind](
         axes, chart
     )
-    if len(chart.lines) > 1:
+    if len(chart.lines) > 1 and chart.kind is not Kind.BARS:
         columns = 2 if len(chart.lines) > 4 else min(3, len(chart.lines))
         figure.legend(loc="outside lower center", ncols=columns)
     return figure

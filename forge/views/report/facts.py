@@ -18,6 +18,7 @@ from forge.views.report.measured import (
     load_parts,
     pass_at_k_chart,
 )
+from forge.views.report.secrets import hide_secrets
 from forge.views.report.spent import TimeSpent
 from forge.views.standing import load_stages, run_state
 
@@ -77,7 +78,7 @@ class Facts:
     def __init__(self, asker: Asker) -> None:
         self._asker = asker
         self.run = asker.one("the run itself", RUN)
-        self.config = self.run.get("experiment") or ""
+        self.config = hide_secrets(self.run.get("experiment") or "")
         self.stages = [each for each in load_stages(asker.reader) if isinstance(each, dict)]
         self.attempts = asker.rows("attempts", ATTEMPTS)
         self.last_row_at = asker.one("the last row", LAST_ROW).get("at") or None
