@@ -180,6 +180,7 @@ class Work:
             ),
             attempt=self.attempt,
             precision=serve.precision,
+            on_gpu=any(self.placement.serve),
             gate=TurnGate(timeout_s=serve.request_timeout_s),
             sink=self.writer,
         )

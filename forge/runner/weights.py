@@ -16,7 +16,7 @@ import shutil
 import time
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import anyio
 
@@ -40,6 +40,9 @@ PROBE_LIMIT = {"exact": 1e-3, "fast": 0.05}
 """Largest mean |Δ logprob| between trainer and engine on the probe tokens, in nats. Fresh
 weights in exact precision give about 1e-6, one version behind 8e-3 (notes/trl.md); bf16
 rounding gives up to 0.03 (notes/llama.md), so there it tells other models, not other steps."""
+PROBE_LIMIT_GPU = 5e-3
+"""The same of exact precision on a GPU: vLLM's attention multiplies in TF32, which is 1.0e-3 off with
+two layers of a random model on an H200."""
 BEHIND_RATIO = 3.0
 """A replica is behind if its answer is this many times nearer to the weights before than to those
 that it acknowledged: however uncertain bf16 is of a token, it is so around the right weights.
@@ -118,15 +121,17 @@ class WeightSync:
         begin: Begin,
         *,
         attempt: int,
-        precision: str,
+        precision: Literal["exact", "fast"],
         gate: TurnGate,
         sink: DurableSink,
+        on_gpu: bool = False,
     ) -> None:
         self.current, self.step = begin.weights, begin.step
         self.attempt = attempt
         self.gate = gate
         self.serving: Serving | None = None
-        self._limit = PROBE_LIMIT[precision]
+        limit = PROBE_LIMIT[precision]
+        self._limit = max(limit, PROBE_LIMIT_GPU) if on_gpu else limit
         self._sink = sink
         self._last_version = begin.last_version
         self._turnover = Turnover.STOP

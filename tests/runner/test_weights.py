@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 import pytest
@@ -55,7 +55,11 @@ class Recorder:
 
 
 def weight_sync(
-    tmp_path: Path, serving: Serving, *, precision: str = "exact"
+    tmp_path: Path,
+    serving: Serving,
+    *,
+    precision: Literal["exact", "fast"] = "exact",
+    on_gpu: bool = False,
 ) -> tuple[WeightSync, Recorder]:
     sink = Recorder()
     sync = WeightSync(
@@ -64,6 +68,7 @@ def weight_sync(
         precision=precision,
         gate=TurnGate(timeout_s=5),
         sink=sink,
+        on_gpu=on_gpu,
     )
     sync.serving = serving
     return sync, sink
@@ -107,7 +112,7 @@ async def test_a_replica_one_version_behind_fails_the_probe(tmp_path: Path) -> N
     ids=["nearer to the old", "a step of nothing", "no nearer", "no old", "beyond the limit"],
 )
 async def test_rounding_is_told_from_old_weights_by_which_are_nearer(
-    tmp_path: Path, precision: str, before: list[float] | None, is_behind: bool
+    tmp_path: Path, precision: Literal["exact", "fast"], before: list[float] | None, is_behind: bool
 ) -> None:
     """The engine is 0.008 off: since it computes in bf16, or since it serves the old weights."""
     serving = FakeServing(behind=1)
@@ -116,6 +121,21 @@ async def test_rounding_is_told_from_old_weights_by_which_are_nearer(
     await sync.publish(new_dir(tmp_path, "w"), stage=3, step=1, probe=probe, keep=True)
     assert serving.published == ([8, 8] if is_behind else [8])
     assert bool([r for r in sink.records if isinstance(r, Event)]) is is_behind
+
+
+@pytest.mark.parametrize(("on_gpu", "num_publishes"), [(False, 2), (True, 1)])
+async def test_exact_precision_is_less_exact_on_a_gpu(
+    tmp_path: Path, on_gpu: bool, num_publishes: int
+) -> None:
+    class Rounding(FakeServing):
+        async def probe(self, prompt_ids: Any, completion_ids: Any) -> list[list[float]]:
+            off = 0.002 if len(self.published) == 1 else 0.0
+            return [[-1.0 + off, -2.0 - off]]
+
+    serving = Rounding()
+    sync, _ = weight_sync(tmp_path, serving, on_gpu=on_gpu)
+    await sync.publish(new_dir(tmp_path, "w"), stage=3, step=1, probe=PROBE, keep=True)
+    assert len(serving.published) == num_publishes
 
 
 async def test_a_replica_that_stays_behind_in_bf16_ends_the_run(tmp_path: Path) -> None:

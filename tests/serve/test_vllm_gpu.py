@@ -36,8 +36,8 @@ from forge.serve.engines import check_engine
 
 pytestmark = [pytest.mark.gpu, pytest.mark.anyio, pytest.mark.timeout(400)]
 PROMPT, TOKENS = list(range(30)), list(range(50, 90))
-GAPS = {"exact": 1e-3, "fast": 0.05}
-"""Allowed mean |Δ logprob| against transformers in f32."""
+GAPS = {"exact": 5e-3, "fast": 0.05}
+"""Allowed mean |Δ logprob| against transformers in f32: the exact one's attention is in TF32."""
 FREE_WITHIN_S = 10.0
 SLACK_BYTES = 300 << 20
 RANK = 16
