@@ -160,7 +160,10 @@ async def _supervise(
             )
         except BaseException as error:
             ending = ending_of(error)
-            log.error("exit %d", ending.code, exc_info=error)
+            if ending.is_stop:
+                log.info("exit %d: %s", ending.code, ending.words)
+            else:
+                log.error("exit %d", ending.code, exc_info=error)
             record_status(paths, progress, state="stopped" if ending.is_stop else "failed")
             try:
                 await record_end(writer, attempt, ending)
