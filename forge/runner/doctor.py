@@ -20,6 +20,7 @@ from forge.process.sockets import open_socket_dir
 from forge.runner.machine import this_machine
 from forge.serve.engines import ENGINES, choose_engine
 from forge.serve.versions import TESTED_VLLM, find_mismatch, is_tested_vllm, read_interpreter
+from forge.store.filesystem import find_mount
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -157,6 +158,7 @@ def _hardware(machine: Machine, store_dir: Path) -> Iterator[Finding]:
         if machine.free_disk_bytes >= MIN_DISK_BYTES
         else "free some, or --set store.dir=DIR",
     )
+    yield from _file_system(store_dir)
     if not machine.gpus:
         yield Finding(name="GPUs", found="none: everything runs on the CPU")
     for gpu in machine.gpus:
@@ -165,6 +167,23 @@ def _hardware(machine: Machine, store_dir: Path) -> Iterator[Finding]:
         yield Finding(name=f"GPU {gpu.index}", found=f"{gpu.name}, {free}, {gpu.uuid}{users}")
     if machine.hidden_gpus:
         yield Finding(name="hidden GPUs", found=machine.hidden_gpus)
+
+
+def _file_system(store_dir: Path) -> Iterator[Finding]:
+    mount = find_mount(store_dir)
+    if mount is None:
+        return
+    found = f"{mount.kind} at {mount.point}"
+    if not mount.is_network:
+        yield Finding(name="file system", found=found)
+        return
+    yield Finding(
+        name="file system",
+        found=f"{found} ({mount.source}), over a network: SQLite's locks and shared memory do not "
+        "hold there, and rows can be lost",
+        is_ok=False,
+        fix='--set store.dir=DIR on a local disk; "forge export sqlite" makes a file to share',
+    )
 
 
 def _sandbox() -> Finding:
