@@ -19,7 +19,7 @@ from forge.store.schema import RUN_MIGRATIONS, migrate
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ("README.md", "CONTRIBUTING.md", "AGENTS.md")
-GROUPS = ("problems",)
+GROUPS = ("problems", "data")
 """Commands of two words."""
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -39,7 +39,7 @@ def find_commands(text: str) -> set[tuple[str, frozenset[str]]]:
         words = shlex.split(line.replace("…", ""))[1:]
         options = frozenset(word.partition("=")[0] for word in words if word.startswith("--"))
         name = " ".join(words[: 2 if words[0] in GROUPS else 1])
-        name = name if re.fullmatch(r"[a-z ]+", name) else ""
+        name = name if re.fullmatch(r"[a-z -]+", name) else ""
         commands.add((name, options))
     return commands
 

@@ -46,16 +46,22 @@ ORDER BY stage, step, num_turns DESC
 
 BEST_OF_PROBLEM = """
 WITH ranked AS MATERIALIZED (SELECT problem_id, turn_id, rank, ranked_by FROM v_best_kernels),
-    best AS (SELECT turn_id, ranked_by,
-            CAST(substr(turn_id, 2, instr(turn_id, '.') - 2) AS INTEGER) AS group_id FROM ranked
-        WHERE problem_id = :problem OR (:problem IS NULL AND rank = 1))
-SELECT t.problem_id, best.ranked_by, t.speedup, t.speedup_low, t.num_launches, t.turn_id, t.stage,
-    t.step, t.max_version AS policy_version, datetime(t.recorded_at, 'unixepoch') AS found,
-    noise.device, noise.num_times, t.baseline_us / noise.low_us AS speedup_best_again,
-    t.baseline_us / noise.mean_us AS speedup_mean_again,
-    t.baseline_us / noise.high_us AS speedup_worst_again, t.code
-FROM best CROSS JOIN v_turns t ON t.group_id = best.group_id AND t.turn_id = best.turn_id
-LEFT JOIN v_judge_noise noise ON noise.problem_id = t.problem_id AND noise.code_id = t.code_id
+    best AS (SELECT b.ranked_by, t.* FROM (SELECT turn_id, ranked_by,
+                CAST(substr(turn_id, 2, instr(turn_id, '.') - 2) AS INTEGER) AS group_id
+            FROM ranked WHERE problem_id = :problem OR (:problem IS NULL AND rank = 1)) b
+        CROSS JOIN v_turns t ON t.group_id = b.group_id AND t.turn_id = b.turn_id)
+SELECT best.problem_id, best.ranked_by, best.speedup, best.speedup_low, best.num_launches,
+    best.turn_id, best.stage, best.step, best.max_version AS policy_version,
+    datetime(best.recorded_at, 'unixepoch') AS found, v.device,
+    count(v.candidate_us) AS num_times,
+    best.baseline_us / min(v.candidate_us) AS speedup_best_again,
+    best.baseline_us / avg(v.candidate_us) AS speedup_mean_again,
+    best.baseline_us / max(v.candidate_us) AS speedup_worst_again, best.code
+FROM best CROSS JOIN turns same ON same.code_id = best.code_id
+CROSS JOIN groups g ON g.group_id = same.group_id AND g.problem_id = best.problem_id
+CROSS JOIN verdicts v ON v.group_id = same.group_id AND v.rollout = same.rollout
+    AND v.turn = same.turn
+WHERE v.status = 'correct' GROUP BY best.turn_id, v.device ORDER BY v.device
 """
 
 STALE_STEPS = """

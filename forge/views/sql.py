@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -187,12 +186,11 @@ def render_relations(relations: list[Relation]) -> RichTable:
 
 def relations_json(relations: list[Relation]) -> str:
     """The same list for programs, with columns."""
-    return json.dumps(
+    return json_text(
         [
             {"name": r.name, "kind": r.kind, "comment": r.comment, "columns": r.columns}
             for r in relations
-        ],
-        ensure_ascii=False,
+        ]
     )
 
 

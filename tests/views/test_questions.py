@@ -175,7 +175,7 @@ def test_a_number_without_an_answer_is_one_line(number: str) -> None:
 
 
 def test_a_parameter_that_no_query_has_is_one_line(canned_run: RunPaths) -> None:
-    with open_run(canned_run) as reader, pytest.raises(ConfigError, match="has problem"):
+    with open_run(canned_run) as reader, pytest.raises(ConfigError, match="has most, problem"):
         view.answer(reader, view.find_question("4"), {"problme": "x"})
     with open_run(canned_run) as reader, pytest.raises(ConfigError, match="has none"):
         run_named(reader, "failures", {"problem": "x"})
