@@ -127,7 +127,10 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
         require_sinks(experiment.sinks)
     params = costs.count_params(experiment.model)
     processes = tuple(_processes(experiment, placement=placement, params=params))
-    phases = tuple(predict_phases(experiment, machine=machine, params=params))
+    num_judge_gpus = len(placement.judge)
+    phases = tuple(
+        predict_phases(experiment, machine=machine, params=params, num_judge_gpus=num_judge_gpus)
+    )
     memory = _total([process.memory_bytes for process in processes])
     disk = predict_disk_bytes(experiment, params=params)
     return Plan(

@@ -35,11 +35,11 @@ class PhasePlan:
 
 
 def predict_phases(
-    experiment: Experiment, *, machine: Machine, params: int | None
+    experiment: Experiment, *, machine: Machine, params: int | None, num_judge_gpus: int = 0
 ) -> Iterator[PhasePlan]:
     """Prepare, then the stages in order."""
     is_random = experiment.model.init is not None
-    yield _prepare(experiment, machine=machine)
+    yield _prepare(experiment, machine=machine, num_judge_gpus=num_judge_gpus)
     for index, stage in enumerate(experiment.stage):
         name = f"{stage.kind}-{index}"
         if params is None or experiment.devices.train or experiment.devices.serve:
@@ -55,7 +55,7 @@ def predict_phases(
             yield _grpo(experiment, stage, name=name, machine=machine, params=params)
 
 
-def _prepare(experiment: Experiment, *, machine: Machine) -> PhasePlan:
+def _prepare(experiment: Experiment, *, machine: Machine, num_judge_gpus: int) -> PhasePlan:
     """Judges start, broken answers of repairs are judged, tokenizer and model are made."""
     workers = experiment.judge.workers
     num_judged = 0
@@ -67,9 +67,10 @@ def _prepare(experiment: Experiment, *, machine: Machine) -> PhasePlan:
     start_s += costs.START_S["task"] * (experiment.model.init is not None)
     cpu_s = start_s + num_judged * costs.JUDGE_S
     work = f"{num_judged} broken answers judged; judges, tokenizer and model made"
-    return PhasePlan(
-        name="prepare", work=work, cpu_s=cpu_s, wall_s=cpu_s / min(workers, machine.cores)
-    )
+    wall_s = cpu_s / min(workers, machine.cores)
+    if num_judge_gpus:
+        wall_s = start_s + num_judged * costs.JUDGE_GPU_S / num_judge_gpus
+    return PhasePlan(name="prepare", work=work, cpu_s=cpu_s, wall_s=wall_s)
 
 
 def _num_pairs(experiment: Experiment) -> int | None:

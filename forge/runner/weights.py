@@ -41,8 +41,8 @@ PROBE_LIMIT = {"exact": 1e-3, "fast": 0.05}
 weights in exact precision give about 1e-6, one version behind 8e-3 (notes/trl.md); bf16
 rounding gives up to 0.03 (notes/llama.md), so there it tells other models, not other steps."""
 PROBE_LIMIT_GPU = 5e-3
-"""The same of exact precision on a GPU: vLLM's attention multiplies in TF32, which is 1.0e-3 off with
-two layers of a random model on an H200."""
+"""The same of exact precision on a GPU: vLLM's attention multiplies in TF32, which is 1.0e-3 off
+with two layers of a random model on an H200."""
 BEHIND_RATIO = 3.0
 """A replica is behind if its answer is this many times nearer to the weights before than to those
 that it acknowledged: however uncertain bf16 is of a token, it is so around the right weights.

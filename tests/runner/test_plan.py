@@ -81,6 +81,17 @@ def test_each_card_has_one_role_and_one_place_in_the_table():
     assert planned.wall_s is None, "nothing is predicted for a GPU"
 
 
+def test_broken_answers_are_predicted_to_take_longer_on_a_card_than_two_are():
+    asked = ("devices.gpus=auto", "devices.train=1", "devices.serve=1", "data.repair_share=0.5")
+    one, two = (
+        plan_of(*asked, f"devices.judge={num}", machine=make_machine(num_gpus=4)).phases[0]
+        for num in (1, 2)
+    )
+    assert one.wall_s is not None
+    assert two.wall_s is not None
+    assert one.wall_s > two.wall_s > one.wall_s / 2 > 60
+
+
 def test_a_card_that_is_not_there_is_named():
     with pytest.raises(MachineError, match=r'found "7"; the GPUs of this machine are: 0 \(GPU-0\)'):
         plan_of("devices.gpus=['7']", "devices.train=1", machine=make_machine(num_gpus=1))
