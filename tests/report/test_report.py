@@ -21,6 +21,7 @@ from forge.records import AttemptEnd, Event, Purpose, Status
 from forge.store.layout import RunPaths, open_run_lock
 from forge.views.report import write_report
 from forge.views.show import show_run
+from tests import canned
 from tests.report.hostile import EVIL, write_hostile_run
 from tests.store.storefactory import (
     attempt,
@@ -232,6 +233,14 @@ def test_a_living_run_is_reported_as_running(tmp_path: Path) -> None:
     with open_run_lock(paths):
         page = page_of(paths)
     assert ">running, took" in page
+
+
+def test_a_run_of_an_older_schema_has_every_part(canned_page: str, tmp_path: Path) -> None:
+    page = page_of(canned.unpack(tmp_path, is_migrated=False))
+    assert re.findall(r'<figure id="([a-z-]+)">', page) == re.findall(
+        r'<figure id="([a-z-]+)">', canned_page
+    )
+    assert "not readable" not in page
 
 
 def test_a_run_that_lacks_a_table_loses_only_what_it_lacks(canned_run: RunPaths) -> None:
