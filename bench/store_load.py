@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from store_records import Maker
 
 from forge.config.schema import StoreTable
-from forge.records import Sample, SampleUse
+from forge.records import Sample, SampleUse, Turn
 from forge.store import open_run, open_writer
 
 if TYPE_CHECKING:
@@ -159,13 +159,12 @@ def _check(path: Path) -> str:
 
 async def put_until_killed(root: Path) -> None:
     """The child: prints how many turns are acknowledged after each flush."""
-    maker = Maker(text_bytes=12_000)
+    maker, num_put = Maker(text_bytes=12_000), 0
     async with open_writer(root, StoreTable()) as writer:
-        num_put = 0
         for number, record in enumerate(maker.records(1 << 40)):
             await writer.put(record)
+            num_put += isinstance(record, Turn)
             if number % 97 == 96:
-                num_put = maker.num_turns
                 await writer.flush()
                 print(num_put, flush=True)
 

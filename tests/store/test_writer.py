@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import sqlite3
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -168,49 +166,6 @@ async def test_the_loop_is_not_blocked_while_much_is_written(tmp_path: Path) -> 
             await anyio.sleep(0.001)
             worst = max(worst, time.perf_counter() - before)
     assert worst < 0.25
-
-
-KILLED = """
-import sys, pathlib, anyio
-from tests.store.storefactory import Options, turn
-from forge.store.writer import open_writer
-from forge.store.writer_thread import COMMIT_AFTER_S
-
-async def main():
-    root = pathlib.Path(sys.argv[1])
-    async with open_writer(root, Options(texts="zstd")) as writer:
-        for number in range(100_000):
-            await writer.put(*(turn(number, rollout) for rollout in range(4)))
-            if number % 7 == 0:
-                await writer.flush()
-                print(number, flush=True)
-
-anyio.run(main)
-"""
-
-
-@pytest.mark.parametrize("after", [1, 20, 60])
-def test_kill_9_loses_no_flushed_row(tmp_path: Path, after: int) -> None:
-    root = tmp_path / "toy-1"
-    root.mkdir()
-    child = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(root)], stdout=subprocess.PIPE, text=True
-    )
-    assert child.stdout is not None
-    acknowledged = -1
-    for _ in range(after):
-        acknowledged = int(child.stdout.readline())
-    child.send_signal(signal.SIGKILL)
-    rest, _ = child.communicate()
-    acknowledged = max([acknowledged, *map(int, rest.split())])
-    with open_run(root) as reader:
-        kept = "SELECT count(*) FROM turns WHERE group_id <= ?"
-        assert reader.value(kept, (acknowledged,)) == 4 * (acknowledged + 1)
-        torn = "SELECT group_id FROM turns GROUP BY group_id HAVING count(*) <> 4"
-        assert reader.rows(torn) == []
-        keys = "SELECT group_id, rollout, turn FROM"
-        assert reader.rows(f"{keys} turns EXCEPT {keys} tokens.tokens") == []
-        assert reader.value("PRAGMA integrity_check") == "ok"
 
 
 async def write_until_refused(root: Path, kept: list[int]) -> None:
