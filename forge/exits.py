@@ -11,6 +11,7 @@ import asyncio
 import io
 import os
 import select
+import sqlite3
 import sys
 import traceback
 from contextlib import suppress
@@ -68,6 +69,10 @@ def ending_of(error: BaseException) -> Ending:
     if full is not None and not any(isinstance(leaf, MachineError) for leaf in leaves):
         where = getattr(full, "filename", None) or "run.db"
         words = f'{where}: the disk is full; what was recorded is safe, "forge resume" goes on'
+        return Ending(code=MachineError.exit_code, words=words)
+    damaged = next((leaf for leaf in leaves if _is_damaged(leaf)), None)
+    if damaged is not None:
+        words = f"run.db: damaged, or copied without its run.db-wal or in part: {damaged}"
         return Ending(code=MachineError.exit_code, words=words)
     for kind in RANK:
         for leaf in leaves:
@@ -127,6 +132,14 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 def _is_disk_full(error: BaseException) -> bool:
     return not isinstance(error, ForgeError) and is_disk_full(error)
+
+
+def _is_damaged(error: BaseException) -> bool:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return isinstance(error, sqlite3.DatabaseError) and code in (
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_NOTADB,
+    )
 
 
 def _tell(ending: Ending) -> int:

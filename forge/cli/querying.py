@@ -42,6 +42,10 @@ def sql(
 
     if query is None and (runs is not None or " " in run) and run != "last":
         run, query = "last", run
+    if named is not None and runs is not None:
+        from forge.errors import ConfigError
+
+        raise ConfigError("--named asks one run, and --runs several; leave one of them out")
     if named is not None:
         asked = view.find_named(named)
         text, bound = asked.sql, asked.bind(_parse_params(params))
@@ -118,6 +122,8 @@ def _list(reader: Asked, *, as_json: bool) -> None:
     relations = view.list_relations(reader)
     if as_json:
         return print_text(view.relations_json(relations))
+    if reader.schema != "main":
+        print_text(f"each with a column run; one run's alone: {reader.schema}.v_steps\n")
     print_rich(view.render_relations(relations))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError, MachineError
+from forge.store.codec import decode_ids, decode_logprobs
 from forge.store.layout import RunPaths, find_run
 from forge.store.reader import Params, RunReader
 from forge.views.questions import find_question
@@ -42,6 +43,13 @@ _TURNS = f"""
 WITH found AS MATERIALIZED (SELECT *, row_number() OVER () AS place FROM ({{found}}))
 SELECT {TURN_COLUMNS} FROM found CROSS JOIN v_turns USING (group_id, rollout) ORDER BY place, turn
 """
+
+
+_TOKENS = (
+    ("prompt_ids", decode_ids),
+    ("completion_ids", decode_ids),
+    ("logprobs", decode_logprobs),
+)
 
 
 class Rows(list[dict[str, Any]]):
@@ -105,6 +113,22 @@ class Run(RunReader):
         return self.rows(
             "SELECT * FROM v_samples WHERE stage = ? AND step = ? ORDER BY sample_id", (stage, step)
         )
+
+    def batch(self, *, stage: int, step: int) -> Rows:
+        """The same with tokens: all that the trainer got. Each row has prompt_ids [P],
+        completion_ids [T] and logprobs [T] as tuples, None where `[store] keep_tokens` let them go.
+        """
+        same = "t.group_id = s.group_id AND t.rollout = s.rollout AND t.turn = s.turn"
+        rows = self.rows(
+            "SELECT s.*, t.prompt_ids, t.completion_ids, t.logprobs FROM v_samples s "
+            f"LEFT JOIN tokens.tokens t ON {same} WHERE s.stage = ? AND s.step = ? "
+            "ORDER BY s.sample_id",
+            (stage, step),
+        )
+        for row in rows:
+            for name, decode in _TOKENS:
+                row[name] = None if row[name] is None else decode(row[name])
+        return rows
 
     def evaluations(self) -> Rows:
         """Every evaluation, oldest first; pass_at_k and detail as dictionaries."""

@@ -197,7 +197,7 @@ LIMIT (SELECT 1 + count(*) / 100 FROM recent)
 
 DUPLICATES = """
 SELECT stage, step, purpose, sum(num_rollouts) AS num_rollouts,
-    sum(num_distinct_completions) AS num_distinct,
+    sum(num_distinct_completions) AS num_distinct, sum(num_distinct_kernels) AS num_kernels,
     round(1 - 1.0 * sum(num_distinct_completions) / sum(num_rollouts), 3) AS duplicate_share
 FROM v_duplicates GROUP BY stage, step, purpose ORDER BY stage, step
 """

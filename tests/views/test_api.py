@@ -81,6 +81,19 @@ def test_everything_else_is_rows_too(run: Run) -> None:
     assert isinstance(run.rows("SELECT 1 AS x"), Rows)
 
 
+def test_a_batch_is_rebuilt_with_the_tokens_that_were_kept(run: Run) -> None:
+    rows = run.batch(stage=3, step=20)
+    assert [row["sample_id"] for row in rows] == [
+        row["sample_id"] for row in run.samples(stage=3, step=20)
+    ]
+    for row in rows:
+        assert len(row["prompt_ids"]) == row["num_prompt_tokens"]
+        assert len(row["completion_ids"]) == len(row["logprobs"]) == row["num_completion_tokens"]
+    early = run.batch(stage=3, step=2)
+    assert early
+    assert {row["logprobs"] for row in early} == {None}, "the canned run kept the last step's"
+
+
 def test_rows_become_a_frame(run: Run) -> None:
     pandas = pytest.importorskip("pandas")
     frame: Any = run.rollouts(purpose="train").to_pandas()

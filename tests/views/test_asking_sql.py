@@ -138,6 +138,50 @@ def test_the_command_asks_several_runs(store: Path, capsys: pytest.CaptureFixtur
     assert "v_best_kernels" in capsys.readouterr().out
 
 
+def test_a_named_query_asks_one_run(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its joins by stage and step would mix the runs."""
+    argv = ["sql", "--runs", "toy-1,toy-2", "--named", "failures", "--store", str(store)]
+    assert run_command(argv) == 2
+    assert "--named asks one run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["show", "RUN"],
+        ["questions", "3", "RUN"],
+        ["rollouts", "RUN"],
+        ["compare", "RUN", "RUN"],
+        ["export", "csv", "RUN", "--out", "OUT"],
+        ["export", "sqlite", "RUN", "--out", "OUT"],
+        ["data", "from-run", "RUN", "--out", "OUT.jsonl"],
+        ["sql", "RUN", "SELECT code FROM v_turns"],
+    ],
+    ids=lambda argv: " ".join(argv[:2]),
+)
+def test_a_damaged_run_is_one_line(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], argv: list[str]
+) -> None:
+    damaged = tmp_path / "damaged-1"
+    damaged.mkdir()
+    whole = bytearray((store / "toy-1" / "run.db").read_bytes())
+    with open_run(store / "toy-1") as reader:
+        pages = "SELECT rootpage FROM sqlite_master WHERE rootpage > 0 AND name <> 'runs'"
+        for (page,) in reader.query(pages).rows:
+            whole[4096 * (page - 1) : 4096 * page] = b"\xff" * 4096
+    (damaged / "run.db").write_bytes(whole)
+    words = {
+        "RUN": str(damaged),
+        "OUT": str(tmp_path / "out"),
+        "OUT.jsonl": str(tmp_path / "o.jsonl"),
+    }
+    assert run_command([words.get(word, word) for word in argv]) in (2, 3)
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert "malformed" in told
+    assert list(tmp_path.glob("o*/*")) + list(tmp_path.glob("*.jsonl")) == []
+
+
 def test_a_named_query_takes_parameters(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["sql", "toy-1", "--named", "batch", "--json", "--store", str(store)]
     assert run_command([*argv, "--param", "step=1"]) == 0
