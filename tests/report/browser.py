@@ -109,7 +109,8 @@ def open_page(program: str, profile: Path) -> Iterator[Page]:
     from_browser, to_us = os.pipe()
     argv = [
         program, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run",
-        "--disable-dev-shm-usage", "--remote-debugging-pipe", f"--user-data-dir={profile}",
+        "--disable-dev-shm-usage", "--hide-scrollbars", "--remote-debugging-pipe",
+        f"--user-data-dir={profile}",
     ]  # fmt: skip
     # The pipe is descriptors 3 and 4 of Chromium.
     bash = 'exec "$@" 3<&"$IN" 4>&"$OUT"'
