@@ -1,6 +1,6 @@
 """A run, from the experiment file to exit. Read this file first, then `stages.py`.
 
-run_experiment / resume_run          decide what to do, own the run directory
+run_experiment / resume_run          decide what to do, own the run directory; a report at the end
 └─ supervise                         one tree of task groups; everything below dies with it
    ├─ store.writer                   opened first, closed last: nothing recorded is lost
    ├─ control.sock                   trainer, `forge status`, `forge stop`
@@ -41,6 +41,7 @@ from forge.runner.placement import Placement
 from forge.runner.plan import Plan, plan
 from forge.runner.plan_view import render as render_plan
 from forge.runner.progress import Progress
+from forge.runner.report import report_at_end
 from forge.runner.sinks import open_sinks
 from forge.runner.stages import Past, Work
 from forge.runner.stopping import StopRequest
@@ -80,7 +81,10 @@ def run_experiment(
 
     console = Console(quiet=quiet)
     experiment = load_experiment(path, overrides=overrides)
-    with _planned(experiment, console, experiment.name, wait_s) as (planned, cards):
+    with (
+        report_at_end(console) as begun,
+        _planned(experiment, console, experiment.name, wait_s) as (planned, cards),
+    ):
         console.show(render_plan(planned))
         model = locate_model(experiment.model, say=None if quiet else console.say)
         pinned = experiment.model.model_copy(update={"revision": model.revision})
@@ -90,6 +94,7 @@ def run_experiment(
             recorded = experiment.model_copy(update={"model": pinned})
             write_file(paths.experiment, dump_experiment(recorded))
             located = experiment.model_copy(update={"model": model})
+            begun.append(paths)
             anyio.run(_supervise, paths, located, Past(), console, planned.placement)
     return paths
 
@@ -97,7 +102,8 @@ def run_experiment(
 def resume_run(paths: RunPaths, *, quiet: bool = False, wait_s: float | None = None) -> RunPaths:
     """Continue a run where it stood. What is finished is skipped; nothing recorded is deleted."""
     console = Console(quiet=quiet)
-    with open_run_lock(paths):  # first: what another process still writes is no past
+    # The lock first: what another process still writes is no past.
+    with report_at_end(console) as begun, open_run_lock(paths):
         experiment = load_experiment(paths.experiment)
         store = experiment.store.model_copy(update={"dir": paths.root.parent})
         experiment = experiment.model_copy(update={"store": store})
@@ -115,6 +121,7 @@ def resume_run(paths: RunPaths, *, quiet: bool = False, wait_s: float | None = N
         with _planned(experiment, console, paths.name, wait_s) as (planned, _):
             model = locate_model(experiment.model, say=None if quiet else console.say)
             experiment = experiment.model_copy(update={"model": model})
+            begun.append(paths)
             anyio.run(_supervise, paths, experiment, past, console, planned.placement)
     return paths
 

@@ -62,6 +62,8 @@ def test_what_was_asked_for_is_there_after_a_kill(tmp_path: Path) -> None:
     finished = forge("resume", "grpo-1", cwd=tmp_path)
     assert finished.returncode == 0, finished.stderr
     assert len(evaluations(root)) == 1
+    assert f"report: {root.resolve()}/report.html" in finished.stderr
+    assert (root / "report.html").stat().st_size > 10_000
     with opened(root) as db:
         trained = db.execute(
             "SELECT step, attempt, group_concat(sample_id) FROM "
