@@ -161,9 +161,9 @@ async def put_until_killed(root: Path) -> None:
     """The child: prints how many turns are acknowledged after each flush."""
     maker, num_put = Maker(text_bytes=12_000), 0
     async with open_writer(root, StoreTable()) as writer:
-        for number, record in enumerate(maker.records(1 << 40)):
-            await writer.put(record)
-            num_put += isinstance(record, Turn)
+        for number, records in enumerate(_as_put(maker.records(1 << 40))):
+            await writer.put(*records)
+            num_put += sum(isinstance(record, Turn) for record in records)
             if number % 97 == 96:
                 await writer.flush()
                 print(num_put, flush=True)

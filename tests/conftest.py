@@ -16,8 +16,12 @@ settings.load_profile("untimed")
 GPU_DEVICES = (Path("/dev/nvidia0"), Path("/dev/kfd"))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Called once, with all collected tests."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Called once, with all collected tests. A marathon is run by who asks for it by name."""
+    if "marathon" not in config.option.markexpr:
+        for item in items:
+            if item.get_closest_marker("marathon"):
+                item.add_marker(pytest.mark.skip(reason="takes minutes: -m marathon"))
     if any(device.exists() for device in GPU_DEVICES):
         return
     for item in items:
