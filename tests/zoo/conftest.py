@@ -37,3 +37,69 @@ class Benches:
 @pytest.fixture(scope="session")
 def bench_for(request: pytest.FixtureRequest) -> Benches:
     return Benches(request)
+
+
+class Bait:
+    """What a cheat that got out would touch: a run's database and socket, open to everybody."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = folder / "run.db"
+        self.store.write_bytes(b"nobody reads this")
+        self.store.chmod(0o666)
+        self.path = folder / "control.sock"
+        self.server = socket.socket(socket.AF_UNIX)
+        self.server.bind(str(self.path))
+        self.path.chmod(0o777)
+        self.server.listen()
+        self.server.setblocking(False)
+
+    def require_untouched(self) -> None:
+        assert self.store.read_bytes() == b"nobody reads this"
+        with pytest.raises(BlockingIOError):
+            self.server.accept()
+
+
+@pytest.fixture(scope="session")
+def bait(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bait]:
+    folder = tmp_path_factory.mktemp("run")
+    modes = {one: one.stat().st_mode for one in (folder, *folder.parents[:2])}
+    for one in modes:
+        one.chmod(0o755)
+    made = Bait(folder)
+    yield made
+    made.server.close()
+    for one, mode in modes.items():
+        one.chmod(mode)
+
+
+def leftovers(bench: Any) -> set[int]:
+    """Processes below the judge's launcher beside the zygote, once no candidate is judged, and
+    beside those that no candidate entered: the one that measures the judge's own overhead, and who
+    waits for the next."""
+    launcher = bench.spawner._process.pid
+    known = {launcher}
+    if hasattr(bench.trials, "_ready"):
+        neutral = bench.trials._yardsticks.neutral
+        known |= {neutral.child.pid_here} if neutral is not None else set()
+        known |= _waiting(bench.trials._ready)
+    table = read_table()
+    below = family(launcher, table) - known
+    return {pid for pid in below if _is_below_another(pid, below, launcher)}
+
+
+def _waiting(ready: ReadyRunners) -> set[int]:
+    """Once none is being made."""
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    while ready._is_wanted():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return {one.child.pid_here for one in ready._waiting}
+
+
+def _is_below_another(pid: int, below: set[int], launcher: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            parent = int(stat.read().rpartition(")")[2].split()[1])
+    except OSError:
+        return False
+    return parent != launcher and os.path.exists(f"/proc/{pid}")
