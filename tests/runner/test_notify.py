@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sqlite3
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from forge.runner.notify import LONGEST_MESSAGE, Notice, open_notifier
 from forge.store.layout import RunPaths
 from forge.store.writer import open_writer
 from forge.views.terminal import printable
+from tests.runner.test_run import Supervised
 from tests.store.storefactory import (
     Options,
     attempt,
@@ -317,3 +319,22 @@ async def test_what_an_earlier_attempt_reached_is_no_news(paths: RunPaths) -> No
         assert bests.look() == []
         assert bests.summary().startswith("later: ")
     bests.close()
+
+
+async def test_a_run_tells_after_it_has_recorded_how_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through the supervisor itself: run.py opens the notifier beside the store."""
+    supervised = Supervised(tmp_path, monkeypatch)
+    select = f"sqlite3.connect('{supervised.paths.run_db}').execute('SELECT reason FROM attempts')"
+    command = f'{sys.executable} -c "import sqlite3; print({select}.fetchone()[0])" > {tmp_path}/r'
+    notify = NotifyTable(command=command, timeout_s=20.0)
+    supervised.experiment = supervised.experiment.model_copy(update={"notify": notify})
+
+    async def work(self: Any) -> None:
+        raise MachineError("the GPU fell off the bus")
+
+    ended = await supervised.end(work)
+    assert ended is not None
+    assert ended.words == "the GPU fell off the bus"
+    assert (tmp_path / "r").read_text() == "the GPU fell off the bus\n"
