@@ -10,6 +10,7 @@ nobody wrote it: only a writer may take them away, and the next one does.
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 import struct
 from typing import TYPE_CHECKING
@@ -30,8 +31,12 @@ DAMAGED = "damaged, or was copied in part; copy the run's whole directory, -wal 
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR)
 _HEADER = struct.Struct(">16sH6xI I")
 """Of a database file: magic, page size, change counter, number of pages."""
+_HEADER_BYTES = 100
 _VALID_FOR_BYTE = 92
 """Where the header says at which change its number of pages was written."""
+_MAX_KEPT = 64
+_kept: dict[tuple[int, int], int] = {}
+"""Device and inode of a database to the descriptor through which its header was read."""
 
 
 def connect(paths: RunPaths) -> sqlite3.Connection:
@@ -87,11 +92,10 @@ def _check_whole(path: Path) -> None:
     if wal.exists() and wal.stat().st_size:
         return
     try:
-        with path.open("rb") as file:
-            header = file.read(100)
+        header = _read_header(path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    if len(header) < 100:
+    if len(header) < _HEADER_BYTES:
         return
     magic, page_bytes, changes, num_pages = _HEADER.unpack_from(header)
     (valid_for,) = struct.unpack_from(">I", header, _VALID_FOR_BYTE)
@@ -99,6 +103,21 @@ def _check_whole(path: Path) -> None:
     found, wanted = path.stat().st_size, page_bytes * num_pages
     if magic == b"SQLite format 3\0" and changes == valid_for and found < wanted:
         raise ConfigError(f"{path}: {found} of its {wanted} bytes are there: {DAMAGED}")
+
+
+def _read_header(path: Path) -> bytes:
+    """The first bytes of a database; empty for one more than _MAX_KEPT.
+
+    Its descriptor is kept: closing one drops the locks of every connection to the file in this
+    process, a writer's too, and whoever closes the database then deletes the WAL from under them.
+    """
+    stat = path.stat()
+    key = stat.st_dev, stat.st_ino
+    if key not in _kept:
+        if len(_kept) >= _MAX_KEPT:
+            return b""
+        _kept[key] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    return os.pread(_kept[key], _HEADER_BYTES, 0)
 
 
 def _try_open(path: Path, mode: str) -> sqlite3.Connection | None:
