@@ -23,10 +23,11 @@ MAX_NAME = 100
 
 _LIST = """
 SELECT rank, problem_id, family, level, ranked_by, speedup_low, speedup, candidate_us, baseline_us,
-    num_launches, num_characters, turn_id, stage, step, purpose, policy_version, recorded_at,
+    num_launches, turn_id, stage, step, purpose, policy_version, recorded_at,
     count(*) OVER () AS num_found
 FROM v_best_kernels
-WHERE :words IS NULL OR instr(lower(problem_id), :words) OR instr(lower(family), :words)
+WHERE problem_id IS NOT NULL  -- of a turn whose group is not recorded yet nobody knows it
+    AND (:words IS NULL OR instr(lower(problem_id), :words) OR instr(lower(family), :words))
 ORDER BY rank LIMIT :limit
 """
 
@@ -38,7 +39,7 @@ class KernelList:
     """The best kernels, best first."""
 
     rows: tuple[dict[str, Any], ...]
-    """As v_best_kernels has them, less the code."""
+    """As v_best_kernels has them, less the code and its length, which cost a text each."""
     num_found: int
 
 

@@ -129,7 +129,7 @@ _LIST = """
 SELECT problem_id, family, level, purpose, num_rollouts, num_turns, correct_share, best_speedup,
     best_reward, first_solved_by_version, last_played_by_version, count(*) OVER () AS num_found
 FROM v_problems
-WHERE (:purpose IS NULL OR purpose = :purpose)
+WHERE problem_id IS NOT NULL AND (:purpose IS NULL OR purpose = :purpose)
     AND (:glob IS NULL OR lower(problem_id) GLOB :glob OR lower(family) GLOB :glob)
     AND (:solved IS NULL OR (num_correct_turns > 0) = :solved)
 ORDER BY {order} LIMIT :limit

@@ -133,7 +133,7 @@ class KernelsScreen(PacedScreen[Shown]):
     def show_answer(self, data: Shown) -> None:
         num, num_found = len(data.kernels.rows), data.kernels.num_found
         counted = f"{num}" if num == num_found else f"{num} of {num_found}"
-        words = f"{counted} solved problems, best first" if num else "no correct kernel yet"
+        words = f"best kernels of {counted} problems" if num else "no correct kernel"
         self.query_one("#caption", Static).update(words)
         table = self.query_one(RowTable)
         table.show_rows([(row["turn_id"], row) for row in data.kernels.rows])

@@ -27,9 +27,10 @@ class PacedScreen(AskingScreen[Data], Generic[Data]):
 
     def __init__(self, watched: Watched) -> None:
         super().__init__(watched)
-        self._answered_to: Any = None
+        self._answered_to: tuple[Any, int, Any] | None = None
         self._answer: Data | None = None
         self._shown: Data | None = None
+        self._shown_for: Any = None
         self._asked_at = 0.0
         self._cost_s = 0.0
         self._is_due = False
@@ -43,7 +44,7 @@ class PacedScreen(AskingScreen[Data], Generic[Data]):
         raise NotImplementedError
 
     def show_answer(self, data: Data) -> None:
-        """Shows it, in the event loop. Not called again for an equal answer."""
+        """Shows it, in the event loop. Not called again for an equal one."""
         raise NotImplementedError
 
     def ask_now(self) -> None:
@@ -51,12 +52,11 @@ class PacedScreen(AskingScreen[Data], Generic[Data]):
         super().refresh_data()
 
     def refresh_data(self) -> None:
-        if self._is_due:
-            return
         wait_s = self._asked_at + PACE * self._cost_s - time.monotonic()
-        if wait_s <= 0:
+        is_answered = self._answered_to is not None and self._answered_to[2] == self.question()
+        if wait_s <= 0 or not is_answered:
             super().refresh_data()
-        else:
+        elif not self._is_due:
             self._is_due = True
             self.set_timer(wait_s, self._due)
 
@@ -70,10 +70,11 @@ class PacedScreen(AskingScreen[Data], Generic[Data]):
         return self._answer
 
     def show(self, data: Data) -> None:
-        if data == self._shown:
+        question = self.question()
+        if data == self._shown and question == self._shown_for:
             return
         began = time.monotonic()
-        self._shown = data
+        self._shown, self._shown_for = data, question
         self.show_answer(data)
         self._cost_s += time.monotonic() - began
 

@@ -71,7 +71,7 @@ COLUMNS = (
         key="recent", heading="played at", from_width=100, is_number=True,
         value=lambda row: _whole(row.last_played_by_version),
     ),
-    Column(key="trend", heading="trend", value=lambda row: spark(row.trend), width=16),
+    Column(key="trend", heading="trend", value=lambda row: spark(row.trend)),
 )  # fmt: skip
 """`solved at` and `played at` are policy versions; pass is of turns, the trend of rollouts."""
 

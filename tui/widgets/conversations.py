@@ -12,7 +12,7 @@ from rich.text import Text
 from forge.views.conversation import Part, diff_codes, split_answer
 from forge.views.terminal import printable
 from tui.widgets.figures import number
-from tui.widgets.texts import shown_code, shown_diff, shown_text
+from tui.widgets.texts import MAX_SHOWN, shown_code, shown_diff, shown_text
 from tui.widgets.verdicts import signed, speedup, verdict_word
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from forge.views.conversation import Conversation, PlayedTurn
 
+MAX_REASON = 40
+"""Characters of the judge's code, which is a word, in the head line; the verdict has all."""
 STYLES = {Part.TEXT: "", Part.THINKING: "italic dim"}
 
 
@@ -35,7 +37,7 @@ def head_of(found: Conversation, turn: PlayedTurn) -> Text:
     text.append(printable(found.problem_id), style="bold")
     text.append("" if group["level"] is None else f" level {group['level']}")
     text.append("\n").append(verdict_word(row["status"]))
-    text.append(f" ({printable(row['reason'] or '–')})")
+    text.append(f" ({printable((row['reason'] or '–')[:MAX_REASON])})")
     if row["speedup"] is not None:
         text.append(f" · {speedup(row)}")
     text.append(f" · reward {number(row['reward'])} · return {number(row['discounted_return'])}")
@@ -62,11 +64,14 @@ def answer_of(found: Conversation, turn: PlayedTurn) -> Group:
         tokens = turn.row["num_prompt_tokens"]
         parts.append(_heading(f"it was given the problem ({tokens} tokens; t shows them)"))
     parts.append(_heading("it answered"))
-    for kind, text in split_answer(turn.row["completion"] or ""):
+    completion = turn.row["completion"] or ""
+    for kind, text in split_answer(completion[:MAX_SHOWN]):
         if kind is Part.CODE:
             parts.append(shown_code(text))
         else:
             parts.append(shown_text(text.removesuffix("\n"), style=STYLES[kind]))
+    if len(completion) > MAX_SHOWN:
+        parts.append(_heading(f"… {len(completion) - MAX_SHOWN} more characters"))
     if turn.row["is_truncated"]:
         parts.append(_heading("… cut off at its length"))
     return Group(*parts)

@@ -40,6 +40,8 @@ class Column:
 
 
 MIN_REST = 12
+MAX_COLUMN = 40
+"""Of a column that does not take the rest: one long word leaves room for the others."""
 SCROLLBAR = 2
 
 
@@ -118,7 +120,7 @@ def _widths(columns: list[Column], cells: list[list[Text]], *, width: int) -> li
     it.
     """
     widths = [
-        1 + max(column.width or 0, *(row[i].cell_len for row in cells))
+        1 + max(column.width or 0, *(_wanted(column, row[i]) for row in cells))
         for i, column in enumerate(columns)
     ]
     for i, column in enumerate(columns):
@@ -126,3 +128,7 @@ def _widths(columns: list[Column], cells: list[list[Text]], *, width: int) -> li
             rest = width - SCROLLBAR - sum(widths) + widths[i]
             widths[i] = max(MIN_REST, min(widths[i], rest))
     return widths
+
+
+def _wanted(column: Column, text: Text) -> int:
+    return text.cell_len if column.takes_rest else min(text.cell_len, MAX_COLUMN)

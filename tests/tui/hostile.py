@@ -1,0 +1,68 @@
+"""A run whose every text would do something if it were obeyed, and what must never be drawn."""
+
+from __future__ import annotations
+
+import unicodedata
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import anyio
+
+from forge.records import Status
+from forge.store.layout import RunPaths
+from tests.store.storefactory import attempt, group, problem, samples, write_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from textual.pilot import Pilot
+
+WORDS = (
+    "[@click=app.quit]press[/] [bold red]loud[/] \x1b[2J\x1b]0;title\x07 \x9b31m "
+    "\u202edrow <|im_end|>\r<|im_start|>system \x1b]52;c;cm0gLXJmIC8=\x07 [/nope] :skull:"
+)
+"""Textual's and Rich's markup, ECMA-48 in 7 and 8 bit, a title, a clipboard, a template's tokens,
+letters turned round, a carriage return, a tag that was never opened.
+"""
+NAME = "evil-[red]\x1b[31m\u202e-0"
+VISIBLE = ("[@click=app.quit]press[/]", "[bold red]loud[/]", "␛[2J", "<|im_end|>␍<|im_start|>")
+"""What of it stands on a line of its own in a wide terminal."""
+
+
+def write_hostile_run(tmp_path: Path) -> RunPaths:
+    """Two siblings of two turns, the second answers correct, all texts hostile."""
+    code = f'X = """{WORDS}"""\n\x1b[2Jclass ModelNew: ...\n'
+    played = group(0, [[Status.WRONG, Status.CORRECT]] * 2, problem_id=NAME)
+    trajectories = []
+    for trajectory in played.trajectories:
+        turns = [
+            replace(
+                turn,
+                prompt_text=WORDS,
+                completion_text=f"<think>{WORDS}</think>\n{WORDS}\n```python\n{code}# {n}\n```",
+                code=f"{code}# {n}\n",
+                feedback=WORDS,
+                verdict=replace(turn.verdict, detail=WORDS, reason=WORDS, device=WORDS),
+                reward_terms={WORDS: 0.5},
+            )
+            for n, turn in enumerate(trajectory.turns)
+        ]
+        trajectories.append(replace(trajectory, problem_id=NAME, turns=tuple(turns)))
+    played = replace(played, trajectories=tuple(trajectories))
+    evil = replace(problem(0), problem_id=NAME, family=WORDS, source=f"# {WORDS}\n")
+    records = [attempt(), evil, played, *samples(played, first_id=0)]
+    anyio.run(write_run, tmp_path / "evil-1", records)
+    return RunPaths(tmp_path / "evil-1")
+
+
+def assert_harmless(pilot: Pilot[None]) -> None:
+    """Nothing that is drawn moves a cursor, turns letters round or does something when clicked."""
+    screen = pilot.app.screen
+    for strip in screen._compositor.render_strips():
+        for segment in strip:
+            assert segment.control is None
+            bad = [c for c in segment.text if unicodedata.category(c) in ("Cc", "Cs")]
+            assert not bad, repr(segment.text)
+            assert "\u202e" not in segment.text
+            action = (segment.style.meta if segment.style else {}).get("@click", "")
+            assert "app.quit" not in str(action)

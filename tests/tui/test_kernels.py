@@ -1,0 +1,191 @@
+"""The Kernels screen: every key, both sizes, copies and files, hostile code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+from textual.widgets import Input
+
+from forge.records import Status
+from forge.store.layout import RunPaths
+from tests.store.storefactory import attempt, group, problem, timing, turn, write_run
+from tests.tui.hostile import assert_harmless, write_hostile_run
+from tests.tui.watching import LARGE, SMALL, check_snapshot, press, settle, text_of, watching
+from tui.screens.kernels import KernelsScreen
+from tui.screens.rollout import RolloutScreen
+from tui.widgets.confirm import Confirm
+from tui.widgets.copying import MAX_COPIED
+from tui.widgets.row_table import RowTable
+
+if TYPE_CHECKING:
+    from textual.pilot import Pilot
+
+pytestmark = pytest.mark.anyio
+BEST = "elementwise-residual-cos-elu-square-tanh"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def toasts(pilot: Pilot[None]) -> str:
+    return "\n".join(each.message for each in pilot.app._notifications)
+
+
+async def save_as(pilot: Pilot[None], name: str) -> None:
+    await press(pilot, "w")
+    pilot.app.screen.query_one(Input).value = name
+    await press(pilot, "enter")
+
+
+Claim = Callable[[str], bool]
+KEYS: dict[str, tuple[list[str], Claim]] = {
+    "j": (["j", "j", "j"], lambda text: "class ModelNew(torch.nn.Module):" in text),
+    "k": (["k", "k", "k"], lambda text: f"{BEST}\nfound by" in text),
+    "slash": (["slash", *"softm", "enter"], lambda text: f"{BEST}" not in text),
+    "escape": (["escape"], lambda text: f"{BEST}" in text),
+    "enter": (["enter"], lambda text: "· turn " in text),
+}
+
+
+async def test_each_key_does_what_it_says(canned_run: RunPaths):
+    async with watching(canned_run, keys=["4"]) as pilot:
+        for key, (keys, claim) in KEYS.items():
+            assert not claim(text_of(pilot)), key
+            await pilot.press(*keys)
+            await settle(pilot)
+            assert claim(text_of(pilot)), f"{key}:\n{text_of(pilot)}"
+
+
+def test_every_key_is_tried():
+    keys = {binding.key for binding in KernelsScreen.BINDINGS}  # pyright: ignore[reportAttributeAccessIssue]
+    assert keys == set(KEYS) | {"c", "w"}
+
+
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+async def test_it_looks_so(canned_run: RunPaths, size: tuple[int, int]):
+    async with watching(canned_run, size=size, keys=["4"]) as pilot:
+        check_snapshot(pilot, "kernels")
+
+
+async def test_the_code_is_that_of_the_row_and_enter_leads_to_its_turn(canned_run: RunPaths):
+    async with watching(canned_run, size=LARGE, keys=["4", "down", "down"]) as pilot:
+        chosen = pilot.app.screen.query_one(RowTable).chosen
+        assert f"found by quickstart-1, {chosen} (train), stage 4" in text_of(pilot)
+        await press(pilot, "c")
+        copied = pilot.app.clipboard
+        await press(pilot, "enter")
+        assert isinstance(pilot.app.screen, RolloutScreen)
+        assert f"{chosen} · turn" in text_of(pilot)
+        await press(pilot, "c")
+        assert pilot.app.clipboard == copied
+
+
+async def test_a_kernel_is_saved_and_a_file_replaced_only_after_a_yes(
+    canned_run: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / f"{BEST}.py"
+    async with watching(canned_run, keys=["4", "w"]) as pilot:
+        assert pilot.app.screen.query_one(Input).value == path.name
+        await press(pilot, "escape")
+        assert not path.exists()
+        await press(pilot, "w", "enter")
+        assert "class ModelNew" in path.read_text()
+        assert toasts(pilot) == str(path)
+        path.write_text("mine")
+        for answer, left in (("n", "mine"), ("escape", "mine")):
+            await press(pilot, "w", "enter")
+            assert isinstance(pilot.app.screen, Confirm)
+            await press(pilot, answer)
+            assert path.read_text() == left
+        await press(pilot, "w", "enter", "y")
+        assert "class ModelNew" in path.read_text()
+    assert {p.name for p in tmp_path.iterdir()} == {"runs", path.name}
+
+
+async def test_a_place_that_cannot_be_written_is_one_line(canned_run: RunPaths, tmp_path: Path):
+    async with watching(canned_run, keys=["4"]) as pilot:
+        await save_as(pilot, f"{tmp_path}/no/[b]such[/b]/kernel.py")
+        assert "no/[b]such[/b]/kernel.py: cannot be written: No such file" in toasts(pilot)
+        await save_as(pilot, str(tmp_path))
+        assert "a directory; name a file" in toasts(pilot)
+        await save_as(pilot, "")
+        assert isinstance(pilot.app.screen, KernelsScreen)
+
+
+def test_times_speedup_and_how_often_it_was_measured_are_told(tmp_path: Path):
+    best, again = (group(n, [[Status.CORRECT]], speed=timing(x)) for n, x in ((0, 2.5), (1, 2.0)))
+    first = best.trajectories[0].turns[0]
+    same = [replace(again.trajectories[0].turns[0], code=first.code)]
+    again = replace(again, trajectories=(replace(again.trajectories[0], turns=tuple(same)),))
+    records = [attempt(), problem(), best, again, turn(9, speed=timing(3.0))]
+    anyio.run(write_run, tmp_path / "toy-1", records)
+
+    async def look() -> None:
+        async with watching(RunPaths(tmp_path / "toy-1"), size=LARGE, keys=["4"]) as pilot:
+            text = text_of(pilot)
+            assert "speed-up 2.50x (at least 2.25x) · candidate 40 us ±1" in text
+            assert "measured 2 times: 40 us to 50 us" in text
+            assert "the same code was found 2 times" in text
+            assert "3.00x" not in text, "of a turn without a group nobody knows the problem"
+
+    anyio.run(look)
+
+
+def test_a_run_without_a_correct_kernel_says_so_and_its_keys_do_nothing(tmp_path: Path):
+    records = [attempt(), problem(), group(0, [[Status.WRONG]])]
+    anyio.run(write_run, tmp_path / "toy-1", records)
+
+    async def look() -> None:
+        async with watching(RunPaths(tmp_path / "toy-1"), keys=["4"]) as pilot:
+            assert "no correct kernel" in text_of(pilot)
+            await press(pilot, "c", "w", "enter", "j")
+            assert isinstance(pilot.app.screen, KernelsScreen)
+            assert pilot.app.clipboard == ""
+
+    anyio.run(look)
+
+
+def test_code_too_long_for_a_terminal_is_not_copied(tmp_path: Path):
+    code = "# x\n" * (MAX_COPIED // 4 + 1)
+    records = [attempt(), problem(), turn(1, code=code)]
+    anyio.run(write_run, tmp_path / "toy-1", records)
+
+    async def look() -> None:
+        async with watching(RunPaths(tmp_path / "toy-1"), keys=["3", "c"]) as pilot:
+            assert f"{len(code)} characters; a terminal takes {MAX_COPIED}" in toasts(pilot)
+            assert pilot.app.clipboard == ""
+
+    anyio.run(look)
+
+
+def test_hostile_code_is_shown_copied_harmless_and_saved_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    paths = write_hostile_run(tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+    async def look() -> None:
+        async with watching(paths, size=LARGE, keys=["4"]) as pilot:
+            assert_harmless(pilot)
+            assert "[bold red]loud[/]" in text_of(pilot)
+            await press(pilot, "c")
+            assert "\x1b" not in pilot.app.clipboard
+            assert "␛[2J" in pilot.app.clipboard
+            await press(pilot, "w")
+            assert_harmless(pilot)
+            assert "/" not in pilot.app.screen.query_one(Input).value
+            await press(pilot, "enter")
+            assert_harmless(pilot)
+
+    anyio.run(look)
+    saved = next(path for path in tmp_path.iterdir() if path.suffix == ".py")
+    assert "\x1b[2J" in saved.read_text()
+    assert all(c.isascii() and c.isprintable() for c in saved.name)

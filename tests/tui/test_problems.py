@@ -1,0 +1,226 @@
+"""The Problems screen and all attempts at a problem: every key, both sizes, hostile names."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+from textual.widgets import Input
+
+from forge.store.layout import RunPaths
+from tests.store.storefactory import write_run
+from tests.tui.hostile import NAME, assert_harmless, write_hostile_run
+from tests.tui.watching import LARGE, SMALL, check_snapshot, press, settle, text_of, watching
+from tui.screens.attempts import AttemptsScreen
+from tui.screens.paced import PacedScreen
+from tui.screens.problems import ProblemsScreen
+from tui.screens.rollout import RolloutScreen
+from tui.widgets.row_table import RowTable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from textual.pilot import Pilot
+
+pytestmark = pytest.mark.anyio
+NARROW = (40, 24)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def table(pilot: Pilot[None]) -> RowTable:
+    return pilot.app.screen.query_one(RowTable)
+
+
+def column(pilot: Pilot[None], key: str) -> list[str]:
+    return [str(value).strip() for value in table(pilot).get_column(key)]
+
+
+Claim = Callable[[str], bool]
+
+PROBLEMS_KEYS: dict[str, tuple[list[str], Claim]] = {
+    "o": (["o"], lambda text: "76 problems · by pass" in text),
+    "r": (["r"], lambda text: "by pass, reversed" in text),
+    "p": (["p"], lambda text: "60 problems · by pass" in text and "for train" in text),
+    "u": (["u"], lambda text: "for train · never solved" in text),
+    "slash": (["slash", *"norm-", "enter"], lambda text: "“norm-” · never solved" in text),
+    "escape": (["escape"], lambda text: "76 problems · by pass, reversed\n" in text),
+    "enter": (["end", "enter"], lambda text: "attempts · all · by latest" in text),
+}
+"""Key to what is pressed, and what the screen says then and did not before; in this order."""
+ATTEMPTS_KEYS: dict[str, tuple[list[str], Claim]] = {
+    "o": (["o"], lambda text: "by reward" in text),
+    "f": (["f"], lambda text: "0 attempts · solved" in text),
+    "r": (["r"], lambda text: "class Model(torch.nn.Module):" in text),
+    "enter": (["r", "f", "down", "enter"], lambda text: "turn 1 of 3 · sibling 2 of 8" in text),
+    "escape": (["escape", "escape"], lambda text: "76 problems" in text),
+}
+
+
+async def try_keys(pilot: Pilot[None], tried: dict[str, tuple[list[str], Claim]]) -> None:
+    for key, (keys, claim) in tried.items():
+        assert not claim(text_of(pilot)), key
+        await press(pilot, *keys)
+        assert claim(text_of(pilot)), f"{key}:\n{text_of(pilot)}"
+
+
+async def test_each_key_of_the_table_does_what_it_says(canned_run: RunPaths):
+    async with watching(canned_run, keys=["2"]) as pilot:
+        await try_keys(pilot, PROBLEMS_KEYS)
+
+
+async def test_each_key_of_the_attempts_does_what_it_says(canned_run: RunPaths):
+    async with watching(canned_run, keys=["2", "enter"]) as pilot:
+        await try_keys(pilot, ATTEMPTS_KEYS)
+
+
+@pytest.mark.parametrize(
+    ("screen", "tried"), [(ProblemsScreen, PROBLEMS_KEYS), (AttemptsScreen, ATTEMPTS_KEYS)]
+)
+def test_every_key_is_tried(screen: type, tried: dict[str, Any]):
+    assert {binding.key for binding in screen.BINDINGS} == set(tried)
+
+
+@pytest.mark.parametrize("size", [SMALL, LARGE, NARROW])
+async def test_the_table_looks_so(canned_run: RunPaths, size: tuple[int, int]):
+    async with watching(canned_run, size=size, keys=["2"]) as pilot:
+        check_snapshot(pilot, "problems")
+
+
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+async def test_the_attempts_look_so(canned_run: RunPaths, size: tuple[int, int]):
+    keys = ["2", "p", "p", "o", "enter"]
+    async with watching(canned_run, size=size, keys=keys) as pilot:
+        assert isinstance(pilot.app.screen, AttemptsScreen)
+        check_snapshot(pilot, "attempts")
+
+
+async def test_the_best_pass_rate_comes_first_and_last_when_reversed(canned_run: RunPaths):
+    async with watching(canned_run, keys=["2", "o"]) as pilot:
+        shares = [int(share.rstrip("%")) for share in column(pilot, "pass")]
+        assert shares == sorted(shares, reverse=True)
+        await press(pilot, "r")
+        assert [int(share.rstrip("%")) for share in column(pilot, "pass")] == sorted(shares)
+
+
+async def test_a_click_on_a_heading_orders_by_it_and_another_turns_it_round(canned_run: RunPaths):
+    async with watching(canned_run, keys=["2"]) as pilot:
+        at = text_of(pilot).splitlines()[3].index("tries")
+        await pilot.click(RowTable, offset=(at, 0))
+        await settle(pilot)
+        assert "by attempts" in text_of(pilot)
+        await pilot.click(RowTable, offset=(at + 1, 0))
+        await settle(pilot)
+        assert "by attempts, reversed" in text_of(pilot)
+
+
+async def test_the_cursor_stays_on_its_problem_in_another_order(canned_run: RunPaths):
+    async with watching(canned_run, keys=["2", "down", "down"]) as pilot:
+        chosen = table(pilot).chosen
+        await press(pilot, "o")
+        assert table(pilot).chosen == chosen
+        await press(pilot, "enter", "escape")
+        assert table(pilot).chosen == chosen
+
+
+async def test_letters_go_into_the_filter_while_it_is_typed(canned_run: RunPaths):
+    async with watching(canned_run, keys=["2"]) as pilot:
+        await pilot.press("slash", *"sou1")
+        await settle(pilot)
+        assert pilot.app.screen.query_one(Input).value == "sou1"
+        assert "none; Escape shows all" in text_of(pilot)
+        await pilot.press(*["backspace"] * 4, *"softmax-", "enter")
+        await settle(pilot)
+        assert {name.split("-")[0] for name in column(pilot, "name")} == {"softmax"}
+        assert table(pilot).has_focus
+
+
+async def test_what_was_written_is_shown_and_the_same_is_not_asked_again(
+    canned_run: RunPaths, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("tui.screens.paced.PACE", 0.0)
+    asked = []
+    answer = ProblemsScreen.answer
+    monkeypatch.setattr(
+        ProblemsScreen, "answer",
+        lambda self, reader, question: asked.append(1) or answer(self, reader, question),
+    )  # fmt: skip
+    async with watching(canned_run, keys=["2"]) as pilot:
+        screen = pilot.app.screen
+        assert isinstance(screen, PacedScreen)
+        screen.refresh_data()
+        await settle(pilot)
+        assert len(asked) == 1
+        with sqlite3.connect(canned_run.run_db) as connection:
+            connection.execute("UPDATE problems SET level = 77")
+        connection.close()
+        screen.refresh_data()
+        await settle(pilot)
+        assert len(asked) == 2
+        assert set(column(pilot, "level")) == {"77"}
+
+
+async def test_a_dear_question_is_asked_seldom_but_a_keys_at_once(
+    canned_run: RunPaths, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("tui.screens.paced.PACE", 1e6)
+    async with watching(canned_run, keys=["2"]) as pilot:
+        with sqlite3.connect(canned_run.run_db) as connection:
+            connection.execute("UPDATE problems SET level = 77")
+        connection.close()
+        screen = pilot.app.screen
+        assert isinstance(screen, PacedScreen)
+        screen.refresh_data()
+        await settle(pilot)
+        assert "77" not in column(pilot, "level")
+        await press(pilot, "o")
+        assert "77" in column(pilot, "level")
+
+
+def test_a_run_without_a_problem_says_so(tmp_path: Path):
+    anyio.run(write_run, tmp_path / "toy-1", [])
+
+    async def look() -> None:
+        async with watching(RunPaths(tmp_path / "toy-1"), keys=["2"]) as pilot:
+            assert "0 problems" in text_of(pilot)
+            await press(pilot, "enter", "o", "r")
+            assert isinstance(pilot.app.screen, ProblemsScreen)
+
+    anyio.run(look)
+
+
+async def test_a_run_that_is_deleted_while_it_is_looked_at_stays_on_screen(canned_run: RunPaths):
+    async with watching(canned_run, keys=["2"]) as pilot:
+        canned_run.run_db.unlink()
+        await press(pilot, "o")
+        assert "deleted" in text_of(pilot)
+        assert "softmax" in text_of(pilot) or "broadcast" in text_of(pilot)
+
+
+def test_hostile_names_are_shown_and_not_obeyed(tmp_path: Path):
+    paths = write_hostile_run(tmp_path)
+
+    async def look() -> None:
+        async with watching(paths, size=LARGE, keys=["2"]) as pilot:
+            assert_harmless(pilot)
+            assert "evil-[red]␛[31m" in text_of(pilot)
+            await pilot.press("slash", *"evil-[", "enter")
+            await settle(pilot)
+            assert len(column(pilot, "name")) == 1
+            await press(pilot, "enter")
+            assert_harmless(pilot)
+            assert "evil-[red]␛[31m\\u202e-0" in text_of(pilot)
+            await press(pilot, "r")
+            assert_harmless(pilot)
+            assert "␛]0;title" in text_of(pilot)
+            await press(pilot, "r", "enter")
+            assert isinstance(pilot.app.screen, RolloutScreen)
+
+    anyio.run(look)
+    assert "\x1b" in NAME

@@ -1,0 +1,241 @@
+"""The Rollout screen: every key, every pane, both sizes, hostile texts."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+from textual.widgets import Input, TabbedContent
+
+from forge.records import Status
+from forge.store.layout import RunPaths
+from forge.store.reader import open_run
+from tests.store.storefactory import attempt, group, problem, timing, turn, write_run
+from tests.tui.hostile import VISIBLE, assert_harmless, write_hostile_run
+from tests.tui.watching import LARGE, SMALL, check_snapshot, press, settle, text_of, watching
+from tui.screens.rollout import PANES, RolloutScreen
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from textual.pilot import Pilot
+
+pytestmark = pytest.mark.anyio
+SOLVED = "g167.r7"
+"""A rollout of the canned run with a wrong turn and a correct one."""
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def go(pilot: Pilot[None], place: str) -> None:
+    await pilot.press("g", *place, "enter")
+    await settle(pilot)
+
+
+def toasts(pilot: Pilot[None]) -> str:
+    return "\n".join(each.message for each in pilot.app._notifications)
+
+
+def head(pilot: Pilot[None]) -> str:
+    return text_of(pilot).split("Answer")[0]
+
+
+Claim = Callable[[str], bool]
+KEYS: dict[str, tuple[list[str], Claim]] = {
+    "G": (["G"], lambda text: "g376.r0.t0" in text or "sibling 1 of" in text),
+    "g": (["g", *SOLVED, "enter"], lambda text: "g167.r7.t0 · turn 1 of 2" in text),
+    "right": (["right"], lambda text: "g167.r7.t1 · turn 2 of 2" in text),
+    "left": (["left"], lambda text: "g167.r7.t0 · turn 1 of 2" in text),
+    "l": (["l"], lambda text: "g167.r7.t1 · turn 2 of 2" in text),
+    "h": (["h"], lambda text: "g167.r7.t0 · turn 1 of 2" in text),
+    "k": (["k"], lambda text: "g167.r6.t0" in text),
+    "j": (["j"], lambda text: "g167.r7.t0" in text),
+    "p": (["p"], lambda text: "g166.r0.t0" in text),
+    "n": (["n"], lambda text: "g167.r0.t0" in text),
+    "v": (["v"], lambda text: "judged in" in text),
+    "s": (["s"], lambda text: ("advantage" in text and "r7.t0" in text) or "r1.t0" in text),
+    "d": (["d"], lambda text: "the first turn: there is none before it" in text),
+    "t": (["t"], lambda text: "<|im_start|>system" in text),
+    "r": (["r"], lambda text: "class Model(" in text and "the model saw" not in text),
+    "a": (["a"], lambda text: "── it answered" in text),
+}
+"""Key to what is pressed and what the screen says then; in this order, in one app."""
+
+
+async def test_each_key_does_what_it_says(canned_run: RunPaths):
+    async with watching(canned_run, keys=["3"]) as pilot:
+        for key, (keys, claim) in KEYS.items():
+            if key != "G":
+                assert not claim(text_of(pilot)), key
+            await pilot.press(*keys)
+            await settle(pilot)
+            assert claim(text_of(pilot)), f"{key}:\n{text_of(pilot)}"
+
+
+def test_every_key_is_tried():
+    keys = {key for binding in RolloutScreen.BINDINGS for key in binding.key.split(",")}  # pyright: ignore[reportAttributeAccessIssue]
+    assert keys == set(KEYS) | {"c", "escape"}
+    assert {key for key, _ in PANES.values()} <= set(KEYS)
+
+
+@pytest.mark.parametrize(
+    ("size", "panes"), [(SMALL, list(PANES)), (LARGE, ["answer", "siblings", "diff"])]
+)
+async def test_each_pane_looks_so(canned_run: RunPaths, size: tuple[int, int], panes: list[str]):
+    async with watching(canned_run, size=size, keys=["3"]) as pilot:
+        await go(pilot, f"{SOLVED}.t1")
+        for name in panes:
+            await press(pilot, PANES[name][0])
+            assert pilot.app.screen.query_one(TabbedContent).active == name
+            check_snapshot(pilot, f"rollout-{name}")
+
+
+async def test_it_opens_at_the_latest_group_and_stays_where_it_is(canned_run: RunPaths):
+    async with watching(canned_run, keys=["3"]) as pilot:
+        before = head(pilot)
+        with sqlite3.connect(canned_run.run_db) as connection:
+            connection.execute(
+                "INSERT INTO turns (group_id, rollout, turn, recorded_at, num_prompt_tokens, "
+                "num_completion_tokens, finish, min_version, max_version, reward_terms, "
+                "generate_s, judge_s) VALUES (9999, 0, 0, 0, 1, 1, 'stop', 0, 0, '{}', 0, 0)"
+            )
+        connection.close()
+        screen = pilot.app.screen
+        assert isinstance(screen, RolloutScreen)
+        screen.ask_now()
+        await settle(pilot)
+        assert head(pilot) == before
+        await press(pilot, "G")
+        assert "g9999.r0.t0 · turn 1 of 1 · sibling 1 of 1" in text_of(pilot)
+        assert "… not judged yet" in text_of(pilot)
+
+
+async def test_the_ends_are_ends(canned_run: RunPaths):
+    with open_run(canned_run) as reader:
+        first, last = reader.query("SELECT min(group_id), max(group_id) FROM turns").rows[0]
+    async with watching(canned_run, keys=["3"]) as pilot:
+        for group_id, keys in ((first, ("p", "k", "left")), (last, ("n",))):
+            await go(pilot, str(group_id))
+            there = head(pilot)
+            await press(pilot, *keys)
+            assert head(pilot) == there
+        await go(pilot, f"{SOLVED}.t1")
+        there = head(pilot)
+        await press(pilot, "right", "j")
+        assert head(pilot) == there
+
+
+async def test_a_wrong_place_is_one_line(canned_run: RunPaths):
+    async with watching(canned_run, keys=["3"]) as pilot:
+        before = head(pilot)
+        await go(pilot, "x")
+        await go(pilot, "[b]1")
+        assert "x: no rollout's name" in toasts(pilot)
+        assert "[b]1: no rollout's name" in toasts(pilot)
+        assert head(pilot) == before
+        await go(pilot, "999999")
+        assert "no such group" in text_of(pilot)
+        await press(pilot, "G")
+        assert head(pilot) == before
+
+
+async def test_an_input_takes_its_keys_and_escape_leaves_it(canned_run: RunPaths):
+    async with watching(canned_run, keys=["3"]) as pilot:
+        before = head(pilot)
+        await pilot.press("g", *"12hl", "left", "right")
+        assert pilot.app.screen.query_one(Input).value == "12hl"
+        await press(pilot, "escape")
+        assert head(pilot) == before
+
+
+async def test_the_code_is_copied(canned_run: RunPaths):
+    async with watching(canned_run, keys=["3"]) as pilot:
+        await go(pilot, f"{SOLVED}.t1")
+        await press(pilot, "c")
+        assert pilot.app.clipboard.startswith("import torch\nimport triton\n")
+        assert toasts(pilot) == "g167.r7.t1: copied"
+
+
+async def test_escape_leads_back_to_where_it_was_opened_from(canned_run: RunPaths):
+    async with watching(canned_run, keys=["2", "enter", "enter"]) as pilot:
+        assert isinstance(pilot.app.screen, RolloutScreen)
+        await press(pilot, "escape")
+        assert not isinstance(pilot.app.screen, RolloutScreen)
+        await press(pilot, "3", "escape")
+        assert isinstance(pilot.app.screen, RolloutScreen)
+
+
+async def test_a_sibling_that_is_chosen_is_the_one_to_read(canned_run: RunPaths):
+    async with watching(canned_run, keys=["3"]) as pilot:
+        await go(pilot, "g167")
+        await press(pilot, "s", "down", "down", "enter")
+        assert "g167.r2" in head(pilot)
+        assert pilot.app.screen.query_one(TabbedContent).active == "answer"
+
+
+def test_times_of_a_gpu_have_their_units(tmp_path: Path):
+    played = group(0, [[Status.WRONG, Status.CORRECT]], speed=timing(2.5))
+    anyio.run(write_run, tmp_path / "toy-1", [attempt(), problem(), played])
+
+    async def look() -> None:
+        async with watching(RunPaths(tmp_path / "toy-1"), size=LARGE, keys=["3", "right"]) as pilot:
+            text = text_of(pilot)
+            assert "2.50x (at least 2.25x)" in head(pilot)
+            assert "candidate    40 us ±1" in text
+            assert "baseline     100 us ±1" in text
+
+    anyio.run(look)
+
+
+def test_a_run_in_which_nothing_is_played_says_so(tmp_path: Path):
+    anyio.run(write_run, tmp_path / "toy-1", [])
+
+    async def look() -> None:
+        async with watching(RunPaths(tmp_path / "toy-1"), keys=["3"]) as pilot:
+            assert "nothing is played yet" in text_of(pilot)
+            await pilot.press("n", "k", "right", "s", "d", "c", "G", "escape")
+            await settle(pilot)
+            assert isinstance(pilot.app.screen, RolloutScreen)
+
+    anyio.run(look)
+
+
+def test_hostile_texts_are_shown_and_not_obeyed(tmp_path: Path):
+    paths = write_hostile_run(tmp_path)
+
+    async def look() -> None:
+        async with watching(paths, size=LARGE, keys=["3"]) as pilot:
+            await press(pilot, "right")
+            for name, (key, _) in PANES.items():
+                await press(pilot, key)
+                assert_harmless(pilot)
+                if name not in ("siblings", "diff"):
+                    for words in VISIBLE:
+                        assert words in text_of(pilot), (name, words)
+            await press(pilot, "c")
+            assert_harmless(pilot)
+            assert "\x1b" not in pilot.app.clipboard
+            assert "control characters were made visible" in toasts(pilot)
+
+    anyio.run(look)
+
+
+def test_a_text_of_any_length_is_shown_in_bounded_time(tmp_path: Path):
+    long = turn(0, completion="# x\n" * 500_000, code="# x\n" * 500_000, prompt="y" * 2_000_000)
+    anyio.run(write_run, tmp_path / "toy-1", [attempt(), problem(), long])
+
+    async def look() -> None:
+        async with watching(RunPaths(tmp_path / "toy-1"), keys=["3", "d", "t", "s"]) as pilot:
+            began = time.process_time()
+            await press(pilot, "a", "end")
+            assert "── … 1940000 more characters" in text_of(pilot)
+            assert time.process_time() - began < 4.0
+
+    anyio.run(look)
