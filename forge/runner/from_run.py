@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from forge.store.reader import RunReader
 
 _ANSWERS = """
+WITH trained AS (SELECT DISTINCT problem_id FROM groups WHERE purpose = 'train'),
+    hidden AS (SELECT DISTINCT source_id FROM problems WHERE split = 'heldout')
 SELECT t.group_id, t.rollout, t.turn, t.turn_id, t.code_id, t.finish, t.reward, t.max_version,
     g.problem_id, g.purpose, g.stage, g.step, p.family, p.level, p.split, v.status, v.speedup,
-    p.split = 'heldout'
-        OR p.source_id IN (SELECT source_id FROM problems WHERE split = 'heldout')
-        OR NOT EXISTS (SELECT 1 FROM groups o
-            WHERE o.problem_id = g.problem_id AND o.purpose = 'train') AS is_heldout
+    p.source_id IN (SELECT source_id FROM hidden)
+        OR g.problem_id NOT IN (SELECT problem_id FROM trained) AS is_heldout
 FROM verdicts v JOIN turns t USING (group_id, rollout, turn)
 JOIN groups g USING (group_id) JOIN problems p ON p.problem_id = g.problem_id
 LEFT JOIN texts c ON c.text_id = t.code_id
@@ -148,7 +148,9 @@ def make_row(reader: RunReader, answer: dict[str, Any]) -> dict[str, Any]:
 def _choose(reader: RunReader, wanted: Wanted, left_out: Counter[str]) -> Iterator[dict[str, Any]]:
     taken: Counter[str] = Counter()
     seen: set[tuple[str, int | None, bool]] = set()
-    for answer in reader.rows(_ANSWERS, {"status": wanted.status}):
+    found = reader.stream(_ANSWERS, {"status": wanted.status})
+    for row in found.rows:
+        answer = dict(zip(found.columns, row, strict=True))
         is_first = answer["turn"] == 0
         key = (answer["problem_id"], answer["code_id"], is_first)
         reason = _reason_against(answer, wanted)

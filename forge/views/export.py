@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 BATCH_ROWS = 2000
 """At 12 kB a turn 24 MB."""
 COPY_PAGES = 10_000
-"""Of 4 kB, between two looks for Ctrl-C."""
+"""Of 4 kB, between two calls of Python's, which sees Ctrl-C there."""
 
 _SOURCE = "(SELECT body FROM texts WHERE text_id = p.source_id) AS source"
 TABLES: dict[str, str] = {
@@ -177,8 +177,11 @@ def _export_sqlite(paths: RunPaths, path: Path) -> Exported:
     """A copy that stock sqlite3 reads whole: texts plain, one file, no WAL."""
     with _complete(path) as spare, closing(sqlite3.connect(spare, isolation_level=None)) as copy:
         uri = f"{paths.run_db.resolve().as_uri()}?mode=ro"
-        with closing(sqlite3.connect(uri, uri=True)) as run:
-            run.backup(copy, pages=COPY_PAGES)
+        with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as run:
+            # One snapshot: a copy would begin again whenever the run's writer commits.
+            run.execute("BEGIN")
+            run.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            run.backup(copy, pages=COPY_PAGES, progress=lambda *_: None)
             copy.execute("PRAGMA journal_mode = DELETE")
             copy.execute("PRAGMA synchronous = OFF")
             bodies = body_lookup(run)

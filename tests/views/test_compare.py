@@ -170,6 +170,34 @@ def test_equal_steps_are_not_equal_seconds(
     assert (found.a.evaluation or "").startswith(evaluation_of_a)
 
 
+def sft(solved: dict[int, int], *, num_steps: int) -> list:
+    """A run of SFT that logs every ten steps, evaluated in the end."""
+    out: list = [attempt(), *(problem(n) for n in range(NUM_PROBLEMS))]
+    for step in range(10, num_steps + 1, 10):
+        values = {"train/loss/mean": 10.0 / step}
+        if step == num_steps:
+            values["step/wall/seconds"] = 0.5 * num_steps
+        out.append(Metrics(stage=1, step=step, at=0.5 * step, values=values))
+    out += eval_groups(100, solved, stage=2, step=num_steps)
+    return [*out, measured("eval-2", stage_index=2, step=num_steps, at=100.0)]
+
+
+@pytest.mark.parametrize(("by", "budget"), [(By.STEP, 40), (By.TIME, 15.0), (By.TOKENS, None)])
+def test_runs_of_sft_are_compared_by_its_steps_and_seconds(
+    tmp_path: Path, by: By, budget: float | None
+) -> None:
+    a, b = sft({0: 1}, num_steps=40), sft({0: 4}, num_steps=40)
+    found = compared(tmp_path, a, b, by=by)
+    assert found.budget == budget, "from the first that was logged to the last"
+    assert found.score is not None
+    assert found.score.difference.value == 0.75
+    if budget is None:
+        assert found.curves == ()
+        assert [note.partition(" did")[0] for note in found.notes] == ["a-1", "b-1"]
+    else:
+        assert [curve.name for curve in found.curves] == ["train/loss/mean"]
+
+
 def test_settings_and_surroundings_that_differ_are_named(tmp_path: Path) -> None:
     other = EXPERIMENT.replace("steps = 3", "steps = 9").replace('init = "tiny"', 'init = "hub"')
     for name, text in (("a-1", EXPERIMENT), ("b-1", other)):

@@ -8,15 +8,18 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
 
 from forge.errors import ConfigError, MachineError
+from forge.store.layout import RunPaths
 from forge.store.reader import open_run
+from forge.store.writer import open_writer
 from forge.views import export as view
 from tests.store.storefactory import (
+    Options,
     attempt,
     group,
     small_run,
@@ -26,10 +29,7 @@ from tests.store.storefactory import (
 )
 
 pyarrow = pytest.importorskip("pyarrow")
-from pyarrow import parquet  # noqa: E402
-
-if TYPE_CHECKING:
-    from forge.store.layout import RunPaths
+parquet = pytest.importorskip("pyarrow.parquet")
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +114,35 @@ def test_sqlite_is_one_file_that_stock_sqlite3_reads_with_plain_texts(
         there = reader.query("SELECT code FROM v_turns ORDER BY turn_id").rows
         assert reader.value("SELECT texts FROM runs") == "zstd", "the run itself is left alone"
     assert codes == list(there)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_copy_of_a_run_that_is_written_is_one_moment_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(view, "COPY_PAGES", 1)
+    path = tmp_path / "toy-1"
+    await write_run(path, small_run())
+    copies: list[view.Exported] = []
+    async with open_writer(RunPaths(path), Options()) as writer, anyio.create_task_group() as tasks:
+
+        async def write() -> None:
+            for number in range(100, 100_000):
+                await writer.put(turn(number, completion="x" * 5000))
+                await writer.flush()
+
+        tasks.start_soon(write)
+        await anyio.sleep(0.2)
+        out = tmp_path / "out"
+        copies = await anyio.to_thread.run_sync(lambda: export(path, "sqlite", out))
+        tasks.cancel_scope.cancel()
+    (each,) = copies
+    with closing(sqlite3.connect(each.path)) as copy:
+        assert copy.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert copy.execute("SELECT count(*) FROM turns").fetchone()[0] == each.num_rows > 24
+        missing = "SELECT count(*) FROM turns LEFT JOIN verdicts v USING (group_id, rollout, turn)"
+        assert copy.execute(f"{missing} WHERE v.status IS NULL").fetchone() == (0,)
 
 
 @pytest.mark.parametrize(

@@ -82,10 +82,11 @@ def load_progress(reader: RunReader, *, of_rollouts: bool) -> Progress:
     for name in STEP_COLUMNS:
         found = {p: played[p][name] for p in places if p in played}
         values[name] = {p: value for p, value in found.items() if value is not None}
+    walls = values.pop(_WALL, {}) if of_rollouts else {}  # of SFT one for the whole stage
     spent = {
         By.STEP: _count_steps(places),
         By.TOKENS: _add_up([played.get(p, {}).get("num_completion_tokens") for p in places]),
-        By.TIME: _add_up(_seconds(places, values.get(_WALL, {}), marks)),
+        By.TIME: _add_up(_seconds(places, walls, marks)),
     }
     return Progress(places=places, spent=spent, values=dict(values))
 
