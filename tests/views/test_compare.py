@@ -200,6 +200,7 @@ def test_runs_of_sft_are_compared_by_its_steps_and_seconds(
 
 def test_settings_and_surroundings_that_differ_are_named(tmp_path: Path) -> None:
     other = EXPERIMENT.replace("steps = 3", "steps = 9").replace('init = "tiny"', 'init = "hub"')
+    other += '[[stage]]\nkind = "sft"\nepochs = 1\n'
     for name, text in (("a-1", EXPERIMENT), ("b-1", other)):
         root = tmp_path / name
         anyio.run(write_run, root, made({0: 1}))
@@ -214,7 +215,8 @@ def test_settings_and_surroundings_that_differ_are_named(tmp_path: Path) -> None
         changes = {each.key: (each.a, each.b) for each in compare(a, b).config}
     assert changes == {
         "model.init": ("tiny", "hub"),
-        "stage[1].steps": (3, 9),
+        "stages": ("eval → grpo", "eval → grpo → sft"),
+        "stage.grpo.steps": (3, 9),
         "code.commit": ("a-1", "b-1"),
     }
 

@@ -21,19 +21,45 @@ ORDER BY attempt DESC LIMIT 1
 
 
 def find_changes(a: RunReader, b: RunReader) -> tuple[Change, ...]:
-    """Keys of the experiment, then what the last attempt was made with, where they differ."""
+    """Keys of the experiment, then what the last attempt was made with, where they differ. Of a
+    stage that only one has the kind is told, in `stages`, and not its keys.
+    """
     found_a, found_b = _settings(a), _settings(b)
+    both = _stages(found_a) & _stages(found_b)
     return tuple(
         Change(key=key, a=found_a.get(key), b=found_b.get(key))
         for key in {**found_a, **found_b}
         if found_a.get(key, ABSENT) != found_b.get(key, ABSENT)
+        and (not key.startswith("stage.") or _stage_of(key) in both)
     )
+
+
+def _experiment(tables: dict[str, Any]) -> dict[str, Any]:
+    """Flat, with stages named by kind: those of one kind are compared with each other."""
+    stages = tables.pop("stage", [])
+    out = dict(_flat(tables))
+    kinds = [str(stage.get("kind")) for stage in stages]
+    out["stages"] = " → ".join(kinds)
+    for index, (kind, stage) in enumerate(zip(kinds, stages, strict=True)):
+        before = kinds[:index].count(kind)
+        name = f"stage.{kind}[{before}]." if before else f"stage.{kind}."
+        out |= dict(_flat(stage, place=name))
+    return out
+
+
+def _stages(settings: Mapping[str, Any]) -> set[str]:
+    return {_stage_of(key) for key in settings if key.startswith("stage.")}
+
+
+def _stage_of(key: str) -> str:
+    """`stage.grpo[1]` of `stage.grpo[1].steps`."""
+    return ".".join(key.split(".")[:2])
 
 
 def _settings(reader: RunReader) -> dict[str, Any]:
     text = reader.value("SELECT experiment FROM runs LIMIT 1") or ""
     try:
-        settings = dict(_flat(tomllib.loads(text)))
+        settings = _experiment(tomllib.loads(text))
     except tomllib.TOMLDecodeError:  # a run made by hand
         settings = {}
     made = reader.one(_MADE_WITH)

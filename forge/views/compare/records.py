@@ -40,8 +40,9 @@ class Change:
     """A setting that differs."""
 
     key: str
-    """`rollout.group_size`, `stage[1].steps`; `code.commit`, `versions.torch`, `machine.cores` for
-    what a run was made with."""
+    """`rollout.group_size`; `stages`, and `stage.grpo.steps` or `stage.grpo[1].steps` for the
+    second of a kind; `code.commit`, `versions.torch`, `machine.cores` for what a run was made
+    with."""
     a: Any
     """None where a has no such key; so b."""
     b: Any

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 NUM_PROBLEMS = 10
 """Problems shown of each kind; --json has all."""
 VALUE_CHARACTERS = 40
-_UNITS = {By.STEP: "step", By.TOKENS: "tokens", By.TIME: "s"}
+_UNITS = {By.STEP: "steps", By.TOKENS: "tokens", By.TIME: "s"}
 
 
 def render_comparison(found: Comparison) -> RichGroup:
@@ -75,7 +75,7 @@ def _render_config(found: Comparison) -> RichTable:
 def _render_curves(found: Comparison) -> RichTable:
     unit = _UNITS[found.by]
     xs = found.curves[0].at
-    columns = ("metric", *(f"{unit} {point.x:,.0f}" for point in xs))
+    columns = ("metric", *(f"{point.x:,.0f} {unit}" for point in xs))
     rows = tuple((curve.name, *_points_of(curve)) for curve in found.curves)
     return render_table(Table(columns=columns, rows=rows))
 
