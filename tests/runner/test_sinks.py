@@ -150,6 +150,8 @@ def read_tensorboard(folder: Path) -> dict[str, list[Any]]:
 
 async def test_wandb_gets_steps_of_their_own_for_each_group(paths: RunPaths, made_up) -> None:
     out = made_up("wandb")
+    with paths.experiment.open("a") as file:
+        file.write('[serve.env]\nHF_TOKEN = "s3cret"\n[notify]\nwebhook = "https://h/s3cret"\n')
     async with sunk(paths, to=["wandb"], project="ours", wandb_mode="offline") as writer:
         await writer.put(step(1, train_loss=1.0), step(2, train_loss=0.5), late_evaluation())
     (_, init), *calls = read_out(out)
@@ -158,6 +160,7 @@ async def test_wandb_gets_steps_of_their_own_for_each_group(paths: RunPaths, mad
     )
     assert init["dir"] == str(paths.root / "sinks" / "wandb")
     assert init["config"]["model"] == {"init": "tiny"}
+    assert "s3cret" not in out.read_text()
     assert calls[0] == ["define", "grpo-1/step", None]
     assert calls[1] == ["define", "grpo-1/*", "grpo-1/step"]
     logged = [call[1] for call in calls if call[0] == "log"]

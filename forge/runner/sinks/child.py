@@ -18,6 +18,7 @@ from forge.runner.sinks.adapters import open_sink
 from forge.runner.sinks.following import Follower
 from forge.store.layout import RunPaths
 from forge.store.reader import RunReader
+from forge.views.report.secrets import hide_secrets
 
 LOOK_EVERY_S = 2.0
 STOP_EVERY_S = 0.1
@@ -70,14 +71,12 @@ def _is_told_to_stop(stop_file: Path) -> bool:
 
 
 def _experiment(reader: RunReader) -> dict[str, Any]:
-    """As resolved, less whom it tells: a webhook's URL is a secret."""
+    """As resolved, less its secrets: a sink may show it to others."""
     text = reader.value("SELECT experiment FROM runs LIMIT 1") or ""
     try:
-        experiment = tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
+        return tomllib.loads(hide_secrets(text))
+    except tomllib.TOMLDecodeError:  # a run made by hand
         return {}
-    experiment.pop("notify", None)
-    return experiment
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a report does not show of an experiment, since it is made to be sent on: the path of a
+"""What reports and sinks do not show of an experiment, since others read them: the path of a
 webhook, and values of `env` tables whose names say that they are secrets.
 """
 
