@@ -189,6 +189,10 @@ BY_STEP = {
 }
 """Each has its table `rolled_<name>`."""
 
+IS_TIMED = (
+    "code_id IS NOT NULL AND (speedup IS NOT NULL OR code_id IN (SELECT code_id FROM rolled_noise))"
+)
+"""Of a turn in `live_turns`: its kernel was timed, or was before the turn was written again."""
 _NOISE = """
     SELECT g.problem_id, t.code_id, v.device, count(*) AS num_times, min(candidate_us) AS low_us,
         avg(candidate_us) AS mean_us, max(candidate_us) AS high_us,

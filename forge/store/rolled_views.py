@@ -4,7 +4,7 @@ the same without roll-ups. Used by `store.run_views`.
 
 from __future__ import annotations
 
-from forge.store.aggregates import BY_STEP, noise_of
+from forge.store.aggregates import BY_STEP, IS_TIMED, noise_of
 
 _PROBLEMS = """
     SELECT s.problem_id, p.family, p.level, p.split, purpose, sum(num_rollouts) AS num_rollouts,
@@ -40,7 +40,7 @@ _BEST_SETTLED = """(
         UNION ALL SELECT * FROM ({live}))"""
 """The best of each problem by one step down an index."""
 
-_LIVE_CODES = """(SELECT code_id FROM live_turns WHERE code_id IS NOT NULL
+_LIVE_CODES = f"""(SELECT code_id FROM live_turns WHERE {IS_TIMED}
         UNION SELECT code_id FROM open_kernels)"""
 _NOISE_ROLLED = f"""
     SELECT * FROM rolled_noise WHERE code_id NOT IN {_LIVE_CODES}

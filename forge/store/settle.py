@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from forge.store.aggregates import BY_STEP, noise_of
+from forge.store.aggregates import BY_STEP, IS_TIMED, noise_of
 
 MAX_OPEN_STEPS = 4
 """Steps that stay open: one that is played, one that is trained, an evaluation, and one to spare.
@@ -23,12 +23,11 @@ _SETTLE = tuple(
     f"INSERT INTO rolled_{name} ({each.columns}) {each.sql.format(**_ONE_STEP)}"
     for name, each in BY_STEP.items()
 )
-_CODES = """(SELECT DISTINCT code_id FROM live_turns
-        WHERE stage = :stage AND step = :step AND code_id IS NOT NULL
-        UNION SELECT code_id FROM open_kernels)"""
 _SETTLE_NOISE = (
-    f"DELETE FROM rolled_noise WHERE code_id IN {_CODES}",
-    f"INSERT INTO rolled_noise {noise_of(_CODES)}",
+    f"""INSERT OR IGNORE INTO open_kernels SELECT code_id FROM live_turns
+        WHERE stage = :stage AND step = :step AND {IS_TIMED}""",
+    "DELETE FROM rolled_noise WHERE code_id IN (SELECT code_id FROM open_kernels)",
+    f"INSERT INTO rolled_noise {noise_of('open_kernels')}",
     "DELETE FROM open_kernels",
 )
 

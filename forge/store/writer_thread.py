@@ -52,8 +52,6 @@ loop.
 SILENT_AFTER_S = 60.0
 """A writer that takes longer for a queue or a flush hangs in the disk."""
 DISK_CHECK_S = 1.0
-ANALYSIS_ROWS = 400
-"""What `PRAGMA optimize` reads of an index at most: all of it takes seconds at a million turns."""
 IDLE_SETTLE_S = 0.2
 """A put that comes meanwhile waits for the end of one step's roll-up, some 20 ms."""
 CLOSE_SETTLE_S = 5.0
@@ -284,8 +282,6 @@ class WriterThread:
     def _close(self) -> None:
         for connection in reversed(self._connections):
             try:
-                connection.execute(f"PRAGMA analysis_limit = {ANALYSIS_ROWS}")
-                connection.execute("PRAGMA optimize")
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             except sqlite3.Error as error:  # a full disk: the WAL stays and is read all the same
                 logger.warning("%s: checkpoint at close: %s", self.paths.root, error)
