@@ -2,7 +2,8 @@
 GROUP BY run"`.
 
 Each run is attached read-only as a schema (`quickstart_1.turns`), and each view and table stands
-once for all of them, with a column `run` before its own. A run of an older schema has NULL where it
+once for all of them, with a column `run` before its own: its name, or its directory where two have
+one name. A run of an older schema has NULL where it
 lacks a column.
 """
 
@@ -112,12 +113,18 @@ class SeveralReader:
         for name, by_schema in columns.items():
             every = list(dict.fromkeys(each for found in by_schema.values() for each in found))
             selects = [
-                f"SELECT {_literal(self.schemas[schema].name)} AS run, "
+                f"SELECT {_literal(self._label(schema))} AS run, "
                 + ", ".join(_column(each, found, schema) for each in every if each != "run")
                 + f' FROM "{schema}"."{name}"'
                 for schema, found in by_schema.items()
             ]
             self._connection.execute(f'CREATE TEMP VIEW "{name}" AS {" UNION ALL ".join(selects)}')
+
+    def _label(self, schema: str) -> str:
+        """The run's name; its directory where two have the name."""
+        paths = self.schemas[schema]
+        is_alone = [each.name for each in self.schemas.values()].count(paths.name) == 1
+        return paths.name if is_alone else str(paths.root)
 
 
 def _name_schemas(runs: Sequence[RunPaths]) -> dict[str, RunPaths]:

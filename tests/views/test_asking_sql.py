@@ -24,6 +24,7 @@ from forge.store.reader import open_run
 from forge.views import sql
 from forge.views.several import SeveralReader
 from forge.views.terminal import json_text
+from tests.canned import unpack
 from tests.store.storefactory import attempt, group, problem, small_run, turn, write_run
 from tests.views.test_views_output import EVIL, shown
 
@@ -78,6 +79,17 @@ def test_each_view_of_several_runs_says_which_run_a_row_is_of(store: Path) -> No
     assert codes[0]["code"] == codes[1]["code"], "compressed texts are decoded"
     assert len(pairs) == 3
     assert {"v_steps", "turns"} <= names
+
+
+def test_runs_of_one_name_and_of_two_schemas_are_told_apart(tmp_path: Path) -> None:
+    old, new = unpack(tmp_path / "old", is_migrated=False), unpack(tmp_path / "new")
+    with SeveralReader([old, new]) as reader:
+        assert list(reader.schemas) == ["quickstart_1", "quickstart_1_2"]
+        found = reader.rows("SELECT run, count(*) AS num, sum(num_turns) AS turns FROM v_steps "
+                            "GROUP BY run ORDER BY run")  # fmt: skip
+    assert [row["run"] for row in found] == [str(new.root), str(old.root)]
+    assert found[0]["num"] == found[1]["num"] == 20
+    assert found[0]["turns"] == found[1]["turns"]
 
 
 def test_a_run_of_an_older_schema_has_nothing_where_it_lacks_a_column(

@@ -19,6 +19,7 @@ from forge.store.reader import open_run
 from forge.views import questions as view
 from forge.views.named_queries import QUERIES
 from forge.views.sql import run_named
+from tests.canned import unpack
 from tests.store.storefactory import (
     attempt,
     evaluation,
@@ -64,6 +65,15 @@ def test_a_real_run_answers_each_question(canned_run: RunPaths, question: view.Q
     for name, table in answers.items():
         assert name in text
         assert table.rows or name == NOT_TIMED
+
+
+def test_a_run_of_an_older_schema_answers_the_same(canned_run: RunPaths, tmp_path: Path) -> None:
+    old = unpack(tmp_path / "old", is_migrated=False)
+    with open_run(old) as before, open_run(canned_run) as now:
+        for question in ANSWERABLE:
+            there = view.answer(now, question)
+            for name, table in view.answer(before, question).items():
+                assert sorted(map(repr, table.rows)) == sorted(map(repr, there[name].rows)), name
 
 
 def test_the_best_kernel_of_a_problem_is_told_with_how_it_timed_again(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import anyio
 import pytest
 from rich.console import Console
 
+from forge.cli import run_command
 from forge.errors import ConfigError
 from forge.records import Metrics, Status
 from forge.store.layout import RunPaths, open_run_lock
@@ -187,6 +188,23 @@ def test_rollouts_are_found_by_problem_status_and_step(root: Path) -> None:
     assert all(any(t["status"] == "timeout" for t in r["turns"]) for r in late)
     assert find(root, best=True, limit=1)[0]["is_correct"]
     assert find(root, purpose="chat") == []
+
+
+def test_the_command_finds_rollouts_by_every_filter(
+    canned_run: RunPaths, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ids(*argv: str) -> list[str]:
+        assert run_command(["rollouts", str(canned_run.root), *argv, "--json"]) == 0
+        return [each["rollout_id"] for each in json.loads(capsys.readouterr().out)]
+
+    latest = ids("--limit", "3")
+    assert len(latest) == 3
+    assert ids("--id", latest[1]) == ids("--id", f"{latest[1]}.t0") == [latest[1]]
+    assert ids("--min-speedup", "1") == [], "nothing was timed without a GPU"
+    hard = ids("--level", "4", "--family", "norm", "--status", "correct", "--stage", "3")
+    assert set(hard) < set(ids("--level", "4", "--limit", "10000"))
+    assert run_command(["rollouts", str(canned_run.root), "--id", "3"]) == 2
+    assert "g12.r3" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("wanted", [{"status": "corect"}, {"purpose": "x"}, {"limit": 0}])
