@@ -93,7 +93,7 @@ def load_kernel(reader: RunReader, turn_id: str) -> Kernel | None:
 
 
 def _same_code(reader: RunReader, turn: dict[str, Any]) -> list[dict[str, Any]]:
-    """Through the problem's groups: no index leads from a code to its turns."""
+    """Through the problem's groups: in an older run no index leads from a code to its turns."""
     return reader.rows(
         "SELECT t.turn_id, v.device, v.candidate_us, v.baseline_us, v.speedup "
         "FROM groups g JOIN turns t USING (group_id) JOIN verdicts v USING (group_id, rollout, "

@@ -28,7 +28,7 @@ COLUMNS = (
     Column(key="return", heading="return", value=lambda s: _of_first(s, "discounted_return"),
            is_number=True),
     Column(key="reward", heading="reward", value=lambda s: _rewards(s), from_width=60),
-    Column(key="advantage", heading="advantage", value=lambda s: _advantages(s)),
+    Column(key="advantage", heading="advantage", value=lambda s: _advantages(s), from_width=50),
     Column(key="tokens", heading="tokens", value=lambda s: _tokens(s), from_width=100,
            is_number=True),
     Column(key="turns", heading="turns", value=lambda s: path_of_statuses(_statuses(s)),

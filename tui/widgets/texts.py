@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MAX_SHOWN = 60_000
 """Characters of one text; `forge rollouts --turns` prints all of it."""
-MAX_LINES = 2000
+MAX_LINES = 1000
 """A line costs 12 us each time it is laid out."""
 MAX_COLOURED = 20_000
 """A lexer takes 70 ms for so many."""
