@@ -13,6 +13,7 @@ import os
 import signal
 import time
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import anyio
@@ -21,9 +22,10 @@ from forge.config.schema import GrpoStage
 from forge.errors import MachineError
 from forge.process.child import describe_exit
 from forge.records import Event, Metrics
+from forge.runner.idleness import Idleness
 from forge.runner.sharing import share_prefixes
 from forge.serve.engines import ENGINES
-from forge.train.handle import open_trainer
+from forge.train.handle import TrainerJob, open_trainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -123,23 +125,6 @@ def plugged(
         control.desk = control.on_publish = control.on_progress = control.on_evaluate = None
 
 
-class Idleness:
-    """Seconds from one publish to the next, and how many of them each role had nothing to do."""
-
-    def __init__(self, *, now: float, busy: Mapping[str, float]) -> None:
-        self._at, self._busy = now, busy
-
-    def since_last(self, *, now: float, busy: Mapping[str, float]) -> dict[str, float]:
-        """Metrics of a step. `busy` is busy seconds so far, by role; a role may come in between."""
-        passed = now - self._at
-        idle = {role: passed - s + self._busy.get(role, 0.0) for role, s in busy.items()}
-        self._at, self._busy = now, busy
-        return {
-            "step/wall/seconds": passed,
-            **{f"idle/{role}/seconds": min(max(s, 0.0), passed) for role, s in idle.items()},
-        }
-
-
 async def own_trainer(
     run: Run,
     stage: SftStage | GrpoStage,
@@ -160,34 +145,15 @@ async def own_trainer(
         MachineError: half of the micro-batches did not fit either.
 
     """
-    placement, restarts, scales = run.placement, 0, iter(SCALES)
-    stage = _placed(stage, placement, model=run.experiment.model, model_dir=start.full)
+    restarts, scales = 0, iter(SCALES)
+    job = _job(run, stage, desk, start=start, rows_path=rows_path)
     scale = next(scales)
     while True:
         desk.last_heard, desk.failure = time.monotonic(), None
         desk.trainer_is_gone()  # if there was one
         desk.starts()
-        async with open_trainer(
-            stage,
-            model=run.experiment.model,
-            model_dir=start.full,
-            adapter=start.adapter,
-            rows_path=rows_path,
-            work_dir=run.paths.checkpoints / f"stage-{desk.stage}",
-            weights_dir=run.paths.weights,
-            control_socket=run.control_socket,
-            log_dir=run.log_dir,
-            seed=run.experiment.seed,
-            rollout=run.experiment.rollout,
-            gpus=placement.train_uuids,
-            shared=placement.shared,
-            micro_batch_scale=scale,
-            publish_dtype=_publish_dtype(run),
-            # Engines that sleep while it steps are awake for a publish before the next batch only.
-            eval_every=1 if placement.sleeps else run.experiment.eval.every,
-            publish_timeout_s=publish_timeout_s(run.experiment.serve),
-            observer=run.observer,
-        ) as child:
+        scaled = replace(job, micro_batch_scale=scale)
+        async with open_trainer(scaled, observer=run.observer) as child:
             silence = await _until_exit(run, stage, child, desk)
             if published.step >= stage.steps:
                 return
@@ -212,6 +178,37 @@ async def own_trainer(
         desk.num_restarts += 1
         await run.writer.put(Event(at=time.time(), kind="child_restart", message=message))
         run.console.say(message)
+
+
+def _job(
+    run: Run,
+    stage: SftStage | GrpoStage,
+    desk: TrainerDesk,
+    *,
+    start: Weights,
+    rows_path: Path | None,
+) -> TrainerJob:
+    """What every trainer of the stage is given."""
+    experiment, placement = run.experiment, run.placement
+    return TrainerJob(
+        stage=_placed(stage, placement, model=experiment.model, model_dir=start.full),
+        model=experiment.model,
+        model_dir=start.full,
+        adapter=start.adapter,
+        rows_path=rows_path,
+        rollout=experiment.rollout,
+        seed=experiment.seed,
+        work_dir=run.paths.checkpoints / f"stage-{desk.stage}",
+        weights_dir=run.paths.weights,
+        control_socket=run.control_socket,
+        log_dir=run.log_dir,
+        gpus=placement.train_uuids,
+        shared=placement.shared,
+        publish_dtype=_publish_dtype(run),
+        # Engines that sleep while it steps are awake for a publish before the next batch only.
+        eval_every=1 if placement.sleeps else experiment.eval.every,
+        publish_timeout_s=publish_timeout_s(experiment.serve),
+    )
 
 
 def _placed(stage: Stage, placement: Placement, *, model: ModelTable, model_dir: Path) -> Stage:

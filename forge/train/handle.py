@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ from forge.process.environment import child_env
 from forge.train.durable import find_last_checkpoint
 from forge.train.refusals import missing_package, refusals
 
-__all__ = ["NewModel", "find_last_checkpoint", "open_trainer", "run_init_model"]
+__all__ = ["NewModel", "TrainerJob", "find_last_checkpoint", "open_trainer", "run_init_model"]
 
 # A step on its way when we stop is finished and saved first.
 STOP_GRACE_S = 60.0
@@ -44,91 +44,100 @@ class NewModel:
     """Entries of the tokenizer; at most `[model.tiny] vocab_size`."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerJob:
+    """What one trainer child is to do, and with what."""
+
+    stage: SftStage | GrpoStage
+    model: ModelTable
+    """How to load it; what to load are the next two."""
+    model_dir: Path
+    """A checkpoint, complete and local."""
+    adapter: Path | None = None
+    """Put on it and trained further. Without one, `model.lora` makes a new one."""
+    rows_path: Path | None = None
+    """For SFT: JSON lines with `input_ids` and `completion_mask`, as `ChatTemplate.training_row`
+    makes them."""
+    rollout: RolloutTable = field(default_factory=RolloutTable)
+    """Temperature and max_completion_tokens enter the loss."""
+    seed: int
+    work_dir: Path
+    """Of this stage alone: `checkpoint-N` and their staging."""
+    weights_dir: Path
+    """What is published appears here, each in a directory of its own, the runner's from then on."""
+    control_socket: Path
+    log_dir: Path
+    gpus: Sequence[str] = ()
+    """UUIDs; a rank on each. None: one rank on the CPU."""
+    shared: Collection[str] = ()
+    """Those of them that others use too: the trainer works under their lease."""
+    num_ranks: int | None = None
+    """On CPUs, more than one."""
+    micro_batch_scale: float = 1.0
+    """Less than 1 for smaller micro-batches than the stage's."""
+    publish_dtype: Literal["float32", "bfloat16"] | None = None
+    """What published weights are rounded to; None leaves them as trained."""
+    eval_every: int = 0
+    """Steps between evaluations of a grpo stage, 0 for none."""
+    publish_timeout_s: float = 600.0
+    """The longest that the runner takes to serve new weights everywhere."""
+
+    def config(self) -> dict[str, Any]:
+        """As the child reads it (`trainer.settings`)."""
+        return {
+            "stage": self.stage.model_dump(mode="json"),
+            "model": self.model.model_dump(mode="json"),
+            "rollout": self.rollout.model_dump(mode="json"),
+            "model_dir": str(self.model_dir.absolute()),
+            "adapter": None if self.adapter is None else str(self.adapter.absolute()),
+            "rows_path": None if self.rows_path is None else str(self.rows_path.absolute()),
+            "work_dir": str(self.work_dir.absolute()),
+            "weights_dir": str(self.weights_dir.absolute()),
+            "control_socket": str(self.control_socket),
+            "seed": self.seed,
+            "num_ranks": self.ranks,
+            "gpus": list(self.gpus),
+            "shared_gpus": sorted(self.shared),
+            "micro_batch_scale": self.micro_batch_scale,
+            "publish_dtype": self.publish_dtype,
+            "eval_every": self.eval_every,
+            "publish_timeout_s": self.publish_timeout_s,
+        }
+
+    @property
+    def ranks(self) -> int:
+        return self.num_ranks or max(1, len(self.gpus))
+
+
 @asynccontextmanager
 async def open_trainer(
-    stage: SftStage | GrpoStage,
-    *,
-    model: ModelTable,
-    model_dir: Path,
-    adapter: Path | None = None,
-    rows_path: Path | None,
-    work_dir: Path,
-    weights_dir: Path,
-    control_socket: Path,
-    log_dir: Path,
-    seed: int,
-    rollout: RolloutTable | None = None,
-    gpus: Sequence[str] = (),
-    shared: Collection[str] = (),
-    num_ranks: int | None = None,
-    micro_batch_scale: float = 1.0,
-    publish_dtype: Literal["float32", "bfloat16"] | None = None,
-    eval_every: int = 0,
-    publish_timeout_s: float = 600.0,
-    observer: ProcessObserver | None = None,
+    job: TrainerJob, *, observer: ProcessObserver | None = None
 ) -> AsyncIterator[Child]:
     """Start the trainer of a stage; it resumes from the last whole checkpoint in `work_dir`, if
     there is one.
-
-    Args:
-        model: how to load it; what to load are the next two.
-        model_dir: a checkpoint, complete and local.
-        adapter: put on it and trained further. Without one, `model.lora` makes a new one.
-        rows_path: for SFT, JSON lines with `input_ids` and `completion_mask`, as
-        `ChatTemplate.training_row` makes them.
-        work_dir: of this stage alone: `checkpoint-N` and their staging.
-        weights_dir: what is published appears here, each in a directory of its own, the runner's
-        from then on.
-        rollout: temperature and max_completion_tokens enter the loss.
-        gpus: UUIDs; a rank on each. None: one rank on the CPU.
-        shared: those of them that others use too: the trainer works under their lease.
-        num_ranks: on CPUs, more than one.
-        micro_batch_scale: less than 1 for smaller micro-batches than the stage's.
-        publish_dtype: what published weights are rounded to; None leaves them as trained.
-        eval_every: steps between evaluations of a grpo stage, 0 for none.
-        publish_timeout_s: the longest that the runner takes to serve new weights everywhere.
 
     Raises:
         ConfigError: the stage and this model do not go together.
         MachineError: a package that they need is not installed.
 
     """
-    if isinstance(stage, SftStage) and rows_path is None:
+    stage = job.stage
+    if isinstance(stage, SftStage) and job.rows_path is None:
         raise ValueError("an sft stage needs rows_path")
-    num_ranks = num_ranks or max(1, len(gpus))
-    if mistakes := refusals(stage, model=model, model_dir=model_dir, num_gpus=num_ranks):
+    if mistakes := refusals(stage, model=job.model, model_dir=job.model_dir, num_gpus=job.ranks):
         raise ConfigError(f"stage {stage.kind}: " + "; ".join(mistakes))
-    if missing := missing_package(stage, model=model):
+    if missing := missing_package(stage, model=job.model):
         raise MachineError(f"stage {stage.kind}: {missing}")
-    work_dir.mkdir(parents=True, exist_ok=True)
-    config: dict[str, Any] = {
-        "stage": stage.model_dump(mode="json"),
-        "model": model.model_dump(mode="json"),
-        "rollout": (rollout or RolloutTable()).model_dump(mode="json"),
-        "model_dir": str(model_dir.absolute()),
-        "adapter": None if adapter is None else str(adapter.absolute()),
-        "rows_path": None if rows_path is None else str(rows_path.absolute()),
-        "work_dir": str(work_dir.absolute()),
-        "weights_dir": str(weights_dir.absolute()),
-        "control_socket": str(control_socket),
-        "seed": seed,
-        "num_ranks": num_ranks,
-        "gpus": list(gpus),
-        "shared_gpus": sorted(shared),
-        "micro_batch_scale": micro_batch_scale,
-        "publish_dtype": publish_dtype,
-        "eval_every": eval_every,
-        "publish_timeout_s": publish_timeout_s,
-    }
+    job.work_dir.mkdir(parents=True, exist_ok=True)
     spec = ChildSpec(
         name="trainer",
         argv=(sys.executable, "-m", f"forge.train.trainer.{stage.kind}"),
-        log_path=log_dir / "trainer.log",
-        env=child_env(threads=stage.threads, gpus=gpus, extra=QUIET),
+        log_path=job.log_dir / "trainer.log",
+        env=child_env(threads=stage.threads, gpus=job.gpus, extra=QUIET),
         socket_path=None,
-        config=config,
+        config=job.config(),
         stop_grace_s=STOP_GRACE_S,
-        devices=",".join(gpus) or "cpu",
+        devices=",".join(job.gpus) or "cpu",
     )
     async with open_child(spec, observer=observer) as child:
         yield child

@@ -15,7 +15,7 @@ from forge.rollout.batches import Batch
 from forge.runner import desk as desk_module
 from forge.runner.desk import TrainerDesk
 from forge.runner.grpo import _offer
-from forge.runner.trainer import Idleness
+from forge.runner.idleness import Idleness
 
 pytestmark = pytest.mark.anyio
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from forge.process.child import Child
+    from forge.train.handle import TrainerJob
 
 pytestmark = pytest.mark.anyio
 
@@ -74,7 +75,7 @@ class Stage:
         self.writer, self.said = Recorder(), []
         self.on_restart: Callable[[], None] = lambda: None
         self.on_start: Callable[[], None] = lambda: None
-        self.asked: list[dict[str, Any]] = []
+        self.asked: list[TrainerJob] = []
         self.desk = TrainerDesk(stage=1, last_step=5, batches_dir=folder, sink=self.writer)
         self.progress = Progress(run="x-1", num_stages=2)
         self.control = Control(status=dict, stop=self.stop.set)
@@ -101,7 +102,7 @@ class Stage:
         )
 
     @asynccontextmanager
-    async def open_trainer(self, stage: SftStage, **kwargs: Any) -> AsyncIterator[Child]:
+    async def open_trainer(self, job: TrainerJob, **kwargs: Any) -> AsyncIterator[Child]:
         spec = ChildSpec(
             name="trainer",
             argv=(sys.executable, "-c", self.programs[len(self.started)]),
@@ -113,7 +114,7 @@ class Stage:
         )
         async with open_child(spec) as child:
             self.started.append(child)
-            self.asked.append({"stage": stage, **kwargs})
+            self.asked.append(job)
             self.on_start()
             if len(self.started) > 1:
                 self.on_restart()
@@ -305,7 +306,7 @@ async def test_full_memory_is_tried_once_more_with_half_and_then_told_in_numbers
     fill_memory(stage)
     with pytest.raises(MachineError) as caught:
         await stage.own()
-    assert [asked["micro_batch_scale"] for asked in stage.asked] == [1.0, 0.5]
+    assert [asked.micro_batch_scale for asked in stage.asked] == [1.0, 0.5]
     words = str(caught.value)
     assert words.startswith("trainer: GPU memory ran out in stage sft-1, step 0 of 5, again after")
     for number in ("4096 tokens", "78.1 GB", "0.3 GB", "rank 1", "micro_batch_tokens"):
@@ -322,7 +323,7 @@ async def test_half_size_is_kept_over_a_restart_and_costs_none(stage: Stage) -> 
     stage.on_start = fill_once
     with pytest.raises(ChildDied):
         await stage.own()
-    assert [asked["micro_batch_scale"] for asked in stage.asked] == [1.0, 0.5, 0.5]
+    assert [asked.micro_batch_scale for asked in stage.asked] == [1.0, 0.5, 0.5]
 
 
 @trainers("raise SystemExit(1)", restarts=0)
@@ -340,10 +341,10 @@ async def test_a_trainer_gets_the_cards_of_its_role_and_sends_what_the_engine_co
     with pytest.raises(ChildDied):
         await stage.own()
     (asked,) = stage.asked
-    assert asked["gpus"] == tuple(card.uuid for card in cards)
-    assert asked["shared"] == {cards[0].uuid}
-    assert asked["publish_dtype"] == "bfloat16"
-    assert asked["stage"].parallel == "fsdp2"
+    assert asked.gpus == tuple(card.uuid for card in cards)
+    assert asked.shared == {cards[0].uuid}
+    assert asked.publish_dtype == "bfloat16"
+    assert asked.stage.parallel == "fsdp2"
 
 
 @trainers("raise SystemExit(1)", restarts=0)
@@ -355,7 +356,7 @@ async def test_a_trainer_waits_for_a_publish_as_long_as_the_replicas_may_take(
     with pytest.raises(ChildDied):
         await stage.own()
     drained_one_after_the_other_and_restarted_s = 2 * (900 + 300 + 900)
-    asked_s = stage.asked[0]["publish_timeout_s"]
+    asked_s = stage.asked[0].publish_timeout_s
     assert asked_s >= drained_one_after_the_other_and_restarted_s + 900
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from forge.config.schema import GrpoStage, LoraTable, ModelTable, TinyModel
 from forge.process.devices import inventory
-from forge.train.handle import open_trainer
+from forge.train.handle import TrainerJob, open_trainer
 from tests.train.conftest import TEXTS
 from tests.train.test_prefixes import make_group
 from tests.train.test_ranks import forget, make_samples, weights_of
@@ -42,20 +42,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(
     fake: FakeSupervisor, served: Served, *, model: Path, at: Path, num_gpus: int = 1, **keys: Any
 ) -> list[dict[str, float]]:
-    """Metrics of each step of a child on that many cards. Keys are open_trainer's."""
+    """Metrics of each step of a child on that many cards. Keys are TrainerJob's."""
     stage = STAGE.model_copy(update=keys.pop("stage", {}))
     table = ModelTable(path=str(model), lora=keys.pop("lora", None))
 
     async def run() -> None:
-        async with (
-            served(fake),
-            open_trainer(
-                stage, model=table, model_dir=model, rows_path=None,
-                work_dir=at / "work", weights_dir=at / "weights", control_socket=fake.socket,
-                log_dir=at / "logs", seed=1,
-                gpus=[card.uuid for card in inventory()[:num_gpus]], **keys,
-            ) as child,
-        ):  # fmt: skip
+        job = TrainerJob(
+            stage=stage, model=table, model_dir=model, work_dir=at / "work",
+            weights_dir=at / "weights", control_socket=fake.socket, log_dir=at / "logs", seed=1,
+            gpus=[card.uuid for card in inventory()[:num_gpus]], **keys,
+        )  # fmt: skip
+        async with served(fake), open_trainer(job) as child:
             with anyio.fail_after(200):
                 reason = await child.wait()
             assert reason == "exit 0", child.last_log_lines(80)

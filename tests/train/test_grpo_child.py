@@ -14,7 +14,7 @@ import pytest
 from forge.config.schema import GrpoStage, LoraTable, ModelTable, RolloutTable
 from forge.records import Sample
 from forge.train.batch import write_batch
-from forge.train.handle import find_last_checkpoint, open_trainer
+from forge.train.handle import TrainerJob, find_last_checkpoint, open_trainer
 
 if TYPE_CHECKING:
     from tests.train.conftest import FakeSupervisor, Served
@@ -61,15 +61,17 @@ async def train(fake: FakeSupervisor, served: Served, *, model: Path, at: Path) 
     async with (
         served(fake),
         open_trainer(
-            STAGE,
-            model=ModelTable(path=str(model)),
-            model_dir=model,
-            rows_path=None,
-            work_dir=at / "work",
-            weights_dir=at / "weights",
-            control_socket=fake.socket,
-            log_dir=at / "logs",
-            seed=1,
+            TrainerJob(
+                stage=STAGE,
+                model=ModelTable(path=str(model)),
+                model_dir=model,
+                rows_path=None,
+                work_dir=at / "work",
+                weights_dir=at / "weights",
+                control_socket=fake.socket,
+                log_dir=at / "logs",
+                seed=1,
+            )
         ) as child,
     ):
         with anyio.fail_after(100):

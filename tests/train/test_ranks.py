@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from forge.config.schema import GrpoStage, ModelTable, SftStage
 from forge.errors import ConfigError
 from forge.records import Sample
-from forge.train.handle import open_trainer
+from forge.train.handle import TrainerJob, open_trainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,16 +62,18 @@ async def run(
     async with (
         served(fake),
         open_trainer(
-            stage,
-            model=ModelTable(path=str(model)),
-            model_dir=model,
-            rows_path=at / "rows.jsonl" if stage.kind == "sft" else None,
-            work_dir=at / f"work-{num_ranks}",
-            weights_dir=at / f"weights-{num_ranks}",
-            control_socket=fake.socket,
-            log_dir=at / f"logs-{num_ranks}",
-            seed=1,
-            num_ranks=num_ranks,
+            TrainerJob(
+                stage=stage,
+                model=ModelTable(path=str(model)),
+                model_dir=model,
+                rows_path=at / "rows.jsonl" if stage.kind == "sft" else None,
+                work_dir=at / f"work-{num_ranks}",
+                weights_dir=at / f"weights-{num_ranks}",
+                control_socket=fake.socket,
+                log_dir=at / f"logs-{num_ranks}",
+                seed=1,
+                num_ranks=num_ranks,
+            )
         ) as child,
     ):
         with anyio.fail_after(200):
@@ -226,10 +228,11 @@ def test_every_rank_has_as_many_micro_batches_and_each_sample_counts_once(
 async def test_a_batch_that_the_ranks_cannot_share_is_refused(
     tiny_model: Path, tmp_path: Path
 ) -> None:
+    job = TrainerJob(
+        stage=SFT, model=ModelTable(path="m"), model_dir=tiny_model, rows_path=tmp_path / "r",
+        work_dir=tmp_path / "w", weights_dir=tmp_path, control_socket=tmp_path / "s",
+        log_dir=tmp_path, seed=0, num_ranks=3,
+    )  # fmt: skip
     with pytest.raises(ConfigError, match="batch_size: found 8, which 3 trainer GPUs"):
-        async with open_trainer(
-            SFT, model=ModelTable(path="m"), model_dir=tiny_model, rows_path=tmp_path / "r",
-            work_dir=tmp_path / "w", weights_dir=tmp_path, control_socket=tmp_path / "s",
-            log_dir=tmp_path, seed=0, num_ranks=3,
-        ):  # fmt: skip
+        async with open_trainer(job):
             pass

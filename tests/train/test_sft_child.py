@@ -14,7 +14,7 @@ import torch
 
 from forge.config.schema import ModelTable, RolloutTable, SftStage
 from forge.train.durable import find_last_checkpoint
-from forge.train.handle import open_trainer
+from forge.train.handle import TrainerJob, open_trainer
 
 if TYPE_CHECKING:
     from tests.train.conftest import FakeSupervisor, Served
@@ -46,15 +46,17 @@ async def train(
     async with (
         served(fake),
         open_trainer(
-            STAGE,
-            model=ModelTable(path=str(model)),
-            model_dir=model,
-            rows_path=at / "rows.jsonl",
-            work_dir=at / "work",
-            weights_dir=at / "weights",
-            control_socket=fake.socket,
-            log_dir=at / "logs",
-            seed=1,
+            TrainerJob(
+                stage=STAGE,
+                model=ModelTable(path=str(model)),
+                model_dir=model,
+                rows_path=at / "rows.jsonl",
+                work_dir=at / "work",
+                weights_dir=at / "weights",
+                control_socket=fake.socket,
+                log_dir=at / "logs",
+                seed=1,
+            )
         ) as child,
     ):
         with anyio.fail_after(100):

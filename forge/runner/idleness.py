@@ -1,0 +1,25 @@
+"""How long each role had nothing to do, from one publish to the next: the idle shares of a step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Idleness:
+    """Seconds from one publish to the next, and how many of them each role had nothing to do."""
+
+    def __init__(self, *, now: float, busy: Mapping[str, float]) -> None:
+        self._at, self._busy = now, busy
+
+    def since_last(self, *, now: float, busy: Mapping[str, float]) -> dict[str, float]:
+        """Metrics of a step. `busy` is busy seconds so far, by role; a role may come in between."""
+        passed = now - self._at
+        idle = {role: passed - s + self._busy.get(role, 0.0) for role, s in busy.items()}
+        self._at, self._busy = now, busy
+        return {
+            "step/wall/seconds": passed,
+            **{f"idle/{role}/seconds": min(max(s, 0.0), passed) for role, s in idle.items()},
+        }
