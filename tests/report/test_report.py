@@ -86,7 +86,8 @@ def test_the_quickstart_has_every_part(canned_page: str) -> None:
     page = canned_page
     names = re.findall(r'<figure id="([a-z-]+)">', page)
     assert names == [
-        "evaluations", "pass-at-k", "reward", "pass-rate", "length", "waste", "kl", "entropy",
+        "evaluations", "pass-at-k", "reward", "pass-rate", "levels", "reward-terms", "length",
+        "waste", "kl", "entropy",
         "staleness", "loss", "sft-loss", "sft-accuracy", "grad-norm", "sft-grad-norm", "failures",
         "idle", "step-time", "phases",
     ]  # fmt: skip

@@ -33,6 +33,7 @@ def test_a_long_line_keeps_its_mean_its_end_and_its_gaps() -> None:
     assert len(line.x) <= MOST_POINTS
     assert line.x[-1] == 9_999
     assert line.y[0] is None
+    assert "A point stands for 25 steps" in chart(line).caption
     kept = [y for y in line.y if y is not None]
     assert math.fsum(kept) / len(kept) == pytest.approx((500 + 9_999) / 2, rel=0.001)
 

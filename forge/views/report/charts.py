@@ -39,6 +39,8 @@ class Line:
     low: Sequence[float | None] = ()
     """Lower ends of the intervals, or empty."""
     high: Sequence[float | None] = ()
+    num_together: int = 1
+    """Neighbours that a point stands for."""
 
     @property
     def points(self) -> list[tuple[float, float]]:
@@ -67,6 +69,13 @@ class Chart:
     @property
     def is_empty(self) -> bool:
         return not any(line.points for line in self.lines)
+
+    @property
+    def caption(self) -> str:
+        """The note, and how far the picture is coarser than the store."""
+        size = max(line.num_together for line in self.lines)
+        coarse = f"A point stands for {size} steps: their mean, or the highest." if size > 1 else ""
+        return " ".join(part for part in (self.note, coarse) if part)
 
     @property
     def num_rows(self) -> int:
@@ -148,8 +157,9 @@ def make_line(
     bins = [points[i : i + size] for i in range(0, len(points), size)]
     kept = [[y for _, each in part if (y := _finite(each)) is not None] for part in bins]
     return Line(
-        label=label, x=[part[-1][0] for part in bins], y=[reduce(ys) if ys else None for ys in kept]
-    )
+        label=label, x=[part[-1][0] for part in bins],
+        y=[reduce(ys) if ys else None for ys in kept], num_together=size,
+    )  # fmt: skip
 
 
 def _finite(value: float | None) -> float | None:

@@ -31,6 +31,16 @@ SELECT stage, step, sum(staleness * share) AS mean_age, max(staleness) AS highes
 FROM v_staleness GROUP BY stage, step ORDER BY stage, step
 """
 
+LEVELS = """
+SELECT stage, step, level AS name, sum(pass_rate * num_groups) / sum(num_groups) AS value
+FROM v_levels WHERE pass_rate IS NOT NULL GROUP BY stage, step, level ORDER BY stage, step, level
+"""
+
+TERMS = """
+SELECT stage, step, term AS name, mean AS value FROM v_reward_terms WHERE purpose = 'train'
+ORDER BY stage, step, term
+"""
+
 FAILURES = """
 SELECT stage, step, status, sum(num_turns) AS num_turns FROM v_failures WHERE purpose = 'train'
 GROUP BY stage, step, status ORDER BY stage, step
@@ -47,6 +57,8 @@ class Training:
         self._metrics = asker.rows("metrics", METRICS)
         self._staleness = asker.rows("staleness", STALENESS)
         self._failures = asker.rows("failures by step", FAILURES)
+        self._levels = asker.rows("pass rate by level", LEVELS)
+        self._terms = asker.rows("reward terms", TERMS)
         self._kinds = kinds
         for row in self.steps:
             groups = row["num_groups"]
@@ -61,6 +73,11 @@ class Training:
                 {"pass_rate": "first turn", "pass_rate_multi": "any turn",
                  "compile_rate": "first turn compiles"},
                 is_share=True,
+            ),
+            self._named(self._levels, "levels", "Pass rate by level", "share", is_share=True),
+            self._named(
+                self._terms, "reward-terms", "Reward terms", "mean over turns",
+                note="What each term of the reward paid.",
             ),
             self._by_step(
                 "speedup", "Speed-up of correct kernels", "times as fast",
@@ -126,6 +143,16 @@ class Training:
         self, name: str, title: str, y_label: str, columns: dict[str, str], **more: Any
     ) -> Chart:
         return self._lines(self.steps, name, title, y_label, columns, **more)
+
+    def _named(self, rows: Rows, name: str, title: str, y_label: str, **more: Any) -> Chart:
+        """Of rows with a name and a value each: a line a name."""
+        names = dict.fromkeys(str(row["name"]) for row in rows)
+        told = {each: f"level {each}" if name == "levels" else each for each in names}
+        pivoted = [
+            {"stage": row["stage"], "step": row["step"], str(row["name"]): row["value"]}
+            for row in rows
+        ]
+        return self._lines(pivoted, name, title, y_label, told, **more)
 
     def _metric(
         self, name: str, title: str, y_label: str, keys: dict[str, str], *,

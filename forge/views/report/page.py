@@ -94,7 +94,7 @@ def _picture(chart: Chart, document: str) -> dict[str, Any]:
     return {
         "name": chart.name,
         "title": chart.title,
-        "note": chart.note,
+        "note": chart.caption,
         "svg": Markup(svg),
         "head": head,
         "rows": rows,
