@@ -30,6 +30,7 @@ from forge.views.problem_history import (
     load_history,
     load_problems,
 )
+from tests import canned
 from tests.store.storefactory import attempt, group, problem, samples, timing, turn, use, write_run
 
 if TYPE_CHECKING:
@@ -273,3 +274,20 @@ def test_purposes_are_apart(tmp_path: Path) -> None:
     anyio.run(write_run, tmp_path / "toy-1", records)
     rows = problems(tmp_path / "toy-1").rows
     assert [(row.purpose, row.trend) for row in rows] == [("eval", (1.0,)), ("train", (0.0,))]
+
+
+def test_an_older_schema_answers_the_same(tmp_path: Path) -> None:
+    found = []
+    for is_migrated in (False, True):
+        paths = canned.unpack(tmp_path / str(is_migrated), is_migrated=is_migrated)
+        with open_run(paths) as reader:
+            found.append(
+                (
+                    load_problems(reader, ProblemFilter(order="pass")),
+                    load_kernels(reader),
+                    load_conversation(reader, 167, 7),
+                    load_history(reader, "norm-rms_norm-softplus-logsigmoid-cos-neg"),
+                )
+            )
+    assert found[0] == found[1]
+    assert all(found[0])
