@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 NUM_PROBLEMS = 10
 """Problems shown of each kind; --json has all."""
-VALUE_CHARACTERS = 40
+NUM_POINTS = 3
+"""Of the places where curves are compared: what fits beside each other."""
+VALUE_CHARACTERS = 30
 _UNITS = {By.STEP: "steps", By.TOKENS: "tokens", By.TIME: "s"}
 
 
@@ -58,12 +60,12 @@ def _head(found: Comparison) -> str:
 
 
 def _sentence(score: Score) -> str:
-    verdict = "certain" if score.is_certain else "within chance"
+    verdict = "beyond chance" if score.is_certain else "within chance"
     return (
-        f"pass@1 {percent(score.a)} → {percent(score.b)}: {_points(score.difference.value)} "
-        f"({_points(score.difference.low)} to {_points(score.difference.high)}, 95 %, "
-        f"paired over {score.difference.num_problems} problems: {verdict}); "
-        f"{score.num_won} won, {score.num_lost} lost, {score.num_even} even"
+        f"pass@1 {percent(score.a)} → {percent(score.b)}: {_points(score.difference.value)} points "
+        f"({_points(score.difference.low)} to {_points(score.difference.high)}, 95 %): {verdict}\n"
+        f"{score.difference.num_problems} problems, paired: {score.num_won} won, "
+        f"{score.num_lost} lost, {score.num_even} even"
     )
 
 
@@ -74,19 +76,24 @@ def _render_config(found: Comparison) -> RichTable:
 
 def _render_curves(found: Comparison) -> RichTable:
     unit = _UNITS[found.by]
-    xs = found.curves[0].at
+    xs = found.curves[0].at[-NUM_POINTS:]
     columns = ("metric", *(f"{point.x:,.0f} {unit}" for point in xs))
-    rows = tuple((curve.name, *_points_of(curve)) for curve in found.curves)
+    rows = tuple((_short(curve.name), *_points_of(curve)) for curve in found.curves)
     return render_table(Table(columns=columns, rows=rows))
 
 
+def _short(metric: str) -> str:
+    """`kl_behaviour` of `train/kl_behaviour/mean`."""
+    return metric.removeprefix("train/").removesuffix("/mean")
+
+
 def _points_of(curve: Curve) -> list[str]:
-    return [f"{_number(point.a)} → {_number(point.b)}" for point in curve.at]
+    return [f"{_number(point.a)} → {_number(point.b)}" for point in curve.at[-NUM_POINTS:]]
 
 
 def _render_parts(parts: tuple[Part, ...]) -> RichTable:
-    columns = ("", "problems", "pass@1 a", "b", "difference", "95 %", "won", "lost", "speed b/a")
-    rows = tuple(
+    columns = ("", "n", "a", "b", "b − a", "95 %", "won", "lost", "speed b/a")
+    rows = [
         (
             part.name,
             part.score.difference.num_problems,
@@ -99,13 +106,13 @@ def _render_parts(parts: tuple[Part, ...]) -> RichTable:
             _speed(part),
         )
         for part in parts
-    )
-    return render_table(Table(columns=columns, rows=rows))
+    ]
+    return _without_empty(columns, rows)
 
 
 def _render_problems(problems: list[ProblemChange]) -> RichTable:
-    columns = ("problem", "level", "correct a", "b", "difference", "95 %", "speed-up a", "b")
-    rows = tuple(
+    columns = ("problem", "level", "a", "b", "b − a", "95 %", "speed-up a", "speed-up b")
+    rows = [
         (
             each.problem_id,
             each.level,
@@ -117,8 +124,19 @@ def _render_problems(problems: list[ProblemChange]) -> RichTable:
             _number(each.speedup_b),
         )
         for each in problems[:NUM_PROBLEMS]
+    ]
+    return _without_empty(columns, rows)
+
+
+def _without_empty(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> RichTable:
+    """Without columns that are dashes all the way: nothing was timed on a CPU."""
+    kept = [n for n in range(len(columns)) if any(row[n] != "–" for row in rows)]
+    return render_table(
+        Table(
+            columns=tuple(columns[n] for n in kept),
+            rows=tuple(tuple(row[n] for n in kept) for row in rows),
+        )
     )
-    return render_table(Table(columns=columns, rows=rows))
 
 
 def _speed(part: Part) -> str:
@@ -134,7 +152,7 @@ def _points(value: float) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4g}"
+    return "–" if value is None else f"{value:.3g}"
 
 
 def _value(value: Any) -> str:
