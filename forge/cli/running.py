@@ -144,16 +144,21 @@ def logs(
     is_followed: Annotated[
         bool, typer.Option("--follow", "-f", help="Until the run ends.")
     ] = False,
+    level: Annotated[
+        str | None, typer.Option(metavar="LEVEL", help="At least: debug, info, warning, error.")
+    ] = None,
+    pattern: Annotated[
+        str | None, typer.Option("--grep", metavar="REGEX", help="Lines that have it, any case.")
+    ] = None,
     store: Store = RUNS,
 ) -> None:
     """The last lines of a run's processes."""
-    from forge.runner.logs import follow, last_lines, log_files
+    from forge.runner.logs import log_files, parse_filter, read_logs
 
-    paths = find(run, store)
+    wanted, paths = parse_filter(level, pattern), find(run, store)
     files = log_files(paths, process=process)
-    print_lines(last_lines(files, num_lines=num_lines))
-    if is_followed:
-        print_lines(follow(paths, files))
+    lines = read_logs(paths, files, num_lines=num_lines, wanted=wanted, is_followed=is_followed)
+    print_lines(lines)
 
 
 def _components(paths: RunPaths) -> list[dict[str, Any]]:

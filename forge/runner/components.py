@@ -225,10 +225,9 @@ class Components:
         if sight.seen is None or not cards:
             return None
         tree = self._vitals.trees.get(sight.seen.pid, frozenset())
-        ours = frozenset().union(*self._vitals.trees.values())
         held: list[int] = []
         for uuid, card in cards.items():
-            if ours & card.by_pid.keys():
+            if any(pid in self._vitals.ours for pid in card.by_pid):
                 held.append(sum(card.by_pid.get(pid, 0) for pid in tree))
             elif alone.get(uuid) == sight.name:
                 held.append(card.used_bytes)

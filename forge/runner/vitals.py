@@ -51,6 +51,8 @@ class Vitals:
     (forked judges) count for each."""
     trees: Mapping[int, frozenset[int]] = field(default_factory=dict)
     """Root pid to the pids of its tree."""
+    ours: frozenset[int] = frozenset()
+    """All of them."""
     memory: Memory | None = None
     cards: Mapping[str, Card] = field(default_factory=dict)
     """By UUID; a card that does not answer is absent."""
@@ -74,6 +76,7 @@ class Sampler:
                 if root in resident
             },
             trees=trees,
+            ours=frozenset().union(*trees.values()),
             memory=machine_memory(),
             cards=self._cards(uuids),
         )

@@ -275,7 +275,8 @@ async def test_cards_are_told_by_process_where_the_driver_names_it(watched: Watc
     full: dict[str, Any] = {"total_bytes": 80 * GB, "used_bytes": 76 * GB}
     trees = {11: frozenset({11, 12}), 21: frozenset({21})}
     named = Card(**full, use=0.5, by_pid={12: 30 * GB, 21: 40 * GB})
-    found = watched.look(trees=trees, cards={"GPU-3": named})
+    seen = {"trees": trees, "ours": frozenset({11, 12, 21})}
+    found = watched.look(**seen, cards={"GPU-3": named})
     assert found["trainer"].device == "GPU 3"
     assert found["judge-0"].device == "GPU 3,0"
     assert (found["trainer"].gpu_memory_bytes, found["trainer"].gpu_use) == (30 * GB, 0.5)
@@ -284,7 +285,7 @@ async def test_cards_are_told_by_process_where_the_driver_names_it(watched: Watc
     assert (found["supervisor"].gpu_memory_bytes, found["supervisor"].gpu_use) == (None, None)
     # In a container: card 0 is the judge's alone, of card 3 nobody knows whose it is.
     unnamed = Card(**full, use=None)
-    found = watched.look(trees=trees, cards={"GPU-0": unnamed, "GPU-3": unnamed})
+    found = watched.look(**seen, cards={"GPU-0": unnamed, "GPU-3": unnamed})
     assert found["judge-0"].gpu_memory_bytes == 76 * GB
     assert (found["trainer"].gpu_memory_bytes, found["trainer"].gpu_use) == (None, None)
 

@@ -1,0 +1,98 @@
+"""`forge logs`: ends of logs, what is appended, and which lines are wanted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from forge.errors import ConfigError
+from forge.runner import logs
+from forge.runner.logs import log_files, parse_filter, read_logs
+from forge.store.layout import RunPaths, create_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TRAINER = """\
+2026-11-21 18:08:39,064 forge.train INFO imports took 3 s
+2026-11-21 18:08:40,000 forge.train WARNING memory is short
+Traceback (most recent call last):
+  File "x.py", line 1
+ValueError: \x1b[31mred
+2026-11-21 18:08:41,000 forge.train INFO step 1
+"""
+SERVE = "2026-11-21 18:08:40,500 ERROR forge.serve: died\n"
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    made = create_run("x", store_dir=tmp_path)
+    (made.logs(1) / "trainer.log").write_text(TRAINER)
+    (made.logs(1) / "serve-0.log").write_text(SERVE)
+    return made
+
+
+def shown(
+    paths: RunPaths, process: str | None = None, *, num: int = 20, **wanted: str
+) -> list[str]:
+    files = log_files(paths, process=process)
+    given = parse_filter(wanted.get("level"), wanted.get("pattern"))
+    return list(read_logs(paths, files, num_lines=num, wanted=given))
+
+
+def test_without_a_filter_the_last_lines_of_each_are_shown(paths: RunPaths) -> None:
+    assert shown(paths, num=1) == [
+        "serve-0      2026-11-21 18:08:40,500 ERROR forge.serve: died",
+        "trainer      2026-11-21 18:08:41,000 forge.train INFO step 1",
+    ]
+    assert len(shown(paths, "trainer")) == 6
+    with pytest.raises(ConfigError, match="no log of judge-0; there is serve-0, trainer"):
+        shown(paths, "judge-0")
+
+
+def test_lines_are_chosen_by_level_with_what_goes_on_from_them(paths: RunPaths) -> None:
+    assert [line.split()[0] for line in shown(paths, level="error")] == ["serve-0"] + 3 * [
+        "trainer"
+    ]
+    assert len(shown(paths, "trainer", level="WARNING")) == 4
+    assert "ValueError: ␛[31mred" in shown(paths, "trainer", level="warning")
+
+
+def test_lines_are_chosen_by_pattern_and_the_last_of_those_are_shown(paths: RunPaths) -> None:
+    assert shown(paths, "trainer", pattern=r"STEP \d")[0].endswith("INFO step 1")
+    assert len(shown(paths, pattern="forge")) == 4
+    assert len(shown(paths, num=1, pattern="forge")) == 2
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        ({"level": "loud"}, "--level: found 'loud'; allowed are debug, info, warning, error"),
+        ({"pattern": "("}, "no regular expression"),
+    ],
+)
+def test_a_filter_that_means_nothing_is_refused(
+    paths: RunPaths, wanted: dict[str, str], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        shown(paths, **wanted)
+
+
+@pytest.mark.parametrize("level", [None, "info"])
+def test_what_is_appended_is_followed_until_the_run_ends(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch, level: str | None
+) -> None:
+    log = paths.logs(1) / "serve-0.log"
+    looks = iter([True, True, False])
+    monkeypatch.setattr(logs, "is_owned", lambda paths: next(looks))
+
+    def write(seconds: float) -> None:
+        with log.open("a") as file:
+            file.write("2026-11-21 18:08:42,000 INFO forge.serve: again\n")
+
+    monkeypatch.setattr(logs.time, "sleep", write)
+    found = list(
+        read_logs(paths, [log], num_lines=1, wanted=parse_filter(level, None), is_followed=True)
+    )
+    assert [line.rpartition(" ")[2] for line in found] == ["died", "again", "again"]
