@@ -49,7 +49,7 @@ class Watched:
         self.clock = clock
         """Unix seconds."""
         self._lock = threading.Lock()
-        self._file: tuple[int, int] | None = None
+        self._file: tuple[int, ...] | None = None
         self._seen: tuple[int, bool] | None = None
 
     @property
@@ -115,22 +115,32 @@ class Watched:
     def _open(self) -> bool:
         """Opens the run unless the very file that lies there is open already."""
         try:
-            stat = self.paths.run_db.stat()
+            file = self._identity()
         except OSError:
             gone = "deleted" if self._file else "not there"
             self._close()
             self.problem = f"{self.paths.name}: {gone}; what is shown is what was read before"
             return False
-        if self.reader is not None and self._file == (stat.st_dev, stat.st_ino):
+        if self.reader is not None and self._file == file:
             return True
         self._close()
         try:
             self.reader = RunReader(self.paths)
+            self._file = self._identity()
         except (ConfigError, sqlite3.Error, OSError) as error:
             self._fail(error)
             return False
-        self._file, self.problem = (stat.st_dev, stat.st_ino), None
+        self.problem = None
         return True
+
+    def _identity(self) -> tuple[int, ...]:
+        """Which file lies there, and which WAL: another one is not seen by who has it open."""
+        stat = self.paths.run_db.stat()
+        try:
+            wal = self.paths.run_db.with_name("run.db-wal").stat().st_ino
+        except FileNotFoundError:
+            wal = 0
+        return stat.st_dev, stat.st_ino, wal
 
     def _fail(self, error: Exception) -> None:
         words = " ".join(str(error).split()).replace(f"{self.paths.root.parent}/", "")

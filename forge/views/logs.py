@@ -89,8 +89,10 @@ class LogTail:
     def read(self) -> list[LogLine]:
         """The whole lines that are new. A file that was cut off is read from its beginning."""
         try:
+            size = self.path.stat().st_size
+            if size == self._offset:
+                return []
             with self.path.open("rb") as file:
-                size = file.seek(0, 2)
                 is_first = self._offset < 0
                 begin = 0 if is_first or size < self._offset else self._offset
                 skipped = max(begin, size - READ_BYTES)

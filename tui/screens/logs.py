@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tui.watched import Watched
 
-LOOK_S = 0.5
+LOOK_S = 1.0
 ALL = "all"
 NAME_WIDTH = 11
 
@@ -66,6 +66,8 @@ class LogsScreen(AskingScreen[list[LogLine]]):
         return self._book.read()
 
     def show(self, data: list[LogLine]) -> None:
+        if not data and self._has_tabs:
+            return
         self._show_tabs()
         self._write([line for line in data if self._wanted.takes(line)])
         self._tell()

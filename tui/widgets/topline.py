@@ -27,13 +27,17 @@ class TopLine(Static):
     def __init__(self, watched: Watched) -> None:
         super().__init__(markup=False)
         self._watched = watched
+        self._told: Text | None = None
 
     def on_mount(self) -> None:
         self.tell()
 
     def tell(self) -> None:
-        """Says it anew."""
-        self.update(headline(self._watched))
+        """Says it anew, if it is another thing."""
+        line = headline(self._watched)
+        if line != self._told:
+            self._told = line
+            self.update(line)
 
 
 def headline(watched: Watched) -> Text:
