@@ -57,6 +57,8 @@ class Written:
 
     num_turns: int
     turns_per_s: float
+    cpu_us_a_turn: float
+    """Of the writing process, all threads: what a turn costs where others keep the cores busy."""
     run_db_bytes_a_turn: float
     tokens_db_bytes_a_turn: float
     text_bytes_a_turn: float
@@ -87,15 +89,17 @@ async def measure_write(root: Path, *, num_turns: int, text_bytes: int = 12_000)
     async with open_writer(root, StoreTable(), clock=lambda: 1.0) as writer:
         await writer.flush()
         with _readers(root) as polled:
-            began = time.perf_counter()
+            began, cpu = time.perf_counter(), time.process_time()
             for put in puts:
                 await writer.put(*put)
             await writer.flush()
             seconds = time.perf_counter() - began
+            cpu = time.process_time() - cpu
     sizes = {name: (root / name).stat().st_size / num_turns for name in ("run.db", "tokens.db")}
     return Written(
         num_turns=num_turns,
         turns_per_s=round(num_turns / seconds),
+        cpu_us_a_turn=round(1e6 * cpu / num_turns),
         run_db_bytes_a_turn=round(sizes["run.db"]),
         tokens_db_bytes_a_turn=round(sizes["tokens.db"]),
         text_bytes_a_turn=round(num_text_bytes / num_turns),

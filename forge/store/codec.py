@@ -15,6 +15,7 @@ import sys
 import zlib
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import zstandard
 
@@ -48,23 +49,35 @@ class Encoder:
         raw = value.encode("utf-8", errors="replace")
         return raw.decode("utf-8") if self._is_plain else self._zstd.compress(raw)
 
-    def part(self, value: str, *, of: str, text_id: int | None) -> bytes | None:
-        """A body that says which part of another stored text this is; None where it is none, or
-        texts are plain.
-        """
-        if self._is_plain or text_id is None:
-            return None
-        raw = value.encode("utf-8", errors="replace")
-        first = of.encode("utf-8", errors="replace").find(raw)
-        if first < 0 or len(raw) < LEAST_PART_BYTES:
-            return None
-        return _PART.pack(PART_MAGIC, text_id, first, len(raw), zlib.crc32(raw))
-
     def ids(self, values: Sequence[int]) -> bytes:
         return self._zstd.compress(_to_bytes(array("I", values)))
 
     def logprobs(self, values: Sequence[float]) -> bytes:
         return self._zstd.compress(_to_bytes(array("f", values)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Which bytes of another text's UTF-8 a text is."""
+
+    first: int
+    num_bytes: int
+    checksum: int
+    """CRC-32: what is read for another run's text is found out."""
+
+    def body(self, text_id: int) -> bytes:
+        """As it is stored, with the text_id of the whole."""
+        return _PART.pack(PART_MAGIC, text_id, self.first, self.num_bytes, self.checksum)
+
+
+def find_part(raw: bytes, whole: str) -> Part | None:
+    """Where a text is in another one; None where it is not, or too short to be worth it."""
+    if len(raw) < LEAST_PART_BYTES or len(whole) < LEAST_PART_BYTES // 4:
+        return None
+    first = whole.encode("utf-8", errors="replace").find(raw)
+    if first < 0:
+        return None
+    return Part(first=first, num_bytes=len(raw), checksum=zlib.crc32(raw))
 
 
 def decode_text(body: Body | None, lookup: Lookup | None = None) -> str | None:

@@ -7,7 +7,6 @@ written.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -35,9 +34,10 @@ from forge.records import (
     Turn,
 )
 from forge.records.verdict import TIMING_FIELDS
+from forge.store.texts import TextTable
 
 if TYPE_CHECKING:
-    from forge.store.codec import Encoder
+    from forge.store.texts import EncodedTurn, TurnEncoder
 
 Record = (
     Attempt
@@ -58,9 +58,6 @@ Record = (
 
 RECORD_TYPES = frozenset(get_args(Record))
 
-TEXT_CACHE_SIZE = 4096
-"""Hashes remembered with their text_id: a group's prompt comes G times in a row."""
-
 _STAGE = re.compile(r"^[a-z]+-(\d+)")
 
 
@@ -72,14 +69,14 @@ class RowWriter:
         run: sqlite3.Connection,
         *,
         tokens: sqlite3.Connection,
-        encoder: Encoder,
+        encoder: TurnEncoder,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._run = run
         self._tokens = tokens
         self._encoder = encoder
         self._clock = clock
-        self._text_ids: dict[bytes, int] = {}
+        self._texts = TextTable(run, encoder=encoder)
         self._ended: dict[tuple[int, int], Trajectory] = {}
         self._attempt: int = run.execute(
             "SELECT coalesce(max(attempt), 0) FROM attempts"
@@ -101,9 +98,16 @@ class RowWriter:
             Turn: self._turn,
         }
 
-    def write(self, record: Record) -> None:
-        """Writes one record. Raises sqlite3.Error; the caller rolls the transaction back."""
-        self._writers[type(record)](record)
+    def write(self, record: Record, *, encoded: EncodedTurn | None = None) -> None:
+        """Writes one record. Raises sqlite3.Error; the caller rolls the transaction back.
+
+        Args:
+            encoded: of a turn, where another thread has done that already.
+        """
+        if encoded is not None and isinstance(record, Turn):
+            self._turn(record, encoded)
+        else:
+            self._writers[type(record)](record)
 
     def _put(
         self,
@@ -117,35 +121,6 @@ class RowWriter:
         statement = _upsert(table, key, tuple(row))
         (db or self._run).execute(statement, tuple(row.values()))
 
-    def _text(self, value: str, *, within: str = "", within_id: int | None = None) -> int | None:
-        """The text_id of a text, which is written if it is new; None for an empty one.
-
-        Args:
-            within: a stored text, of `within_id`, that may have it as a part.
-        """
-        if not value:
-            return None
-        raw = value.encode("utf-8", errors="replace")
-        digest = hashlib.sha256(raw).digest()
-        known = self._text_ids.get(digest)
-        if known is None:
-            known = self._known_text(digest)
-        if known is None:
-            body = self._encoder.part(value, of=within, text_id=within_id)
-            row = (digest, len(raw), self._encoder.text(value) if body is None else body)
-            query = "INSERT INTO texts (sha256, num_bytes, body) VALUES (?, ?, ?)"
-            known = self._run.execute(query, row).lastrowid
-            assert known is not None
-        if len(self._text_ids) >= TEXT_CACHE_SIZE:
-            self._text_ids.clear()
-        self._text_ids[digest] = known
-        return known
-
-    def _known_text(self, digest: bytes) -> int | None:
-        query = "SELECT text_id FROM texts WHERE sha256 = ?"
-        row = self._run.execute(query, (digest,)).fetchone()
-        return None if row is None else row[0]
-
     # ---- rollouts
 
     def _problem(self, record: Problem) -> None:
@@ -156,7 +131,7 @@ class RowWriter:
             "split": str(record.split),
             "entry_point": record.entry_point,
             "precision": record.precision,
-            "source_id": self._text(record.source) or 0,
+            "source_id": self._texts.put(self._encoder.text(record.source)) or 0,
         }
         self._put("problems", ("problem_id",), row)
 
@@ -206,10 +181,11 @@ class RowWriter:
         )
         return cursor.rowcount == 1
 
-    def _turn(self, record: Turn) -> None:
+    def _turn(self, record: Turn, encoded: EncodedTurn | None = None) -> None:
+        encoded = self._encoder.turn(record) if encoded is None else encoded
         completion = record.completion
-        completion_id = self._text(record.completion_text)
-        feedback_id = self._text(record.feedback)
+        completion_id = self._texts.put(encoded.completion)
+        feedback_id = self._texts.put(encoded.feedback)
         row = {
             "group_id": record.group_id,
             "rollout": record.rollout,
@@ -225,18 +201,17 @@ class RowWriter:
             "reward_terms": _json(record.reward_terms),
             "generate_s": record.generate_s,
             "judge_s": record.judge_s,
-            "prompt_id": self._text(record.prompt_text),
+            "prompt_id": self._texts.put(encoded.prompt),
             "completion_id": completion_id,
-            "code_id": self._text(
-                record.code, within=record.completion_text, within_id=completion_id
-            ),
+            "code_id": self._texts.put(encoded.code, within_id=completion_id),
             "feedback_id": feedback_id,
         }
         self._put("turns", ("group_id", "rollout", "turn"), row)
-        self._verdict(record, feedback_id=feedback_id)
-        self._token_row(record, completion.token_ids, completion.logprobs)
+        detail_id = self._texts.put(encoded.detail, within_id=feedback_id)
+        self._verdict(record, detail_id=detail_id)
+        self._token_row(record, encoded.tokens)
 
-    def _verdict(self, record: Turn, *, feedback_id: int | None) -> None:
+    def _verdict(self, record: Turn, *, detail_id: int | None) -> None:
         verdict = record.verdict
         row = {
             "group_id": record.group_id,
@@ -244,7 +219,7 @@ class RowWriter:
             "turn": record.turn,
             "status": str(verdict.status),
             "reason": verdict.reason,
-            "detail_id": self._text(verdict.detail, within=record.feedback, within_id=feedback_id),
+            "detail_id": detail_id,
             "is_compiled": verdict.is_compiled,
             "num_launches": verdict.num_launches,
             **{name: getattr(verdict.timing, name, None) for name in TIMING_FIELDS},
@@ -257,16 +232,14 @@ class RowWriter:
         }
         self._put("verdicts", ("group_id", "rollout", "turn"), row)
 
-    def _token_row(
-        self, record: Turn | Sample, completion_ids: tuple[int, ...], logprobs: tuple[float, ...]
-    ) -> None:
+    def _token_row(self, record: Turn | Sample, tokens: tuple[bytes, bytes, bytes]) -> None:
         row = {
             "group_id": record.group_id,
             "rollout": record.rollout,
             "turn": record.turn,
-            "prompt_ids": self._encoder.ids(record.prompt_ids),
-            "completion_ids": self._encoder.ids(completion_ids),
-            "logprobs": self._encoder.logprobs(logprobs),
+            "prompt_ids": tokens[0],
+            "completion_ids": tokens[1],
+            "logprobs": tokens[2],
         }
         self._put("tokens", ("group_id", "rollout", "turn"), row, db=self._tokens)
 
@@ -286,7 +259,7 @@ class RowWriter:
         key = (record.group_id, record.rollout, record.turn)
         query = "SELECT 1 FROM tokens WHERE group_id = ? AND rollout = ? AND turn = ?"
         if self._tokens.execute(query, key).fetchone() is None:
-            self._token_row(record, record.completion_ids, record.logprobs)
+            self._token_row(record, self._encoder.sample_tokens(record))
 
     def _sample_use(self, record: SampleUse) -> None:
         row = {field.name: getattr(record, field.name) for field in fields(record)}

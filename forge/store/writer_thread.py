@@ -1,15 +1,14 @@
 """The writer's thread: owns both connections, batches puts, commits, answers flushes.
 
-Started by `store.writer`, which holds the promises; everything that touches SQLite or compresses
-happens here, so the event loop never does. Tokens are committed before the rows that name them.
+Started by `store.writer`, which holds the promises; everything that touches SQLite happens here,
+what compresses on the thread before it (`store.encoder_thread`): the event loop does neither.
+Tokens are committed before the rows that name them.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import queue
-import shutil
 import sqlite3
 import threading
 import time
@@ -30,12 +29,14 @@ from forge.records import (
     ProcessStart,
     SampleUse,
 )
-from forge.store.codec import Encoder
+from forge.store.disk import CHECK_S, Disk, free_bytes
+from forge.store.encoder_thread import Encoded, EncoderThread
 from forge.store.retention import drop_tokens, spent_groups
 from forge.store.rows import RECORD_TYPES, Record, RowWriter
 from forge.store.run_views import VIEWS
 from forge.store.schema import RUN_MIGRATIONS, TOKEN_MIGRATIONS, migrate
 from forge.store.settle import settle_oldest
+from forge.store.texts import TurnEncoder
 
 if TYPE_CHECKING:
     from forge.store.layout import RunPaths
@@ -51,7 +52,6 @@ loop.
 """
 SILENT_AFTER_S = 60.0
 """A writer that takes longer for a queue or a flush hangs in the disk."""
-DISK_CHECK_S = 1.0
 IDLE_SETTLE_S = 0.2
 """A put that comes meanwhile waits for the end of one step's roll-up, some 20 ms."""
 CLOSE_SETTLE_S = 5.0
@@ -95,15 +95,16 @@ class WriterThread:
         self.failure: Exception | None = None
         self._table = table
         self._clock = clock
+        self._encoder = EncoderThread(self.queue, texts=table.texts)
         self._thread = threading.Thread(target=self._main, name="store-writer", daemon=True)
         self._connections: list[sqlite3.Connection] = []
-        self._low_disk: str | None = None
-        self._disk_checked = 0.0
+        self._disk = Disk(paths.root, least_free_bytes=table.min_free_bytes)
         self._num_pending = 0
         self._first_pending = 0.0
         self._trained_something = False
 
     def start(self) -> None:
+        self._encoder.start()
         self._thread.start()
 
     def end(self) -> None:
@@ -124,8 +125,8 @@ class WriterThread:
                 raise TypeError(f"the store has no table for {type(record).__name__}")
 
     def check_disk(self) -> None:
-        if self._low_disk is not None:
-            raise MachineError(self._low_disk)
+        if self._disk.problem is not None:
+            raise MachineError(self._disk.problem)
 
     # ---- on the thread
 
@@ -135,6 +136,7 @@ class WriterThread:
         except Exception as error:  # boundary: the opener raises it
             for connection in self._connections:
                 connection.close()
+            self.queue.put(None)  # ends the encoder's thread
             self.opened.set_exception(self._explain(error))
             return
         self.opened.set_result(None)
@@ -164,18 +166,18 @@ class WriterThread:
             "excluded.texts",
             (self.paths.name, self._clock(), experiment, __version__, self._table.texts),
         )
-        encoder = Encoder(texts=self._table.texts)
+        encoder = TurnEncoder(texts=self._table.texts)
         self._rows = RowWriter(self._run, tokens=self._tokens, encoder=encoder, clock=self._clock)
 
     def _step(self) -> bool:
         """One item of the queue, or one commit that is due; False at the end."""
-        self._look_at_disk()
+        self._disk.look(time.monotonic())
         try:
-            item = self.queue.get(timeout=self._patience_s())
+            item = self._encoder.encoded.get(timeout=self._patience_s())
         except queue.Empty:
             self._commit() if self._num_pending else self._settle(max_open=0, for_s=IDLE_SETTLE_S)
             return True
-        if isinstance(item, tuple):
+        if isinstance(item, Encoded):
             self._write(item)
             return True
         self._commit()
@@ -185,20 +187,23 @@ class WriterThread:
 
     def _patience_s(self) -> float:
         if not self._num_pending:
-            return DISK_CHECK_S
+            return CHECK_S
         return max(0.0, self._first_pending + COMMIT_AFTER_S - time.monotonic())
 
-    def _write(self, records: tuple[Record, ...]) -> None:
+    def _write(self, put: Encoded) -> None:
+        records = put.records
         if self.failure is not None or not records:
             return
         try:
+            if put.error is not None:
+                raise put.error
             if not self._num_pending:
                 self._tokens.execute("BEGIN IMMEDIATE")
                 self._run.execute("BEGIN IMMEDIATE")
                 self._first_pending = time.monotonic()
             self._num_pending += len(records)
-            for record in records:
-                self._rows.write(record)
+            for record, encoded in zip(records, put.turns, strict=True):
+                self._rows.write(record, encoded=encoded)
         except Exception as error:  # boundary: raised by the next put or flush
             self._fail(error)
             return
@@ -227,7 +232,7 @@ class WriterThread:
         if self.failure is not None:
             return
         try:
-            while time.monotonic() < until and self.queue.empty():
+            while time.monotonic() < until and self._encoder.is_idle:
                 self._run.execute("BEGIN IMMEDIATE")
                 is_more = settle_oldest(self._run, max_open=max_open)
                 self._run.execute("COMMIT")
@@ -259,25 +264,10 @@ class WriterThread:
         ):
             return MachineError(
                 f"{self.paths.run_db}: cannot write: {error}; "
-                f"{_free_bytes(self.paths.root) // 1_000_000} MB free; "
+                f"{free_bytes(self.paths.root) // 1_000_000} MB free; "
                 f'what was recorded is kept, "forge resume {self.paths.name}" continues'
             )
         return error
-
-    def _look_at_disk(self) -> None:
-        now = time.monotonic()
-        if now - self._disk_checked < DISK_CHECK_S:
-            return
-        self._disk_checked = now
-        free, least = _free_bytes(self.paths.root), self._table.min_free_bytes
-        self._low_disk = None
-        if free < least:
-            self._low_disk = (
-                f"{self.paths.root}: disk nearly full: {free // 1_000_000} MB free, [store] "
-                "min_free_bytes is "
-                f'{least // 1_000_000} MB; nothing is lost, "forge resume {self.paths.name}" '
-                "continues"
-            )
 
     def _close(self) -> None:
         for connection in reversed(self._connections):
@@ -300,8 +290,3 @@ def _connect(path: Path) -> sqlite3.Connection:
     ):
         connection.execute(f"PRAGMA {pragma}")
     return connection
-
-
-def _free_bytes(path: Path) -> int:
-    """Free for us, not for root; a directory that is gone has none."""
-    return shutil.disk_usage(path).free if os.path.isdir(path) else 0

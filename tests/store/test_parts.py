@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge.store.codec import LEAST_PART_BYTES, PART_MAGIC, Encoder, decode_text
+from forge.store.codec import LEAST_PART_BYTES, PART_MAGIC, Encoder, decode_text, find_part
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.views.export import export
@@ -95,10 +95,10 @@ def test_an_sqlite_export_has_every_text_plain(root: Path, tmp_path: Path) -> No
 def test_any_part_comes_back(before: str, part: str, after: str) -> None:
     encoder = Encoder(texts="zstd")
     whole = before + part + after
-    body = encoder.part(part, of=whole, text_id=7)
-    assert body is not None
-    lookup = {7: encoder.text(whole)}.get
+    found = find_part(part.encode("utf-8", errors="replace"), whole)
+    assert found is not None
+    body, lookup = found.body(7), {7: encoder.text(whole)}.get
     assert decode_text(body, lookup) == part.encode("utf-8", errors="replace").decode()
     assert decode_text(body) is None
     assert decode_text(body, {7: encoder.text("something else")}.get) is None
-    assert encoder.part(part + "?", of=part, text_id=7) is None
+    assert find_part((part + "?").encode("utf-8", errors="replace"), part) is None

@@ -20,12 +20,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forge.records import Attempt, Group, Problem, Purpose, Sample, SampleUse, Status, Turn
-from forge.store.codec import Encoder
 from forge.store.reader import open_run
 from forge.store.rows import Record, RowWriter
 from forge.store.run_views import PLAIN_VIEWS, VIEWS
 from forge.store.schema import RUN_MIGRATIONS, TOKEN_MIGRATIONS, migrate
 from forge.store.settle import settle_oldest
+from forge.store.texts import TurnEncoder
 from forge.store.writer import open_writer
 from tests.store.storefactory import (
     Options,
@@ -54,7 +54,7 @@ class Store:
         views = VIEWS if len(migrations) == len(RUN_MIGRATIONS) else PLAIN
         migrate(self.run, path=Path("run.db"), migrations=migrations, views=views)
         migrate(tokens, path=Path("tokens.db"), migrations=TOKEN_MIGRATIONS)
-        encoder = Encoder(texts="plain")
+        encoder = TurnEncoder(texts="plain")
         self.rows = RowWriter(self.run, tokens=tokens, encoder=encoder, clock=lambda: 1.0)
 
     def put(self, *records: Record) -> None:
