@@ -45,7 +45,8 @@ class NotifyTable(Table):
         ),
     ] = Field(default_factory=lambda: list(ON))
     """done, failed, stalled (exit 5), stopped (by a person or by [limits]): how an attempt ended.
-    best: an evaluation above all before it, or a kernel faster than any before by a tenth."""
+    best: an evaluation above all of its size before it, or a kernel faster than any before by a
+    tenth."""
     timeout_s: Annotated[float, Field(gt=0, le=300)] = 10.0
     """How long command and webhook may take each time; the end of a run waits no longer."""
 

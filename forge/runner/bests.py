@@ -15,7 +15,8 @@ MARGIN = 1.1
 """A kernel is worth a message if it is so many times as fast as the best before it."""
 
 EVALUATIONS = """
-SELECT evaluation_id, stage, pass_at_1, ci_low, ci_high FROM evaluations
+SELECT evaluation_id, stage, pass_at_1, ci_low, ci_high, num_problems, num_samples, max_turns
+FROM evaluations
 WHERE evaluation_id > ? ORDER BY evaluation_id
 """
 
@@ -36,7 +37,8 @@ class Bests:
         self._reader: RunReader | None = None
         self._last_evaluation = 0
         self._last_turn = 0
-        self._pass_at_1: float | None = None
+        self._pass_at_1: dict[tuple[int, int, int], float] = {}
+        """By problems, samples and turns: evaluations of another size measure something else."""
         self._speedup = 1.0
 
     def look(self) -> list[tuple[str, dict[str, Any]]]:
@@ -68,12 +70,13 @@ class Bests:
         found = []
         for row in reader.rows(EVALUATIONS, (self._last_evaluation,)):
             self._last_evaluation = row["evaluation_id"]
-            before, now = self._pass_at_1, row["pass_at_1"]
+            size = row["num_problems"], row["num_samples"], row["max_turns"]
+            before, now = self._pass_at_1.get(size), row["pass_at_1"]
             if before is not None and now > before:
                 data = {name: row[name] for name in ("stage", "pass_at_1", "ci_low", "ci_high")}
                 line = f"{_evaluation_line(row)}; {100 * before:.1f} % was the best before"
                 found.append((line, data))
-            self._pass_at_1 = now if before is None else max(before, now)
+            self._pass_at_1[size] = now if before is None else max(before, now)
         return found
 
     def _new_kernels(self, reader: RunReader) -> list[tuple[str, dict[str, Any]]]:

@@ -305,6 +305,10 @@ async def test_only_what_beats_all_before_is_a_best(paths: RunPaths) -> None:
         [line] = await after(evaluation("b", step=2, at=3.0, pass_at_1=0.5))
         assert line.startswith("b: pass@1 50.0 %")
         assert await after(evaluation("c", step=3, at=4.0, pass_at_1=0.5)) == []
+        small = dataclasses.replace(evaluation("d", step=4, at=5.0, pass_at_1=0.9), num_problems=1)
+        assert await after(small) == []  # the first of its size
+        [line] = await after(evaluation("e", step=5, at=6.0, pass_at_1=0.6))
+        assert line.endswith("50.0 % was the best before")
     bests.close()
 
 
