@@ -7,7 +7,9 @@ from __future__ import annotations
 import re
 
 HIDDEN = "…"
-_WEBHOOK = re.compile(r'^(webhook = "https?://)(?:[^/"@]*@)?([^/"]*)[^"]*', flags=re.MULTILINE)
+_WEBHOOK = re.compile(
+    r'^(webhook = "https?://)(?:[^/"@]*@)?([^/"\\]*)(?:[^"\\]|\\.)*', flags=re.MULTILINE
+)
 _TABLE = re.compile(r"^\[+([^\]]+)\]+$")
 _SECRET = re.compile(
     r'^("?\w*(?:TOKEN|KEY|SECRET|PASS|CREDENTIAL|DSN|URL)\w*"? = ).*$', flags=re.IGNORECASE
