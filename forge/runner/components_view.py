@@ -20,19 +20,24 @@ MARKS = {"green": "●", "yellow": "▲", "red": "✖"}
 
 def render(components: Sequence[ComponentStatus]) -> Table:
     """One row each; what decides on its health beside its mark."""
-    table = Table(box=None, pad_edge=False, header_style="bold", expand=False)
     has_cards = any(one.gpu_use is not None or one.gpu_memory_bytes for one in components)
-    names = ["", "process", "device", "phase", "memory", *(["GPU"] if has_cards else [])]
-    for name in (*names, "age", "restarts", "why, or its last words"):
-        is_last = name.startswith("why")
-        table.add_column(name, no_wrap=True, overflow="ellipsis", ratio=1 if is_last else None)
-    for one in components:
-        cells = [one.name, one.device, one.phase, _gigabytes(one.memory_bytes)]
-        cells += [_card(one)] if has_cards else []
-        cells += [_age(one.progress_age_s), str(one.num_restarts), one.why or one.last_words]
+    names = ["process", "device", "phase", "memory", *(["GPU"] if has_cards else [])]
+    names += ["age", "restarts", "why, or last words"]
+    rows = [[printable(cell) for cell in _cells(one, has_cards)] for one in components]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("")
+    for name in names:
+        table.add_column(name, no_wrap=name != names[-1])  # the last gives way in a narrow terminal
+    for one, row in zip(components, rows, strict=True):
         mark = Text(MARKS[one.health], style=one.health)
-        table.add_row(mark, *(Text(printable(cell)) for cell in cells))
+        table.add_row(mark, *(Text(cell, no_wrap=True, overflow="ellipsis") for cell in row))
     return table
+
+
+def _cells(one: ComponentStatus, has_cards: bool) -> list[str]:
+    cells = [one.name, one.device, one.phase, _gigabytes(one.memory_bytes)]
+    cells += [_card(one)] if has_cards else []
+    return [*cells, _age(one.progress_age_s), str(one.num_restarts), one.why or one.last_words]
 
 
 def _gigabytes(num_bytes: int | None) -> str:

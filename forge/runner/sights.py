@@ -125,14 +125,25 @@ def _trainer_phase(desk: TrainerDesk, *, is_gone: bool) -> str:
 def see_serving(
     served: object, experiment: Experiment, *, seen: Mapping[str, Seen]
 ) -> Iterator[Sight]:
-    """Engines of ours, or servers behind URLs; none of those that a test makes up."""
+    """Engines of ours, or servers behind URLs. Those that start before anybody has them are known
+    by their processes."""
     limit_s = experiment.serve.request_timeout_s
+    if served is None:
+        yield from _see_starting("serve", seen)
     if isinstance(served, Replicas):
         for replica in served.all:
             yield _see_replica(replica, experiment, limit_s, seen.get(replica.name))
     elif isinstance(served, Remote):
         for server in served.servers:
             yield _see_server(server, limit_s)
+
+
+def _see_starting(role: Role, seen: Mapping[str, Seen]) -> Iterator[Sight]:
+    for name, child in seen.items():
+        if name.startswith(f"{role}-") and child.ended_at is None:
+            yield Sight(
+                name=name, role=role, owner="starting", phase="starting", is_gone=True, seen=child
+            )
 
 
 def _see_replica(
@@ -196,12 +207,7 @@ def see_judges(
 ) -> Iterator[Sight]:
     """All seats; those that start before there is a pool are known by their processes."""
     if pool is None:
-        for name, child in seen.items():
-            if name.startswith("judge-"):
-                yield Sight(
-                    name=name, role="judge", owner="judges", phase="starting", is_gone=True,
-                    seen=child,
-                )  # fmt: skip
+        yield from _see_starting("judge", seen)
         return
     seats = pool.seating.seats
     in_line = pool.seating.num_waiting + sum(seat.num_running for seat in seats)

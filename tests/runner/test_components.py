@@ -223,8 +223,9 @@ async def test_judges_are_told_by_their_seats(watched: Watched) -> None:
 
 
 async def test_replicas_are_told_by_their_own_health(watched: Watched) -> None:
-    (replica,) = replicas_of(watched).all
     watched.start("serve-0", pid=31)
+    assert watched.look()["serve-0"].phase == "starting", "nobody has them yet"
+    (replica,) = replicas_of(watched).all
     assert (watched.look()["serve-0"].phase, watched.look()["serve-0"].health) == (
         "starting", "green",
     )  # fmt: skip
@@ -313,12 +314,14 @@ def test_the_table_says_what_decides_and_is_told_apart_without_colour() -> None:
     one = ComponentStatus(
         name="trainer", role="trainer", device="GPU 3", phase="step 4", health="yellow",
         why="memory 95 % of 80 GB", memory_bytes=5 * GB, gpu_memory_bytes=76 * GB, gpu_use=0.5,
-        progress_age_s=3.0, num_restarts=1, last_words="[bold]hello[/]",
+        progress_age_s=3.0, num_restarts=1, last_words="[bold]hello[/]" + 40 * " and on",
     )  # fmt: skip
     other = replace(one, name="judge-0", health="green", why="", gpu_use=None, memory_bytes=None)
-    console = RichConsole(width=160, file=io.StringIO(), highlight=False)
+    console = RichConsole(width=100, file=io.StringIO(), highlight=False)
     console.print(render([one, other]))
     lines = console.file.getvalue().splitlines()  # pyright: ignore[reportAttributeAccessIssue]
     first, second = (" ".join(line.split()) for line in lines[1:])
     assert first == "▲ trainer GPU 3 step 4 5.0 GB 50% 76.0 GB 3 s 1 memory 95 % of 80 GB"
-    assert second == "● judge-0 GPU 3 step 4 – – 76.0 GB 3 s 1 [bold]hello[/]"
+    begin = "● judge-0 GPU 3 step 4 – – 76.0 GB 3 s 1 [bold]hello[/] and on and"
+    assert second.startswith(begin), "the last column alone gives way"
+    assert [len(line) for line in lines] == [100] * 3
