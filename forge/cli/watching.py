@@ -10,18 +10,20 @@ from forge.cli.options import RUNS, RunName, Store, app, find
 
 
 @app.command("tui")
-def tui_command(run: RunName = "last", store: Store = RUNS) -> None:
+def tui_command(run: RunName = "last", store: Store = RUNS) -> int:
     """Look on at a run in the terminal, live or long after; `watch` is the same."""
     _require_terminal()
     paths = find(run, store)
+    from forge.exits import BUG
     from tui.app import WatchApp
 
     # A warning on stderr would be written over the screen; what matters is on it.
     logging.basicConfig(handlers=[logging.NullHandler()], force=True)
     watch = WatchApp(paths)
     watch.run()
-    if watch.return_code:
-        raise SystemExit(watch.return_code)
+    return (
+        BUG if watch.return_code else 0
+    )  # its traceback was printed when the screen was given back
 
 
 app.command("watch", hidden=True)(tui_command)

@@ -60,6 +60,22 @@ def test_a_dumb_terminal_is_none(canned_run: RunPaths):
     assert b"needs a terminal" in shown
 
 
+def test_a_bug_in_the_monitor_ends_with_70(canned_run: RunPaths, monkeypatch):
+    class Broken:
+        return_code = 1
+
+        def __init__(self, paths: RunPaths) -> None:
+            assert paths == canned_run
+
+        def run(self) -> None:
+            pass
+
+    monkeypatch.setattr("tui.app.WatchApp", Broken)
+    monkeypatch.setattr("forge.cli.watching._require_terminal", lambda: None)
+    monkeypatch.setattr("logging.basicConfig", lambda **_: None)
+    assert run_command(["tui", str(canned_run.root)]) == 70
+
+
 def in_terminal(
     arguments: list[str],
     *,

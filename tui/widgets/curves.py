@@ -45,7 +45,7 @@ class CurveBox(Vertical):
             return
         self._curve = curve
         last = curve.values[-1] if curve.values else None
-        self.query_one(".figures", Static).update(Text(f"{curve.name:<15}{number(last):>10}"))
+        self.query_one(".figures", Static).update(Text(f"{curve.name:<14}{number(last):>9}"))
         sparkline = self.query_one(Sparkline)
         sparkline.visible = bool(curve.values)
         sparkline.data = list(curve.values)
