@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from forge.store.rows import Record
 
 NUM_READERS = 3
-POLL_S = 0.025
-"""40 looks a second, each reader: more than any screen does."""
+POLL_S = 0.1
+"""10 looks a second, each reader; a screen takes one."""
 POLLS = (
     "SELECT turn_id, status, reward FROM v_turns ORDER BY group_id DESC, rollout, turn LIMIT 50",
     "SELECT * FROM v_steps ORDER BY stage DESC, step DESC LIMIT 100",

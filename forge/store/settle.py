@@ -7,12 +7,15 @@ when it ends. Promise: a view reads the same before and after; only its cost cha
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 
 from forge.store.aggregates import BY_STEP, IS_TIMED, noise_of
 
 MAX_OPEN_STEPS = 4
 """Steps that stay open: one that is played, one that is trained, an evaluation, and one to spare.
 Every view computes these afresh."""
+SETTLED_AT_ONCE = 3
+"""Some 10 ms each, at most ten times a second: none pile up at 15,000 turns a second."""
 
 _ONE_STEP = {
     "turns": "(SELECT * FROM live_turns WHERE stage = :stage AND step = :step)",
@@ -33,14 +36,25 @@ _SETTLE_NOISE = (
 
 
 def settle_oldest(run: sqlite3.Connection, *, max_open: int = MAX_OPEN_STEPS) -> bool:
-    """Rolls up the step that is open longest, if more than `max_open` are; whether it did."""
+    """Rolls up the steps that are open longest, while more than `max_open` are, but a few at most;
+    whether it did.
+    """
     oldest = run.execute(
-        "SELECT stage, step FROM open_steps ORDER BY open_id LIMIT ?", (max_open + 1,)
+        "SELECT stage, step FROM open_steps ORDER BY open_id LIMIT ?", (max_open + SETTLED_AT_ONCE,)
     ).fetchall()
-    if len(oldest) <= max_open:
-        return False
-    _settle(run, stage=oldest[0][0], step=oldest[0][1])
-    return True
+    surplus = oldest[: max(0, len(oldest) - max_open)]
+    for stage, step in surplus:
+        _settle(run, stage=stage, step=step)
+    return bool(surplus)
+
+
+def settle_while(run: sqlite3.Connection, *, is_wanted: Callable[[], bool]) -> None:
+    """Rolls all steps up, each few in a transaction of their own, for as long as it is wanted."""
+    is_more = True
+    while is_more and is_wanted():
+        run.execute("BEGIN IMMEDIATE")
+        is_more = settle_oldest(run, max_open=0)
+        run.execute("COMMIT")
 
 
 def _settle(run: sqlite3.Connection, *, stage: int, step: int) -> None:

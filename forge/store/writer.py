@@ -58,9 +58,7 @@ class Writer:
         try:
             self._thread.queue.put_nowait(records)
         except queue.Full:
-            await self._wait(
-                lambda: self._thread.queue.put(records, timeout=SILENT_AFTER_S), "take a record"
-            )
+            await self._wait(lambda: self._thread.put_slowly(records), "take a record")
         if not all(isinstance(record, _LAST_WORDS) for record in records):
             self._thread.check_disk()
 

@@ -35,7 +35,7 @@ from forge.store.retention import drop_tokens, spent_groups
 from forge.store.rows import RECORD_TYPES, Record, RowWriter
 from forge.store.run_views import VIEWS
 from forge.store.schema import RUN_MIGRATIONS, TOKEN_MIGRATIONS, migrate
-from forge.store.settle import settle_oldest
+from forge.store.settle import settle_oldest, settle_while
 from forge.store.texts import TurnEncoder
 
 if TYPE_CHECKING:
@@ -50,10 +50,10 @@ QUEUE_PUTS = 1024
 """Puts that wait for the thread; about 20 MB of turns. A full queue makes `put` wait, off the
 loop.
 """
+DRAIN_PAUSE_S = 0.002
 SILENT_AFTER_S = 60.0
 """A writer that takes longer for a queue or a flush hangs in the disk."""
 IDLE_SETTLE_S = 0.2
-"""A put that comes meanwhile waits for the end of one step's roll-up, some 20 ms."""
 CLOSE_SETTLE_S = 5.0
 CHECKPOINT_PAGES = 4000
 """16 MB of WAL before it is copied into the database."""
@@ -124,6 +124,17 @@ class WriterThread:
             if type(record) not in RECORD_TYPES:
                 raise TypeError(f"the store has no table for {type(record).__name__}")
 
+    def put_slowly(self, records: tuple[Record, ...]) -> None:
+        """For a full queue: returns when a quarter of it is free, so that the next puts need not
+        wait one by one. Raises queue.Full where the thread hangs.
+        """
+        until = time.monotonic() + SILENT_AFTER_S
+        self.queue.put(records, timeout=SILENT_AFTER_S)
+        while self.queue.qsize() > QUEUE_PUTS * 3 // 4:
+            if time.monotonic() > until:
+                raise queue.Full
+            time.sleep(DRAIN_PAUSE_S)
+
     def check_disk(self) -> None:
         if self._disk.problem is not None:
             raise MachineError(self._disk.problem)
@@ -146,7 +157,7 @@ class WriterThread:
                 is_open = self._step()
             except Exception as error:  # boundary: the queue must be drained, or flushes would hang
                 self._fail(error)
-        self._settle(max_open=0, for_s=CLOSE_SETTLE_S)
+        self._settle_all(for_s=CLOSE_SETTLE_S)
         self._close()
 
     def _open(self) -> None:
@@ -175,7 +186,7 @@ class WriterThread:
         try:
             item = self._encoder.encoded.get(timeout=self._patience_s())
         except queue.Empty:
-            self._commit() if self._num_pending else self._settle(max_open=0, for_s=IDLE_SETTLE_S)
+            self._commit() if self._num_pending else self._settle_all(for_s=IDLE_SETTLE_S)
             return True
         if isinstance(item, Encoded):
             self._write(item)
@@ -226,18 +237,15 @@ class WriterThread:
         except Exception as error:  # boundary: raised by the next put or flush
             self._fail(error)
 
-    def _settle(self, *, max_open: int, for_s: float) -> None:
+    def _settle_all(self, *, for_s: float) -> None:
         """Rolls steps up for about so long, while nobody asks for anything."""
         until = time.monotonic() + for_s
-        if self.failure is not None:
-            return
         try:
-            while time.monotonic() < until and self._encoder.is_idle:
-                self._run.execute("BEGIN IMMEDIATE")
-                is_more = settle_oldest(self._run, max_open=max_open)
-                self._run.execute("COMMIT")
-                if not is_more:
-                    return
+            if self.failure is None:
+                settle_while(
+                    self._run,
+                    is_wanted=lambda: time.monotonic() < until and self._encoder.is_idle,
+                )
         except Exception as error:  # boundary: raised by the next put or flush
             self._fail(error)
 
