@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from typing import TYPE_CHECKING
 
@@ -58,9 +59,9 @@ async def go_to(pilot: Pilot[None], name: str) -> None:
 async def test_every_run_is_listed_also_one_that_cannot_be_read(
     runs: RunPaths, size: tuple[int, int]
 ):
-    for paths in sorted(runs.root.parent.iterdir()):  # the order is that of their beginning
-        begun = paths / "experiment.toml"
-        begun.touch()
+    for began, paths in enumerate(sorted(runs.root.parent.iterdir())):
+        (paths / "experiment.toml").touch()
+        os.utime(paths / "experiment.toml", (began, began))  # the order in which they are listed
     async with watching(runs, size=size, keys=["6"]) as pilot:
         check_snapshot(pilot, "runs")
 

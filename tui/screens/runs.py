@@ -155,7 +155,10 @@ def _stamp(paths: RunPaths) -> tuple[Any, ...]:
 
 
 def _state(row: Row) -> str:
-    state = printable(row["state"].replace(f"{row['path']}/", ""))
+    words = row["state"].replace(f"{row['path']}/", "").partition(";")[0]
+    state = printable(
+        words
+    )  # of one that cannot be read, why; what to do comes after the semicolon
     return f"{STATE_SIGNS.get(state, '✘')} {state}"
 
 
