@@ -84,11 +84,14 @@ def find_named(name: str) -> NamedQuery:
 
 
 def list_relations(reader: Asked) -> list[Relation]:
-    """Views first, then tables; the comments come out of the schema itself."""
+    """Views first, then tables; the comments come out of the schema itself. What only serves the
+    views (`store.rollup_tables`) is left out.
+    """
     schema = reader.schema
     rows = reader.rows(
         f"SELECT name, type, sql FROM {schema}.sqlite_master WHERE type IN ('view', 'table') "
-        "AND name NOT LIKE 'sqlite_%' ORDER BY type DESC, name"
+        "AND NOT (name GLOB 'sqlite_*' OR name GLOB 'rolled_*' OR name GLOB 'open_*' OR "
+        "name GLOB 'live_*') ORDER BY type DESC, name"
     )
     return [
         Relation(
