@@ -14,7 +14,7 @@ from forge.cli import run_command
 from forge.config.load import load_experiment
 from forge.data.pair_files import read_pairs
 from forge.errors import ConfigError
-from forge.records import Purpose, Split, Status
+from forge.records import Finish, Purpose, Split, Status
 from forge.runner.from_run import Wanted, write_rows
 from forge.store.reader import open_run
 from tests.store.storefactory import attempt, group, problem, timing, turn, write_run
@@ -143,6 +143,18 @@ def test_the_best_of_a_problem_are_kept_and_no_kernel_comes_twice(
     again = [attempt(), problem(0), replace(group(9, [[Status.CORRECT]]), trajectories=()), *same]
     anyio.run(write_run, tmp_path / "again-1", again)
     assert len(rows_of(tmp_path / "again-1", out)) == 1
+
+
+def test_the_fastest_answer_that_ended_by_itself_is_the_best(tmp_path: Path) -> None:
+    slow, fast, cut = (turn(0, n, speed=timing(s)) for n, s in enumerate((1.5, 3.0, 9.0)))
+    cut = replace(cut, completion=replace(cut.completion, finish=Finish.LENGTH))
+    played = replace(group(0, [[Status.CORRECT]]), trajectories=())
+    anyio.run(write_run, tmp_path / "toy-1", [attempt(), problem(0), played, slow, fast, cut])
+    out = tmp_path / "rows.jsonl"
+    (row,) = rows_of(tmp_path / "toy-1", out, best_per_problem=1)
+    assert row["from"]["speedup"] == 3.0
+    assert [each["from"]["turn_id"] for each in rows_of(tmp_path / "toy-1", out)] == [
+        "g0.r1.t0", "g0.r0.t0"]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -272,6 +272,13 @@ def test_a_run_that_only_evaluates_is_a_baseline_for_what_training_came_to(tmp_p
     assert (found.score.a, found.score.b) == (0.25, 1.0)
 
 
+def test_an_evaluation_that_was_played_again_counts_once(tmp_path: Path) -> None:
+    cut_short = eval_groups(300, {0: 0}, stage=2, step=4)
+    again = [attempt(), problem(0), *cut_short, attempt(2), *made({0: 4})[1:]]
+    found = compared(tmp_path, again, made({0: 4}))
+    assert [(each.correct_a, each.num_a) for each in found.problems] == [(4, 4)]
+
+
 def test_unequal_evaluations_are_told(tmp_path: Path) -> None:
     found = compared(
         tmp_path,
