@@ -65,6 +65,27 @@ async def test_a_supervisor_that_goes_leaves_what_the_store_has(canned_run: RunP
         assert "judge-7" not in text_of(pilot)
 
 
+async def test_a_supervisor_of_another_version_that_tells_no_health(canned_run: RunPaths):
+    with supervising(canned_run) as supervisor:
+        supervisor.status |= {"components": [], "of a newer version": 1}
+        async with watching(canned_run) as pilot:
+            assert "its supervisor, of another version, does not tell" in text_of(pilot)
+            assert "12/20 steps" in text_of(pilot)
+            assert "judge-0" in text_of(pilot), "from the store"
+
+
+async def test_what_is_written_while_it_is_looked_at_is_shown(canned_run: RunPaths):
+    async with watching(canned_run) as pilot:
+        assert "0.987" not in text_of(pilot)
+        change(
+            canned_run,
+            "UPDATE metrics SET value = 0.98712 WHERE key = 'train/entropy/mean' AND step = 20",
+        )
+        pilot.app._tick()  # pyright: ignore[reportAttributeAccessIssue]
+        await settle(pilot)
+        assert "entropy           0.987" in text_of(pilot)
+
+
 async def test_the_words_of_a_process_are_shown_and_not_obeyed(canned_run: RunPaths):
     with supervising(canned_run) as supervisor:
         words = "\x1b[31m[bold]red[/bold] \u202edrow"

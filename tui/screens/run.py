@@ -172,7 +172,9 @@ def health(data: RunData) -> Text:
     """The worst first, with the figure that decides; how many are well."""
     text = Text("health ")
     live, standing = data.live, data.standing
-    if live is None or not live.components:
+    if live is not None and not live.components:
+        return text.append(f"{NONE} its supervisor, of another version, does not tell")
+    if live is None:
         state = standing.state if standing else "unknown"
         words = data.activity.last_words
         return text.append(f"{NONE} no supervisor answers; the run is {state}").append(
