@@ -2,7 +2,8 @@
 screens; whoever asks from Python gets the same rows.
 
 Promise: what is read is bounded (a limit on rows, trends of a bounded number of groups), so that
-a run of a million turns answers as a short one does. Totals come from v_problems.
+a run of a million turns answers as a short one does. Totals come from v_problems; evaluations that
+were cut short and played again count nowhere.
 """
 
 from __future__ import annotations
@@ -143,7 +144,8 @@ FROM (
         row_number() OVER (PARTITION BY problem_id, purpose ORDER BY group_id) AS place,
         count(*) OVER (PARTITION BY problem_id, purpose) AS num
     FROM groups WHERE num_rollouts > 0
-        AND problem_id IN (SELECT value FROM json_each(:problems))) AS spread
+        AND problem_id IN (SELECT value FROM json_each(:problems))
+        AND group_id NOT IN (SELECT group_id FROM v_replayed)) AS spread
 WHERE num <= :points OR (place * :points) / num > ((place - 1) * :points) / num
 ORDER BY group_id
 """
@@ -153,7 +155,9 @@ _ATTEMPTS = """
 SELECT g.group_id, t.rollout, g.stage, g.step, g.purpose, g.is_greedy, t.min_version,
     coalesce(v.status, '?') AS status, t.reward, v.speedup, t.num_completion_tokens, r.ended,
     t.recorded_at
-FROM (SELECT * FROM groups WHERE problem_id = :problem ORDER BY group_id DESC LIMIT :limit) g
+FROM (SELECT * FROM groups WHERE problem_id = :problem
+        AND group_id NOT IN (SELECT group_id FROM v_replayed)
+    ORDER BY group_id DESC LIMIT :limit) g
 JOIN turns t ON t.group_id = g.group_id
 LEFT JOIN verdicts v ON v.group_id = t.group_id AND v.rollout = t.rollout AND v.turn = t.turn
 LEFT JOIN trajectories r ON r.group_id = t.group_id AND r.rollout = t.rollout

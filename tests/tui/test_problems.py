@@ -50,7 +50,7 @@ PROBLEMS_KEYS: dict[str, tuple[list[str], Claim]] = {
     "p": (["p"], lambda text: "60 problems · by pass" in text and "for train" in text),
     "u": (["u"], lambda text: "for train · never solved" in text),
     "slash": (["slash", *"norm-", "enter"], lambda text: "“norm-” · never solved" in text),
-    "escape": (["escape"], lambda text: "76 problems · by pass, reversed\n" in text),
+    "escape": (["escape"], lambda text: "76 problems · by pass, reversed · pass of" in text),
     "enter": (["end", "enter"], lambda text: "attempts · all · by latest" in text),
 }
 """Key to what is pressed, and what the screen says then and did not before; in this order."""

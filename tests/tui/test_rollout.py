@@ -180,6 +180,15 @@ async def test_a_sibling_that_is_chosen_is_the_one_to_read(canned_run: RunPaths)
         assert pilot.app.screen.query_one(TabbedContent).active == "answer"
 
 
+@pytest.mark.parametrize("size", [(40, 20), (20, 5)])
+async def test_a_small_terminal_shows_what_fits(canned_run: RunPaths, size: tuple[int, int]):
+    async with watching(canned_run, size=size, keys=["2", "enter", "enter"]) as pilot:
+        await pilot.press("s", "d", "v", "right", "4", "enter", "2", "escape", "3")
+        await settle(pilot)
+        assert isinstance(pilot.app.screen, RolloutScreen)
+        assert all(len(line) <= size[0] for line in text_of(pilot).splitlines())
+
+
 def test_times_of_a_gpu_have_their_units(tmp_path: Path):
     played = group(0, [[Status.WRONG, Status.CORRECT]], speed=timing(2.5))
     anyio.run(write_run, tmp_path / "toy-1", [attempt(), problem(), played])

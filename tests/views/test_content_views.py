@@ -31,7 +31,17 @@ from forge.views.problem_history import (
     load_problems,
 )
 from tests import canned
-from tests.store.storefactory import attempt, group, problem, samples, timing, turn, use, write_run
+from tests.store.storefactory import (
+    attempt,
+    group,
+    problem,
+    resumed_run,
+    samples,
+    timing,
+    turn,
+    use,
+    write_run,
+)
 
 if TYPE_CHECKING:
     from forge.store.layout import RunPaths
@@ -291,3 +301,16 @@ def test_an_older_schema_answers_the_same(tmp_path: Path) -> None:
             )
     assert found[0] == found[1]
     assert all(found[0])
+
+
+def test_an_evaluation_that_was_played_again_counts_once(tmp_path: Path) -> None:
+    anyio.run(write_run, tmp_path / "toy-1", resumed_run())
+    with open_run(tmp_path / "toy-1") as reader:
+        replayed = {row["group_id"] for row in reader.rows("SELECT group_id FROM v_replayed")}
+        history = load_history(reader, "softmax-0000")
+    assert replayed == {20}
+    assert {21} <= {attempt.group_id for attempt in history.attempts}
+    assert not replayed & {attempt.group_id for attempt in history.attempts}
+    assert len(history.attempts) == history.num_attempts
+    trends = {row.purpose: row.trend for row in history.totals}
+    assert trends["eval"] == (1.0, 0.5)

@@ -198,7 +198,7 @@ class KernelsScreen(PacedScreen[Shown]):
                 self._write(kernel, Path(name), may_replace=False)
 
         name = file_name(kernel.turn["problem_id"])
-        self.app.push_screen(AskLine(f"Write to (in {Path.cwd()}):", value=name), named)
+        self.app.push_screen(AskLine(f"Write to, in {_here()}:", value=name), named)
 
     @property
     def _kernel(self) -> Kernel | None:
@@ -225,6 +225,13 @@ class KernelsScreen(PacedScreen[Shown]):
 
         words = f"{printable(str(path))} is there already; what is in it will be lost."
         self.app.push_screen(Confirm("Replace the file?", words), answered)
+
+
+def _here() -> str:
+    try:
+        return printable(str(Path.cwd()))
+    except OSError:
+        return "a folder that is gone"
 
 
 def facts(kernel: Kernel) -> Text:

@@ -187,7 +187,9 @@ def caption(wanted: ProblemFilter, data: ProblemList) -> Text:
     for part in parts:
         if part:
             text.append(f" · {printable(part)}", style="bold")
-    if not data.rows:
+    if data.rows:
+        text.append(" · pass of turns, trend of rollouts", style="dim")
+    else:
         text.append(" · none; Escape shows all")
     return text
 
