@@ -97,6 +97,20 @@ async def test_each_pane_looks_so(canned_run: RunPaths, size: tuple[int, int], p
             check_snapshot(pilot, f"rollout-{name}")
 
 
+async def test_keys_faster_than_the_screen_end_at_the_last_pane(canned_run: RunPaths):
+    async with watching(canned_run, keys=["3"]) as pilot:
+        screen = pilot.app.screen
+        assert isinstance(screen, RolloutScreen)
+        for name in ("verdict", "siblings", "diff"):
+            screen.action_pane(name)
+        await settle(pilot)
+        seen = set()
+        for _ in range(5):
+            await pilot.pause()
+            seen.add(screen.query_one(TabbedContent).active)
+        assert seen == {"diff"}
+
+
 async def test_it_opens_at_the_latest_group_and_stays_where_it_is(canned_run: RunPaths):
     async with watching(canned_run, keys=["3"]) as pilot:
         before = head(pilot)

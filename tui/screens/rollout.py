@@ -168,7 +168,10 @@ class RolloutScreen(PacedScreen[Found]):
         self.query_one(f"#{name}-text", Static).update(made)
 
     def on_tabbed_content_tab_activated(self, event: TabbedContent.TabActivated) -> None:
-        name = event.pane.id or "answer"
+        """Makes and focuses what is on top; to focus another pane would bring that one up again."""
+        name = self.query_one(TabbedContent).active
+        if event.pane.id != name:
+            return
         self._show_pane(name)
         focus = "#siblings-table" if name == "siblings" else f"#{name} VerticalScroll"
         self.query_one(focus).focus()

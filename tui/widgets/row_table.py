@@ -65,7 +65,7 @@ class RowTable(DataTable["Text"]):
     def show_rows(self, rows: Sequence[tuple[str, Row]], *, marked: str | None = None) -> None:
         """Shows rows as (key, row). `marked` names a column whose heading gets a mark."""
         self._told = rows, marked
-        self._told_width = width = self.size.width or self.app.size.width
+        self._told_width = width = self._room
         columns = [column for column in self._all if column.from_width <= width]
         headings = [f"{'▾' if c.key == marked else ''}{c.heading}" for c in columns]
         cells = [[cell(heading) for heading in headings]]
@@ -77,9 +77,14 @@ class RowTable(DataTable["Text"]):
                     text.pad_left(max(0, wide - 1 - text.cell_len))
         self._show(columns, widths, [key for key, _ in rows], cells)
 
+    @property
+    def _room(self) -> int:
+        """Columns, those of a scrollbar too: one that comes or goes must change nothing here."""
+        return self.outer_size.width or self.app.size.width
+
     def on_resize(self) -> None:
         """Other columns may fit."""
-        if self._told_width not in (0, self.size.width):
+        if self._told_width not in (0, self._room):
             rows, marked = self._told
             self.show_rows(rows, marked=marked)
 
