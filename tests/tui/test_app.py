@@ -18,6 +18,7 @@ from tests.tui.watching import (
     settle,
     text_of,
     toasts,
+    until,
     unwrapped,
     watching,
 )
@@ -88,10 +89,9 @@ async def test_q_quits_with_0(canned_run: RunPaths):
 async def test_the_palette_finds_screens_and_actions(canned_run: RunPaths):
     async with watching(canned_run, keys=["ctrl+p"]) as pilot:
         await press(pilot, *"logs")
-        await pilot.pause(0.3)  # the palette searches by itself
+        await until(pilot, lambda: "Go to Logs" in text_of(pilot))  # it searches by itself
         await press(pilot, "down", "enter")
-        await settle(pilot)
-        assert pilot.app.current_mode == "logs"
+        await until(pilot, lambda: pilot.app.current_mode == "logs")
         titles = {command.title for command in pilot.app.get_system_commands(pilot.app.screen)}
         assert {title for title, _ in ACTIONS.values()} <= titles
 
@@ -110,6 +110,7 @@ async def test_an_action_is_done_after_a_yes_only(canned_run: RunPaths, key: str
                 assert not isinstance(pilot.app.screen, Confirm)
                 await press(pilot, key)
             await press(pilot, "y")
+            await until(pilot, lambda: toasts(pilot))
             assert supervisor.asked == [path]
             assert toasts(pilot)[-1][0] == "Asked for"
 
@@ -117,6 +118,7 @@ async def test_an_action_is_done_after_a_yes_only(canned_run: RunPaths, key: str
 async def test_yes_can_be_chosen_by_tab_and_enter(canned_run: RunPaths):
     with supervising(canned_run) as supervisor:
         async with watching(canned_run, keys=["S", "left", "enter"]) as pilot:
+            await until(pilot, lambda: toasts(pilot))
             assert supervisor.asked == ["/stop"]
             assert pilot.app.is_running, "the monitor goes on"
 
@@ -125,11 +127,13 @@ async def test_what_the_supervisor_refuses_is_its_own_line(canned_run: RunPaths)
     with supervising(canned_run) as supervisor:
         supervisor.refuses["/save"] = "eval-0 trains nothing: there is no checkpoint to save"
         async with watching(canned_run, keys=["C", "y"]) as pilot:
+            await until(pilot, lambda: toasts(pilot))
             assert toasts(pilot)[-1] == ("Not done", supervisor.refuses["/save"])
 
 
 async def test_a_run_that_is_not_running_says_so_in_one_line(canned_run: RunPaths):
     async with watching(canned_run, keys=["E", "y"]) as pilot:
+        await until(pilot, lambda: toasts(pilot))
         title, words = toasts(pilot)[-1]
         assert title == "Not done"
         assert words == "quickstart-1 is not running"

@@ -16,6 +16,7 @@ from tests.tui.watching import (
     settle,
     text_of,
     toasts,
+    until,
     unwrapped,
     watching,
 )
@@ -107,6 +108,7 @@ async def test_a_run_is_not_compared_with_itself(runs: RunPaths):
     async with watching(runs, keys=["6"]) as pilot:
         await go_to(pilot, "quickstart-1")
         await press(pilot, "c")
+        await until(pilot, lambda: toasts(pilot))
         assert pilot.app.current_mode == "runs"
         assert len(pilot.app.screen_stack) == 1
         assert "Mark a run with Space" in toasts(pilot)[-1][1]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tui.app import WatchApp
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from textual.pilot import Pilot
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 NOW = 1_795_291_200.0
 """Some hours after the canned run ended."""
 SMALL, LARGE = (80, 24), (200, 60)
+MAX_LOOKS = 100
 SNAPSHOTS = Path(__file__).with_name("snapshots")
 
 
@@ -46,12 +47,31 @@ async def press(pilot: Pilot[None], *keys: str) -> None:
 
 
 async def settle(pilot: Pilot[None]) -> None:
-    """Until nothing is asked any more, and all that was answered is drawn."""
-    while True:
+    """Until nothing is asked any more, and all that was answered is drawn.
+
+    `pause` takes a process that gets no CPU for one that is idle: on a busy machine a terminal has
+    settled only when it was twice the same.
+    """
+    before = None
+    for _ in range(MAX_LOOKS):
         await pilot.app.workers.wait_for_complete()
+        await pilot._wait_for_screen()
         await pilot.pause()
-        if not any(worker.is_running for worker in pilot.app.workers):
+        is_asking = any(not worker.is_finished for worker in pilot.app.workers)
+        text = text_of(pilot)
+        if text == before and not is_asking:
             return
+        before = text
+    raise AssertionError(f"the terminal does not settle:\n{before}")
+
+
+async def until(pilot: Pilot[None], condition: Callable[[], object]) -> None:
+    """Settles until the condition holds; for what leaves no mark on the terminal."""
+    for _ in range(MAX_LOOKS):
+        if condition():
+            return
+        await settle(pilot)
+    raise AssertionError(f"it does not come to hold:\n{text_of(pilot)}")
 
 
 def toasts(pilot: Pilot[None]) -> list[tuple[str, str]]:
