@@ -185,8 +185,9 @@ def _readers(root: Path) -> Iterator[list[Polled]]:
     found: list[Polled] = []
     pairs = [context.Pipe() for _ in range(NUM_READERS)]
     children = [context.Process(target=_poll, args=(str(root), theirs)) for _, theirs in pairs]
-    for child, (ours, _) in zip(children, pairs, strict=True):
+    for child, (ours, theirs) in zip(children, pairs, strict=True):
         child.start()
+        theirs.close()  # of a reader that dies, recv says EOFError
         ours.recv()  # it is reading
     try:
         yield found

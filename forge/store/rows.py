@@ -182,7 +182,7 @@ class RowWriter:
         return cursor.rowcount == 1
 
     def _turn(self, record: Turn, encoded: EncodedTurn | None = None) -> None:
-        encoded = self._encoder.turn(record) if encoded is None else encoded
+        encoded = self._encoder.turns([record])[0] if encoded is None else encoded
         completion = record.completion
         completion_id = self._texts.put(encoded.completion)
         feedback_id = self._texts.put(encoded.feedback)
@@ -259,7 +259,7 @@ class RowWriter:
         key = (record.group_id, record.rollout, record.turn)
         query = "SELECT 1 FROM tokens WHERE group_id = ? AND rollout = ? AND turn = ?"
         if self._tokens.execute(query, key).fetchone() is None:
-            self._token_row(record, self._encoder.sample_tokens(record))
+            self._token_row(record, self._encoder.tokens(record))
 
     def _sample_use(self, record: SampleUse) -> None:
         row = {field.name: getattr(record, field.name) for field in fields(record)}

@@ -8,10 +8,18 @@ that both saw lately is neither compressed nor looked up again: a group's prompt
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from forge.store.codec import Body, Encoder, Part, find_part
+from forge.store.codec import (
+    Body,
+    Encoder,
+    Part,
+    find_part,
+    ids_to_bytes,
+    logprobs_to_bytes,
+)
 
 if TYPE_CHECKING:
     import sqlite3
@@ -33,6 +41,11 @@ class EncodedText:
     """None for one that was seen lately, so that it is stored, or that is a part of another."""
     part: Part | None = None
     """Where it is in the text that it was encoded beside."""
+    frame: int | None = None
+    """Which of the frames that are made together is its body."""
+
+    def with_frame(self, frames: list[bytes]) -> EncodedText:
+        return self if self.frame is None else replace(self, body=frames[self.frame], frame=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,19 +70,43 @@ class TurnEncoder:
         self._is_plain = texts == "plain"
         self._seen: set[bytes] = set()
 
-    def turn(self, turn: Turn) -> EncodedTurn:
-        completion, feedback = turn.completion, turn.feedback
-        return EncodedTurn(
-            prompt=self.text(turn.prompt_text),
-            completion=self.text(turn.completion_text),
-            code=self.text(turn.code, within=turn.completion_text),
-            feedback=self.text(feedback),
-            detail=self.text(turn.verdict.detail, within=feedback),
-            tokens=self.tokens(turn.prompt_ids, completion.token_ids, completion.logprobs),
-        )
+    def turns(self, turns: Sequence[Turn]) -> list[EncodedTurn]:
+        """All of them with one call of the compressor."""
+        raws: list[bytes] = []
+        drafts = [self._draft(turn, raws) for turn in turns]
+        frames = self._encoder.compress(raws)
+        return [_finish(texts, first, frames) for texts, first in drafts]
 
-    def text(self, value: str, *, within: str = "") -> EncodedText | None:
-        """None for an empty text.
+    def text(self, value: str) -> EncodedText | None:
+        """None for an empty text."""
+        raws: list[bytes] = []
+        draft = self._text(value, raws)
+        return draft and draft.with_frame(self._encoder.compress(raws))
+
+    def tokens(self, sample: Sample) -> tuple[bytes, bytes, bytes]:
+        raws = _token_bytes(sample.prompt_ids, sample.completion_ids, sample.logprobs)
+        first, second, third = self._encoder.compress(raws)
+        return first, second, third
+
+    def body(self, value: str) -> Body:
+        return self._encoder.text(value)
+
+    def _draft(self, turn: Turn, raws: list[bytes]) -> tuple[tuple[EncodedText | None, ...], int]:
+        """Its texts, still without their frames, and where its tokens are among `raws`."""
+        completion = turn.completion
+        texts = (
+            self._text(turn.prompt_text, raws),
+            self._text(turn.completion_text, raws),
+            self._text(turn.code, raws, within=turn.completion_text),
+            self._text(turn.feedback, raws),
+            self._text(turn.verdict.detail, raws, within=turn.feedback),
+        )
+        first = len(raws)
+        raws += _token_bytes(turn.prompt_ids, completion.token_ids, completion.logprobs)
+        return texts, first
+
+    def _text(self, value: str, raws: list[bytes], *, within: str = "") -> EncodedText | None:
+        """What is to be compressed is added to `raws`.
 
         Args:
             within: a text that is stored before, which may have it as a part.
@@ -78,26 +115,39 @@ class TurnEncoder:
             return None
         raw = value.encode("utf-8", errors="replace")
         digest = hashlib.sha256(raw).digest()
+        draft = EncodedText(value=value, digest=digest, num_bytes=len(raw))
         if digest in self._seen:
-            return EncodedText(value=value, digest=digest, num_bytes=len(raw))
+            return draft
         if len(self._seen) >= CACHE_SIZE:
             self._seen.clear()
         self._seen.add(digest)
-        part = None if self._is_plain else find_part(raw, within)
-        body = self.body(value) if part is None else None
-        return EncodedText(value=value, digest=digest, num_bytes=len(raw), body=body, part=part)
+        if self._is_plain:
+            return replace(draft, body=raw.decode("utf-8"))
+        part = find_part(raw, within)
+        if part is not None:
+            return replace(draft, part=part)
+        raws.append(raw)
+        return replace(draft, frame=len(raws) - 1)
 
-    def body(self, value: str) -> Body:
-        return self._encoder.text(value)
 
-    def sample_tokens(self, sample: Sample) -> tuple[bytes, bytes, bytes]:
-        return self.tokens(sample.prompt_ids, sample.completion_ids, sample.logprobs)
+def _token_bytes(
+    prompt_ids: Sequence[int], ids: Sequence[int], logprobs: Sequence[float]
+) -> list[bytes]:
+    return [ids_to_bytes(prompt_ids), ids_to_bytes(ids), logprobs_to_bytes(logprobs)]
 
-    def tokens(
-        self, prompt_ids: tuple[int, ...], ids: tuple[int, ...], logprobs: tuple[float, ...]
-    ) -> tuple[bytes, bytes, bytes]:
-        encoder = self._encoder
-        return encoder.ids(prompt_ids), encoder.ids(ids), encoder.logprobs(logprobs)
+
+def _finish(texts: tuple[EncodedText | None, ...], first: int, frames: list[bytes]) -> EncodedTurn:
+    prompt, completion, code, feedback, detail = (
+        text and text.with_frame(frames) for text in texts
+    )
+    return EncodedTurn(
+        prompt=prompt,
+        completion=completion,
+        code=code,
+        feedback=feedback,
+        detail=detail,
+        tokens=(frames[first], frames[first + 1], frames[first + 2]),
+    )
 
 
 class TextTable:
