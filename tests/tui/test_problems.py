@@ -195,6 +195,18 @@ def test_a_run_without_a_problem_says_so(tmp_path: Path):
     anyio.run(look)
 
 
+async def test_of_many_attempts_the_first_in_the_order_are_listed(
+    canned_run: RunPaths, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("tui.screens.attempts.MAX_ROWS", 3)
+    async with watching(canned_run, keys=["2", "enter"]) as pilot:
+        assert table(pilot).row_count == 3
+        assert "8 attempts, 3 listed · all · by latest" in text_of(pilot)
+        await press(pilot, "o")
+        rewards = [float(reward) for reward in column(pilot, "reward")]
+        assert rewards == sorted(rewards, reverse=True)
+
+
 async def test_a_run_that_is_deleted_while_it_is_looked_at_stays_on_screen(canned_run: RunPaths):
     async with watching(canned_run, keys=["2"]) as pilot:
         canned_run.run_db.unlink()

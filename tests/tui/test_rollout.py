@@ -18,6 +18,7 @@ from tests.store.storefactory import attempt, group, problem, timing, turn, writ
 from tests.tui.hostile import VISIBLE, assert_harmless, write_hostile_run
 from tests.tui.watching import LARGE, SMALL, check_snapshot, press, settle, text_of, watching
 from tui.screens.rollout import PANES, RolloutScreen
+from tui.widgets.row_table import RowTable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -186,21 +187,27 @@ async def test_escape_leads_back_to_where_it_was_opened_from(canned_run: RunPath
         assert isinstance(pilot.app.screen, RolloutScreen)
 
 
-async def test_a_sibling_that_is_chosen_is_the_one_to_read(canned_run: RunPaths):
+async def test_a_sibling_that_is_chosen_by_key_or_mouse_is_the_one_to_read(canned_run: RunPaths):
     async with watching(canned_run, keys=["3"]) as pilot:
         await go(pilot, "g167")
         await press(pilot, "s", "down", "down", "enter")
         assert "g167.r2" in head(pilot)
         assert pilot.app.screen.query_one(TabbedContent).active == "answer"
+        at = text_of(pilot).splitlines()[5].index("Siblings")
+        await pilot.click(offset=(at, 5))
+        await settle(pilot)
+        assert pilot.app.screen.query_one(TabbedContent).active == "siblings"
+        await pilot.click(RowTable, offset=(2, 2))
+        await settle(pilot)
+        assert "g167.r3" in head(pilot)
 
 
-@pytest.mark.parametrize("size", [(40, 20), (20, 5)])
-async def test_a_small_terminal_shows_what_fits(canned_run: RunPaths, size: tuple[int, int]):
-    async with watching(canned_run, size=size, keys=["2", "enter", "enter"]) as pilot:
+async def test_a_small_terminal_shows_what_fits(canned_run: RunPaths):
+    async with watching(canned_run, size=(20, 5), keys=["2", "enter", "enter"]) as pilot:
         await pilot.press("s", "d", "v", "right", "4", "enter", "2", "escape", "3")
         await settle(pilot)
         assert isinstance(pilot.app.screen, RolloutScreen)
-        assert all(len(line) <= size[0] for line in text_of(pilot).splitlines())
+        assert all(len(line) <= 20 for line in text_of(pilot).splitlines())
 
 
 def test_times_of_a_gpu_have_their_units(tmp_path: Path):

@@ -35,6 +35,9 @@ ORDERS = {
 }
 """What comes first is the most of it; `latest` is also the order of equals."""
 
+MAX_ROWS = 500
+"""Attempts that are listed, the first in the order; a row costs 0.1 ms each time it changes."""
+
 FILTERS = {
     "all": lambda attempt: True,
     "solved": lambda attempt: attempt.is_correct,
@@ -116,7 +119,7 @@ class AttemptsScreen(PacedScreen[ProblemHistory]):
         attempts = [each for each in data.attempts if FILTERS[self._filter](each)]
         attempts.sort(key=ORDERS[self._order])
         self.query_one("#caption", Static).update(self._caption(data, len(attempts)))
-        rows = [(each.rollout_id, each) for each in attempts]
+        rows = [(each.rollout_id, each) for each in attempts[:MAX_ROWS]]
         self.query_one(RowTable).show_rows(rows, marked=self._order)
         self.query_one("#source", Static).update(shown_code(data.source or "# not stored"))
 
@@ -163,7 +166,8 @@ class AttemptsScreen(PacedScreen[ProblemHistory]):
             text.append(_totals(row), style="not bold")
         num = len(data.attempts)
         rest = "" if num == data.num_attempts else f" (the latest {num} of {data.num_attempts})"
-        words = f"\n{num_shown} attempts{rest} · {self._filter} · by {self._order}"
+        listed = f", {MAX_ROWS} listed" if num_shown > MAX_ROWS else ""
+        words = f"\n{num_shown} attempts{rest}{listed} · {self._filter} · by {self._order}"
         return text.append(words, style="not bold")
 
 
