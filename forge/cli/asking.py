@@ -20,7 +20,7 @@ from forge.cli.options import (
     problems_app,
     require_linux,
 )
-from forge.cli.printing import print_json, print_rich, waiting, write
+from forge.cli.printing import print_json, print_rich, say, waiting, write
 
 
 @app.command()
@@ -122,11 +122,11 @@ def chat(
     )
     with waiting("engine and judge start", is_shown=not as_json) as end_waiting:
 
-        def say(text: str) -> None:
+        def say_more(text: str) -> None:
             end_waiting()
             write(text)
 
-        played = view.chat(request, store_dir=store, say=None if as_json else say)
+        played = view.chat(request, store_dir=store, say=None if as_json else say_more)
     if as_json:
         print_json(asdict(played))
 
@@ -148,8 +148,8 @@ def serve(
     )
     with waiting("engines start", is_shown=True) as end_waiting:
 
-        def say(text: str) -> None:
+        def say_so(text: str) -> None:
             end_waiting()
             say(text)
 
-        serving.serve(request, store_dir=store, say=say)
+        serving.serve(request, store_dir=store, say=say_so)

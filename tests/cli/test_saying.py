@@ -1,0 +1,22 @@
+"""What a command says while it waits is said once, and the moving line has ended before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from forge.cli import run_command
+from forge.runner import serving
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def test_forge_serve_says_where_its_engines_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def serve(request: Any, *, store_dir: Any, say: Any) -> None:
+        say(f"{request.source} at http://127.0.0.1:8000")
+
+    monkeypatch.setattr(serving, "serve", serve)
+    assert run_command(["serve", "toy-1"]) == 0
+    assert capsys.readouterr().err == "toy-1 at http://127.0.0.1:8000\n"
