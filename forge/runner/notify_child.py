@@ -10,11 +10,17 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from forge.process.lease import hold_lease
+
+LONGEST_OUTPUT = 64_000
+"""Bytes of what a command prints that its log keeps."""
+LAST_WORDS_S = 0.5
+"""For what it printed at its end; what it left running may hold its output open."""
 
 
 def main() -> None:
@@ -38,25 +44,51 @@ def tell(config: Mapping[str, Any]) -> Iterator[str]:
         yield from _finish(command, body, deadline=deadline)
 
 
-def _start(config: Mapping[str, Any]) -> subprocess.Popen[bytes] | str:
+class _Started(NamedTuple):
+    process: subprocess.Popen[bytes]
+    keeper: threading.Thread
+
+
+def _start(config: Mapping[str, Any]) -> _Started | str:
     try:
-        return subprocess.Popen(
-            ["/bin/sh", "-c", config["command"]],
-            stdin=subprocess.PIPE,
-            cwd=config["cwd"],
-            env={**os.environ, **config["env"]},
-        )
+        output, words = os.pipe()
+        try:
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", config["command"]],
+                stdin=subprocess.PIPE,
+                stdout=words,
+                stderr=words,
+                cwd=config["cwd"],
+                env={**os.environ, **config["env"]},
+            )
+        finally:
+            os.close(words)
     except OSError as error:
         return f"command: cannot be started: {error.strerror}"
+    keeper = threading.Thread(target=_keep, args=(output,), daemon=True)
+    keeper.start()
+    return _Started(process, keeper)
 
 
-def _finish(process: subprocess.Popen[bytes], body: str, *, deadline: float) -> Iterator[str]:
+def _keep(output: int) -> None:
+    """The first words go to the log, and all others nowhere: a command that prints without end
+    must not fill the run's disk.
+    """
+    left = LONGEST_OUTPUT
+    while part := os.read(output, 1 << 16):
+        os.write(sys.stderr.fileno(), part[:left])
+        left -= min(left, len(part))
+
+
+def _finish(started: _Started, body: str, *, deadline: float) -> Iterator[str]:
+    process = started.process
     try:
         process.communicate(body.encode(), timeout=max(0.1, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
         process.kill()
         yield "command: did not end in time"
         return
+    started.keeper.join(LAST_WORDS_S)
     if process.returncode:
         yield f"command: exit {process.returncode}"
 
@@ -65,16 +97,19 @@ def _post(url: str, body: str, *, timeout_s: float) -> Iterator[str]:
     """A URL's path may be its secret: errors name the host."""
     import httpx
 
-    host = httpx.URL(url).host
     try:
-        answer = httpx.post(
-            url, content=body, headers={"Content-Type": "application/json"}, timeout=timeout_s
-        )
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        yield f"webhook at {host}: {type(error).__name__}"
+        host = httpx.URL(url).host
+    except (ValueError, httpx.InvalidURL):
+        yield "webhook: its URL is none"
         return
-    if not answer.is_success:
-        yield f"webhook at {host}: HTTP {answer.status_code}"
+    headers = {"Content-Type": "application/json"}
+    try:
+        # The body is not read: it may be long, or never end.
+        with httpx.stream("POST", url, content=body, headers=headers, timeout=timeout_s) as answer:
+            if not answer.is_success:
+                yield f"webhook at {host}: HTTP {answer.status_code}"
+    except (httpx.HTTPError, ValueError) as error:
+        yield f"webhook at {host}: {type(error).__name__}"
 
 
 if __name__ == "__main__":
