@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from forge.views.compare.records import Change
+from forge.views.report.secrets import HIDDEN, is_secret
 
 if TYPE_CHECKING:
     from forge.store.reader import RunReader
@@ -27,11 +28,15 @@ def find_changes(a: RunReader, b: RunReader) -> tuple[Change, ...]:
     found_a, found_b = _settings(a), _settings(b)
     both = _stages(found_a) & _stages(found_b)
     return tuple(
-        Change(key=key, a=found_a.get(key), b=found_b.get(key))
+        Change(key=key, a=_shown(key, found_a), b=_shown(key, found_b))
         for key in {**found_a, **found_b}
         if found_a.get(key, ABSENT) != found_b.get(key, ABSENT)
         and (not key.startswith("stage.") or _stage_of(key) in both)
     )
+
+
+def _shown(key: str, settings: Mapping[str, Any]) -> Any:
+    return HIDDEN if key in settings and is_secret(key) else settings.get(key)
 
 
 def _experiment(tables: dict[str, Any]) -> dict[str, Any]:

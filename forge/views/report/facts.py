@@ -18,7 +18,7 @@ from forge.views.report.measured import (
     load_parts,
     pass_at_k_chart,
 )
-from forge.views.report.secrets import hide_secrets
+from forge.views.report.secrets import hide_in_diff, hide_secrets
 from forge.views.report.spent import TimeSpent
 from forge.views.standing import load_stages, run_state
 
@@ -81,6 +81,7 @@ class Facts:
         self.config = hide_secrets(self.run.get("experiment") or "")
         self.stages = [each for each in load_stages(asker.reader) if isinstance(each, dict)]
         self.attempts = asker.rows("attempts", ATTEMPTS)
+        self.diff = hide_in_diff(self.attempts[-1]["code_diff"] or "") if self.attempts else ""
         self.last_row_at = asker.one("the last row", LAST_ROW).get("at") or None
         self.state = run_state(asker.reader)
         self.evaluations = load_evaluations(asker)

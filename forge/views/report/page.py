@@ -73,7 +73,7 @@ def render_page(facts: Facts, *, name: str, svgs: Mapping[str, str]) -> str:
         state=facts.state,
         codes=[_code(kernel) for kernel in facts.kernels if kernel["code"]],
         config=_highlight(facts.config, "toml"),
-        diff=_highlight(facts.attempts[-1]["code_diff"], "diff") if facts.attempts else "",
+        diff=_highlight(facts.diff, "diff"),
         **describe(facts),
         **tables(facts),
     )

@@ -1,5 +1,6 @@
-"""What reports and sinks do not show of an experiment, since others read them: the path of a
-webhook, and values of `env` tables whose names say that they are secrets.
+"""What reports, comparisons and sinks do not show of an experiment, since others read them: the path
+of a webhook, the arguments of a command that tells people, and values of `env` tables whose names
+say that they are secrets.
 """
 
 from __future__ import annotations
@@ -7,20 +8,40 @@ from __future__ import annotations
 import re
 
 HIDDEN = "…"
-_WEBHOOK = re.compile(
-    r'^(webhook = "https?://)(?:[^/"@]*@)?([^/"\\]*)(?:[^"\\]|\\.)*', flags=re.MULTILINE
-)
+_WEBHOOK = re.compile(r"""(\bwebhook\s*=\s*["']+https?://)(?:[^/"'@]*@)?([^/"'\\]*).*$""")
+_COMMAND = re.compile(r"""^(\W?\s*command\s*=\s*["']+)([\w./-]*).*$""")
 _TABLE = re.compile(r"^\[+([^\]]+)\]+$")
-_SECRET = re.compile(
-    r'^("?\w*(?:TOKEN|KEY|SECRET|PASS|CREDENTIAL|DSN|URL)\w*"? = ).*$', flags=re.IGNORECASE
+_NAME = r"\w*(?:TOKEN|KEY|SECRET|PASS|CREDENTIAL|DSN|URL)\w*"
+_SECRET = re.compile(rf'^("?{_NAME}"? = ).*$', flags=re.IGNORECASE)
+_LITERAL = re.compile(
+    rf"""^([+-]?\s*(?:export )?["']?{_NAME}["']?\s*[=:]\s*)(["']).*$""", flags=re.IGNORECASE
 )
+_KEY = re.compile(rf"notify\.(?:webhook|command)|.*\benv\.{_NAME}", flags=re.IGNORECASE)
 
 
 def hide_secrets(experiment: str) -> str:
     """The resolved experiment, as `config.dump` writes it, with `…` for each secret."""
-    lines, is_env = [], False
+    lines, table = [], ""
     for line in experiment.split("\n"):
-        if table := _TABLE.match(line):
-            is_env = table[1].split(".")[-1] == "env"
-        lines.append(_SECRET.sub(rf'\1"{HIDDEN}"', line) if is_env else line)
-    return _WEBHOOK.sub(rf"\1\2/{HIDDEN}", "\n".join(lines))
+        if found := _TABLE.match(line):
+            table = found[1]
+        hidden = _hide_telling(line) if table == "notify" else line
+        is_env = table.split(".")[-1] == "env"
+        lines.append(_SECRET.sub(rf'\1"{HIDDEN}"', hidden) if is_env else hidden)
+    return "\n".join(lines)
+
+
+def hide_in_diff(diff: str) -> str:
+    """Changes to files, any of which may be an experiment: whatever reads like a secret's line."""
+    lines = (_hide_telling(line) for line in diff.split("\n"))
+    return "\n".join(_LITERAL.sub(rf"\1\2{HIDDEN}\2", line) for line in lines)
+
+
+def is_secret(key: str) -> bool:
+    """Of a dotted key, `notify.webhook`: whether its value is not for others."""
+    return _KEY.fullmatch(key) is not None
+
+
+def _hide_telling(line: str) -> str:
+    line = _WEBHOOK.sub(rf'\1\2/{HIDDEN}"', line)
+    return _COMMAND.sub(rf'\1\2 {HIDDEN}"', line)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from forge.views.report.facts import Facts
 
 FILE_NAME = "report.html"
+MARK = b'<meta name="generator" content="forge report">'
+"""By which a page is known to be one of ours, near its beginning."""
 
 
 def write_report(paths: RunPaths, *, out: Path | None = None, plots: Path | None = None) -> Path:
@@ -37,6 +39,8 @@ def write_report(paths: RunPaths, *, out: Path | None = None, plots: Path | None
     target = out or paths.root / FILE_NAME
     if target.is_dir():
         raise ConfigError(f"--out {target}: is a directory; the file to write")
+    if out is not None and not _is_ours(target):
+        raise ConfigError(f"--out {target}: is there, and is no report; another file")
     try:
         with open_run(paths) as reader:
             facts = Facts(Asker(reader))
@@ -48,6 +52,18 @@ def write_report(paths: RunPaths, *, out: Path | None = None, plots: Path | None
     if plots is not None:
         _write_plots(plots, facts, svgs)
     return target
+
+
+def _is_ours(target: Path) -> bool:
+    """Whether nothing is lost with what is there: nothing, an empty file or an older report."""
+    if not target.is_file():
+        return True
+    try:
+        with target.open("rb") as file:
+            head = file.read(1000)
+    except OSError:  # told when it is written
+        return True
+    return not head or MARK in head
 
 
 def _write(target: Path, page: str) -> None:

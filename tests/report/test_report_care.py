@@ -1,0 +1,75 @@
+"""A report tells no secret, and is written over nothing that is not a report."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from forge.errors import ConfigError
+from forge.store.reader import open_run
+from forge.views.compare.config import find_changes
+from forge.views.report import write_report
+from forge.views.report.secrets import hide_in_diff, hide_secrets, is_secret
+from tests.report.test_report import make
+from tests.store.storefactory import attempt, small_run
+
+DIFF = """\
+--- a/experiments/mine.toml
++++ b/experiments/mine.toml
++[notify]
++webhook = "https://hooks.example/T0/s3cret"
++command = "curl -H 'Authorization: Bearer s3cret' https://x.example"
+ notify = { webhook = "https://hooks.example/T0/s3cret" }
+-HF_TOKEN = "s3cret"
++export API_KEY='s3cret'
++learning_rate = 1e-3
+"""
+
+
+def test_a_command_that_tells_people_is_shown_without_its_arguments() -> None:
+    text = '[notify]\ncommand = "curl -d \\"s3cret\\" https://x/s3cret"\n[model]\ncommand = "c d"\n'
+    hidden = '[notify]\ncommand = "curl …"\n[model]\ncommand = "c d"\n'
+    assert hide_secrets(text) == hidden
+
+
+def test_a_diff_hides_what_an_experiment_would_hide() -> None:
+    hidden = hide_in_diff(DIFF)
+    assert "s3cret" not in hidden
+    assert hidden.count("\n") == DIFF.count("\n")
+    for kept in ("hooks.example", "curl", "HF_TOKEN", "+learning_rate = 1e-3"):
+        assert kept in hidden
+
+
+def test_the_diff_of_a_report_hides_secrets(tmp_path: Path) -> None:
+    paths = make(tmp_path / "d-1", [replace(attempt(), code_diff=DIFF)])
+    page = write_report(paths).read_text(encoding="utf-8")
+    assert "learning_rate" in page
+    assert "s3cret" not in page
+
+
+def test_a_comparison_says_that_a_secret_differs_and_not_which(tmp_path: Path) -> None:
+    runs = [make(tmp_path / name, [attempt()]) for name in ("a-1", "b-1")]
+    for paths, host in zip(runs, ("one", "two"), strict=True):
+        text = f'[notify]\nwebhook = "https://h/{host}"\n[serve.env]\nHF_TOKEN = "{host}"\n'
+        with closing(sqlite3.connect(paths.run_db, isolation_level=None)) as connection:
+            connection.execute("UPDATE runs SET experiment = ?", (text,))
+    with open_run(runs[0]) as a, open_run(runs[1]) as b:
+        found = {each.key: (each.a, each.b) for each in find_changes(a, b)}
+    assert found == {"notify.webhook": ("…", "…"), "serve.env.HF_TOKEN": ("…", "…")}
+    assert not is_secret("notify.on")
+
+
+def test_a_report_is_written_over_reports_only(tmp_path: Path) -> None:
+    paths = make(tmp_path / "o-1", small_run())
+    kept = paths.run_db.read_bytes()
+    with pytest.raises(ConfigError, match="run.db: is there, and is no report; another file"):
+        write_report(paths, out=paths.run_db)
+    assert paths.run_db.read_bytes() == kept
+    target = tmp_path / "page.html"
+    target.touch()
+    for _ in range(2):
+        assert write_report(paths, out=target) == target
