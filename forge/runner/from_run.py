@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,10 @@ PROVENANCE = (
     "problem_id", "turn_id", "family", "level", "split", "purpose", "stage", "step", "status",
     "reward", "speedup",
 )  # fmt: skip
+
+
+MOST_CHARACTERS = 10_000_000
+"""Of a row that is looked at before it is overwritten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +103,7 @@ def write_rows(reader: RunReader, wanted: Wanted, *, out: Path) -> Written:
         ConfigError: a status that does not exist, a number below 1, or no answer left to write.
     """
     _check(wanted, out)
+    _check_place(out, run=reader.paths.name)
     left_out: Counter[str] = Counter()
     problems: set[str] = set()
     num_rows = num_mended = 0
@@ -116,7 +122,8 @@ def write_rows(reader: RunReader, wanted: Wanted, *, out: Path) -> Written:
     except OSError as error:
         raise ConfigError(f"--out {out}: cannot be written: {error.strerror}") from error
     finally:
-        spare.unlink(missing_ok=True)
+        with suppress(OSError):  # of a folder that is none
+            spare.unlink(missing_ok=True)
     return Written(
         path=str(out),
         num_rows=num_rows,
@@ -214,6 +221,21 @@ def _check(wanted: Wanted, out: Path) -> None:
         raise ConfigError(f"--best-per-problem {wanted.best_per_problem}: must be 1 or more")
     if out.suffix != ".jsonl":
         raise ConfigError(f"--out {out}: found {out.suffix or 'no suffix'}; *.jsonl")
+
+
+def _check_place(out: Path, *, run: str) -> None:
+    """Rows of this run may be written again; whatever else is there is somebody's."""
+    try:
+        with out.open(encoding="utf-8", errors="replace") as file:
+            line = file.readline(MOST_CHARACTERS)
+    except OSError:  # not there; what else is wrong is told when it is written
+        return
+    try:
+        is_ours = not line or json.loads(line)["from"]["run"] == run
+    except (ValueError, TypeError, KeyError):
+        is_ours = False
+    if not is_ours:
+        raise ConfigError(f"--out {out}: is there, and has no rows of {run}; another file")
 
 
 def _nothing(reader: RunReader, wanted: Wanted, left_out: Counter[str]) -> str:

@@ -84,7 +84,7 @@ def export(
     """Writes the run's tables into `out`, all of them unless some are named.
 
     Raises:
-        ConfigError: no such form or table, or a folder that cannot be written.
+        ConfigError: no such form or table, a folder that cannot be written, or has such a file.
         MachineError: Parquet without pyarrow.
     """
     if form not in WRITERS and form != "sqlite":
@@ -96,13 +96,17 @@ def export(
         raise ConfigError(
             f"--tables {','.join(unknown)}: no such table; there are {', '.join(TABLES)}"
         )
+    if form == "sqlite" and tables:
+        raise ConfigError("--tables: sqlite is a copy of the whole run; parquet or csv")
+    chosen = list(dict.fromkeys(tables or TABLES))
+    names = [reader.paths.name + ".db"] if form == "sqlite" else [f"{n}.{form}" for n in chosen]
+    if found := next((name for name in names if (out / name).exists()), None):
+        raise ConfigError(f"--out {out}: {found} is there already; another folder")
     try:
         out.mkdir(parents=True, exist_ok=True)
         if form == "sqlite":
             return [_export_sqlite(reader.paths, out / f"{reader.paths.name}.db")]
-        return [
-            _export_table(reader, name, form, out / f"{name}.{form}") for name in tables or TABLES
-        ]
+        return [_export_table(reader, name, form, out / f"{name}.{form}") for name in chosen]
     except OSError as error:
         raise ConfigError(f"--out {out}: cannot be written: {error.strerror}") from error
 

@@ -142,7 +142,7 @@ def test_the_best_of_a_problem_are_kept_and_no_kernel_comes_twice(
     same = [turn(9, n, code="def kernel(): ...") for n in range(3)]
     again = [attempt(), problem(0), replace(group(9, [[Status.CORRECT]]), trajectories=()), *same]
     anyio.run(write_run, tmp_path / "again-1", again)
-    assert len(rows_of(tmp_path / "again-1", out)) == 1
+    assert len(rows_of(tmp_path / "again-1", tmp_path / "again.jsonl")) == 1
 
 
 def test_the_fastest_answer_that_ended_by_itself_is_the_best(tmp_path: Path) -> None:
@@ -174,3 +174,19 @@ def test_what_cannot_be_written_is_one_line(
     with pytest.raises(ConfigError, match=words) as error:
         rows_of(made, tmp_path / name, **wanted)
     assert "\n" not in str(error.value)
+
+
+def test_rows_are_written_over_rows_of_the_same_run_only(made: Path, tmp_path: Path) -> None:
+    out = tmp_path / "rows.jsonl"
+    assert rows_of(made, out) == rows_of(made, out)
+    for kept in ('{"messages": []}\n', '{"from": {"run": "other-1"}}\n', "notes\n", "[1]\n"):
+        out.write_text(kept, encoding="utf-8")
+        with pytest.raises(ConfigError, match="has no rows of toy-1; another file"):
+            rows_of(made, out)
+        assert out.read_text(encoding="utf-8") == kept
+
+
+def test_a_folder_that_is_a_file_is_one_line(made: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be written: Not a directory"):
+        rows_of(made, tmp_path / "file" / "rows.jsonl")

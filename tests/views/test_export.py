@@ -147,13 +147,28 @@ async def test_a_copy_of_a_run_that_is_written_is_one_moment_of_it(
 
 @pytest.mark.parametrize(
     ("form", "tables", "words"),
-    [("xml", (), "parquet, csv, sqlite"), ("csv", ("turn",), "no such table; there are turns")],
+    [
+        ("xml", (), "parquet, csv, sqlite"),
+        ("csv", ("turn",), "no such table; there are turns"),
+        ("sqlite", ("turns",), "copy of the whole run"),
+    ],
 )
 def test_a_wrong_export_is_one_line(
     root: Path, tmp_path: Path, form: str, tables: tuple[str, ...], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         export(root, form, tmp_path, tables=tables)
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet", "sqlite"])
+def test_an_export_is_written_over_nothing(root: Path, tmp_path: Path, form: str) -> None:
+    tables = () if form == "sqlite" else ("steps", "events", "steps")
+    files = export(root, form, tmp_path, tables=tables)
+    assert len(files) == len({each.path for each in files})
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ConfigError, match="is there already; another folder"):
+        export(root, form, tmp_path, tables=tables[-1:])
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(root: Path, tmp_path: Path) -> None:
