@@ -42,10 +42,18 @@ def sql(
 
     if query is None and (runs is not None or " " in run) and run != "last":
         run, query = "last", run
-    if named is not None and runs is not None:
+    _check_together(
+        {
+            "RUN": run != "last", "a query": query is not None, "--named": named is not None,
+            "--runs": runs is not None, "--csv": as_csv, "--json": as_json,
+        }
+    )  # fmt: skip
+    if query is not None and not query.strip():
         from forge.errors import ConfigError
 
-        raise ConfigError("--named asks one run, and --runs several; leave one of them out")
+        raise ConfigError(
+            'forge sql: the query is empty; "forge sql RUN" alone lists what there is'
+        )
     if named is not None:
         asked = view.find_named(named)
         text, bound = asked.sql, asked.bind(_parse_params(params))
@@ -116,6 +124,17 @@ def _open(run: str, runs: str | None, store: Path) -> Iterator[Asked]:
         yield reader
 
 
+def _check_together(given: dict[str, bool]) -> None:
+    from forge.errors import ConfigError
+
+    for one, other in (
+        ("--named", "--runs"), ("--named", "a query"), ("RUN", "--runs"), ("--csv", "--json"),
+    ):  # fmt: skip
+        if given[one] and given[other]:
+            why = "; --named asks one run" if other == "--runs" and one == "--named" else ""
+            raise ConfigError(f"forge sql: found {one} and {other}; one of them{why}")
+
+
 def _list(reader: Asked, *, as_json: bool) -> None:
     from forge.views import sql as view
 
@@ -130,6 +149,7 @@ def _list(reader: Asked, *, as_json: bool) -> None:
 def _parse_params(given: list[str] | None) -> dict[str, Any]:
     """A number where it reads as one. Raises ConfigError without a name and `=`."""
     from forge.errors import ConfigError
+    from forge.views.sql import LARGEST
 
     out: dict[str, Any] = {}
     for each in given or ():
@@ -137,6 +157,8 @@ def _parse_params(given: list[str] | None) -> dict[str, Any]:
         if not name or not equals:
             raise ConfigError(f"--param {each}: no value; NAME=VALUE")
         out[name] = _number(value)
+        if isinstance(out[name], int) and abs(out[name]) > LARGEST:
+            raise ConfigError(f"--param {name}: found {len(value)} digits; at most {LARGEST}")
     return out
 
 

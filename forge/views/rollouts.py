@@ -7,6 +7,7 @@ Texts come from a model: they are shown through `terminal.printable`, never obey
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from forge.errors import ConfigError
 from forge.records import Purpose, Status
 from forge.store.reader import RunReader, Table
+from forge.views.sql import LARGEST
 from forge.views.terminal import printable
 
 if TYPE_CHECKING:
@@ -72,6 +74,7 @@ _BEST = """
 (SELECT max(speedup) FROM verdicts b WHERE b.group_id = t.group_id AND b.rollout = t.rollout) DESC
     NULLS LAST, t.group_id, t.rollout
 """
+NONE = "no such rollout"
 _ROLLOUT_ID = re.compile(r"g(\d+)\.r(\d+)(?:\.t\d+)?")
 
 
@@ -109,7 +112,7 @@ def _parse_rollout(name: str) -> tuple[int, int]:
     match = _ROLLOUT_ID.fullmatch(name)
     if match is None:
         raise ConfigError(f"--id {name}: no rollout's name; they look like g12.r3")
-    return int(match[1]), int(match[2])
+    return _whole("id", int(match[1])), _whole("id", int(match[2]))
 
 
 def _check(wanted: Filter) -> None:
@@ -119,8 +122,22 @@ def _check(wanted: Filter) -> None:
     ):
         if value is not None and value not in list(allowed):
             raise ConfigError(f"--{name} {value}: no such {name}; there are {', '.join(allowed)}")
+    for name in ("level", "step", "stage", "limit"):
+        if (value := getattr(wanted, name)) is not None:
+            _whole(name, value)
     if wanted.limit is not None and wanted.limit < 1:
         raise ConfigError(f"--limit {wanted.limit}: must be 1 or more")
+    if wanted.min_speedup is not None and math.isnan(wanted.min_speedup):
+        raise ConfigError("--min-speedup nan: no number; how many times as fast as the baseline")
+
+
+def _whole(name: str, value: int) -> int:
+    """Raises ConfigError for what no database holds."""
+    if abs(value) > LARGEST:
+        raise ConfigError(
+            f"--{name}: found a number of {len(str(value))} digits; at most {LARGEST}"
+        )
+    return value
 
 
 def _rollout(reader: RunReader, group_id: int, rollout: int) -> dict[str, Any]:
@@ -151,10 +168,12 @@ def without_texts(rollouts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def render_list(rollouts: list[dict[str, Any]]) -> RichTable:
-    """A line a rollout."""
+def render_list(rollouts: list[dict[str, Any]]) -> RichTable | str:
+    """A line a rollout, or that there is none."""
     from forge.views.sql import render_table
 
+    if not rollouts:
+        return NONE
     rows = tuple(
         (
             each["rollout_id"],
@@ -180,7 +199,7 @@ def render_turns(rollouts: list[dict[str, Any]]) -> RichGroup:
     from rich.rule import Rule
     from rich.text import Text
 
-    parts: list[Any] = []
+    parts: list[Any] = [] if rollouts else [NONE]
     for each in rollouts:
         head = (
             f"{each['rollout_id']}  {each['problem_id']}  stage {each['stage']} step {each['step']}"

@@ -28,6 +28,8 @@ PLACE = "forge sql"
 MOST_ROWS = 1000
 """Of a table for the terminal: a query without LIMIT must not fill the memory."""
 PART_CHARACTERS = 64_000
+LARGEST = 2**63 - 1
+"""Of SQLite's integers."""
 _COMMENT = re.compile(r"--\s*(.+)")
 
 
@@ -118,17 +120,32 @@ def to_csv(table: Table | Stream) -> str:
 
 def json_rows(table: Table) -> list[dict[str, Any]]:
     """What `to_json` writes, not yet as text."""
-    return [dict(zip(table.columns, map(_json_value, row), strict=True)) for row in table.rows]
+    names = _apart(table.columns)
+    return [dict(zip(names, map(_json_value, row), strict=True)) for row in table.rows]
 
 
 def json_parts(found: Table | Stream) -> Iterator[str]:
     """`to_json` piece by piece, a line a row."""
-    start = "["
+    start, names = "[", _apart(found.columns)
     for row in found.rows:
         values = map(_json_value, row)
-        yield f"{start}{json_text(dict(zip(found.columns, values, strict=True)))}"
+        yield f"{start}{json_text(dict(zip(names, values, strict=True)))}"
         start = ",\n"
     yield "[]\n" if start == "[" else "]\n"
+
+
+def _apart(columns: Sequence[str]) -> list[str]:
+    """The second `turn` of a join as `turn:1`, as SQLite names it in a subquery: an object has a
+    key once.
+    """
+    out: dict[str, None] = {}
+    for column in columns:
+        name, number = column, 0
+        while name in out:
+            number += 1
+            name = f"{column}:{number}"
+        out[name] = None
+    return list(out)
 
 
 def csv_parts(found: Table | Stream, *, is_shown: bool = False) -> Iterator[str]:

@@ -1,0 +1,69 @@
+"""Commands that look at a run: what cannot be meant is one line, what is not there is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import anyio
+import pytest
+
+from forge.cli import run_command
+from tests.store.storefactory import small_run, write_run
+
+HUGE = "9" * 25
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("runs")
+    anyio.run(write_run, root / "toy-1", small_run())
+    return root
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["rollouts", "--id", f"g{HUGE}.r0"], "--id"),
+        (["rollouts", "--id", f"g0.r{HUGE}"], "--id"),
+        (["rollouts", "--limit", HUGE], "--limit"),
+        (["rollouts", "--step", HUGE], "--step"),
+        (["rollouts", "--stage", f"-{HUGE}"], "--stage"),
+        (["rollouts", "--level", HUGE], "--level"),
+        (["rollouts", "--min-speedup", "nan"], "--min-speedup nan"),
+        (["sql", "toy-1", "SELECT :x", "--param", f"x={HUGE}"], "--param x"),
+        (["questions", "11", "--param", f"step={HUGE}"], "--param step"),
+        (["sql", "toy-1", ""], "the query is empty"),
+        (["sql", "toy-1", " \n"], "the query is empty"),
+        (["sql", "toy-1", "SELECT 1", "--json", "--csv"], "found --csv and --json; one of them"),
+        (["sql", "toy-1", "SELECT 1", "--named", "idle"], "found --named and a query"),
+        (["sql", "toy-1", "SELECT 1", "--runs", "toy-1"], "found RUN and --runs; one of them"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line(
+    store: Path, capsys: pytest.CaptureFixture[str], argv: list[str], words: str
+) -> None:
+    assert run_command([*argv, "--store", str(store)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert words in printed.err
+
+
+def test_columns_of_one_name_keep_their_values_in_json(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["sql", "toy-1", "SELECT 1 AS a, 2 AS a, 3 AS b, 4 AS a", "--store", str(store)]
+    assert run_command([*argv, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [{"a": 1, "a:1": 2, "b": 3, "a:2": 4}]
+
+
+@pytest.mark.parametrize("more", [[], ["--turns"]])
+def test_rollouts_that_are_not_there_are_said_to_be_none(
+    store: Path, capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    argv = ["rollouts", "toy-1", "--problem", "nope-*", "--store", str(store), *more]
+    assert run_command(argv) == 0
+    assert capsys.readouterr().out == "no such rollout\n"
+    assert run_command([*argv, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
