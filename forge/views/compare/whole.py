@@ -34,7 +34,9 @@ def compare(a: RunReader, b: RunReader, *, by: By = By.STEP) -> Comparison:
     left = load_progress(a, of_rollouts=of_rollouts)
     right = load_progress(b, of_rollouts=of_rollouts)
     notes: list[str] = []
-    budget = _budget(left, right, by, names=(_name(a), _name(b)), notes=notes)
+    kind = "step of grpo" if of_rollouts else "step"
+    names = (_name(a), _name(b))
+    budget = _budget(left, right, by, kind=kind, names=names, notes=notes)
     curves = compare_curves(left, right, by=by, budget=budget) if budget else ()
     chosen_a = choose_evaluation(a, left, by=by, budget=budget)
     chosen_b = choose_evaluation(b, right, by=by, budget=budget)
@@ -69,12 +71,12 @@ def _side(reader: RunReader, progress: Progress, chosen: Chosen | None, *, by: B
 
 
 def _budget(
-    a: Progress, b: Progress, by: By, *, names: tuple[str, str], notes: list[str]
+    a: Progress, b: Progress, by: By, *, kind: str, names: tuple[str, str], notes: list[str]
 ) -> float | None:
     """The most that both have; None where one has none or did not count it."""
     for name, progress in zip(names, (a, b), strict=True):
         if not progress.places:
-            notes.append(f"{name} has trained no step: no curves, and the last evaluations")
+            notes.append(f"{name} has trained no {kind}: no curves, and the last evaluations")
         elif progress.total(by) is None:
             notes.append(
                 f"{name} did not count its {UNIT[by]}: no curves, and the last evaluations"
