@@ -1,4 +1,4 @@
-"""What a command prints and a webhook answers: neither fills a disk or a memory, or hides the other."""
+"""What a command prints and a webhook answers: neither fills a disk, or hides the other."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What reports, comparisons and sinks do not show of an experiment, since others read them: the path
-of a webhook, the arguments of a command that tells people, and values of `env` tables whose names
-say that they are secrets.
+"""What reports, comparisons and sinks do not show of an experiment, since others read them: the
+path of a webhook, the arguments of a command that tells people, and values of `env` tables whose
+names say that they are secrets.
 """
 
 from __future__ import annotations
