@@ -168,29 +168,22 @@ class TextTable:
             return None
         text_id = self._text_ids.get(text.digest)
         if text_id is None:
-            text_id = self._find(text.digest)
-        if text_id is None:
             text_id = self._insert(text, within_id)
         if len(self._text_ids) >= CACHE_SIZE:
             self._text_ids.clear()
         self._text_ids[text.digest] = text_id
         return text_id
 
-    def _find(self, digest: bytes) -> int | None:
-        query = "SELECT text_id FROM texts WHERE sha256 = ?"
-        row = self._run.execute(query, (digest,)).fetchone()
-        return None if row is None else row[0]
-
     def _insert(self, text: EncodedText, within_id: int | None) -> int:
+        """One statement for a new text, which is nearly always what it is."""
         body = text.body
         if text.part is not None and within_id is not None:
             body = text.part.body(within_id)
-        row = (
-            text.digest,
-            text.num_bytes,
-            self._encoder.body(text.value) if body is None else body,
-        )
-        query = "INSERT INTO texts (sha256, num_bytes, body) VALUES (?, ?, ?)"
-        text_id = self._run.execute(query, row).lastrowid
-        assert text_id is not None
-        return text_id
+        if body is None:
+            body = self._encoder.body(text.value)
+        query = "INSERT OR IGNORE INTO texts (sha256, num_bytes, body) VALUES (?, ?, ?)"
+        cursor = self._run.execute(query, (text.digest, text.num_bytes, body))
+        if cursor.rowcount and cursor.lastrowid is not None:
+            return cursor.lastrowid
+        query = "SELECT text_id FROM texts WHERE sha256 = ?"
+        return self._run.execute(query, (text.digest,)).fetchone()[0]

@@ -1,8 +1,8 @@
 """The one writer of a run: `put` hands records to a thread, `flush` returns when they are on disk.
 
 Opened by the supervisor; nobody else opens the databases read-write. What a `put` holds is one
-transaction, committed with its neighbours at 512 records or 100 ms, and at once when it changes the
-state of the run. Promises: a row whose flush returned survives kill -9 and power loss (WAL,
+transaction, committed with its neighbours after 100 ms or 2048 records, and at once when it changes
+the state of the run. Promises: a row whose flush returned survives kill -9 and power loss (WAL,
 synchronous=FULL); the event loop never waits for the disk; after a full disk or an I/O error every
 later put and flush raises MachineError and what was committed stays.
 
