@@ -77,7 +77,12 @@ def tell_views(root: Path, *, as_json: bool) -> int:
 
 def tell_write(folder: Path, asked: argparse.Namespace) -> int:
     found: Written = anyio.run(
-        lambda: measure_write(folder / "big-1", num_turns=asked.turns, text_bytes=asked.text_bytes)
+        lambda: measure_write(
+            folder / "big-1",
+            num_turns=asked.turns,
+            text_bytes=asked.text_bytes,
+            num_tokens=asked.tokens,
+        )
     )
     print(json.dumps(asdict(found), indent=None if asked.json else 2))
     is_fast = found.turns_per_s >= LEAST_TURNS_PER_S
@@ -107,6 +112,7 @@ def main() -> int:
     command = commands.add_parser("write")
     command.add_argument("--turns", type=int, default=30_000)
     command.add_argument("--text-bytes", type=int, default=12_000)
+    command.add_argument("--tokens", type=int, default=400, help="of a completion, in the mean")
     command = commands.add_parser("kill")
     command.add_argument("--kills", type=int, default=20)
     command = commands.add_parser("put", help="what kill kills")

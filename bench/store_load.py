@@ -77,9 +77,9 @@ class Kill:
     reader_errors: tuple[str, ...]
 
 
-async def measure_write(root: Path, *, num_turns: int, text_bytes: int = 12_000) -> Written:
+async def measure_write(root: Path, *, num_turns: int, text_bytes: int, num_tokens: int) -> Written:
     """Puts turns one by one, as rollouts do, while three readers poll; until all is on disk."""
-    maker = Maker(text_bytes=text_bytes, num_tokens=400)
+    maker = Maker(text_bytes=text_bytes, num_tokens=num_tokens)
     records = list(maker.records(num_turns))
     puts = list(_as_put(records))
     num_turns, num_text_bytes = maker.num_turns, 0
