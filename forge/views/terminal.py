@@ -8,6 +8,7 @@ letters. Rich markup is never parsed: texts are wrapped in `rich.text.Text`.
 from __future__ import annotations
 
 import json
+import math
 import re
 import unicodedata
 from collections.abc import Mapping
@@ -35,15 +36,27 @@ def printable_values(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def json_text(value: Any) -> str:
     """JSON on one line that a terminal does not obey either: what JSON leaves as it is of control
-    characters and direction marks is escaped, and half a surrogate pair too.
+    characters and direction marks is escaped, and half a surrogate pair too. JSON has no number
+    that is not finite: null.
     """
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(value), ensure_ascii=False, default=str)
     return _UNSAFE_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def percent(value: float | None) -> str:
     """`12.5 %`, or a dash where there is no number."""
     return "–" if value is None else f"{100 * value:.1f} %"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _is_safe(character: str) -> bool:

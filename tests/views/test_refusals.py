@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import anyio
@@ -67,3 +69,21 @@ def test_rollouts_that_are_not_there_are_said_to_be_none(
     assert capsys.readouterr().out == "no such rollout\n"
     assert run_command([*argv, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == []
+
+
+def test_numbers_that_are_none_are_null_in_json_and_break_no_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    anyio.run(write_run, tmp_path / "inf-1", small_run())
+    with closing(sqlite3.connect(tmp_path / "inf-1" / "run.db")) as connection:
+        connection.execute("UPDATE turns SET reward = 9e999")
+        connection.execute("UPDATE evaluations SET pass_at_1 = -9e999")
+        connection.execute("UPDATE verdicts SET speedup = 9e999, speedup_low = 9e999")
+        connection.commit()
+    for argv in (["show"], ["rollouts"], ["rollouts", "--turns"], ["compare", "inf-1"]):
+        assert run_command([*argv, "inf-1", "--store", str(tmp_path), "--json"]) == 0
+        json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert run_command(["runs", "--store", str(tmp_path), "--json"]) == 0
+    json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert run_command(["report", "inf-1", "--store", str(tmp_path)]) == 0
+    assert (tmp_path / "inf-1" / "report.html").is_file()

@@ -4,6 +4,7 @@ others.
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,8 @@ class Asker:
     def rows(self, part: str, sql: str, params: Params = ()) -> list[dict[str, Any]]:
         """The rows; none where the run cannot answer. `part` is what the reader will miss."""
         try:
-            return self.reader.rows(sql, params)
+            rows = self.reader.rows(sql, params)
+            return [{name: _known(value) for name, value in row.items()} for row in rows]
         except sqlite3.Error as error:
             self.problems.append(f"{part}: not readable in this run: {error}")
             return []
@@ -39,6 +41,11 @@ class Asker:
         """The first row; an empty one where there is none."""
         found = self.rows(part, sql, params)
         return found[0] if found else {}
+
+
+def _known(value: Any) -> Any:
+    """No chart has a place for a number that is not finite."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def label(text: object) -> str:
