@@ -20,7 +20,8 @@ from forge.views.terminal import printable
 
 if TYPE_CHECKING:
     from rich.console import Group as RichGroup
-    from rich.table import Table as RichTable
+
+    from forge.views.fitting import Fitting
 
 TURN_COLUMNS = (
     "turn_id, group_id, rollout, turn, stage, step, purpose, is_greedy, problem_id, status, "
@@ -168,9 +169,9 @@ def without_texts(rollouts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def render_list(rollouts: list[dict[str, Any]]) -> RichTable | str:
+def render_list(rollouts: list[dict[str, Any]]) -> Fitting | str:
     """A line a rollout, or that there is none."""
-    from forge.views.sql import render_table
+    from forge.views.fitting import Fitting
 
     if not rollouts:
         return NONE
@@ -188,7 +189,7 @@ def render_list(rollouts: list[dict[str, Any]]) -> RichTable | str:
         for each in rollouts
     )
     columns = ("rollout", "stage", "step", "purpose", "problem", "turns", "best reward", "ended")
-    return render_table(Table(columns=columns, rows=rows))
+    return Fitting(Table(columns=columns, rows=rows))
 
 
 def render_turns(rollouts: list[dict[str, Any]]) -> RichGroup:

@@ -175,21 +175,25 @@ def render_table(table: Table) -> RichTable:
     from rich.table import Table as RichTable
     from rich.text import Text
 
+    from forge.views.fitting import cell
+
     out = RichTable(show_edge=False, header_style="bold")
     for column in table.columns:
         out.add_column(printable(column), overflow="fold")
     for row in table.rows:
-        out.add_row(*(Text(_cell(value)) for value in row))
+        out.add_row(*(Text(cell(value)) for value in row))
     return out
 
 
 def render_found(found: Table | Stream, *, most: int = MOST_ROWS) -> RichGroup:
-    """As `render_table`, the first rows, and a word where there are more."""
+    """The first rows as they fit, and a word where there are more."""
     from rich.console import Group as RichGroup
     from rich.text import Text
 
+    from forge.views.fitting import Fitting
+
     rows = iter(found.rows)
-    table = render_table(Table(columns=found.columns, rows=tuple(islice(rows, most))))
+    table = Fitting(Table(columns=found.columns, rows=tuple(islice(rows, most))))
     if next(rows, None) is None:
         return RichGroup(table)
     words = f"the first {most:,} rows; --csv and --json print all"
@@ -218,13 +222,3 @@ def _json_value(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value.hex() if isinstance(value, bytes) else value
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    if isinstance(value, bytes):
-        return f"<{len(value)} bytes>"
-    return printable(str(value))
