@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 BATCH_PUTS = 64
 """Encoded together, if so many wait: 5 ms of work, most of it without Python's lock."""
-AHEAD_PUTS = 2 * BATCH_PUTS
-"""Encoded puts that wait for the writer, so that neither thread waits for the other."""
+AHEAD_BATCHES = 3
+"""That wait for the writer, so that neither thread waits for the other. They are handed on whole:
+a queue that is woken for each put costs more than the put."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,7 @@ class EncoderThread:
         self._items = items
         self._encoder = TurnEncoder(texts=texts)
         self._thread = threading.Thread(target=self._main, name="store-encoder", daemon=True)
-        self.encoded: queue.Queue[Encoded | Future[None] | None] = queue.Queue(AHEAD_PUTS)
+        self.encoded: queue.Queue[list[Encoded | Future[None] | None]] = queue.Queue(AHEAD_BATCHES)
 
     def start(self) -> None:
         self._thread.start()
@@ -70,7 +71,7 @@ class EncoderThread:
             self._hand_on(items)
 
     def _hand_on(self, items: list[Item]) -> None:
-        """The puts of all items are encoded together; each goes on alone."""
+        """The puts of all items are encoded together and go on in their order."""
         puts = [item for item in items if isinstance(item, tuple)]
         turns = [record for put in puts for record in put if isinstance(record, Turn)]
         error, done = None, iter(())
@@ -78,11 +79,13 @@ class EncoderThread:
             done = iter(self._encoder.turns(turns))
         except Exception as found:  # boundary: the writer's thread raises it
             error = found
+        batch: list[Encoded | Future[None] | None] = []
         for item in items:
             if not isinstance(item, tuple):
-                self.encoded.put(item)
+                batch.append(item)
             elif error is not None:
-                self.encoded.put(Encoded(records=item, turns=(), error=error))
+                batch.append(Encoded(records=item, turns=(), error=error))
             else:
                 own = tuple(next(done) if isinstance(each, Turn) else None for each in item)
-                self.encoded.put(Encoded(records=item, turns=own))
+                batch.append(Encoded(records=item, turns=own))
+        self.encoded.put(batch)

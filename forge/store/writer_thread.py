@@ -47,16 +47,14 @@ COMMIT_RECORDS = 2048
 """Reached only above 20,000 records a second; there each commit's two fsyncs are what costs."""
 COMMIT_AFTER_S = 0.1
 QUEUE_PUTS = 1024
-"""Puts that wait for the thread; about 20 MB of turns. A full queue makes `put` wait, off the
-loop.
-"""
+"""Puts that wait; about 20 MB of turns. A full queue makes `put` wait, off the loop."""
 DRAIN_PAUSE_S = 0.002
 SILENT_AFTER_S = 60.0
 """A writer that takes longer for a queue or a flush hangs in the disk."""
 IDLE_SETTLE_S = 0.2
 CLOSE_SETTLE_S = 5.0
-CHECKPOINT_PAGES = 4000
-"""16 MB of WAL before it is copied into the database."""
+CHECKPOINT_PAGES = 16_000
+"""64 MB of WAL before it is copied into the database, with an fsync of its own."""
 
 _AT_ONCE = (
     Attempt,
@@ -181,20 +179,22 @@ class WriterThread:
         self._rows = RowWriter(self._run, tokens=self._tokens, encoder=encoder, clock=self._clock)
 
     def _step(self) -> bool:
-        """One item of the queue, or one commit that is due; False at the end."""
+        """A batch of items of the queue, or one commit that is due; False at the end."""
         self._disk.look(time.monotonic())
         try:
-            item = self._encoder.encoded.get(timeout=self._patience_s())
+            batch = self._encoder.encoded.get(timeout=self._patience_s())
         except queue.Empty:
             self._commit() if self._num_pending else self._settle_all(for_s=IDLE_SETTLE_S)
             return True
-        if isinstance(item, Encoded):
-            self._write(item)
-            return True
-        self._commit()
-        if item is not None:
+        for item in batch:
+            if isinstance(item, Encoded):
+                self._write(item)
+                continue
+            self._commit()
+            if item is None:
+                return False
             item.set_exception(self.failure) if self.failure else item.set_result(None)
-        return item is not None
+        return True
 
     def _patience_s(self) -> float:
         if not self._num_pending:
