@@ -154,6 +154,8 @@ class Run(RunReader):
         """This run (a) and another (b), at equal `step`, `tokens` or `time`."""
         from forge.views.compare import By, compare
 
+        if by not in list(By):
+            raise ConfigError(f"by={by}: no such measure; there are {', '.join(By)}")
         return compare(self, other, by=By(by))
 
     def _found(self, sql: str, **filters: Any) -> Rows:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError, MachineError
 from forge.store.codec import decode_text
+from forge.store.opening import open_read_only
 from forge.store.reader import body_lookup
 from forge.views.sql import csv_parts
 
@@ -180,8 +181,7 @@ def _as(value: Any, kind: pyarrow.DataType) -> Any:
 def _export_sqlite(paths: RunPaths, path: Path) -> Exported:
     """A copy that stock sqlite3 reads whole: texts plain, one file, no WAL."""
     with _complete(path) as spare, closing(sqlite3.connect(spare, isolation_level=None)) as copy:
-        uri = f"{paths.run_db.resolve().as_uri()}?mode=ro"
-        with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as run:
+        with closing(open_read_only(paths.run_db)[0]) as run:
             # One snapshot: a copy would begin again whenever the run's writer commits.
             run.execute("BEGIN")
             run.execute("SELECT count(*) FROM sqlite_master").fetchone()

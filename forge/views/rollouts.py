@@ -134,6 +134,8 @@ def _check(wanted: Filter) -> None:
 
 def _whole(name: str, value: int) -> int:
     """Raises ConfigError for what no database holds."""
+    if not isinstance(value, int):
+        raise ConfigError(f"--{name} {value}: no whole number")
     if abs(value) > LARGEST:
         raise ConfigError(
             f"--{name}: found a number of {len(str(value))} digits; at most {LARGEST}"

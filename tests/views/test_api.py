@@ -117,6 +117,10 @@ def test_a_filter_that_is_none_names_those_there_are(run: Run) -> None:
         run.rollouts(status="corect")
     with pytest.raises(ConfigError, match=r"g12\.r3"):
         run.turns(rollout="12")
+    with pytest.raises(ConfigError, match="--step 3rd: no whole number"):
+        run.rollouts(step="3rd")
+    with pytest.raises(ConfigError, match="by=cost: no such measure; there are step, tokens, time"):
+        run.compare(run, by="cost")
 
 
 def test_opening_a_run_imports_neither_pandas_nor_torch(canned_run: RunPaths) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -114,6 +116,20 @@ def test_sqlite_is_one_file_that_stock_sqlite3_reads_with_plain_texts(
         there = reader.query("SELECT code FROM v_turns ORDER BY turn_id").rows
         assert reader.value("SELECT texts FROM runs") == "zstd", "the run itself is left alone"
     assert codes == list(there)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs mount")
+def test_sqlite_of_a_run_on_a_read_only_disk_is_whole(root: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    shutil.copy(root / "run.db", disk)
+    subprocess.run(["mount", "--bind", str(disk), str(disk)], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", str(disk)], check=True)
+        (each,) = export(disk, "sqlite", tmp_path / "out")
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+    assert each.num_rows == 24
 
 
 @pytest.mark.anyio
