@@ -12,7 +12,16 @@ from textual.widgets import Sparkline
 from forge.store.reader import open_run
 from forge.views.monitor import Curve, Curves, load_processes
 from tests.tui.supervisors import component, supervising
-from tests.tui.watching import LARGE, SMALL, check_snapshot, press, settle, text_of, watching
+from tests.tui.watching import (
+    LARGE,
+    NOW,
+    SMALL,
+    check_snapshot,
+    press,
+    settle,
+    text_of,
+    watching,
+)
 from tui.widgets.processes import ProcessTable
 
 if TYPE_CHECKING:
@@ -72,6 +81,15 @@ async def test_a_supervisor_of_another_version_that_tells_no_health(canned_run: 
             assert "its supervisor, of another version, does not tell" in text_of(pilot)
             assert "12/20 steps" in text_of(pilot)
             assert "judge-0" in text_of(pilot), "from the store"
+
+
+async def test_a_run_that_ended_a_second_ago_has_no_rates(canned_run: RunPaths):
+    for table in ("turns", "groups"):
+        change(canned_run, f"UPDATE {table} SET recorded_at = {NOW - 1}")
+    async with watching(canned_run, size=LARGE) as pilot:
+        assert "the run is done" in text_of(pilot)
+        for rate in ("rollouts/s", "tok/s", "judged/s"):
+            assert f" {rate} " not in text_of(pilot).splitlines()[2], rate
 
 
 async def test_what_is_written_while_it_is_looked_at_is_shown(canned_run: RunPaths):

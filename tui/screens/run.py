@@ -126,7 +126,8 @@ def figures(data: RunData) -> Text:
     """Step, time to go, rates; then idle shares. What has no figure is left out."""
     live, activity = data.live, data.activity
     pairs = _live_figures(live) if live else _store_figures(data.standing, activity)
-    pairs.insert(2, ("rollouts/s", number(activity.rollouts_per_s)))
+    if live or (data.standing is not None and data.standing.state == "running"):
+        pairs.insert(2, ("rollouts/s", number(activity.rollouts_per_s)))
     if data.standing is not None:
         pairs += [
             ("reward", number(data.standing.reward)),
@@ -154,18 +155,18 @@ def _live_figures(live: LiveStatus) -> list[tuple[str, str]]:
 
 
 def _store_figures(standing: Standing | None, activity: Activity) -> list[tuple[str, str]]:
+    """A run that has ended has no rates: nothing will come that could end the last ones."""
     pairs = [("ran", duration(activity.ran_s))]
     if standing is None:
         return pairs
     step = NONE if standing.step is None else f"{standing.step}/{standing.num_steps or '?'}"
-    is_running = standing.state == "running"
-    return [
-        ("step", step),
-        *([("ETA", duration(standing.eta_s))] if is_running else pairs),
-        ("tok/s", number(standing.tokens_per_s)),
-        ("judged/s", number(standing.judged_per_s)),
-        ("turns", str(standing.num_turns)),
-    ]
+    if standing.state == "running":
+        pairs = [
+            ("ETA", duration(standing.eta_s)),
+            ("tok/s", number(standing.tokens_per_s)),
+            ("judged/s", number(standing.judged_per_s)),
+        ]
+    return [("step", step), *pairs, ("turns", str(standing.num_turns))]
 
 
 def health(data: RunData) -> Text:
