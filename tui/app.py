@@ -8,12 +8,15 @@ another one is looked at.
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import time
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.app import App, SystemCommand
+from textual.await_complete import AwaitComplete
 from textual.binding import Binding
 from textual.screen import Screen
 
@@ -36,6 +39,10 @@ if TYPE_CHECKING:
 PERIOD_S = 1.0
 LOOKING = "looking"
 """The group of the workers that look for something new."""
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+"""Without a handler they would leave the terminal raw, and reporting the mouse to the shell."""
+SIGNALLED = 128
+"""Exit codes from here on: as a shell says it of a process that a signal ended."""
 NOWHERE = "nowhere"
 """The mode between two runs: one that is shown cannot be removed."""
 
@@ -71,6 +78,7 @@ class WatchApp(App[None]):
         Binding("C", "ask('save')", ACTIONS["save"][0], show=False),
         Binding("E", "ask('evaluate')", ACTIONS["evaluate"][0], show=False),
         Binding("q", "quit", "Quit"),
+        Binding("ctrl+z", "suspend_process", "To the shell; fg comes back", show=False),
     ]
     CSS_PATH = "app.tcss"
 
@@ -83,6 +91,8 @@ class WatchApp(App[None]):
         self._add_modes()
 
     def on_mount(self) -> None:
+        for number in ENDING:
+            asyncio.get_running_loop().add_signal_handler(number, self._end_by, number)
         self.switch_mode("run")
         self.set_interval(PERIOD_S, self._tick)
         self._tick()
@@ -90,12 +100,19 @@ class WatchApp(App[None]):
     def on_unmount(self) -> None:
         self.watched.close()
 
+    def _end_by(self, number: signal.Signals) -> None:
+        self.exit(return_code=SIGNALLED + number)
+
     @property
     def places(self) -> dict[str, tuple[str, str]]:
         """Mode to key and title of every screen that there is."""
         return {
             mode: (key, title) for mode, (key, title, _) in PLACES.items() if mode in self._modes
         }
+
+    def pop_screen(self) -> AwaitComplete:
+        """Keys faster than the screen ask twice for the end of one: the last one stays."""
+        return super().pop_screen() if len(self._screen_stack) > 1 else AwaitComplete.nothing()
 
     async def look_at(self, paths: RunPaths) -> None:
         """Looks at another run from now on, beginning with its Run screen."""

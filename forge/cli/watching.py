@@ -21,9 +21,8 @@ def tui_command(run: RunName = "last", store: Store = RUNS) -> int:
     logging.basicConfig(handlers=[logging.NullHandler()], force=True)
     watch = WatchApp(paths)
     watch.run()
-    return (
-        BUG if watch.return_code else 0
-    )  # its traceback was printed when the screen was given back
+    code = watch.return_code or 0
+    return BUG if code == 1 else code  # of a bug the traceback was printed with the screen's end
 
 
 app.command("watch", hidden=True)(tui_command)

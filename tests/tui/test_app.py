@@ -123,6 +123,23 @@ async def test_yes_can_be_chosen_by_tab_and_enter(canned_run: RunPaths):
             assert pilot.app.is_running, "the monitor goes on"
 
 
+async def test_a_question_that_is_answered_twice_ends_once(canned_run: RunPaths):
+    async with watching(canned_run, keys=["S"]) as pilot:
+        question = pilot.app.screen
+        assert isinstance(question, Confirm)
+        question.dismiss(False)
+        question.dismiss(False)
+        await settle(pilot)
+        assert "health" in text_of(pilot), "the Run screen stays"
+
+
+async def test_ctrl_z_leads_to_the_shell(canned_run: RunPaths, monkeypatch):
+    suspended: list[bool] = []
+    monkeypatch.setattr(WatchApp, "action_suspend_process", lambda _: suspended.append(True))
+    async with watching(canned_run, keys=["ctrl+z"]):
+        assert suspended == [True]
+
+
 async def test_what_the_supervisor_refuses_is_its_own_line(canned_run: RunPaths):
     with supervising(canned_run) as supervisor:
         supervisor.refuses["/save"] = "eval-0 trains nothing: there is no checkpoint to save"

@@ -6,6 +6,7 @@ import fcntl
 import os
 import pty
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -45,6 +46,20 @@ def test_a_terminal_gets_the_run_and_q_ends_it_with_0(canned_run: RunPaths, colu
     assert b"\x1b[?1049l" in shown, "the terminal is given back"
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_ends_it_gives_the_terminal_back(
+    canned_run: RunPaths, number: signal.Signals
+):
+    code, shown = in_terminal(
+        ["tui", str(canned_run.root)], columns=80, type_after={}, signal_after={
+            b"quickstart-1": number,
+        },
+    )  # fmt: skip
+    assert code == 128 + number
+    assert b"\x1b[?1049l" in shown, "the shell's own screen"
+    assert b"\x1b[?1003l" in shown, "the mouse is not reported to the shell"
+
+
 def test_a_run_that_is_not_there_is_an_error_before_the_screen_is_taken(tmp_path: Path):
     code, shown = in_terminal(["tui", "--store", str(tmp_path)], columns=80, type_after={})
     assert code == 2
@@ -81,10 +96,11 @@ def in_terminal(
     *,
     columns: int,
     type_after: dict[bytes, bytes],
+    signal_after: dict[bytes, signal.Signals] | None = None,
     term: str = "xterm-256color",
 ) -> tuple[int, bytes]:
-    """Runs forge in a terminal of its own, types each value once its key was seen, and returns the
-    exit code with all that was shown.
+    """Runs forge in a terminal of its own, types or sends each value once its key was seen, and
+    returns the exit code with all that was shown.
     """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
@@ -94,6 +110,7 @@ def in_terminal(
     )  # fmt: skip
     os.close(theirs)
     shown, left, until = b"", dict(type_after), time.monotonic() + DEADLINE_S
+    unsent = dict(signal_after or {})
     try:
         while time.monotonic() < until:
             if select.select([ours], [], [], 0.1)[0]:
@@ -104,6 +121,8 @@ def in_terminal(
                 shown += data
             for seen in [seen for seen in left if seen in shown]:
                 os.write(ours, left.pop(seen))
+            for seen in [seen for seen in unsent if seen in shown]:
+                child.send_signal(unsent.pop(seen))
         return child.wait(timeout=5), shown
     finally:
         child.kill()
