@@ -165,8 +165,11 @@ FROM v_steps ORDER BY stage, step
 """
 
 REWARD_TERMS = """
-SELECT stage, step, term, round(mean, 4) AS mean, paid_share
-FROM v_reward_terms WHERE purpose = 'train' ORDER BY stage, step, term
+SELECT r.stage, r.step, r.term,
+    round(r.mean * r.num_turns / (s.num_turns - coalesce(s.num_masked, 0)), 4) AS mean,
+    round(r.paid_share * r.num_turns / (s.num_turns - coalesce(s.num_masked, 0)), 3) AS paid_share
+FROM v_reward_terms r JOIN v_steps s ON s.stage = r.stage AND s.step = r.step
+WHERE r.purpose = 'train' ORDER BY r.stage, r.step, r.term
 """
 
 BATCH = """

@@ -18,6 +18,7 @@ from forge.records import Event, Status
 from forge.store.reader import open_run
 from forge.views import questions as view
 from forge.views.named_queries import QUERIES
+from forge.views.report.learned import TERMS
 from forge.views.sql import run_named
 from tests.canned import unpack
 from tests.store.storefactory import (
@@ -149,6 +150,22 @@ def test_shares_and_correlations_of_reward_terms_are_those_of_the_turns(tmp_path
         assert found[name]["correlation_with_reward"] == pytest.approx(
             correlation(values, rewards), abs=1e-3
         )
+
+
+def test_means_of_reward_terms_add_up_to_the_reward(tmp_path: Path) -> None:
+    paid = [{"compiled": 0.05, "correct": 0.75}, {"compiled": 0.05}, {}, {}]
+    turns = [
+        replace(turn(0, n), reward_terms=p, reward=sum(p.values())) for n, p in enumerate(paid)
+    ]
+    played = replace(group(0, [[Status.CORRECT]]), trajectories=())
+    root = write(tmp_path / "toy-1", [attempt(), problem(0), played, *turns])
+    found = {row["term"]: (row["mean"], row["paid_share"]) for row in ask(root, "reward-terms")}
+    assert found == {"compiled": (0.025, 0.5), "correct": (0.1875, 0.25)}
+    with open_run(root) as reader:
+        values = {row["name"]: row["value"] for row in reader.rows(TERMS)}
+        reward = reader.value("SELECT reward FROM v_steps")
+    assert values == pytest.approx({"compiled": 0.025, "correct": 0.1875})
+    assert math.fsum(values.values()) == pytest.approx(reward)
 
 
 def test_the_first_evaluation_beyond_both_intervals_is_found(tmp_path: Path) -> None:

@@ -37,9 +37,12 @@ FROM v_levels WHERE pass_rate IS NOT NULL GROUP BY stage, step, level ORDER BY s
 """
 
 TERMS = """
-SELECT stage, step, term AS name, mean AS value FROM v_reward_terms WHERE purpose = 'train'
-ORDER BY stage, step, term
+SELECT r.stage, r.step, r.term AS name,
+    r.mean * r.num_turns / (s.num_turns - coalesce(s.num_masked, 0)) AS value
+FROM v_reward_terms r JOIN v_steps s ON s.stage = r.stage AND s.step = r.step
+WHERE r.purpose = 'train' ORDER BY r.stage, r.step, r.term
 """
+"""A turn without a term was paid nothing by it: together they are the reward."""
 
 FAILURES = """
 SELECT stage, step, status, sum(num_turns) AS num_turns FROM v_failures WHERE purpose = 'train'
@@ -77,7 +80,7 @@ class Training:
             self._named(self._levels, "levels", "Pass rate by level", "share", is_share=True),
             self._named(
                 self._terms, "reward-terms", "Reward terms", "mean over turns",
-                note="What each term of the reward paid.",
+                note="What each term of the reward paid; a turn that it paid nothing counts as 0.",
             ),
             self._by_step(
                 "speedup", "Speed-up of correct kernels", "times as fast",
