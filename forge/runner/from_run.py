@@ -3,8 +3,8 @@
 `forge data from-run RUN --status correct --out rows.jsonl` writes what `[data] source = "file"`,
 `format = "messages"` reads: the conversation as the model was shown it and its answer, with where
 each came from. Promises: no row of a held-out problem, of one with a held-out problem's source, or
-of one that was only ever evaluated, unless asked for; no kernel of a problem twice; the file is
-complete or absent.
+of one that was only ever evaluated, unless asked for; no kernel of a problem twice, but for once as
+a first answer and once as a mended one; the file is complete or absent.
 """
 
 from __future__ import annotations
