@@ -210,6 +210,9 @@ def test_a_run_before_its_first_turn_says_what_is_missing(tmp_path: Path, texts:
     for words in ("no turn", "no evaluation yet", "no step of reinforcement learning yet"):
         assert words in missing(page)
     assert "<svg" not in page
+    assert page.count("No turn was played.") == 2
+    for claim in ("No turn failed", "No kernel was correct", "steps of GRPO"):
+        assert claim not in page
 
 
 def test_an_evaluation_alone_makes_a_report(tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ def render_page(facts: Facts, *, name: str, svgs: Mapping[str, str]) -> str:
         failures=pictures([facts.failures]),
         timed=pictures(facts.timed),
         missing=facts.missing,
+        num_turns=facts.num_turns,
         state=facts.state,
         codes=[_code(kernel) for kernel in facts.kernels if kernel["code"]],
         config=_highlight(facts.config, "toml"),

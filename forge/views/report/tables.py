@@ -86,10 +86,14 @@ def _cards(facts: Facts) -> list[dict[str, str] | None]:
         _solved_card(facts),
         _reward_card(facts),
         _card("Rollouts", f"{facts.num_rollouts:,}", f"{facts.num_turns:,} turns judged"),
-        _card("Time", clock(facts.seconds), f"{len(facts.training.steps):,} steps of GRPO")
-        if facts.attempts
-        else None,
+        _card("Time", clock(facts.seconds), _num_steps(facts)) if facts.attempts else None,
     ]
+
+
+def _num_steps(facts: Facts) -> str:
+    """Of GRPO, in words; an experiment may have none."""
+    num = len(facts.training.steps)
+    return f"{num:,} {'step' if num == 1 else 'steps'} of GRPO" if num else "of all attempts"
 
 
 def _pass_card(facts: Facts) -> dict[str, str] | None:
