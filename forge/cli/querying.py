@@ -64,6 +64,10 @@ def sql(
             return _list(reader, as_json=as_json)
         with explain_sql(view.PLACE):
             found = reader.stream(text, bound)
+            if not found.columns:
+                from forge.errors import ConfigError
+
+                raise ConfigError("forge sql: found a statement that answers nothing; SELECT ...")
             if as_json:
                 print_parts(view.json_parts(found))
             elif as_csv:
