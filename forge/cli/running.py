@@ -157,8 +157,12 @@ def logs(
 
     wanted, paths = parse_filter(level, pattern), find(run, store)
     files = log_files(paths, process=process)
-    lines = read_logs(paths, files, num_lines=num_lines, wanted=wanted, is_followed=is_followed)
-    print_lines(lines)
+    print_lines(
+        read_logs(
+            paths, files, process=process, num_lines=num_lines, wanted=wanted,
+            is_followed=is_followed,
+        )
+    )  # fmt: skip
 
 
 def _components(paths: RunPaths) -> list[dict[str, Any]]:

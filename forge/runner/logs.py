@@ -10,6 +10,7 @@ from forge.errors import ConfigError
 from forge.process.logtail import clean, read_last_lines
 from forge.store.layout import RunPaths, is_owned
 from forge.views.logs import Level, LogFilter, LogTail, compile_pattern
+from forge.views.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,16 +46,19 @@ def read_logs(
     paths: RunPaths,
     files: list[Path],
     *,
+    process: str | None = None,
     num_lines: int,
     wanted: LogFilter | None = None,
     is_followed: bool = False,
 ) -> Iterator[str]:
     """Each file's end, with its name on each line where there are several; then, if asked for, what
-    is appended until the run ends. A filter looks at the last 256 kB of each."""
+    is appended until the run ends, also by processes that begin meanwhile. A filter looks at the
+    last 256 kB of each."""
+    files = list(files)
     if wanted is None:
         yield from _last_lines(files, num_lines=num_lines)
         if is_followed:
-            yield from _follow(paths, files)
+            yield from _follow(paths, files, process=process)
         return
     tails = {file: LogTail(file) for file in files}
     for file, tail in tails.items():
@@ -67,6 +71,9 @@ def read_logs(
             new = (line.text for line in tail.read() if wanted.takes(line))
             yield from (_named(file, text, files) for text in new)
         time.sleep(POLL_S)
+        for file in _begun(files, process=process):
+            files.append(file)
+            tails[file] = LogTail(file)
 
 
 def _last_lines(files: list[Path], *, num_lines: int) -> Iterator[str]:
@@ -75,21 +82,49 @@ def _last_lines(files: list[Path], *, num_lines: int) -> Iterator[str]:
             yield _named(file, line, files)
 
 
-def _follow(paths: RunPaths, files: list[Path]) -> Iterator[str]:
-    offsets = {file: file.stat().st_size for file in files}
+def _follow(paths: RunPaths, files: list[Path], *, process: str | None) -> Iterator[str]:
+    """A log that is cut off is read from its beginning, and one that vanished says nothing."""
+    offsets = {file: _size(file) for file in files}
     alive = True
     while alive:
         alive = is_owned(paths)
         for file in files:
-            with file.open("rb") as opened:
-                opened.seek(offsets[file])
-                text = opened.read()
+            size = _size(file)
+            if size == offsets.setdefault(file, 0):
+                continue
+            begin = offsets[file] if size > offsets[file] else 0
+            text = _read(file, begin)
             whole = text[: text.rfind(b"\n") + 1]
-            offsets[file] += len(whole)
+            offsets[file] = begin + len(whole)
             for line in whole.decode("utf-8", errors="replace").splitlines():
                 yield _named(file, clean(line), files)
         time.sleep(POLL_S)
+        files += _begun(files, process=process)
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
+
+
+def _read(file: Path, begin: int) -> bytes:
+    try:
+        with file.open("rb") as opened:
+            opened.seek(begin)
+            return opened.read()
+    except OSError:
+        return b""
+
+
+def _begun(files: list[Path], *, process: str | None) -> list[Path]:
+    """Logs beside those that are followed, of processes that began since: the next stage's
+    trainer. None where one process was asked for."""
+    if process is not None or not files:
+        return []
+    return sorted(set(files[0].parent.glob("*.log")) - set(files))
 
 
 def _named(file: Path, line: str, files: list[Path]) -> str:
-    return line if len(files) == 1 else f"{file.stem:12} {line}"
+    return line if len(files) == 1 else f"{printable(file.stem):12} {line}"

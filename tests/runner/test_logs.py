@@ -97,6 +97,34 @@ def test_what_is_appended_is_followed_until_the_run_ends(
 
     monkeypatch.setattr(logs.time, "sleep", write)
     found = list(
-        read_logs(paths, [log], num_lines=1, wanted=parse_filter(level, None), is_followed=True)
-    )
+        read_logs(
+            paths, [log], process="serve-0", num_lines=1, wanted=parse_filter(level, None),
+            is_followed=True,
+        )
+    )  # fmt: skip
     assert [line.rpartition(" ")[2] for line in found] == ["died", "again", "again"]
+
+
+@pytest.mark.parametrize("level", [None, "info"])
+def test_a_process_that_begins_later_is_followed_and_one_that_vanished_is_silent(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch, level: str | None
+) -> None:
+    looks = iter([True, True, False])
+    monkeypatch.setattr(logs, "is_owned", lambda paths: next(looks))
+
+    def begin(seconds: float) -> None:
+        (paths.logs(1) / "judge-0.log").write_text("INFO judge: here\n")
+        (paths.logs(1) / "serve-0.log").unlink(missing_ok=True)
+        (paths.logs(1) / "trainer.log").write_text("INFO trainer: cut off\n")
+
+    monkeypatch.setattr(logs.time, "sleep", begin)
+    files, wanted = log_files(paths), parse_filter(level, None)
+    found = list(read_logs(paths, files, num_lines=1, wanted=wanted, is_followed=True))
+    assert [line.split()[0] for line in found] == ["serve-0", "trainer", "trainer", "judge-0"]
+    assert found[2].endswith("cut off")
+
+
+def test_a_log_of_a_hostile_name_is_shown_and_not_obeyed(paths: RunPaths) -> None:
+    (paths.logs(1) / "a\x1b[31m.log").write_text("INFO x\n")
+    assert shown(paths)[0] == "a\u241b[31m       INFO x"
+    assert shown(paths, level="info")[0] == "a\u241b[31m       INFO x"

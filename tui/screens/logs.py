@@ -156,7 +156,8 @@ class LogsScreen(AskingScreen[list[LogLine]]):
     def _write(self, lines: list[LogLine]) -> None:
         is_named = self._wanted.process is None
         texts = [
-            f"{line.process:{NAME_WIDTH}} {line.text}" if is_named else line.text for line in lines
+            f"{printable(line.process):{NAME_WIDTH}} {line.text}" if is_named else line.text
+            for line in lines
         ]
         if texts:
             self.query_one(Log).write_lines(texts, scroll_end=self._is_following)
