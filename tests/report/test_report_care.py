@@ -36,6 +36,13 @@ def test_a_command_that_tells_people_is_shown_without_its_arguments() -> None:
     assert hide_secrets(text) == hidden
 
 
+@pytest.mark.parametrize("rest", ["?token=s3cret", "#s3cret", "/x?s3cret", "/a@b/s3cret"])
+@pytest.mark.parametrize("user", ["", "me:s3cret@", "me:s3@s3cret@"])
+def test_of_a_webhook_the_host_is_shown(user: str, rest: str) -> None:
+    hidden = hide_secrets(f'[notify]\nwebhook = "https://{user}h.example:8{rest}"\n')
+    assert hidden == '[notify]\nwebhook = "https://h.example:8/…"\n'
+
+
 def test_a_diff_hides_what_an_experiment_would_hide() -> None:
     hidden = hide_in_diff(DIFF)
     assert "s3cret" not in hidden

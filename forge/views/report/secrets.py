@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 HIDDEN = "…"
-_WEBHOOK = re.compile(r"""(\bwebhook\s*=\s*["']+https?://)(?:[^/"'@]*@)?([^/"'\\]*).*$""")
+_WEBHOOK = re.compile(r"""(\bwebhook\s*=\s*["']+https?://)(?:[^/"']*@)?([^/?#"'\\]*).*$""")
 _COMMAND = re.compile(r"""^(\W?\s*command\s*=\s*["']+)([\w./-]*).*$""")
 _TABLE = re.compile(r"^\[+([^\]]+)\]+$")
 _NAME = r"\w*(?:TOKEN|KEY|SECRET|PASS|CREDENTIAL|DSN|URL)\w*"
