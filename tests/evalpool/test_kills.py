@@ -75,6 +75,16 @@ def chain(judge: int) -> list[int]:
         found.append(max(children))
 
 
+async def ready_chains(observer: Observer) -> list[list[int]]:
+    """Of all judges, once each has its zygote: the kill before may still be mended."""
+    with anyio.fail_after(60):
+        while True:
+            found = [chain(judge) for judge in observer.alive()]
+            if len(found) == TABLE.workers and all(len(one) > ZYGOTE for one in found):
+                return found
+            await anyio.sleep(0.05)
+
+
 def cpu_ticks(pid: int) -> int:
     """Of user time: what a process in its loop gathers."""
     try:
@@ -151,7 +161,7 @@ async def test_who_is_killed_while_a_sandbox_is_made_is_replaced(
     pool: Pool, observer: Observer, whom: int
 ) -> None:
     """Zygotes that are stopped fork nothing: the request waits for its sandbox."""
-    found = [chain(judge) for judge in observer.alive()]
+    found = await ready_chains(observer)
     for one in found:
         os.kill(one[ZYGOTE], signal.SIGSTOP)
     verdicts: list[Verdict] = []
