@@ -140,7 +140,7 @@ class Notifier:
         if failure is None:
             log.info("told of %s: %s", event, message)
             return
-        line = f"could not tell of {event}: {failure}"
+        line = f"could not tell of {event}: {failure[-LONGEST_MESSAGE:]}"
         log.warning("%s", line)
         self._console.say(f"warning: [notify] {printable(line)}")
         with suppress(ForgeError):  # of the store: it may be what there was to tell

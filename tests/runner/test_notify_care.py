@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from forge.runner.notify import LONGEST_MESSAGE
 from forge.runner.notify_child import LONGEST_OUTPUT, tell
 from forge.store.layout import RunPaths
-from tests.runner.test_notify import events, notified
+from tests.runner.test_notify import Said, events, notified
 from tests.store.storefactory import make_root
 
 if TYPE_CHECKING:
@@ -42,6 +43,18 @@ async def test_the_last_words_of_a_command_are_in_its_log_and_event(paths: RunPa
     words = events(paths)[0][1]
     assert "no such host" in words
     assert words.endswith("command: exit 1")
+
+
+@pytest.mark.anyio
+async def test_of_a_command_that_prints_garbage_the_end_is_told(paths: RunPaths) -> None:
+    console = Said()
+    garbage = r"head -c 50000 /dev/zero | tr '\0' '\377'; printf '\033[2J'; exit 1"
+    async with notified(paths, console, command=garbage):
+        pass
+    words = events(paths)[0][1]
+    assert words.endswith("command: exit 1")
+    assert len(words) < LONGEST_MESSAGE + 100
+    assert "\x1b" not in console.lines[0]
 
 
 @contextmanager
