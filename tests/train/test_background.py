@@ -47,8 +47,8 @@ class Slow:
             self.order.append(f"published {step}")
         return step
 
-    def trained(self, **body: Any) -> None:
-        pass
+    def trained(self, **body: Any) -> Any:
+        return SimpleNamespace(save=False, evaluate=False)
 
     checkpoint = trained
 

@@ -76,8 +76,9 @@ class Supervisor:
         self.published.append(body)
         return len(self.published)
 
-    def trained(self, *, step: int, metrics: dict[str, float]) -> None:
+    def trained(self, *, step: int, metrics: dict[str, float]) -> Any:
         self.metrics = metrics
+        return SimpleNamespace(save=False, evaluate=False)
 
     def checkpoint(self, **body: Any) -> None:
         pass
