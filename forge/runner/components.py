@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from forge.config.schema import Experiment
+    from forge.control.records import Role
     from forge.evalpool.pool import Pool
     from forge.process.devices import Gpu
     from forge.runner.context import Run
@@ -91,6 +92,8 @@ class Components:
     writer: Writer
     pool: Pool | None = None
     run: Run | None = None
+    ending: set[Role] = field(default_factory=set)
+    """Those whose work is done: one that goes is not being started again."""
     latest: Sequence[ComponentStatus] = ()
     _lives: dict[str, _Life] = field(default_factory=dict)
     _vitals: Vitals = field(default_factory=Vitals)
@@ -177,7 +180,7 @@ class Components:
             name=sight.name,
             role=sight.role,
             device=sight.address or self._device(uuids),
-            phase=sight.phase,
+            phase="ending" if sight.is_gone and sight.role in self.ending else sight.phase,
             health=finding.health,
             why=finding.why,
             memory_bytes=self._vitals.resident.get(seen.pid) if seen else None,
@@ -189,7 +192,8 @@ class Components:
         )
 
     def _facts(self, sight: Sight, life: _Life, now: float) -> Facts:
-        is_recovering = sight.is_gone and (life.was_up or sight.num_restarts > 0)
+        is_back_soon = sight.is_gone and sight.role not in self.ending
+        is_recovering = is_back_soon and (life.was_up or sight.num_restarts > 0)
         reason = (sight.seen.reason if sight.seen else "") or "it does not answer"
         is_us = sight.role == "supervisor"
         return Facts(

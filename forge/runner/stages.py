@@ -121,7 +121,10 @@ class Work:
             observer=self.observer,
             gpus=self.placement.judge,
         ) as pool:
-            yield pool
+            try:
+                yield pool
+            finally:
+                self.components.ending.add("judge")
 
     @asynccontextmanager
     async def _open_replicas(self, run: Run) -> AsyncIterator:

@@ -191,6 +191,17 @@ async def test_a_trainer_is_told_through_its_life(watched: Watched) -> None:
     assert watched.look()["trainer"].health == "green", "of another stage: a start is no recovery"
 
 
+async def test_a_judge_that_is_let_go_at_the_end_is_not_one_that_failed(watched: Watched) -> None:
+    watched.start("judge-0", pid=21)
+    seat = Seat("judge-0", state=State.UP)
+    pool_of(watched, seat)
+    assert watched.look()["judge-0"].phase == "idle"
+    watched.components.ending.add("judge")
+    seat.state = State.DOWN
+    found = watched.look()["judge-0"]
+    assert (found.phase, found.health, found.why) == ("ending", "green", "")
+
+
 async def test_judges_are_told_by_their_seats(watched: Watched) -> None:
     watched.start("judge-0", pid=21)
     assert (watched.look()["judge-0"].phase, watched.look()["judge-0"].health) == (
