@@ -96,7 +96,8 @@ def sft(settings: Any) -> Any:
 
     ids = [[*s.prompt_ids, *s.completion_ids] for s in make_samples(4, seed=1)]
     rows = Dataset.from_dict({"input_ids": ids, "labels": ids})
-    silent: Any = SimpleNamespace(progress=lambda **body: None, checkpoint=lambda **body: None)
+    wishes = SimpleNamespace(save=False, evaluate=False)
+    silent: Any = SimpleNamespace(progress=lambda **body: wishes, checkpoint=lambda **body: None)
     trainer = make_trainer(settings, rows=rows)
     trainer.add_callback(Reporter(trainer, control=silent, stop=StopFlag()))
     return trainer
