@@ -86,6 +86,7 @@ class WatchApp(App[None]):
         super().__init__()
         self._clock = clock
         self.watched = Watched(paths, clock=clock)
+        self.first_mode = "run"
         self._is_looking = False
         self.add_mode(NOWHERE, Screen)
         self._add_modes()
@@ -93,7 +94,7 @@ class WatchApp(App[None]):
     def on_mount(self) -> None:
         for number in ENDING:
             asyncio.get_running_loop().add_signal_handler(number, self._end_by, number)
-        self.switch_mode("run")
+        self.switch_mode(self.first_mode)
         self.set_interval(PERIOD_S, self._tick)
         self._tick()
 

@@ -50,7 +50,8 @@ async def test_each_number_leads_to_its_screen(canned_run: RunPaths):
 
 async def test_a_screen_that_is_not_in_this_version_has_no_key(canned_run: RunPaths, monkeypatch):
     monkeypatch.setitem(PLACES, "problems", ("2", "Problems", "tui.screens.absent:Absent"))
-    async with watching(canned_run, keys=["2"]) as pilot:
+    async with watching(canned_run) as pilot:
+        await press(pilot, "2")
         assert pilot.app.current_mode == "run"
         assert "Problems" not in text_of(pilot)
 
