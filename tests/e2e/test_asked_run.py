@@ -15,7 +15,7 @@ from tests.e2e.test_small_run import PROBLEM, children_of_run, forge, start, wai
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(200)]
 
-ASKED = EXPERIMENT.replace("save_every = 3", "save_every = 1000").replace("steps = 9", "steps = 14")
+ASKED = EXPERIMENT.replace("save_every = 3", "save_every = 1000").replace("steps = 9", "steps = 30")
 """Nothing is saved unless somebody asks."""
 
 
@@ -72,7 +72,7 @@ def test_what_was_asked_for_is_there_after_a_kill(tmp_path: Path) -> None:
         purposes = db.execute("SELECT purpose, count(*) FROM groups GROUP BY purpose").fetchall()
         reads = db.execute("SELECT count(*) FROM events WHERE kind = 'asked'").fetchone()
     again = {step: samples for step, attempt, samples in trained if attempt == 2}
-    assert sorted(again) == list(range(saved_step + 1, 15)), "it goes on from what was asked for"
+    assert sorted(again) == list(range(saved_step + 1, 31)), "it goes on from what was asked for"
     for step, attempt, samples in trained:
         if attempt == 1 and step > saved_step:
             assert again[step] == samples, f"step {step} was trained on other samples"
