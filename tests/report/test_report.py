@@ -99,6 +99,12 @@ def test_the_quickstart_has_every_part(canned_page: str) -> None:
     assert "learning_rate" in Elements(page).words  # the resolved experiment
 
 
+def test_levels_are_in_their_order(canned_page: str) -> None:
+    (figure,) = re.findall(r'<figure id="levels">.*?</figure>', canned_page, flags=re.DOTALL)
+    headings = re.findall(r"<th[^>]*>(level \d)</th>", figure)
+    assert headings[:4] == ["level 1", "level 2", "level 3", "level 4"]
+
+
 def test_figures_are_those_of_forge_show(canned_page: str, canned_template: RunPaths) -> None:
     last = show_run(canned_template)["evaluations"][-1]
     assert f'<dd class="figure">{100 * last["pass_at_1"]:.1f} %</dd>' in canned_page

@@ -148,8 +148,8 @@ class Training:
         return self._lines(self.steps, name, title, y_label, columns, **more)
 
     def _named(self, rows: Rows, name: str, title: str, y_label: str, **more: Any) -> Chart:
-        """Of rows with a name and a value each: a line a name."""
-        names = dict.fromkeys(str(row["name"]) for row in rows)
+        """Of rows with a name and a value each: a line a name, in the order of names."""
+        names = dict.fromkeys(str(name) for name in sorted({row["name"] for row in rows}))
         told = {each: f"level {each}" if name == "levels" else each for each in names}
         pivoted = [
             {"stage": row["stage"], "step": row["step"], str(row["name"]): row["value"]}
