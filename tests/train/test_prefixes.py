@@ -157,6 +157,12 @@ def test_what_a_stage_may_ask_is_the_same_with_shared_prefixes(
             if p.requires_grad:
                 p.data.add_(torch.randn_like(p), alpha=0.05)
     assert_same(pair, max_tokens=60)
+    name = "train/kl_reference/mean"
+    alone, shared = (trainer.stats.metrics(trainer.world) for trainer in pair.values())
+    assert (name in alone) is (name in shared) is ("beta" in keys)
+    if "beta" in keys:
+        assert alone[name] > 1e-4
+        assert shared[name] == pytest.approx(alone[name], rel=1e-3)
 
 
 def test_what_is_probed_and_scored_without_a_row_is_what_it_was(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from forge.train.trainer.microbatches import MicroBatch
     from forge.train.trainer.parallel import World
 
-_SUMS = ("tokens", "ratio", "clipped", "kl", "entropy", "gap", "gap_tokens")
+_SUMS = ("tokens", "ratio", "clipped", "kl", "kl_reference", "entropy", "gap", "gap_tokens")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,6 +35,8 @@ class StepStats:
     """Of the last update."""
     version: int = -1
     """Policy version of the weights before the step."""
+    reference_BC: torch.Tensor | None = None
+    """Log probabilities of the micro-batch's tokens under the reference; None without one."""
     wait_s: float = 0.0
     publish_wait_s: float = 0.0
     """Spent waiting until the weights were published, since the last step began."""
@@ -89,6 +91,10 @@ class StepStats:
         self._add("clipped", (is_clipped_BC & mask_BC).sum())
         # Schulman's k3 estimator of KL(behaviour || policy): no sample of it is negative.
         self._add("kl", (ratio_BC - 1 - log_ratio_BC).sum())
+        if self.reference_BC is not None:
+            # The same of KL(policy || reference), as TRL's loss has it.
+            to_reference_BC = (self.reference_BC.to(device) - logps_BC).where(mask_BC, 0.0)
+            self._add("kl_reference", (to_reference_BC.exp() - 1 - to_reference_BC).sum())
         self._add("entropy", entropies_BC.where(mask_BC, 0.0).sum())
         highest = ratio_BC.where(mask_BC, 0.0).max().double()
         self._ratio_max = (
@@ -137,6 +143,8 @@ class StepStats:
             "train/publish_wait/seconds": self.publish_wait_s,
         }
         self.publish_wait_s = 0.0
+        if self.reference_BC is not None:
+            found["train/kl_reference/mean"] = sums["kl_reference"] / tokens
         if sums["gap_tokens"]:
             found["train/logprob_gap/mean"] = sums["gap"] / sums["gap_tokens"]
         return found

@@ -117,8 +117,9 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """To the device, past TRL's generation; with the reference's scores where it has one."""
         inputs = Trainer._prepare_inputs(self, inputs)
-        if self.beta != 0.0:
-            inputs["ref_per_token_logps"] = self._reference_logps(inputs)
+        self.stats.reference_BC = self._reference_logps(inputs) if self.beta else None
+        if self.beta:
+            inputs["ref_per_token_logps"] = self.stats.reference_BC
         return inputs
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
