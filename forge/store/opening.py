@@ -10,9 +10,7 @@ nobody wrote it: only a writer may take them away, and the next one does.
 from __future__ import annotations
 
 import logging
-import os
 import sqlite3
-import struct
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -29,14 +27,6 @@ logger = logging.getLogger(__name__)
 
 DAMAGED = "damaged, or was copied in part; copy the run's whole directory, -wal files too"
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR)
-_HEADER = struct.Struct(">16sH6xI I")
-"""Of a database file: magic, page size, change counter, number of pages."""
-_HEADER_BYTES = 100
-_VALID_FOR_BYTE = 92
-"""Where the header says at which change its number of pages was written."""
-_MAX_KEPT = 64
-_kept: dict[tuple[int, int], int] = {}
-"""Device and inode of a database to the descriptor through which its header was read."""
 
 
 def connect(paths: RunPaths) -> sqlite3.Connection:
@@ -70,7 +60,6 @@ def open_read_only(path: Path) -> tuple[sqlite3.Connection, str]:
     """A connection and the mode of its address; where even WAL's index cannot be made (a read-only
     medium), the file as it lies there.
     """
-    _check_whole(path)
     connection = _try_open(path, "mode=ro")
     if connection is not None:
         return connection, "mode=ro"
@@ -86,38 +75,19 @@ def open_read_only(path: Path) -> tuple[sqlite3.Connection, str]:
     return connection, "immutable=1"
 
 
-def _check_whole(path: Path) -> None:
-    """Raises ConfigError for a file shorter than it says, unless a WAL may hold the rest."""
+def _check_whole(path: Path, connection: sqlite3.Connection) -> None:
+    """Raises ConfigError for a file shorter than it says, unless a WAL may hold the rest. By
+    SQLite's own descriptor: closing one of ours would drop the locks of every connection to the
+    file in this process, a writer's too.
+    """
     wal = path.with_name(f"{path.name}-wal")
     if wal.exists() and wal.stat().st_size:
         return
-    try:
-        header = _read_header(path)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    if len(header) < _HEADER_BYTES:
-        return
-    magic, page_bytes, changes, num_pages = _HEADER.unpack_from(header)
-    (valid_for,) = struct.unpack_from(">I", header, _VALID_FOR_BYTE)
-    page_bytes = 65_536 if page_bytes == 1 else page_bytes
-    found, wanted = path.stat().st_size, page_bytes * num_pages
-    if magic == b"SQLite format 3\0" and changes == valid_for and found < wanted:
+    wanted = connection.execute(
+        "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"
+    ).fetchone()[0]
+    if (found := path.stat().st_size) < wanted:
         raise ConfigError(f"{path}: {found} of its {wanted} bytes are there: {DAMAGED}")
-
-
-def _read_header(path: Path) -> bytes:
-    """The first bytes of a database; empty for one more than _MAX_KEPT.
-
-    Its descriptor is kept: closing one drops the locks of every connection to the file in this
-    process, a writer's too, and whoever closes the database then deletes the WAL from under them.
-    """
-    stat = path.stat()
-    key = stat.st_dev, stat.st_ino
-    if key not in _kept:
-        if len(_kept) >= _MAX_KEPT:
-            return b""
-        _kept[key] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    return os.pread(_kept[key], _HEADER_BYTES, 0)
 
 
 def _try_open(path: Path, mode: str) -> sqlite3.Connection | None:
@@ -128,9 +98,13 @@ def _try_open(path: Path, mode: str) -> sqlite3.Connection | None:
     try:
         connection.execute("PRAGMA busy_timeout = 5000")
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        _check_whole(path, connection)
     except sqlite3.OperationalError:
         connection.close()
         return None
+    except ConfigError:
+        connection.close()
+        raise
     except sqlite3.DatabaseError as error:
         connection.close()
         raise ConfigError(f"{path}: cannot be read: {error}; it is {DAMAGED}") from error
