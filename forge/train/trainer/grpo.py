@@ -18,10 +18,12 @@ def main() -> None:
         return
     # After the lease: these imports take seconds in which our owner may die.
     from forge.train.trainer.grpo_stage import train_turns
+    from forge.train.trainer.parallel import end_rank
     from forge.train.trainer.settings import Settings, start_logging
 
     start_logging()
     train_turns(Settings.load(config))
+    end_rank()
 
 
 if __name__ == "__main__":

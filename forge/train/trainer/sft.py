@@ -17,10 +17,12 @@ def main() -> None:
         return
     # After the lease: these imports take seconds in which our owner may die.
     from forge.train.trainer.answers import train_answers
+    from forge.train.trainer.parallel import end_rank
     from forge.train.trainer.settings import Settings, start_logging
 
     start_logging()
     train_answers(Settings.load(config))
+    end_rank()
 
 
 if __name__ == "__main__":
