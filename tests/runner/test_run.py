@@ -96,7 +96,7 @@ def make_work(experiment: Any, paths: Any, **keys: Any) -> Work:
     progress = Progress(run="x-1", num_stages=1)
     given = {
         "experiment": experiment, "paths": paths, "attempt": 1, "progress": progress,
-        "components": SimpleNamespace(),
+        "components": SimpleNamespace(ending=set()),
     }  # fmt: skip
     return Work(**{**absent, **given, **keys})
 
