@@ -59,7 +59,11 @@ def test_a_webhook_and_a_variable_for_it_are_one_too_many(
 
 
 def test_a_variable_is_not_looked_for_on_another_machine(file: Path) -> None:
-    load_experiment(file, overrides=['notify.webhook_env="NO_SUCH_HOOK"'], is_here=False)
+    overrides = ['notify.webhook_env="NO_SUCH_HOOK"']
+    elsewhere = load_experiment(file, overrides=overrides, is_here=False)
+    assert elsewhere.notify.webhook_env == "NO_SUCH_HOOK"
+    with pytest.raises(ConfigError, match="NO_SUCH_HOOK"):
+        load_experiment(file, overrides=overrides)
 
 
 @pytest.mark.parametrize(
