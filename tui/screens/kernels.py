@@ -30,6 +30,7 @@ from tui.widgets.ask_line import AskLine
 from tui.widgets.confirm import Confirm
 from tui.widgets.copying import copy_code
 from tui.widgets.figures import NONE, number
+from tui.widgets.filter_line import FilterLine
 from tui.widgets.row_table import Column, RowTable
 from tui.widgets.texts import shown_code
 from tui.widgets.verdicts import microseconds, times
@@ -84,8 +85,6 @@ class KernelsScreen(PacedScreen[Shown]):
         Binding("escape", "unfilter", "All again", show=False),
     ]
     DEFAULT_CSS = """
-    KernelsScreen #words { display: none; border: none; height: 1; padding: 0; }
-    KernelsScreen #words.-shown { display: block; }
     KernelsScreen #list { height: 9; }
     KernelsScreen RowTable { height: 1fr; }
     KernelsScreen #one { height: 1fr; border-top: solid $primary; }
@@ -104,7 +103,7 @@ class KernelsScreen(PacedScreen[Shown]):
     def compose_body(self) -> ComposeResult:
         with Vertical(id="list"):
             yield Static(id="caption", markup=False)
-            yield Input(id="words", placeholder="part of a problem's or family's name")
+            yield FilterLine(placeholder="part of a problem's or family's name")
             yield RowTable(COLUMNS, id="kernels")
         with VerticalScroll(id="one"):
             yield Static(id="facts", markup=False)
@@ -162,14 +161,10 @@ class KernelsScreen(PacedScreen[Shown]):
         self.query_one(RowTable).focus()
 
     def action_filter(self) -> None:
-        words = self.query_one("#words", Input)
-        words.add_class("-shown")
-        words.focus()
+        self.query_one(FilterLine).open()
 
     def action_unfilter(self) -> None:
-        words = self.query_one("#words", Input)
-        words.value = ""
-        words.remove_class("-shown")
+        self.query_one(FilterLine).close()
         self.query_one(RowTable).focus()
 
     def action_scroll(self, by: int) -> None:

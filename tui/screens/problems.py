@@ -21,6 +21,7 @@ from forge.views.problem_history import (
 from forge.views.terminal import printable
 from tui.screens.paced import PacedScreen
 from tui.widgets.figures import number, share
+from tui.widgets.filter_line import FilterLine
 from tui.widgets.row_table import Column, RowTable
 from tui.widgets.texts import spark
 
@@ -89,8 +90,6 @@ class ProblemsScreen(PacedScreen[ProblemList]):
         Binding("escape", "unfilter", "All again", show=False),
     ]
     DEFAULT_CSS = """
-    ProblemsScreen #words { display: none; border: none; height: 1; padding: 0; }
-    ProblemsScreen #words.-shown { display: block; }
     ProblemsScreen #caption { height: auto; }
     ProblemsScreen RowTable { height: 1fr; }
     """
@@ -101,7 +100,7 @@ class ProblemsScreen(PacedScreen[ProblemList]):
 
     def compose_body(self) -> ComposeResult:
         yield Static(id="caption", markup=False)
-        yield Input(id="words", placeholder="part of a problem's name, or softmax-*")
+        yield FilterLine(placeholder="part of a problem's name, or softmax-*")
         yield RowTable(COLUMNS, id="problems")
 
     def on_mount(self) -> None:
@@ -137,14 +136,10 @@ class ProblemsScreen(PacedScreen[ProblemList]):
             self._change(order=order, is_reversed=False)
 
     def action_filter(self) -> None:
-        words = self.query_one("#words", Input)
-        words.add_class("-shown")
-        words.focus()
+        self.query_one(FilterLine).open()
 
     def action_unfilter(self) -> None:
-        words = self.query_one("#words", Input)
-        words.value = ""
-        words.remove_class("-shown")
+        self.query_one(FilterLine).close()
         self.query_one(RowTable).focus()
         self._change(words=None, purpose=None, is_solved=None)
 
