@@ -50,7 +50,7 @@ _COMMENTS = {
     "v_groups": "one row a group: returns, how many rollouts were correct; ask by step, problem_id",
     "v_steps": "one row a step of training: reward, pass rate, lengths, waste; the learning curve",
     "v_levels": "the learning curve apart by level and family of the problems",
-    "v_failures": "what went wrong: turns by step, status and reason, with their share of the step",
+    "v_failures": "what went wrong: turns by step, status, reason; their share of all that did",
     "v_duplicates": "how varied a group's first turns are: equal completions, kernels; ask by step",
     "v_reward_terms": "each reward term by step: what it paid on average, and to how many turns",
     "v_phases": "where the judges' time went: seconds by step and phase of a verdict",
