@@ -64,6 +64,8 @@ class Publish:
     """Mean |Δ log probability| to the weights before."""
     same_gap: float
     """The same to these weights when they were published first; 0 the first time."""
+    noise: float
+    """The same when one asks again at once: what the engine does not repeat."""
     is_good: bool
 
 
@@ -125,8 +127,10 @@ async def _publish(
         answered_by = await _generate(replicas, 1, 1, version)
         row["answering_s"] = round(time.monotonic() - start, 3)
         (found,) = await replicas.probe(PROMPT, TOKENS)
+        (again,) = await replicas.probe(PROMPT, TOKENS)
         other, same = seen.gaps(path, found)
-        row |= {"other_gap": round(other, 6), "same_gap": round(same, 6)}
+        noise = _gap(found, again)
+        row |= {"other_gap": round(other, 6), "same_gap": round(same, 6), "noise": round(noise, 6)}
         row["is_good"] = other >= OTHER and same <= SAME and answered_by == version
         background.cancel_scope.cancel()
     return row
@@ -208,7 +212,7 @@ def main() -> int:
     for row in rows:
         running = BACKGROUND if row.is_loaded else 0
         times = f"{row.publish_s:.2f} | {row.answering_s:.2f}"
-        gaps = f"{row.other_gap:.4f}, {row.same_gap:.4f}"
+        gaps = f"{row.other_gap:.4f}, {row.same_gap:.4f}, {row.noise:.4f}"
         print(f"| {row.kind} | {row.shape} | {running} | {times} | {gaps} | {row.is_good} |")
     if args.out:
         args.out.write_text(json.dumps([asdict(row) for row in rows], indent=1))
