@@ -2,14 +2,16 @@
 
     python bench/judge.py                               # this machine's CPU, quickstart's problems
     python bench/judge.py --device cuda --sizes small full --kernelbench ~/KernelBench
+    python bench/judge.py --device cuda --sizes small --modes timed --faults 8
     python bench/judge.py --json --out judge.json
 
 Honest kernels that differ in a comment, 1, 4 and 16 in flight, each verdict stored in a run.db. On
 a GPU: correctness alone, with timing, and smoke checks in runners used before; on a CPU nothing is
 timed and every runner is fresh. CPU time is that of all processes: unlike the wall's it says the
 same on a machine that others use too. `--kernelbench` runs the same kernels through KernelBench's
-`eval_kernel_against_ref`, one spawned process each (GPU only). Exit code 1 where an honest kernel
-was not judged correct.
+`eval_kernel_against_ref`, one spawned process each (GPU only). `--faults 8`: each eighth candidate
+faults on the card, as a model's do while it learns. Exit code 1 where an honest kernel was not
+judged correct, or one that faults was not found to.
 """
 
 from __future__ import annotations
@@ -184,7 +186,9 @@ async def measure_all(given: argparse.Namespace) -> list[Row]:
                 found = tasks(size, num=given.problems)
                 for mode in given.modes if gpus else ["correctness"]:
                     for in_flight in given.in_flight:
-                        work = repeated(found, num=given.num, siblings=given.siblings)
+                        work = repeated(
+                            found, num=given.num, siblings=given.siblings, faults=given.faults
+                        )
                         work = [renamed(task, offset) for task in work]
                         offset += 1
                         row = await measure(
@@ -220,6 +224,14 @@ def measure_kernelbench(folder: Path, size: str) -> list[dict[str, object]]:
     return rows
 
 
+def is_expected(row: Row, faults: int) -> bool:
+    """Honest kernels judged correct, the others found to fault on the card."""
+    num_faulty = row.num_judged // faults if faults else 0
+    num_found = sum(n for words, n in row.statuses.items() if "gpu_fault" in words)
+    num_correct = row.statuses.get("correct: ok", 0)
+    return num_found == num_faulty and num_correct == row.num_judged - num_faulty
+
+
 def table(rows: list[Row]) -> str:
     """Markdown."""
     names = list(dict.fromkeys(name for row in rows for name in row.phase_share))
@@ -246,6 +258,7 @@ def main() -> int:
     parser.add_argument("--num", type=int, default=160, help="candidates a measurement")
     parser.add_argument("--problems", type=int, default=20, help="of the quickstart's")
     parser.add_argument("--siblings", type=int, default=8, help="candidates a problem in a row")
+    parser.add_argument("--faults", type=int, default=0, metavar="N", help="on a GPU: each N'th")
     parser.add_argument("--workers", type=int, help="judges on a CPU; default: one a core")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--kernelbench", type=Path, metavar="DIR", help="a checkout")
@@ -274,7 +287,7 @@ def main() -> int:
         sizes = [size for size in given.sizes if size != "quickstart"]
         report["kernelbench"] = {s: measure_kernelbench(given.kernelbench, s) for s in sizes}
         notes.append(json.dumps(report["kernelbench"], indent=1))
-    wrong = [row for row in rows if set(row.statuses) != {"correct: ok"}]
+    wrong = [row for row in rows if not is_expected(row, given.faults)]
     notes += [f"not correct: {row.size}, {row.mode}: {row.statuses}" for row in wrong]
     if given.out:
         given.out.write_text(json.dumps(report, indent=1) + "\n")

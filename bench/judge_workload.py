@@ -176,14 +176,24 @@ def tasks(size: str, *, num: int) -> list[Task]:
     return [_task(name, template, size) for name, template in KERNELBENCH.items()]
 
 
-def repeated(found: list[Task], *, num: int, siblings: int) -> list[Task]:
+def repeated(found: list[Task], *, num: int, siblings: int, faults: int = 0) -> list[Task]:
     """`num` different candidates: `siblings` of each problem, as a group has. None is remembered,
-    as each has a comment of its own."""
+    as each has a comment of its own. With `faults`, each so many'th writes where it must not."""
     out: list[Task] = []
     while len(out) < num:
         task = found[len(out) // siblings % len(found)]
+        if faults and len(out) % faults == faults - 1:
+            task = _faulty(found[0])
         out.append(Task(problem=task.problem, code=f"{task.code}\n# candidate {len(out)}\n"))
     return out
+
+
+def _faulty(task: Task) -> Task:
+    """For an elementwise kernel: its stores lie far apart."""
+    honest, astray = "tl.store(y + i,", "tl.store(y + i * 100000,"
+    if honest not in task.code:
+        raise ValueError(f"{task.problem.problem_id} is no elementwise kernel")
+    return Task(problem=task.problem, code=task.code.replace(honest, astray))
 
 
 def _task(name: str, template: _Template, size: str) -> Task:

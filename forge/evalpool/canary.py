@@ -1,12 +1,15 @@
 """A kernel that is known to be right and one that is known to be wrong.
 
-Judged by `keeper.py` before a judge that came under suspicion takes its next candidate. Promise: a
-judge passes only if it finds the first correct and the second wrong.
+Judged by `keeper.py`, both at once, before a judge under suspicion takes its next candidate, or
+before what it found after a fault on its card is believed. Promise: a judge passes only if it finds
+the first correct and the second wrong.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+import anyio
 
 from forge.records.problem import Problem, Split
 from forge.records.verdict import Status
@@ -50,10 +53,25 @@ PROBLEM = Problem(problem_id="canary", source=SOURCE, family="canary", level=0, 
 
 
 async def find_fault(ask: Callable[[Problem, str], Awaitable[Verdict]]) -> str | None:
-    """None where both are judged as they must be; else what was found, for people."""
-    for code, name, expected in ((RIGHT, "right", Status.CORRECT), (WRONG, "wrong", Status.WRONG)):
-        verdict = await ask(PROBLEM, code)
+    """None where both are judged as they must be; else what was found, for people.
+
+    Raises what `ask` raises.
+    """
+    faults, errors = list[str](), list[Exception]()
+
+    async def judge(code: str, name: str, expected: Status) -> None:
+        try:
+            verdict = await ask(PROBLEM, code)
+        except Exception as error:  # raised below, in no group
+            errors.append(error)
+            return
         if verdict.status is not expected:
             found = f"{verdict.status} ({verdict.reason}) {verdict.detail[:200]}".strip()
-            return f"a kernel known to be {name} was judged {found}"
-    return None
+            faults.append(f"a kernel known to be {name} was judged {found}")
+
+    async with anyio.create_task_group() as tg:
+        tg.start_soon(judge, RIGHT, "right", Status.CORRECT)
+        tg.start_soon(judge, WRONG, "wrong", Status.WRONG)
+    if errors:
+        raise errors[0]
+    return "; ".join(faults) or None

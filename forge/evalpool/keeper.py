@@ -127,16 +127,18 @@ class Keeper:
         while True:
             if seat.is_lost:
                 return "did not answer"
-            if seat.state is State.SUSPECT or (seat.state is State.QUARANTINED and is_fresh):
+            is_asked = seat.state is State.SUSPECT or seat.doubt is not None
+            if is_asked or (seat.state is State.QUARANTINED and is_fresh):
                 await self._judge_canary(link)
             is_fresh = False
             if seat.state is State.QUARANTINED:
                 return f"is quarantined: {seat.why}"
-            if seat.state is State.UP:
+            if seat.state is State.UP and seat.doubt is None:
                 await seat.news.wait()
                 seat.news = anyio.Event()
 
     async def _judge_canary(self, link: Link) -> None:
+        self._seating.canary_begun(self._seat)
         fault: str | None = None
         for _ in range(MAX_CANARIES):
             try:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -210,9 +211,20 @@ class Pool:
             with seat.busy.running():
                 verdict = await self._ask(seat, problem, code, options)
             self.seating.heard(seat, verdict)
-            return verdict, seat
         finally:
             self.seating.give_back(seat)
+        return await self._vouched(seat, verdict), seat
+
+    async def _vouched(self, seat: Seat, verdict: Verdict) -> Verdict:
+        """The verdict, once its judge's card is known to be whole; an infra error where it is
+        not."""
+        if not seat.is_doubted:
+            return verdict
+        start = time.monotonic()
+        if not await self.seating.vouched(seat):
+            return _infra("distrusted", f"{seat.name} failed after this verdict: {seat.why}")
+        phase_s = {**verdict.phase_s, "canary": time.monotonic() - start}
+        return replace(verdict, phase_s=phase_s)
 
     async def _ask(self, seat: Seat, problem: Problem, code: str, options: JudgeOptions) -> Verdict:
         try:

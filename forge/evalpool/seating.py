@@ -1,10 +1,15 @@
 """Which judge takes the next request, and which is trusted with one. No task runs here.
 
-    up ──GPU fault, first infra fault──▶ suspect ──canary judged right──▶ up
+    up ──first infra fault, failed canary──▶ suspect ──canary judged right──▶ up
      ▲                                      │ second failed canary
      │ canary judged right                  ▼
     down ◀── ended, silent       quarantined ◀── second infra fault in a row (from anywhere)
      └── started again ──▶ suspect            └── started again after its back-off ──▶ still so
+
+A candidate that faults on the card may have harmed it for others: until a canary that was begun
+after the fault is judged right, verdicts of that judge wait (`vouched`), and where it is judged
+wrong they are given up and the candidates judged again. The judge goes on meanwhile: one candidate
+in eight faults while a model learns, and each pause costs as much as a judgement.
 
 Called by `pool.py`, which takes and gives back seats and says what came of it, and by `keeper.py`,
 which opens judges and judges canaries. Promises: a seat never has more requests than `capacity`;
@@ -76,6 +81,19 @@ class JudgeKind:
 
 
 @dataclass(slots=True, eq=False)
+class Doubt:
+    """Whether a card is still whole."""
+
+    ended: anyio.Event = field(default_factory=anyio.Event)
+    is_settled: bool = False
+    """A canary was judged right."""
+
+    def end(self, *, is_settled: bool) -> None:
+        self.is_settled = is_settled
+        self.ended.set()
+
+
+@dataclass(slots=True, eq=False)
 class Seat:
     """One judge's place: who sits there now, and what is thought of it."""
 
@@ -97,11 +115,20 @@ class Seat:
     """In a row."""
     why: str = ""
     """What the last fault was."""
+    doubt: Doubt | None = None
+    """Raised by a fault on its card; its canary has not begun."""
+    examined: Doubt | None = None
+    """Its canary is being judged."""
     is_lost: bool = False
     """It broke a connection or was silent: its keeper replaces it."""
     news: anyio.Event = field(default_factory=anyio.Event)
     """Set for its keeper at each change."""
     busy: BusyClock = field(default_factory=BusyClock)
+
+    @property
+    def is_doubted(self) -> bool:
+        """Verdicts wait for a canary."""
+        return self.doubt is not None or self.examined is not None
 
     @property
     def has_room(self) -> bool:
@@ -174,12 +201,24 @@ class Seating:
         if verdict.status is Status.INFRA_ERROR and not is_forgiven:
             self._fault(seat, why=verdict.reason)
         elif needs_canary(verdict) and not seat.is_remote:
-            self._distrust(seat, why=f"{verdict.status}: {verdict.reason}", is_last=False)
+            seat.why = f"{verdict.status}: {verdict.reason}"
+            seat.doubt = seat.doubt or Doubt()
+            seat.news.set()
+
+    async def vouched(self, seat: Seat) -> bool:
+        """Whether its card is known to be whole after what was heard until now. Waits for the
+        canaries that say so."""
+        doubt = seat.doubt or seat.examined
+        if doubt is None:
+            return True
+        await doubt.ended.wait()
+        return doubt.is_settled
 
     def lost(self, seat: Seat, *, why: str) -> None:
         """It broke a connection or was silent. Out of the choice at once: its keeper may learn of
         its death only later."""
         self._fault(seat, why=why)
+        self._end_doubts(seat, is_settled=False)
         seat.client, seat.is_lost = None, True
         self._set(seat, State.DOWN if seat.state is not State.QUARANTINED else seat.state)
 
@@ -193,14 +232,20 @@ class Seating:
 
     def left(self, seat: Seat) -> None:
         """Told by its keeper: nobody sits there any more."""
+        self._end_doubts(seat, is_settled=False)
         seat.client = None
         if seat.state is not State.QUARANTINED:
             self._set(seat, State.DOWN)
+
+    def canary_begun(self, seat: Seat) -> None:
+        """Told by its keeper: what it will say holds for all doubts until now."""
+        seat.examined, seat.doubt = seat.doubt, None
 
     def canary_judged(self, seat: Seat, *, fault: str | None) -> None:
         """Told by its keeper: None where it was judged right."""
         if seat.client is None:
             return
+        self._end_doubts(seat, is_settled=fault is None)
         if fault is None:
             if seat.state is State.QUARANTINED:
                 seat.num_faults = 0
@@ -209,6 +254,15 @@ class Seating:
             return
         seat.num_failed_canaries += 1
         self._distrust(seat, why=fault, is_last=seat.num_failed_canaries >= STRIKES)
+
+    def _end_doubts(self, seat: Seat, *, is_settled: bool) -> None:
+        """A canary judged right says nothing of what came after its beginning."""
+        if seat.examined is not None:
+            seat.examined.end(is_settled=is_settled)
+            seat.examined = None
+        if seat.doubt is not None and not is_settled:
+            seat.doubt.end(is_settled=False)
+            seat.doubt = None
 
     def _fault(self, seat: Seat, *, why: str) -> None:
         """One a time: what ran beside it when the judge failed says nothing new."""

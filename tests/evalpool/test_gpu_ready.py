@@ -77,7 +77,7 @@ def test_an_idle_judge_gives_their_memory_back(
     gpu_bench: Any, waiting: ready.ReadyRunners, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num, before = len(waiting._waiting), torch.cuda.mem_get_info()[0]
-    monkeypatch.setattr(ready, "MAX_IDLE_S", 0.1)
+    monkeypatch.setattr(ready, "MAX_IDLE_S", 0.0)
     with waiting._changed:
         waiting._changed.notify_all()
     wait_for(lambda: not waiting._waiting)

@@ -137,14 +137,15 @@ def test_a_card_without_room_is_the_judges_fault_only_where_nobody_else_runs(rea
         seats.seats[0].num_running = num_running
         seats.heard(seats.seats[0], full)
         assert seats.seats[0].num_faults == num_faults
-        assert seats.seats[0].state is State.SUSPECT
+        assert seats.seats[0].is_doubted is (num_faults == 0)
+        assert seats.seats[0].state is (State.SUSPECT if num_faults else State.UP)
 
 
 def test_a_second_failed_canary_quarantines() -> None:
     seats = seats_up(1)
     seat = seats.seats[0]
     seats.heard(seat, CRASH)
-    assert seat.state is State.SUSPECT
+    assert seat.state is State.UP
     seats.canary_judged(seat, fault="wrong")
     assert seat.state is State.SUSPECT
     seats.canary_judged(seat, fault="wrong")
@@ -252,22 +253,88 @@ async def kept(*scripts: Script) -> AsyncIterator[Pool]:
         tg.cancel_scope.cancel()
 
 
-async def test_after_a_gpu_fault_a_canary_comes_before_the_next_candidate() -> None:
+async def test_a_gpu_fault_is_believed_once_a_canary_was_judged_right() -> None:
     script = Script(CRASH)
     async with kept(script) as pool:
-        assert (await pool.judge(PROBLEM, "one")).reason == "crash"
-        assert (await pool.judge(PROBLEM, "two")).is_correct
+        verdict = await pool.judge(PROBLEM, "one")
+        assert verdict.reason == "crash"
+        assert verdict.phase_s["canary"] > 0
+        assert "canary" not in (await pool.judge(PROBLEM, "two")).phase_s
     assert script.asked == ["one", "right", "wrong", "two"]
     assert [options["timing"] for options in script.options] == [True, False, False, True]
     assert script.num_opened == 1
 
 
+async def test_a_judge_goes_on_while_a_fault_on_its_card_is_looked_into() -> None:
+    """And what it says meanwhile waits, for a canary that was begun after the fault."""
+    seats = seats_up(1, capacity=4)
+    seat, told = seats.seats[0], list[tuple[str, bool]]()
+
+    async def wait(name: str) -> None:
+        told.append((name, await seats.vouched(seat)))
+
+    async with anyio.create_task_group() as tg:
+        seats.heard(seat, CORRECT)
+        assert await seats.vouched(seat)
+        seats.heard(seat, CRASH)
+        assert seat.has_room
+        tg.start_soon(wait, "during the first doubt")
+        await anyio.wait_all_tasks_blocked()
+        seats.canary_begun(seat)
+        seats.heard(seat, CORRECT)
+        tg.start_soon(wait, "beside its canary")
+        await anyio.wait_all_tasks_blocked()
+        seats.heard(seat, CRASH)
+        tg.start_soon(wait, "after the second fault")
+        await anyio.wait_all_tasks_blocked()
+        assert told == []
+        seats.canary_judged(seat, fault=None)
+        await anyio.wait_all_tasks_blocked()
+        assert told == [("during the first doubt", True), ("beside its canary", True)]
+        seats.canary_begun(seat)
+        seats.canary_judged(seat, fault="wrong")
+        await anyio.wait_all_tasks_blocked()
+        assert told[2:] == [("after the second fault", False)]
+        assert seat.state is State.SUSPECT
+        assert not seat.is_doubted
+
+
+@pytest.mark.parametrize("end", ["lost", "left"])
+async def test_nobody_waits_for_the_canary_of_a_judge_that_is_gone(end: str) -> None:
+    seats = seats_up(1)
+    seat = seats.seats[0]
+    seats.heard(seat, CRASH)
+    seats.canary_begun(seat)
+    seats.heard(seat, CRASH)
+    with anyio.fail_after(1):
+        async with anyio.create_task_group() as tg:
+
+            async def wait() -> None:
+                assert not await seats.vouched(seat)
+
+            tg.start_soon(wait)
+            await anyio.wait_all_tasks_blocked()
+            if end == "lost":
+                seats.lost(seat, why="silent")
+            else:
+                seats.left(seat)
+
+
+async def test_what_was_judged_on_a_card_whose_canary_fails_is_judged_again() -> None:
+    harmed, whole = Script(CRASH, WRONG, WRONG), Script()
+    async with kept(harmed, whole) as pool:
+        assert (await pool.judge(PROBLEM, "one")).is_correct
+        assert pool.stats().num_infra == 1
+    assert harmed.asked[:3] == ["one", "right", "wrong"]
+    assert whole.asked == ["one"]
+
+
 async def test_after_two_failed_canaries_a_judge_is_replaced_and_judges_a_canary_first() -> None:
-    script = Script(CRASH, WRONG, CORRECT, CORRECT)  # right judged wrong, then wrong judged right
+    # right judged wrong; then wrong judged right
+    script = Script(CRASH, WRONG, WRONG, CORRECT, CORRECT)
     async with kept(script) as pool:
-        await pool.judge(PROBLEM, "one")
-        assert (await pool.judge(PROBLEM, "two")).is_correct
-    assert script.asked == ["one", "right", "right", "wrong", "right", "wrong", "two"]
+        assert (await pool.judge(PROBLEM, "one")).is_correct
+    assert script.asked == ["one", *["right", "wrong"] * 3, "one"]
     assert script.num_opened == 2
 
 
@@ -276,17 +343,17 @@ async def test_a_canary_that_meets_another_run_is_judged_again_and_is_no_strike(
 ) -> None:
     monkeypatch.setattr(keeper, "CANARY_PAUSE_S", 0.001)
     busy = replace(FAULT, reason="gpu_busy")
-    script = Script(CRASH, busy, CORRECT, busy, busy)
+    script = Script(CRASH, busy, WRONG, CORRECT, busy)
     async with kept(script) as pool:
-        await pool.judge(PROBLEM, "one")
+        assert (await pool.judge(PROBLEM, "one")).reason == "crash"
         assert (await pool.judge(PROBLEM, "two")).is_correct
-    assert script.asked == ["one", "right", "right", "wrong", "right", "right", "wrong", "two"]
+    assert script.asked == ["one", *["right", "wrong"] * 3, "two"]
     assert script.num_opened == 1
 
 
 async def test_a_canary_that_is_never_judged_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeper, "CANARY_PAUSE_S", 0.0)
-    script = Script(CRASH, *[replace(FAULT, reason="gpu_busy")] * 2 * keeper.MAX_CANARIES)
+    script = Script(CRASH, *[replace(FAULT, reason="gpu_busy")] * 4 * keeper.MAX_CANARIES)
     async with kept(script) as pool:
         await pool.judge(PROBLEM, "one")
         assert (await pool.judge(PROBLEM, "two")).is_correct
