@@ -60,13 +60,12 @@ async def make_pairs(
     *,
     seed: int,
     judge: Judge,
-    concurrency: int = 4,
 ) -> list[Pair]:
     """All rows for the given (SFT) problems, in a fixed order for given verdicts.
 
     Args:
         problems: Generated problems; those of the SFT split.
-        judge: Judges broken answers; at most `concurrency` at once.
+        judge: Judges broken answers; has all of them at once, and queues them.
     """
     rng = Random(seed)
     rows = [
@@ -81,9 +80,7 @@ async def make_pairs(
         for index, problem in enumerate(chosen)
         for _ in range(rng.randint(1, MAX_BROKEN))
     ]
-    verdicts = await _judge_all(
-        [(problem, code) for _, problem, code in broken], judge=judge, concurrency=concurrency
-    )
+    verdicts = await _judge_all([(problem, code) for _, problem, code in broken], judge=judge)
     attempts: dict[int, list[tuple[str, Verdict]]] = {}
     for (index, _, code), verdict in zip(broken, verdicts, strict=True):
         if verdict.status.is_scored and not verdict.is_correct:
@@ -97,15 +94,11 @@ def _draw_style(table: DataTable, *, rng: Random) -> Style:
     return Style.STATIC if rng.random() < table.static_share else Style.DYNAMIC
 
 
-async def _judge_all(
-    broken: Sequence[tuple[Problem, str]], *, judge: Judge, concurrency: int
-) -> list[Verdict]:
-    limiter = anyio.CapacityLimiter(concurrency)
+async def _judge_all(broken: Sequence[tuple[Problem, str]], *, judge: Judge) -> list[Verdict]:
     verdicts: list[Verdict | None] = [None] * len(broken)
 
     async def judge_one(index: int, problem: Problem, code: str) -> None:
-        async with limiter:
-            verdicts[index] = await judge(problem, code)
+        verdicts[index] = await judge(problem, code)
 
     async with anyio.create_task_group() as group:
         for index, (problem, code) in enumerate(broken):

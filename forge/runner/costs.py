@@ -29,7 +29,7 @@ JUDGE_S = 0.13
 """Fork, sandbox, interpreter runs on two inputs, ghost replay, compilation to ttir."""
 JUDGE_GPU_S = 0.5
 """Wall seconds of one card's judge a candidate, each of a problem of its own that must be drawn:
-319 took 158 s on an H200."""
+319 took 158 s on an H200, four at once."""
 SCREEN_S = 0.01
 """A completion without a kernel ends before the sandbox."""
 START_S = {"supervisor": 1.0, "replica": 1.5, "judge": 6.0, "trainer": 7.0, "task": 6.0}
