@@ -7,7 +7,7 @@ Two engines, one after the other, random Qwen3 weights in memory-backed files: L
 8B-shaped model, whole checkpoints of 0.6B (with room for adapters, as a run with both has it). Each
 directory is published idle and under load (32 sequences running). A row is good when the answer
 after it carries its version, its log probabilities differ from the weights' before it, and equal
-those of the same weights published earlier.
+those of the same weights published earlier, as far as the engine repeats itself.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ MEMORY_BYTES = 40 << 30
 BACKGROUND = 32
 """Sequences that run while weights are published under load."""
 SAME, OTHER = 0.02, 1e-4
-"""Mean |Δ log probability|: at most, of the same weights; at least, of others."""
+"""Mean |Δ log probability|: at most, of the same weights, or twice what the engine gives when it is
+asked twice (vLLM's adapters on an 8B shape: 0.04); at least, of others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +106,7 @@ async def measure(
                     path, is_loaded = pair[(version + 1) % 2], version > 3
                     row = await _publish(replicas, path, version, seen, is_loaded)
                     rows.append(Publish(kind=kind, shape=shape, is_loaded=is_loaded, **row))
+                    print(rows[-1], file=sys.stderr, flush=True)
                 return rows
         except BaseException:
             log = logs / "serve-0.log"
@@ -131,7 +133,8 @@ async def _publish(
         other, same = seen.gaps(path, found)
         noise = _gap(found, again)
         row |= {"other_gap": round(other, 6), "same_gap": round(same, 6), "noise": round(noise, 6)}
-        row["is_good"] = other >= OTHER and same <= SAME and answered_by == version
+        is_same = same <= max(SAME, 2 * noise)
+        row["is_good"] = other >= OTHER and is_same and answered_by == version
         background.cancel_scope.cancel()
     return row
 
