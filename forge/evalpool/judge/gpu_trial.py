@@ -58,6 +58,9 @@ logger = logging.getLogger(__name__)
 LEAVES_SOUND = (Status.CORRECT, Status.WRONG, Status.COMPILE_ERROR)
 LEASE_TIMEOUT_S = 480.0
 """A writer waits for every correctness run in progress, a reader for a window of timings."""
+MAX_CLOCKED = 3
+"""Measurements of one candidate whose clocks disagree. With two, 1 honest kernel of 128 was refused
+on a box whose 32 cores were all busy."""
 
 
 def open_gpu_trials(
@@ -305,18 +308,19 @@ class GpuTrials(Trials):
         return run
 
     def _clocked(self, problem: Problem, run: GpuRun, reference: Baseline) -> Clocked:
-        """Raises Decided where both clocks disagree twice: a busy machine's noise seldom does."""
+        """Raises Decided where both clocks disagree each time: a busy machine's noise does not."""
         floor_us = self._device.floor_us(run.gpu_reference.input_bytes)
         if reference.clocked().us < floor_us:
             floor_us = 0.0  # not all of the inputs need be read
         dry_us = self._yardsticks.dry_us(problem, run)
         timer = Timer.start(run)
-        with suppress(clock.Unsupported):
-            found = timer.candidate(dry_us=dry_us, floor_us=floor_us)
-            if not found.is_charged:
-                return found
-        try:
+        for _ in range(MAX_CLOCKED - 1):
+            with suppress(clock.Unsupported):
+                found = timer.candidate(dry_us=dry_us, floor_us=floor_us)
+                if not found.is_charged:
+                    return found
             dry_us = self._yardsticks.dry_us(problem, run)
+        try:
             return timer.candidate(dry_us=dry_us, floor_us=floor_us)
         except clock.Unsupported as error:
             raise Decided(run.finding(Status.REJECTED, "clock", str(error))) from None
