@@ -46,8 +46,8 @@ COLUMNS = (
     Column(key="rank", heading="#", value=lambda row: str(row["rank"]), is_number=True),
     Column(key="name", heading="problem", value=lambda row: row["problem_id"], takes_rest=True),
     Column(
-        key="best", heading="best", is_number=True,
-        value=lambda row: NONE if row["speedup"] is None else f"{row['speedup']:.2f}x",
+        key="low", heading="speed-up", is_number=True,
+        value=lambda row: NONE if row["speedup_low"] is None else f"≥{row['speedup_low']:.2f}x",
     ),
     Column(
         key="launches", heading="launches", value=lambda row: str(row["num_launches"]),

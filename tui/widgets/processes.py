@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 SIGNS = {"green": "● ok", "yellow": "▲ watch", "red": "✘ bad"}
 STYLES = {"green": "green", "yellow": "yellow", "red": "bold red"}
 
+UUID = re.compile(r"((?:GPU|MIG)-[0-9a-f]{8})-[0-9a-f-]+")
+
 NARROW, WIDE = 60, 130
 COLUMNS: tuple[tuple[str, str, int], ...] = (
     ("health", "health", 0),
@@ -72,11 +74,16 @@ def row_of_store(row: dict[str, Any], *, now: float, is_running: bool) -> Proces
     ended = row["ended_at"]
     alive = "alive" if is_running else "killed with its supervisor"
     return ProcessRow(
-        name=row["name"], role=_role(row["name"]), device=row["devices"] or NONE,
+        name=row["name"], role=_role(row["name"]), device=_short(row["devices"]) or NONE,
         phase="ended" if ended else "started", health=None,
         age=duration(now - (ended or row["started_at"] or now)),
         restarts=str(row["num_restarts"]), words=row["reason"] or alive,
     )  # fmt: skip
+
+
+def _short(devices: str | None) -> str:
+    """UUIDs of cards by their first eight digits: CUDA takes them so too."""
+    return UUID.sub(r"\1", devices or "")
 
 
 class ProcessTable(DataTable[Text]):
