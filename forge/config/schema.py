@@ -97,7 +97,7 @@ class DataTable(Table):
     instead of asked from the tensors: honest as well, but the model has to multiply."""
     repair_share: Share = 0.2
     """Rows with one or two broken answers, the judge's words on each and the mended answer, as a
-    share of the one-turn rows."""
+    share of the one-turn rows; no more turns than a rollout has."""
 
 
 NumGpus = Annotated[int, Field(ge=0)] | Literal["auto"]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from forge.data.ports import Judge
 
 MAX_BROKEN = 2
-"""Broken answers before the mended one: what a rollout of three turns plays."""
+"""Broken answers before the mended one."""
 
 
 def answer_text(composition: Composition, code: str, *, style: Style = Style.DYNAMIC) -> str:
@@ -54,10 +54,16 @@ def repair_pair(problem: Problem, attempts: Sequence[tuple[str, Verdict]]) -> Pa
     return Pair(problem_id=problem.problem_id, messages=messages, num_turns=len(attempts) + 1)
 
 
+def most_broken(max_turns: int) -> int:
+    """Broken answers before the mended one, at most: what a rollout of so many turns plays."""
+    return min(max_turns - 1, MAX_BROKEN)
+
+
 async def make_pairs(
     problems: Sequence[Problem],
     table: DataTable,
     *,
+    max_turns: int,
     seed: int,
     judge: Judge,
 ) -> list[Pair]:
@@ -65,6 +71,7 @@ async def make_pairs(
 
     Args:
         problems: Generated problems; those of the SFT split.
+        max_turns: Of a rollout; repairs have no more. With 1 there are none.
         judge: Judges broken answers; has all of them at once, and queues them.
     """
     rng = Random(seed)
@@ -73,12 +80,13 @@ async def make_pairs(
         for p in problems
         for _ in range(table.pairs_per_problem)
     ]
-    num = round(table.repair_share * len(rows))
+    most = most_broken(max_turns)
+    num = round(table.repair_share * len(rows)) if most else 0
     chosen = [problems[i % len(problems)] for i in rng.sample(range(len(rows)), num)]
     broken = [
         (index, problem, break_answer(Composition.of(problem), rng=rng))
         for index, problem in enumerate(chosen)
-        for _ in range(rng.randint(1, MAX_BROKEN))
+        for _ in range(rng.randint(1, most))
     ]
     verdicts = await _judge_all([(problem, code) for _, problem, code in broken], judge=judge)
     attempts: dict[int, list[tuple[str, Verdict]]] = {}

@@ -37,3 +37,8 @@ def makes_pairs(experiment: Experiment) -> bool:
 def needs_judges(experiment: Experiment) -> bool:
     """Whether anything is judged: what stages generate, or the broken answers of made pairs."""
     return needs_serving(experiment) or makes_pairs(experiment)
+
+
+def turns_played(experiment: Experiment) -> int:
+    """Of the longest rollouts, in training and evaluation."""
+    return max(experiment.rollout.max_turns, experiment.eval.max_turns)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage, Stage
-from forge.data.pairs import MAX_BROKEN
+from forge.data.pairs import most_broken
 from forge.runner import costs
-from forge.runner.needs import needs_serving, needs_training
+from forge.runner.needs import needs_serving, needs_training, turns_played
 from forge.runner.shapes import model_shape
 
 if TYPE_CHECKING:
@@ -61,7 +61,8 @@ def _prepare(experiment: Experiment, *, machine: Machine, num_judge_gpus: int) -
     num_judged = 0
     if any(isinstance(stage, SftStage) for stage in experiment.stage):
         repaired = (_num_pairs(experiment) or 0) * experiment.data.repair_share
-        num_judged = int(repaired * (1 + MAX_BROKEN) / 2)
+        most = most_broken(turns_played(experiment))
+        num_judged = int(repaired * (1 + most) / 2) if most else 0
     start_s = costs.START_S["supervisor"] + workers * costs.START_S["judge"]
     start_s += costs.START_S["replica"] * experiment.serve.replicas * needs_serving(experiment)
     start_s += costs.START_S["task"] * (experiment.model.init is not None)

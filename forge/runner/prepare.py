@@ -19,6 +19,7 @@ from forge.data.pairs import make_pairs
 from forge.data.prompts import first_messages
 from forge.errors import ConfigError
 from forge.records import Message, Pair, Problem, Split
+from forge.runner.needs import turns_played
 from forge.store.layout import RunPaths, write_file
 from forge.train.handle import run_init_model
 
@@ -67,7 +68,9 @@ async def prepare_pairs(
         )
     assert judge is not None, "generated pairs need a judge"
     sft = [problem for problem in problems if problem.split is Split.SFT]
-    pairs = await make_pairs(sft, experiment.data, seed=experiment.seed, judge=judge)
+    pairs = await make_pairs(
+        sft, experiment.data, max_turns=turns_played(experiment), seed=experiment.seed, judge=judge
+    )
     return _kept(file, pairs)
 
 

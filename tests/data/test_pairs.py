@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import anyio
 import anyio.lowlevel
+import pytest
 
 from forge.config.schema import DataTable, ProblemsTable
 from forge.data.generator import answer, generate_problems
@@ -32,11 +33,11 @@ class CountingJudge:
         return Verdict(status=self.status, reason="code", detail="the judge's words")
 
 
-def _make(judge: CountingJudge) -> list[Pair]:
+def _make(judge: CountingJudge, *, max_turns: int = 3) -> list[Pair]:
     table = DataTable(repair_share=0.25)
 
     async def make() -> list[Pair]:
-        return await make_pairs(PROBLEMS, table, seed=0, judge=judge)
+        return await make_pairs(PROBLEMS, table, max_turns=max_turns, seed=0, judge=judge)
 
     return anyio.run(make)
 
@@ -86,7 +87,9 @@ def test_answers_broken_and_mended_are_laid_out_for_the_problems_scale() -> None
     judge = CountingJudge()
 
     async def make() -> list[Pair]:
-        return await make_pairs(rows, DataTable(repair_share=0.25), seed=0, judge=judge)
+        return await make_pairs(
+            rows, DataTable(repair_share=0.25), max_turns=3, seed=0, judge=judge
+        )
 
     for pair in anyio.run(make):
         if pair.problem_id.startswith("softmax"):
@@ -97,6 +100,11 @@ def test_answers_broken_and_mended_are_laid_out_for_the_problems_scale() -> None
 
 def test_the_same_seed_makes_the_same_rows() -> None:
     assert _make(CountingJudge()) == _make(CountingJudge())
+
+
+@pytest.mark.parametrize(("max_turns", "played"), [(1, {1}), (2, {1, 2}), (4, {1, 2, 3})])
+def test_repairs_have_no_more_turns_than_a_rollout(max_turns: int, played: set[int]) -> None:
+    assert {pair.num_turns for pair in _make(CountingJudge(), max_turns=max_turns)} == played
 
 
 def test_the_judge_is_asked_for_all_at_once_and_queues_them_itself() -> None:
