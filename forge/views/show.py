@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from forge.store.reader import RunReader, open_run
 from forge.views.standing import load_stages, load_standing
-from forge.views.terminal import percent, printable_values
+from forge.views.terminal import NONE, percent, printable_values
 
 if TYPE_CHECKING:
     from rich.console import Group as RichGroup
-    from rich.table import Table as RichTable
 
     from forge.store.layout import RunPaths
 
@@ -30,7 +29,7 @@ def show_run(run: str | Path | RunPaths, *, store_dir: Path = Path("runs")) -> d
 
 def load_show(reader: RunReader) -> dict[str, Any]:
     """A JSON object: name, state, stages, evaluations (oldest first), best kernel, counters, idle
-    shares.
+    shares by stage.
     """
     standing = load_standing(reader, now=time.time())
     return {
@@ -47,16 +46,18 @@ def load_show(reader: RunReader) -> dict[str, Any]:
         "verdicts": _counts(
             reader, "SELECT status, count(*) FROM verdicts GROUP BY status ORDER BY 2 DESC"
         ),
-        "idle": _counts(
-            reader, "SELECT role, sum(idle_s) / sum(step_s) FROM v_idle GROUP BY role ORDER BY role"
-        ),
+        "idle": _idle(reader),
         "policy_version": standing.policy_version,
     }
 
 
 def load_evaluations(reader: RunReader) -> list[dict[str, Any]]:
-    """Every evaluation, oldest first, as its record has it."""
-    rows = reader.rows("SELECT * FROM evaluations ORDER BY at, evaluation_id")
+    """Every evaluation, oldest first, as its record has it; and fast_1, None where untimed."""
+    rows = reader.rows(
+        "SELECT e.*, f.fast_p AS fast_1 FROM evaluations e LEFT JOIN v_fast_p f "
+        "ON f.stage = e.stage_index AND f.step = e.step "
+        "AND f.policy_version = e.policy_version AND f.p = 1 ORDER BY at, evaluation_id"
+    )
     for row in rows:
         del row["evaluation_id"]
         row["pass_at_k"] = json.loads(row["pass_at_k"])
@@ -108,10 +109,9 @@ def render_show(data: dict[str, Any]) -> RichGroup:
         ),
         Text("verdicts: " + (", ".join(f"{k} {v}" for k, v in data["verdicts"].items()) or "none")),
     ]
-    if data["idle"]:
-        parts.append(
-            Text("idle: " + ", ".join(f"{k} {percent(v)}" for k, v in data["idle"].items()))
-        )
+    for stage, shares in data["idle"].items():
+        words = ", ".join(f"{role} {percent(share)}" for role, share in shares.items())
+        parts.append(Text(f"idle in {stage}: {words}"))
     if data["evaluations"]:
         parts += [Text(""), render_evaluations(data["evaluations"])]
     if data["best_kernel"] is not None:
@@ -126,52 +126,66 @@ def render_best_kernel(best: dict[str, Any]) -> RichGroup:
     from rich.text import Text
 
     best = printable_values(best)
-    speed = (
-        f"{best['speedup']:.2f}x"
-        if best["speedup"] is not None
-        else f"{best['num_launches']} launch(es)"
-    )
-    place = f"{best['problem_id']}, {speed}, {best['turn_id']} (by {best['ranked_by']})"
+    if best["speedup"] is None:
+        speed = f"{best['num_launches']} launch(es)"
+    else:
+        speed = (
+            f"at least {best['speedup_low']:.2f}x ({best['speedup']:.2f}x: "
+            f"{best['candidate_us']:.1f} µs, baseline {best['baseline_us']:.1f} µs)"
+        )
+    place = f"{best['problem_id']}, {speed}, {best['turn_id']}"
     return RichGroup(
-        Text(f"best kernel: {place}"),
+        Text(f"best kernel: {place} (by {best['ranked_by']})"),
         Syntax(best["code"] or "", "python", background_color="default"),
     )
 
 
-def render_evaluations(evaluations: list[dict[str, Any]]) -> RichTable:
+def render_evaluations(evaluations: list[dict[str, Any]]) -> RichGroup:
     """A line an evaluation; also the table that ends a run. Fits 80 columns.
 
-    n is problems × sampled rollouts; multi counts a rollout that any of its turns solves.
+    n is problems × sampled rollouts; fast_1 is of first turns, as pass@1; multi counts a rollout
+    that any of its turns solves.
     """
-    from rich.table import Table as RichTable
+    from rich.console import Group as RichGroup
+    from rich.text import Text
 
-    table = RichTable(
-        show_edge=False, header_style="bold", title="evaluations", title_justify="left"
+    from forge.store.reader import Table
+    from forge.views.fitting import Fitting
+
+    rows = [_evaluation(row) for row in evaluations]
+    names = [name for name in rows[0] if any(row[name] != NONE for row in rows)] if rows else []
+    table = Table(
+        columns=tuple(names), rows=tuple(tuple(row[name] for name in names) for row in rows)
     )
-    for name in (
-        "stage",
-        "n",
-        "pass@1",
-        "95 %",
-        "greedy",
-        "multi",
-        "pass@k",
-        "compiles",
-    ):
-        table.add_column(name, justify="left" if name == "stage" else "right")
-    for row in (printable_values(row) for row in evaluations):
-        last_k = max(row["pass_at_k"], key=int, default=None)
-        table.add_row(
-            row["stage"],
-            f"{row['num_problems']}×{row['num_samples']}",
-            percent(row["pass_at_1"]),
-            f"{100 * row['ci_low']:.0f}–{100 * row['ci_high']:.0f}",
-            percent(row["pass_at_1_greedy"]),
-            percent(row["pass_at_1_multi"]),
-            f"{percent(row['pass_at_k'][last_k])} @{last_k}" if last_k else "–",
-            percent(row["compile_rate"]),
-        )
-    return table
+    return RichGroup(Text("evaluations", style="italic"), Fitting(table))
+
+
+def _evaluation(row: dict[str, Any]) -> dict[str, str]:
+    last_k = max(row["pass_at_k"], key=int, default=None)
+    return {
+        "stage": row["stage"],
+        "n": f"{row['num_problems']}×{row['num_samples']}",
+        "pass@1": percent(row["pass_at_1"]),
+        "95 %": f"{100 * row['ci_low']:.0f}–{100 * row['ci_high']:.0f}",
+        "fast_1": percent(row["fast_1"] if row["pass_at_1"] else None),  # 0 of 0 tells no times
+        "greedy": percent(row["pass_at_1_greedy"]),
+        "multi": percent(row["pass_at_1_multi"]),
+        "pass@k": f"{percent(row['pass_at_k'][last_k])} @{last_k}" if last_k else NONE,
+        "compiles": percent(row["compile_rate"]),
+    }
+
+
+def _idle(reader: RunReader) -> dict[str, dict[str, float]]:
+    """Stage and role to idle share: what idles while a model is made says nothing of a step."""
+    stages = load_stages(reader)
+    found: dict[str, dict[str, float]] = {}
+    for stage, role, share in reader.query(
+        "SELECT stage, role, sum(idle_s) / sum(step_s) FROM v_idle GROUP BY stage, role "
+        "ORDER BY stage, role"
+    ).rows:
+        kind = stages[stage].get("kind") if stage < len(stages) else "stage"
+        found.setdefault(f"{kind}-{stage}", {})[role] = share
+    return found
 
 
 def _stages(reader: RunReader) -> list[dict[str, Any]]:

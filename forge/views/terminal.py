@@ -14,6 +14,7 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
+NONE = "–"
 _KEPT = "\n\t"
 _BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
@@ -48,7 +49,7 @@ def json_text(value: Any) -> str:
 
 def percent(value: float | None) -> str:
     """`12.5 %`, or a dash where there is no number."""
-    return "–" if value is None else f"{100 * value:.1f} %"
+    return NONE if value is None else f"{100 * value:.1f} %"
 
 
 def _finite(value: Any) -> Any:

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from forge.cli import run_command
 from forge.errors import ConfigError
-from forge.records import Metrics, Status
+from forge.records import Metrics, Purpose, Status
 from forge.store.layout import RunPaths, open_run_lock
 from forge.store.reader import open_run
 from forge.views import rollouts, runs, show, sql
@@ -28,10 +28,12 @@ from forge.views.standing import load_standing
 from forge.views.terminal import printable
 from tests.store.storefactory import (
     attempt,
+    evaluation,
     group,
     problem,
     samples,
     small_run,
+    timing,
     turn,
     use,
     write_run,
@@ -73,7 +75,8 @@ def test_show_has_what_programs_ask_for(root: Path) -> None:
         ("grpo-1", "started"),
     ]
     assert data["counters"]["turns"] == sum(data["verdicts"].values()) == 24
-    assert data["idle"] == pytest.approx({"judges": 0.2, "trainer": 0.4})
+    assert data["idle"].keys() == {"grpo-1"}
+    assert data["idle"]["grpo-1"] == pytest.approx({"judges": 0.2, "trainer": 0.4})
     assert data["best_kernel"]["problem_id"] == "matmul-0001"
 
 
@@ -83,6 +86,43 @@ def test_show_renders_the_same_numbers(root: Path) -> None:
     assert "grpo-1@3" in text
     assert "25–75" in text
     assert "kernel_1_0_0" in text
+
+
+def test_show_tells_idle_shares_apart_by_stage(tmp_path: Path) -> None:
+    """Judges that wait for an SFT stage to end say nothing of the steps of GRPO."""
+    seconds = {"step/wall/seconds": 10.0, "idle/judge/seconds": 10.0}
+    steps = [
+        Metrics(stage=0, step=5, values=seconds, at=1.0),
+        Metrics(stage=1, step=1, values=seconds | {"idle/judge/seconds": 1.0}, at=2.0),
+    ]
+    anyio.run(write_run, tmp_path / "toy-1", [attempt(), *steps])
+    text = shown(show.render_show(show.show_run(tmp_path / "toy-1")))
+    assert "judge 100.0 %" in text
+    assert "judge 10.0 %" in text
+
+
+def test_show_tells_times_where_kernels_were_timed(tmp_path: Path) -> None:
+    played = group(
+        0, [[Status.CORRECT], [Status.WRONG]], purpose=Purpose.EVAL, step=0, stage=0,
+        speed=timing(4.0),
+    )  # fmt: skip
+    anyio.run(write_run, tmp_path / "toy-1", [attempt(), problem(), played, evaluation()])
+    data = show.show_run(tmp_path / "toy-1")
+    text = shown(show.render_show(data))
+    assert data["evaluations"][0]["fast_1"] == 0.5
+    assert "fast_1" in text
+    assert "50.0 %" in text
+    assert "at least 3.60x (4.00x: 25.0 µs, baseline 100.0 µs)" in text
+
+
+def test_what_no_evaluation_has_is_no_column_and_forty_columns_are_enough(root: Path) -> None:
+    evaluations = show.show_run(root)["evaluations"]
+    assert "fast_1" not in shown(show.render_evaluations(evaluations))
+    narrow = Console(width=40, file=io.StringIO())
+    narrow.print(show.render_evaluations(evaluations))
+    text = narrow.file.getvalue()  # type: ignore[attr-defined]
+    assert "…" not in text
+    assert "grpo-1@3" in text
 
 
 def test_an_empty_run_is_shown(tmp_path: Path) -> None:
