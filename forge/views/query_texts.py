@@ -82,7 +82,7 @@ ORDER BY s.stage, s.step
 """
 
 WALL_TIME = """
-SELECT stage, what, seconds, round(seconds / total, 3) AS share_of_wall FROM (
+SELECT stage, what, round(seconds, 3) AS seconds, round(seconds / total, 3) AS share_of_wall FROM (
     SELECT stage, what, sum(seconds) AS seconds,
         (SELECT sum(value) FROM v_metrics w
             WHERE w.stage = found.stage AND w.key = 'step/wall/seconds') AS total
@@ -93,6 +93,9 @@ SELECT stage, what, seconds, round(seconds / total, 3) AS share_of_wall FROM (
                 'train/publish_wait/seconds', 'weights/publish/seconds')
         UNION ALL SELECT stage, 'generate, summed over turns', generate_s FROM v_steps
         UNION ALL SELECT stage, 'judge, summed over turns', judge_s FROM v_steps
+        UNION ALL SELECT stage, 'judge queue, summed over turns', judge_s FROM v_steps
+        UNION ALL SELECT stage, 'judge queue, summed over turns', -total_s FROM v_phases
+            WHERE purpose = 'train'
         UNION ALL SELECT stage, 'judge phase: ' || phase, total_s FROM v_phases
             WHERE purpose = 'train') found
     GROUP BY stage, what)

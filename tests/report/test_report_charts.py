@@ -43,6 +43,12 @@ def test_a_line_of_the_best_keeps_its_peak() -> None:
     assert max(y for _, y in make_line("best", points, reduce=max).points) == 7.0
 
 
+def test_small_shares_have_ticks_at_even_distances() -> None:
+    """17.5 and 12.5 as 18 and 12 would not be."""
+    made = chart(Line(label="a", x=[1, 2, 3], y=[0.0, 0.167, 0.0]), is_share=True)
+    assert ">17.5%<" in draw_svg(made)
+
+
 def test_what_is_not_finite_is_a_gap() -> None:
     line = make_line("a", [(1.0, math.nan), (2.0, math.inf), (3.0, 1.0)])
     assert line.points == [(3.0, 1.0)]

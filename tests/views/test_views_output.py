@@ -152,6 +152,15 @@ def test_every_named_query_answers_here_and_in_stock_sqlite3(
     connection.close()
 
 
+def test_wall_time_has_the_seconds_that_verdicts_waited_for_a_judge(tmp_path: Path) -> None:
+    played = group(0, [[Status.CORRECT], [Status.WRONG]])
+    anyio.run(write_run, tmp_path / "toy-1", [attempt(), problem(), played])
+    with open_run(tmp_path / "toy-1") as reader:
+        seconds = {row["what"]: row["seconds"] for row in reader.rows(QUERIES["wall-time"].sql)}
+    phases = seconds["judge phase: extract"] + seconds["judge phase: correct"]
+    assert seconds["judge queue, summed over turns"] == pytest.approx(0.2 - phases, abs=1e-3)
+
+
 def test_named_queries_take_no_mean_of_means(tmp_path: Path) -> None:
     """One group solved at step 1, three not at step 2: a quarter, not a half."""
     first = group(0, [[Status.CORRECT]] * 2, step=1)

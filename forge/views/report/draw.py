@@ -186,7 +186,7 @@ def _bars(axes: Axes, chart: Chart) -> None:
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(chart.y_label)
     if chart.is_share:
-        axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0))
         axes.set_xlim(0, 1.15 * _top_share(chart))
 
 
@@ -197,7 +197,7 @@ def _label(axes: Axes, chart: Chart) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if chart.is_share:
         axes.set_ylim(0.0, _top_share(chart))
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     else:
         axes.yaxis.set_major_formatter(FuncFormatter(_tick))
 

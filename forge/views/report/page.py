@@ -107,7 +107,9 @@ def _code(kernel: dict[str, Any]) -> dict[str, Any]:
     if kernel["speedup"] is None:
         speed = f"{kernel['num_launches']} launch(es), {kernel['num_characters']:,} characters"
     else:
-        speed = f"{kernel['speedup']:.2f} times as fast, {kernel['candidate_us']:.1f} µs"
+        speed = (
+            f"at least {kernel['speedup_low']:.2f} times as fast, {kernel['candidate_us']:.1f} µs"
+        )
     left_out = len(kernel["code"]) - LONGEST_CODE
     return {
         "title": f"{kernel['rank']}. {kernel['problem_id']}: {speed} ({kernel['turn_id']})",

@@ -12,14 +12,20 @@ SELECT stage, step, role, idle_share FROM v_idle WHERE step_s > 0 ORDER BY stage
 """
 
 IDLE_TOTAL = """
-SELECT role, sum(idle_s) AS idle_s, sum(step_s) AS step_s, sum(idle_s) / sum(step_s) AS idle_share
-FROM v_idle GROUP BY role ORDER BY role
+SELECT stage, role, sum(step_s) AS step_s, sum(idle_s) / sum(step_s) AS idle_share
+FROM v_idle GROUP BY stage, role ORDER BY stage, role
 """
 
 PHASES = """
 SELECT phase, sum(num_turns) AS num_turns, sum(total_s) AS total_s,
     sum(total_s) / sum(num_turns) AS mean_s, max(max_s) AS max_s
 FROM v_phases GROUP BY phase ORDER BY total_s DESC LIMIT 20
+"""
+
+QUEUED = """
+SELECT (sum(judge_s) - (SELECT sum(total_s) FROM v_phases WHERE purpose = 'train'))
+    / sum(num_turns) AS mean_s
+FROM v_steps
 """
 
 STEP_PARTS = {
@@ -43,6 +49,8 @@ FROM v_events WHERE kind = 'stage_end' ORDER BY event_id LIMIT 100
 """
 
 NUM_SLOWEST = 8
+MENTIONED_S = 0.1
+"""Of a queue: below, it is the way there and back."""
 
 
 class TimeSpent:
@@ -52,6 +60,7 @@ class TimeSpent:
         self.idle = asker.rows("idle shares", IDLE_TOTAL)
         self._idle_by_step = asker.rows("idle shares by step", IDLE)
         self.phases = asker.rows("phases of judging", PHASES)
+        self._queued_s = asker.one("the queue of the judges", QUEUED).get("mean_s")
         self.stages = asker.rows("time by stage", STAGES)
         seconds = asker.rows("seconds by step", STEP_SECONDS)
         self._steps: dict[tuple[int, int], dict[str, float]] = {}
@@ -109,7 +118,17 @@ class TimeSpent:
             name="phases", title="Slowest phases of judging", x_label="phase",
             y_label="seconds, all judges together", kind=Kind.BARS, names=names,
             lines=(Line(label="seconds", x=list(range(len(names))), y=seconds),),
+            note=self._queue_words,
         )  # fmt: skip
+
+    @property
+    def _queue_words(self) -> str:
+        """What no phase has: a verdict is asked for before a judge is free."""
+        if not self._queued_s or self._queued_s < MENTIONED_S:
+            return ""
+        return (
+            f"Before them a training turn was {self._queued_s:.1f} s in the judges' queue (mean)."
+        )
 
 
 _NAMES = tuple(STEP_PARTS.items())

@@ -34,6 +34,7 @@ def describe(facts: Facts) -> dict[str, Any]:
         "headline": ", ".join([f"{facts.state}{why}", *words]),
         "about": "; ".join(part for part in about if part),
         "cards": [each for each in _cards(facts) if each is not None],
+        "is_timed": any(row["speedup"] is not None for row in facts.kernels),
         "kernels_about": f", at most {MOST_KERNELS} of them; {MOST_CODES} with their code"
         if len(facts.kernels) > MOST_CODES
         else "",
@@ -110,8 +111,8 @@ def _speed_card(facts: Facts) -> dict[str, str] | None:
     best = next((row for row in facts.kernels if row["speedup"] is not None), None)
     if best is None:
         return None
-    about = f"{best['problem_id']}, at least {best['speedup_low']:.2f}"
-    return _card("Best speed-up", f"{best['speedup']:.2f}×", about)
+    about = f"{best['problem_id']}, measured {best['speedup']:.2f}×"
+    return _card("Best kernel", f"≥ {best['speedup_low']:.2f}×", about)
 
 
 def _solved_card(facts: Facts) -> dict[str, str] | None:
@@ -192,10 +193,11 @@ def _digits(value: float | None, places: int) -> str:
 
 
 def _idle(facts: Facts) -> Table:
-    return ["role", "idle", "of"], [
-        [row["role"], percent(row["idle_share"]), f"{clock(row['step_s'])} of steps"]
+    return ["stage", "role", "idle", "of"], [
+        [_stage_name(facts, row["stage"]), row["role"], percent(row["idle_share"]),
+         f"{clock(row['step_s'])} of steps"]
         for row in facts.spent.idle
-    ]
+    ]  # fmt: skip
 
 
 def _stages(facts: Facts) -> Table:
@@ -215,9 +217,16 @@ def _phases(facts: Facts) -> Table:
 def _slowest(facts: Facts) -> Table:
     names = list(STEP_PARTS.values())
     return ["stage", "step", *names], [
-        [str(row["stage"]), str(row["step"]), *(_digits(row[name], 2) for name in names)]
+        [_stage_name(facts, row["stage"]), str(row["step"]),
+         *(_digits(row[name], 2) for name in names)]
         for row in facts.spent.slowest()
-    ]
+    ]  # fmt: skip
+
+
+def _stage_name(facts: Facts, stage: int) -> str:
+    """`grpo-2`, as events and commands say it."""
+    known = facts.stages[stage] if 0 <= stage < len(facts.stages) else {}
+    return f"{known.get('kind', 'stage')}-{stage}"
 
 
 def _attempts(facts: Facts) -> Table:
