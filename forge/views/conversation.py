@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from forge.views.standing import load_stages, stage_name
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from forge.store.reader import RunReader
 
@@ -55,8 +57,10 @@ class PlayedTurn:
     phase_s: Mapping[str, float]
     advantage: float | None
     """None where it was not offered to the trainer."""
-    trained_at: tuple[tuple[int, int, int], ...]
-    """(stage, step, staleness) of each use by the trainer."""
+    trained_at: tuple[tuple[str, int, int], ...]
+    """(stage's name, step, staleness) of each use by the trainer."""
+    queued_s: float
+    """Of judge_s, what no phase of the judge took: none was free."""
 
     @property
     def turn_id(self) -> str:
@@ -91,7 +95,7 @@ class Conversation:
     rollout: int
     problem_id: str
     group: Mapping[str, Any]
-    """stage, step, purpose, is_greedy, is_flat, family, level, num_rollouts."""
+    """stage_name, step, purpose, is_greedy, is_flat, family, level, num_rollouts."""
     turns: tuple[PlayedTurn, ...]
     siblings: tuple[Sibling, ...]
     source: str | None
@@ -129,15 +133,20 @@ def load_conversation(
         return None
     wanted = rollout or 0
     rollout = min((s.rollout for s in siblings), key=lambda number: abs(number - wanted))
-    turns = _load_turns(reader, group_id, rollout)
+    stages = load_stages(reader)
+    turns = _load_turns(reader, group_id, rollout, stages=stages)
     first = turns[0].row
     group = reader.one("SELECT is_flat, num_rollouts FROM groups WHERE group_id = ?", (group_id,))
-    names = ("stage", "step", "purpose", "is_greedy", "family", "level")
+    names = ("step", "purpose", "is_greedy", "family", "level")
+    place = {
+        "stage_name": None if first["stage"] is None else stage_name(stages, first["stage"]),
+        **(group or {"is_flat": 0, "num_rollouts": 0}),
+    }
     return Conversation(
         group_id=group_id,
         rollout=rollout,
         problem_id=first["problem_id"] or "?",
-        group={name: first[name] for name in names} | (group or {"is_flat": 0, "num_rollouts": 0}),
+        group={name: first[name] for name in names} | place,
         turns=turns,
         siblings=siblings,
         source=reader.value(
@@ -150,7 +159,9 @@ def load_conversation(
     )
 
 
-def _load_turns(reader: RunReader, group_id: int, rollout: int) -> tuple[PlayedTurn, ...]:
+def _load_turns(
+    reader: RunReader, group_id: int, rollout: int, *, stages: Sequence[Any]
+) -> tuple[PlayedTurn, ...]:
     rows = reader.rows(
         "SELECT * FROM v_turns WHERE group_id = ? AND rollout = ? ORDER BY turn",
         (group_id, rollout),
@@ -161,14 +172,18 @@ def _load_turns(reader: RunReader, group_id: int, rollout: int) -> tuple[PlayedT
         "ORDER BY s.turn, u.attempt, u.stage, u.step",
         (group_id, rollout),
     )
+    for use in offered:
+        use["stage"] = None if use["stage"] is None else stage_name(stages, use["stage"])
     return tuple(_played(row, [o for o in offered if o["turn"] == row["turn"]]) for row in rows)
 
 
 def _played(row: dict[str, Any], offered: list[dict[str, Any]]) -> PlayedTurn:
+    phase_s = json.loads(row["phase_s"] or "{}")
     return PlayedTurn(
         row=row,
         reward_terms=json.loads(row["reward_terms"] or "{}"),
-        phase_s=json.loads(row["phase_s"] or "{}"),
+        phase_s=phase_s,
+        queued_s=max(0.0, row["judge_s"] - sum(phase_s.values())) if phase_s else 0.0,
         advantage=offered[-1]["advantage"] if offered else None,
         trained_at=tuple(
             (o["stage"], o["step"], o["staleness"]) for o in offered if o["step"] is not None

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError
+from forge.views.standing import load_stages, stage_name
 
 if TYPE_CHECKING:
     from forge.store.reader import RunReader
@@ -49,7 +50,7 @@ class Kernel:
 
     run: str
     turn: dict[str, Any]
-    """Its row of v_turns, less prompt, completion and feedback."""
+    """Its row of v_turns, less prompt, completion and feedback; with stage_name."""
     code: str
     times: tuple[dict[str, Any], ...]
     """Every timing of the same code on its problem: turn_id, device, candidate_us, baseline_us,
@@ -82,6 +83,8 @@ def load_kernel(reader: RunReader, turn_id: str) -> Kernel | None:
     )
     if turn is None or not turn["code"]:
         return None
+    stage = turn.pop("stage")
+    turn["stage_name"] = None if stage is None else stage_name(load_stages(reader), stage)
     same = _same_code(reader, turn)
     return Kernel(
         run=reader.paths.name,

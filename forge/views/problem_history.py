@@ -14,8 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError
+from forge.views.standing import load_stages, stage_name
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from forge.store.reader import RunReader
 
 ORDERS: dict[str, str] = {
@@ -84,7 +87,7 @@ class Attempt:
 
     group_id: int
     rollout: int
-    stage: int | None
+    stage_name: str | None
     step: int | None
     purpose: str | None
     is_greedy: bool
@@ -208,15 +211,18 @@ def _load_attempts(reader: RunReader, problem_id: str) -> tuple[Attempt, ...]:
     by_rollout: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         by_rollout[row["group_id"], row["rollout"]].append(row)
-    return tuple(_attempt(turns) for turns in list(by_rollout.values())[:MAX_ATTEMPTS])
+    stages = load_stages(reader)
+    return tuple(
+        _attempt(turns, stages=stages) for turns in list(by_rollout.values())[:MAX_ATTEMPTS]
+    )
 
 
-def _attempt(turns: list[dict[str, Any]]) -> Attempt:
+def _attempt(turns: list[dict[str, Any]], *, stages: Sequence[Any]) -> Attempt:
     first, last = turns[0], turns[-1]
     return Attempt(
         group_id=first["group_id"],
         rollout=first["rollout"],
-        stage=first["stage"],
+        stage_name=None if first["stage"] is None else stage_name(stages, first["stage"]),
         step=first["step"],
         purpose=first["purpose"],
         is_greedy=bool(first["is_greedy"]),

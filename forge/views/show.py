@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge.store.reader import RunReader, open_run
-from forge.views.standing import load_stages, load_standing
+from forge.views.standing import load_stages, load_standing, stage_name
 from forge.views.terminal import NONE, percent, printable_values
 
 if TYPE_CHECKING:
@@ -183,8 +183,7 @@ def _idle(reader: RunReader) -> dict[str, dict[str, float]]:
         "SELECT stage, role, sum(idle_s) / sum(step_s) FROM v_idle GROUP BY stage, role "
         "ORDER BY stage, role"
     ).rows:
-        kind = stages[stage].get("kind") if stage < len(stages) else "stage"
-        found.setdefault(f"{kind}-{stage}", {})[role] = share
+        found.setdefault(stage_name(stages, stage), {})[role] = share
     return found
 
 
@@ -196,15 +195,16 @@ def _stages(reader: RunReader) -> list[dict[str, Any]]:
         "WHERE kind IN ('stage_start', 'stage_end') GROUP BY 1"
     )
     states = {row["stage"]: "done" if row["is_done"] else "started" for row in marks}
+    stages = load_stages(reader)
     return [
         {
             "index": index,
-            "name": f"{stage.get('kind')}-{index}",
+            "name": stage_name(stages, index),
             "kind": stage.get("kind"),
             "steps": stage.get("steps"),
             "state": states.get(index, "waiting"),
         }
-        for index, stage in enumerate(load_stages(reader))
+        for index, stage in enumerate(stages)
     ]
 
 

@@ -113,6 +113,13 @@ def load_stages(reader: RunReader) -> list[dict[str, Any]]:
         return []
 
 
+def stage_name(stages: Sequence[Any], index: int) -> str:
+    """`grpo-2`, as events, commands and evaluations have it."""
+    known = stages[index] if 0 <= index < len(stages) else None
+    kind = known.get("kind") if isinstance(known, dict) else None
+    return f"{kind or 'stage'}-{index}"
+
+
 def run_state(reader: RunReader) -> str:
     """running, done, stopped, failed, killed (it ended without a word) or new."""
     if is_owned(reader.paths):

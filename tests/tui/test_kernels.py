@@ -77,7 +77,7 @@ async def test_it_looks_so(canned_run: RunPaths, size: tuple[int, int]):
 async def test_the_code_is_that_of_the_row_and_enter_leads_to_its_turn(canned_run: RunPaths):
     async with watching(canned_run, size=LARGE, keys=["4", "down", "down"]) as pilot:
         chosen = pilot.app.screen.query_one(RowTable).chosen
-        assert f"found by quickstart-1, {chosen} (train), stage 4" in text_of(pilot)
+        assert f"found by quickstart-1, {chosen} (train), grpo-3 step" in text_of(pilot)
         await press(pilot, "c")
         copied = pilot.app.clipboard
         await press(pilot, "enter")

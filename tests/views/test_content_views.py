@@ -154,9 +154,11 @@ def test_a_conversation_has_turns_siblings_and_neighbours(played: Path) -> None:
     assert [turn.turn_id for turn in found.turns] == ["g20.r0.t0", "g20.r0.t1"]
     assert (found.before, found.after) == (19, 21)
     assert [turn.advantage for turn in found.turns] == [0.5, -0.5]
-    assert found.turns[0].trained_at == ((1, 21, 1),)
+    assert found.turns[0].trained_at == (("grpo-1", 21, 1),)
     assert found.turns[1].reward_terms == {"compiled": 0.3, "correct": 0.5}
     assert found.turns[0].phase_s["correct"] == 0.05
+    assert found.turns[0].queued_s == pytest.approx(0.1 - 0.051)
+    assert found.group["stage_name"] == "grpo-1"
     assert [s.rollout for s in found.siblings] == [0, 1]
     assert [s["advantage"] for s in found.siblings[0].turns] == [0.5, -0.5]
     assert found.siblings[1].turn(1)["turn"] == 0

@@ -45,14 +45,13 @@ FILTERS = {
 }
 
 
-def _stage(attempt: Attempt) -> str:
-    return "–" if attempt.stage is None else f"{attempt.stage + 1}"
-
-
 COLUMNS = (
     Column(key="latest", heading="rollout", value=lambda row: row.rollout_id),
     Column(key="purpose", heading="for", value=lambda row: _purpose(row), from_width=70),
-    Column(key="stage", heading="stage", value=_stage, from_width=100, is_number=True),
+    Column(
+        key="stage", heading="stage", value=lambda row: printable(row.stage_name or "–"),
+        from_width=100,
+    ),
     Column(
         key="step", heading="step", value=lambda row: "–" if row.step is None else str(row.step),
         is_number=True,

@@ -101,7 +101,7 @@ class RunScreen(AskingScreen[RunData]):
         activity, curves = self._read
         words = self.CURVES_OF.get(self._curves.kind, "")
         if self._curves.stage is not None:
-            words = f"{words}, stage {self._curves.stage + 1}, by step"
+            words = f"{words}, {self._curves.kind}-{self._curves.stage}, by step"
         return RunData(
             now=now, standing=self.watched.standing, live=self.watched.live, activity=activity,
             curves=curves, curves_of=words,

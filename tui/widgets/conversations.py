@@ -50,7 +50,8 @@ def _when(group: Any) -> str:
         return "not in a group"
     greedy = ", greedy" if group["is_greedy"] else ""
     flat = ", flat" if group["is_flat"] else ""
-    return f"{group['purpose']}{greedy}{flat}, stage {group['stage'] + 1} step {group['step']}"
+    stage = printable(group["stage_name"])
+    return f"{group['purpose']}{greedy}{flat}, {stage} step {group['step']}"
 
 
 def answer_of(found: Conversation, turn: PlayedTurn) -> Group:

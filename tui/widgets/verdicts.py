@@ -22,6 +22,8 @@ STOPPED = ("!", "yellow")
 """Every other status: it came to no answer that could be compared."""
 MAX_WORDS = 20_000
 """Characters of the judge's detail and feedback; it keeps to 2,000 itself."""
+MENTIONED_S = 0.1
+"""Of a queue: below, it is the way there and back."""
 WAITING = ("…", "")
 """A turn that has no verdict yet."""
 
@@ -79,7 +81,7 @@ def verdict_panel(turn: PlayedTurn) -> Text:
     text = Text(overflow="fold")
     text.append(verdict_word(row["status"])).append(f" ({printable(row['reason'] or NONE)})\n")
     _section(text, "judge", _judge(row))
-    _section(text, "phases", [(name, f"{s:.3f} s") for name, s in turn.phase_s.items()])
+    _section(text, "phases", _phases(turn))
     _section(text, "reward", _reward(turn))
     _section(text, "sampled", _sampled(row))
     for heading, key in (("detail", "detail"), ("the model was told", "feedback")):
@@ -101,11 +103,17 @@ def _judge(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
+def _phases(turn: PlayedTurn) -> list[tuple[str, str]]:
+    """From when the verdict was asked for; first it may have to queue for a judge."""
+    queue = {"queue": turn.queued_s} if turn.queued_s >= MENTIONED_S else {}
+    return [(name, f"{s:.3f} s") for name, s in (queue | dict(turn.phase_s)).items()]
+
+
 def _reward(turn: PlayedTurn) -> list[tuple[str, str]]:
     row = turn.row
     terms = [(name, f"{value:+.3f}") for name, value in turn.reward_terms.items()]
     total = "not scored" if row["reward"] is None else f"{row['reward']:.3f}"
-    trained = [f"stage {s + 1} step {step}, {age} old" for s, step, age in turn.trained_at]
+    trained = [f"{stage} step {step}, {age} old" for stage, step, age in turn.trained_at]
     return [
         *terms,
         ("reward", total),

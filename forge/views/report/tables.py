@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from forge.views.report.charts import number
 from forge.views.report.facts import MOST_CODES, MOST_EVENTS, MOST_KERNELS, unpack, when
 from forge.views.report.spent import STEP_PARTS
+from forge.views.standing import stage_name
 from forge.views.terminal import percent
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ def _digits(value: float | None, places: int) -> str:
 
 def _idle(facts: Facts) -> Table:
     return ["stage", "role", "idle", "of"], [
-        [_stage_name(facts, row["stage"]), row["role"], percent(row["idle_share"]),
+        [stage_name(facts.stages, row["stage"]), row["role"], percent(row["idle_share"]),
          f"{clock(row['step_s'])} of steps"]
         for row in facts.spent.idle
     ]  # fmt: skip
@@ -217,16 +218,10 @@ def _phases(facts: Facts) -> Table:
 def _slowest(facts: Facts) -> Table:
     names = list(STEP_PARTS.values())
     return ["stage", "step", *names], [
-        [_stage_name(facts, row["stage"]), str(row["step"]),
+        [stage_name(facts.stages, row["stage"]), str(row["step"]),
          *(_digits(row[name], 2) for name in names)]
         for row in facts.spent.slowest()
     ]  # fmt: skip
-
-
-def _stage_name(facts: Facts, stage: int) -> str:
-    """`grpo-2`, as events and commands say it."""
-    known = facts.stages[stage] if 0 <= stage < len(facts.stages) else {}
-    return f"{known.get('kind', 'stage')}-{stage}"
 
 
 def _attempts(facts: Facts) -> Table:
