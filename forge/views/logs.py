@@ -7,6 +7,7 @@ pattern. A line without a level of its own (a traceback, a print) has that of th
 from __future__ import annotations
 
 import re
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -28,6 +29,8 @@ DATE, MILLISECONDS = len("2026-11-21 "), len(",313")
 """What is left out of a line's time, so that more of the line is seen."""
 
 _STAMP = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[,.]\d{3}")
+_VLLM_STAMP = re.compile(r"(?:\(.+? pid=\d+\) )?[A-Z]+ (\d\d-\d\d \d\d:\d\d:\d\d) \[")
+"""`(EngineCore pid=7) INFO 11-21 22:08:54 [core.py:114] ...`: no year, no milliseconds."""
 _LEVEL = re.compile(
     r"\b(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|(?P<warns>Warning: )|^Traceback \(most recent call"
 )
@@ -85,11 +88,14 @@ class LogTail:
     _offset: int = -1
     _level: Level = Level.INFO
     _at: str = ""
+    _year: int = 0
+    """In which it was written last."""
 
     def read(self) -> list[LogLine]:
         """The whole lines that are new. A file that was cut off is read from its beginning."""
         try:
-            size = self.path.stat().st_size
+            stat = self.path.stat()
+            size, self._year = stat.st_size, time.localtime(stat.st_mtime).tm_year
             if size == self._offset:
                 return []
             with self.path.open("rb") as file:
@@ -116,6 +122,8 @@ class LogTail:
         stamp = _STAMP.match(text)
         if stamp:
             self._at, text = stamp[0], text[DATE : stamp.end() - MILLISECONDS] + text[stamp.end() :]
+        elif engines := _VLLM_STAMP.match(text):
+            self._at = max(self._at, f"{self._at[:4] or self._year}-{engines[1]}")
         return LogLine(process=self.path.stem, text=printable(text), level=self._level, at=self._at)
 
 

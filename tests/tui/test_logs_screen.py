@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
 from textual.widgets import Input, Log, Tab
 
 from forge.errors import ConfigError
+from forge.store.layout import RunPaths
 from forge.views.logs import (
     KEPT_LINES,
     READ_BYTES,
@@ -32,8 +35,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from textual.pilot import Pilot
-
-    from forge.store.layout import RunPaths
 
 pytestmark = pytest.mark.anyio
 STAMP = "2026-11-21 18:08:31,313"
@@ -107,6 +108,27 @@ def test_lines_of_all_processes_come_in_their_order(canned_run: RunPaths):
     assert trainer
     assert all(line.process == "trainer" and "step 3:" in line.text for line in trainer)
     assert book.lines.maxlen == KEPT_LINES
+
+
+def test_lines_of_vllm_are_in_their_order_too(tmp_path: Path):
+    """It tells no year; without its times a minute of it stood before what came first."""
+    folder = tmp_path / "run-1" / "logs" / "attempt-1"
+    folder.mkdir(parents=True)
+    (folder.parent / "latest").symlink_to("attempt-1")
+    (folder / "serve-0.log").write_text(
+        "INFO 11-21 18:08:01 [model.py:5] first\n"
+        f"{STAMP} INFO forge.serve.app: second\n"
+        "(EngineCore pid=7) WARNING 11-21 18:08:31 [core.py:1] third\n"
+        "INFO 11-21 18:09:44 [core.py:2] last\n"
+    )
+    (folder / "trainer.log").write_text(f"{STAMP.replace('18:08', '18:09')} forge.x INFO fourth\n")
+    at = datetime(2026, 12, 1, tzinfo=UTC).timestamp()
+    os.utime(folder / "serve-0.log", (at, at))
+    lines = LogBook(RunPaths(tmp_path / "run-1")).read()
+    assert [line.text.split()[-1] for line in lines] == [
+        "first", "second", "third", "fourth", "last",
+    ]  # fmt: skip
+    assert lines[2].level is Level.WARNING
 
 
 def test_what_is_no_pattern_is_a_line():
