@@ -233,7 +233,9 @@ def facts(kernel: Kernel) -> Text:
     """Where it comes from, and how fast it is."""
     row = kernel.turn
     at = datetime.fromtimestamp(row["recorded_at"], UTC).strftime("%Y-%m-%d %H:%M")
-    stage = NONE if row["stage_name"] is None else f"{printable(row['stage_name'])} step {row['step']}"
+    stage = (
+        NONE if row["stage_name"] is None else f"{printable(row['stage_name'])} step {row['step']}"
+    )
     text = Text(overflow="fold")
     text.append(f"{printable(row['problem_id'])}\n", style="bold")
     text.append(
