@@ -19,12 +19,14 @@ from textual.app import App, SystemCommand
 from textual.await_complete import AwaitComplete
 from textual.binding import Binding
 from textual.screen import Screen
+from textual.theme import ThemeProvider
 
 from forge.errors import ForgeError
 from forge.views.terminal import printable
 from tui.watched import Watched
 from tui.widgets.confirm import Confirm
 from tui.widgets.help import Help
+from tui.widgets.palette import Palette
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -165,6 +167,15 @@ class WatchApp(App[None]):
     async def on_run_chosen(self, event: RunChosen) -> None:
         """From the Runs screen to another run."""
         await self.look_at(event.paths)
+
+    def action_command_palette(self) -> None:
+        """Textual's way to it, with our class."""
+        if not Palette.is_open(self):
+            self.push_screen(Palette(id="--command-palette"))
+
+    def search_themes(self) -> None:
+        """As `action_command_palette`."""
+        self.push_screen(Palette(providers=[ThemeProvider], placeholder="Search for themes…"))
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """The command palette: every screen and every action, then Textual's own."""

@@ -26,6 +26,7 @@ from tui.app import ACTIONS, PLACES, WatchApp
 from tui.widgets.confirm import Confirm
 from tui.widgets.help import Help
 from tui.widgets.navline import NavLine
+from tui.widgets.palette import Palette
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,6 +96,20 @@ async def test_the_palette_finds_screens_and_actions(canned_run: RunPaths):
         await until(pilot, lambda: pilot.app.current_mode == "logs")
         titles = {command.title for command in pilot.app.get_system_commands(pilot.app.screen)}
         assert {title for title, _ in ACTIONS.values()} <= titles
+
+
+@pytest.mark.parametrize("wanted", ["action_command_palette", "search_themes"])
+async def test_the_palette_stands_any_key_in_a_terminal_without_room(
+    canned_run: RunPaths, wanted: str
+):
+    async with watching(canned_run) as pilot:
+        getattr(pilot.app, wanted)()
+        await press(pilot, "down")
+        for size in ((80, 5), (80, 1), (1, 24), (7, 3), SMALL):
+            await pilot.resize_terminal(*size)
+            await pilot.press("pagedown", "pageup", "ctrl+end", "up", "ctrl+home", "down")
+        await settle(pilot)
+        assert isinstance(pilot.app.screen, Palette)
 
 
 @pytest.mark.parametrize(
