@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 TURN_COLUMNS = (
     "turn_id, group_id, rollout, turn, stage, step, purpose, is_greedy, problem_id, status, "
     "reason, is_compiled, "
-    "reward, discounted_return, speedup, num_launches, num_prompt_tokens, num_completion_tokens, "
-    "finish, "
+    "reward, discounted_return, speedup, speedup_low, candidate_us, baseline_us, num_launches, "
+    "num_prompt_tokens, num_completion_tokens, finish, "
     "min_version, max_version, ended, reward_terms, prompt, completion, code, detail, feedback"
 )
 
@@ -184,7 +184,7 @@ def render_list(rollouts: list[dict[str, Any]]) -> Fitting | str:
             each["step"],
             each["purpose"],
             each["problem_id"],
-            " → ".join(turn["status"] or "?" for turn in each["turns"]),
+            " → ".join(_outcome(turn) for turn in each["turns"]),
             max((t["reward"] for t in each["turns"] if t["reward"] is not None), default=None),
             each["ended"],
         )
@@ -192,6 +192,12 @@ def render_list(rollouts: list[dict[str, Any]]) -> Fitting | str:
     )
     columns = ("rollout", "stage", "step", "purpose", "problem", "turns", "best reward", "ended")
     return Fitting(Table(columns=columns, rows=rows))
+
+
+def _outcome(turn: dict[str, Any]) -> str:
+    """`wrong`, `correct`; of a timed kernel `correct ≥3.47x`, which is what the reward goes by."""
+    low = turn["speedup_low"] if turn["status"] == "correct" else None
+    return f"{turn['status'] or '?'}{'' if low is None else f' ≥{low:.2f}x'}"
 
 
 def render_turns(rollouts: list[dict[str, Any]]) -> RichGroup:

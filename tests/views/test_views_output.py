@@ -295,6 +295,19 @@ def test_printable_leaves_ordinary_text_alone() -> None:
     assert printable(text) == text
 
 
+def test_rollouts_tell_speed_ups_where_there_are_times(root: Path, tmp_path: Path) -> None:
+    played = group(0, [[Status.WRONG, Status.CORRECT]], speed=timing(4.0))
+    anyio.run(write_run, tmp_path / "toy-1", [attempt(), problem(), played])
+    with open_run(tmp_path / "toy-1") as reader:
+        timed = rollouts.load_rollouts(reader, rollouts.Filter())
+    with open_run(root) as reader:
+        untimed = rollouts.load_rollouts(reader, rollouts.Filter())
+    assert "wrong → correct ≥3.60x" in shown(rollouts.render_list(timed))
+    assert "≥" not in shown(rollouts.render_list(untimed))
+    times = [(turn["candidate_us"], turn["speedup_low"]) for turn in timed[0]["turns"]]
+    assert times == [(None, None), (25.0, 3.6)]
+
+
 def test_runs_are_listed_with_state_and_last_evaluation(root: Path, tmp_path: Path) -> None:
     anyio.run(write_run, tmp_path / "a-1", small_run())
     (tmp_path / "broken-1").mkdir()
