@@ -62,14 +62,14 @@ def read_logs(
         return
     tails = {file: LogTail(file) for file in files}
     for file, tail in tails.items():
-        kept = [line.text for line in tail.read() if wanted.takes(line)]
-        yield from (_named(file, text, files) for text in kept[-num_lines:])
+        kept = wanted.choose(tail.read())
+        yield from (_named(file, line.text, files) for line in kept[-num_lines:])
     alive = is_followed
     while alive:
         alive = is_owned(paths)
         for file, tail in tails.items():
-            new = (line.text for line in tail.read() if wanted.takes(line))
-            yield from (_named(file, text, files) for text in new)
+            new = wanted.choose(tail.read())
+            yield from (_named(file, line.text, files) for line in new)
         time.sleep(POLL_S)
         for file in _begun(files, process=process):
             files.append(file)

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+import regex
+
 from forge.errors import ConfigError
 from forge.views.terminal import printable
 
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 READ_BYTES = 256 * 1024
 """Of each file at once: its end at first, and of one that grows faster than it is looked at."""
 KEPT_LINES = 5000
+PATTERN_S = 0.25
+"""Of CPU for all lines of one look, while the monitor draws nothing; 5000 lines take 10 ms. What a
+pattern costs to be compiled is not bounded: `(a{1000}){1000}` takes memory."""
 DATE, MILLISECONDS = len("2026-11-21 "), len(",313")
 """What is left out of a line's time, so that more of the line is seen."""
 
@@ -62,22 +67,35 @@ class LogFilter:
 
     process: str | None = None
     level: Level = Level.DEBUG
-    pattern: re.Pattern[str] | None = None
+    pattern: regex.Pattern[str] | None = None
 
-    def takes(self, line: LogLine) -> bool:
-        return (
-            self.process in (None, line.process)
+    def choose(self, lines: Iterable[LogLine]) -> list[LogLine]:
+        """Those that are wanted. Raises ConfigError where the pattern needs more than PATTERN_S."""
+        until = time.thread_time() + PATTERN_S
+        return [
+            line
+            for line in lines
+            if self.process in (None, line.process)
             and line.level >= self.level
-            and (self.pattern is None or self.pattern.search(line.text) is not None)
-        )
+            and (self.pattern is None or _has(line.text, self.pattern, until=until))
+        ]
 
 
-def compile_pattern(words: str) -> re.Pattern[str] | None:
+def compile_pattern(words: str) -> regex.Pattern[str] | None:
     """A regular expression, without regard to case; None for no words. Raises ConfigError."""
     try:
-        return re.compile(words, re.IGNORECASE) if words else None
-    except re.error as error:
+        return regex.compile(words, regex.IGNORECASE) if words else None
+    except regex.error as error:
         raise ConfigError(f"filter {words!r}: no regular expression: {error}") from error
+
+
+def _has(text: str, pattern: regex.Pattern[str], *, until: float) -> bool:
+    try:
+        return pattern.search(text, timeout=max(until - time.thread_time(), 0.0)) is not None
+    except TimeoutError as error:
+        raise ConfigError(
+            f"filter {pattern.pattern!r}: too slow for these lines: repetitions in repetitions?"
+        ) from error
 
 
 @dataclass(slots=True)
@@ -148,7 +166,3 @@ class LogBook:
     def processes(self) -> list[str]:
         """Names of all that have a log."""
         return sorted({path.stem for path in self._tails})
-
-    def chosen(self, wanted: LogFilter) -> Iterable[LogLine]:
-        """Those of `lines` that are wanted."""
-        return (line for line in self.lines if wanted.takes(line))

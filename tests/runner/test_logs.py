@@ -69,6 +69,12 @@ def test_lines_are_chosen_by_pattern_and_the_last_of_those_are_shown(paths: RunP
     assert len(shown(paths, num=1, pattern="forge")) == 2
 
 
+def test_a_pattern_that_never_ends_is_refused(paths: RunPaths) -> None:
+    (paths.logs(1) / "trainer.log").write_text("a" * 3000 + "!\n")
+    with pytest.raises(ConfigError, match="too slow for these lines"):
+        shown(paths, pattern="(a+)+$")
+
+
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [

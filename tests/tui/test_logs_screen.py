@@ -104,7 +104,8 @@ def test_lines_of_all_processes_come_in_their_order(canned_run: RunPaths):
     lines = book.read()
     assert [line.at for line in lines] == sorted(line.at for line in lines)
     assert {"supervisor", "trainer", "serve-0"} <= set(book.processes())
-    trainer = list(book.chosen(LogFilter(process="trainer", pattern=compile_pattern("STEP 3:"))))
+    wanted = LogFilter(process="trainer", pattern=compile_pattern("STEP 3:"))
+    trainer = wanted.choose(book.lines)
     assert trainer
     assert all(line.process == "trainer" and "step 3:" in line.text for line in trainer)
     assert book.lines.maxlen == KEPT_LINES
@@ -135,6 +136,14 @@ def test_what_is_no_pattern_is_a_line():
     assert compile_pattern("") is None
     with pytest.raises(ConfigError, match=r"filter '\(': no regular expression: missing \)"):
         compile_pattern("(")
+
+
+def test_a_pattern_that_never_ends_is_a_line(tmp_path: Path):
+    path = tmp_path / "trainer.log"
+    path.write_text("a" * 3000 + "!\n")
+    wanted = LogFilter(pattern=compile_pattern("(a+)+$"))
+    with pytest.raises(ConfigError, match=r"filter '\(a\+\)\+\$': too slow for these lines"):
+        wanted.choose(LogTail(path).read())
 
 
 # ---- the screen
@@ -190,6 +199,16 @@ async def test_slash_filters_by_a_pattern_and_escape_drops_it(canned_run: RunPat
         await press(pilot, "escape")
         assert "filter –" in text_of(pilot)
         assert len(lines_of(pilot)) > len(shown)
+
+
+async def test_a_pattern_that_is_too_slow_is_dropped_and_told(canned_run: RunPaths):
+    async with watching(canned_run, keys=["5", "slash"]) as pilot:
+        num_lines = len(lines_of(pilot))
+        await pilot.press(*"(a+)+$", "enter")
+        await append(pilot, canned_run, "a" * 3000 + "!")
+        assert "filter –" in text_of(pilot)
+        assert "too slow for these lines" in unwrapped(pilot)
+        assert len(lines_of(pilot)) == num_lines + 1, "all that was shown before, too"
 
 
 async def test_f_follows_what_is_appended_or_stays(canned_run: RunPaths):

@@ -19,6 +19,8 @@ from forge.views.terminal import printable
 from tui.screens.asking import AskingScreen
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
@@ -69,7 +71,7 @@ class LogsScreen(AskingScreen[list[LogLine]]):
         if not data and self._has_tabs:
             return
         self._show_tabs()
-        self._write([line for line in data if self._wanted.takes(line)])
+        self._write(self._chosen(data))
         self._tell()
 
     def choose(self, process: str | None) -> None:
@@ -150,8 +152,19 @@ class LogsScreen(AskingScreen[list[LogLine]]):
 
     def _rewrite(self) -> None:
         self.query_one(Log).clear()
-        self._write(list(self._book.chosen(self._wanted)))
+        self._write(self._chosen(self._book.lines))
         self._tell()
+
+    def _chosen(self, lines: Iterable[LogLine]) -> list[LogLine]:
+        """Those that are wanted; where the pattern is too slow it is dropped, and all lines are
+        shown anew."""
+        try:
+            return self._wanted.choose(lines)
+        except ConfigError as error:
+            self._problem, self._words = str(error), ""
+            self._wanted = replace(self._wanted, pattern=None)
+            self.query_one(Log).clear()
+            return self._wanted.choose(self._book.lines)
 
     def _write(self, lines: list[LogLine]) -> None:
         is_named = self._wanted.process is None
