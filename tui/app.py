@@ -170,7 +170,7 @@ class WatchApp(App[None]):
 
     def action_command_palette(self) -> None:
         """Textual's way to it, with our class."""
-        if not Palette.is_open(self):
+        if not isinstance(self.screen, Palette):
             self.push_screen(Palette(id="--command-palette"))
 
     def search_themes(self) -> None:
