@@ -22,7 +22,8 @@ FROM v_failures GROUP BY status, reason ORDER BY num_turns DESC
 """
 
 BEST_KERNELS = """
-SELECT problem_id, ranked_by, speedup_low, num_launches, turn_id, policy_version, code
+SELECT problem_id, ranked_by, speedup_low, speedup, candidate_us, baseline_us, num_launches,
+    turn_id, policy_version, code
 FROM v_best_kernels ORDER BY rank LIMIT coalesce(:most, 100)
 """
 
@@ -50,8 +51,9 @@ WITH ranked AS MATERIALIZED (SELECT problem_id, turn_id, rank, ranked_by FROM v_
                 CAST(substr(turn_id, 2, instr(turn_id, '.') - 2) AS INTEGER) AS group_id
             FROM ranked WHERE problem_id = :problem OR (:problem IS NULL AND rank = 1)) b
         CROSS JOIN v_turns t ON t.group_id = b.group_id AND t.turn_id = b.turn_id)
-SELECT best.problem_id, best.ranked_by, best.speedup, best.speedup_low, best.num_launches,
-    best.turn_id, best.stage, best.step, best.max_version AS policy_version,
+SELECT best.problem_id, best.ranked_by, best.speedup_low, best.speedup, best.candidate_us,
+    best.baseline_us, best.num_launches, best.turn_id, best.stage, best.step,
+    best.max_version AS policy_version,
     datetime(best.recorded_at, 'unixepoch') AS found, v.device,
     count(v.candidate_us) AS num_times,
     best.baseline_us / min(v.candidate_us) AS speedup_best_again,
@@ -188,7 +190,7 @@ ORDER BY sample_id
 SUSPECTS = """
 WITH recent AS (SELECT * FROM turns WHERE reward IS NOT NULL
         ORDER BY turn_row DESC LIMIT coalesce(:turns, 20000))
-SELECT t.turn_id, g.problem_id, t.reward, v.speedup,
+SELECT t.turn_id, g.problem_id, t.reward, v.speedup_low, v.speedup,
     CASE WHEN v.num_launches = 0 THEN 'no kernel launched'
         WHEN v.torch_share > 0.5 THEN 'torch does most of it'
         WHEN v.roofline_share > 1 THEN 'faster than the card can be'

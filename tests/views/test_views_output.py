@@ -161,6 +161,17 @@ def test_wall_time_has_the_seconds_that_verdicts_waited_for_a_judge(tmp_path: Pa
     assert seconds["judge queue, summed over turns"] == pytest.approx(0.2 - phases, abs=1e-3)
 
 
+@pytest.mark.parametrize("name", ["best-kernels", "best-of-problem", "suspects"])
+def test_what_ranks_kernels_stands_beside_their_times(tmp_path: Path, name: str) -> None:
+    """A kernel that was measured 9 times as fast may rank below one of 4: its interval is wide."""
+    played = group(0, [[Status.CORRECT], [Status.WRONG]], speed=timing(4.0))
+    anyio.run(write_run, tmp_path / "toy-1", [attempt(), problem(), played])
+    with open_run(tmp_path / "toy-1") as reader:
+        row = sql.json_rows(sql.run_named(reader, name))[0]
+    names = ("speedup_low", "speedup", "candidate_us", "baseline_us")
+    assert [row[each] for each in names] == [3.6, 4.0, 25.0, 100.0]
+
+
 def test_named_queries_take_no_mean_of_means(tmp_path: Path) -> None:
     """One group solved at step 1, three not at step 2: a quarter, not a half."""
     first = group(0, [[Status.CORRECT]] * 2, step=1)
