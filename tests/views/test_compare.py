@@ -19,6 +19,7 @@ from tests.store.storefactory import (
     EXPERIMENT,
     attempt,
     problem,
+    small_run,
     timing,
     write_run,
 )
@@ -247,3 +248,9 @@ def test_a_hostile_name_is_shown_and_not_obeyed(tmp_path: Path) -> None:
     assert "won by b: 1 problems" in text
     assert not set("\x07\x9b\u202e\r") & set(text)
     assert "\x1b]" not in text
+
+
+def test_curves_say_what_their_figures_are_means_of(tmp_path: Path) -> None:
+    """`best_speedup 5.8` is of no step."""
+    text = shown(render_comparison(compared(tmp_path, small_run(), small_run(seed=1))))
+    assert "curves at equal step, means of the last 5 steps, a → b" in text

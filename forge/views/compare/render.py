@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from forge.store.reader import Table
+from forge.views.compare.curves import WINDOW
 from forge.views.compare.records import By, Comparison, Curve, Part, ProblemChange, Score
 from forge.views.sql import render_table
 from forge.views.terminal import percent, printable
@@ -33,7 +34,7 @@ def render_comparison(found: Comparison) -> RichGroup:
     if found.config:
         parts += [Text(""), Text("settings that differ", style="bold"), _render_config(found)]
     if found.curves:
-        title = f"curves at equal {found.by}, a → b"
+        title = f"curves at equal {found.by}, means of the last {WINDOW} steps, a → b"
         parts += [Text(""), Text(title, style="bold"), _render_curves(found)]
     for title, sections in (("by level", found.by_level), ("by device", found.by_device)):
         if sections:
