@@ -34,6 +34,8 @@ LOCK_PAUSE_S = 0.05
 """`is_owned` holds the lock for microseconds; an owner therefore asks a few times before it gives
 up.
 """
+MOST_NAMED = 5
+"""Runs that an error names."""
 
 _RUN_NAME = re.compile(r"^(?P<name>.+)-(?P<number>[1-9]\d*)$")
 
@@ -253,4 +255,6 @@ def _what_there_is(asked: str, names: list[str], store_dir: Path) -> str:
     close = difflib.get_close_matches(asked, names, n=1)
     if close:
         return f"did you mean {close[0]}?"
-    return f"{store_dir}/ holds {', '.join(names[-5:])}"
+    newest = ", ".join(reversed(names[-MOST_NAMED:]))
+    num_more = len(names) - MOST_NAMED
+    return f"{store_dir}/ holds {newest}" + (f" and {num_more} older" if num_more > 0 else "")
