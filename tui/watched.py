@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from forge.control import ControlClient
 from forge.errors import ConfigError, ForgeError
+from forge.store.json_columns import BadColumn
 from forge.store.layout import is_owned, read_status
 from forge.store.reader import RunReader
 from forge.views.standing import Standing, load_standing
@@ -102,7 +103,8 @@ class Watched:
                 return None
             try:
                 assert self.reader is not None
-                return question(self.reader)
+                with self.reader.explained():
+                    return question(self.reader)
             except (sqlite3.Error, OSError, ForgeError) as error:
                 self._fail(error)
                 return None
@@ -146,7 +148,7 @@ class Watched:
         words = " ".join(str(error).split()).replace(f"{self.paths.root.parent}/", "")
         name = self.paths.name
         self.problem = words if words.startswith(name) else f"{name}: {words}"
-        if isinstance(error, sqlite3.OperationalError):
+        if isinstance(error, (sqlite3.OperationalError, BadColumn)):
             return  # a view that an older forge did not write, or a busy file: the rest is readable
         self._close()
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from forge.errors import ConfigError
+from forge.errors import ConfigError, ForgeError
 from forge.store.codec import Body, Lookup, decode_text
+from forge.store.json_columns import BadColumn, find_bad_json
 from forge.store.layout import RunPaths, find_run
 from forge.store.opening import DAMAGED, connect, is_damage, open_read_only
 
@@ -57,14 +58,32 @@ class RunReader:
         let_interrupt(self._connection)
 
     def __enter__(self) -> Self:
+        self._leaving = ExitStack()
+        self._leaving.callback(self.close)
+        self._leaving.enter_context(self.explained())
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, *told: Any) -> None:
+        self._leaving.__exit__(*told)
 
     def close(self) -> None:
         self._connection.close()
         self._lookup.close()
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Turns whatever a column without its JSON led to into one BadColumn line. A `with` on the
+        reader does it too.
+        """
+        try:
+            yield
+        except ForgeError:
+            raise
+        except Exception as error:
+            found = find_bad_json(self._connection)
+            if found is None:
+                raise
+            raise BadColumn(f"{self.paths.run_db}: {found}") from error
 
     def query(self, sql: str, params: Params = ()) -> Table:
         """Columns and rows of one statement. Raises sqlite3.Error on a mistake in it."""

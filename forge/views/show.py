@@ -60,8 +60,8 @@ def load_evaluations(reader: RunReader) -> list[dict[str, Any]]:
     )
     for row in rows:
         del row["evaluation_id"]
-        row["pass_at_k"] = json.loads(row["pass_at_k"])
-        row["detail"] = json.loads(row["detail"])
+        row["pass_at_k"] = dict(json.loads(row["pass_at_k"]))
+        row["detail"] = dict(json.loads(row["detail"]))
     return rows
 
 

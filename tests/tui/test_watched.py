@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forge.store.layout import RunPaths
+from forge.views.conversation import load_conversation
 from tests import canned
 from tests.tui.supervisors import supervising
 from tui.watched import Watched
@@ -124,6 +125,15 @@ def test_a_question_that_fails_is_told_and_leaves_the_rest_readable(watched: Wat
     write_row(watched.paths)
     assert watched.changed()
     assert watched.problem is None
+
+
+def test_a_column_without_its_json_is_told_and_leaves_the_rest_readable(watched: Watched):
+    with sqlite3.connect(watched.paths.run_db) as connection:
+        connection.execute("UPDATE verdicts SET phase_s = '{'")
+    assert watched.ask(load_conversation) is None
+    assert watched.problem is not None
+    assert "verdicts.phase_s of g" in watched.problem
+    assert num_events(watched) is not None
 
 
 def test_a_run_with_nothing_in_it_yet_is_told_and_read_later(canned_run: RunPaths, tmp_path: Path):

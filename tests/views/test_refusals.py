@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -11,6 +13,8 @@ import anyio
 import pytest
 
 from forge.cli import run_command
+from forge.store.json_columns import JSON_COLUMNS
+from forge.store.tables import RUN_TABLES_1
 from tests.store.storefactory import small_run, write_run
 
 HUGE = "9" * 25
@@ -90,3 +94,36 @@ def test_numbers_that_are_none_are_null_in_json_and_break_no_report(
     json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert run_command(["report", "inf-1", "--store", str(tmp_path)]) == 0
     assert (tmp_path / "inf-1" / "report.html").is_file()
+
+
+@pytest.mark.parametrize("wrong", ["{", "", "[1]", "3"])
+@pytest.mark.parametrize(("table", "column"), list(JSON_COLUMNS))
+def test_a_column_without_its_json_is_one_line_that_says_where(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    table: str, column: str, wrong: str,
+) -> None:  # fmt: skip
+    shutil.copytree(store / "toy-1", tmp_path / "toy-1")
+    run_db = tmp_path / "toy-1" / "run.db"
+    with closing(sqlite3.connect(run_db)) as connection:
+        connection.execute(f"UPDATE {table} SET {column} = ?", (wrong,))
+        connection.commit()
+    asked = (["show"], ["rollouts"], ["status"], ["compare", "toy-1"])
+    told = []
+    for argv in asked:
+        code = run_command([*argv, "toy-1", "--store", str(tmp_path)])
+        printed = capsys.readouterr()
+        assert code in (0, 2), printed.err
+        told += [printed.err] if code else []
+    place = f"{table}.{column} of "
+    assert all(place in each and f"found {wrong!r}; " in each for each in told), told
+    assert all(str(run_db) in each and each.count("\n") == 1 for each in told)
+
+
+def test_every_column_of_json_is_looked_at() -> None:
+    tables = re.findall(r"CREATE TABLE (\w+) \((.*?)\n\)", RUN_TABLES_1, flags=re.DOTALL)
+    found = {
+        (table, column)
+        for table, body in tables
+        for column in re.findall(r"(\w+) TEXT NOT NULL,? *-- JSON", body)
+    }
+    assert found == set(JSON_COLUMNS)
