@@ -63,7 +63,7 @@ COLUMNS = (
     Column(key="reward", heading="reward", value=lambda row: number(row.best_reward),
            is_number=True),
     Column(
-        key="speedup", heading="best", from_width=60, is_number=True,
+        key="speedup", heading="fastest", from_width=60, is_number=True,
         value=lambda row: "–" if row.best_speedup is None else f"{row.best_speedup:.2f}x",
     ),
     Column(
@@ -180,7 +180,7 @@ def _totals(row: ProblemRow) -> str:
         f"best reward {number(row.best_reward)}",
     ]
     if row.best_speedup is not None:
-        parts.append(f"best {row.best_speedup:.2f}x")
+        parts.append(f"fastest {row.best_speedup:.2f}x")
     if row.first_solved_by_version is not None:
         parts.append(f"first solved by policy {row.first_solved_by_version}")
     if row.trend:

@@ -50,7 +50,7 @@ COLUMNS = (
     Column(key="purpose", heading="for", value=lambda row: row.purpose or "–", from_width=70),
     Column(key="pass", heading="pass", value=lambda row: share(row.correct_share), is_number=True),
     Column(
-        key="speedup", heading="best", from_width=60, is_number=True,
+        key="speedup", heading="fastest", from_width=60, is_number=True,
         value=lambda row: "–" if row.best_speedup is None else f"{row.best_speedup:.2f}x",
     ),
     Column(
