@@ -84,6 +84,10 @@ ORDER BY s.stage, s.step
 """
 
 WALL_TIME = """
+WITH phases AS MATERIALIZED (SELECT stage, phase, sum(total_s) AS total_s FROM v_phases
+        WHERE purpose = 'train' GROUP BY stage, phase),
+    steps AS MATERIALIZED (SELECT stage, sum(generate_s) AS generate_s, sum(judge_s) AS judge_s
+        FROM v_steps GROUP BY stage)
 SELECT stage, what, round(seconds, 3) AS seconds, round(seconds / total, 3) AS share_of_wall FROM (
     SELECT stage, what, sum(seconds) AS seconds,
         (SELECT sum(value) FROM v_metrics w
@@ -93,13 +97,11 @@ SELECT stage, what, round(seconds, 3) AS seconds, round(seconds / total, 3) AS s
         UNION ALL SELECT stage, key, value FROM v_metrics
             WHERE key IN ('step/wall/seconds', 'train/step/seconds', 'train/wait/seconds',
                 'train/publish_wait/seconds', 'weights/publish/seconds')
-        UNION ALL SELECT stage, 'generate, summed over turns', generate_s FROM v_steps
-        UNION ALL SELECT stage, 'judge, summed over turns', judge_s FROM v_steps
-        UNION ALL SELECT stage, 'judge queue, summed over turns', judge_s FROM v_steps
-        UNION ALL SELECT stage, 'judge queue, summed over turns', -total_s FROM v_phases
-            WHERE purpose = 'train'
-        UNION ALL SELECT stage, 'judge phase: ' || phase, total_s FROM v_phases
-            WHERE purpose = 'train') found
+        UNION ALL SELECT stage, 'generate, summed over turns', generate_s FROM steps
+        UNION ALL SELECT stage, 'judge, summed over turns', judge_s FROM steps
+        UNION ALL SELECT stage, 'judge queue, summed over turns', judge_s FROM steps
+        UNION ALL SELECT stage, 'judge queue, summed over turns', -total_s FROM phases
+        UNION ALL SELECT stage, 'judge phase: ' || phase, total_s FROM phases) found
     GROUP BY stage, what)
 ORDER BY stage, seconds DESC
 """
