@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -95,6 +97,20 @@ async def test_two_runs_are_compared_by_space_and_c(runs: RunPaths):
         assert "at equal tokens" in text_of(pilot)
         await press(pilot, "escape")
         assert "Enter looks at a run" in text_of(pilot)
+
+
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+async def test_a_comparison_looks_so(runs: RunPaths, size: tuple[int, int]):
+    with closing(sqlite3.connect(runs.root.with_name("other-2") / "run.db")) as connection:
+        connection.executescript(
+            "UPDATE runs SET experiment = replace(experiment, 'group_size = 8', 'group_size = 4');"
+            "UPDATE verdicts SET status = 'wrong' WHERE group_id % 3 = 0;"
+            "UPDATE verdicts SET status = 'correct' WHERE group_id % 3 = 1 AND rollout = 2;"
+        )
+    async with watching(runs, size=size, keys=["6"]) as pilot:
+        await go_to(pilot, "other-2")
+        await press(pilot, "c")
+        check_snapshot(pilot, "compare")
 
 
 async def test_without_a_mark_the_chosen_run_is_compared_with_the_watched(runs: RunPaths):
