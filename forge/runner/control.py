@@ -182,7 +182,7 @@ class Control:
     def _training(self, lack: str) -> TrainerDesk:
         """The desk of the stage that somebody asks something of, who is not its trainer."""
         if self.desk is None:
-            raise _Refused(f"{self._label}: no training stage runs, so there is {lack}")
+            raise _Refused(f"{self._label}: no trainer runs now, so there is {lack}")
         if self.desk.is_stopping:
             raise _Refused(f"{self._label}: it is stopping, and saves a checkpoint as it does")
         return self.desk

@@ -170,8 +170,8 @@ async def test_a_checkpoint_is_wanted_until_there_is_one(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("path", "stage", "words"),
     [
-        ("/save", None, "eval-0: no training stage runs, so there is nothing to save"),
-        ("/evaluate", None, "eval-0: no training stage runs, so there is no policy that changes"),
+        ("/save", None, "eval-0: no trainer runs now, so there is nothing to save"),
+        ("/evaluate", None, "eval-0: no trainer runs now, so there is no policy that changes"),
         ("/evaluate", "sft", "eval-0: serves no policy while it trains; "),
         ("/evaluate", "last", "its last step runs"),
         ("/save", "stopping", "eval-0: it is stopping, and saves a checkpoint as it does"),
