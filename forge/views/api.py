@@ -30,6 +30,7 @@ SELECT 'g' || f.group_id || '.r' || f.rollout AS rollout_id, f.group_id, f.rollo
     p.split, r.ended, max(v.status = 'correct') AS is_correct,
     group_concat(v.status, ' ') AS statuses, count(*) AS num_turns, max(t.reward) AS reward,
     max(CASE WHEN v.status = 'correct' THEN v.speedup END) AS speedup,
+    max(CASE WHEN v.status = 'correct' THEN v.speedup_low END) AS speedup_low,
     sum(t.num_completion_tokens) AS num_completion_tokens, min(t.min_version) AS min_version,
     max(t.max_version) AS max_version
 FROM found f CROSS JOIN turns t USING (group_id, rollout)

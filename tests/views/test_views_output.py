@@ -17,6 +17,7 @@ import anyio
 import pytest
 from rich.console import Console
 
+import forge
 from forge.cli import run_command
 from forge.errors import ConfigError
 from forge.records import Metrics, Purpose, Status
@@ -317,6 +318,8 @@ def test_rollouts_tell_speed_ups_where_there_are_times(root: Path, tmp_path: Pat
     assert "≥" not in shown(rollouts.render_list(untimed))
     times = [(turn["candidate_us"], turn["speedup_low"]) for turn in timed[0]["turns"]]
     assert times == [(None, None), (25.0, 3.6)]
+    with forge.open(tmp_path / "toy-1") as run:
+        assert [(row["speedup"], row["speedup_low"]) for row in run.rollouts()] == [(4.0, 3.6)]
 
 
 def test_runs_are_listed_with_state_and_last_evaluation(root: Path, tmp_path: Path) -> None:
@@ -348,9 +351,9 @@ def test_progress_says_where_the_run_stands(tmp_path: Path) -> None:
     assert (now.step, now.num_turns, now.policy_version) == (3, 24, 3)
     assert now.idle == pytest.approx({"judges": 0.4, "trainer": 0.4})
     assert now.pass_at_1 == 0.5
-    assert now.judged_per_s == pytest.approx(24, rel=0.5)
+    assert now.turns_per_s == pytest.approx(24, rel=0.5)
     assert now.tokens_per_s == pytest.approx(24 * 12, rel=0.5)
-    assert later.judged_per_s is None
+    assert later.turns_per_s is None
     json.dumps(now.to_json())
 
 
