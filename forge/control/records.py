@@ -78,6 +78,7 @@ class LiveStatus:
     """To the end of the stage."""
     tokens_per_s: float
     judged_per_s: float
+    """A verdict that the cache has is not judged; `Standing.turns_per_s` counts its turn."""
     idle: Mapping[str, float] = field(default_factory=dict)
     numbers: Mapping[str, float] = field(default_factory=dict)
     components: Sequence[ComponentStatus] = ()

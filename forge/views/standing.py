@@ -57,7 +57,8 @@ class Standing:
     num_turns: int
     tokens_per_s: float | None
     """Completion tokens."""
-    judged_per_s: float | None
+    turns_per_s: float | None
+    """Judged anew or not: a turn without a candidate, or with one known before, is one too."""
     idle: dict[str, float]
     """Role to its idle share in the last step that was published."""
     policy_version: int | None
@@ -94,7 +95,7 @@ def load_standing(reader: RunReader, *, now: float) -> Standing:
         pass_rate=played["pass_rate"] if played else None,
         num_turns=reader.value("SELECT count(*) FROM turns"),
         tokens_per_s=rates[0],
-        judged_per_s=rates[1],
+        turns_per_s=rates[1],
         idle=_load_idle(reader, stage=stage),
         policy_version=reader.value("SELECT max(version) FROM policies"),
         pass_at_1=reader.value(
@@ -152,7 +153,7 @@ def _current_stage(reader: RunReader) -> int | None:
 
 
 def _rates(reader: RunReader, *, now: float) -> tuple[float | None, float | None]:
-    """(completion tokens, verdicts) a second over the last window."""
+    """(completion tokens, turns) a second over the last window."""
     row = reader.one(
         "SELECT count(*) AS turns, sum(num_completion_tokens) AS tokens, min(recorded_at) AS since "
         "FROM "

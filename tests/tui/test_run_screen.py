@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import pytest
 from textual.filter import Monochrome
 from textual.widgets import Sparkline
 
+from forge.store.layout import open_run_lock, write_status
 from forge.store.reader import open_run
 from forge.views.monitor import Curve, Curves, load_processes
 from tests.tui.supervisors import component, supervising
@@ -88,8 +90,20 @@ async def test_a_run_that_ended_a_second_ago_has_no_rates(canned_run: RunPaths):
         change(canned_run, f"UPDATE {table} SET recorded_at = {NOW - 1}")
     async with watching(canned_run, size=LARGE) as pilot:
         assert "the run is done" in text_of(pilot)
-        for rate in ("rollouts/s", "tok/s", "judged/s"):
+        for rate in ("rollouts/s", "tok/s", "judged/s", "turns/s"):
             assert f" {rate} " not in text_of(pilot).splitlines()[2], rate
+
+
+async def test_without_its_supervisors_words_turns_are_counted_and_not_judgements(
+    canned_run: RunPaths,
+):
+    change(canned_run, f"UPDATE turns SET recorded_at = {NOW - 10}")
+    write_status(canned_run, {"pid": os.getpid()})
+    with open_run_lock(canned_run):
+        async with watching(canned_run, size=LARGE) as pilot:
+            line = text_of(pilot).splitlines()[2]
+            assert " turns/s " in line
+            assert " judged/s " not in line
 
 
 async def test_what_is_written_while_it_is_looked_at_is_shown(canned_run: RunPaths):

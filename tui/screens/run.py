@@ -164,7 +164,7 @@ def _store_figures(standing: Standing | None, activity: Activity) -> list[tuple[
         pairs = [
             ("ETA", duration(standing.eta_s)),
             ("tok/s", number(standing.tokens_per_s)),
-            ("judged/s", number(standing.judged_per_s)),
+            ("turns/s", number(standing.turns_per_s)),
         ]
     return [("step", step), *pairs, ("turns", str(standing.num_turns))]
 
