@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -30,13 +31,15 @@ COLUMNS: tuple[tuple[str, str, int], ...] = (
     ("device", "device", NARROW),
     ("phase", "phase", 0),
     ("gpu_use", "GPU", NARROW),
-    ("gpu_memory", "GPUmem", WIDE),
-    ("memory", "memory", NARROW),
+    ("gpu_memory", "GPUmem", NARROW),
+    ("memory", "memory", WIDE),
     ("age", "ago", 0),
     ("restarts", "rst", NARROW),
     ("words", "last words", NARROW),
 )
 """Field, heading, and from how many columns of the terminal on it is shown."""
+OF_GPUS = ("gpu_use", "gpu_memory")
+"""Shown where there is a card; without one the machine's memory has their place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +103,7 @@ class ProcessTable(DataTable[Text]):
 
     def show_rows(self, rows: Sequence[ProcessRow]) -> None:
         """Rewrites the cells that changed; the cursor stays where it is."""
-        fields = tuple(field for field, _, least in COLUMNS if self.app.size.width >= least)
+        fields = _fields(rows, self.app.size.width)
         names = [row.name for row in rows]
         if fields != self._fields or names != self._names:
             self._rebuild(fields, rows)
@@ -121,6 +124,14 @@ class ProcessTable(DataTable[Text]):
         for row in rows:
             self.add_row(*(_cell(row, field) for field in fields), key=row.name)
         self.move_cursor(row=min(at, max(len(rows) - 1, 0)))
+
+
+def _fields(rows: Sequence[ProcessRow], width: int) -> tuple[str, ...]:
+    has_gpu = any(getattr(row, field) != NONE for row in rows for field in OF_GPUS)
+    least = {field: at for field, _, at in COLUMNS}
+    if not has_gpu:
+        least |= {"memory": NARROW} | dict.fromkeys(OF_GPUS, math.inf)
+    return tuple(field for field, at in least.items() if width >= at)
 
 
 def _cell(row: ProcessRow, field: str) -> Text:
