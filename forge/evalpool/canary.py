@@ -55,7 +55,7 @@ PROBLEM = Problem(problem_id="canary", source=SOURCE, family="canary", level=0, 
 async def find_fault(ask: Callable[[Problem, str], Awaitable[Verdict]]) -> str | None:
     """None where both are judged as they must be; else what was found, for people.
 
-    Raises what `ask` raises.
+    Raises what `ask` raises, unless the other was misjudged.
     """
     faults, errors = list[str](), list[Exception]()
 
@@ -72,6 +72,6 @@ async def find_fault(ask: Callable[[Problem, str], Awaitable[Verdict]]) -> str |
     async with anyio.create_task_group() as tg:
         tg.start_soon(judge, RIGHT, "right", Status.CORRECT)
         tg.start_soon(judge, WRONG, "wrong", Status.WRONG)
-    if errors:
+    if errors and not faults:
         raise errors[0]
     return "; ".join(faults) or None

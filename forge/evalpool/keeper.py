@@ -127,13 +127,12 @@ class Keeper:
         while True:
             if seat.is_lost:
                 return "did not answer"
-            is_asked = seat.state is State.SUSPECT or seat.doubt is not None
-            if is_asked or (seat.state is State.QUARANTINED and is_fresh):
+            if seat.is_canary_due or (seat.state is State.QUARANTINED and is_fresh):
                 await self._judge_canary(link)
             is_fresh = False
             if seat.state is State.QUARANTINED:
                 return f"is quarantined: {seat.why}"
-            if seat.state is State.UP and seat.doubt is None:
+            if seat.state is State.UP and not seat.is_canary_due:
                 await seat.news.wait()
                 seat.news = anyio.Event()
 
@@ -147,6 +146,7 @@ class Keeper:
             except _SaysNothing as error:
                 fault = f"a canary could not be judged: {error}"
                 logger.warning("%s: %s", self._seat.name, fault)
+                self._seating.canary_silent(self._seat, why=fault)
             except NoAnswer as error:
                 fault = f"it gave a canary no answer: {error}"
                 self._seat.is_lost = self._seat.is_lost or error.is_lost

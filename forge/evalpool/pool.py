@@ -158,11 +158,15 @@ class Pool:
             except NoJudge as error:
                 raise MachineError(f"{problem.problem_id}: {error}") from error
             try:
-                return await self._examine_there(seat, problem)
+                examination = await self._examine_there(seat, problem)
             except NoAnswer as error:
                 lost = self._note_silence(seat, error)
+                continue
             finally:
                 self.seating.give_back(seat)
+            if await self.seating.vouched(seat):
+                return examination
+            lost = f"{seat.name} failed after this examination: {seat.why}"
         words = f"it could not be examined: {lost}"
         return Examination(problem_id=problem.problem_id, flags={Flag.CRASH: words[:500]})
 
@@ -216,12 +220,14 @@ class Pool:
         return await self._vouched(seat, verdict), seat
 
     async def _vouched(self, seat: Seat, verdict: Verdict) -> Verdict:
-        """The verdict, once its judge's card is known to be whole; an infra error where it is
-        not."""
+        """The verdict, once its judge's card is known to be whole; where it is not an infra error,
+        which the verdict may be already."""
         if not seat.is_doubted:
             return verdict
         start = time.monotonic()
         if not await self.seating.vouched(seat):
+            if verdict.status is Status.INFRA_ERROR:
+                return verdict
             return _infra("distrusted", f"{seat.name} failed after this verdict: {seat.why}")
         phase_s = {**verdict.phase_s, "canary": time.monotonic() - start}
         return replace(verdict, phase_s=phase_s)

@@ -8,8 +8,9 @@
 
 A candidate that faults on the card may have harmed it for others: until a canary that was begun
 after the fault is judged right, verdicts of that judge wait (`vouched`), and where it is judged
-wrong they are given up and the candidates judged again. The judge goes on meanwhile: one candidate
-in eight faults while a model learns, and each pause costs as much as a judgement.
+wrong, or the judge is gone, they are given up and the candidates judged again. The judge goes on
+meanwhile: one candidate in eight faults while a model learns, and each pause costs as much as a
+judgement. A canary that fails is a fault too.
 
 Called by `pool.py`, which takes and gives back seats and says what came of it, and by `keeper.py`,
 which opens judges and judges canaries. Promises: a seat never has more requests than `capacity`;
@@ -88,10 +89,6 @@ class Doubt:
     is_settled: bool = False
     """A canary was judged right."""
 
-    def end(self, *, is_settled: bool) -> None:
-        self.is_settled = is_settled
-        self.ended.set()
-
 
 @dataclass(slots=True, eq=False)
 class Seat:
@@ -116,9 +113,12 @@ class Seat:
     why: str = ""
     """What the last fault was."""
     doubt: Doubt | None = None
-    """Raised by a fault on its card; its canary has not begun."""
+    """Raised by a fault on its card; its canary has not begun. Of a judge that is gone it has
+    ended, and stays for verdicts that are still on their way."""
     examined: Doubt | None = None
     """Its canary is being judged."""
+    examined_state: State = State.DOWN
+    """When its last canary began."""
     is_lost: bool = False
     """It broke a connection or was silent: its keeper replaces it."""
     news: anyio.Event = field(default_factory=anyio.Event)
@@ -129,6 +129,11 @@ class Seat:
     def is_doubted(self) -> bool:
         """Verdicts wait for a canary."""
         return self.doubt is not None or self.examined is not None
+
+    @property
+    def is_canary_due(self) -> bool:
+        """While it is quarantined only the next judge there is asked: `keeper.py`."""
+        return self.state is State.SUSPECT or (self.state is State.UP and self.doubt is not None)
 
     @property
     def has_room(self) -> bool:
@@ -203,6 +208,8 @@ class Seating:
         elif needs_canary(verdict) and not seat.is_remote:
             seat.why = f"{verdict.status}: {verdict.reason}"
             seat.doubt = seat.doubt or Doubt()
+            if seat.client is None:
+                self._give_up(seat)
             seat.news.set()
 
     async def vouched(self, seat: Seat) -> bool:
@@ -218,13 +225,13 @@ class Seating:
         """It broke a connection or was silent. Out of the choice at once: its keeper may learn of
         its death only later."""
         self._fault(seat, why=why)
-        self._end_doubts(seat, is_settled=False)
+        self._give_up(seat)
         seat.client, seat.is_lost = None, True
         self._set(seat, State.DOWN if seat.state is not State.QUARANTINED else seat.state)
 
     def sat_down(self, seat: Seat, client: httpx.AsyncClient, *, is_trusted: bool) -> None:
         """Told by its keeper: a judge answers there. Only the very first need no canary."""
-        seat.client, seat.is_lost = client, False
+        seat.client, seat.is_lost, seat.doubt = client, False, None
         if is_trusted:
             self._set(seat, State.UP)
         elif seat.state is not State.QUARANTINED:
@@ -232,7 +239,7 @@ class Seating:
 
     def left(self, seat: Seat) -> None:
         """Told by its keeper: nobody sits there any more."""
-        self._end_doubts(seat, is_settled=False)
+        self._give_up(seat)
         seat.client = None
         if seat.state is not State.QUARANTINED:
             self._set(seat, State.DOWN)
@@ -240,29 +247,43 @@ class Seating:
     def canary_begun(self, seat: Seat) -> None:
         """Told by its keeper: what it will say holds for all doubts until now."""
         seat.examined, seat.doubt = seat.doubt, None
+        seat.examined_state = seat.state
+
+    def canary_silent(self, seat: Seat, *, why: str) -> None:
+        """Told by its keeper: it is to be judged again, and may find no room before what runs there
+        has ended."""
+        if seat.state is State.UP:
+            self._distrust(seat, why=why, is_last=False)
+            seat.examined_state = seat.state
 
     def canary_judged(self, seat: Seat, *, fault: str | None) -> None:
-        """Told by its keeper: None where it was judged right."""
+        """Told by its keeper: None where it was judged right. That says nothing of what came after
+        its beginning."""
         if seat.client is None:
             return
-        self._end_doubts(seat, is_settled=fault is None)
-        if fault is None:
-            if seat.state is State.QUARANTINED:
-                seat.num_faults = 0
-            seat.num_failed_canaries = 0
-            self._set(seat, State.UP)
+        if fault is not None:
+            self._give_up(seat)
+            seat.doubt = Doubt()  # for what is running there
+            seat.num_failed_canaries += 1
+            self._distrust(seat, why=fault, is_last=seat.num_failed_canaries >= STRIKES)
             return
-        seat.num_failed_canaries += 1
-        self._distrust(seat, why=fault, is_last=seat.num_failed_canaries >= STRIKES)
-
-    def _end_doubts(self, seat: Seat, *, is_settled: bool) -> None:
-        """A canary judged right says nothing of what came after its beginning."""
         if seat.examined is not None:
-            seat.examined.end(is_settled=is_settled)
+            seat.examined.is_settled = True
+            seat.examined.ended.set()
             seat.examined = None
-        if seat.doubt is not None and not is_settled:
-            seat.doubt.end(is_settled=False)
-            seat.doubt = None
+        seat.num_failed_canaries = 0
+        if seat.state is not seat.examined_state:
+            return
+        if seat.state is State.QUARANTINED:
+            seat.num_faults = 0
+        self._set(seat, State.UP)
+
+    def _give_up(self, seat: Seat) -> None:
+        """Nobody will say that its card is whole."""
+        for doubt in (seat.examined, seat.doubt):
+            if doubt is not None:
+                doubt.ended.set()
+        seat.doubt, seat.examined = seat.doubt or seat.examined, None
 
     def _fault(self, seat: Seat, *, why: str) -> None:
         """One a time: what ran beside it when the judge failed says nothing new."""

@@ -19,7 +19,7 @@ from forge.evalpool import pool as pool_module
 from forge.evalpool.keeper import Keeper, Link
 from forge.evalpool.pool import Pool
 from forge.evalpool.seating import NoJudge, Seat, Seating, State, needs_canary
-from forge.records.examination import Flag
+from forge.records.examination import Examination, Flag
 from forge.records.problem import Problem, Split
 from forge.records.verdict import Status, Timing, Verdict
 
@@ -107,6 +107,7 @@ def test_the_second_fault_in_a_row_quarantines_and_a_verdict_between_them_forgiv
         (FAULT, State.QUARANTINED),
     ):
         if verdict is None:
+            seats.canary_begun(seat)
             seats.canary_judged(seat, fault=None)
         else:
             seats.heard(seat, verdict)
@@ -296,7 +297,13 @@ async def test_a_judge_goes_on_while_a_fault_on_its_card_is_looked_into() -> Non
         await anyio.wait_all_tasks_blocked()
         assert told[2:] == [("after the second fault", False)]
         assert seat.state is State.SUSPECT
+        tg.start_soon(wait, "what ran beside the canary that failed")
+        await anyio.wait_all_tasks_blocked()
+        assert told[3:] == []
+        seats.canary_begun(seat)
+        seats.canary_judged(seat, fault=None)
         assert not seat.is_doubted
+    assert told[3:] == [("what ran beside the canary that failed", True)]
 
 
 @pytest.mark.parametrize("end", ["lost", "left"])
@@ -318,6 +325,112 @@ async def test_nobody_waits_for_the_canary_of_a_judge_that_is_gone(end: str) -> 
                 seats.lost(seat, why="silent")
             else:
                 seats.left(seat)
+
+
+@pytest.mark.parametrize("end", ["lost", "left"])
+async def test_what_comes_late_from_a_doubted_judge_that_is_gone_is_given_up(end: str) -> None:
+    seats = seats_up(1)
+    seat = seats.seats[0]
+    seats.heard(seat, CRASH)
+    if end == "lost":
+        seats.lost(seat, why="silent")
+    else:
+        seats.left(seat)
+    with anyio.fail_after(1):
+        seats.heard(seat, CORRECT)
+        assert not await seats.vouched(seat)
+        seats.heard(seat, CRASH)
+        assert not await seats.vouched(seat)
+        seats.sat_down(seat, httpx.AsyncClient(), is_trusted=False)
+        assert await seats.vouched(seat)
+
+
+@pytest.mark.parametrize("num_faults", [0, 1])
+def test_a_canary_says_nothing_of_a_fault_that_came_after_it_began(num_faults: int) -> None:
+    seats = seats_up(1)
+    seat = seats.seats[0]
+    seats.heard(seat, CRASH)
+    seats.canary_begun(seat)
+    seat.num_faults = num_faults
+    seats.heard(seat, FAULT)
+    seats.canary_judged(seat, fault=None)
+    assert seat.state is (State.QUARANTINED if num_faults else State.SUSPECT)
+
+
+async def test_a_quarantined_judge_is_replaced_before_its_canary() -> None:
+    script = Script()
+    async with kept(script) as pool:
+        seat = pool.seating.seats[0]
+        pool.seating.heard(seat, CRASH)
+        seat.num_faults = 1
+        pool.seating.heard(seat, FAULT)
+        assert (await pool.judge(PROBLEM, "one")).is_correct
+    assert script.num_opened == 2
+    assert script.asked == ["right", "wrong", "one"]
+
+
+async def test_a_judge_whose_canary_finds_no_room_takes_none_until_it_did(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(keeper, "CANARY_PAUSE_S", 0.05)
+
+    class Crowded(Script):
+        def answer(self, request: httpx.Request) -> httpx.Response:
+            full = replace(FAULT, reason="gpu_memory")
+            return (
+                httpx.Response(200, json=full.to_json())
+                if seat.num_running
+                else super().answer(request)
+            )
+
+    async with kept(Crowded()) as pool:
+        seat = await pool.seating.take()
+        pool.seating.heard(seat, CRASH)
+        with anyio.fail_after(5):
+            while seat.state is State.UP:  # noqa: ASYNC110  # a scripted judge sets no event
+                await anyio.sleep(0.001)
+            assert seat.state is State.SUSPECT
+            pool.seating.give_back(seat)
+            assert await pool.seating.vouched(seat)
+
+
+async def test_an_examination_on_a_card_whose_canary_fails_is_made_again() -> None:
+    found = Examination(problem_id=PROBLEM.problem_id, flags={}).to_json()
+
+    class Examining(Script):
+        def answer(self, request: httpx.Request) -> httpx.Response:
+            if request.url.path != "/examine":
+                return super().answer(request)
+            self.asked.append("examine")
+            return httpx.Response(200, json=found)
+
+    harmed, whole = Examining(WRONG, WRONG), Examining()
+    async with kept(harmed, whole) as pool:
+        pool.seating.heard(pool.seating.seats[0], CRASH)
+        assert not (await pool.examine(PROBLEM)).flags
+    assert "examine" in harmed.asked
+    assert whole.asked == ["examine"]
+
+
+async def test_who_is_lost_on_a_doubted_card_is_told_how() -> None:
+    class Silent(Script):
+        def answer(self, request: httpx.Request) -> httpx.Response:
+            if json.loads(request.content)["code"] == "one":
+                pool.seating.heard(pool.seating.seats[0], CRASH)
+                raise httpx.ReadError("reset")
+            return super().answer(request)
+
+    async with kept(Silent()) as pool:
+        assert (await pool.judge(PROBLEM, "one")).reason == "judge_lost"
+
+
+async def test_a_misjudged_kernel_outweighs_one_that_was_not_judged() -> None:
+    async def ask(problem: Problem, code: str) -> Verdict:
+        if code == canary.WRONG:
+            raise ValueError(problem.problem_id)
+        return WRONG
+
+    assert "right was judged wrong" in str(await canary.find_fault(ask))
 
 
 async def test_what_was_judged_on_a_card_whose_canary_fails_is_judged_again() -> None:

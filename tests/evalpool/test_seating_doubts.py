@@ -1,0 +1,128 @@
+"""Whom `Seating.vouched` believes, in any order of faults, canaries and ends of judges."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import anyio
+import anyio.lowlevel
+import httpx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forge.evalpool.seating import Seat, Seating, State
+from forge.records.verdict import Status, Verdict
+
+CORRECT = Verdict(
+    status=Status.CORRECT, reason="ok", detail="", device="H100", isolation="i", harness="h"
+)
+CRASH = replace(CORRECT, status=Status.RUNTIME_ERROR, reason="crash")
+INFRA = replace(CORRECT, status=Status.INFRA_ERROR, reason="zygote_gone")
+
+CLIENT = httpx.AsyncClient()
+WHILE_IT_LIVES = ("correct", "crash", "infra", "begin", "silent", "right", "failed")
+EVENTS = (*WHILE_IT_LIVES, "lost", "left", "sit")
+
+
+class History:
+    """A seat that is told what its pool and its keeper may tell it, and what that must lead to."""
+
+    def __init__(self) -> None:
+        self.seats = Seating([Seat("judge-0", capacity=4)])
+        self.seat = self.seats.seats[0]
+        self.seats.sat_down(self.seat, CLIENT, is_trusted=True)
+        self.now = 0
+        self.faults = list[int]()
+        """When something spoke against the card."""
+        self.vouched_from = list[int]()
+        """When the canaries that were judged right began, each of the judge that sits there."""
+        self.canary: int | None = None
+        self.told = dict[int, tuple[bool, bool]]()
+        """When a verdict was heard: what was said of its card, and what could be said."""
+        self.num_asked = 0
+
+    async def ask(self, *, at: int) -> None:
+        is_whole = await self.seats.vouched(self.seat)
+        last = max((fault for fault in self.faults if fault <= at), default=None)
+        is_known = last is None or any(began > last for began in self.vouched_from)
+        self.told[at] = (is_whole, is_known)
+
+    def happen(self, event: str) -> bool:
+        """Whether a verdict was heard, that asks whether it may be believed."""
+        self.now += 1
+        seats, seat = self.seats, self.seat
+        is_minded = seat.client is not None and not seat.is_lost
+        match event:
+            case "correct" | "crash" | "infra":
+                verdict = {"correct": CORRECT, "crash": CRASH, "infra": INFRA}[event]
+                if verdict is CRASH:
+                    self.faults.append(self.now)
+                seats.heard(seat, verdict)
+                return verdict is not INFRA
+            case "begin" if is_minded and self.canary is None:
+                self.canary = self.now
+                seats.canary_begun(seat)
+            case "silent" if is_minded and self.canary is not None:
+                seats.canary_silent(seat, why="gpu_memory")
+            case "right" | "failed" if self.canary is not None:
+                if event == "failed" and seat.client is not None:
+                    self.faults.append(self.now)
+                if event == "right" and seat.client is not None:
+                    self.vouched_from.append(self.canary)
+                self.canary = None
+                seats.canary_judged(seat, fault=None if event == "right" else "misjudged")
+            case "lost":
+                seats.lost(seat, why="silent")
+            case "left" if seat.client is not None or seat.is_lost:
+                self.canary = None
+                seats.left(seat)
+            case "sit" if seat.client is None and self.canary is None:
+                self.faults.clear()
+                self.vouched_from.clear()
+                seats.sat_down(seat, CLIENT, is_trusted=False)
+            case _:
+                pass
+        return False
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(EVENTS), max_size=30))
+def test_nobody_is_told_that_a_card_is_whole_unless_a_later_canary_says_so(
+    events: list[str],
+) -> None:
+    """And who waits, waits for a canary of a judge that lives."""
+
+    async def play() -> None:
+        history = History()
+        async with anyio.create_task_group() as tg:
+            for event in events:
+                if history.happen(event):
+                    history.num_asked += 1
+                    tg.start_soon(lambda at: history.ask(at=at), history.now)
+                for _ in range(2):  # who begins to wait, and who is told
+                    await anyio.lowlevel.checkpoint()
+                num_waiting = history.num_asked - len(history.told)
+                seat = history.seat
+                assert not num_waiting or (seat.is_doubted and seat.client is not None)
+            history.happen("left")
+        assert len(history.told) == history.num_asked
+        assert all(is_known for is_whole, is_known in history.told.values() if is_whole)
+
+    anyio.run(play)
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(WHILE_IT_LIVES), max_size=30))
+def test_a_canary_releases_no_judge_from_what_came_after_it_began(events: list[str]) -> None:
+    history, is_outdated = History(), False
+    for event in events:
+        before = history.seat.state
+        history.happen(event)
+        after = history.seat.state
+        if event == "begin":
+            is_outdated = is_outdated and history.canary != history.now
+        if event == "infra" and before is State.UP:
+            is_outdated = True
+        if before is not State.UP and after is State.UP:
+            assert event == "right"
+            assert not is_outdated
