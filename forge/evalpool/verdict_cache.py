@@ -45,7 +45,8 @@ class VerdictCache:
             return
         if TIMING_PHASE in verdict.phase_s and not verdict.is_correct:
             return
-        self._verdicts[key, JudgeKind.of(verdict)] = replace(verdict, timing=None, profile=None)
+        untimed = replace(verdict, timing=None, profile=None, phase_s={})
+        self._verdicts[key, JudgeKind.of(verdict)] = untimed
         while len(self._verdicts) > MAX_REMEMBERED:
             self._verdicts.popitem(last=False)
 

@@ -621,6 +621,15 @@ async def test_correctness_is_remembered_and_a_time_never_is() -> None:
         assert script.asked == ["code", "code"]
 
 
+async def test_what_is_remembered_took_no_seconds_of_a_judge() -> None:
+    """Else the phases of a run's turns come to more than their judging, less its queue."""
+    phases = {"compile": 0.5, "correct": 0.25}
+    script = Script(replace(WRONG, phase_s=phases))
+    async with kept(script) as pool:
+        assert (await pool.judge(PROBLEM, "code")).phase_s == phases
+        assert (await pool.judge(PROBLEM, "code")).phase_s == {}
+
+
 async def test_a_wrong_candidate_is_not_judged_again_to_be_timed() -> None:
     script = Script(WRONG)
     async with kept(script) as pool:
