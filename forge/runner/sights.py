@@ -244,10 +244,10 @@ def _url(seat: Seat, experiment: Experiment) -> str:
 
 
 def _seat_phase(seat: Seat) -> str:
-    if seat.state is State.UP:
-        running = f"judging {seat.num_running} of {seat.capacity}"
-        return running if seat.num_running else "idle"
+    if seat.state is State.UP and seat.num_running:
+        return f"judging {seat.num_running} of {seat.capacity}"
     return {
+        State.UP: "judging a canary" if seat.is_doubted else "idle",
         State.SUSPECT: "judging a canary",
         State.DOWN: "restarting",
         State.QUARANTINED: "quarantined",
