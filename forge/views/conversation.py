@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 MAX_SIBLINGS = 64
 MAX_DIFF_LINES = 2000
 """Of each side; difflib's time grows with their product."""
+MENTIONED_QUEUE_S = 0.1
+"""Below, it is the way to the judge and back."""
 
 _NAME = re.compile(r"g?(\d+)(?:\.r(\d+)(?:\.t(\d+))?)?")
 _FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})")
@@ -60,7 +62,7 @@ class PlayedTurn:
     trained_at: tuple[tuple[str, int, int], ...]
     """(stage's name, step, staleness) of each use by the trainer."""
     queued_s: float
-    """Of judge_s, what no phase of the judge took: none was free."""
+    """Of judge_s, what no phase of the judge took: none was free. 0 of a verdict from memory."""
 
     @property
     def turn_id(self) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from forge.control.records import short
+from forge.views.terminal import NONE
 
-NONE = "–"
 BAR = "█"
 GROUND = "░"
 

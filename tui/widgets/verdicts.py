@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from forge.views.conversation import MENTIONED_QUEUE_S
 from forge.views.terminal import printable
 from tui.widgets.figures import NONE, number, share
 
@@ -22,8 +23,6 @@ STOPPED = ("!", "yellow")
 """Every other status: it came to no answer that could be compared."""
 MAX_WORDS = 20_000
 """Characters of the judge's detail and feedback; it keeps to 2,000 itself."""
-MENTIONED_S = 0.1
-"""Of a queue: below, it is the way there and back."""
 WAITING = ("…", "")
 """A turn that has no verdict yet."""
 
@@ -105,7 +104,7 @@ def _judge(row: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _phases(turn: PlayedTurn) -> list[tuple[str, str]]:
     """From when the verdict was asked for; first it may have to queue for a judge."""
-    queue = {"queue": turn.queued_s} if turn.queued_s >= MENTIONED_S else {}
+    queue = {"queue": turn.queued_s} if turn.queued_s >= MENTIONED_QUEUE_S else {}
     return [(name, f"{s:.3f} s") for name, s in (queue | dict(turn.phase_s)).items()]
 
 

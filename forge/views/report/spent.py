@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from forge.views.conversation import MENTIONED_QUEUE_S
 from forge.views.report.asking import Asker, label
 from forge.views.report.charts import Chart, Kind, Line, make_line
 
@@ -49,8 +50,6 @@ FROM v_events WHERE kind = 'stage_end' ORDER BY event_id LIMIT 100
 """
 
 NUM_SLOWEST = 8
-MENTIONED_S = 0.1
-"""Of a queue: below, it is the way there and back."""
 
 
 class TimeSpent:
@@ -124,7 +123,7 @@ class TimeSpent:
     @property
     def _queue_words(self) -> str:
         """What no phase has: a verdict is asked for before a judge is free."""
-        if not self._queued_s or self._queued_s < MENTIONED_S:
+        if not self._queued_s or self._queued_s < MENTIONED_QUEUE_S:
             return ""
         return (
             f"Before them a training turn was {self._queued_s:.1f} s in the judges' queue (mean)."
