@@ -172,7 +172,9 @@ def test_half_a_surrogate_pair_is_printed_as_json_has_it(capsys):
 
 
 def test_plan_prints_json_and_imports_nothing_heavy(tmp_path):
-    heavy = "torch", "transformers", "trl", "datasets", "triton", "numpy", "pandas", "httpx"
+    heavy = (
+        "torch", "transformers", "trl", "datasets", "triton", "numpy", "pandas", "httpx", "regex",
+    )  # fmt: skip
     code = (
         "import sys; from forge.cli import run_command;"
         f"code = run_command(['plan', {str(QUICKSTART)!r}, '--json']);"
@@ -195,10 +197,11 @@ def test_plan_prints_json_and_imports_nothing_heavy(tmp_path):
     assert planned["cpu_s"] > 0
 
 
-def test_help_needs_neither_pydantic_nor_rich():
+def test_help_needs_neither_pydantic_nor_rich_nor_regex():
     code = (
         "import sys; from forge.cli import run_command; run_command(['--help']);"
-        "print([name for name in ('pydantic', 'rich', 'anyio', 'sqlite3') if name in sys.modules])"
+        "heavy = 'pydantic', 'rich', 'anyio', 'sqlite3', 'regex';"
+        "print([name for name in heavy if name in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
