@@ -177,7 +177,7 @@ def test_with_a_token_nobody_is_served_without_it(experiment: Path, tmp_path: Pa
             assert http.post("/v1/completions", json={"prompt": [1]}).status_code == 401
             headers = {"Authorization": "Bearer sesame"}
             found = http.post("/v1/completions", json={"prompt": [1]}, headers=headers)
-            assert len(found.json()["choices"][0]["token_ids"]) == 16
+            assert 0 < len(found.json()["choices"][0]["token_ids"]) <= 16
 
 
 def test_what_cannot_be_served_is_one_line_and_its_exit_code(
