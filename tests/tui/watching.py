@@ -6,6 +6,7 @@ tests/tui` writes them anew.
 
 from __future__ import annotations
 
+import difflib
 import os
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -106,4 +107,6 @@ def check_snapshot(pilot: Pilot[None], name: str) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_text(found, encoding="utf-8")
     assert path.is_file(), f"no {path.name}; FORGE_SNAPSHOTS=write pytest tests/tui makes it"
-    assert found == path.read_text(encoding="utf-8")
+    kept = path.read_text(encoding="utf-8")
+    both = kept.splitlines(), found.splitlines()
+    assert found == kept, "\n".join(difflib.unified_diff(*both, path.name, "found", lineterm=""))
