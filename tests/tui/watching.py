@@ -66,6 +66,7 @@ async def settle(pilot: Pilot[None]) -> None:
         await pilot._wait_for_screen()
         await pilot.pause()
         is_asking = any(not worker.is_finished for worker in pilot.app.workers)
+        is_asking |= getattr(pilot.app.screen, "_is_asking", False)  # its answer is a message
         text = text_of(pilot)
         if text == before and not is_asking:
             return
