@@ -174,4 +174,5 @@ def judge_bytes(problems: ProblemsTable, *, memory_bytes: int) -> int:
     tensors = LARGE_TENSOR_BYTES * is_large + int(JUDGE_SHARE * memory_bytes)
     capacity = contexts.GPU_CAPACITY
     num_contexts = capacity + contexts.num_ready(capacity, memory_bytes=memory_bytes)
+    num_contexts += contexts.num_oracles(memory_bytes=memory_bytes)
     return num_contexts * contexts.CONTEXT_BYTES + tensors

@@ -187,6 +187,7 @@ def open_bench(folder: Path, *, isolation: Isolation = Isolation.NAMESPACES) -> 
     stamp = Stamp(isolation=isolation, caps="rlimit", harness="test")
     trials = CpuTrials(table=TABLE, spawner=spawner, references=references, stamp=stamp)
     yield Bench(spawner, references, trials)
+    trials.close()
     spawner.close()
 
 
@@ -233,6 +234,7 @@ def gpu_bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         capacity=4,
     )
     yield GpuBench(spawner, trials._references, trials)
+    trials.close()
     spawner.close()
 
 

@@ -44,9 +44,13 @@ class Failing:
 
     def __init__(self, error: Exception) -> None:
         self.error = error
+        self.num_ended = 0
 
     def hold(self, problem: Problem) -> None:
         raise self.error
+
+    def end_idle(self) -> None:
+        self.num_ended += 1
 
 
 class Ready(ReadyRunners):
@@ -54,7 +58,7 @@ class Ready(ReadyRunners):
 
     def __init__(self, *waiting: Spare) -> None:
         nothing: Any = None
-        super().__init__(nothing, spawner=nothing, lease=nothing, num=0)
+        super().__init__(nothing, spawner=nothing, lease=nothing, num=0, on_idle=nothing)
         self.told: list[str] = []
         self.waiting = list(waiting)
 
@@ -142,10 +146,12 @@ def test_a_judgement_takes_a_runner_that_waits_or_starts_one(
     assert spawner.uids == [5]
 
 
-def test_who_is_judged_alone_has_no_runner_beside_it_that_waits(tmp_path: Path) -> None:
+def test_who_is_judged_alone_has_nothing_beside_it_that_waits(tmp_path: Path) -> None:
     ready = Ready()
-    with trials(Stalled("unused"), tmp_path, ready=ready)._cleared(nullcontext()):
-        assert ready.told == ["clear"]
+    made = trials(Stalled("unused"), tmp_path, ready=ready)
+    references: Any = made._references
+    with made._cleared(nullcontext()):
+        assert (ready.told, references.num_ended) == (["clear"], 1)
 
 
 def test_runners_are_made_ahead_while_one_is_judged(tmp_path: Path) -> None:

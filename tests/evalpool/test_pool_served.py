@@ -106,9 +106,10 @@ async def test_a_run_uses_it_by_its_url_and_starts_no_judge(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(links.TOKEN_VARIABLE, TOKEN)
-    before = descendants(os.getpid())
     async with pool_at(url) as pool:
         assert (await pool.judge(PROBLEM, CODE)).status is Status.CORRECT
+    before = descendants(os.getpid())
+    async with pool_at(url) as pool:
         assert (await pool.judge(PROBLEM, CODE.replace("+ 1", "+ 2"))).reason == "mismatch"
         assert (await pool.examine(PROBLEM)).problem_id == PROBLEM.problem_id
         assert descendants(os.getpid()) == before

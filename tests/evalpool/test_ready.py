@@ -102,8 +102,15 @@ class Bench:
         self.now = 1000.0
         spawner: Any = self.zygote
         self.spares = Spares(spawner, uids=(10, 11, 12))
+        self.told_idle: list[bool] = []
+        """Whether the card was free to others' timing, at each time."""
         self.ready = ReadyRunners(
-            self.spares, spawner=spawner, lease=self.lease, num=NUM, clock=lambda: self.now
+            self.spares,
+            spawner=spawner,
+            lease=self.lease,
+            num=NUM,
+            on_idle=lambda: self.told_idle.append(self.is_free()),
+            clock=lambda: self.now,
         )
 
     @property
@@ -209,6 +216,7 @@ def test_they_end_once_nobody_judges(bench: Bench) -> None:
         assert bench.ready.step()
     assert bench.zygote.ended == [1, 2]
     assert len(bench.zygote.uids) == 2
+    assert False in bench.told_idle, "others end theirs while nobody times"
     bench.refill()
     assert bench.num_waiting == 1, "what many wanted before counts no longer"
 
@@ -219,6 +227,7 @@ def test_a_judgement_that_takes_long_is_not_idle(bench: Bench) -> None:
         bench.now += 10 * MAX_IDLE_S
         bench.ready.step()
     assert bench.num_waiting == 1
+    assert not bench.told_idle
 
 
 @pytest.mark.parametrize(
@@ -348,6 +357,11 @@ def test_without_a_sandbox_none_is_made_ahead(bench: Bench) -> None:
     for isolation in Isolation:
         bench.zygote.isolation = isolation
         made = make_ready(
-            bench.spares, spawner=spawner, lease=bench.lease, capacity=8, memory_bytes=80 << 30
+            bench.spares,
+            spawner=spawner,
+            lease=bench.lease,
+            capacity=8,
+            memory_bytes=80 << 30,
+            on_idle=bench.zygote.close,
         )
         assert made._num == (0 if isolation is Isolation.NONE else 4)

@@ -168,6 +168,7 @@ for _ in range(2):
 raise Told("started")
 """
     assert bench.explore(code) == "Told: started"
+    bench.references.end_idle()
     launcher = bench.spawner._process.pid
     left = family(launcher, read_table()) - {launcher}
     assert len(left) == 1, "the zygote"

@@ -51,7 +51,8 @@ class CpuTrials(Trials):
         self._references = references
 
     def close(self) -> None:
-        """Nothing of it runs between judgements."""
+        """One oracle is all that outlives a judgement."""
+        self._references.end_idle()
 
     def _run(
         self,

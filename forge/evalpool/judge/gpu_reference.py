@@ -17,10 +17,12 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from forge.evalpool.contexts import num_oracles
 from forge.evalpool.judge import frames
 from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.gpu_layout import NUM_TIMED_SETS, GpuReference, arrange, view
 from forge.evalpool.judge.gpu_memory import create_block
+from forge.evalpool.judge.oracles import Oracles
 from forge.evalpool.judge.references import ReferenceFailed, parse_specs
 from forge.evalpool.judge.shm import LayoutError, offsets
 from forge.evalpool.judge.words import clean, without_paths
@@ -51,16 +53,16 @@ class GpuReferences:
     def __init__(
         self, spawner: Spawner, *, num_sets: int, timeout_s: float, uid: int | None, is_tf32: bool
     ) -> None:
-        self._spawner = spawner
         self._num_sets = num_sets + NUM_TIMED_SETS
         self._timeout_s = timeout_s
-        self._uid = uid
         self._is_tf32 = is_tf32
         self._lock = threading.Lock()
         self._drawing: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
         self._large = threading.Lock()
         self._cache: OrderedDict[str, GpuReference] = OrderedDict()
         self._memory_bytes = torch.cuda.get_device_properties().total_memory
+        num_kept = num_oracles(memory_bytes=self._memory_bytes)
+        self._oracles = Oracles(spawner, uid=uid, num_kept=num_kept)
 
     def hold(self, problem: Problem) -> GpuReference:
         """A draw that stays until `let_go`. Raises ReferenceFailed, ZygoteGone, GpuMemoryError."""
@@ -83,6 +85,10 @@ class GpuReferences:
         with self._lock:
             reference.num_holders -= 1
             self._free_unheld(reference)
+
+    def end_idle(self) -> None:
+        """Ends oracles that wait for a problem. Under the card's lease."""
+        self._oracles.clear()
 
     def _held(self, key: str, reference: GpuReference) -> GpuReference:
         reference.num_uses += 1
@@ -116,25 +122,31 @@ class GpuReferences:
 
     def _draw_within(self, problem: Problem, *, memory_share: float) -> GpuReference:
         """Where the reference fails on inputs that it does not give itself, from those alone."""
-        deadline = time.monotonic() + self._timeout_s
-        asked = {"memory_share": memory_share, "plain": False}
-        try:
-            return self._draw_as(asked, problem, deadline=deadline)
-        except NoRoom:
-            raise
-        except ReferenceFailed:
-            return self._draw_as({**asked, "plain": True}, problem, deadline=deadline)
+        left_s = self._timeout_s
+        for is_plain in (False, True):
+            began = time.monotonic()
+            try:
+                with self._oracles.lent(problem) as oracle:
+                    began = time.monotonic()  # others may have kept it from us
+                    asked = {"memory_share": memory_share, "plain": is_plain}
+                    return self._draw_by(oracle, asked, problem, deadline=began + left_s)
+            except NoRoom:
+                raise
+            except ReferenceFailed:
+                if is_plain:
+                    raise
+            left_s -= time.monotonic() - began
+        raise AssertionError("the last attempt raises")
 
-    def _draw_as(self, asked: dict[str, Any], problem: Problem, *, deadline: float) -> GpuReference:
-        oracle = self._spawner.spawn(role="oracle", uid=self._uid)
+    def _draw_by(
+        self, oracle: SandboxedChild, asked: dict[str, Any], problem: Problem, *, deadline: float
+    ) -> GpuReference:
         try:
             return self._ask(oracle, asked, problem, deadline=deadline)
         except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError) as error:
             raise _failed(problem, f"ended its oracle: {type(error).__name__}: {error}") from error
         except LayoutError as error:
             raise _failed(problem, f"cannot be used: {type(error).__name__}: {error}") from error
-        finally:
-            self._spawner.end(oracle)
 
     def _ask(
         self, oracle: SandboxedChild, asked: dict[str, Any], problem: Problem, *, deadline: float

@@ -77,11 +77,6 @@ def open_gpu_trials(
     candidates at once."""
     device, lease = GpuDevice(uuid), GpuLease(uuid)
     spares = Spares(spawner, uids=spare_uids)
-    memory_bytes = device.memory_bytes
-    ready = make_ready(
-        spares, spawner=spawner, lease=lease, capacity=capacity, memory_bytes=memory_bytes
-    )
-    ready.start()
     references = GpuReferences(
         spawner,
         num_sets=table.num_inputs,
@@ -89,6 +84,15 @@ def open_gpu_trials(
         uid=oracle_uid,
         is_tf32=table.tf32,
     )
+    ready = make_ready(
+        spares,
+        spawner=spawner,
+        lease=lease,
+        capacity=capacity,
+        memory_bytes=device.memory_bytes,
+        on_idle=references.end_idle,
+    )
+    ready.start()
     return GpuTrials(
         table=table,
         spawner=spawner,
@@ -234,13 +238,15 @@ class GpuTrials(Trials):
 
     @contextmanager
     def _cleared(self, turn: AbstractContextManager[None]) -> Iterator[None]:
-        """A turn on a card that has no runner but those that judge."""
+        """A turn on a card where nobody waits for work."""
         with turn:
             self._ready.clear()
+            self._references.end_idle()
             yield
 
     def close(self) -> None:
         self._ready.close()
+        self._references.end_idle()
 
     def _open(
         self,

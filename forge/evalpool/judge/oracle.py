@@ -1,14 +1,17 @@
 """Runs references (third-party code too) in a sandbox of its own; no candidate ever enters it.
 
-Forked by the zygote, one a draw of a problem: seeds from the OS, parameters moved away from their
-defaults, inputs of several distributions, eager outputs, and the error of eager against float64;
-then writes all of it into memory that the judge owns.
+Forked by the zygote, for one draw of a problem or several (`oracles.py`): seeds from the OS,
+parameters moved away from their defaults, inputs of several distributions, eager outputs, and the
+error of eager against float64; then writes all of it into memory that the judge owns, and holds
+nothing of it when it says so.
 
-    judge ── PROBLEM ──▶ compute ── LAYOUT | FAILED ──▶ judge ── FILL (+ memory) ──▶ ── DONE ──▶
+    judge ── PROBLEM ──▶ compute ── LAYOUT ──▶ judge ── FILL (+ memory) ──▶ ── DONE ──▶ …
+                              └───── FAILED ──▶ ends
 """
 
 from __future__ import annotations
 
+import gc
 import mmap
 import os
 import time
@@ -67,7 +70,13 @@ class Describer:
 
 
 def main(sock: socket.socket) -> None:
-    """Answers the judge on `sock` for one problem."""
+    """Answers the judge on `sock`, one problem after another, until it hangs up or one fails."""
+    while _draw(sock):
+        pass
+
+
+def _draw(sock: socket.socket) -> bool:
+    """Whether another may come."""
     deadline = time.monotonic() + IDLE_S
     request = frames.receive(sock, deadline=deadline, expected=(Kind.PROBLEM,)).body
     try:
@@ -75,13 +84,19 @@ def main(sock: socket.socket) -> None:
     except BaseException as error:  # a reference may raise anything; the judge is told
         body = {"type": type(error).__name__, "message": str(error)[:1000]}
         frames.send(sock, Kind.FAILED, body)
-        return
-    if request["device"] != "cpu":
+        return False
+    is_gpu = request["device"] != "cpu"
+    if is_gpu:
         torch.cuda.empty_cache()  # at full size the judge has no room for its copy beside it
     frames.send(sock, Kind.LAYOUT, layout)
     fill = frames.receive(sock, deadline=deadline, expected=(Kind.FILL,), takes_fds=True)
     _fill(fill, tensors)
+    tensors.clear()
+    gc.collect()  # a model refers to itself
+    if is_gpu:  # while the judge has the card: nothing of ours is to move on it later
+        torch.cuda.empty_cache()
     frames.send(sock, Kind.DONE, {})
+    return True
 
 
 def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor]]:
@@ -95,6 +110,7 @@ def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = terms.is_tf32
     if terms.device != "cpu":
         torch.cuda.set_per_process_memory_fraction(request["memory_share"])
+    num_ooms = _num_ooms(terms)
     module = types.ModuleType("problem")
     # Tensors are made on the device: copying them there is most of KernelBench's time at full size.
     making = nullcontext() if terms.device == "cpu" else torch.device(terms.device)
@@ -120,10 +136,15 @@ def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor
             "flops": 0 if counted is None else counted.flops,
             "form": sets[0].form,
             # What found no room was left out as what failed is. With more memory it is asked again.
-            "is_short": terms.device != "cpu" and torch.cuda.memory_stats().get("num_ooms", 0) > 0,
+            "is_short": _num_ooms(terms) > num_ooms,
         }
     layout, tensors = _describe(init, state=state, sets=sets)
     return {**layout, **facts}, tensors
+
+
+def _num_ooms(terms: Terms) -> int:
+    """Times that torch found no room in this process."""
+    return 0 if terms.device == "cpu" else torch.cuda.memory_stats().get("num_ooms", 0)
 
 
 def _describe(
@@ -188,9 +209,10 @@ def _fill_block(fd: int, num_bytes: int, tensors: list[torch.Tensor], starts: li
     from forge.evalpool.judge import gpu_memory
 
     torch.cuda.empty_cache()
-    memory = gpu_memory.open_block(fd, num_bytes).bytes()
+    block = gpu_memory.open_block(fd, num_bytes)
     os.close(fd)
+    memory = block.bytes()
     for number, start in enumerate(starts):
         content = tensors[number].flatten().view(torch.uint8)
         memory[start : start + content.numel()].copy_(content)
-    torch.cuda.synchronize()
+    block.close()  # waits for the copies

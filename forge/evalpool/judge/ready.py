@@ -58,12 +58,15 @@ class ReadyRunners:
         spawner: Spawner,
         lease: GpuLease,
         num: int,
+        on_idle: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`on_idle` is called under the card's lease when those that wait have ended, unwanted."""
         self._spares = spares
         self._spawner = spawner
         self._lease = lease
         self._num = num
+        self._on_idle = on_idle
         self._clock = clock
         self._changed = threading.Condition()
         self._waiting: deque[Spare] = deque()
@@ -199,6 +202,9 @@ class ReadyRunners:
                         return
                 if (spare := self._pop()) is not None:
                     self._end(spare)
+        with self._lease.shared(timeout_s=LEASE_TIMEOUT_S):
+            if self._are_unwanted():
+                self._on_idle()
 
     def _pop(self) -> Spare | None:
         with self._changed:
@@ -219,13 +225,19 @@ class ReadyRunners:
 
 
 def make_ready(
-    spares: Spares, *, spawner: Spawner, lease: GpuLease, capacity: int, memory_bytes: int
+    spares: Spares,
+    *,
+    spawner: Spawner,
+    lease: GpuLease,
+    capacity: int,
+    memory_bytes: int,
+    on_idle: Callable[[], None],
 ) -> ReadyRunners:
     """As many as suit a judge of so many candidates at once, on a card of this size."""
     num = num_ready(capacity, memory_bytes=memory_bytes)
     if spawner.isolation is Isolation.NONE:
         num = 0  # a candidate could enter the process that waits for the next one
-    return ReadyRunners(spares, spawner=spawner, lease=lease, num=num)
+    return ReadyRunners(spares, spawner=spawner, lease=lease, num=num, on_idle=on_idle)
 
 
 def _make_context(spare: Spare) -> None:

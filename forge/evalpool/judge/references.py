@@ -1,9 +1,9 @@
 """Reference results, by problem: what a candidate is given, and what it is compared with.
 
-Called by `trial.py`. Asks an oracle of its own for each draw (what one problem's code did to torch
-must not reach another's), keeps the results of a bounded number of problems, and has them made
-anew with fresh OS-random seeds after `MAX_USES` candidates. A candidate cannot carry
-anything from one judgement to the next, so sharing inputs among a few of them tells it nothing.
+Called by `trial.py`. Asks an oracle for each draw, keeps the results of a bounded number of
+problems, and has them made anew with fresh OS-random seeds after `MAX_USES` candidates. A candidate
+cannot carry anything from one judgement to the next, so sharing inputs among a few of them tells it
+nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from forge.evalpool.judge import frames
 from forge.evalpool.judge.compare import Expected, unwritten
 from forge.evalpool.judge.frames import Kind
+from forge.evalpool.judge.oracles import Oracles
 from forge.evalpool.judge.shm import LayoutError, TensorSpec, offsets, shared_memory
 from forge.evalpool.judge.torch_work import parse_work
 from forge.evalpool.judge.words import clean, without_paths
@@ -116,10 +117,9 @@ class References:
     def __init__(
         self, spawner: Spawner, *, num_sets: int, timeout_s: float, uid: int | None, max_bytes: int
     ) -> None:
-        self._spawner = spawner
+        self._oracles = Oracles(spawner, uid=uid, num_kept=1)
         self._num_sets = num_sets
         self._timeout_s = timeout_s
-        self._uid = uid
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._cache: OrderedDict[str, Reference] = OrderedDict()
@@ -140,6 +140,10 @@ class References:
             cached.num_uses += 1
             return cached
 
+    def end_idle(self) -> None:
+        """Ends the oracle that waits for a problem."""
+        self._oracles.clear()
+
     def _size(self) -> int:
         return sum(len(one.image) * 4 for one in self._cache.values())
 
@@ -147,20 +151,15 @@ class References:
         """Of inputs as the problem gives them alone, where any others end its oracle."""
         try:
             try:
-                return self._ask_new(problem, is_plain=False)
+                with self._oracles.lent(problem) as oracle:
+                    return self._ask(oracle, problem, is_plain=False)
             except frames.PeerGone:
-                return self._ask_new(problem, is_plain=True)
+                with self._oracles.lent(problem) as oracle:
+                    return self._ask(oracle, problem, is_plain=True)
         except (frames.PeerGone, frames.DeadlinePassed, frames.FrameError, LayoutError) as error:
             cause = f"{type(error).__name__}: {error}"
             words = f"the reference of {problem.problem_id} ended its oracle: {cause}"
             raise ReferenceFailed(clean(without_paths(words))) from error
-
-    def _ask_new(self, problem: Problem, *, is_plain: bool) -> Reference:
-        oracle = self._spawner.spawn(role="oracle", uid=self._uid)
-        try:
-            return self._ask(oracle, problem, is_plain=is_plain)
-        finally:
-            self._spawner.end(oracle)
 
     def _ask(self, oracle: SandboxedChild, problem: Problem, *, is_plain: bool) -> Reference:
         body = {

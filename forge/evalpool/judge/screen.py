@@ -94,7 +94,7 @@ class _Found(Exception):
         self.line = getattr(node, "lineno", None)
 
 
-def screen(code: str, *, entry_point: str) -> Screening:
+def screen(code: str, *, entry_point: str, needs_kernel: bool = True) -> Screening:
     """Checks one source. `entry_point` is the class or function it must define. Never raises."""
     if len(code.encode(errors="replace")) > MAX_CODE_BYTES:
         return Screening(
@@ -102,7 +102,7 @@ def screen(code: str, *, entry_point: str) -> Screening:
         )
     try:
         tree = _parse(code)
-        _check_definitions(tree, entry_point)
+        _check_definitions(tree, entry_point, needs_kernel=needs_kernel)
         names = Names.of(tree)
         table = symtable.symtable(code, "candidate.py", "exec")
         builtin = reaching_builtins(table, among=FORBIDDEN_NAMES)
@@ -128,10 +128,12 @@ def _parse(code: str) -> ast.Module:
     return tree
 
 
-def _check_definitions(tree: ast.Module, entry_point: str) -> None:
+def _check_definitions(tree: ast.Module, entry_point: str, *, needs_kernel: bool) -> None:
     kinds = (ast.ClassDef, ast.FunctionDef)
     if not any(isinstance(node, kinds) and node.name == entry_point for node in tree.body):
         raise _Found("no_entry_point", tree, f"the answer does not define class {entry_point}")
+    if not needs_kernel:
+        return
     functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
     if not any("jit" in ast.unparse(mark) for node in functions for mark in node.decorator_list):
         raise _Found("no_kernel", tree, "the answer has no @triton.jit kernel")

@@ -1,0 +1,265 @@
+"""Who draws for several problems, who for one alone, and that no problem notices."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from forge.config.schema import ProblemsTable
+from forge.data.generator import generate_problems
+from forge.evalpool.judge import frames, oracles
+from forge.evalpool.judge.app import oracle_uid
+from forge.evalpool.judge.frames import Kind
+from forge.evalpool.judge.oracles import Oracles, is_contained
+from forge.evalpool.judge.references import parse_specs
+from forge.evalpool.judge.sandbox import Isolation
+from forge.evalpool.judge.shm import offsets, shared_memory
+from forge.evalpool.judge.spawner import SandboxedChild, ZygoteGone
+from tests.evalpool.conftest import RELU, make_problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CONTAINED = make_problem(RELU)
+OPEN = make_problem(RELU + "torch.set_num_threads(1)\n")
+WAIT_S = 30.0
+
+LEAVES = (
+    "torch.relu = torch.sigmoid",
+    "torch.set_default_dtype(torch.float64)",
+    "torch.set_grad_enabled(False)",
+    "torch.backends.cudnn.benchmark = True",
+    "torch.cuda.set_device(0)",
+    "torch.autograd.set_detect_anomaly(True)",
+    "torch.nn.Module.forward = None",
+    "torch.nn.modules.module.register_module_forward_hook(print)",
+    "torch.Tensor.__add__ = None",
+    "setattr(torch, 're' + 'lu', None)",
+    "import os; os.environ['X'] = '1'",
+    "import random; random.seed(0)",
+    "exec('import os')",
+    "def f():\n    global __builtins__\n    __builtins__ = {}",
+    "torch.use_deterministic_algorithms(True)",
+    "torch.compile(torch.relu)",
+    "(",
+)
+
+
+class Zygote:
+    """Forks oracles that say nothing, until it is replaced."""
+
+    def __init__(self) -> None:
+        self.isolation = Isolation.NAMESPACES
+        self.generation = 0
+        self.living: dict[int, socket.socket] = {}
+        self.ours: list[socket.socket] = []
+
+    def spawn(self, *, role: str, uid: int | None) -> SandboxedChild:
+        assert role == "oracle"
+        ours, theirs = socket.socketpair()
+        self.ours.append(ours)
+        self.living[len(self.ours)] = theirs
+        return SandboxedChild(sock=ours, pid=len(self.ours), generation=self.generation)
+
+    def is_current(self, child: SandboxedChild) -> bool:
+        return child.generation == self.generation
+
+    def end(self, child: SandboxedChild) -> int:
+        child.sock.close()
+        self.living.pop(child.pid).close()
+        return 0
+
+    def close(self) -> None:
+        for one in (*self.ours, *self.living.values()):
+            one.close()
+
+
+@pytest.fixture
+def zygote() -> Iterator[Zygote]:
+    made = Zygote()
+    yield made
+    made.close()
+
+
+def opened(zygote: Zygote, *, num_kept: int = 2) -> Oracles:
+    spawner: Any = zygote
+    return Oracles(spawner, uid=None, num_kept=num_kept)
+
+
+def drawn(made: Oracles, problem: Any = CONTAINED) -> int:
+    with made.lent(problem) as child:
+        return child.pid
+
+
+@pytest.mark.parametrize("line", LEAVES)
+def test_what_may_outlive_a_draw_is_seen(line: str) -> None:
+    assert not is_contained(make_problem(f"{RELU}\n{line}\n"))
+    assert not is_contained(make_problem(f"import torch\n{line}\n{RELU}"))
+
+
+def test_problems_of_our_own_are_contained() -> None:
+    table = ProblemsTable(num_problems=400, sft_by_level=[20, 20, 20, 20])
+    assert all(is_contained(problem) for problem in generate_problems(table, seed=0))
+
+
+def test_buffers_modules_and_state_of_ones_own_are_nobodys_business() -> None:
+    source = """
+import math
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+SIZE = 64
+
+class Model(nn.Module):
+    def __init__(self, dim):
+        super(Model, self).__init__()
+        self.linear = nn.Linear(dim, dim)
+        self.register_buffer("scale", torch.ones(dim) / math.sqrt(dim))
+        self.linear.weight.data.mul_(2)
+
+    def forward(self, x):
+        x = x.clone()
+        x[:, 0] = 0
+        return F.gelu(torch.clamp(self.linear(x), min=0) * self.scale)
+
+def get_inputs():
+    torch.manual_seed(3)
+    return [torch.rand(4, SIZE)]
+
+def get_init_inputs():
+    return [SIZE]
+"""
+    assert is_contained(make_problem(source))
+
+
+def test_one_draws_for_many_and_who_may_leave_something_has_its_own(zygote: Zygote) -> None:
+    made = opened(zygote)
+    assert [drawn(made), drawn(made), drawn(made, OPEN), drawn(made)] == [1, 1, 2, 1]
+    assert list(zygote.living) == [1]
+    made.clear()
+    assert not zygote.living
+
+
+def test_one_whose_draw_failed_draws_no_more(zygote: Zygote) -> None:
+    made = opened(zygote)
+    for problem in (CONTAINED, OPEN):
+        with pytest.raises(ValueError, match="of the draw"), made.lent(problem):
+            raise ValueError("of the draw")
+        assert not zygote.living
+    assert drawn(made) == 3
+
+
+def test_one_that_died_or_lost_its_zygote_is_not_lent(zygote: Zygote) -> None:
+    made = opened(zygote)
+    drawn(made)
+    zygote.living[1].shutdown(socket.SHUT_RDWR)
+    assert drawn(made) == 2
+    zygote.generation += 1
+    assert drawn(made) == 3
+    assert list(zygote.living) == [3]
+
+
+def test_one_ends_after_its_last_draw(zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oracles, "MAX_DRAWS", 3)
+    made = opened(zygote)
+    assert [drawn(made) for _ in range(7)] == [1, 1, 1, 2, 2, 2, 3]
+
+
+def test_without_a_sandbox_none_is_kept(zygote: Zygote) -> None:
+    zygote.isolation = Isolation.NONE
+    made = opened(zygote)
+    assert [drawn(made), drawn(made)] == [1, 2]
+    assert not zygote.living
+
+
+@pytest.mark.parametrize("ends_well", [True, False])
+def test_who_finds_all_at_work_waits_for_one(zygote: Zygote, ends_well: bool) -> None:
+    made = opened(zygote, num_kept=1)
+    got: list[int] = []
+    waiting = threading.Thread(target=lambda: got.append(drawn(made)))
+    with contextlib.suppress(RuntimeError), made.lent(CONTAINED):
+        waiting.start()
+        waiting.join(0.05)
+        assert waiting.is_alive()
+        assert drawn(made, OPEN) == 2, "who needs its own does not wait"
+        if not ends_well:
+            raise RuntimeError
+    waiting.join(WAIT_S)
+    assert got == [1 if ends_well else 3]
+
+
+def test_one_that_cannot_be_forked_is_nobodys_to_wait_for(
+    zygote: Zygote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*, role: str, uid: int | None) -> SandboxedChild:
+        raise ZygoteGone("gone")
+
+    made = opened(zygote, num_kept=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(zygote, "spawn", fail)
+        with pytest.raises(ZygoteGone):
+            drawn(made)
+    assert drawn(made) == 1
+
+
+def ask(child: SandboxedChild, source: str) -> dict[str, Any]:
+    """What a real oracle lays out for a problem, up to the end of its draw."""
+    body = {
+        "source": source,
+        "entry_point": "Model",
+        "precision": "fp32",
+        "num_sets": 2,
+        "device": "cpu",
+        "tf32": False,
+        "max_bytes": 1 << 28,
+        "plain": False,
+    }
+    deadline = time.monotonic() + WAIT_S
+    frames.send(child.sock, Kind.PROBLEM, body)
+    expected = (Kind.LAYOUT, Kind.FAILED)
+    answer = frames.receive(child.sock, deadline=deadline, expected=expected)
+    if answer.kind is Kind.LAYOUT:
+        with shared_memory(offsets(parse_specs(answer.body["tensors"]))[1]) as (fd, memory):
+            frames.send(child.sock, Kind.FILL, {}, fds=(fd,))
+            frames.receive(child.sock, deadline=deadline, expected=(Kind.DONE,))
+            return {**answer.body, "memory": memory[:]}
+    return answer.body
+
+
+def test_an_oracle_draws_one_problem_after_another(bench: Any) -> None:
+    """New contents each time, nothing of the one before, and it ends with the first that fails."""
+    child = bench.spawner.spawn(role="oracle", uid=oracle_uid())
+    try:
+        first, second = ask(child, RELU), ask(child, RELU)
+        assert first["tensors"] == second["tensors"]
+        assert first["memory"] != second["memory"]
+        other = ask(child, RELU.replace("16, 64", "8, 32"))
+        assert [8, 32] in [shape for _, shape in other["tensors"]]
+        assert "16" not in str(other["tensors"])
+        assert ask(child, RELU.replace("torch.relu(x)", "1 / 0"))["type"] == "ZeroDivisionError"
+        with pytest.raises(frames.PeerGone):
+            ask(child, RELU)
+    finally:
+        bench.spawner.end(child)
+
+
+def test_the_judge_keeps_its_oracle_over_problems(bench: Any, monkeypatch: Any) -> None:
+    roles: list[str] = []
+    spawn = bench.spawner.spawn
+
+    def counted(*, role: str, uid: int | None) -> SandboxedChild:
+        roles.append(role)
+        return spawn(role=role, uid=uid)
+
+    bench.references._oracles.clear()
+    monkeypatch.setattr(bench.spawner, "spawn", counted)
+    for number in range(3):
+        bench.references.get(make_problem(f"{RELU}# kept {number}"))
+    bench.references.get(make_problem(f"{RELU}torch.set_num_threads(1)"))
+    assert roles == ["oracle", "oracle"]
