@@ -9,19 +9,23 @@ GPU_CAPACITY = 16
 """Candidates at once on a card: start, compilation and correctness of several overlap."""
 CONTEXT_BYTES = 450 << 20
 """Of the card, what a runner takes before it has a tensor."""
-READY_SHARE = 0.04
-"""Of the card, for contexts that nobody uses yet."""
+WAITING_SHARE = 0.04
+"""Of the card, for contexts that nobody uses yet: oracles' and ready runners'."""
 MAX_ORACLES = 4
-ORACLES_SHARE = 0.02
-
-
-def num_ready(capacity: int, *, memory_bytes: int) -> int:
-    """Runners whose context is made ahead: half of those that a judge has at once, for the driver
-    makes the others' while these compile; fewer where the card is small."""
-    return min(capacity // 2, int(READY_SHARE * memory_bytes) // CONTEXT_BYTES)
 
 
 def num_oracles(*, memory_bytes: int) -> int:
     """Oracles that draw for one problem after another. More would not come sooner: the driver makes
     contexts one at a time, and candidates need theirs."""
-    return max(1, min(MAX_ORACLES, int(ORACLES_SHARE * memory_bytes) // CONTEXT_BYTES))
+    return max(1, min(MAX_ORACLES, _num_waiting(memory_bytes) // 3))
+
+
+def num_ready(capacity: int, *, memory_bytes: int) -> int:
+    """Runners whose context is made ahead: half of those that a judge has at once, for the driver
+    makes the others' while these compile; fewer where the card is small."""
+    num_left = _num_waiting(memory_bytes) - num_oracles(memory_bytes=memory_bytes)
+    return min(capacity // 2, max(0, num_left))
+
+
+def _num_waiting(memory_bytes: int) -> int:
+    return int(WAITING_SHARE * memory_bytes) // CONTEXT_BYTES

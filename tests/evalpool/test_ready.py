@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from forge.errors import Stalled
-from forge.evalpool.contexts import CONTEXT_BYTES, GPU_CAPACITY, num_ready
+from forge.evalpool.contexts import CONTEXT_BYTES, GPU_CAPACITY, num_oracles, num_ready
 from forge.evalpool.judge import frames, ready
 from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.proof import WeakSandbox
@@ -345,10 +345,11 @@ def test_an_idle_thread_waits(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_they_take_a_small_part_of_a_card() -> None:
     sizes = [one << 30 for one in (8, 16, 24, 80, 141, 192)]
-    found = [num_ready(GPU_CAPACITY, memory_bytes=one) for one in sizes]
-    assert found == [0, 1, 2, 7, 8, 8]
-    pairs = zip(found, sizes, strict=True)
-    assert all(num * CONTEXT_BYTES <= 0.04 * size for num, size in pairs)
+    ready = [num_ready(GPU_CAPACITY, memory_bytes=one) for one in sizes]
+    drawing = [num_oracles(memory_bytes=one) for one in sizes]
+    assert (ready, drawing) == ([0, 0, 1, 5, 8, 8], [1, 1, 1, 2, 4, 4])
+    for *nums, size in list(zip(ready, drawing, sizes, strict=True))[1:]:
+        assert sum(nums) * CONTEXT_BYTES <= 0.04 * size
     assert num_ready(1, memory_bytes=141 << 30) == 0
 
 
