@@ -93,8 +93,9 @@ class DataTable(Table):
     pairs_per_problem: Positive = 1
     """One-turn rows a problem."""
     static_share: Share = 0.0
-    """Share of one-turn answers with sizes as numbers in the text, as torch.compile writes them,
-    instead of asked from the tensors: honest as well, but the model has to multiply."""
+    """Share of first answers, also of broken ones, with sizes as numbers in the text, as
+    torch.compile writes them, instead of asked from the tensors: honest as well, but the model has
+    to multiply."""
     repair_share: Share = 0.2
     """Rows with one or two broken answers, the judge's words on each and the mended answer, as a
     share of the one-turn rows; no more turns than a rollout has."""

@@ -4,63 +4,94 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import permutations
 from random import Random
+from typing import TYPE_CHECKING
 
 from forge.data.families import FAMILIES
 from forge.data.families.ops import OPS, Chain
-from forge.data.generator import Composition, dynamic_answer, static_answer
+from forge.data.generator import Composition, Style, dynamic_answer, sizes_of, static_answer
 
-Mistake = Callable[[Composition, Random], str | None]
+if TYPE_CHECKING:
+    from forge.data.families.sizes import Sizes
+    from forge.records import Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """An honest answer, before a mistake is made in it."""
+
+    composition: Composition
+    sizes: Sizes | None
+    """Those in the text of a static answer."""
+
+    @classmethod
+    def of(cls, problem: Problem, *, style: Style) -> Draft:
+        """Of a generated problem. Raises ValueError for any other."""
+        sizes = sizes_of(problem) if style is Style.STATIC else None
+        return cls(composition=Composition.of(problem), sizes=sizes)
+
+    @property
+    def code(self) -> str:
+        if self.sizes is None:
+            return dynamic_answer(self.composition)
+        return static_answer(self.composition, sizes=self.sizes)
+
+    @property
+    def chain(self) -> Chain:
+        return self.composition.chain
+
+    def with_chain(self, chain: Chain) -> str:
+        """The answer to another chain: what a model writes that copied the steps wrongly."""
+        return replace(self, composition=replace(self.composition, chain=chain)).code
+
+
+Mistake = Callable[[Draft, Random], str | None]
 """A broken answer, or None where this mistake cannot be made in it."""
 
 
-def _with_chain(composition: Composition, chain: Chain) -> str:
-    """The honest answer to another chain: what a model writes that copied the steps wrongly."""
-    return dynamic_answer(replace(composition, chain=chain))
-
-
-def wrong_op(composition: Composition, rng: Random) -> str | None:
+def wrong_op(draft: Draft, rng: Random) -> str | None:
     """One step computes something else."""
-    chain = list(composition.chain)
+    chain = list(draft.chain)
     chain[rng.randrange(len(chain))] = rng.choice([name for name in OPS if name not in chain])
-    return _with_chain(composition, tuple(chain))
+    return draft.with_chain(tuple(chain))
 
 
-def missing_op(composition: Composition, rng: Random) -> str | None:
+def missing_op(draft: Draft, rng: Random) -> str | None:
     """One step is left out."""
-    if len(composition.chain) < 2:
+    chain = draft.chain
+    if len(chain) < 2:
         return None
-    at = rng.randrange(len(composition.chain))
-    return _with_chain(composition, composition.chain[:at] + composition.chain[at + 1 :])
+    at = rng.randrange(len(chain))
+    return draft.with_chain(chain[:at] + chain[at + 1 :])
 
 
-def swapped_ops(composition: Composition, rng: Random) -> str | None:
-    """Two neighbouring steps change places."""
-    if len(composition.chain) < 2:
-        return None
-    chain = list(composition.chain)
-    at = rng.randrange(len(chain) - 1)
-    chain[at : at + 2] = chain[at + 1], chain[at]
-    return _with_chain(composition, tuple(chain))
+def wrong_order(draft: Draft, rng: Random) -> str | None:
+    """The steps are there, in another order."""
+    others = sorted(set(permutations(draft.chain)) - {draft.chain})
+    return draft.with_chain(rng.choice(others)) if others else None
 
 
-def wrong_size(composition: Composition, rng: Random) -> str | None:
+def wrong_size(draft: Draft, rng: Random) -> str | None:
     """Numbers in the text that are another problem's: multiplied out wrongly."""
+    if draft.sizes is None:
+        return None
+    composition = draft.composition
     sizes = FAMILIES[composition.family].draw_sizes(rng, scale=composition.scale)
     return static_answer(composition, sizes=sizes)
 
 
-def missing_mask(composition: Composition, rng: Random) -> str | None:
+def missing_mask(draft: Draft, rng: Random) -> str | None:
     """The masked elements are not set to the neutral value before a reduction."""
-    code = dynamic_answer(composition)
+    code = draft.code
     broken = re.sub(r"tl\.where\(mask, (\w), .*\)\n", r"\1\n", code, count=1)
     return broken if broken != code else None
 
 
-def wrong_constant(composition: Composition, rng: Random) -> str | None:
+def wrong_constant(draft: Draft, rng: Random) -> str | None:
     """A literal has another value."""
-    code = dynamic_answer(composition)
+    code = draft.code
     body = code[: code.index("class ")]
     found = list(re.finditer(r"(?<![\w.])(0\.1|1\.0|2\.0|1e-5)(?![\w.])", body))
     if not found:
@@ -70,50 +101,53 @@ def wrong_constant(composition: Composition, rng: Random) -> str | None:
     return code[: match.start()] + other + code[match.end() :]
 
 
-def misspelt_name(composition: Composition, rng: Random) -> str | None:
+def misspelt_name(draft: Draft, rng: Random) -> str | None:
     """A function of triton.language that does not exist."""
-    code = dynamic_answer(composition)
+    code = draft.code
     name = rng.choice(sorted(set(re.findall(r"tl\.([a-z_]{3,})\(", code))))
     return code.replace(f"tl.{name}(", f"tl.{name[:-1]}(", 1)
 
 
-def undefined_name(composition: Composition, rng: Random) -> str | None:
+def undefined_name(draft: Draft, rng: Random) -> str | None:
     """A variable that nothing defines."""
-    code = dynamic_answer(composition)
+    code = draft.code
     name, other = rng.choice(
         [("mask=mask", "mask=msk"), ("+ cols", "+ offs"), ("out_ptr +", "o_ptr +")]
     )
     return code.replace(name, other, 1) if name in code else None
 
 
-def syntax_error(composition: Composition, rng: Random) -> str | None:
+def syntax_error(draft: Draft, rng: Random) -> str | None:
     """A colon or a closing parenthesis is missing."""
-    code = dynamic_answer(composition)
+    code = draft.code
     kind = rng.choice(["):\n", ")\n"])
     at = rng.choice([m.start() for m in re.finditer(re.escape(kind), code)])
     return code[:at] + kind.replace(":" if ":" in kind else ")", "", 1) + code[at + len(kind) :]
 
 
-MISTAKES: tuple[Mistake, ...] = (
-    wrong_op,
-    wrong_op,
-    wrong_size,
-    wrong_size,
-    missing_op,
-    swapped_ops,
-    missing_mask,
-    wrong_constant,
-    misspelt_name,
-    undefined_name,
-    syntax_error,
-)
-"""What is drawn from; wrong steps and sizes are the commonest of a small model, hence twice."""
+MISTAKES: dict[Mistake, int] = {
+    wrong_size: 36,
+    wrong_order: 4,
+    wrong_op: 2,
+    missing_op: 1,
+    missing_mask: 1,
+    wrong_constant: 1,
+    misspelt_name: 1,
+    undefined_name: 1,
+    syntax_error: 1,
+}
+"""How often each is drawn. Roughly as first answers fail after SFT in runs of our recipes: of the
+static ones six to nine in ten have the right steps and wrong sizes; of the others most have the
+steps in another order, or one that is not the problem's."""
 
 
-def break_answer(composition: Composition, *, rng: Random) -> str:
-    """A broken answer; always differs from the honest one, though the judge may still accept it."""
-    honest = dynamic_answer(composition)
+def break_answer(problem: Problem, *, style: Style, rng: Random) -> str:
+    """A broken answer in this style; always differs from the honest one, though the judge may still
+    accept it. Raises ValueError for a problem that is not generated."""
+    draft = Draft.of(problem, style=style)
+    mistakes, weights = list(MISTAKES), list(MISTAKES.values())
     while True:
-        broken = rng.choice(MISTAKES)(composition, rng)
-        if broken is not None and broken != honest:
+        (mistake,) = rng.choices(mistakes, weights)
+        broken = mistake(draft, rng)
+        if broken is not None and broken != draft.code:
             return broken

@@ -39,19 +39,14 @@ def one_turn_pair(problem: Problem, *, style: Style = Style.DYNAMIC) -> Pair:
     return Pair(problem_id=problem.problem_id, messages=messages, num_turns=1)
 
 
-def repair_pair(problem: Problem, attempts: Sequence[tuple[str, Verdict]]) -> Pair:
-    """Broken answers with the verdicts on them, and the honest answer."""
-    composition = Composition.of(problem)
-    exchanges = [
-        Exchange(completion_text=answer_text(composition, broken), verdict=verdict)
-        for broken, verdict in attempts
-    ]
-    mended = answer_text(composition, answer(problem))
+def repair_pair(problem: Problem, exchanges: Sequence[Exchange]) -> Pair:
+    """Broken answers with the verdicts on them, and the honest answer, which asks the tensors."""
+    mended = answer_text(Composition.of(problem), answer(problem))
     messages = (
         *conversation(problem, exchanges),
         Message(role="assistant", content=mended),
     )
-    return Pair(problem_id=problem.problem_id, messages=messages, num_turns=len(attempts) + 1)
+    return Pair(problem_id=problem.problem_id, messages=messages, num_turns=len(exchanges) + 1)
 
 
 def most_broken(max_turns: int) -> int:
@@ -84,16 +79,17 @@ async def make_pairs(
     num = round(table.repair_share * len(rows)) if most else 0
     chosen = [problems[i % len(problems)] for i in rng.sample(range(len(rows)), num)]
     broken = [
-        (index, problem, break_answer(Composition.of(problem), rng=rng))
+        (index, problem, style, break_answer(problem, style=style, rng=rng))
         for index, problem in enumerate(chosen)
-        for _ in range(rng.randint(1, most))
+        for style in [_draw_style(table, rng=rng) for _ in range(rng.randint(1, most))]
     ]
-    verdicts = await _judge_all([(problem, code) for _, problem, code in broken], judge=judge)
-    attempts: dict[int, list[tuple[str, Verdict]]] = {}
-    for (index, _, code), verdict in zip(broken, verdicts, strict=True):
+    verdicts = await _judge_all([(problem, code) for _, problem, _, code in broken], judge=judge)
+    tried: dict[int, list[Exchange]] = {}
+    for (index, problem, style, code), verdict in zip(broken, verdicts, strict=True):
         if verdict.status.is_scored and not verdict.is_correct:
-            attempts.setdefault(index, []).append((code, verdict))
-    rows.extend(repair_pair(chosen[index], tried) for index, tried in attempts.items())
+            text = answer_text(Composition.of(problem), code, style=style)
+            tried.setdefault(index, []).append(Exchange(completion_text=text, verdict=verdict))
+    rows.extend(repair_pair(chosen[index], exchanges) for index, exchanges in tried.items())
     rng.shuffle(rows)
     return rows
 

@@ -33,8 +33,8 @@ class CountingJudge:
         return Verdict(status=self.status, reason="code", detail="the judge's words")
 
 
-def _make(judge: CountingJudge, *, max_turns: int = 3) -> list[Pair]:
-    table = DataTable(repair_share=0.25)
+def _make(judge: CountingJudge, *, max_turns: int = 3, static_share: float = 0.0) -> list[Pair]:
+    table = DataTable(repair_share=0.25, static_share=static_share)
 
     async def make() -> list[Pair]:
         return await make_pairs(PROBLEMS, table, max_turns=max_turns, seed=0, judge=judge)
@@ -70,6 +70,15 @@ def test_a_repair_holds_broken_answers_the_judges_words_and_the_mended_one() -> 
             code = pair.messages[answer_index].content.split("```python\n")[1].removesuffix("```")
             assert (pair.problem_id, code) in broken
             assert "the judge's words" in pair.messages[answer_index + 1].content
+
+
+@pytest.mark.parametrize(("share", "style"), [(0.0, "dynamic"), (1.0, "static")])
+def test_broken_answers_are_of_the_style_of_first_ones_and_say_so(share: float, style: str) -> None:
+    rows = [pair for pair in _make(CountingJudge(), static_share=share) if pair.num_turns > 1]
+    for pair in rows:
+        *broken, mended = [one.content for one in pair.messages if one.role == "assistant"]
+        assert all(f" {style}\n</think>" in text for text in broken)
+        assert " dynamic\n</think>" in mended
 
 
 def test_a_broken_answer_that_the_judge_accepts_makes_no_row() -> None:

@@ -1,0 +1,79 @@
+"""Broken answers: in the style that was asked for, and wrong as first answers are."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from forge.config.schema import ProblemsTable
+from forge.data.generator import Composition, Style, answer, generate_problems
+from forge.data.mistakes import MISTAKES, Draft, break_answer, wrong_order, wrong_size
+
+if TYPE_CHECKING:
+    from forge.records import Problem
+
+STEP = re.compile(r"^    [a-f] = .*$", flags=re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def problems() -> list[Problem]:
+    return generate_problems(ProblemsTable(), seed=0)[::20]
+
+
+def steps(code: str) -> list[str]:
+    return STEP.findall(code.split("class ")[0])
+
+
+@pytest.mark.parametrize("style", list(Style))
+def test_a_broken_answer_differs_from_the_honest_one(problems: list[Problem], style: Style) -> None:
+    rng = Random(0)
+    for problem in problems:
+        assert break_answer(problem, style=style, rng=rng) != answer(problem, style=style)
+
+
+@pytest.mark.parametrize("style", list(Style))
+def test_every_kind_of_mistake_can_be_made_somewhere(problems: list[Problem], style: Style) -> None:
+    rng = Random(0)
+    drafts = [Draft.of(problem, style=style) for problem in problems]
+    for mistake in MISTAKES:
+        made = any(mistake(draft, rng) not in (None, draft.code) for draft in drafts)
+        assert made == (mistake is not wrong_size or style is Style.STATIC)
+
+
+def test_a_wrong_size_leaves_the_steps_alone(problems: list[Problem]) -> None:
+    rng = Random(0)
+    for problem in problems:
+        draft = Draft.of(problem, style=Style.STATIC)
+        broken = wrong_size(draft, rng)
+        assert broken is not None
+        assert steps(broken) == steps(draft.code)
+
+
+def test_another_order_has_the_same_steps(problems: list[Problem]) -> None:
+    rng = Random(0)
+    for problem in problems:
+        draft = Draft.of(problem, style=Style.DYNAMIC)
+        broken = wrong_order(draft, rng)
+        assert (broken is None) == (len(draft.chain) == 1)
+        if broken is not None:
+            assert broken != draft.code
+            assert len(steps(broken)) == len(steps(draft.code))
+
+
+def test_static_answers_mostly_have_wrong_sizes_and_dynamic_ones_wrong_steps(
+    problems: list[Problem],
+) -> None:
+    rng = Random(0)
+    long = [one for one in problems if len(Composition.of(one).chain) > 2]
+    kept: Counter[Style] = Counter()
+    for style in Style:
+        for problem in long:
+            broken = break_answer(problem, style=style, rng=rng)
+            kept[style] += steps(broken) == steps(answer(problem))
+            is_static = ".shape" not in broken and ".numel" not in broken
+            assert is_static == (style is Style.STATIC)
+    assert kept[Style.STATIC] > 0.6 * len(long) > kept[Style.DYNAMIC] * 1.5
