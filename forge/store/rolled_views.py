@@ -57,7 +57,7 @@ _COMMENTS = {
     "v_staleness": "how old samples were when trained, in steps, with reward by age",
     "v_fast_p": "fast_p of evaluations: first turns correct, over p times as fast; p = 0 untimed",
     "v_problems": "one row a problem that was played: how often solved, since when",
-    "v_best_kernels": "best correct kernel a problem: fastest if timed, else fewest launches",
+    "v_best_kernels": "best correct kernel a problem: by speedup_low, else fewest launches",
     "v_judge_noise": "kernels that were timed more than once: how far times lie apart, by device",
 }
 
