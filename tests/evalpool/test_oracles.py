@@ -47,6 +47,19 @@ LEAVES = (
     "torch.use_deterministic_algorithms(True)",
     "torch.compile(torch.relu)",
     "(",
+    "L = torch.nn.Linear\nL.forward = None",
+    "for layer in (torch.nn.Linear, torch.nn.Conv2d):\n    layer.reset_parameters = None",
+    "def skip(layer):\n    layer.reset_parameters = None\nskip(torch.nn.Linear)",
+    "def skip(layer):\n    setattr(layer, 'forward', None)\nskip(torch.nn.Linear)",
+    "def skip(layer):\n    del layer.forward\nskip(torch.nn.Linear)",
+    "getattr(torch.nn, 'Linear').forward = None",
+    "self = torch.nn.Linear\nself.forward = None",
+    "getattr(torch, '\\x73et_num_threads')(1)",
+    "torch.ｓet_num_threads(1)",
+    "torch.autocast_increment_nesting()",
+    "torch.nn.attention.activate_flash_attention_impl('FA4')",
+    "import triton",
+    "def held():\n    with torch.inference_mode():\n        yield\nHELD = held()\nnext(HELD)",
 )
 
 
@@ -119,6 +132,7 @@ SIZE = 64
 class Model(nn.Module):
     def __init__(self, dim):
         super(Model, self).__init__()
+        self.dim = dim  # named alone: torch.set_num_threads
         self.linear = nn.Linear(dim, dim)
         self.register_buffer("scale", torch.ones(dim) / math.sqrt(dim))
         self.linear.weight.data.mul_(2)
