@@ -263,6 +263,28 @@ def test_an_oracle_draws_one_problem_after_another(bench: Any) -> None:
         bench.spawner.end(child)
 
 
+def test_constants_drawn_at_import_are_the_same_in_each_draw(bench: Any) -> None:
+    """A candidate that draws them as the source does gets them too."""
+    source = RELU.replace("class Model", "SHIFT = torch.rand(3)\nclass Model").replace(
+        "    def forward",
+        "    def __init__(self):\n        super().__init__()\n"
+        "        self.register_buffer('shift', SHIFT)\n    def forward",
+    )
+    assert is_contained(make_problem(source))
+    child = bench.spawner.spawn(role="oracle", uid=oracle_uid())
+    found: list[bytes] = []
+    try:
+        for _ in range(2):
+            body = ask(child, source)
+            specs = parse_specs(body["tensors"])
+            ((_, index),) = body["state"]
+            start = offsets(specs)[0][index]
+            found.append(body["memory"][start : start + specs[index].num_bytes])
+    finally:
+        bench.spawner.end(child)
+    assert found[0] == found[1]
+
+
 def test_the_judge_keeps_its_oracle_over_problems(bench: Any, monkeypatch: Any) -> None:
     roles: list[str] = []
     spawn = bench.spawner.spawn

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 Tree = list[Any]
 IDLE_S = 1e9
 """An oracle waits for its judge for ever; the judge's end of the socket ends it."""
+FIRST_SEED = torch.initial_seed()
+"""Torch's own: a constant that a source draws at import is one that a candidate can draw too."""
 PERTURBATION = 0.1
 """Standard deviation added to each floating parameter, relative to its own rms + 0.1."""
 
@@ -115,6 +117,7 @@ def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor
     # Tensors are made on the device: copying them there is most of KernelBench's time at full size.
     making = nullcontext() if terms.device == "cpu" else torch.device(terms.device)
     with torch.no_grad(), making:
+        torch.manual_seed(FIRST_SEED)
         exec(compile(request["source"], "problem.py", "exec"), module.__dict__)
         torch.manual_seed(int.from_bytes(os.urandom(8)) >> 1)
         init = placed(list(getattr(module, "get_init_inputs", list)()), terms)
