@@ -285,6 +285,23 @@ def test_constants_drawn_at_import_are_the_same_in_each_draw(bench: Any) -> None
     assert found[0] == found[1]
 
 
+def test_nothing_of_a_problem_stays_in_its_oracle(bench: Any) -> None:
+    source = RELU.replace(
+        "class Model",
+        "from typing import Optional\nKEPT = torch.ones(77)\nclass Block:\n    def run(self):\n"
+        "        return KEPT\nBlocks = Optional[Block]\nclass Model",
+    )
+    assert is_contained(make_problem(source))
+    tensors = "[tuple(o.shape) for o in gc.get_objects() if isinstance(o, torch.Tensor)]"
+    child = bench.spawner.spawn(role="oracle", uid=oracle_uid())
+    try:
+        assert "tensors" in ask(child, source)
+        left = ask(child, f"import gc, torch\nraise ValueError({tensors})")
+    finally:
+        bench.spawner.end(child)
+    assert left["message"] == "[]"
+
+
 def test_the_judge_keeps_its_oracle_over_problems(bench: Any, monkeypatch: Any) -> None:
     roles: list[str] = []
     spawn = bench.spawner.spawn

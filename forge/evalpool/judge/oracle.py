@@ -141,6 +141,7 @@ def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor
             # What found no room was left out as what failed is. With more memory it is asked again.
             "is_short": _num_ooms(terms) > num_ooms,
         }
+    module.__dict__.clear()  # typing remembers its classes, and they its constants
     layout, tensors = _describe(init, state=state, sets=sets)
     return {**layout, **facts}, tensors
 
@@ -207,8 +208,7 @@ def _fill(frame: frames.Frame, tensors: list[torch.Tensor]) -> None:
 
 
 def _fill_block(fd: int, num_bytes: int, tensors: list[torch.Tensor], starts: list[int]) -> None:
-    """The same into GPU memory of the judge's. What is written is let go of: there may be no room
-    for both."""
+    """The same into GPU memory of the judge's."""
     from forge.evalpool.judge import gpu_memory
 
     torch.cuda.empty_cache()
