@@ -222,6 +222,21 @@ def test_one_that_cannot_be_forked_is_nobodys_to_wait_for(
     assert drawn(made) == 1
 
 
+@pytest.mark.parametrize("problem", [CONTAINED, OPEN])
+def test_a_draw_is_done_also_where_the_zygote_goes_behind_it(
+    problem: Any, zygote: Zygote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(child: SandboxedChild) -> int:
+        raise ZygoteGone("gone")
+
+    monkeypatch.setattr(oracles, "MAX_DRAWS", 1)
+    monkeypatch.setattr(zygote, "end", fail)
+    made = opened(zygote)
+    assert drawn(made, problem) == 1
+    with pytest.raises(ZygoteGone), made.lent(problem):
+        raise ValueError("whose fault it was nobody knows")
+
+
 def ask(child: SandboxedChild, source: str) -> dict[str, Any]:
     """What a real oracle lays out for a problem, up to the end of its draw."""
     body = {

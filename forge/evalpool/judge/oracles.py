@@ -93,14 +93,17 @@ class Oracles:
     @contextmanager
     def lent(self, problem: Problem) -> Iterator[SandboxedChild]:
         """One for a draw of a problem, which may be asked for another once the block has ended
-        well. Raises ZygoteGone or WeakSandbox."""
+        well. Raises ZygoteGone or WeakSandbox, but not behind a draw that is done: it may hold
+        memory of the card that somebody must free."""
         # Without a sandbox a candidate could enter the process that draws for the next one.
         if not is_contained(problem) or self._spawner.isolation is Isolation.NONE:
             child = self._spawner.spawn(role="oracle", uid=self._uid)
             try:
                 yield child
-            finally:
+            except BaseException:
                 self._spawner.end(child)
+                raise
+            self._end([_Kept(child)])
             return
         kept = self._take()
         try:
@@ -114,7 +117,7 @@ class Oracles:
             self._give_back(kept)
         else:
             self._give_back(None)
-            self._spawner.end(kept.child)
+            self._end([kept])
 
     def clear(self) -> None:
         """Ends those that wait: nobody draws for long, or somebody needs the card's memory."""
