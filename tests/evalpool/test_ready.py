@@ -326,17 +326,42 @@ def test_the_thread_survives_what_fails_and_does_not_spin(bench: Bench) -> None:
         assert len(bench.zygote.uids) == num
 
 
+@pytest.mark.parametrize("num", [0, NUM])
+@pytest.mark.parametrize("is_short", [False, True])
+def test_the_thread_has_all_end_that_nobody_wants(
+    bench: Bench, num: int, is_short: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the judgement that was the last has taken all that waited, or none is made."""
+    monkeypatch.setattr(ready, "MAX_IDLE_S", 0.01)
+    condition: Any = bench.ready._changed
+    ended = threading.Event()
+    bench.ready._num, bench.ready._on_idle = num, ended.set
+    bench.ready.start()
+    with bench.ready.judging():
+        while not condition._waiters or bench.num_waiting < min(num, 1):
+            time.sleep(0.001)
+        if is_short:
+            bench.ready.rest()
+            assert ended.wait(TIMEOUT_S)
+            ended.clear()
+    while not condition._waiters and not ended.is_set():
+        time.sleep(0.001)
+    bench.now += MAX_IDLE_S
+    assert ended.wait(TIMEOUT_S)
+    assert bench.num_waiting == 0
+
+
 def test_an_idle_thread_waits(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     timeouts: list[float | None] = []
     waits = threading.Event()
-    wait_for = bench.ready._changed.wait_for
+    wait = bench.ready._changed.wait
 
-    def watched(is_so: Callable[[], bool], timeout: float | None = None) -> bool:
+    def watched(timeout: float | None = None) -> bool:
         timeouts.append(timeout)
         waits.set()
-        return wait_for(is_so, timeout)
+        return wait(timeout)
 
-    monkeypatch.setattr(bench.ready._changed, "wait_for", watched)
+    monkeypatch.setattr(bench.ready._changed, "wait", watched)
     bench.now += MAX_IDLE_S
     bench.ready.start()
     assert waits.wait(TIMEOUT_S)

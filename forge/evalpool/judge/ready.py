@@ -61,7 +61,8 @@ class ReadyRunners:
         on_idle: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`on_idle` is called under the card's lease when those that wait have ended, unwanted."""
+        """`on_idle` is called under the card's lease when those that wait have ended, unwanted, and
+        where none waited: once behind each judgement."""
         self._spares = spares
         self._spawner = spawner
         self._lease = lease
@@ -75,6 +76,8 @@ class ReadyRunners:
         """Judgements at once since nobody judged for long: for one alone, one is enough."""
         self._idle_since = clock()
         self._rests_until = clock()
+        self._others_wait = False
+        """Whether somebody has judged since `on_idle` was called."""
         self._has_failed = False
         """Since the last judgement began."""
         self._is_told = False
@@ -83,8 +86,7 @@ class ReadyRunners:
 
     def start(self) -> None:
         """From now on they are made and ended; `close` ends it."""
-        if self._num:
-            threading.Thread(target=self._serve, name="ready", daemon=True).start()
+        threading.Thread(target=self._serve, name="ready", daemon=True).start()
 
     @contextmanager
     def judging(self) -> Iterator[None]:
@@ -94,6 +96,7 @@ class ReadyRunners:
                 self._most = 0
             self._num_judging += 1
             self._most = max(self._most, self._num_judging)
+            self._others_wait = True
             self._has_failed = False
             self._changed.notify_all()
         try:
@@ -101,6 +104,7 @@ class ReadyRunners:
         finally:
             with self._changed:
                 self._num_judging -= 1
+                self._others_wait = True
                 self._idle_since = self._clock()
                 self._changed.notify_all()
 
@@ -152,15 +156,16 @@ class ReadyRunners:
             could = self.step()
             with self._changed:
                 if could:
-                    self._changed.wait_for(
-                        self._has_work, timeout=self._idle_in_s() if self._waiting else None
-                    )
+                    while not self._has_work():  # a judgement's end begins the time anew
+                        self._changed.wait(self._idle_in_s() if self._has_any() else None)
                 else:
                     self._changed.wait_for(self._has_new_work, timeout=REST_S)
 
     def _has_work(self) -> bool:
-        has_unwanted = bool(self._waiting) and self._are_unwanted()
-        return self._has_new_work() or has_unwanted
+        return self._has_new_work() or (self._has_any() and self._are_unwanted())
+
+    def _has_any(self) -> bool:
+        return bool(self._waiting) or self._others_wait
 
     def _has_new_work(self) -> bool:
         return self._is_closed or self._is_wanted()
@@ -203,8 +208,11 @@ class ReadyRunners:
                 if (spare := self._pop()) is not None:
                     self._end(spare)
         with self._lease.shared(timeout_s=LEASE_TIMEOUT_S):
-            if self._are_unwanted():
-                self._on_idle()
+            with self._changed:
+                if not (self._others_wait and self._are_unwanted()):
+                    return
+                self._others_wait = False
+            self._on_idle()
 
     def _pop(self) -> Spare | None:
         with self._changed:
