@@ -124,6 +124,9 @@ class Oracles:
         self.threads.append(thread)
         return SandboxedChild(sock=ours, pid=1)
 
+    def is_current(self, child: SandboxedChild) -> bool:
+        return True
+
     def end(self, child: SandboxedChild) -> int:
         child.sock.close()
         self.threads.pop(0).join()

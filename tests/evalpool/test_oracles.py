@@ -237,6 +237,18 @@ def test_a_draw_is_done_also_where_the_zygote_goes_behind_it(
         raise ValueError("whose fault it was nobody knows")
 
 
+@pytest.mark.parametrize("problem", [CONTAINED, OPEN])
+def test_who_draws_while_the_zygote_is_replaced_is_not_to_blame(
+    problem: Any, zygote: Zygote
+) -> None:
+    def fail() -> None:
+        zygote.generation += 1
+        raise frames.PeerGone("closed")
+
+    with pytest.raises(ZygoteGone), opened(zygote).lent(problem):
+        fail()
+
+
 def ask(child: SandboxedChild, source: str) -> dict[str, Any]:
     """What a real oracle lays out for a problem, up to the end of its draw."""
     body = {

@@ -100,17 +100,17 @@ class Oracles:
             child = self._spawner.spawn(role="oracle", uid=self._uid)
             try:
                 yield child
-            except BaseException:
-                self._spawner.end(child)
+            except BaseException as error:
+                self._end_failed(child, error)
                 raise
             self._end([_Kept(child)])
             return
         kept = self._take()
         try:
             yield kept.child
-        except BaseException:
+        except BaseException as error:
             self._give_back(None)
-            self._spawner.end(kept.child)
+            self._end_failed(kept.child, error)
             raise
         kept.num_draws += 1
         if kept.num_draws < MAX_DRAWS:
@@ -153,6 +153,12 @@ class Oracles:
     def _is_fit(self, kept: _Kept) -> bool:
         """Not one that has ended, with its zygote or alone: an oracle says nothing unasked."""
         return self._spawner.is_current(kept.child) and not _has_news(kept.child.sock)
+
+    def _end_failed(self, child: SandboxedChild, error: BaseException) -> None:
+        """Raises ZygoteGone where it ended with its zygote: no reference is to blame for that."""
+        self._spawner.end(child)
+        if not self._spawner.is_current(child):
+            raise ZygoteGone("an oracle ended with its zygote") from error
 
     def _end(self, unfit: list[_Kept]) -> None:
         for kept in unfit:
