@@ -110,7 +110,7 @@ def test_timed_contents_come_from_sets_that_were_not_shown() -> None:
 @dataclass
 class Oracles:
     """A spawner of oracles that answer in turn as told: a word is why one fails, "" that it hangs
-    up, a layout that it has done its work."""
+    up, SILENT that it says nothing, a layout that it has done its work."""
 
     answers: list[str | dict[str, Any]]
     asked: list[tuple[float, bool]] = field(default_factory=list)
@@ -143,6 +143,8 @@ class Oracles:
                 frames.send(sock, Kind.LAYOUT, answer)
                 next_of(Kind.FILL)
                 frames.send(sock, Kind.DONE, {})
+            elif answer == SILENT:
+                next_of(Kind.FILL)
             elif answer:
                 frames.send(sock, Kind.FAILED, {"type": answer, "message": "m"})
 
@@ -163,7 +165,7 @@ class HostBlock:
 PROBLEM = Problem(problem_id="p", source="s", family="", level=1, split=Split.GRPO)
 SMALL, LARGE = (SMALL_SHARE, False), (LARGE_SHARE, False)
 SMALL_PLAIN, LARGE_PLAIN = (SMALL_SHARE, True), (LARGE_SHARE, True)
-FULL = "OutOfMemoryError"
+FULL, SILENT = "OutOfMemoryError", "silent"
 
 
 def answer(**changes: Any) -> dict[str, Any]:
@@ -214,6 +216,17 @@ def test_what_fails_to_the_end_is_the_references_fault(
         references.hold(PROBLEM)
     gc.collect()
     assert not references._drawing  # nor is it remembered
+
+
+def test_a_reference_that_took_all_its_time_is_not_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    oracles = Oracles([SILENT, answer()])
+    references = open_references(oracles, monkeypatch)
+    references._timeout_s = 0.05
+    with pytest.raises(ReferenceFailed, match="DeadlinePassed"):
+        references.hold(PROBLEM)
+    assert len(oracles.answers) == 1
 
 
 def test_a_full_card_is_not_the_references_fault(monkeypatch: pytest.MonkeyPatch) -> None:

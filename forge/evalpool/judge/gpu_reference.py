@@ -133,9 +133,9 @@ class GpuReferences:
             except NoRoom:
                 raise
             except ReferenceFailed:
-                if is_plain:
+                left_s -= time.monotonic() - began
+                if is_plain or left_s <= 0:  # without time, the next oracle would end for nothing
                     raise
-            left_s -= time.monotonic() - began
         raise AssertionError("the last attempt raises")
 
     def _draw_by(
