@@ -10,7 +10,8 @@ GPU_CAPACITY = 16
 CONTEXT_BYTES = 450 << 20
 """Of the card, what a runner takes before it has a tensor."""
 WAITING_SHARE = 0.04
-"""Of the card, for contexts that nobody uses yet: oracles' and ready runners'."""
+"""Of the card, for contexts that nobody uses yet: oracles', of which there is one on any card, and
+ready runners'."""
 MAX_ORACLES = 4
 
 

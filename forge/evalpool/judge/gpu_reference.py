@@ -39,8 +39,8 @@ CACHE_SHARE = 0.1
 DRAW_SHARE = 0.3
 """Of the card's memory that the sets of one draw may take: the oracle holds them twice."""
 SMALL_SHARE, LARGE_SHARE = 1 / 32, 0.75
-"""Of the card's memory that torch gives an oracle: small ones work beside each other, as many as
-there are candidates; one that needs more is drawn again, while no other such is."""
+"""Of the card's memory that torch gives an oracle: small ones work beside each other, at most
+as many as there are candidates; one that needs more is drawn again, while no other such is."""
 
 
 class NoRoom(ReferenceFailed):
@@ -87,7 +87,7 @@ class GpuReferences:
             self._free_unheld(reference)
 
     def end_idle(self) -> None:
-        """Ends oracles that wait for a problem. Under the card's lease."""
+        """Ends oracles that wait for a problem. Under the card's lease, but at the judge's end."""
         self._oracles.clear()
 
     def _held(self, key: str, reference: GpuReference) -> GpuReference:
