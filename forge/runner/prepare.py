@@ -18,7 +18,7 @@ import anyio.to_thread
 from forge.data.pairs import make_pairs
 from forge.data.prompts import first_messages
 from forge.errors import ConfigError
-from forge.records import Message, Pair, Problem, Split
+from forge.records import Message, Pair, Problem, Split, Verdict
 from forge.runner.needs import turns_played
 from forge.store.layout import RunPaths, write_file
 from forge.train.handle import run_init_model
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from forge.config.schema import Experiment
     from forge.process.child import ProcessObserver
     from forge.rollout.ports import Judge
+    from forge.runner.progress import Progress
 
 
 def data_dir(paths: RunPaths) -> Path:
@@ -44,11 +45,13 @@ async def prepare_pairs(
     *,
     paths: RunPaths,
     judge: Judge | None,
+    progress: Progress,
 ) -> list[Pair]:
     """The SFT pairs, from the run directory if they are there already.
 
     Args:
         judge: of the generator's broken answers; may be None where pairs are read from a file.
+        progress: its label says how many are judged: where there are hundreds it takes minutes.
 
     Raises ConfigError where the problems have no answers to train on, or the file has no rows.
     """
@@ -69,9 +72,28 @@ async def prepare_pairs(
     assert judge is not None, "generated pairs need a judge"
     sft = [problem for problem in problems if problem.split is Split.SFT]
     pairs = await make_pairs(
-        sft, experiment.data, max_turns=turns_played(experiment), seed=experiment.seed, judge=judge
+        sft,
+        experiment.data,
+        max_turns=turns_played(experiment),
+        seed=experiment.seed,
+        judge=_counted(judge, progress),
     )
     return _kept(file, pairs)
+
+
+def _counted(judge: Judge, progress: Progress) -> Judge:
+    """The same, with a label after each verdict."""
+    num_asked = num_judged = 0
+
+    async def judge_and_count(problem: Problem, code: str) -> Verdict:
+        nonlocal num_asked, num_judged
+        num_asked += 1
+        verdict = await judge(problem, code)
+        num_judged += 1
+        progress.label = f"prepare: broken answers {num_judged} of {num_asked}"
+        return verdict
+
+    return judge_and_count
 
 
 def _kept(file: Path, pairs: list[Pair]) -> list[Pair]:

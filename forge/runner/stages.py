@@ -10,6 +10,7 @@ import shutil
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -163,7 +164,8 @@ class Work:
                     self.experiment,
                     self.problems,
                     paths=self.paths,
-                    judge=None if pool is None else pool.judge,
+                    judge=None if pool is None else partial(pool.judge, timing=False),
+                    progress=self.progress,
                 )
             refused = await self._refused(pool)
             self.progress.label = "prepare: model"

@@ -9,7 +9,9 @@ import pytest
 
 from forge.config.load import load_experiment
 from forge.data.problems import load_problems
+from forge.records import Status, Verdict
 from forge.runner.prepare import load_pairs, prepare_pairs
+from forge.runner.progress import Progress
 from forge.store.layout import create_run
 
 if TYPE_CHECKING:
@@ -74,7 +76,35 @@ async def test_rows_of_a_file_are_trained_on_where_a_later_stage_has_judges(
         load_problems(experiment.problems, seed=0),
         paths=paths,
         judge=no_judge,  # type: ignore[arg-type]
+        progress=Progress(run="x", num_stages=2),
     )
 
     assert [pair.problem_id for pair in pairs] == ["mine"]
     assert load_pairs(paths) == pairs
+
+
+@pytest.mark.anyio
+async def test_the_live_line_says_how_many_broken_answers_are_judged(tmp_path: Path) -> None:
+    file = tmp_path / "few.toml"
+    file.write_text(
+        'name = "x"\n[model]\ninit = "tiny"\n[problems]\nnum_problems = 64\nnum_heldout = 24\n'
+        f"sft_by_level = [2, 2, 2, 2]\n[data]\nrepair_share = 1.0\n"
+        f"[rollout]\nmax_turns = 2\n{STAGES}"
+    )
+    experiment = load_experiment(file)
+    progress = Progress(run="x", num_stages=2)
+    asked: list[str] = []
+
+    async def judge(problem: Problem, code: str) -> Verdict:
+        asked.append(code)
+        return Verdict(status=Status.WRONG, reason="mismatch", detail="words")
+
+    await prepare_pairs(
+        experiment,
+        load_problems(experiment.problems, seed=0),
+        paths=create_run("x", store_dir=tmp_path / "runs"),
+        judge=judge,
+        progress=progress,
+    )
+    assert progress.label == f"prepare: broken answers {len(asked)} of {len(asked)}"
+    assert len(asked) > 1
