@@ -74,10 +74,10 @@ def bait(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bait]:
 
 def leftovers(bench: Any) -> set[int]:
     """Processes below the judge's launcher beside the zygote, once no candidate is judged, and
-    beside those that no candidate entered: the one that measures the judge's own overhead, and who
-    waits for the next."""
+    beside those that no candidate entered: oracles that wait, the one that measures the judge's own
+    overhead, and who waits for the next."""
     launcher = bench.spawner._process.pid
-    known = {launcher}
+    known = {launcher} | {kept.child.pid_here for kept in bench.references._oracles._idle}
     if hasattr(bench.trials, "_ready"):
         neutral = bench.trials._yardsticks.neutral
         known |= {neutral.child.pid_here} if neutral is not None else set()
