@@ -8,6 +8,7 @@ the run.
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from typing import TYPE_CHECKING, Any, TextIO, cast
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 REFRESH_S = 0.25
 PLAIN_EVERY_S = 30.0
+COUNTED = re.compile(r"\d+ of \d+$")
+"""How a label says how far it is: no reason for another line."""
 
 
 class Console:
@@ -66,10 +69,11 @@ class Console:
                 await anyio.sleep(REFRESH_S)
 
     async def _plain(self, progress: Progress) -> None:
-        label, said_at = "", 0.0
+        said, said_at = "", 0.0
         while True:
-            if progress.label != label or time.monotonic() - said_at > PLAIN_EVERY_S:
-                label, said_at = progress.label, time.monotonic()
+            going_on = COUNTED.sub("", progress.label)
+            if going_on != said or time.monotonic() - said_at > PLAIN_EVERY_S:
+                said, said_at = going_on, time.monotonic()
                 self._stderr.write(plain_line(progress) + "\n")
                 self._stderr.flush()
             await anyio.sleep(REFRESH_S)

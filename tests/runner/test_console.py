@@ -9,6 +9,7 @@ import sys
 import anyio
 import pytest
 
+from forge.runner import console as console_module
 from forge.runner.console import Console
 from forge.runner.progress import Progress
 
@@ -53,6 +54,25 @@ async def test_a_lost_terminal_does_not_end_the_live_display(
         os.close(reader)
         await follow_for(console, progress, 0.02)
         console.say("not heard")
+
+
+async def test_a_plain_line_is_said_for_what_is_new_and_not_for_each_count(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console_module, "REFRESH_S", 0.0)
+    progress = Progress(run="x-1", num_stages=1)
+    labels = [f"prepare: problems {done} of 9" for done in range(9)] + ["prepare: model", "eval-0"]
+
+    async def advance(_: float) -> None:
+        if not labels:
+            raise TimeoutError
+        progress.label = labels.pop(0)
+
+    monkeypatch.setattr(console_module.anyio, "sleep", advance)
+    with pytest.raises(TimeoutError):
+        await Console().follow(progress)
+    said = [line.partition("] ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert said == ["prepare", "prepare: problems 0 of 9", "prepare: model", "eval-0"]
 
 
 def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
