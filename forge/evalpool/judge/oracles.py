@@ -2,22 +2,20 @@
 
 Called by `references.py` and `gpu_reference.py`. Promises: what one problem's code did to torch
 never reaches another's, so an oracle is kept only while all that it ran could leave nothing behind
-(`is_contained`); any other has one of its own, which ends with its draw, as does one whose draw
+(`contained.py`); any other has one of its own, which ends with its draw, as does one whose draw
 failed. At most `num_kept` are kept; who finds all of them at work waits for one.
 """
 
 from __future__ import annotations
 
-import ast
-import re
 import select
 import threading
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from forge.evalpool.judge.contained import is_contained
 from forge.evalpool.judge.sandbox import Isolation
-from forge.evalpool.judge.screen import screen
 from forge.evalpool.judge.spawner import ZygoteGone
 
 if TYPE_CHECKING:
@@ -29,50 +27,10 @@ if TYPE_CHECKING:
 
 MAX_DRAWS = 256
 """Of one oracle: what leaks in a library stays small."""
-SWITCHES = re.compile(
-    r"\b(set_\w+|register_(?!buffer)\w+|(activate|restore|clear|autocast)_\w+|init_num_threads"
-    r"|backends|cuda|autograd|amp|triton)\b"
-)
-"""What a candidate may name and a later problem would notice: torch's switches, devices, hooks."""
-
-
-def is_contained(problem: Problem) -> bool:
-    """Whether its reference does nothing that outlives it: it passes what is asked of candidates,
-    names none of torch's switches, and changes no attributes but those of `self`. To doubt one
-    wrongly costs time alone. Not covered: a method called with a class of torch's as its `self`."""
-    source = problem.source
-    if not screen(source, entry_point=problem.entry_point, needs_kernel=False).is_ok:
-        return False
-    try:
-        tree = ast.parse(source)
-        words = ast.unparse(tree)  # names and texts as Python understands them, however written
-    except RecursionError:
-        return False
-    return not SWITCHES.search(words) and not any(map(_reaches_out, ast.walk(tree)))
-
-
-def _reaches_out(node: ast.AST) -> bool:
-    """Whether it may change a class of torch's under another name, or stay in a context."""
-    match node:
-        case ast.Attribute(value=owner, ctx=ast.Store() | ast.Del()):
-            return not _is_self(owner)
-        case ast.Call(func=ast.Name(id="setattr" | "delattr"), args=args):
-            return not args or not _is_self(args[0])
-        case ast.Name(id="self", ctx=ast.Store()):
-            return True
-        case ast.With():
-            return any(isinstance(one, ast.Yield | ast.YieldFrom) for one in ast.walk(node))
-        case ast.AsyncFunctionDef():
-            return True
-    return False
-
-
-def _is_self(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) and node.id == "self"
 
 
 @dataclass(slots=True)
-class _Kept:
+class _Oracle:
     child: SandboxedChild
     num_draws: int = 0
 
@@ -85,7 +43,7 @@ class Oracles:
         self._uid = uid
         self._num_kept = num_kept
         self._changed = threading.Condition()
-        self._idle: list[_Kept] = []
+        self._idle: list[_Oracle] = []
         """The one that worked last is the last."""
         self._num_lent = 0
         """Of those that are kept."""
@@ -96,28 +54,21 @@ class Oracles:
         well. Raises ZygoteGone or WeakSandbox, but not behind a draw that is done: it may hold
         memory of the card that somebody must free."""
         # Without a sandbox a candidate could enter the process that draws for the next one.
-        if not is_contained(problem) or self._spawner.isolation is Isolation.NONE:
-            child = self._spawner.spawn(role="oracle", uid=self._uid)
-            try:
-                yield child
-            except BaseException as error:
-                self._end_failed(child, error)
-                raise
-            self._end([_Kept(child)])
-            return
-        kept = self._take()
+        is_shared = is_contained(problem) and self._spawner.isolation is not Isolation.NONE
+        one = self._take() if is_shared else self._fresh()
+        is_kept = False
         try:
-            yield kept.child
+            yield one.child
+            one.num_draws += 1
+            is_kept = is_shared and one.num_draws < MAX_DRAWS
         except BaseException as error:
-            self._give_back(None)
-            self._end_failed(kept.child, error)
+            self._end_failed(one.child, error)
             raise
-        kept.num_draws += 1
-        if kept.num_draws < MAX_DRAWS:
-            self._give_back(kept)
-        else:
-            self._give_back(None)
-            self._end([kept])
+        finally:
+            if is_shared:
+                self._give_back(one if is_kept else None)
+        if not is_kept:
+            self._end([one])
 
     def clear(self) -> None:
         """Ends those that wait: nobody draws for long, or somebody needs the card's memory."""
@@ -125,7 +76,7 @@ class Oracles:
             idle, self._idle = self._idle, []
         self._end(idle)
 
-    def _take(self) -> _Kept:
+    def _take(self) -> _Oracle:
         with self._changed:
             self._changed.wait_for(lambda: self._idle or self._num_lent < self._num_kept)
             self._num_lent += 1
@@ -137,12 +88,15 @@ class Oracles:
         if taken is not None:
             return taken
         try:
-            return _Kept(self._spawner.spawn(role="oracle", uid=self._uid))
+            return self._fresh()
         except BaseException:
             self._give_back(None)
             raise
 
-    def _give_back(self, kept: _Kept | None) -> None:
+    def _fresh(self) -> _Oracle:
+        return _Oracle(self._spawner.spawn(role="oracle", uid=self._uid))
+
+    def _give_back(self, kept: _Oracle | None) -> None:
         """None for one that ends."""
         with self._changed:
             self._num_lent -= 1
@@ -150,7 +104,7 @@ class Oracles:
                 self._idle.append(kept)
             self._changed.notify()
 
-    def _is_fit(self, kept: _Kept) -> bool:
+    def _is_fit(self, kept: _Oracle) -> bool:
         """Not one that has ended, with its zygote or alone: an oracle says nothing unasked."""
         return self._spawner.is_current(kept.child) and not _has_news(kept.child.sock)
 
@@ -160,7 +114,7 @@ class Oracles:
         if not self._spawner.is_current(child):
             raise ZygoteGone("an oracle ended with its zygote") from error
 
-    def _end(self, unfit: list[_Kept]) -> None:
+    def _end(self, unfit: list[_Oracle]) -> None:
         for kept in unfit:
             with suppress(ZygoteGone):
                 self._spawner.end(kept.child)

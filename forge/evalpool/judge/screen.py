@@ -6,7 +6,7 @@ access, dynamic code, special methods, files, compiled or registered torch. `try
 classes and plain Python are fine. A module is seen through the names it was given, and stands only
 in front of a dot, so that no other name can come to mean it; so does each class that the judge's
 side of a runner works with. Not covered: what a permitted call does; that is the sandbox's part.
-`oracles.py` asks the same of references, which need no kernel.
+`contained.py` asks the same of references, which need no kernel.
 """
 
 from __future__ import annotations
