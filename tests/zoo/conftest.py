@@ -6,11 +6,13 @@ import os
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from forge.evalpool.judge.app import oracle_uid
 from forge.evalpool.judge.processes import family, read_table
 from tests.evalpool.conftest import Bench, bench, gpu_bench
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.ready import ReadyRunners
 
 READY_TIMEOUT_S = 10.0
+END_TIMEOUT_S = 10.0
+"""A card's driver takes 0.1 s to end one context, one after another."""
 FIXTURES = {"cpu": "bench", "cuda": "gpu_bench"}
 __all__ = ["Bench", "bench", "gpu_bench"]  # fixtures of the judge's own tests
 
@@ -75,7 +79,15 @@ def bait(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bait]:
 def leftovers(bench: Any) -> set[int]:
     """Processes below the judge's launcher beside the zygote, once no candidate is judged, and
     beside those that no candidate entered: oracles that wait, the one that measures the judge's own
-    overhead, and who waits for the next."""
+    overhead, and who waits for the next. An oracle that ends, as behind each judgement on a card
+    that had no room, is given the time for it; a candidate has none left."""
+    deadline = time.monotonic() + END_TIMEOUT_S
+    while (left := _left(bench)) and all(map(_is_oracle, left)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return left
+
+
+def _left(bench: Any) -> set[int]:
     launcher = bench.spawner._process.pid
     known = {launcher} | {kept.child.pid_here for kept in bench.references._oracles._idle}
     if hasattr(bench.trials, "_ready"):
@@ -94,6 +106,14 @@ def _waiting(ready: ReadyRunners) -> set[int]:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     return {one.child.pid_here for one in ready._waiting}
+
+
+def _is_oracle(pid: int) -> bool:
+    """By its user, which is not a candidate's; as an ordinary user, anybody."""
+    with suppress(OSError), open(f"/proc/{pid}/status") as status:
+        uids = next(line for line in status if line.startswith("Uid:")).split()[1:]
+        return oracle_uid() is None or int(uids[0]) == oracle_uid()
+    return True
 
 
 def _is_below_another(pid: int, below: set[int], launcher: int) -> bool:
