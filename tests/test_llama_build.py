@@ -18,6 +18,12 @@ from forge.install.steps import Installer
 ROOT = Path(__file__).resolve().parents[1]
 
 
+VULKAN_CORE_TEXT = """\
+#define VK_HEADER_VERSION {patch}
+#define VK_HEADER_VERSION_COMPLETE VK_MAKE_API_VERSION(0, 1, 3, VK_HEADER_VERSION)
+"""
+
+
 def make_tool(path: Path, *lines: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines))
@@ -27,7 +33,7 @@ def make_tool(path: Path, *lines: str) -> Path:
 
 @pytest.fixture
 def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A CUDA toolkit and nothing else; ROCm is not here either."""
+    """A CUDA toolkit and nothing else: no ROCm, no headers of the system's."""
     home = tmp_path / "cuda"
     make_tool(home / "bin/nvcc")
     (home / "targets/x86_64-linux/include").mkdir(parents=True)
@@ -36,6 +42,7 @@ def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (home / "lib64/libcublas.so").touch()
     monkeypatch.setattr("forge.install.llama_build.CUDA_HOME", tmp_path / "absent")
     monkeypatch.setattr("forge.install.llama_build.ROCM_HOME", tmp_path / "absent")
+    monkeypatch.setattr("forge.install.llama_build.INCLUDES", ())
     return home
 
 
@@ -93,6 +100,11 @@ def test_each_thing_that_a_build_lacks_is_a_line(toolkit: Path, tmp_path: Path) 
         assert f"LLAMA=vulkan: no {header}; Debian, Ubuntu: apt install {package}" in lacking
         (tmp_path / "sdk/include" / header).parent.mkdir(parents=True)
         (tmp_path / "sdk/include" / header).touch()
+    core = tmp_path / "sdk/include/vulkan/vulkan_core.h"
+    core.write_text(VULKAN_CORE_TEXT.format(patch=239))
+    (too_old,) = said("vulkan", VULKAN_SDK=str(tmp_path / "sdk"))
+    assert too_old.startswith(f"LLAMA=vulkan: {core} is of Vulkan 1.3.239, 1.3.272 or later is")
+    core.write_text(VULKAN_CORE_TEXT.format(patch=272))
     choice = choose_llama("vulkan", {"PATH": "", "VULKAN_SDK": str(tmp_path / "sdk")})
     assert choice.cmake_args == f"{COMMON_ARGS} -DGGML_VULKAN=on"
     assert said("metal") == ["LLAMA=metal: allowed is cpu, cuda, hip, vulkan"]
@@ -153,11 +165,12 @@ def test_a_build_for_gpus_neither_takes_nor_leaves_a_cached_wheel_and_is_made_on
     assert "--no-cache-dir" not in plain
     built = install(tmp_path, CUDA)
     assert built.pips[0][:3] == ("--no-cache-dir", "--force-reinstall", "--no-deps")
-    assert built.told == [CUDA.cmake_args]
+    assert built.told == [CUDA.cmake_args] * 2
+    assert not {"--no-deps", "--force-reinstall"} & set(built.pips[1]), "what it needs comes too"
     assert built._env["PATH"] == "/toolkit/bin:/usr/bin"
     assert install(tmp_path, CUDA).pips == [], "it is there"
     other = LlamaChoice(name="cuda", cmake_args=f"{CUDA.cmake_args} -DGGML_NATIVE=OFF")
-    assert len(install(tmp_path, other).pips) == 1, "by other arguments it is another build"
+    assert len(install(tmp_path, other).pips) == 2, "by other arguments it is another build"
     (back,) = install(tmp_path, CPU).pips
     assert "--force-reinstall" in back, "pip would take the version for installed"
     assert "--no-cache-dir" not in back
@@ -166,7 +179,7 @@ def test_a_build_for_gpus_neither_takes_nor_leaves_a_cached_wheel_and_is_made_on
 def test_a_build_that_came_out_without_its_gpus_is_no_success(tmp_path: Path) -> None:
     with pytest.raises(MachineError, match=r"built for cuda but does not load so here"):
         install(tmp_path, CUDA, builds=False)
-    assert len(install(tmp_path, CUDA).pips) == 1, "the next setup builds again"
+    assert len(install(tmp_path, CUDA).pips) == 2, "the next setup builds again"
 
 
 def test_the_stamp_keeps_the_build_until_another_is_named(tmp_path: Path) -> None:

@@ -21,6 +21,9 @@ VULKAN_HEADERS = {
     "vulkan/vulkan.h": "libvulkan-dev",
     "spirv/unified1/spirv.hpp": "spirv-headers",
 }
+VULKAN_CORE = "vulkan/vulkan_core.h"
+VULKAN_LEAST = (1, 3, 272)
+"""The first with VK_EXT_layer_settings, which llama.cpp uses; Debian 12 has 1.3.239."""
 BACKENDS = ("cpu", "cuda", "hip", "vulkan")
 COMMON_ARGS = "-DLLAVA_BUILD=OFF"
 """No image input: the engine reads token ids."""
@@ -28,6 +31,7 @@ ASK_S = 20.0
 """For a vendor's tool to list its cards."""
 CUDA_HOME = Path("/usr/local/cuda")
 ROCM_HOME = Path("/opt/rocm")
+INCLUDES = (Path("/usr/include"), Path("/usr/local/include"))
 CUDA_ARCHITECTURES = "CMAKE_CUDA_ARCHITECTURES"
 AMD_TARGETS = "GPU_TARGETS"
 CUBLAS = "CUDA_cublas_LIBRARY"
@@ -112,8 +116,14 @@ def _plan_vulkan(env: Mapping[str, str], _given: str) -> Plan:
         faults.append("no glslc on PATH; Debian, Ubuntu: apt install glslc")
     includes = (Path(sdk, "include"),) if sdk else ()
     for header, package in VULKAN_HEADERS.items():
-        if not _has_header(header, includes, env):
+        if _find_header(header, includes, env) is None:
             faults.append(f"no {header}; Debian, Ubuntu: apt install {package}")
+    core = _find_header(VULKAN_CORE, includes, env)
+    if core is not None and (version := _vulkan_version(core)) < VULKAN_LEAST:
+        faults.append(
+            f"{core} is of Vulkan {_dotted(version)}, {_dotted(VULKAN_LEAST)} or later is needed;"
+            " LunarG's SDK has it: VULKAN_SDK=FOLDER"
+        )
     return faults, "-DGGML_VULKAN=on", path
 
 
@@ -146,13 +156,26 @@ def _has_cublas(nvcc: str, env: Mapping[str, str]) -> bool:
     folders = [folder for home in homes for folder in (home / "lib", home / "lib64")]
     folders += [Path("/usr/lib"), *Path("/usr/lib").glob("*-linux-gnu")]
     has_library = any((folder / "libcublas.so").exists() for folder in folders)
-    return has_library and _has_header("cublas_v2.h", [home / "include" for home in homes], env)
+    includes = [home / "include" for home in homes]
+    return has_library and _find_header("cublas_v2.h", includes, env) is not None
 
 
-def _has_header(name: str, folders: Sequence[Path], env: Mapping[str, str]) -> bool:
-    usual = [Path("/usr/include"), Path("/usr/local/include")]
+def _find_header(name: str, folders: Sequence[Path], env: Mapping[str, str]) -> Path | None:
     named = [Path(part) for part in env.get("CPATH", "").split(os.pathsep) if part]
-    return any((folder / name).is_file() for folder in (*folders, *named, *usual))
+    files = (folder / name for folder in (*folders, *named, *INCLUDES))
+    return next((file for file in files if file.is_file()), None)
+
+
+def _vulkan_version(core: Path) -> tuple[int, ...]:
+    """Of Vulkan's headers; (0, 0, 0) where the file does not say."""
+    text = core.read_text(encoding="utf-8", errors="replace")
+    found = re.search(r"VK_HEADER_VERSION_COMPLETE VK_\w+\((?:0, )?(\d+), (\d+),", text)
+    patch = re.search(r"define VK_HEADER_VERSION (\d+)", text)
+    return (int(found[1]), int(found[2]), int(patch[1])) if found and patch else (0, 0, 0)
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
 
 
 def _listed(argv: Sequence[str], env: Mapping[str, str], *, beside: Path | None = None) -> str:

@@ -95,6 +95,7 @@ class Installer:
         args_file.unlink(missing_ok=True)
         if not is_plain:
             self._pip(label, anew, *over, *wanted)
+            self._pip(label, *wanted)  # what it needs, where it is the first
         else:
             self._pip(label, *(over if made_by and not is_same else ()), *wanted)
             if not self._succeeds(LLAMA_PROBE):
