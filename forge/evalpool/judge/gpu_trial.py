@@ -204,23 +204,25 @@ class GpuTrials(Trials):
     ) -> Finding:
         """Correctness during a turn on the card, then timing during one of its own."""
         is_timed = self._table.timing and options.timing and not options.smoke
-        with turn:
-            spare = self._spares.take() if options.smoke else None
-            is_reused = spare is not None and spare.num_uses > 0
-            run = self._open(problem, code, reference, uid=uid, phases=phases, spare=spare)
-            try:
-                finding = self._checked(run, problem)
-            except BaseException:
-                run.close()
-                raise
-            if not is_timed or finding.status is not Status.CORRECT:
-                with phases.timed("end"):
-                    run.close(spares=self._spares if options.smoke else None)
-                return replace(finding, is_reused=is_reused)
-        try:
-            return self._timed(problem, run, uid=uid, is_profiled=options.profile)
-        finally:
-            run.close()
+        started: GpuRun | None = None
+        with ExitStack() as held:
+            with turn:
+                spare = self._spares.take() if options.smoke else None
+                is_reused = spare is not None and spare.num_uses > 0
+                run = self._open(problem, code, reference, uid=uid, phases=phases, spare=spare)
+                try:
+                    finding = self._checked(run, problem)
+                    if is_timed and finding.status is Status.CORRECT and not run.is_stuck:
+                        started = held.enter_context(self._yardsticks.started(problem, run))
+                except BaseException:
+                    run.close()
+                    raise
+                if not is_timed or finding.status is not Status.CORRECT:
+                    with phases.timed("end"):
+                        run.close(spares=self._spares if options.smoke else None)
+                    return replace(finding, is_reused=is_reused)
+            held.callback(run.close)
+            return self._timed(problem, run, started, uid=uid, is_profiled=options.profile)
 
     def _checked(self, run: GpuRun, problem: Problem) -> Finding:
         try:
@@ -281,14 +283,20 @@ class GpuTrials(Trials):
         )
 
     def _timed(
-        self, problem: Problem, run: GpuRun, *, uid: int | None, is_profiled: bool
+        self,
+        problem: Problem,
+        run: GpuRun,
+        started: GpuRun | None,
+        *,
+        uid: int | None,
+        is_profiled: bool,
     ) -> Finding:
         """The finding of a correct candidate with its timing. Raises Decided for what the timed
         calls brought to light. Leaves nothing of it on the card for who is next."""
         with self._alone(run.phases):
             try:
                 with run.phases.timed("baseline"):
-                    reference = self._yardsticks.baseline(problem, run)
+                    reference = self._yardsticks.baseline(problem, run, started=started)
                 if run.is_stuck:
                     run.close()
                     run = self._again(problem, run, uid=uid)

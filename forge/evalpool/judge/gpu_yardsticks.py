@@ -1,21 +1,27 @@
 """What a candidate's time is held against: the reference's, and the judge's own overhead.
 
-Called by `gpu_trial.py` while it is alone on the card. Promise: both are measured by the frames and
-clocks that time a candidate, in processes that no candidate enters.
+Called by `gpu_trial.py` while it is alone on the card, but for `started`. Promise: both are
+measured by the frames and clocks that time a candidate, in processes that no candidate enters.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
+import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from forge.errors import Stalled
 from forge.evalpool.judge.baselines import Baseline, Baselines
+from forge.evalpool.judge.gpu_memory import GpuMemoryError
 from forge.evalpool.judge.gpu_timer import Timer
 from forge.evalpool.judge.references import ReferenceFailed
 from forge.evalpool.judge.trial import Decided, Phases
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from forge.config.schema import JudgeTable
     from forge.evalpool.judge.gpu_device import GpuDevice
     from forge.evalpool.judge.gpu_layout import GpuReference
@@ -23,6 +29,10 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.spares import Spare
     from forge.records.problem import Problem
 
+logger = logging.getLogger(__name__)
+
+MAX_STARTED = 4
+"""References that wait to be timed, each with a context and a candidate's memory."""
 NEUTRAL = """
 import torch
 
@@ -51,7 +61,7 @@ class OpenRun(Protocol):
 
 
 class Yardsticks:
-    """One judge's. Not safe to call from several threads: who calls is alone on the card."""
+    """One judge's. Who calls is alone on the card, but for `started`."""
 
     def __init__(
         self,
@@ -67,6 +77,9 @@ class Yardsticks:
         self._baselines = baselines
         self._harness = harness
         self._uid = uid
+        self._lock = threading.Lock()
+        self._started: set[str] = set()
+        """Keys of references that wait to be timed."""
         self.neutral: Spare | None = None
         """The process that measures the overhead."""
 
@@ -101,28 +114,75 @@ class Yardsticks:
             return dry_us
         raise Stalled("the process that measures the judge's own overhead does not answer")
 
-    def baseline(self, problem: Problem, run: GpuRun) -> Baseline:
-        """Kept, if the card is as fast as then; else measured now, in a process of its own."""
+    @contextmanager
+    def started(self, problem: Problem, run: GpuRun) -> Iterator[GpuRun | None]:
+        """The reference in a process of its own, constructed and called once, to be timed once the
+        caller is alone on the card; to be called beside others, as that takes ten times as long as
+        the timing. None where a baseline is kept, somebody else here is at it, or it fails: then
+        `baseline` sees to all."""
+        key = self._key(problem, run.table)
+        if self._baselines.get(key) is not None or not self._claim(key):
+            yield None
+            return
+        reference: GpuRun | None = None
+        try:
+            with run.phases.timed("baseline"):
+                try:
+                    reference = self._opened(problem, run.gpu_reference)
+                except (ReferenceFailed, GpuMemoryError) as error:
+                    if isinstance(error, GpuMemoryError) and not error.is_out_of_memory:
+                        raise
+                    logger.info("the baseline of %s is not begun: %r", problem.problem_id, error)
+            yield reference
+        finally:
+            with self._lock:
+                self._started.discard(key)
+            if reference is not None:
+                reference.close()
+
+    def baseline(self, problem: Problem, run: GpuRun, *, started: GpuRun | None) -> Baseline:
+        """Kept, if the card is as fast as then; else measured now, in a process of its own: the one
+        that was started, which ends here."""
         probe_us = self._device.probe_us()
         key = self._key(problem, run.table)
         kept = self._baselines.get(key)
         if kept is not None and kept.is_current(probe_us):
+            if started is not None:
+                started.close()
             return kept
-        measured = self._measure(problem, run.gpu_reference, probe_us=probe_us)
+        reference = started or self._opened(problem, run.gpu_reference)
+        measured = self._measure(problem, reference, probe_us=probe_us)
         if not measured.is_steady():
-            measured = self._measure(problem, run.gpu_reference, probe_us=self._device.probe_us())
+            reference = self._opened(problem, run.gpu_reference)
+            measured = self._measure(problem, reference, probe_us=self._device.probe_us())
         if measured.is_steady():
             self._baselines.put(key, measured)
         return measured
 
-    def _measure(self, problem: Problem, reference: GpuReference, *, probe_us: float) -> Baseline:
+    def _claim(self, key: str) -> bool:
+        with self._lock:
+            is_free = key not in self._started and len(self._started) < MAX_STARTED
+            if is_free:
+                self._started.add(key)
+            return is_free
+
+    def _opened(self, problem: Problem, reference: GpuReference) -> GpuRun:
         run = self._open_run(problem, problem.source, reference, uid=self._uid, phases=Phases())
         try:
             run.start(problem.entry_point, is_reference=True)
+        except Decided as decided:
+            run.close()
+            raise _failed(problem, decided) from None
+        except BaseException:
+            run.close()
+            raise
+        return run
+
+    def _measure(self, problem: Problem, run: GpuRun, *, probe_us: float) -> Baseline:
+        try:
             return Baseline(event_us=Timer.start(run).reference(), probe_us=probe_us)
         except Decided as decided:
-            words = f"the baseline of {problem.problem_id}: {decided.finding.detail}"
-            raise ReferenceFailed(words) from None
+            raise _failed(problem, decided) from None
         finally:
             run.close()
 
@@ -137,3 +197,7 @@ class Yardsticks:
             self._harness,
         )
         return hashlib.sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()
+
+
+def _failed(problem: Problem, decided: Decided) -> ReferenceFailed:
+    return ReferenceFailed(f"the baseline of {problem.problem_id}: {decided.finding.detail}")

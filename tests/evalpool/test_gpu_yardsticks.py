@@ -1,0 +1,180 @@
+"""When the reference is started and timed for a baseline, and by whom. Needs no GPU."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from forge.config.schema import JudgeTable
+from forge.evalpool.judge import gpu_yardsticks
+from forge.evalpool.judge.baselines import Baseline, Baselines
+from forge.evalpool.judge.gpu_memory import GpuMemoryError
+from forge.evalpool.judge.gpu_yardsticks import MAX_STARTED, Yardsticks
+from forge.evalpool.judge.references import ReferenceFailed
+from forge.evalpool.judge.trial import Decided, Finding, Phases
+from forge.records.verdict import Status
+from tests.evalpool.conftest import RELU, make_problem
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PROBLEM = make_problem(RELU)
+STEADY = (10.0,) * 20
+FAILED = Decided(Finding(status=Status.RUNTIME_ERROR, reason="exception", detail="its words"))
+
+
+@dataclass
+class Run:
+    """Of a candidate, or of a reference: what is asked of it."""
+
+    error: Exception | None = None
+    is_started: bool = False
+    is_closed: bool = False
+    table: JudgeTable = field(default_factory=JudgeTable)
+    phases: Phases = field(default_factory=Phases)
+    gpu_reference: Any = None
+
+    def start(self, entry_point: str, *, is_reference: bool) -> None:
+        assert is_reference
+        if self.error is not None:
+            raise self.error
+        self.is_started = True
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Card:
+    """Whose work takes so long."""
+
+    identity, probe = "card", 100.0
+
+    def probe_us(self) -> float:
+        return self.probe
+
+
+class Bench:
+    """Yardsticks with a file of baselines, and all references that were opened."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.opened: list[Run] = []
+        self.error: Exception | None = None
+        self.card: Any = Card()
+        self.baselines = Baselines(folder / "baselines.db")
+        self.samples = [STEADY]
+        opening: Any = self.open
+        self.yardsticks = Yardsticks(
+            opening, device=self.card, baselines=self.baselines, harness="h", uid=None
+        )
+        self.candidate: Any = Run()
+        bench = self
+
+        class Timer:
+            def __init__(self, run: Run) -> None:
+                assert run.is_started
+                assert not run.is_closed
+
+            @classmethod
+            def start(cls, run: Run) -> Timer:
+                return cls(run)
+
+            def reference(self) -> tuple[float, ...]:
+                return bench.samples.pop(0) if len(bench.samples) > 1 else bench.samples[0]
+
+        monkeypatch.setattr(gpu_yardsticks, "Timer", Timer)
+
+    def open(self, *_: Any, **__: Any) -> Run:
+        self.opened.append(Run(error=self.error))
+        return self.opened[-1]
+
+    def started(self, problem: Any = PROBLEM) -> Any:
+        return self.yardsticks.started(problem, self.candidate)
+
+    def baseline(self, started: Any = None) -> Baseline:
+        return self.yardsticks.baseline(PROBLEM, self.candidate, started=started)
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return Bench(tmp_path, monkeypatch)
+
+
+def test_the_one_that_was_started_is_timed_and_ends(bench: Bench) -> None:
+    with bench.started() as run:
+        assert run.is_started
+        assert not run.is_closed
+        assert bench.baseline(run).event_us == STEADY
+        assert run.is_closed
+    assert len(bench.opened) == 1
+    assert bench.candidate.phases.seconds["baseline"] >= 0.0
+
+
+def test_where_one_is_kept_none_is_started(bench: Bench) -> None:
+    bench.baseline()
+    with bench.started() as run:
+        assert run is None
+    assert bench.baseline(None).event_us == STEADY
+    assert [one.is_closed for one in bench.opened] == [True]
+
+
+def test_one_that_a_sibling_made_needless_ends_alone_on_the_card(bench: Bench) -> None:
+    with bench.started() as run:
+        bench.baseline()
+        assert not run.is_closed
+        bench.baseline(run)
+        assert run.is_closed
+
+
+def test_a_problem_is_started_once_and_few_at_a_time(bench: Bench) -> None:
+    others = [make_problem(f"{RELU}# {number}") for number in range(MAX_STARTED)]
+    with ExitStack() as held:
+        first, *rest = [
+            held.enter_context(bench.started(one)) for one in (PROBLEM, PROBLEM, *others)
+        ]
+        assert first is not None
+        assert [one is None for one in rest] == [True] + [False] * (MAX_STARTED - 1) + [True]
+    with bench.started() as later:
+        assert later is not None, "the first has made room"
+
+
+@pytest.mark.parametrize("error", [FAILED, GpuMemoryError("full")])
+def test_what_fails_beside_others_is_tried_alone(bench: Bench, error: Exception) -> None:
+    bench.error = error
+    with bench.started() as run:
+        assert run is None
+        bench.error = None
+        assert bench.baseline(run).event_us == STEADY
+    assert [one.is_closed for one in bench.opened] == [True, True]
+
+
+def test_a_broken_driver_is_not_tried_again(bench: Bench) -> None:
+    bench.error = GpuMemoryError("refused", code=999)
+    with pytest.raises(GpuMemoryError, match="refused"), bench.started():
+        pass
+    assert [one.is_closed for one in bench.opened] == [True]
+
+
+def test_one_that_fails_alone_is_the_references_fault(bench: Bench) -> None:
+    bench.error = FAILED
+    with pytest.raises(ReferenceFailed, match="its words"):
+        bench.baseline()
+
+
+def test_one_that_nobody_timed_ends(bench: Bench) -> None:
+    with pytest.raises(KeyError), bench.started():
+        raise KeyError
+    assert [one.is_closed for one in bench.opened] == [True]
+    with bench.started() as run:
+        assert run is not None
+
+
+def test_an_unsteady_one_is_measured_again_by_a_fresh_process(bench: Bench) -> None:
+    noisy = tuple(range(10, 30))
+    bench.samples = [noisy, STEADY]
+    with bench.started() as run:
+        assert bench.baseline(run).event_us == STEADY
+    assert len(bench.opened) == 2
+    assert all(one.is_closed for one in bench.opened)
