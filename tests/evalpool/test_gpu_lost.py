@@ -19,7 +19,7 @@ from forge.evalpool.judge.gpu_trial import GpuTrials
 from forge.evalpool.judge.ready import ReadyRunners
 from forge.evalpool.judge.spares import Spare, Spares
 from forge.evalpool.judge.spawner import SandboxedChild
-from forge.evalpool.judge.trial import Phases, Stamp
+from forge.evalpool.judge.trial import Decided, Finding, Phases, Stamp
 from forge.process.gpu_lease import GpuLease
 from forge.records.problem import Problem, Split
 from forge.records.verdict import Status
@@ -168,3 +168,31 @@ def test_runners_are_made_ahead_while_one_is_judged(tmp_path: Path) -> None:
     references.hold = hold
     made.judge(PROBLEM, CODE, uid=None)
     assert [*seen, ready._num_judging] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("reasons", "found"),
+    [
+        (["clock", "ok"], "ok"),
+        (["clock", "mismatch"], "mismatch"),
+        (["clock", "clock"], "clock"),
+        (["no_kernel_launch"], "no_kernel_launch"),
+    ],
+)
+def test_a_claimed_time_is_refused_by_two_runners_or_not_at_all(
+    reasons: list[str], found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = trials(Stalled("unused"), tmp_path)
+    references: Any = made._references
+    references.hold = references.let_go = lambda *_: None
+    left = list(reasons)
+
+    def attempt(*_: object, **__: object) -> Finding:
+        reason = left.pop(0)
+        if reason != "ok":
+            raise Decided(Finding(status=Status.REJECTED, reason=reason))
+        return Finding(status=Status.CORRECT, reason=reason)
+
+    monkeypatch.setattr(made, "_attempt", attempt)
+    assert made.judge(PROBLEM, CODE, uid=None).reason == found
+    assert not left
