@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from forge.evalpool.judge.spawner import SandboxedChild
 from forge.evalpool.judge.trial import Decided, Finding, Phases, Stamp
 from forge.process.gpu_lease import GpuLease
 from forge.records.problem import Problem, Split
-from forge.records.verdict import Status
+from forge.records.verdict import JudgeOptions, Status
 
 CODE = """
 import torch
@@ -176,6 +177,7 @@ def test_runners_are_made_ahead_while_one_is_judged(tmp_path: Path) -> None:
         (["clock", "ok"], "ok"),
         (["clock", "mismatch"], "mismatch"),
         (["clock", "clock"], "clock"),
+        (["out_of_memory", "clock", "ok"], "ok"),
         (["no_kernel_launch"], "no_kernel_launch"),
     ],
 )
@@ -189,6 +191,8 @@ def test_a_claimed_time_is_refused_by_two_runners_or_not_at_all(
 
     def attempt(*_: object, **__: object) -> Finding:
         reason = left.pop(0)
+        if reason == "out_of_memory":
+            return Finding(status=Status.RUNTIME_ERROR, reason=reason)
         if reason != "ok":
             raise Decided(Finding(status=Status.REJECTED, reason=reason))
         return Finding(status=Status.CORRECT, reason=reason)
@@ -196,3 +200,68 @@ def test_a_claimed_time_is_refused_by_two_runners_or_not_at_all(
     monkeypatch.setattr(made, "_attempt", attempt)
     assert made.judge(PROBLEM, CODE, uid=None).reason == found
     assert not left
+
+
+class Attempt:
+    """One attempt of a candidate whose ghost call does not end: what is done with its runners."""
+
+    def __init__(self, made: GpuTrials, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made = made
+        self.alive: list[str] = []
+        self.beside: list[list[str]] = []
+        """Who is alive while a reference is started, and timed."""
+        self.start_error: Exception | None = None
+        opened: Any = self.open
+        monkeypatch.setattr(made, "_open", opened)
+        yardsticks: Any = self
+        made._yardsticks = yardsticks
+
+    def open(self, *_: Any, **__: Any) -> Any:
+        run = StuckRun(self, name=f"runner {len(self.alive)}")
+        self.alive.append(run.name)
+        return run
+
+    @contextmanager
+    def started(self, problem: Problem, run: Any) -> Iterator[None]:
+        self.beside.append(list(self.alive))
+        yield
+
+    def baseline(self, problem: Problem, run: Any, **_: Any) -> Any:
+        self.beside.append(list(self.alive))
+
+    def __call__(self) -> Finding:
+        nothing: Any = None
+        return self.made._attempt(
+            PROBLEM, CODE, nothing, nullcontext(), uid=None, phases=Phases(), options=JudgeOptions()
+        )
+
+
+class StuckRun:
+    is_stuck = is_compiled = True
+    gpu_reference = code = torch_share = None
+    num_launches = 1
+
+    def __init__(self, of: Attempt, *, name: str) -> None:
+        self.of, self.name, self.phases = of, name, Phases()
+
+    def check(self, entry_point: str) -> Finding:
+        return Finding(status=Status.CORRECT, reason="ok")
+
+    def start(self, entry_point: str) -> None:
+        if self.of.start_error is not None:
+            raise self.of.start_error
+
+    def close(self) -> None:
+        if self.name in self.of.alive:
+            self.of.alive.remove(self.name)
+
+
+def test_a_runner_busy_for_ever_ends_before_somebody_times_and_so_does_its_heir(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = Attempt(trials(Stalled("unused"), tmp_path), monkeypatch)
+    attempt.start_error = Decided(Finding(status=Status.TIMEOUT, reason="deadline"))
+    with pytest.raises(Decided):
+        attempt()
+    assert attempt.beside == [[], []]
+    assert attempt.alive == []

@@ -185,17 +185,20 @@ class GpuTrials(Trials):
                 problem, code, reference, turn, uid=uid, phases=phases, options=options
             )
 
-        try:
-            self._spares.sweep()
-            try:
-                finding = attempt(self._shared(phases))
-            except Decided as decided:
-                if decided.finding.reason != CLOCK:
-                    raise
-                finding = attempt(self._shared(phases))
+        def judged() -> Finding:
+            finding = attempt(self._shared(phases))
             if finding.reason == OUT_OF_MEMORY:  # beside others nobody knows whose fault it is
                 finding = attempt(self._cleared(self._alone(phases)))
             return finding
+
+        try:
+            self._spares.sweep()
+            try:
+                return judged()
+            except Decided as decided:
+                if decided.finding.reason != CLOCK:
+                    raise
+                return judged()
         finally:
             self._references.let_go(reference)
 
@@ -220,7 +223,9 @@ class GpuTrials(Trials):
                 run = self._open(problem, code, reference, uid=uid, phases=phases, spare=spare)
                 try:
                     finding = self._checked(run, problem)
-                    if is_timed and finding.status is Status.CORRECT and not run.is_stuck:
+                    if is_timed and finding.status is Status.CORRECT:
+                        if run.is_stuck:  # it may go on working, beside who times
+                            run.close()
                         started = held.enter_context(self._yardsticks.started(problem, run))
                 except BaseException:
                     run.close()
@@ -306,7 +311,6 @@ class GpuTrials(Trials):
                 with run.phases.timed("baseline"):
                     reference = self._yardsticks.baseline(problem, run, started=started)
                 if run.is_stuck:
-                    run.close()
                     run = self._again(problem, run, uid=uid)
                 with run.phases.timed("time"):
                     candidate = self._clocked(problem, run, reference)
@@ -321,10 +325,14 @@ class GpuTrials(Trials):
                     run.close()
 
     def _again(self, problem: Problem, stuck: GpuRun, *, uid: int | None) -> GpuRun:
-        """A fresh runner in place of one that is busy for ever."""
+        """A fresh runner in place of one that was busy for ever, and has ended."""
         reference = stuck.gpu_reference
         run = self._open(problem, stuck.code, reference, uid=uid, phases=stuck.phases)
-        run.start(f"{problem.entry_point}New")
+        try:
+            run.start(f"{problem.entry_point}New")
+        except BaseException:
+            run.close()
+            raise
         run.is_compiled, run.num_launches = stuck.is_compiled, stuck.num_launches
         run.torch_share = stuck.torch_share
         return run
