@@ -13,12 +13,19 @@ WAITING_SHARE = 0.04
 """Of the card, for contexts that nobody uses yet: oracles', of which there is one on any card, and
 ready runners'."""
 MAX_ORACLES = 4
+MAX_STARTED = 4
 
 
 def num_oracles(*, memory_bytes: int) -> int:
     """Oracles that draw for one problem after another. More would not come sooner: the driver makes
     contexts one at a time, and candidates need theirs."""
     return max(1, min(MAX_ORACLES, _num_waiting(memory_bytes) // 3))
+
+
+def num_started(*, memory_bytes: int) -> int:
+    """References that wait to be timed, each with a context and a candidate's memory, while who
+    began them waits for the card."""
+    return min(MAX_STARTED, num_oracles(memory_bytes=memory_bytes))
 
 
 def num_ready(capacity: int, *, memory_bytes: int) -> int:

@@ -175,4 +175,5 @@ def judge_bytes(problems: ProblemsTable, *, memory_bytes: int) -> int:
     capacity = contexts.GPU_CAPACITY
     num_contexts = capacity + contexts.num_ready(capacity, memory_bytes=memory_bytes)
     num_contexts += contexts.num_oracles(memory_bytes=memory_bytes)
+    num_contexts += contexts.num_started(memory_bytes=memory_bytes)
     return num_contexts * contexts.CONTEXT_BYTES + tensors

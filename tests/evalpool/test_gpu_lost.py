@@ -226,7 +226,7 @@ class Attempt:
         self.beside.append(list(self.alive))
         yield
 
-    def baseline(self, problem: Problem, run: Any, **_: Any) -> Any:
+    def baseline(self, problem: Problem, run: Any) -> Any:
         self.beside.append(list(self.alive))
 
     def __call__(self) -> Finding:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from forge.config.schema import JudgeTable
+from forge.evalpool.contexts import MAX_STARTED
 from forge.evalpool.judge import gpu_yardsticks
 from forge.evalpool.judge.baselines import Baseline, Baselines
 from forge.evalpool.judge.gpu_memory import GpuMemoryError
-from forge.evalpool.judge.gpu_yardsticks import MAX_STARTED, Yardsticks
+from forge.evalpool.judge.gpu_yardsticks import Yardsticks
 from forge.evalpool.judge.references import ReferenceFailed
 from forge.evalpool.judge.trial import Decided, Finding, Phases
 from forge.records.verdict import Status
@@ -35,7 +36,7 @@ class Run:
     is_closed: bool = False
     table: JudgeTable = field(default_factory=JudgeTable)
     phases: Phases = field(default_factory=Phases)
-    gpu_reference: Any = None
+    gpu_reference: Any = "the draw"
 
     def start(self, entry_point: str, *, is_reference: bool) -> None:
         assert is_reference
@@ -50,7 +51,7 @@ class Run:
 class Card:
     """Whose work takes so long."""
 
-    identity, probe = "card", 100.0
+    identity, probe, memory_bytes = "card", 100.0, 141 << 30
 
     def probe_us(self) -> float:
         return self.probe
@@ -86,15 +87,15 @@ class Bench:
 
         monkeypatch.setattr(gpu_yardsticks, "Timer", Timer)
 
-    def open(self, *_: Any, **__: Any) -> Run:
-        self.opened.append(Run(error=self.error))
+    def open(self, problem: Any, code: str, reference: Any, **_: Any) -> Run:
+        self.opened.append(Run(error=self.error, gpu_reference=reference))
         return self.opened[-1]
 
     def started(self, problem: Any = PROBLEM) -> Any:
         return self.yardsticks.started(problem, self.candidate)
 
-    def baseline(self, started: Any = None) -> Baseline:
-        return self.yardsticks.baseline(PROBLEM, self.candidate, started=started)
+    def baseline(self, candidate: Any = None) -> Baseline:
+        return self.yardsticks.baseline(PROBLEM, candidate or self.candidate)
 
 
 @pytest.fixture
@@ -103,10 +104,11 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 
 def test_the_one_that_was_started_is_timed_and_ends(bench: Bench) -> None:
-    with bench.started() as run:
+    with bench.started():
+        (run,) = bench.opened
         assert run.is_started
         assert not run.is_closed
-        assert bench.baseline(run).event_us == STEADY
+        assert bench.baseline().event_us == STEADY
         assert run.is_closed
     assert len(bench.opened) == 1
     assert bench.candidate.phases.seconds["baseline"] >= 0.0
@@ -114,39 +116,66 @@ def test_the_one_that_was_started_is_timed_and_ends(bench: Bench) -> None:
 
 def test_where_one_is_kept_none_is_started(bench: Bench) -> None:
     bench.baseline()
-    with bench.started() as run:
-        assert run is None
-    assert bench.baseline(None).event_us == STEADY
+    with bench.started():
+        assert len(bench.opened) == 1
+    assert bench.baseline().event_us == STEADY
     assert [one.is_closed for one in bench.opened] == [True]
 
 
-def test_one_that_a_sibling_made_needless_ends_alone_on_the_card(bench: Bench) -> None:
-    with bench.started() as run:
+def test_a_sibling_that_comes_first_times_the_one_that_was_started(bench: Bench) -> None:
+    with bench.started(), bench.started():
+        assert bench.baseline(Run()).event_us == STEADY
+        assert [one.is_closed for one in bench.opened] == [True]
+        assert bench.baseline().event_us == STEADY
+    assert len(bench.opened) == 1
+
+
+def test_one_on_a_draw_that_a_sibling_may_let_go_of_is_left_to_that_sibling(bench: Bench) -> None:
+    other: Any = Run(gpu_reference="another draw")
+    with bench.started():
+        bench.baseline(other)
+        assert [one.is_closed for one in bench.opened] == [False, True]
         bench.baseline()
-        assert not run.is_closed
-        bench.baseline(run)
-        assert run.is_closed
+        assert bench.opened[0].is_closed, "alone on the card, though it is needless"
+
+
+def test_one_that_torch_compiles_is_not_started_beside_others(bench: Bench) -> None:
+    bench.candidate.table = JudgeTable(baseline="compile")
+    with bench.started():
+        assert bench.opened == []
+        assert bench.baseline().event_us == STEADY
+
+
+def test_all_that_wait_end_where_somebody_needs_the_room(bench: Bench) -> None:
+    with bench.started():
+        bench.yardsticks.end_started()
+        assert [one.is_closed for one in bench.opened] == [True]
+        assert bench.baseline().event_us == STEADY
+    assert [one.is_closed for one in bench.opened] == [True, True]
 
 
 def test_a_problem_is_started_once_and_few_at_a_time(bench: Bench) -> None:
     others = [make_problem(f"{RELU}# {number}") for number in range(MAX_STARTED)]
     with ExitStack() as held:
-        first, *rest = [
-            held.enter_context(bench.started(one)) for one in (PROBLEM, PROBLEM, *others)
-        ]
-        assert first is not None
-        assert [one is None for one in rest] == [True] + [False] * (MAX_STARTED - 1) + [True]
-    with bench.started() as later:
-        assert later is not None, "the first has made room"
+        for one in (PROBLEM, PROBLEM, *others):
+            held.enter_context(bench.started(one))
+        assert len(bench.opened) == MAX_STARTED
+    with bench.started():
+        assert len(bench.opened) == MAX_STARTED + 1, "the first has made room"
+
+
+def test_on_a_small_card_one_waits_at_most(bench: Bench) -> None:
+    bench.card.memory_bytes = 24 << 30
+    with bench.started(), bench.started(make_problem(f"{RELU}# 1")):
+        assert len(bench.opened) == 1
 
 
 @pytest.mark.parametrize("error", [FAILED, GpuMemoryError("full")])
 def test_what_fails_beside_others_is_tried_alone(bench: Bench, error: Exception) -> None:
     bench.error = error
-    with bench.started() as run:
-        assert run is None
+    with bench.started():
         bench.error = None
-        assert bench.baseline(run).event_us == STEADY
+        assert bench.baseline().event_us == STEADY
     assert [one.is_closed for one in bench.opened] == [True, True]
 
 
@@ -167,14 +196,14 @@ def test_one_that_nobody_timed_ends(bench: Bench) -> None:
     with pytest.raises(KeyError), bench.started():
         raise KeyError
     assert [one.is_closed for one in bench.opened] == [True]
-    with bench.started() as run:
-        assert run is not None
+    with bench.started():
+        assert len(bench.opened) == 2
 
 
 def test_an_unsteady_one_is_measured_again_by_a_fresh_process(bench: Bench) -> None:
     noisy = tuple(range(10, 30))
     bench.samples = [noisy, STEADY]
-    with bench.started() as run:
-        assert bench.baseline(run).event_us == STEADY
+    with bench.started():
+        assert bench.baseline().event_us == STEADY
     assert len(bench.opened) == 2
     assert all(one.is_closed for one in bench.opened)

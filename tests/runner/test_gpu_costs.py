@@ -148,13 +148,13 @@ def test_a_judge_needs_room_for_what_its_problems_hold():
     assert judge_bytes(less, memory_bytes=80 << 30) == small
 
 
-def test_a_judge_needs_room_for_those_it_judges_its_oracles_and_those_it_makes_ahead():
+def test_a_judge_needs_room_for_candidates_oracles_references_and_what_it_makes_ahead():
     least, large = (
         judge_bytes(ProblemsTable(), memory_bytes=one << 30) - int(JUDGE_SHARE * (one << 30))
         for one in (8, 141)
     )
-    assert least == (GPU_CAPACITY + 1) * CONTEXT_BYTES
-    assert large == (GPU_CAPACITY + 8 + 4) * CONTEXT_BYTES
+    assert least == (GPU_CAPACITY + 1 + 1) * CONTEXT_BYTES
+    assert large == (GPU_CAPACITY + 8 + 4 + 4) * CONTEXT_BYTES
 
 
 def test_the_widest_adapter_of_a_run_is_the_one_trained_given_or_served(tmp_path):

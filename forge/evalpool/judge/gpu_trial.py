@@ -215,7 +215,6 @@ class GpuTrials(Trials):
     ) -> Finding:
         """Correctness during a turn on the card, then timing during one of its own."""
         is_timed = self._table.timing and options.timing and not options.smoke
-        started: GpuRun | None = None
         with ExitStack() as held:
             with turn:
                 spare = self._spares.take() if options.smoke else None
@@ -226,7 +225,7 @@ class GpuTrials(Trials):
                     if is_timed and finding.status is Status.CORRECT:
                         if run.is_stuck:  # it may go on working, beside who times
                             run.close()
-                        started = held.enter_context(self._yardsticks.started(problem, run))
+                        held.enter_context(self._yardsticks.started(problem, run))
                 except BaseException:
                     run.close()
                     raise
@@ -235,7 +234,7 @@ class GpuTrials(Trials):
                         run.close(spares=self._spares if options.smoke else None)
                     return replace(finding, is_reused=is_reused)
             held.callback(run.close)
-            return self._timed(problem, run, started, uid=uid, is_profiled=options.profile)
+            return self._timed(problem, run, uid=uid, is_profiled=options.profile)
 
     def _checked(self, run: GpuRun, problem: Problem) -> Finding:
         try:
@@ -257,6 +256,7 @@ class GpuTrials(Trials):
         with turn:
             self._ready.clear()
             self._references.end_idle()
+            self._yardsticks.end_started()
             yield
 
     def close(self) -> None:
@@ -296,20 +296,14 @@ class GpuTrials(Trials):
         )
 
     def _timed(
-        self,
-        problem: Problem,
-        run: GpuRun,
-        started: GpuRun | None,
-        *,
-        uid: int | None,
-        is_profiled: bool,
+        self, problem: Problem, run: GpuRun, *, uid: int | None, is_profiled: bool
     ) -> Finding:
         """The finding of a correct candidate with its timing. Raises Decided for what the timed
         calls brought to light. Leaves nothing of it on the card for who is next."""
         with self._alone(run.phases):
             try:
                 with run.phases.timed("baseline"):
-                    reference = self._yardsticks.baseline(problem, run, started=started)
+                    reference = self._yardsticks.baseline(problem, run)
                 if run.is_stuck:
                     run = self._again(problem, run, uid=uid)
                 with run.phases.timed("time"):

@@ -9,14 +9,17 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from forge.errors import Stalled
+from forge.evalpool.contexts import num_started
 from forge.evalpool.judge.baselines import Baseline, Baselines
 from forge.evalpool.judge.gpu_memory import GpuMemoryError
 from forge.evalpool.judge.gpu_timer import Timer
 from forge.evalpool.judge.references import ReferenceFailed
+from forge.evalpool.judge.spawner import ZygoteGone
 from forge.evalpool.judge.trial import Decided, Phases
 
 if TYPE_CHECKING:
@@ -31,8 +34,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MAX_STARTED = 4
-"""References that wait to be timed, each with a context and a candidate's memory."""
 NEUTRAL = """
 import torch
 
@@ -60,6 +61,14 @@ class OpenRun(Protocol):
     ) -> GpuRun: ...
 
 
+@dataclass(slots=True)
+class _Started:
+    """A reference that is started, or waits to be timed."""
+
+    run: GpuRun | None = None
+    """None before it is, and once somebody has taken it."""
+
+
 class Yardsticks:
     """One judge's. Who calls is alone on the card, but for `started`."""
 
@@ -78,8 +87,8 @@ class Yardsticks:
         self._harness = harness
         self._uid = uid
         self._lock = threading.Lock()
-        self._started: set[str] = set()
-        """Keys of references that wait to be timed."""
+        self._started: dict[str, _Started] = {}
+        """By key; each until the judgement that began it ends."""
         self.neutral: Spare | None = None
         """The process that measures the overhead."""
 
@@ -115,37 +124,49 @@ class Yardsticks:
         raise Stalled("the process that measures the judge's own overhead does not answer")
 
     @contextmanager
-    def started(self, problem: Problem, run: GpuRun) -> Iterator[GpuRun | None]:
-        """The reference in a process of its own, constructed and called once, to be timed once the
-        caller is alone on the card; to be called beside others, as that takes ten times as long as
-        the timing. None where a baseline is kept, somebody else here is at it, or it fails: then
-        `baseline` sees to all."""
+    def started(self, problem: Problem, run: GpuRun) -> Iterator[None]:
+        """Within, the reference waits in a process of its own, constructed and called once, for who
+        is alone on the card; to be called beside others, as that takes ten times as long as the
+        timing. Not where a baseline is kept, somebody else here is at it, or it fails: then
+        `baseline` sees to all. Nor is one that torch compiles: its first call chooses kernels by
+        their times."""
         key = self._key(problem, run.table)
-        if self._baselines.get(key) is not None or not self._claim(key):
-            yield None
+        is_compiled = run.table.baseline == "compile"
+        if is_compiled or self._baselines.get(key) is not None or not self._claim(key):
+            yield
             return
-        reference: GpuRun | None = None
         try:
             with run.phases.timed("baseline"):
                 try:
-                    reference = self._opened(problem, run.gpu_reference)
+                    self._started[key].run = self._opened(problem, run.gpu_reference)
                 except (ReferenceFailed, GpuMemoryError) as error:
                     if isinstance(error, GpuMemoryError) and not error.is_out_of_memory:
                         raise
                     logger.info("the baseline of %s is not begun: %r", problem.problem_id, error)
-            yield reference
+            yield
         finally:
             with self._lock:
-                self._started.discard(key)
-            if reference is not None:
-                reference.close()
+                left = self._started.pop(key).run
+            if left is not None:
+                left.close()
 
-    def baseline(self, problem: Problem, run: GpuRun, *, started: GpuRun | None) -> Baseline:
+    def end_started(self) -> None:
+        """Somebody needs the card's memory. By who is alone on it."""
+        with self._lock:
+            waiting = [one.run for one in self._started.values() if one.run is not None]
+            for one in self._started.values():
+                one.run = None
+        for run in waiting:
+            with suppress(ZygoteGone):
+                run.close()
+
+    def baseline(self, problem: Problem, run: GpuRun) -> Baseline:
         """Kept, if the card is as fast as then; else measured now, in a process of its own: the one
-        that was started, which ends here."""
+        that was started, by this judgement or a sibling's, which ends here."""
         probe_us = self._device.probe_us()
         key = self._key(problem, run.table)
         kept = self._baselines.get(key)
+        started = self._take(key, run.gpu_reference)
         if kept is not None and kept.is_current(probe_us):
             if started is not None:
                 started.close()
@@ -161,10 +182,21 @@ class Yardsticks:
 
     def _claim(self, key: str) -> bool:
         with self._lock:
-            is_free = key not in self._started and len(self._started) < MAX_STARTED
+            most = num_started(memory_bytes=self._device.memory_bytes)
+            is_free = key not in self._started and len(self._started) < most
             if is_free:
-                self._started.add(key)
+                self._started[key] = _Started()
             return is_free
+
+    def _take(self, key: str, reference: GpuReference) -> GpuRun | None:
+        """The one that waits, for the caller to close. Only on the caller's own draw: a sibling may
+        let go of another."""
+        with self._lock:
+            one = self._started.get(key)
+            if one is None or one.run is None or one.run.gpu_reference is not reference:
+                return None
+            taken, one.run = one.run, None
+            return taken
 
     def _opened(self, problem: Problem, reference: GpuReference) -> GpuRun:
         run = self._open_run(problem, problem.source, reference, uid=self._uid, phases=Phases())
