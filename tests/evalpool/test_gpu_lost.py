@@ -16,6 +16,7 @@ from forge.config.schema import JudgeTable
 from forge.errors import Stalled
 from forge.evalpool.judge import gpu_trial
 from forge.evalpool.judge.gpu_memory import GpuMemoryError
+from forge.evalpool.judge.gpu_run import GPU_FAULT, GpuRun
 from forge.evalpool.judge.gpu_trial import GpuTrials
 from forge.evalpool.judge.ready import ReadyRunners
 from forge.evalpool.judge.spares import Spare, Spares
@@ -265,3 +266,36 @@ def test_a_runner_busy_for_ever_ends_before_somebody_times_and_so_does_its_heir(
         attempt()
     assert attempt.beside == [[], []]
     assert attempt.alive == []
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "ends", "is_stuck"),
+    [
+        (Status.TIMEOUT, "deadline:correct", False, True),
+        (Status.RUNTIME_ERROR, GPU_FAULT, False, True),
+        (Status.RUNTIME_ERROR, "crash", True, True),
+        (Status.RUNTIME_ERROR, "exception", False, False),
+    ],
+)
+def test_what_the_ghost_call_has_broken_is_asked_nothing_more(
+    status: Status, reason: str, ends: bool, is_stuck: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call(self: GpuRun, number: int, **_: object) -> None:
+        self.is_ended = ends
+        raise Decided(self.finding(status, reason))
+
+    monkeypatch.setattr(GpuRun, "_call_set", call)
+    nothing: Any = None
+    run = GpuRun(
+        code=CODE,
+        spawner=nothing,
+        child=nothing,
+        phases=Phases(),
+        table=JudgeTable(),
+        gpu_reference=nothing,
+        gpu_memory=nothing,
+        device=nothing,
+        spare=nothing,
+    )
+    run._require_ghost(deadline=0.0)
+    assert run.is_stuck == is_stuck

@@ -67,7 +67,8 @@ class GpuRun(Run):
     has_replays: bool = False
     """Whether a call replayed a CUDA graph."""
     is_stuck: bool = False
-    """It may still be busy with the ghost call: nothing else can be asked of it."""
+    """It may still be busy with the ghost call, or that ended it or its context: nothing else can
+    be asked of it."""
     is_closed: bool = False
     is_sound: bool = False
     """Whether its process may serve another smoke check."""
@@ -304,7 +305,9 @@ class GpuRun(Run):
         except Decided as decided:
             if decided.finding.reason in PASS_ON:
                 raise
-            self.is_stuck = decided.finding.status is Status.TIMEOUT
+            found = decided.finding
+            has_fault = found.reason == GPU_FAULT
+            self.is_stuck = self.is_ended or found.status is Status.TIMEOUT or has_fault
             return
         if not count(done.get("num_launches")) or not self._has_outputs():
             return

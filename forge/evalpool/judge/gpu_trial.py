@@ -319,7 +319,7 @@ class GpuTrials(Trials):
                     run.close()
 
     def _again(self, problem: Problem, stuck: GpuRun, *, uid: int | None) -> GpuRun:
-        """A fresh runner in place of one that was busy for ever, and has ended."""
+        """A fresh runner in place of one that the ghost call had broken, and that has ended."""
         reference = stuck.gpu_reference
         run = self._open(problem, stuck.code, reference, uid=uid, phases=stuck.phases)
         try:
