@@ -3,14 +3,22 @@ build gets in."""
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from forge.errors import MachineError
-from forge.install.llama_build import COMMON_ARGS, VULKAN_HEADERS, LlamaChoice, choose_llama
+from forge.install.llama_build import (
+    COMMON_ARGS,
+    INCLUDES,
+    VULKAN_HEADERS,
+    LlamaChoice,
+    choose_llama,
+)
 from forge.install.project import load_project
 from forge.install.stamp import Stamp, fingerprint, is_done, write_stamp
 from forge.install.steps import Installer
@@ -104,10 +112,21 @@ def test_each_thing_that_a_build_lacks_is_a_line(toolkit: Path, tmp_path: Path) 
     core.write_text(VULKAN_CORE_TEXT.format(patch=239))
     (too_old,) = said("vulkan", VULKAN_SDK=str(tmp_path / "sdk"))
     assert too_old.startswith(f"LLAMA=vulkan: {core} is of Vulkan 1.3.239, 1.3.272 or later is")
+    named = {"CMAKE_ARGS": "-DVulkan_INCLUDE_DIR=/new"}
+    assert choose_llama("vulkan", {"PATH": "", "VULKAN_SDK": str(tmp_path / "sdk"), **named})
     core.write_text(VULKAN_CORE_TEXT.format(patch=272))
     choice = choose_llama("vulkan", {"PATH": "", "VULKAN_SDK": str(tmp_path / "sdk")})
     assert choice.cmake_args == f"{COMMON_ARGS} -DGGML_VULKAN=on"
     assert said("metal") == ["LLAMA=metal: allowed is cpu, cuda, hip, vulkan"]
+
+
+@pytest.mark.skipif(shutil.which("cpp") is None, reason="asks the compiler")
+def test_headers_are_looked_for_where_the_compiler_finds_them_first() -> None:
+    ran = subprocess.run(
+        ["cpp", "-v", os.devnull], capture_output=True, text=True, timeout=20, check=True
+    )
+    lines = [Path(line.strip()) for line in ran.stderr.splitlines()]
+    assert [line for line in lines if line in INCLUDES] == [one for one in INCLUDES if one in lines]
 
 
 def test_hip_is_built_for_the_cards_that_are_here(toolkit: Path, tmp_path: Path) -> None:

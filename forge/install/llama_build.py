@@ -31,9 +31,11 @@ ASK_S = 20.0
 """For a vendor's tool to list its cards."""
 CUDA_HOME = Path("/usr/local/cuda")
 ROCM_HOME = Path("/opt/rocm")
-INCLUDES = (Path("/usr/include"), Path("/usr/local/include"))
+INCLUDES = (Path("/usr/local/include"), Path("/usr/include"))
+"""In the compiler's order."""
 CUDA_ARCHITECTURES = "CMAKE_CUDA_ARCHITECTURES"
 AMD_TARGETS = "GPU_TARGETS"
+VULKAN_INCLUDE = "Vulkan_INCLUDE_DIR"
 CUBLAS = "CUDA_cublas_LIBRARY"
 """Where cmake is told of a cuBLAS outside of its toolkit."""
 
@@ -108,7 +110,7 @@ def _plan_hip(env: Mapping[str, str], given: str) -> Plan:
     return faults, f"{args} -D{AMD_TARGETS}={';'.join(cards)}", path
 
 
-def _plan_vulkan(env: Mapping[str, str], _given: str) -> Plan:
+def _plan_vulkan(env: Mapping[str, str], given: str) -> Plan:
     sdk = env.get("VULKAN_SDK", "")
     glslc, path = _find_tool("glslc", env, beside=Path(sdk, "bin"))
     faults = []
@@ -118,7 +120,7 @@ def _plan_vulkan(env: Mapping[str, str], _given: str) -> Plan:
     for header, package in VULKAN_HEADERS.items():
         if _find_header(header, includes, env) is None:
             faults.append(f"no {header}; Debian, Ubuntu: apt install {package}")
-    core = _find_header(VULKAN_CORE, includes, env)
+    core = None if VULKAN_INCLUDE in given else _find_header(VULKAN_CORE, includes, env)
     if core is not None and (version := _vulkan_version(core)) < VULKAN_LEAST:
         faults.append(
             f"{core} is of Vulkan {_dotted(version)}, {_dotted(VULKAN_LEAST)} or later is needed;"
