@@ -1,0 +1,28 @@
+"""What a candidate leaves running is seen at once, also by an ordinary user's tests."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.evalpool.conftest import RUNNER_UID
+from tests.zoo import conftest
+from tests.zoo.conftest import Bench, leftovers
+
+
+@pytest.mark.parametrize("is_ordinary", [False, True])
+def test_a_process_behind_a_verdict_is_seen_at_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, is_ordinary: bool
+) -> None:
+    if is_ordinary:
+        monkeypatch.setattr(conftest, "oracle_uid", lambda: None)
+    assert leftovers(bench) == set()
+    child = bench.spawner.spawn(role="runner", uid=RUNNER_UID)
+    try:
+        began = time.monotonic()
+        assert leftovers(bench) == {child.pid_here}
+        assert time.monotonic() - began < conftest.END_TIMEOUT_S / 2
+    finally:
+        bench.spawner.end(child)
+    assert leftovers(bench) == set()
