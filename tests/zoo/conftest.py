@@ -80,8 +80,8 @@ def leftovers(bench: Any) -> set[int]:
     """Processes below the judge's launcher beside the zygote, once no candidate is judged, and
     beside those that no candidate entered: oracles that wait, the one that measures the judge's own
     overhead, and who waits for the next. An oracle that ends, as behind each judgement on a card
-    that had no room, is given the time for it; a candidate has none left. (On a card, as an ordinary
-    user, they look alike: what ends in that time is not seen.)"""
+    that had no room, is given the time for it; a candidate has none left. On a card, an ordinary
+    user's test does not see a candidate's process that ends in that time."""
     has_card = hasattr(bench.trials, "_ready")
     deadline = time.monotonic() + END_TIMEOUT_S * has_card
     while (left := _left(bench)) and all(map(_is_oracle, left)) and time.monotonic() < deadline:
