@@ -207,3 +207,17 @@ def test_an_unsteady_one_is_measured_again_by_a_fresh_process(bench: Bench) -> N
         assert bench.baseline().event_us == STEADY
     assert len(bench.opened) == 2
     assert all(one.is_closed for one in bench.opened)
+
+
+def test_an_overheads_process_that_could_not_be_opened_is_not_asked_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise GpuMemoryError("full")
+
+    ended: Any = object()
+    bench.yardsticks.neutral = ended
+    monkeypatch.setattr(bench.yardsticks, "_open_run", full)
+    with pytest.raises(GpuMemoryError):
+        bench.yardsticks.dry_us(PROBLEM, bench.candidate)
+    assert bench.yardsticks.neutral is None

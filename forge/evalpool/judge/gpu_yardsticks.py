@@ -96,6 +96,7 @@ class Yardsticks:
         """Measured anew each time, as it depends on what the CPUs do now; in a process that no
         candidate enters, kept from one to the next."""
         for spare in (self.neutral, None):
+            self.neutral = None  # it is ended where it cannot be opened
             neutral = self._open_run(
                 problem,
                 NEUTRAL,
@@ -104,7 +105,6 @@ class Yardsticks:
                 phases=Phases(),
                 spare=spare,
             )
-            self.neutral = None
             try:
                 neutral.start("Neutral")
                 dry_us = Timer.start(neutral).dry()
