@@ -203,6 +203,25 @@ def test_a_claimed_time_is_refused_by_two_runners_or_not_at_all(
     assert not left
 
 
+def test_one_that_took_long_has_no_second_runner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = trials(Stalled("unused"), tmp_path)
+    references: Any = made._references
+    references.hold = references.let_go = lambda *_: None
+    monkeypatch.setattr(gpu_trial, "AGAIN_WITHIN_S", -1.0)
+    num_attempts = 0
+
+    def attempt(*_: object, **__: object) -> Finding:
+        nonlocal num_attempts
+        num_attempts += 1
+        raise Decided(Finding(status=Status.REJECTED, reason="clock"))
+
+    monkeypatch.setattr(made, "_attempt", attempt)
+    assert made.judge(PROBLEM, CODE, uid=None).reason == "clock"
+    assert num_attempts == 1
+
+
 class Attempt:
     """One attempt of a candidate whose ghost call does not end: what is done with its runners."""
 
