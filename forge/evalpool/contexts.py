@@ -24,8 +24,8 @@ def num_oracles(*, memory_bytes: int) -> int:
 
 def num_started(*, memory_bytes: int) -> int:
     """References that wait to be timed, each with a context and a candidate's memory, while who
-    began them waits for the card."""
-    return min(MAX_STARTED, num_oracles(memory_bytes=memory_bytes))
+    began them waits for the card. None on one of 24 GB: there each is started when it is timed."""
+    return min(MAX_STARTED, _num_waiting(memory_bytes) // 3)
 
 
 def num_ready(capacity: int, *, memory_bytes: int) -> int:

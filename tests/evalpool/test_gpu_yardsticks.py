@@ -164,10 +164,11 @@ def test_a_problem_is_started_once_and_few_at_a_time(bench: Bench) -> None:
         assert len(bench.opened) == MAX_STARTED + 1, "the first has made room"
 
 
-def test_on_a_small_card_one_waits_at_most(bench: Bench) -> None:
+def test_on_a_small_card_none_waits(bench: Bench) -> None:
     bench.card.memory_bytes = 24 << 30
-    with bench.started(), bench.started(make_problem(f"{RELU}# 1")):
-        assert len(bench.opened) == 1
+    with bench.started():
+        assert not bench.opened
+        assert bench.baseline().event_us == STEADY
 
 
 @pytest.mark.parametrize("error", [FAILED, GpuMemoryError("full")])

@@ -153,7 +153,7 @@ def test_a_judge_needs_room_for_candidates_oracles_references_and_what_it_makes_
         judge_bytes(ProblemsTable(), memory_bytes=one << 30) - int(JUDGE_SHARE * (one << 30))
         for one in (8, 141)
     )
-    assert least == (GPU_CAPACITY + 1 + 1) * CONTEXT_BYTES
+    assert least == (GPU_CAPACITY + 1) * CONTEXT_BYTES
     assert large == (GPU_CAPACITY + 8 + 4 + 4) * CONTEXT_BYTES
 
 
