@@ -62,6 +62,15 @@ class Found:
     conversation: Conversation | None
 
 
+class Panes(TabbedContent):
+    """One on top, by its key or its tab alone. That something in a pane has the focus is told
+    later, when another may have been chosen: the two would take turns for ever."""
+
+    def on_tab_pane_focused(self, event: TabPane.Focused) -> None:
+        event.stop()
+        event.prevent_default()
+
+
 class RolloutScreen(PacedScreen[Found]):
     """Key 3, and where Problems and Kernels lead to."""
 
@@ -106,7 +115,7 @@ class RolloutScreen(PacedScreen[Found]):
     def compose_body(self) -> ComposeResult:
         yield Static(id="head", markup=False)
         with Horizontal():
-            with TabbedContent(initial="answer"):
+            with Panes(initial="answer"):
                 for name, (_, title) in PANES.items():
                     with TabPane(title, id=name):
                         if name == "siblings":
@@ -168,7 +177,7 @@ class RolloutScreen(PacedScreen[Found]):
         self.query_one(f"#{name}-text", Static).update(made)
 
     def on_tabbed_content_tab_activated(self, event: TabbedContent.TabActivated) -> None:
-        """Makes and focuses what is on top; to focus another pane would bring that one up again."""
+        """Makes and focuses what is on top, not what was when this was sent."""
         name = self.query_one(TabbedContent).active
         if event.pane.id != name:
             return
