@@ -237,7 +237,7 @@ class Attempt:
         made._yardsticks = yardsticks
 
     def open(self, *_: Any, **__: Any) -> Any:
-        run = StuckRun(self, name=f"runner {len(self.alive)}")
+        run = BrokenRun(self, name=f"runner {len(self.alive)}")
         self.alive.append(run.name)
         return run
 
@@ -256,8 +256,8 @@ class Attempt:
         )
 
 
-class StuckRun:
-    is_stuck = is_compiled = True
+class BrokenRun:
+    is_broken = is_compiled = True
     gpu_reference = code = torch_share = None
     num_launches = 1
 
@@ -288,7 +288,7 @@ def test_a_runner_busy_for_ever_ends_before_somebody_times_and_so_does_its_heir(
 
 
 @pytest.mark.parametrize(
-    ("status", "reason", "ends", "is_stuck"),
+    ("status", "reason", "ends", "is_broken"),
     [
         (Status.TIMEOUT, "deadline:correct", False, True),
         (Status.RUNTIME_ERROR, GPU_FAULT, False, True),
@@ -297,7 +297,7 @@ def test_a_runner_busy_for_ever_ends_before_somebody_times_and_so_does_its_heir(
     ],
 )
 def test_what_the_ghost_call_has_broken_is_asked_nothing_more(
-    status: Status, reason: str, ends: bool, is_stuck: bool, monkeypatch: pytest.MonkeyPatch
+    status: Status, reason: str, ends: bool, is_broken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def call(self: GpuRun, number: int, **_: object) -> None:
         self.is_ended = ends
@@ -317,4 +317,4 @@ def test_what_the_ghost_call_has_broken_is_asked_nothing_more(
         spare=nothing,
     )
     run._require_ghost(deadline=0.0)
-    assert run.is_stuck == is_stuck
+    assert run.is_broken == is_broken

@@ -66,9 +66,9 @@ class GpuRun(Run):
     """Sets on which it was right so far."""
     has_replays: bool = False
     """Whether a call replayed a CUDA graph."""
-    is_stuck: bool = False
-    """It may still be busy with the ghost call, or that ended it or its context: nothing else can
-    be asked of it."""
+    is_broken: bool = False
+    """By the ghost call, which ended it or its context, or may keep it busy for ever: nothing else
+    can be asked of it."""
     is_closed: bool = False
     is_sound: bool = False
     """Whether its process may serve another smoke check."""
@@ -79,7 +79,7 @@ class GpuRun(Run):
             return
         self.is_closed = True
         self.spare.num_uses += 1
-        is_usable = self.is_sound and not self.is_stuck
+        is_usable = self.is_sound and not self.is_broken
         try:
             if spares is None or not is_usable or not spares.keep(self.spare):
                 self.end()
@@ -306,8 +306,8 @@ class GpuRun(Run):
             if decided.finding.reason in PASS_ON:
                 raise
             found = decided.finding
-            has_fault = found.reason == GPU_FAULT
-            self.is_stuck = self.is_ended or found.status is Status.TIMEOUT or has_fault
+            is_lost = found.status is Status.TIMEOUT or found.reason == GPU_FAULT
+            self.is_broken = self.is_ended or is_lost
             return
         if not count(done.get("num_launches")) or not self._has_outputs():
             return

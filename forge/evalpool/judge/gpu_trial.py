@@ -228,7 +228,7 @@ class GpuTrials(Trials):
                 try:
                     finding = self._checked(run, problem)
                     if is_timed and finding.status is Status.CORRECT:
-                        if run.is_stuck:  # it may go on working, beside who times
+                        if run.is_broken:  # it may go on working, beside who times
                             run.close()
                         held.enter_context(self._yardsticks.started(problem, run))
                 except BaseException:
@@ -309,7 +309,7 @@ class GpuTrials(Trials):
             try:
                 with run.phases.timed("baseline"):
                     reference = self._yardsticks.baseline(problem, run)
-                if run.is_stuck:
+                if run.is_broken:
                     run = self._again(problem, run, uid=uid)
                 with run.phases.timed("time"):
                     candidate = self._clocked(problem, run, reference)
@@ -323,17 +323,17 @@ class GpuTrials(Trials):
                 with run.phases.timed("end"):
                     run.close()
 
-    def _again(self, problem: Problem, stuck: GpuRun, *, uid: int | None) -> GpuRun:
+    def _again(self, problem: Problem, broken: GpuRun, *, uid: int | None) -> GpuRun:
         """A fresh runner in place of one that the ghost call had broken, and that has ended."""
-        reference = stuck.gpu_reference
-        run = self._open(problem, stuck.code, reference, uid=uid, phases=stuck.phases)
+        reference = broken.gpu_reference
+        run = self._open(problem, broken.code, reference, uid=uid, phases=broken.phases)
         try:
             run.start(f"{problem.entry_point}New")
         except BaseException:
             run.close()
             raise
-        run.is_compiled, run.num_launches = stuck.is_compiled, stuck.num_launches
-        run.torch_share = stuck.torch_share
+        run.is_compiled, run.num_launches = broken.is_compiled, broken.num_launches
+        run.torch_share = broken.torch_share
         return run
 
     def _clocked(self, problem: Problem, run: GpuRun, reference: Baseline) -> Clocked:
