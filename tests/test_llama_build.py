@@ -114,7 +114,9 @@ def test_each_thing_that_a_build_lacks_is_a_line(toolkit: Path, tmp_path: Path) 
     assert too_old.startswith(f"LLAMA=vulkan: {core} is of Vulkan 1.3.239, 1.3.272 or later is")
     named = {"CMAKE_ARGS": "-DVulkan_INCLUDE_DIR=/new"}
     assert choose_llama("vulkan", {"PATH": "", "VULKAN_SDK": str(tmp_path / "sdk"), **named})
-    core.write_text(VULKAN_CORE_TEXT.format(patch=272))
+    for text in (VULKAN_CORE_TEXT.format(patch=272), "of a form that nobody knows yet"):
+        core.write_text(text)
+        assert choose_llama("vulkan", {"PATH": "", "VULKAN_SDK": str(tmp_path / "sdk")})
     choice = choose_llama("vulkan", {"PATH": "", "VULKAN_SDK": str(tmp_path / "sdk")})
     assert choice.cmake_args == f"{COMMON_ARGS} -DGGML_VULKAN=on"
     assert said("metal") == ["LLAMA=metal: allowed is cpu, cuda, hip, vulkan"]

@@ -121,7 +121,8 @@ def _plan_vulkan(env: Mapping[str, str], given: str) -> Plan:
         if _find_header(header, includes, env) is None:
             faults.append(f"no {header}; Debian, Ubuntu: apt install {package}")
     core = None if VULKAN_INCLUDE in given else _find_header(VULKAN_CORE, includes, env)
-    if core is not None and (version := _vulkan_version(core)) < VULKAN_LEAST:
+    version = None if core is None else _vulkan_version(core)
+    if version is not None and version < VULKAN_LEAST:
         faults.append(
             f"{core} is of Vulkan {_dotted(version)}, {_dotted(VULKAN_LEAST)} or later is needed;"
             " LunarG's SDK has it: VULKAN_SDK=FOLDER"
@@ -168,12 +169,12 @@ def _find_header(name: str, folders: Sequence[Path], env: Mapping[str, str]) -> 
     return next((file for file in files if file.is_file()), None)
 
 
-def _vulkan_version(core: Path) -> tuple[int, ...]:
-    """Of Vulkan's headers; (0, 0, 0) where the file does not say."""
+def _vulkan_version(core: Path) -> tuple[int, ...] | None:
+    """Of Vulkan's headers; None where the file does not say: then the build does."""
     text = core.read_text(encoding="utf-8", errors="replace")
     found = re.search(r"VK_HEADER_VERSION_COMPLETE VK_\w+\((?:0, )?(\d+), (\d+),", text)
     patch = re.search(r"define VK_HEADER_VERSION (\d+)", text)
-    return (int(found[1]), int(found[2]), int(patch[1])) if found and patch else (0, 0, 0)
+    return (int(found[1]), int(found[2]), int(patch[1])) if found and patch else None
 
 
 def _dotted(version: tuple[int, ...]) -> str:
