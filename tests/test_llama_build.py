@@ -15,6 +15,7 @@ from forge.errors import MachineError
 from forge.install.llama_build import (
     COMMON_ARGS,
     INCLUDES,
+    LINK_ARGS,
     VULKAN_HEADERS,
     LlamaChoice,
     choose_llama,
@@ -195,6 +196,38 @@ def test_a_build_for_gpus_neither_takes_nor_leaves_a_cached_wheel_and_is_made_on
     (back,) = install(tmp_path, CPU).pips
     assert "--force-reinstall" in back, "pip would take the version for installed"
     assert "--no-cache-dir" not in back
+
+
+def test_the_users_linker_arguments_come_after_ours_and_make_another_build(tmp_path: Path) -> None:
+    assert install(tmp_path, CUDA)._env["LDFLAGS"] == LINK_ARGS
+    installer = Recorded(tmp_path)
+    installer._env["LDFLAGS"] = "-L/x"
+    installer.install_rest(CUDA)
+    assert installer._env["LDFLAGS"] == f"{LINK_ARGS} -L/x"
+    assert len(installer.pips) == 2
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or shutil.which("g++") is None, reason="links with GNU's tools"
+)
+def test_a_library_with_a_libstdcxx_of_its_own_shows_it_to_nobody(tmp_path: Path) -> None:
+    (tmp_path / "x.cc").write_text(
+        "#include <sstream>\n"
+        "std::string shown(int x) { std::ostringstream s; s << x; return s.str(); }\n"
+    )
+
+    def exported(*args: str) -> str:
+        argv = ["g++", "-shared", "-fPIC", "-static-libstdc++", "x.cc", "-o", "x.so", *args]
+        subprocess.run(argv, cwd=tmp_path, check=True, timeout=60)
+        nm = ["nm", "-D", "--defined-only", "-C", "x.so"]
+        return subprocess.run(
+            nm, cwd=tmp_path, check=True, timeout=60, capture_output=True, text=True
+        ).stdout
+
+    assert "_M_insert" in exported()
+    hidden = exported(LINK_ARGS)
+    assert "_M_insert" not in hidden
+    assert "shown" in hidden
 
 
 def test_a_build_that_came_out_without_its_gpus_is_no_success(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ VULKAN_LEAST = (1, 3, 272)
 BACKENDS = ("cpu", "cuda", "hip", "vulkan")
 COMMON_ARGS = "-DLLAVA_BUILD=OFF"
 """No image input: the engine reads token ids."""
+LINK_ARGS = "-Wl,--exclude-libs,libstdc++.a" if sys.platform == "linux" else ""
+"""Where a compiler puts libstdc++ into each library: their copies, seen by one another, mix, and
+the process crashes as it loads a model. Nothing changes where they share the system's."""
 ASK_S = 20.0
 """For a vendor's tool to list its cards."""
 CUDA_HOME = Path("/usr/local/cuda")

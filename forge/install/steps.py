@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from forge.errors import MachineError
 from forge.install.command import run_command
 from forge.install.installed import find_damaged, find_version
+from forge.install.llama_build import LINK_ARGS
 from forge.install.progress import Progress
 from forge.install.project import Project, drop_triton, pin_torch
 
@@ -82,12 +83,15 @@ class Installer:
         plain one. Such a build takes minutes: it is kept where it was made by the same arguments
         and loads."""
         is_plain = choice.name == "cpu" and not self._env.get("CMAKE_ARGS")
+        ldflags = " ".join(filter(None, (LINK_ARGS, self._env.get("LDFLAGS"))))
+        by = f"CMAKE_ARGS={choice.cmake_args}\nLDFLAGS={ldflags}\n"
         args_file = self._venv / "llama-cmake-args"
         made_by = args_file.read_text(encoding="utf-8") if args_file.exists() else None
-        is_same = made_by == choice.cmake_args
+        is_same = made_by == by
         if is_same and not is_plain and self._has_llama(choice):
             return
         self._env["CMAKE_ARGS"] = choice.cmake_args
+        self._env["LDFLAGS"] = ldflags
         if choice.path:
             self._env["PATH"] = f"{choice.path}{os.pathsep}{self._env.get('PATH', os.defpath)}"
         label, wanted = "4/5 llama.cpp", ("-v", "-c", pinned, self._project.llama)
@@ -106,7 +110,7 @@ class Installer:
                 f" {self._venv / 'setup.log'} has the build,"
                 f' {self._python} -c "{LLAMA_PROBE}" the reason'
             )
-        args_file.write_text(choice.cmake_args, encoding="utf-8")
+        args_file.write_text(by, encoding="utf-8")
 
     def _has_llama(self, choice: LlamaChoice) -> bool:
         """Whether the wanted version is there, built so, and loads."""

@@ -99,7 +99,7 @@ def test_engine_judge_and_trainer_share_a_card_and_leave_it_free(tmp_path: Path)
     before = free_bytes(card)
     ran = forge("run", "card.toml", *sets(), cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
-    assert "GPU 0 has serve, judge, train" in ran.stderr + ran.stdout
+    assert f"GPU {card.index} has serve, judge, train" in ran.stderr + ran.stdout
     wait_for(
         lambda: free_bytes(card) > before - NOISE_BYTES, timeout_s=FREE_WITHIN_S, what="the card"
     )
