@@ -95,7 +95,9 @@ def plugged(
             "weights/publish/seconds": row.publish_s,
             "weights/probe_gap/mean": row.probe_gap,
         }
-        if not desk.is_starting:  # a checkpoint's weights again: its step has its numbers
+        if desk.is_starting:  # a checkpoint's weights again: its step has its numbers
+            run.progress.begin_at(step)
+        else:
             values |= idleness.since_last(now=time.monotonic(), busy=run.busy())
         await run.writer.put(Metrics(stage=desk.stage, step=step, at=time.time(), values=values))
         published.advance(step)

@@ -249,8 +249,10 @@ async def test_a_checkpoint_that_is_published_again_leaves_its_step_its_numbers(
         assert progress is not None
         stage.desk.starts()
         await publish(tmp_path, 2, None)
+        assert stage.progress.done == 2, "the live line goes on where the stage is"
         await progress(3, {})
         await publish(tmp_path, 3, None)
+    assert stage.progress.done == 3
     again, _, after = (row.values for row in stage.writer.records)
     assert set(again) == {"weights/publish/seconds", "weights/probe_gap/mean"}
     assert {"step/wall/seconds", "idle/serve/seconds"} < set(after)
