@@ -7,12 +7,15 @@ interpreter of an engine that is not in ours.
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -66,11 +69,24 @@ samples = 2
 max_turns = 2
 """
 HOLDS = """
-import sys, torch
+import sys, time, torch
 taken = torch.empty(int(sys.argv[1]), dtype=torch.uint8, device="cuda")
 print("held", flush=True)
-sys.stdin.read()
+time.sleep(600)
 """
+SQUEEZES = """
+import sys, time, torch
+left, held, is_told = int(sys.argv[1]), [], False
+while True:
+    more = torch.cuda.mem_get_info()[0] - left
+    if more > 32 << 20:
+        held.append(torch.empty(more, dtype=torch.uint8, device="cuda"))
+    elif not is_told:
+        print("held", flush=True)
+        is_told = True
+    time.sleep(0.05)
+"""
+"""Takes what anybody gives back, too."""
 FREE_WITHIN_S = 10
 NOISE_BYTES = 300 << 20
 """What a card's own bookkeeping may differ by."""
@@ -141,31 +157,87 @@ def test_ctrl_c_twice_leaves_the_card_free(tmp_path: Path) -> None:
 
 
 @contextmanager
-def somebody_else(num_bytes: int) -> Iterator[subprocess.Popen[bytes]]:
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDS, str(num_bytes)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
-    assert holder.stdin is not None
+def somebody_else(code: str, num_bytes: int) -> Iterator[subprocess.Popen[bytes]]:
+    holder = subprocess.Popen([sys.executable, "-c", code, str(num_bytes)], stdout=subprocess.PIPE)
     assert holder.stdout is not None
     try:
         assert holder.stdout.readline() == b"held\n"
         yield holder
     finally:
-        holder.stdin.close()
+        holder.kill()
         holder.wait(30)
         holder.stdout.close()
 
 
 def test_a_card_that_somebody_else_fills_is_refused_in_numbers(tmp_path: Path) -> None:
     card = write(tmp_path, steps=1)
-    with somebody_else(free_bytes(card) - (4 << 30)):
+    with somebody_else(HOLDS, free_bytes(card) - (4 << 30)):
         refused = forge("run", "card.toml", *sets(), cwd=tmp_path)
     assert refused.returncode == MachineError.exit_code, refused.stderr
     last = refused.stderr.strip().splitlines()[-1]
     assert " are free: " in last
     assert " GB" in last
     assert not (tmp_path / "runs" / "card-1").exists()
+
+
+BIG = [
+    "intermediate_size=3072",
+    "hidden_size=1024",
+    "num_layers=8",
+    "num_heads=8",
+    "num_kv_heads=8",
+    "head_dim=128",
+]
+"""Of `model.tiny`: some 130 M parameters, of which a trainer in bf16 and Adam take 1.5 GB."""
+LEFT_BYTES = 3 << 29
+"""Enough for a context, too little for that."""
+
+
+def events(root: Path, kind: str) -> list[str]:
+    with sqlite3.connect(f"file:{root}/run.db?mode=ro", uri=True) as db:
+        rows = db.execute("SELECT message FROM events WHERE kind = ?", (kind,))
+        return [message for (message,) in rows]
+
+
+@pytest.mark.parametrize("is_freed", [True, False])
+def test_a_trainer_whose_card_fills_is_tried_once_more_then_stopped_in_numbers(
+    tmp_path: Path, is_freed: bool
+) -> None:
+    card = write(tmp_path, steps=20)
+    root, before = tmp_path / "runs" / "card-1", free_bytes(card)
+    tiny = [f"--set=model.tiny.{item}" for item in BIG]
+    run = start(tmp_path, "run", "card.toml", *tiny, *sets())
+    wait_for(
+        lambda: run.poll() is not None or is_at(root, "sft-0"), timeout_s=200, what="the trainer"
+    )
+    with somebody_else(SQUEEZES, LEFT_BYTES) as holder:
+        wait_for(
+            lambda: run.poll() is not None or bool(events(root, "child_restart")),
+            timeout_s=120, what="a full card",
+        )  # fmt: skip
+        assert run.poll() is None, run.communicate()[1]
+        (told,) = events(root, "child_restart")
+        assert re.search(r"GPU memory ran out in stage sft-0, step \d+ of 20: .* peak \d", told)
+        assert told.endswith("restarted with half of that from its last checkpoint")
+        if is_freed:
+            holder.kill()
+        said = run.communicate(timeout=200)[1]
+    if is_freed:
+        assert run.returncode == 0, said
+        return
+    assert run.returncode == MachineError.exit_code, said
+    assert "ran out in stage sft-0, step 0 of 20, again after they were halved" in said
+    wait_for(
+        lambda: free_bytes(card) > before - NOISE_BYTES, timeout_s=FREE_WITHIN_S, what="the card"
+    )
+    resumed = forge("resume", "card-1", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+
+
+def is_at(root: Path, stage: str) -> bool:
+    with suppress(OSError, ValueError):
+        return json.loads((root / "STATUS.json").read_text())["stage"] == stage
+    return False
 
 
 def test_a_card_named_by_its_uuid_is_the_one_that_torch_sees() -> None:

@@ -57,11 +57,20 @@ def test_one_that_waited_is_timed_as_a_fresh_one(
     gpu_bench: Any, waiting: ready.ReadyRunners, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problem = RELU.replace("16, 64", "4096, 4096")
-    ahead = gpu_bench.judge(RELU_KERNEL, problem=problem, options=JudgeOptions()).timing
+
+    def least_us() -> float:
+        """Of three: launches of a busy host come late, and their wait is in the time."""
+        return min(
+            gpu_bench.judge(
+                RELU_KERNEL, problem=problem, options=JudgeOptions()
+            ).timing.candidate_us
+            for _ in range(3)
+        )
+
+    ahead = least_us()
     monkeypatch.setattr(waiting, "_num", 0)
     waiting.clear()
-    fresh = gpu_bench.judge(RELU_KERNEL, problem=problem, options=JudgeOptions()).timing
-    assert ahead.candidate_us == pytest.approx(fresh.candidate_us, rel=0.1)
+    assert ahead == pytest.approx(least_us(), rel=0.1)
 
 
 def test_the_end_of_one_that_waits_costs_nobody_a_verdict(

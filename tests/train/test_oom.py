@@ -123,6 +123,24 @@ def test_a_full_gpu_is_told_whoever_could_not_allocate(text: str, is_told: bool)
     assert [each["kind"] for each in told] == ["oom"] * is_told
 
 
+def test_a_gpu_too_full_for_a_context_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    from forge.train.trainer.memory import reported_when_full
+
+    def full(*args: Any) -> None:
+        raise torch.AcceleratorError("CUDA error: out of memory")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", full)
+    told: list[dict[str, Any]] = []
+    control: Any = SimpleNamespace(failed=lambda **numbers: told.append(numbers))
+    with (
+        pytest.raises(torch.AcceleratorError),
+        reported_when_full(control, rank=0, micro_batch_tokens=None),
+    ):
+        full()
+    assert [(each["kind"], each["free_bytes"]) for each in told] == [("oom", 0)]
+
+
 @pytest.mark.parametrize("shares", [False, True])
 def test_half_the_scale_cuts_micro_batches_of_half_the_size(
     tiny_model: Path, tmp_path: Path, shares: bool

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import torch
@@ -53,9 +53,7 @@ def reported_when_full(
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        peak, free = 0, 0
-        if torch.cuda.is_available():
-            peak, (free, _) = torch.cuda.max_memory_reserved(), torch.cuda.mem_get_info()
+        peak, free = _peak_and_free_bytes()
         logger.error("out of memory: peak %d bytes, free %d bytes: %s", peak, free, error)
         control.failed(
             kind="oom",
@@ -65,3 +63,11 @@ def reported_when_full(
             rank=rank,
         )
         raise
+
+
+def _peak_and_free_bytes() -> tuple[int, int]:
+    """Zeros without a GPU, and where it was too full for a context to ask it by."""
+    if torch.cuda.is_available():
+        with suppress(RuntimeError):
+            return torch.cuda.max_memory_reserved(), torch.cuda.mem_get_info()[0]
+    return 0, 0
