@@ -90,7 +90,7 @@ def _counted(judge: Judge, progress: Progress) -> Judge:
         num_asked += 1
         verdict = await judge(problem, code)
         num_judged += 1
-        progress.label = f"prepare: broken answers {num_judged} of {num_asked}"
+        progress.prepare(f"broken answers {num_judged} of {num_asked}")
         return verdict
 
     return judge_and_count

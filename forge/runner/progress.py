@@ -72,6 +72,10 @@ class Progress:
         self._paced_from = (self.stage_started_at, 0)
         self.numbers, self.idle, self._busy_at_start = {}, {}, dict(busy)
 
+    def prepare(self, what: str) -> None:
+        """Between stages, or before the first. Nothing is counted."""
+        self.label, self.done, self.total, self.numbers = f"prepare: {what}", 0, 0, {}
+
     def begin_at(self, done: int) -> None:
         """The first word of a trainer: what lies before it is start-up, or another attempt's, and
         says nothing of the pace."""

@@ -114,7 +114,7 @@ class Work:
 
     @asynccontextmanager
     async def _open_pool(self) -> AsyncIterator:
-        self.progress.label = "prepare: judges"
+        self.progress.prepare("judges")
         async with open_pool(
             _without_key(self.experiment),
             socket_dir=self.socket_dir,
@@ -129,6 +129,7 @@ class Work:
 
     @asynccontextmanager
     async def _open_replicas(self, run: Run) -> AsyncIterator:
+        self.progress.prepare("engine")
         placement = self.placement
         table = placement.settled(self.experiment.serve)
         if table.url:
@@ -159,7 +160,7 @@ class Work:
         pairs, init_dir, refused = [], None, {}
         async with self.stop.dropping():
             if needs_pairs(self.experiment):
-                self.progress.label = "prepare: pairs"
+                self.progress.prepare("pairs")
                 pairs = await prepare_pairs(
                     self.experiment,
                     self.problems,
@@ -168,7 +169,7 @@ class Work:
                     progress=self.progress,
                 )
             refused = await self._refused(pool)
-            self.progress.label = "prepare: model"
+            self.progress.prepare("model")
             init_dir = await prepare_model(
                 self.experiment, pairs, self.problems,
                 paths=self.paths,

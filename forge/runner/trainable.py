@@ -61,7 +61,7 @@ async def find_refused(
     def count() -> None:
         nonlocal done
         done += 1
-        progress.label = f"prepare: problems {done} of {len(wanted)}"
+        progress.prepare(f"problems {done} of {len(wanted)}")
 
     found = await examine_all(pool, wanted, num_at_once=experiment.judge.workers * 2, done=count)
     refused = {each.problem_id: _flags(each) for each in found if not each.is_trainable}

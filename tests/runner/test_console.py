@@ -94,3 +94,11 @@ def test_a_resumed_stage_is_paced_by_what_its_own_trainer_did(
     assert progress.eta_s() is None
     now, progress.done = 140.0, 90
     assert progress.eta_s() == 10.0
+
+
+def test_what_a_stage_needs_first_is_said_without_the_counts_of_the_stage_before() -> None:
+    progress = Progress(run="x-1", num_stages=2)
+    progress.enter("sft-0", stage=0, total=1600, unit="steps", busy={})
+    progress.done, progress.numbers = 1600, {"loss": 0.01}
+    progress.prepare("engine")
+    assert console_module.plain_line(progress).endswith("] prepare: engine")

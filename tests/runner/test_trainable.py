@@ -13,6 +13,7 @@ from forge.errors import ConfigError
 from forge.records import Problem, Split
 from forge.records.examination import Examination, Flag
 from forge.runner.context import Run
+from forge.runner.progress import Progress
 from forge.runner.trainable import find_refused, is_examined, refusal
 from forge.store.layout import create_run
 
@@ -67,7 +68,7 @@ class FakePool:
 def refuse(
     experiment: Experiment, problems: list[Problem], pool: FakePool, paths: RunPaths
 ) -> dict[str, str]:
-    progress = cast("Any", SimpleNamespace(label=""))
+    progress = Progress(run="x", num_stages=1)
 
     async def find() -> dict[str, str]:
         return await find_refused(
