@@ -127,7 +127,7 @@ def status(run: RunName = "last", store: Store = RUNS, as_json: Json = False) ->
         standing = load_standing(reader, now=time.time())
     if as_json:
         return print_json({**standing.to_json(), "components": _components(paths)})
-    print_text(f"{standing.run}: {standing.state}, attempt {standing.attempt}")
+    print_lines(standing.to_lines())
     if standing.state == "running":
         from forge.runner.components_view import render
 

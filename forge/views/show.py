@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge.store.reader import RunReader, open_run
-from forge.views.standing import load_stages, load_standing, stage_name
+from forge.views.standing import load_stages, load_standing, stage_name, why_lines
 from forge.views.terminal import NONE, percent, printable_values
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def load_show(reader: RunReader) -> dict[str, Any]:
         "name": reader.paths.name,
         "path": str(reader.paths.root),
         "state": standing.state,
+        "reason": standing.reason,
         "attempts": load_attempts(reader),
         "stages": _stages(reader),
         "stage": standing.stage,
@@ -100,6 +101,7 @@ def render_show(data: dict[str, Any]) -> RichGroup:
     stages = ", ".join(f"{s['name']} {s['state']}" for s in data["stages"]) or "none"
     parts: list[Any] = [
         Text(f"{data['name']}: {data['state']}", style="bold"),
+        *(Text(line) for line in why_lines(data["reason"])),
         Text(f"stages: {stages}"),
         Text(
             f"{counters['groups']} groups, {counters['rollouts']} rollouts, {counters['turns']} "

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from forge.store.layout import is_owned
+from forge.views.terminal import printable
 
 if TYPE_CHECKING:
     from forge.store.reader import RunReader
@@ -43,6 +44,8 @@ class Standing:
     run: str
     state: str
     """running, done, stopped, failed or killed."""
+    reason: str | None
+    """Why the last attempt ended; None while it goes on, and where it ended without a word."""
     attempt: int
     stage: int | None
     stage_kind: str | None
@@ -71,6 +74,10 @@ class Standing:
         """What `forge status --json` prints."""
         return asdict(self)
 
+    def to_lines(self) -> list[str]:
+        """What `forge status` begins with."""
+        return [f"{self.run}: {self.state}, attempt {self.attempt}", *why_lines(self.reason)]
+
 
 def load_standing(reader: RunReader, *, now: float) -> Standing:
     """Reads where the run stands. `now` is Unix seconds: a rate of a run that went silent is None,
@@ -85,6 +92,7 @@ def load_standing(reader: RunReader, *, now: float) -> Standing:
     return Standing(
         run=reader.paths.name,
         state=run_state(reader),
+        reason=end_reason(reader),
         attempt=reader.value("SELECT coalesce(max(attempt), 0) FROM attempts"),
         stage=stage,
         stage_kind=known.get("kind"),
@@ -131,6 +139,18 @@ def run_state(reader: RunReader) -> str:
     if last["ended_at"] is None:
         return "killed"
     return {0: "done", 130: "stopped"}.get(last["exit_code"], "failed")
+
+
+def end_reason(reader: RunReader) -> str | None:
+    """The words with which the last attempt ended: `done`, or what went wrong."""
+    if is_owned(reader.paths):
+        return None
+    return reader.value("SELECT reason FROM attempts ORDER BY attempt DESC LIMIT 1")
+
+
+def why_lines(reason: str | None) -> list[str]:
+    """A line, where the end of a run needs words."""
+    return [] if reason in (None, "", "done") else [f"why: {printable(reason)}"]
 
 
 def _load_idle(reader: RunReader, *, stage: int | None) -> dict[str, float]:

@@ -20,7 +20,7 @@ from rich.console import Console
 import forge
 from forge.cli import run_command
 from forge.errors import ConfigError
-from forge.records import Metrics, Purpose, Status
+from forge.records import AttemptEnd, Metrics, Purpose, Status
 from forge.store.layout import RunPaths, open_run_lock
 from forge.store.reader import open_run
 from forge.views import rollouts, runs, show, sql
@@ -355,6 +355,27 @@ def test_progress_says_where_the_run_stands(tmp_path: Path) -> None:
     assert now.tokens_per_s == pytest.approx(24 * 12, rel=0.5)
     assert later.turns_per_s is None
     json.dumps(now.to_json())
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "lines"),
+    [
+        (0, "done", ["toy-1: done, attempt 1"]),
+        (5, "rollout: no \x1bsignal", ["toy-1: failed, attempt 1", "why: rollout: no ␛signal"]),
+    ],
+)
+def test_a_run_that_failed_tells_why(
+    tmp_path: Path, code: int, reason: str, lines: list[str]
+) -> None:
+    end = AttemptEnd(attempt=1, ended_at=1_020.0, exit_code=code, reason=reason)
+    anyio.run(write_run, tmp_path / "toy-1", [attempt(), end])
+    with open_run(tmp_path / "toy-1") as reader:
+        standing = load_standing(reader, now=1_021.0)
+        data = show.load_show(reader)
+    assert standing.to_lines() == lines
+    assert (standing.reason, data["reason"]) == (reason, reason)
+    told = shown(show.render_show(data)).splitlines()
+    assert [line for line in told if line.startswith("why: ")] == lines[1:]
 
 
 def test_reading_a_run_loads_neither_torch_nor_pandas_nor_numpy() -> None:
