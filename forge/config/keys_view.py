@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 if TYPE_CHECKING:
@@ -19,7 +19,9 @@ def render(keys: list[Key]) -> RenderableType:
     for name, members in groupby(keys, key=lambda key: key.table):
         title = f"[{name}]" if name else "top of the file"
         title = f"[[stage]] {name.removeprefix('stage ')}" if name.startswith("stage ") else title
-        table = Table("key", "type", "default", "unit", "", box=None, pad_edge=False)
+        # A name is copied from here: it stays whole, and the others fold.
+        others = (Column(head, overflow="fold") for head in ("type", "default", "unit", ""))
+        table = Table(Column("key", no_wrap=True), *others, box=None, pad_edge=False)
         for key in members:
             table.add_row(
                 *(Text(cell) for cell in (key.name, key.type, key.default, key.unit, key.doc))

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
+import pytest
+from rich.console import Console
+
 from forge.config.keys import all_keys, keys_of, schema_json
+from forge.config.keys_view import render
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,6 +36,19 @@ def test_keys_of_a_table_include_its_sub_tables_and_all_stages():
     }
     assert {key.table for key in keys_of("stage")} == {"stage sft", "stage grpo", "stage eval"}
     assert keys_of("modl") == []
+
+
+def drawn(width: int) -> str:
+    console = Console(width=width, file=io.StringIO())
+    console.print(render(all_keys()))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_names_are_whole_and_nothing_is_cut_off_on_a_narrow_terminal(width: int):
+    told = drawn(width)
+    assert {key.name for key in all_keys()} <= set(told.split())
+    assert sorted("".join(told.split())) == sorted("".join(drawn(1000).split()))
 
 
 def test_the_schema_for_editors_is_fresh():
