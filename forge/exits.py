@@ -67,7 +67,10 @@ def ending_of(error: BaseException) -> Ending:
         return Ending(code=INTERRUPTED, words="stopped by Ctrl-C")
     full = next((leaf for leaf in leaves if _is_disk_full(leaf)), None)
     if full is not None and not any(isinstance(leaf, MachineError) for leaf in leaves):
-        where = getattr(full, "filename", None) or "run.db"
+        nameless = (
+            "run.db" if isinstance(full, sqlite3.Error) else "stdout, or a file without a name"
+        )
+        where = getattr(full, "filename", None) or nameless
         words = f'{where}: the disk is full; what was recorded is safe, "forge resume" goes on'
         return Ending(code=MachineError.exit_code, words=words)
     damaged = next((leaf for leaf in leaves if _is_damaged(leaf)), None)
