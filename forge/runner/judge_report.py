@@ -38,6 +38,8 @@ PROFILERS = {
     "nsys": "nsys profile python FILE",
     "rocprofv3": "rocprofv3 --kernel-trace -- python FILE",
 }
+AGAIN = {"reference_failed": "the problem's own Model failed; --override makes a problem smaller"}
+"""What helps where judging again does not, by reason."""
 STYLES = {Status.CORRECT: "bold green", Status.INFRA_ERROR: "bold yellow"}
 WEAK = {"none": ": the candidate could reach files, sockets and other processes"}
 
@@ -147,7 +149,8 @@ def _kernel_table(kernels: tuple[KernelTime, ...]) -> Table:
 
 def _circumstances(verdict: Verdict) -> Iterator[str]:
     if verdict.status is Status.INFRA_ERROR:
-        yield "this says nothing of the candidate: judge it again"
+        again = AGAIN.get(verdict.reason, "judge it again")
+        yield f"this says nothing of the candidate: {again}"
         return
     launches = f"{verdict.num_launches} launch{'' if verdict.num_launches == 1 else 'es'}"
     share = "" if verdict.torch_share is None else f", torch work {percent(verdict.torch_share)}"

@@ -273,3 +273,5 @@ def test_a_reference_that_fails_is_no_verdict_on_the_candidate(folder: Path) -> 
     assert done.returncode == 3
     assert done.stdout.startswith("infra_error (reference_failed)")
     assert "NameError" in done.stdout
+    assert "the problem's own Model failed" in done.stdout
+    assert "judge it again" not in done.stdout
