@@ -61,6 +61,10 @@ def judge(
     )  # fmt: skip
     if is_serving:
         return view.serve(settings, given=(problem, candidate), socket=socket, listen=listen)
+    if socket is not None or listen is not None:
+        from forge.errors import ConfigError
+
+        raise ConfigError("--socket and --listen are where --serve listens; --url asks a pool")
     question = view.Question.make(
         problem, candidate, overrides=overrides or (), precision=precision, is_timed=is_timed,
         is_profiled=is_profiled,

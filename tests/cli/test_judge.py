@@ -210,6 +210,8 @@ def test_whatever_text_there_is_gets_a_verdict_with_words_and_the_judge_lives(fo
         (["p.py"], "no CANDIDATE"),
         ([], "no PROBLEM and CANDIDATE"),
         (["p.py", "c.py", "--serve", "--socket", "s"], "--serve takes no PROBLEM"),
+        (["p.py", "c.py", "--socket", "s"], "--socket and --listen are where --serve listens; --u"),
+        (["p.py", "c.py", "--listen", "h:1"], "--socket and --listen are where --serve listens"),
         (["--serve"], "--serve needs either --socket PATH or --listen HOST:PORT"),
         (["empty", "-"], "empty: a directory"),
         (["two", "c.py"], "c.py: two has no one problem of this name or number"),
