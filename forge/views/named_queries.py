@@ -35,7 +35,7 @@ class NamedQuery:
 
 
 _PROBLEM = {"problem": "problem_id; the best kernel's"}
-_TURNS = {"turns": "how many of the last turns are looked at; 10000 or 20000"}
+_TURNS = {"turns": "how many of the last turns are looked at; 20000"}
 
 QUERIES: dict[str, NamedQuery] = {
     "pass-rate": NamedQuery("Pass rate by step: is it learning?", sql.PASS_RATE),
@@ -63,7 +63,7 @@ QUERIES: dict[str, NamedQuery] = {
     "reward-shares": NamedQuery(
         "Does one reward term dominate? Share and correlation, last turns",
         sql.REWARD_SHARES,
-        _TURNS,
+        {"turns": "how many of the last turns are looked at; 10000"},
     ),
     "batch": NamedQuery(
         "What trained at a step, with which advantages?",

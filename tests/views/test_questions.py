@@ -195,6 +195,14 @@ def test_the_batch_of_any_step_can_be_asked_for(canned_run: RunPaths) -> None:
     assert not {row["sample_id"] for row in last} & {row["sample_id"] for row in early}
 
 
+@pytest.mark.parametrize("param", ["turns", "most", "seconds"])
+def test_a_number_that_stands_for_a_parameter_is_told(param: str) -> None:
+    asking = [query for query in QUERIES.values() if param in query.params]
+    assert asking
+    for query in asking:
+        assert f"coalesce(:{param}, {query.params[param].split()[-1]})" in query.sql
+
+
 @pytest.mark.parametrize("number", ["0", "18", "six", "15"])
 def test_a_number_without_an_answer_is_one_line(number: str) -> None:
     with pytest.raises(ConfigError, match=r"1 to 17|forge compare A B"):
