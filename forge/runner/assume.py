@@ -34,7 +34,8 @@ def assume(text: str, *, here: Machine) -> Machine:
     num = int(match["num"]) if match else 0
     if match is None or not num or not int(match["size"]):
         raise ConfigError(
-            f'--assume: found "{text}"; NUMBERxNAME-SIZEGB, as "8xH100-80GB" or "1xMI300X-192GB"'
+            f'--assume: found "{text}"; NUMBERxNAME-SIZEGB, as "8xH100-80GB", "1xMI300X-192GB" or '
+            '"2xRTX4090-24GB"'
         )
     return replace(
         here,

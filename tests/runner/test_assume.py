@@ -35,10 +35,11 @@ def test_an_amd_card_is_known_by_its_name():
 
 
 @pytest.mark.parametrize("text", ["", "H100", "8xH100", "8xH100-80", "0xH100-80GB", "-1xH100-80GB",
-                                  "8xH100-0GB", "8 x H100-80GB"])  # fmt: skip
+                                  "8xH100-0GB", "8 x H100-80GB", "1x4090-24GB"])  # fmt: skip
 def test_what_is_no_machine_is_refused_with_an_example(text):
     with pytest.raises(ConfigError) as caught:
         assume(text, here=HERE)
     assert str(caught.value) == (
-        f'--assume: found "{text}"; NUMBERxNAME-SIZEGB, as "8xH100-80GB" or "1xMI300X-192GB"'
+        f'--assume: found "{text}"; NUMBERxNAME-SIZEGB, as "8xH100-80GB", "1xMI300X-192GB" or '
+        '"2xRTX4090-24GB"'
     )
