@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from forge.config.schema import EvalStage, Experiment, GrpoStage
+from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage
 from forge.runner import costs
 from forge.runner.machine import Machine, this_machine
-from forge.runner.needs import needs_judges, needs_serving
+from forge.runner.needs import makes_pairs, needs_judges, needs_serving
 from forge.runner.placement import Placement, place
 from forge.runner.predict import PhasePlan, predict_disk_bytes, predict_phases
 from forge.runner.requirements import (
@@ -179,6 +179,8 @@ def _processes(
     if judge.url or not needs_judges(experiment):
         num_judges = 0
     is_ours = needs_serving(experiment) and not serve.url
+    played = [stage.kind for stage in experiment.stage if not isinstance(stage, SftStage)]
+    judged = ["prepare", *played] if makes_pairs(experiment) else played
     yield ProcessPlan(
         name="supervisor", device="cpu", threads=1, memory_bytes=costs.SUPERVISOR_BYTES,
         stages="all",
@@ -190,12 +192,12 @@ def _processes(
             size = costs.GPU_PROCESS_BYTES
         yield ProcessPlan(
             name=f"serve-{index}", device=_device(share), threads=serve.threads,
-            memory_bytes=size, stages="eval, grpo",
+            memory_bytes=size, stages=_once(played),
         )  # fmt: skip
     for index in range(num_judges):
         yield ProcessPlan(
             name=f"judge-{index}", device=_device(placement.judge[index : index + 1]), threads=1,
-            memory_bytes=costs.JUDGE_BYTES, stages="prepare, eval, grpo",
+            memory_bytes=costs.JUDGE_BYTES, stages=_once(judged),
         )  # fmt: skip
     trained = [stage for stage in experiment.stage if not isinstance(stage, EvalStage)]
     if trained:
@@ -206,8 +208,12 @@ def _processes(
         yield ProcessPlan(
             name="trainer", device=_device(placement.train),
             threads=max(stage.threads for stage in trained), memory_bytes=size,
-            stages=", ".join(dict.fromkeys(stage.kind for stage in trained)),
+            stages=_once([stage.kind for stage in trained]),
         )  # fmt: skip
+
+
+def _once(kinds: list[str]) -> str:
+    return ", ".join(dict.fromkeys(kinds))
 
 
 def _device(gpus: tuple[Gpu, ...]) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage, Stage
 from forge.data.pairs import most_broken
 from forge.runner import costs
-from forge.runner.needs import needs_serving, needs_training, turns_played
+from forge.runner.needs import needs_judges, needs_serving, needs_training, turns_played
 from forge.runner.shapes import model_shape
 
 if TYPE_CHECKING:
@@ -67,7 +67,10 @@ def _prepare(experiment: Experiment, *, machine: Machine, num_judge_gpus: int) -
     start_s += costs.START_S["replica"] * experiment.serve.replicas * needs_serving(experiment)
     start_s += costs.START_S["task"] * (experiment.model.init is not None)
     cpu_s = start_s + num_judged * costs.JUDGE_S
-    work = f"{num_judged} broken answers judged; judges, tokenizer and model made"
+    made = ["judges start"] * needs_judges(experiment)
+    made += [f"{num_judged} broken answers judged"] * (num_judged > 0)
+    made += ["tokenizer and model made"] * (experiment.model.init is not None)
+    work = ", ".join(made) or "processes start"
     wall_s = cpu_s / min(workers, machine.cores)
     if num_judge_gpus:
         wall_s = start_s + num_judged * costs.JUDGE_GPU_S / num_judge_gpus

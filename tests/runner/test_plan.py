@@ -15,6 +15,7 @@ from forge.errors import ConfigError, MachineError
 from forge.process.devices import Gpu, Vendor
 from forge.runner import costs, requirements
 from forge.runner import machine as machine_module
+from forge.runner.assume import assume
 from forge.runner.machine import Machine, this_machine
 from forge.runner.placement import Placement
 from forge.runner.plan import Plan, plan
@@ -46,6 +47,21 @@ def plan_of(*overrides: str, machine: Machine | None = None) -> Plan:
 
 def test_the_quickstart_plans_on_a_machine_with_cards():
     assert plan_of(machine=make_machine(num_gpus=8, cores=64)).placement.gpus == ()
+
+
+def test_a_plan_names_no_stage_and_no_work_that_the_experiment_has_not():
+    whole = plan_of()
+    assert [each.stages for each in whole.processes] == [
+        "all", "eval, grpo", "prepare, eval, grpo", "prepare, eval, grpo", "sft, grpo",
+    ]  # fmt: skip
+    assert whole.phases[0].work == (
+        "judges start, 303 broken answers judged, tokenizer and model made"
+    )
+    file = ROOT / "experiments" / "eval-kernelbench.toml"
+    machine = assume("1xH100-80GB", here=make_machine())
+    alone = plan(load_experiment(file, is_here=False), machine=machine)
+    assert [each.stages for each in alone.processes] == ["all", "eval", "eval"]
+    assert alone.phases[0].work == "judges start"
 
 
 def test_the_quickstart_fits_ten_minutes_and_six_gib_on_two_cores():
