@@ -14,7 +14,7 @@ from forge.cli.options import (
     app,
     find,
 )
-from forge.cli.printing import print_json, print_rich
+from forge.cli.printing import print_json, print_rich, say
 
 
 @app.command()
@@ -23,6 +23,8 @@ def runs(store: Store = RUNS, as_json: Json = False) -> None:
     from forge.views.runs import load_runs, render_runs
 
     found = load_runs(store)
+    if not found and not as_json:
+        return say(f"{store}/ holds no runs; --store looks elsewhere")
     print_json(found) if as_json else print_rich(render_runs(found))
 
 

@@ -78,6 +78,14 @@ def test_rollouts_that_are_not_there_are_said_to_be_none(
     assert json.loads(capsys.readouterr().out) == []
 
 
+def test_a_folder_without_runs_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["runs", "--store", str(tmp_path)]) == 0
+    told = capsys.readouterr()
+    assert (told.out, told.err) == ("", f"{tmp_path}/ holds no runs; --store looks elsewhere\n")
+    assert run_command(["runs", "--store", str(tmp_path), "--json"]) == 0
+    assert capsys.readouterr().out == "[]\n"
+
+
 def test_numbers_that_are_none_are_null_in_json_and_break_no_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
