@@ -73,8 +73,9 @@ def find_question(asked: str) -> Question:
     """By number. Raises ConfigError naming the numbers there are."""
     found = next((each for each in QUESTIONS if str(each.number) == asked), None)
     if found is None:
+        order = "" if asked.isdecimal() else "; the number comes before the run"
         raise ConfigError(
-            f"forge questions {asked}: no such question; there are 1 to {len(QUESTIONS)}"
+            f"forge questions {asked}: no such question; there are 1 to {len(QUESTIONS)}{order}"
         )
     if found.command:
         raise ConfigError(f"forge questions {asked}: asks two runs; use {found.command}")

@@ -195,6 +195,11 @@ def test_the_batch_of_any_step_can_be_asked_for(canned_run: RunPaths) -> None:
     assert not {row["sample_id"] for row in last} & {row["sample_id"] for row in early}
 
 
+def test_a_run_in_the_place_of_the_number_is_told() -> None:
+    with pytest.raises(ConfigError, match="1 to 17; the number comes before the run"):
+        view.find_question("quickstart-1")
+
+
 @pytest.mark.parametrize("param", ["turns", "most", "seconds"])
 def test_a_number_that_stands_for_a_parameter_is_told(param: str) -> None:
     asking = [query for query in QUERIES.values() if param in query.params]
