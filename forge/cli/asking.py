@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -120,6 +121,8 @@ def chat(
 
     from forge.runner import chat as view
 
+    if problem == "-" and sys.stdin is not None and sys.stdin.isatty():
+        say("a problem, or a function of tensors, then Ctrl-D; --problem names a file")
     source, name = view.read_source(problem)
     request = view.ChatRequest(
         run=run, source=source, name=name, turns=turns, temperature=temperature, seed=seed

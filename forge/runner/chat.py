@@ -277,9 +277,13 @@ class _Told:
 def read_source(path: str) -> tuple[str, str]:
     """Text and name of a problem file, or of standard input for `-`. Raises ConfigError for one
     that cannot be read."""
-    if path == "-":
-        return sys.stdin.read(), "stdin"
+    place = "stdin" if path == "-" else path
+    if path == "-" and sys.stdin is None:
+        raise ConfigError("stdin: it is closed; pipe a problem into it, or --problem FILE")
     try:
-        return Path(path).read_text(encoding="utf-8"), Path(path).stem
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
+        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        return data.decode(), "stdin" if path == "-" else Path(path).stem
+    except OSError as error:
+        raise ConfigError(f"{place}: cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{place}: no UTF-8: {error.reason} at {error.start}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -53,6 +54,28 @@ def run_with(root: Path, *published: int, start: Weights, adapters: bool = False
         )  # fmt: skip
     anyio.run(write_run, root, records)
     return RunPaths(root)
+
+
+@pytest.mark.parametrize(
+    ("stdin", "words"),
+    [(None, "stdin: it is closed"), (b"x = '\xff'", "stdin: no UTF-8: invalid start byte at 5")],
+)
+def test_a_problem_from_stdin_that_cannot_be_read_is_one_line(
+    stdin: bytes | None, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = None if stdin is None else io.TextIOWrapper(io.BytesIO(stdin))
+    monkeypatch.setattr("sys.stdin", stream)
+    with pytest.raises(ConfigError, match=words):
+        chat.read_source("-")
+
+
+def test_a_problem_is_read_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "p.py").write_text(FUNCTION)
+    assert chat.read_source(str(tmp_path / "p.py")) == (FUNCTION, "p")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(FUNCTION.encode())))
+    assert chat.read_source("-") == (FUNCTION, "stdin")
+    with pytest.raises(ConfigError, match=r"no\.py: cannot be read: No such file or directory$"):
+        chat.read_source("no.py")
 
 
 def test_the_newest_weights_that_were_kept_answer(tmp_path: Path) -> None:
