@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from io import TextIOWrapper
 
 # Each adds its commands, in the order of --help.
 # isort: off
@@ -22,6 +23,9 @@ __all__ = ["app", "main", "run_command"]
 
 def main() -> None:
     """Entry point: runs a command and exits with its code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # None where it is closed
+            stream.reconfigure(errors="replace")  # a locale in Latin-1 has no ┃, → or µ
     sys.exit(run_command(sys.argv[1:]))
 
 

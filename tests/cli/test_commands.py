@@ -106,6 +106,14 @@ def test_only_a_reader_of_our_output_that_left_is_no_error(fd, error, code):
     assert done.returncode == code, done.stderr
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_locale_without_our_signs_gets_a_mark_for_each(encoding, monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", encoding)
+    done = run("keys", "rollout")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "return_t = ?_j" in done.stdout
+
+
 def test_anything_else_is_our_bug_with_its_traceback(capsys):
     try:
         raise ExceptionGroup("", [ZeroDivisionError("1/0")])
