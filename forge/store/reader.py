@@ -139,9 +139,13 @@ def let_interrupt(connection: sqlite3.Connection) -> None:
 
 
 def stream(connection: sqlite3.Connection, sql: str, params: Params = ()) -> Stream:
-    """Starts a statement. Raises sqlite3.Error on a mistake, KeyboardInterrupt on Ctrl-C."""
-    with _interruptible():
-        cursor = connection.execute(sql, params)
+    """Starts a statement. Raises sqlite3.Error on a mistake, KeyboardInterrupt on Ctrl-C,
+    ConfigError for bytes of a command line that are no UTF-8."""
+    try:
+        with _interruptible():
+            cursor = connection.execute(sql, params)
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{error.object!a}: no UTF-8 at {error.start}") from error
     columns = tuple(item[0] for item in cursor.description or ())
     return Stream(columns=columns, rows=_take(cursor))
 

@@ -36,6 +36,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["rollouts", "--step", HUGE], "--step"),
         (["rollouts", "--stage", f"-{HUGE}"], "--stage"),
         (["rollouts", "--level", HUGE], "--level"),
+        (["rollouts", "--problem", "\udcff"], "'\\udcff': no UTF-8 at 0"),
+        (["sql", "toy-1", "SELECT '\udcff'"], "no UTF-8 at 8"),
         (["rollouts", "--min-speedup", "nan"], "--min-speedup nan"),
         (["sql", "toy-1", "SELECT :x", "--param", f"x={HUGE}"], "--param x"),
         (["questions", "11", "--param", f"step={HUGE}"], "--param step"),
