@@ -18,7 +18,9 @@ from forge.cli.printing import print_json, print_rich, print_text
 
 @app.command()
 def keys(
-    table: Annotated[str, typer.Argument(help="model, rollout, stage, ...; all if absent.")] = "",
+    table: Annotated[
+        str, typer.Argument(help="model, rollout, rollout.group_size, ...; all if absent.")
+    ] = "",
     schema: Annotated[bool, typer.Option("--schema", help="JSON schema for editors.")] = False,
     as_json: Json = False,
 ) -> None:

@@ -96,15 +96,18 @@ def keys_of(table: str) -> list[Key]:
 
 
 def find_keys(table: str) -> list[Key]:
-    """The keys of a table, or all for "". Raises ConfigError for a table that is not there."""
+    """The keys of a table, or the one of this path, or all for "". Raises ConfigError for what is
+    not there."""
     found = keys_of(table) if table else all_keys()
+    found = found or [key for key in all_keys() if key.path == table]
     if not found:
         tables = dict.fromkeys(key.table.split(" ")[0] for key in all_keys())
-        near = difflib.get_close_matches(table, tables, n=1)
+        known = [*tables, *(key.path for key in all_keys())]
+        near = difflib.get_close_matches(table, known, n=1)
         hint = (
             f"did you mean {near[0]}?" if near else f"there are {', '.join(filter(None, tables))}"
         )
-        raise ConfigError(f"forge keys {table}: no such table; {hint}")
+        raise ConfigError(f"forge keys {table}: no such table or key; {hint}")
     return found
 
 

@@ -13,11 +13,13 @@ from datetime import date, datetime, time
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from forge.config.keys import STAGES, allowed, table_of
+from forge.config.keys import STAGES, all_keys, allowed, table_of
 from forge.config.schema import Experiment
 from forge.config.sources import Sources, dotted
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pydantic import BaseModel, ValidationError
     from pydantic.fields import FieldInfo
 
@@ -107,7 +109,8 @@ def _words(path: KeyPath, values: dict[str, Any]) -> str:
     if len(path) == 2 and path[0] == "stage" and isinstance(found, dict):
         return _stage_words(found)
     if field is None and model is not None:
-        hint = did_you_mean(str(name), _known_keys(model, top=len(path) == 1))
+        known = _known_keys(model, top=len(path) == 1)
+        hint = did_you_mean(str(name), known, elsewhere=_homes(str(name)))
         return f"unknown key; {hint}"
     if field is None:
         return f"found {show(found)}; a table"
@@ -118,9 +121,22 @@ def _words(path: KeyPath, values: dict[str, Any]) -> str:
     return f"found {show(found)}; {allowed(field)}{hint}"
 
 
-def did_you_mean(name: str, known: list[str]) -> str:
-    """`did you mean group_size?`, or what there is."""
-    return _near(name, known).removeprefix("; ") or f"known are {', '.join(known)}"
+def did_you_mean(name: str, known: list[str], *, elsewhere: Sequence[str] = ()) -> str:
+    """`did you mean group_size?`, or where there is one of this name, or what there is."""
+    near = _near(name, known).removeprefix("; ")
+    if not near and elsewhere:
+        return f"did you mean {' or '.join(elsewhere)}?"
+    return near or f"known are {', '.join(known)}"
+
+
+def _homes(name: str) -> list[str]:
+    """The keys of this name, as `--set` has them."""
+    homes = (
+        f"stage.N.{name}" if key.table.startswith("stage ") else key.path
+        for key in all_keys()
+        if key.name == name
+    )
+    return list(dict.fromkeys(homes))
 
 
 def _near(name: str, known: list[str]) -> str:

@@ -76,7 +76,10 @@ class Standing:
 
     def to_lines(self) -> list[str]:
         """What `forge status` begins with."""
-        return [f"{self.run}: {self.state}, attempt {self.attempt}", *why_lines(self.reason)]
+        lines = [f"{self.run}: {self.state}, attempt {self.attempt}", *why_lines(self.reason)]
+        if self.state == "killed":
+            lines.append(f'"forge resume {self.run}" goes on from what it had recorded')
+        return lines
 
 
 def load_standing(reader: RunReader, *, now: float) -> Standing:

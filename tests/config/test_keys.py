@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from forge.config.keys import all_keys, keys_of, schema_json
+from forge.config.keys import all_keys, find_keys, keys_of, schema_json
 from forge.config.keys_view import render
+from forge.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,6 +37,13 @@ def test_keys_of_a_table_include_its_sub_tables_and_all_stages():
     }
     assert {key.table for key in keys_of("stage")} == {"stage sft", "stage grpo", "stage eval"}
     assert keys_of("modl") == []
+
+
+def test_one_key_is_found_by_its_path():
+    (key,) = find_keys("rollout.group_size")
+    assert key.path == "rollout.group_size"
+    with pytest.raises(ConfigError, match=r"no such table or key; did you mean rollout.group_size"):
+        find_keys("rollout.grup_size")
 
 
 def drawn(width: int) -> str:

@@ -247,6 +247,8 @@ def test_set_takes_toml_values_bare_words_and_stage_indices():
     ("override", "line"),
     [
         ("rollout.grup_size=4", "--set rollout.grup_size: unknown key; did you mean group_size?"),
+        ("group_size=4", "--set group_size: unknown key; did you mean rollout.group_size?"),
+        ("samples=4", "--set samples: unknown key; did you mean eval.samples or stage.N.samples?"),
         ("rollout.group_size=4x", '--set rollout.group_size: found "4x"; an integer, 2 or more'),
         ("stage.9.steps=1", "--set stage.9.steps: stage.9 is not there; found 5, counted from 0"),
         ("name.x=1", "--set name.x: name is not a table"),

@@ -10,6 +10,7 @@ import json
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -373,6 +374,8 @@ def test_a_run_that_failed_tells_why(
         standing = load_standing(reader, now=1_021.0)
         data = show.load_show(reader)
     assert standing.to_lines() == lines
+    killed = replace(standing, state="killed", reason=None).to_lines()
+    assert killed[1:] == ['"forge resume toy-1" goes on from what it had recorded']
     assert (standing.reason, data["reason"]) == (reason, reason)
     told = shown(show.render_show(data)).splitlines()
     assert [line for line in told if line.startswith("why: ")] == lines[1:]
