@@ -101,6 +101,40 @@ def test_the_numbers_of_a_full_gpu_are_told_before_the_trainer_ends(
     assert not supervisor.trained
 
 
+@pytest.mark.slow
+def test_a_publish_that_failed_beside_a_wait_for_a_batch_ends_the_wait(
+    tiny_model: Path,
+    supervisor: FakeSupervisor,
+    served: Served,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next batch may not come before that publish."""
+    from forge.train.trainer import grpo_stage, turns
+    from forge.train.trainer.control import StopFlag
+
+    def full(*args: Any, **kwargs: Any) -> int:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(turns, "write_and_offer", full)
+    monkeypatch.setattr(StopFlag, "install", lambda self: None)
+    supervisor.batches, supervisor.at_end = [make_samples(4, seed=1)], "wait"
+    settings = settings_of(
+        GRPO.model_copy(update={"steps": 2}), tiny_model, tmp_path,
+        control_socket=supervisor.socket,
+        rollout=RolloutTable(max_staleness=1).model_dump(mode="json"),
+    )  # fmt: skip
+
+    async def train() -> None:
+        async with served(supervisor):
+            with pytest.raises(torch.OutOfMemoryError):
+                await anyio.to_thread.run_sync(grpo_stage.train_turns, settings)
+
+    anyio.run(train)
+    assert [each["step"] for each in supervisor.trained] == [1]
+    assert [each["kind"] for each in supervisor.failed] == ["oom"]
+
+
 @pytest.mark.parametrize(
     ("text", "is_told"),
     [

@@ -5,7 +5,8 @@ batch and steps.
       └── take, next step ...          └── at most one; the next publish waits for it
 
 What the thread writes is a copy, so the weights may change meanwhile. An error in it is raised by
-the next call. Used on rank 0 only.
+the next call, and by `check` in a wait for a batch: it may never come without these weights. Used
+on rank 0 only.
 """
 
 from __future__ import annotations
@@ -57,6 +58,11 @@ class Publisher:
 
         self._thread = threading.Thread(target=run, name="publish", daemon=True)
         self._thread.start()
+
+    def check(self) -> None:
+        """Raises what `publish` did, if it has ended."""
+        if self._thread is not None and not self._thread.is_alive():
+            self.wait()
 
     def wait(self) -> float:
         """Until nothing is on its way; returns the seconds that took. Raises what `publish` did."""

@@ -13,7 +13,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -98,6 +98,8 @@ class Control:
             base_url="http://forge",
             trust_env=False,
         )
+        self.before_poll: Callable[[], None] = lambda: None
+        """Called by `take` before each long poll; what it raises ends the wait."""
         self._stop = stop
         self._publish_timeout_s = publish_timeout_s
 
@@ -111,6 +113,7 @@ class Control:
         try:
             with self._stop:
                 while True:
+                    self.before_poll()
                     answer = self._post("/take", {"step": step}, timeout_s=TAKE_TIMEOUT_S)
                     if answer["kind"] != "wait":
                         break

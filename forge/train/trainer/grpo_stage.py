@@ -48,6 +48,7 @@ def train_turns(settings: Settings) -> None:
         reported_when_full(control, rank=rank, micro_batch_tokens=budget),
     ):
         trainer = make_trainer(settings, control=control)
+        control.before_poll = trainer.publisher.check
         trainer.add_callback(Reporter(trainer, stop=stop))
         last = find_last_checkpoint(settings.work_dir)
         shares = "shared prefixes" if settings.shares_prefixes else "every sample on its own"
