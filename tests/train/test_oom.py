@@ -135,6 +135,29 @@ def test_a_publish_that_failed_beside_a_wait_for_a_batch_ends_the_wait(
     assert [each["kind"] for each in supervisor.failed] == ["oom"]
 
 
+@pytest.mark.parametrize("kind", ["sft", "grpo"])
+def test_a_gpu_too_full_to_meet_the_other_ranks_on_is_told(
+    kind: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forge.train.trainer import answers, grpo_stage
+    from forge.train.trainer.control import Control, StopFlag
+
+    def full() -> None:
+        raise torch.AcceleratorError("CUDA error: out of memory")
+
+    heard: list[dict[str, Any]] = []
+    monkeypatch.setattr(StopFlag, "install", lambda self: None)
+    monkeypatch.setattr(Control, "failed", lambda self, **numbers: heard.append(numbers))
+    monkeypatch.setattr(answers, "join_process_group", full)
+    monkeypatch.setattr(grpo_stage, "join_process_group", full)
+    stage = {"sft": SFT, "grpo": GRPO}[kind]
+    settings = settings_of(stage, tiny_model, tmp_path, rows_path=tmp_path / "rows.jsonl")
+    train = {"sft": answers.train_answers, "grpo": grpo_stage.train_turns}[kind]
+    with pytest.raises(torch.AcceleratorError):
+        train(settings)
+    assert [each["kind"] for each in heard] == ["oom"]
+
+
 @pytest.mark.parametrize(
     ("text", "is_told"),
     [

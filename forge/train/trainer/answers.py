@@ -50,7 +50,6 @@ def train_answers(settings: Settings) -> None:
     assert settings.rows_path is not None
     stop = StopFlag()
     stop.install()
-    join_process_group()
     rank, budget = int(os.environ.get("RANK", "0")), micro_batch_tokens(settings)
     with (
         closing(
@@ -60,6 +59,7 @@ def train_answers(settings: Settings) -> None:
         ) as control,
         reported_when_full(control, rank=rank, micro_batch_tokens=budget),
     ):
+        join_process_group()
         rows = read_rows(settings.rows_path)
         trainer = make_trainer(settings, rows=rows)
         trainer.add_callback(Reporter(trainer, control=control, stop=stop))

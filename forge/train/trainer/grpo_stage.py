@@ -37,7 +37,6 @@ def train_turns(settings: Settings) -> None:
     """Train the stage, from its last checkpoint where there is one."""
     stop = StopFlag()
     stop.install()
-    join_process_group()
     rank, budget = int(os.environ.get("RANK", "0")), settings.micro_batch_tokens
     with (
         closing(
@@ -47,6 +46,7 @@ def train_turns(settings: Settings) -> None:
         ) as control,
         reported_when_full(control, rank=rank, micro_batch_tokens=budget),
     ):
+        join_process_group()
         trainer = make_trainer(settings, control=control)
         control.before_poll = trainer.publisher.check
         trainer.add_callback(Reporter(trainer, stop=stop))
