@@ -4,7 +4,8 @@ fixed part of the held-out problems.
     publish of such a step ──▶ hold the trainer ──▶ play ──▶ release
 
 Groups for training are played meanwhile, as far as staleness allows. A trainer that restarts
-publishes its checkpoint again: a step that was evaluated is not evaluated twice.
+publishes its checkpoint again: it is not started before the release, and a step that was evaluated
+is not evaluated twice.
 """
 
 from __future__ import annotations

@@ -151,9 +151,11 @@ async def own_trainer(
     job = _job(run, stage, desk, start=start, rows_path=rows_path)
     scale = next(scales)
     while True:
-        desk.last_heard, desk.failure = time.monotonic(), None
         desk.trainer_is_gone()  # if there was one
         desk.starts()
+        # From its checkpoint it publishes first: not into an evaluation of what was published last.
+        await desk.until(lambda: not (desk.is_held or desk.is_publishing))
+        desk.last_heard, desk.failure = time.monotonic(), None
         scaled = replace(job, micro_batch_scale=scale)
         async with open_trainer(scaled, observer=run.observer) as child:
             silence = await _until_exit(run, stage, child, desk)

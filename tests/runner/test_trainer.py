@@ -216,6 +216,34 @@ async def test_a_trainer_begins_at_a_desk_where_nobody_trains(stage: Stage) -> N
 
 
 @trainers("raise SystemExit(3)", "print('done')", restarts=1)
+async def test_a_trainer_is_not_restarted_under_an_evaluation(stage: Stage) -> None:
+    """It would publish its checkpoint, an older step, to the engines that play it."""
+    publishing = stage.desk.publishing()  # of the step that is evaluated; may end after death
+
+    def publish() -> None:
+        if len(stage.started) == 1:
+            publishing.__enter__()
+
+    async def told() -> None:
+        while not stage.said:  # noqa: ASYNC110 - a list has no event
+            await anyio.sleep(0.01)
+        await anyio.wait_all_tasks_blocked()
+
+    stage.on_start = publish
+    stage.on_restart = lambda: stage.published.advance(5)
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(stage.own)
+            await told()
+            stage.desk.hold()
+            publishing.__exit__(None, None, None)
+            await anyio.wait_all_tasks_blocked()
+            assert len(stage.started) == 1
+            stage.desk.release()
+    assert len(stage.started) == 2
+
+
+@trainers("raise SystemExit(3)", "print('done')", restarts=1)
 async def test_a_trainer_that_published_its_last_step_has_done_its_stage(stage: Stage) -> None:
     with trainer.plugged(stage.run, stage.desk, stage.published, keep=lambda step: True):
         stage.on_restart = lambda: stage.published.advance(5)
