@@ -37,7 +37,7 @@ class StopRequest:
 
     def __init__(self, *, resume: str) -> None:
         self.reason = ""
-        self._resume = resume
+        self.resume = resume
         self._event = anyio.Event()
 
     @property
@@ -52,13 +52,13 @@ class StopRequest:
 
     def stopped(self) -> Stopped:
         """What a stage ends with once it has saved."""
-        return Stopped(f"{self.reason}; everything is saved. {self._resume}")
+        return Stopped(f"{self.reason}; everything is saved. {self.resume}")
 
     def stopped_at_once(self) -> Stopped:
         """What a run ends with whose work was taken down."""
         return Stopped(
             "stopped at once; what was recorded is safe, training since the last checkpoint is "
-            f"done again. {self._resume}"
+            f"done again. {self.resume}"
         )
 
     async def wait(self) -> None:

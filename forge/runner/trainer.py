@@ -28,7 +28,7 @@ from forge.serve.engines import ENGINES
 from forge.train.handle import TrainerJob, open_trainer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from forge.config.schema import ModelTable, ServeTable, SftStage
@@ -169,9 +169,9 @@ async def own_trainer(
             raise error
         if desk.failure is not None:
             scale = next(scales, 0.0)
-            words = _of_memory(desk.failure, doing=doing, scales=SCALES[:1] if scale else SCALES)
+            words = _of_memory(desk.failure, doing=doing, is_halved=scaled.micro_batch_scale < 1)
             if not scale:
-                raise MachineError(words) from error
+                raise MachineError(f"{words}. {_ways_out(run, job)}") from error
             message = f"{words}; restarted with half of that from its last checkpoint"
         elif restarts == stage.restarts:
             raise error
@@ -239,19 +239,33 @@ def publish_timeout_s(serve: ServeTable) -> float:
     return (serve.replicas + 1) * (2 * serve.request_timeout_s + start_s)
 
 
-def _of_memory(failure: Mapping[str, Any], *, doing: str, scales: Sequence[float]) -> str:
+def _of_memory(failure: Mapping[str, Any], *, doing: str, is_halved: bool) -> str:
     """What a trainer said of its full GPU, in one line."""
     budget = failure["micro_batch_tokens"]
-    held = "whole batches" if budget is None else f"micro-batches of {budget} tokens"
-    again = ", again after they were halved" if len(scales) > 1 else ""
-    advice = "" if not again else (
-        ". Allowed: fewer micro_batch_tokens, gradient_checkpointing = true, [model.lora], shorter "
-        'completions, or more devices.train with parallel = "fsdp2"'
-    )  # fmt: skip
+    whole = "half batches" if is_halved else "whole batches"
+    held = whole if budget is None else f"micro-batches of {budget} tokens"
+    again = ", again after they were halved" if is_halved else ""
     return (
         f"trainer: GPU memory ran out in {doing}{again}: {held}, peak "
         f"{failure['peak_bytes'] / 1e9:.1f} GB, free {failure['free_bytes'] / 1e9:.1f} GB on rank "
-        f"{failure['rank']}{advice}"
+        f"{failure['rank']}"
+    )
+
+
+def _ways_out(run: Run, job: TrainerJob) -> str:
+    """What takes less memory than this trainer did and is not in use yet: first what its
+    checkpoint can go on with."""
+    stage = job.stage
+    now = ["fewer micro_batch_tokens" if stage.micro_batch_tokens else "micro_batch_tokens"]
+    if stage.gradient_checkpointing is False:
+        now.append("gradient_checkpointing = true")
+    new = [] if job.model.lora or job.adapter else ["[model.lora]"]
+    new.append(
+        "a smaller max_completion_tokens" if stage.kind == "grpo" else "a smaller max_length"
+    )
+    return (
+        f"Allowed: {' or '.join(now)} in {run.paths.experiment}, and {run.stop.resume}; in a new "
+        f'run also {", ".join(new)}, or more devices.train with parallel = "fsdp2"'
     )
 
 

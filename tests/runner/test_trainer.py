@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from forge.config.schema import EvalTable, ServeTable, SftStage
+from forge.config.schema import EvalTable, LoraTable, ModelTable, ServeTable, SftStage
 from forge.errors import ChildDied, MachineError, Stalled, Stopped
 from forge.process.child import ChildSpec, open_child
 from forge.process.devices import Gpu, Vendor
@@ -81,7 +81,11 @@ class Stage:
         self.control = Control(status=dict, stop=self.stop.set)
         self.run: Any = SimpleNamespace(
             experiment=SimpleNamespace(
-                model=None, rollout=None, seed=0, serve=ServeTable(), eval=EvalTable()
+                model=ModelTable(path="m"),
+                rollout=None,
+                seed=0,
+                serve=ServeTable(),
+                eval=EvalTable(),
             ),
             placement=Placement(),
             paths=RunPaths(folder),
@@ -320,11 +324,11 @@ FULL = {"kind": "oom", "micro_batch_tokens": 4096, "peak_bytes": 78_100_000_000,
         "free_bytes": 300_000_000, "rank": 1}  # fmt: skip
 
 
-def fill_memory(stage: Stage) -> None:
+def fill_memory(stage: Stage, numbers: dict[str, Any] = FULL) -> None:
     """Every trainer says that its GPU was full before it ends."""
 
     def say() -> None:
-        stage.desk.failure = FULL
+        stage.desk.failure = numbers
 
     stage.on_start = say
 
@@ -341,8 +345,22 @@ async def test_full_memory_is_tried_once_more_with_half_and_then_told_in_numbers
     assert words.startswith("trainer: GPU memory ran out in stage sft-1, step 0 of 5, again after")
     for number in ("4096 tokens", "78.1 GB", "0.3 GB", "rank 1", "micro_batch_tokens"):
         assert number in words
+    assert f"{stage.folder}/experiment.toml, and resume.; in a new run also [model.lora]" in words
     (event,) = stage.writer.records
     assert "restarted with half" in event.message
+
+
+@trainers("", "", gradient_checkpointing=False)
+async def test_a_way_out_of_full_memory_is_one_that_is_not_taken_yet(stage: Stage) -> None:
+    stage.run.experiment.model = ModelTable(path="m", lora=LoraTable())
+    fill_memory(stage, FULL | {"micro_batch_tokens": None})
+    with pytest.raises(MachineError) as caught:
+        await stage.own()
+    words = str(caught.value)
+    assert "halved: half batches, peak" in words
+    assert "Allowed: micro_batch_tokens or gradient_checkpointing = true in " in words
+    assert "in a new run also a smaller max_length, or more devices.train" in words
+    assert "whole batches, peak" in stage.said[0]
 
 
 @trainers("raise SystemExit(1)", "raise SystemExit(1)", "raise SystemExit(1)", restarts=1)
