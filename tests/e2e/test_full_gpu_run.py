@@ -1,0 +1,86 @@
+"""GRPO whose trainer runs out of GPU memory once, in the middle: it goes on from its last
+checkpoint with half of the micro-batches, and trains each sample once."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.test_grpo_resume import EXPERIMENT, opened, teach
+from tests.e2e.test_small_run import PROBLEM, children_of_run, forge
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(200)]
+
+FULL_AT_STEP_5 = """\
+import sys
+from pathlib import Path
+
+if "forge.train.trainer.grpo" in sys.orig_argv:
+    import accelerate.optimizer
+    import torch
+
+    fired, steps = Path(__file__).with_name("fired"), []
+    update = accelerate.optimizer.AcceleratedOptimizer.step
+
+    def step(self, closure=None):
+        steps.append(None)
+        if len(steps) == 5 and not fired.exists():
+            fired.touch()
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return update(self, closure)
+
+    accelerate.optimizer.AcceleratedOptimizer.step = step
+"""
+"""Python's own `sitecustomize`, of every child. Here because a CPU never fills like a GPU."""
+
+
+def test_a_trainer_that_runs_out_once_goes_on_from_its_checkpoint_and_trains_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "problems" / "level1").mkdir(parents=True)
+    for name in ("tanh", "exp", "abs"):
+        (tmp_path / "problems" / "level1" / f"{name}.py").write_text(PROBLEM.format(name))
+    (tmp_path / "grpo.toml").write_text(EXPERIMENT + "restarts = 0\n")
+    teach(tmp_path / "model", problems=sorted((tmp_path / "problems" / "level1").iterdir()))
+    (tmp_path / "fault").mkdir()
+    (tmp_path / "fault" / "sitecustomize.py").write_text(FULL_AT_STEP_5)
+    inherited = [path for path in [os.environ.get("PYTHONPATH")] if path]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*inherited, str(tmp_path / "fault")]))
+    root = tmp_path / "runs" / "grpo-1"
+
+    ran = forge("run", "grpo.toml", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert (tmp_path / "fault" / "fired").exists()
+    assert not children_of_run(root)
+    with opened(root) as db:
+        (told,) = db.execute("SELECT message FROM events WHERE kind = 'child_restart'").fetchall()
+        served = [step for (step,) in db.execute("SELECT step FROM policies ORDER BY version")]
+        batches = db.execute(
+            "SELECT step, count(DISTINCT group_id) FROM sample_uses GROUP BY step"
+        ).fetchall()
+        count, distinct, youngest, oldest = db.execute(
+            "SELECT count(*), count(DISTINCT sample_id), min(staleness), max(staleness) "
+            "FROM sample_uses"
+        ).fetchone()
+        lost = db.execute(
+            "SELECT count(*) FROM samples LEFT JOIN sample_uses u USING (sample_id) "
+            "WHERE u.step IS NULL"
+        ).fetchone()
+        ends = db.execute(
+            "SELECT reason FROM processes WHERE name = 'trainer' ORDER BY started_at"
+        ).fetchall()
+    assert told[0].startswith("trainer: GPU memory ran out in stage grpo-0, step 4 of 9: ")
+    assert "micro-batches of 4096 tokens" in told[0]
+    again = json.loads((root / "logs" / "attempt-1" / "trainer.json").read_text())
+    assert again["micro_batch_scale"] == 0.5
+    assert ends == [("exit 1",), ("exit 0",)]
+    assert served[:3] == [1, 2, 3]
+    assert served[-7:] == [3, 4, 5, 6, 7, 8, 9], "from the checkpoint of step 3"
+    assert [step for step, _ in batches] == list(range(1, 10))
+    assert all(0 < groups <= 2 for _, groups in batches), "step 4 was trained on other groups"
+    assert count == distinct
+    assert lost == (0,)
+    assert 0 <= youngest <= oldest <= 1
