@@ -165,15 +165,15 @@ async def own_trainer(
                 raise run.stop.stopped()
             doing = f"stage {stage.kind}-{desk.stage}, step {desk.trained_step} of {stage.steps}"
             error = silence or child.died(doing=doing)
-        if run.stop.is_set:
-            raise error
         if desk.failure is not None:
             scale = next(scales, 0.0)
             words = _of_memory(desk.failure, doing=doing, is_halved=scaled.micro_batch_scale < 1)
+            if run.stop.is_set:
+                raise MachineError(f"{words}, as it was to stop. {run.stop.resume}") from error
             if not scale:
                 raise MachineError(f"{words}. {_ways_out(run, job)}") from error
             message = f"{words}; restarted with half of that from its last checkpoint"
-        elif restarts == stage.restarts:
+        elif run.stop.is_set or restarts == stage.restarts:
             raise error
         else:
             restarts += 1

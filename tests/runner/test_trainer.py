@@ -181,6 +181,17 @@ async def test_a_trainer_that_could_not_save_is_not_called_saved(stage: Stage) -
     assert len(stage.started) == 1
 
 
+@trainers(FAILS_TO_SAVE, SAVES)
+async def test_memory_that_ran_out_as_the_trainer_was_to_stop_is_told_in_numbers(
+    stage: Stage,
+) -> None:
+    fill_memory(stage)
+    with pytest.raises(ExceptionGroup) as caught:
+        await stage.own_and_stop()
+    assert caught.group_contains(MachineError, match=r"78\.1 GB.*, as it was to stop\. resume\.")
+    assert len(stage.started) == 1
+
+
 @trainers(IGNORES)
 async def test_a_trainer_that_never_ends_is_killed_and_not_called_saved(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
