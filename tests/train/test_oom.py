@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import anyio
 import pytest
@@ -23,6 +23,16 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::Deprec
 
 GRPO = GrpoStage(kind="grpo", steps=1, learning_rate=1e-3, micro_batch_tokens=100)
 SFT = SftStage(kind="sft", steps=2, learning_rate=1e-3, batch_size=6)
+
+
+def run_out(*args: Any, **kwargs: Any) -> NoReturn:
+    """As torch's allocator does."""
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+def get_no_context(*args: Any) -> NoReturn:
+    """As CUDA does, of which torch has no class."""
+    raise torch.AcceleratorError("CUDA error: out of memory")
 
 
 def settings_of(stage: GrpoStage | SftStage, model_dir: Path, at: Path, **changes: Any) -> Any:
@@ -50,11 +60,8 @@ def test_sft_tells_the_halved_size_after_a_restart(
     from forge.train.trainer import answers
     from forge.train.trainer.control import Control, StopFlag
 
-    def full(*args: Any, **kwargs: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-
     heard: list[dict[str, Any]] = []
-    monkeypatch.setattr(answers, "make_trainer", full)
+    monkeypatch.setattr(answers, "make_trainer", run_out)
     monkeypatch.setattr(StopFlag, "install", lambda self: None)
     monkeypatch.setattr(Control, "failed", lambda self, **numbers: heard.append(numbers))
     rows = tmp_path / "rows.jsonl"
@@ -80,7 +87,7 @@ def test_the_numbers_of_a_full_gpu_are_told_before_the_trainer_ends(
 
     class Full(TurnTrainer):
         def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            return run_out()
 
     monkeypatch.setattr(grpo_stage, "TurnTrainer", Full)
     monkeypatch.setattr(StopFlag, "install", lambda self: None)  # the main thread's alone
@@ -113,10 +120,7 @@ def test_a_publish_that_failed_beside_a_wait_for_a_batch_ends_the_wait(
     from forge.train.trainer import grpo_stage, turns
     from forge.train.trainer.control import StopFlag
 
-    def full(*args: Any, **kwargs: Any) -> int:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-
-    monkeypatch.setattr(turns, "write_and_offer", full)
+    monkeypatch.setattr(turns, "write_and_offer", run_out)
     monkeypatch.setattr(StopFlag, "install", lambda self: None)
     supervisor.batches, supervisor.at_end = [make_samples(4, seed=1)], "wait"
     settings = settings_of(
@@ -142,14 +146,11 @@ def test_a_gpu_too_full_to_meet_the_other_ranks_on_is_told(
     from forge.train.trainer import answers, grpo_stage
     from forge.train.trainer.control import Control, StopFlag
 
-    def full() -> None:
-        raise torch.AcceleratorError("CUDA error: out of memory")
-
     heard: list[dict[str, Any]] = []
     monkeypatch.setattr(StopFlag, "install", lambda self: None)
     monkeypatch.setattr(Control, "failed", lambda self, **numbers: heard.append(numbers))
-    monkeypatch.setattr(answers, "join_process_group", full)
-    monkeypatch.setattr(grpo_stage, "join_process_group", full)
+    monkeypatch.setattr(answers, "join_process_group", get_no_context)
+    monkeypatch.setattr(grpo_stage, "join_process_group", get_no_context)
     stage = {"sft": SFT, "grpo": GRPO}[kind]
     settings = settings_of(stage, tiny_model, tmp_path, rows_path=tmp_path / "rows.jsonl")
     train = {"sft": answers.train_answers, "grpo": grpo_stage.train_turns}[kind]
@@ -183,18 +184,15 @@ def test_a_full_gpu_is_told_whoever_could_not_allocate(text: str, is_told: bool)
 def test_a_gpu_too_full_for_a_context_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
     from forge.train.trainer.memory import reported_when_full
 
-    def full(*args: Any) -> None:
-        raise torch.AcceleratorError("CUDA error: out of memory")
-
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", full)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", get_no_context)
     told: list[dict[str, Any]] = []
     control: Any = SimpleNamespace(failed=lambda **numbers: told.append(numbers))
     with (
         pytest.raises(torch.AcceleratorError),
         reported_when_full(control, rank=0, micro_batch_tokens=None),
     ):
-        full()
+        get_no_context()
     assert [(each["kind"], each["free_bytes"]) for each in told] == [("oom", 0)]
 
 
