@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ from forge.evalpool.judge.baselines import Baseline, Baselines
 from forge.evalpool.judge.gpu_memory import GpuMemoryError
 from forge.evalpool.judge.gpu_yardsticks import Yardsticks
 from forge.evalpool.judge.references import ReferenceFailed
+from forge.evalpool.judge.spares import Spare
+from forge.evalpool.judge.spawner import SandboxedChild
 from forge.evalpool.judge.trial import Decided, Finding, Phases
 from forge.records.verdict import Status
 from tests.evalpool.conftest import RELU, make_problem
@@ -208,6 +211,14 @@ def test_an_unsteady_one_is_measured_again_by_a_fresh_process(bench: Bench) -> N
         assert bench.baseline().event_us == STEADY
     assert len(bench.opened) == 2
     assert all(one.is_closed for one in bench.opened)
+
+
+def test_the_judges_end_hangs_up_on_the_overheads_process(bench: Bench) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        bench.yardsticks.neutral = Spare(SandboxedChild(sock=ours, pid=1))
+        bench.yardsticks.close()
+        assert theirs.recv(1) == b""
 
 
 def test_an_overheads_process_that_could_not_be_opened_is_not_asked_again(

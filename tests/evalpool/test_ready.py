@@ -302,6 +302,14 @@ def test_one_that_is_wanted_no_longer_when_the_card_is_free_is_not_made(
     assert not bench.zygote.uids
 
 
+def test_the_judges_end_hangs_up_on_all_that_wait(bench: Bench) -> None:
+    bench.refill(num_judging=NUM)
+    waiting = tuple(bench.ready._waiting)
+    bench.ready.close()
+    assert [spare.has_ended for spare in waiting] == [True] * NUM
+    assert bench.num_waiting == 0
+
+
 def test_the_thread_makes_them_and_ends_with_the_judge(bench: Bench) -> None:
     made = threading.Event()
     bench.zygote.while_made = made.set

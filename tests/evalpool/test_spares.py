@@ -129,6 +129,13 @@ def test_one_that_nobody_wants_ends(bench: Bench) -> None:
     assert bench.take() is new
 
 
+def test_the_judges_end_hangs_up_on_all_that_wait(bench: Bench) -> None:
+    waiting, at_work = bench.take(), bench.take()
+    assert bench.spares.keep(waiting)
+    bench.spares.close()
+    assert (waiting.has_ended, at_work.has_ended) == (True, False)
+
+
 def test_they_are_so_many_and_serve_so_often(bench: Bench) -> None:
     many = [bench.take() for _ in range(MAX_SPARES + 1)]
     assert [bench.spares.keep(one) for one in many] == [True] * MAX_SPARES + [False]

@@ -266,6 +266,8 @@ class GpuTrials(Trials):
 
     def close(self) -> None:
         self._ready.close()
+        self._spares.close()
+        self._yardsticks.close()
         self._references.end_idle()
 
     def _open(

@@ -123,6 +123,11 @@ class Yardsticks:
             return dry_us
         raise Stalled("the process that measures the judge's own overhead does not answer")
 
+    def close(self) -> None:
+        """Nothing is measured any more. What is kept ends with its zygote."""
+        if self.neutral is not None:
+            self.neutral.hang_up()
+
     @contextmanager
     def started(self, problem: Problem, run: GpuRun) -> Iterator[None]:
         """Within, the reference waits in a process of its own, constructed and called once, for who

@@ -135,6 +135,9 @@ class ReadyRunners:
         """Makes no more. Those that wait end with their zygote."""
         with self._changed:
             self._is_closed = True
+            for spare in self._waiting:
+                spare.hang_up()
+            self._waiting.clear()
             self._changed.notify_all()
 
     def step(self) -> bool:

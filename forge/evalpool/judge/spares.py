@@ -49,6 +49,10 @@ class Spare:
     def has_ended(self) -> bool:
         return self.child.sock.fileno() < 0
 
+    def hang_up(self) -> None:
+        """Where its zygote is about to end, and it with that."""
+        self.child.sock.close()
+
     def let_go(self) -> bool:
         """Has it free what it holds of a candidate. Whether it says that it did."""
         sock = self.child.sock
@@ -123,6 +127,13 @@ class Spares:
         for spare in unfit:
             with suppress(ZygoteGone):
                 self._spawner.end(spare.child)
+
+    def close(self) -> None:
+        """None is taken any more. Those that wait end with their zygote."""
+        with self._lock:
+            for spare in self._idle:
+                spare.hang_up()
+            self._idle.clear()
 
     def _next_uid(self) -> int | None:
         """One that is no living spare's. None where there are none to give."""
