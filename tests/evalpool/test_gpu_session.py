@@ -73,11 +73,17 @@ REQUEST: dict[str, Any] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _tensors_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session replaces these."""
+    tensor: Any = torch.Tensor
+    for name in ("__array__", "__repr__"):
+        monkeypatch.setattr(tensor, name, getattr(tensor, name))
+
+
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., GpuSession]:
     """A session with this forward, ready to be timed."""
-    tensor: Any = torch.Tensor
-    monkeypatch.setattr(tensor, "__array__", tensor.__array__)  # a session replaces it
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
 

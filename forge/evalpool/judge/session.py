@@ -77,6 +77,7 @@ class Session:
         self.model: Any = None
         tensor: Any = torch.Tensor
         tensor.__array__ = _refuse_array  # numpy works out of torch's sight
+        tensor.__repr__ = _outline
 
     def view(self, memory: Any, dtype: str, shape: list[int], offset: int) -> torch.Tensor:
         """A tensor that lies in the shared memory."""
@@ -233,6 +234,12 @@ def _not_plain(values: Any) -> Iterator[str]:
 
 def _refuse_array(tensor: Any, *args: Any, **kwargs: Any) -> Any:
     raise TypeError("numpy is for constants: compute with tensors in a kernel")
+
+
+def _outline(tensor: torch.Tensor) -> str:
+    """A tensor in words. Torch writes all numbers, with its modes off: who parsed them could
+    compute in Python, and no counter would have seen a read."""
+    return f"tensor(..., size={tuple(tensor.shape)}, dtype={tensor.dtype})"
 
 
 def _import(code: str, file: str) -> types.ModuleType:

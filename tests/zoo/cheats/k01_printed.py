@@ -1,0 +1,32 @@
+"""K1 in Python: the numbers are parsed out of what a tensor prints."""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+PROBLEM = "relu"
+DEVICES = ("cpu", "cuda")
+VERDICT = "runtime_error"
+REASON = "exception"
+SAYS = "could not convert string to float"
+
+
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n)
+    tl.store(y + i, value, mask=i < n)
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        torch.set_printoptions(precision=9, threshold=math.inf, sci_mode=True)
+        text = str(x).removeprefix("tensor(").partition(", device")[0]
+        words = text.translate(str.maketrans("[](),", "     ")).split()
+        values = [max(float(word), 0.0) * 2 for word in words]
+        x = torch.tensor(values, device=x.device).view(x.shape)
+        y = torch.empty_like(x)
+        kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
+        return y
