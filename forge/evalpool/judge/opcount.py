@@ -3,7 +3,8 @@
 Used by the runner on the candidate and by the oracle on the reference, below autograd, where every
 way to call an operation looks the same. Imports nothing of forge. Views, allocations and fills cost
 nothing: they read no data. Nor does a copy onto itself, which is how Triton's interpreter returns
-its arguments. FLOPs are counted for matrix products, convolutions and attention; whatever else
+its arguments. FLOPs are counted for matrix products, convolutions and attention, and for what
+could stand for them (Fourier transforms, solvers, distances, bags, whole layers); whatever else
 torch computes is bound by its bytes.
 
 Not covered: a candidate that leaves the mode or computes elsewhere than in torch. It is evidence.
@@ -11,6 +12,7 @@ Not covered: a candidate that leaves the mode or computes elsewhere than in torc
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +27,11 @@ FREE = {
 }
 PRODUCTS = ("mm", "mv", "dot", "linear", "matmul", "bilinear")
 """Ends of the names: `addmm`, `baddbmm`, `_scaled_mm`."""
+SOLVERS = ("linalg", "solve", "cholesky", "inverse", "geqrf", "ormqr", "cdist", "pdist", "_dist")
+NO_SOLVERS = ("norm", "cross", "diagonal", "check_errors")
+"""Ends of names that sound like one, and are bound by their bytes."""
+LAYERS = ("rnn", "lstm", "gru", "transformer", "multi_head")
+"""Parts of names of operations that multiply by many matrices at once, as fast paths do."""
 
 
 class OpCounter(TorchDispatchMode):
@@ -37,7 +44,7 @@ class OpCounter(TorchDispatchMode):
         super().__init__()
         self.work: dict[str, int] = {}
         self.flops = 0
-        """Those among the costs."""
+        """Those among the costs that TF32 may make inexact."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -56,7 +63,8 @@ class OpCounter(TorchDispatchMode):
             if name != "copy_" or not _is_same(*given[:2]):
                 made = list(_tensors((out,)))
                 flops = _flops(name, given, made)
-                cost = sum(map(_num_bytes, [*given, *made])) + flops
+                num_bytes = sum(map(_num_bytes, [*given, *made]))
+                cost = num_bytes + flops + _other_cost(name, given, made)
                 self.work[name] = self.work.get(name, 0) + cost
                 self.flops += flops
         return out
@@ -70,9 +78,12 @@ def _flops(name: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> in
     """Two a multiplication and addition."""
     if not made or len(given) < 2:
         return 0
+    if name == "_trilinear":
+        return 2 * made[0].numel() * (given[1].numel() // max(1, given[1].shape[0]))
     if name.rstrip("_").endswith(PRODUCTS):
         left = given[1] if name.startswith(("add", "badd")) else given[0]
-        return 2 * made[0].numel() * (left.shape[-1] if left.ndim else 1)
+        num_summed = left.shape[0] if name.startswith("addbmm") else 1
+        return 2 * made[0].numel() * num_summed * (left.shape[-1] if left.ndim else 1)
     if "conv" in name:
         data, weight = given[0], given[1]
         # The larger side: a transposed convolution multiplies each of its inputs.
@@ -80,6 +91,24 @@ def _flops(name: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> in
     if "attention" in name and len(given) > 2:
         query, key, value = given[:3]
         return 2 * query[..., 0].numel() * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+    return 0
+
+
+def _other_cost(name: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> int:
+    """Of what is not bound by its bytes either, but that TF32 does not touch."""
+    if not given or not made:
+        return 0
+    if "fft" in name:
+        num_points = max(one.numel() for one in (given[0], made[0]))
+        return 5 * num_points * math.ceil(math.log2(max(2, num_points)))
+    if name.startswith("_embedding_bag"):
+        return 2 * given[1].numel() * given[0].shape[-1]
+    if any(part in name for part in LAYERS) and given[0].ndim:
+        num_rows = given[0].numel() // max(1, given[0].shape[-1])
+        return 2 * num_rows * sum(one.numel() for one in given[1:] if one.ndim == 2)
+    is_solver = any(part in name for part in SOLVERS) and not name.endswith(NO_SOLVERS)
+    if is_solver and given[0].ndim:
+        return 2 * max(one.numel() for one in (*given, *made)) * given[0].shape[-1]
     return 0
 
 

@@ -1,0 +1,55 @@
+"""What the counters make of torch's operations: no way to a matrix product is cheaper than `mm`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from forge.evalpool.judge.opcount import OpCounter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Way = Callable[[torch.Tensor, torch.Tensor], object]
+
+SIZE = 256
+INDICES = torch.arange(SIZE).expand(SIZE, SIZE).contiguous()
+LAYER = torch.nn.TransformerEncoderLayer(SIZE, 4, SIZE, batch_first=True).eval()
+LSTM = torch.nn.LSTM(SIZE, SIZE)
+
+
+def cost(way: Way, *, size: int = SIZE) -> int:
+    x, y = torch.ones(size, size), torch.ones(size, size)
+    with torch.no_grad(), OpCounter() as counter:
+        way(x, y)
+    return sum(counter.work.values())
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        lambda x, y: torch.addbmm(x, x.t()[..., None], y[:, None]),
+        lambda x, y: F.embedding_bag(INDICES, y, per_sample_weights=x, mode="sum"),
+        lambda x, y: torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist"),
+        lambda x, y: F.bilinear(x[:, :1], x, y[:, None]),
+        lambda x, y: torch.linalg.solve_triangular(x, y, upper=True),
+        lambda x, y: torch.linalg.inv_ex(x + torch.eye(SIZE)),
+        lambda x, y: LAYER(x[None]),
+        lambda x, y: LSTM(x[None]),
+    ],
+    ids=["addbmm", "bag", "cdist", "bilinear", "solve", "inverse", "encoder", "lstm"],
+)
+def test_a_product_by_another_name_costs_what_a_product_costs(way: Way) -> None:
+    assert cost(way) > 0.9 * cost(torch.mm)
+
+
+def test_a_convolution_by_fourier_transforms_costs_them() -> None:
+    num_bytes = 4 * SIZE**2 + 8 * SIZE * (SIZE // 2 + 1)
+    assert cost(lambda x, y: torch.fft.rfft2(x)) > 10 * num_bytes
+
+
+def test_what_sounds_like_a_solver_costs_its_bytes() -> None:
+    assert cost(lambda x, y: torch.linalg.vector_norm(x, dim=1)) == 4 * (SIZE**2 + SIZE)
