@@ -53,3 +53,10 @@ def test_a_convolution_by_fourier_transforms_costs_them() -> None:
 
 def test_what_sounds_like_a_solver_costs_its_bytes() -> None:
     assert cost(lambda x, y: torch.linalg.vector_norm(x, dim=1)) == 4 * (SIZE**2 + SIZE)
+
+
+def test_reading_two_small_matrices_into_python_costs_more_than_their_product() -> None:
+    def read(x: torch.Tensor, y: torch.Tensor) -> None:
+        _ = [value.item() for value in (*x.flatten(), *y.flatten())]
+
+    assert cost(read, size=32) > cost(torch.mm, size=32)

@@ -5,7 +5,7 @@ way to call an operation looks the same. Imports nothing of forge. Views, alloca
 nothing: they read no data. Nor does a copy onto itself, which is how Triton's interpreter returns
 its arguments. FLOPs are counted for matrix products, convolutions and attention, and for what
 could stand for them (Fourier transforms, solvers, distances, bags, whole layers); whatever else
-torch computes is bound by its bytes.
+torch computes is bound by its bytes. A number read into Python costs what the call is worth.
 
 Not covered: a candidate that leaves the mode or computes elsewhere than in torch. It is evidence.
 """
@@ -32,6 +32,9 @@ NO_SOLVERS = ("norm", "cross", "diagonal", "check_errors")
 """Ends of names that sound like one, and are bound by their bytes."""
 LAYERS = ("rnn", "lstm", "gru", "transformer", "multi_head")
 """Parts of names of operations that multiply by many matrices at once, as fast paths do."""
+READ, READ_COST = "_local_scalar_dense", 64
+"""`x.item()`. By its four bytes, reading all of two small matrices, to multiply them in Python,
+would cost less than a tenth of their product."""
 
 
 class OpCounter(TorchDispatchMode):
@@ -96,6 +99,8 @@ def _flops(name: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> in
 
 def _other_cost(name: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> int:
     """Of what is not bound by its bytes either, but that TF32 does not touch."""
+    if name == READ:
+        return READ_COST
     if not given or not made:
         return 0
     if "fft" in name:
