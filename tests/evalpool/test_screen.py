@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from forge.evalpool.judge.screen import screen
@@ -314,3 +316,21 @@ def test_the_class_and_a_kernel_must_be_there() -> None:
 )
 def test_never_raises(code: str) -> None:
     assert not screen(code, entry_point="ModelNew").is_ok
+
+
+REVERSED = "".join(f"a{i} = a{i + 1}\n" for i in range(2000)) + "a2000 = torch\n"
+FIELDS = "".join(f"    f{i}: int = dataclasses.field(default=0)\n" for i in range(1000))
+
+
+@pytest.mark.parametrize(
+    "code", [REVERSED, f"import dataclasses\n@dataclasses.dataclass\nclass Fields:\n{FIELDS}"]
+)
+def test_a_long_source_does_not_hold_up_the_judge(code: str) -> None:
+    began = time.monotonic()
+    assert screen(HONEST + code, entry_point="ModelNew").is_ok
+    assert time.monotonic() - began < 5  # quadratic, each took 14 s and more
+
+
+def test_an_alias_is_followed_against_the_order_of_its_lines() -> None:
+    code = HONEST + REVERSED + "a0.compile(k)"
+    assert screen(code, entry_point="ModelNew").reason == "forbidden_attribute"

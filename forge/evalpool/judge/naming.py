@@ -51,8 +51,7 @@ class Names:
         for node in ast.walk(tree):
             for name, path in _imports(node):
                 names.imported.setdefault(name, set()).add(path)
-        while names._take_aliases(tree):
-            pass
+        names._follow_aliases(tree)
         for node in ast.walk(tree):
             names.naming.update(map(id, names._named_in(node)))
         return names
@@ -101,19 +100,31 @@ class Names:
                 return True
         return False
 
-    def _take_aliases(self, tree: ast.Module) -> bool:
-        """`F = torch.nn.functional` is as good as an import. Answers whether one was new."""
-        is_new = False
+    def _follow_aliases(self, tree: ast.Module) -> None:
+        """`F = torch.nn.functional` is as good as an import, in whatever order they stand. Each is
+        looked at again only when what it reads came to mean more: takes time in proportion."""
+        waiting: list[tuple[str, ast.expr]] = []
         for node in ast.walk(tree):
             match node:
                 case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                    found = {p for p in self.paths(value) if is_module(p) or p in CLASSES}
-                    is_new = is_new or not found <= self.imported.get(name, set())
-                    if found:
-                        self.imported.setdefault(name, set()).update(found)
-                    if name not in self.kernels and self._makes_kernel(value):
-                        self.kernels.add(name)
-                        is_new = True
+                    waiting.append((name, value))
+        readers: dict[str, list[tuple[str, ast.expr]]] = {}
+        for name, value in waiting:
+            readers.setdefault(_root(value), []).append((name, value))
+        while waiting:
+            name, value = waiting.pop()
+            if self._take_alias(name, value):
+                waiting += readers.get(name, [])
+
+    def _take_alias(self, name: str, value: ast.expr) -> bool:
+        """Whether the name means more by it."""
+        found = {p for p in self.paths(value) if is_module(p) or p in CLASSES}
+        is_new = not found <= self.imported.get(name, set())
+        if found:
+            self.imported.setdefault(name, set()).update(found)
+        if name not in self.kernels and self._makes_kernel(value):
+            self.kernels.add(name)
+            is_new = True
         return is_new
 
     def _makes_kernel(self, node: ast.AST) -> bool:
@@ -164,6 +175,13 @@ class Names:
                 path.startswith("typing.") for path in self.paths(base)
             ):
                 yield from self._type_names(inner)
+
+
+def _root(node: ast.expr) -> str:
+    """The name in front of the dots; nothing for other expressions."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def is_kernel(node: ast.AST) -> TypeGuard[ast.FunctionDef]:

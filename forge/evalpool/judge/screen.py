@@ -16,6 +16,7 @@ import re
 import symtable
 import warnings
 from dataclasses import dataclass
+from functools import lru_cache
 
 from forge.evalpool.judge.allowed import (
     ALLOWED_IMPORTS,
@@ -243,18 +244,24 @@ def _keeps_fields(made: ast.ClassDef, name: str, names: Names) -> bool:
     """Whether nothing sees a field's description before `dataclass` has put it away."""
     mark = made.decorator_list[-1] if made.decorator_list else made
     paths = names.paths(mark.func if isinstance(mark, ast.Call) else mark)
+    is_own = not any(names.paths(base) for base in made.bases)  # NamedTuple keeps a copy
+    return paths == {"dataclasses.dataclass"} and is_own and name not in _read_in_body(made)
+
+
+@lru_cache(maxsize=1)
+def _read_in_body(made: ast.ClassDef) -> frozenset[str]:
+    """Names that a class reads while it is made: of one class once, not for each of its fields."""
     seen: list[ast.AST | None] = []
     for line in made.body:  # a method's body does not see the names of its class
         is_method = isinstance(line, ast.FunctionDef)
         seen += [*line.decorator_list, line.args, line.returns] if is_method else [line]
-    is_read = any(
-        isinstance(one, ast.Name) and one.id == name and isinstance(one.ctx, ast.Load)
+    return frozenset(
+        one.id
         for part in seen
         if part is not None
         for one in ast.walk(part)
+        if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)
     )
-    is_own = not any(names.paths(base) for base in made.bases)  # NamedTuple keeps a copy
-    return paths == {"dataclasses.dataclass"} and is_own and not is_read
 
 
 def _check_attribute(node: ast.AST, base: ast.AST, name: str, names: Names) -> None:
