@@ -120,7 +120,20 @@ def test_an_extremum_on_a_plateau_makes_no_problem() -> None:
     assert not accepts("max", ("hardsigmoid", "sin", "neg"))
     assert not accepts("max", ("relu", "neg"))
     assert accepts("sum", ("relu", "neg"))
-    assert accepts("max", ("relu",))
+    assert accepts("max", ("silu",))
+
+
+@pytest.mark.parametrize(
+    ("variant", "chain"),
+    [("max", ("relu",)), ("max", ("elu", "silu")), ("min", ("softsign", "relu", "neg"))],
+)
+def test_a_step_that_leaves_the_extremum_as_it_was_makes_no_problem(
+    variant: str, chain: tuple[str, ...]
+) -> None:
+    accepts = FAMILIES["reduction"].accepts
+    assert is_sound(chain)
+    assert not accepts(variant, chain)
+    assert accepts("sum", chain)
 
 
 def test_every_operation_starts_and_ends_sound_chains() -> None:

@@ -83,7 +83,8 @@ _WIDE = tuple(-5.0 + 0.0101 * i for i in range(1000))
 
 def accepts(variant: str, chain: Chain) -> bool:
     """Sound, the reduced rows differ (the maximum of a bounded chain hardly does, in long rows
-    not at all), and no honest kernel is lost to rounding."""
+    not at all), each step still changes them (ReLU does not change a maximum above zero), and no
+    honest kernel is lost to rounding."""
     is_extremum = variant in ("max", "min")
     if not is_sound(chain) or (is_extremum and _ROUNDED & set(chain)):
         return False
@@ -93,13 +94,21 @@ def accepts(variant: str, chain: Chain) -> bool:
     rms = math.sqrt(sum(v * v for v in out) / len(out))
     spread = math.sqrt(sum((v - mean) ** 2 for v in out) / len(out))
     varies = spread > _MIN_SPREAD * max(rms, 0.5)
-    return varies and not (is_extremum and _is_flat(chain, reduce))
+    return varies and not (is_extremum and (_is_flat(chain, reduce) or _is_idle(chain, reduce)))
 
 
 def _is_flat(chain: Chain, extremum: Callable[[list[float]], float]) -> bool:
     """Whether a chain ends in a plateau there, so that long rows all give one value."""
     values = [_apply(chain, x) for x in _WIDE]
     return values.count(extremum(values)) > 1
+
+
+def _is_idle(chain: Chain, extremum: Callable[[list[float]], float]) -> bool:
+    """Whether a row's extremum is the same without some step."""
+    row = _ROWS[0]
+    whole = extremum([_apply(chain, x) for x in row])
+    fewer = (chain[:i] + chain[i + 1 :] for i in range(len(chain)))
+    return any(extremum([_apply(one, x) for x in row]) == whole for one in fewer)
 
 
 def _apply(chain: Chain, x: float) -> float:
