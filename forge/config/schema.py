@@ -139,8 +139,9 @@ class JudgeTable(Table):
     compile: Literal["ttir", "binary"] = "ttir"
     """How far each kernel is compiled without a GPU: to Triton IR (5 ms) or to a binary (1 s cold).
     """
-    num_inputs: Annotated[int, Field(ge=1, le=16)] = 2
-    """Independent random inputs that a candidate must get right."""
+    num_inputs: Annotated[int, Field(ge=2, le=16)] = 2
+    """Independent random inputs that a candidate must get right; with one, an answer that the first
+    call kept would do."""
     compile_timeout_s: Annotated[float, Field(gt=0)] = 10.0
     """Import of the candidate, first call and compilation."""
     correct_timeout_s: Annotated[float, Field(gt=0)] = 10.0

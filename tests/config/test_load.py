@@ -76,6 +76,11 @@ def test_a_wrong_value_is_told_in_plain_words(tmp_path, line, words):
     assert mistakes_of(path) == [f"x.toml:6: rollout.{line.split()[0]}: {words}"]
 
 
+def test_one_input_set_is_refused_as_an_answer_kept_from_the_first_call_would_pass(tmp_path):
+    path = write(tmp_path, f"{MINIMAL}[judge]\nnum_inputs = 1\n")
+    assert mistakes_of(path) == ["x.toml:6: judge.num_inputs: found 1; an integer from 2 to 16"]
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
