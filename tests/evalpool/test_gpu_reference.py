@@ -207,6 +207,14 @@ def test_an_oracle_gets_more_room_or_plainer_inputs_where_it_fails(
     assert oracles.asked == asked
 
 
+def test_a_draw_whose_answer_is_one_number_is_used_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    one_number = answer()
+    for output in (1, 4):
+        one_number["tensors"][output] = ["float32", [1]]
+    references = open_references(Oracles([one_number, one_number]), monkeypatch)
+    assert references.hold(PROBLEM) is not references.hold(PROBLEM)
+
+
 @pytest.mark.parametrize("answers", [[FULL, FULL], ["ValueError", "ValueError"]])
 def test_what_fails_to_the_end_is_the_references_fault(
     answers: list[str | dict[str, Any]], monkeypatch: pytest.MonkeyPatch

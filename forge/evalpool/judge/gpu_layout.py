@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forge.evalpool.judge.gpu_compare import finite_rms
+from forge.evalpool.judge.references import max_uses
 from forge.evalpool.judge.shm import LayoutError, TensorSpec
 from forge.evalpool.judge.torch_work import parse_work
 from forge.evalpool.judge.trial import count
@@ -69,6 +70,10 @@ class GpuReference:
     num_holders: int = 0
     """Judgements that read it now: it is freed when none does."""
     is_retired: bool = False
+
+    @property
+    def max_uses(self) -> int:
+        return max_uses(sum(self.tensors[index].numel() for index in self.sets[0].outputs))
 
     @property
     def num_checked(self) -> int:

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.spawner import SandboxedChild, Spawner
     from forge.records.problem import Problem
 
-MAX_USES = 32
-"""Candidates judged on one draw, as on a CPU."""
 MAX_PROBLEMS = 16
 CACHE_SHARE = 0.1
 """Of the card's memory that kept draws may take together; one draw may take more."""
@@ -73,7 +71,7 @@ class GpuReferences:
         with drawing:  # two candidates of one problem wait for one oracle; two problems do not
             with self._lock:
                 cached = self._cache.get(key)
-                if cached is not None and cached.num_uses < MAX_USES:
+                if cached is not None and cached.num_uses < cached.max_uses:
                     return self._held(key, cached)
                 self._retire(key)
             drawn = self._draw(problem)

@@ -46,6 +46,13 @@ class ReferenceFailed(Exception):
     """The problem's own reference cannot be run. Infra: no candidate is to blame."""
 
 
+def max_uses(num_expected: int) -> int:
+    """Candidates that a draw is given to whose outputs are so many numbers. One where it is one:
+    feedback tells it, of one input set a turn, and a kernel that knows all of them need not
+    compute."""
+    return 1 if num_expected == 1 else MAX_USES
+
+
 @dataclass(slots=True, kw_only=True)
 class Reference:
     """One draw of a problem. `request` and `image` go to a candidate; the rest never does."""
@@ -65,9 +72,7 @@ class Reference:
 
     @property
     def max_uses(self) -> int:
-        """Once where the output is one number: feedback tells it, of one input set a turn, and a
-        kernel that knows all of them need not compute."""
-        return 1 if sum(one.values.size for one in self.sets[0].expected) == 1 else MAX_USES
+        return max_uses(sum(one.values.size for one in self.sets[0].expected))
 
     @property
     def io_bytes(self) -> int:
