@@ -6,6 +6,7 @@ import ast
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -270,14 +271,20 @@ def test_a_failed_command_leaves_its_output_in_the_log() -> None:
     assert log.getvalue() == b"said\nmore\n"
 
 
+def direct_dependencies(project: Project) -> list[str]:
+    lines = [*project.requirements, project.llama, project.torch]
+    return [re.split(r"[\[>=;]", line)[0].lower().replace("_", "-") for line in lines]
+
+
 def test_constraints_pin_every_direct_dependency() -> None:
     project = load_project(ROOT)
     pinned = {line.partition("==")[0] for line in project.constraints.splitlines()}
-    wanted = {
-        requirement.split(";")[0].split("[")[0].split(">")[0].split("=")[0].strip().lower()
-        for requirement in [*project.requirements, project.llama, project.torch]
-    }
-    assert {name.replace("_", "-") for name in wanted} <= pinned
+    assert set(direct_dependencies(project)) <= pinned
+
+
+def test_a_dependency_is_asked_for_once() -> None:
+    names = direct_dependencies(load_project(ROOT))
+    assert [name for name in names if names.count(name) > 1] == []
 
 
 def test_every_import_is_a_declared_dependency() -> None:
