@@ -79,9 +79,9 @@ def last_state(reader: RunReader) -> LastState:
 def events(reader: RunReader, *, kind: str | None = None) -> list[Event]:
     """Events in order, of one kind or all."""
     rows = reader.rows(
-        "SELECT at, kind, message, data FROM events WHERE ?1 IS NULL OR kind = ?1 ORDER BY "
+        "SELECT at, kind, message, data FROM events WHERE :kind IS NULL OR kind = :kind ORDER BY "
         "event_id",
-        (kind,),
+        {"kind": kind},
     )
     return [Event(**{**row, "data": json.loads(row["data"])}) for row in rows]
 

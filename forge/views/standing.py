@@ -158,9 +158,9 @@ def why_lines(reason: str | None) -> list[str]:
 
 def _load_idle(reader: RunReader, *, stage: int | None) -> dict[str, float]:
     rows = reader.rows(
-        "SELECT role, idle_share FROM v_idle WHERE stage = ?1 AND step = (SELECT max(step) FROM "
-        "v_idle WHERE stage = ?1)",
-        (stage,),
+        "SELECT role, idle_share FROM v_idle WHERE stage = :stage AND step = "
+        "(SELECT max(step) FROM v_idle WHERE stage = :stage)",
+        {"stage": stage},
     )
     return {row["role"]: row["idle_share"] for row in rows}
 
@@ -195,10 +195,10 @@ def _eta_s(
     if step is None or num_steps is None:
         return None
     rows = reader.rows(
-        "SELECT step, max(at) AS at FROM metrics WHERE stage = ?1 AND key LIKE 'train/%' AND "
-        "attempt = (SELECT max(attempt) FROM metrics WHERE stage = ?1) GROUP BY step "
-        "ORDER BY step DESC LIMIT ?2",
-        (stage, ETA_STEPS + 1),
+        "SELECT step, max(at) AS at FROM metrics WHERE stage = :stage AND key LIKE 'train/%' AND "
+        "attempt = (SELECT max(attempt) FROM metrics WHERE stage = :stage) GROUP BY step "
+        "ORDER BY step DESC LIMIT :num_steps",
+        {"stage": stage, "num_steps": ETA_STEPS + 1},
     )
     pace = _pace_s([(row["step"], row["at"]) for row in rows])
     return None if pace is None else max(0.0, pace * (num_steps - step))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -183,3 +184,9 @@ def test_a_notebook_opens_a_run_by_name(
 def test_a_directory_that_is_no_run_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such run"):
         open_run(tmp_path, store_dir=tmp_path)
+
+
+def test_no_statement_numbers_its_parameters() -> None:
+    """With a sequence, Python 3.12 warns of `?1`, and 3.14 refuses it."""
+    sources = Path(forge.__file__).parent.rglob("*.py")
+    assert [path for path in sources if re.search(r"[ (=]\?\d", path.read_text())] == []
