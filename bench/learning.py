@@ -136,7 +136,7 @@ def run_control(
 
 def run_forge(*args: str) -> None:
     """`forge run ...`; its progress goes to our stderr. Ends the benchmark if it fails."""
-    subprocess.run([sys.executable, "-m", "forge.cli", "run", *args], check=True, cwd=ROOT)
+    subprocess.run([sys.executable, "-m", "forge", "run", *args], check=True, cwd=ROOT)
 
 
 def stage_seconds(paths: RunPaths) -> dict[int, float]:
@@ -150,7 +150,7 @@ def stage_seconds(paths: RunPaths) -> dict[int, float]:
 def evaluations_of(paths: RunPaths) -> list[dict[str, Any]]:
     """As `forge show --json` gives them."""
     done = subprocess.run(
-        [sys.executable, "-m", "forge.cli", "show", str(paths.root), "--json"],
+        [sys.executable, "-m", "forge", "show", str(paths.root), "--json"],
         check=True, capture_output=True, text=True, cwd=ROOT,
     )  # fmt: skip
     return json.loads(done.stdout)["evaluations"]

@@ -177,7 +177,7 @@ def run_forge(experiment: Experiment, *, store: Path, is_judged: bool = True) ->
     table = experiment.store.model_copy(update={"dir": store.absolute()})
     file = store / f"{experiment.name}.toml"
     file.write_text(dump_experiment(experiment.model_copy(update={"store": table})))
-    forge = ["-m", "forge.cli"] if is_judged else [str(ROOT / "bench" / "no_judge.py")]
+    forge = ["-m", "forge"] if is_judged else [str(ROOT / "bench" / "no_judge.py")]
     command = [sys.executable, *forge, "run", str(file.absolute())]
     subprocess.run(command, check=True, cwd=ROOT, stdout=sys.stderr)
     return find_run(experiment.name, store_dir=store)

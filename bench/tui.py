@@ -53,7 +53,7 @@ class Monitor:
         self.started_at = time.perf_counter()
         environment = {**os.environ, "TERM": "xterm-256color"}
         self.child = subprocess.Popen(
-            [sys.executable, "-m", "forge.cli", "tui", str(run)],
+            [sys.executable, "-m", "forge", "tui", str(run)],
             stdin=theirs, stdout=theirs, stderr=theirs, env=environment,
         )  # fmt: skip
         os.close(theirs)

@@ -48,7 +48,7 @@ def find_commands(text: str) -> set[tuple[str, frozenset[str]]]:
 def read_help(command: str) -> str:
     """What `forge [command] --help` prints, without wrapping or colours."""
     ran = subprocess.run(
-        [sys.executable, "-m", "forge.cli", *command.split(), "--help"],
+        [sys.executable, "-m", "forge", *command.split(), "--help"],
         cwd=ROOT,
         env={"PATH": "/usr/bin:/bin", "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"},
         capture_output=True,

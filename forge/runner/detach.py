@@ -40,7 +40,7 @@ def run_detached(argv: Sequence[str], *, store_dir: Path, wait_s: float = 0.0) -
     log_path = store_dir / f"detached-{time.time_ns()}.log"
     with log_path.open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "forge.cli", *argv],
+            [sys.executable, "-m", "forge", *argv],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

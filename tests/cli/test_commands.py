@@ -26,7 +26,7 @@ QUICKSTART = ROOT / "experiments" / "quickstart.toml"
 
 def run(*argv: str, **kwargs) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "forge.cli", *argv],
+        [sys.executable, "-m", "forge", *argv],
         capture_output=True,
         text=True,
         timeout=60,
@@ -151,7 +151,7 @@ def test_elsewhere_than_on_linux_a_run_is_refused_with_exit_3(command, monkeypat
 
 
 def test_a_reader_that_leaves_is_no_error():
-    command = f"{sys.executable} -m forge.cli keys --json | head -c 10; exit ${{PIPESTATUS[0]}}"
+    command = f"{sys.executable} -m forge keys --json | head -c 10; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(
         ["bash", "-c", command],
         capture_output=True,
@@ -164,7 +164,7 @@ def test_a_reader_that_leaves_is_no_error():
 
 
 def test_a_closed_stdout_is_told():
-    command = f"{sys.executable} -m forge.cli keys >&-"
+    command = f"{sys.executable} -m forge keys >&-"
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         ["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False, env=env
@@ -204,6 +204,12 @@ def test_plan_prints_json_and_imports_nothing_heavy(tmp_path):
     planned = json.loads(done.stdout)
     assert planned["name"] == "quickstart"
     assert planned["cpu_s"] > 0
+
+
+def test_the_module_is_the_program_by_the_same_name():
+    done = run("--help")
+    assert done.stdout.startswith("Usage: forge [OPTIONS] COMMAND")
+    assert run("forge.cli").stderr.startswith("Usage: forge")
 
 
 def test_help_needs_neither_pydantic_nor_rich_nor_regex():

@@ -58,7 +58,7 @@ def judge(
 ) -> subprocess.CompletedProcess[str]:
     data = stdin.encode() if isinstance(stdin, str) else stdin
     done = subprocess.run(
-        [sys.executable, "-m", "forge.cli", "judge", *argv],
+        [sys.executable, "-m", "forge", "judge", *argv],
         capture_output=True, timeout=120, check=False, cwd=cwd, input=data,
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
@@ -240,7 +240,7 @@ def test_what_cannot_be_judged_exits_2_in_one_line(
 
 
 def test_a_closed_stdin_is_told(folder: Path) -> None:
-    command = f"{sys.executable} -m forge.cli judge p.py - <&-"
+    command = f"{sys.executable} -m forge judge p.py - <&-"
     done = subprocess.run(
         ["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False,
         cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)},

@@ -41,7 +41,7 @@ HOSTILE = {
 
 def check(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "forge.cli", "problems", "check", *argv],
+        [sys.executable, "-m", "forge", "problems", "check", *argv],
         capture_output=True,
         text=True,
         timeout=120,

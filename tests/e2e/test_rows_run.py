@@ -53,7 +53,7 @@ def test_two_epochs_over_a_file_end_in_weights_and_say_what_was_left_out(tmp_pat
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
     (tmp_path / "x.toml").write_text(EXPERIMENT)
     done = subprocess.run(
-        [sys.executable, "-m", "forge.cli", "run", "x.toml"],
+        [sys.executable, "-m", "forge", "run", "x.toml"],
         cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

@@ -100,14 +100,14 @@ FUNCTION = "def f(x):\n    return torch.tanh(x)\n"
 
 def forge(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "forge.cli", *args],
+        [sys.executable, "-m", "forge", *args],
         cwd=cwd, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
 
 
 def start(cwd: Path, *args: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "forge.cli", *args],
+        [sys.executable, "-m", "forge", *args],
         cwd=cwd, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 

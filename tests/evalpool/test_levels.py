@@ -106,7 +106,7 @@ def forge_judge(
     """`forge judge` of an honest kernel on a machine made by `within`."""
     (folder / "problem.py").write_text(PROBLEM)
     (folder / "answer.py").write_text(ANSWER)
-    judge = [sys.executable, "-m", "forge.cli", "judge", "problem.py", "answer.py", "--json"]
+    judge = [sys.executable, "-m", "forge", "judge", "problem.py", "answer.py", "--json"]
     return subprocess.run(
         [*within, *judge, *options],
         cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)},

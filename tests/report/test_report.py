@@ -138,7 +138,7 @@ def test_every_picture_has_a_title_words_and_a_table(canned_page: str) -> None:
 def test_the_same_store_gives_the_same_bytes_in_any_process(tmp_path: Path) -> None:
     paths = make(tmp_path / "s-1", small_run())
     here = write_report(paths, out=tmp_path / "a.html")
-    argv = [sys.executable, "-m", "forge.cli", "report", str(paths.root)]
+    argv = [sys.executable, "-m", "forge", "report", str(paths.root)]
     argv += ["--out", str(tmp_path / "b.html"), "--json"]
     env = {**os.environ, "PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo"}
     ran = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=True)

@@ -72,7 +72,7 @@ def experiment(tied: Reference, tmp_path: Path) -> Path:
 
 def start(*argv: str, **env: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "forge.cli", "serve", *argv],
+        [sys.executable, "-m", "forge", "serve", *argv],
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | env,

@@ -31,7 +31,7 @@ def test_what_reaches_the_terminal_is_ours(tmp_path: Path):
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 160, 0, 0))
     child = subprocess.Popen(
-        [sys.executable, "-m", "forge.cli", "tui", str(paths.root)],
+        [sys.executable, "-m", "forge", "tui", str(paths.root)],
         stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT,
         env={**os.environ, "TERM": "xterm-256color"},
     )  # fmt: skip

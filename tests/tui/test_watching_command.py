@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from forge.store.layout import RunPaths
 
-FORGE = (sys.executable, "-m", "forge.cli")
+FORGE = (sys.executable, "-m", "forge")
 DEADLINE_S = 30.0
 
 

@@ -54,7 +54,7 @@ def several(store: Path, *names: str) -> SeveralReader:
 
 
 def command(*argv: str, **options: Any) -> list[str]:
-    return [sys.executable, "-m", "forge.cli", *argv]
+    return [sys.executable, "-m", "forge", *argv]
 
 
 def contents(store: Path) -> dict[str, bytes]:

@@ -212,7 +212,7 @@ def test_an_export_that_fails_leaves_no_file(
 
 
 def test_the_command_prints_the_files(root: Path, tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "forge.cli", "export", "csv", str(root), "--out", str(tmp_path)]
+    argv = [sys.executable, "-m", "forge", "export", "csv", str(root), "--out", str(tmp_path)]
     done = subprocess.run(
         [*argv, "--tables", "steps,events", "--json"], capture_output=True, text=True, check=True
     )

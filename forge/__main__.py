@@ -1,4 +1,4 @@
-"""`python -m forge.cli`, as `forge`."""
+"""`python -m forge`, as `forge`."""
 
 from __future__ import annotations
 
