@@ -3,9 +3,9 @@
 From Python: `forge.open("quickstart-1").rollouts(status="correct")` reads a run, and
 `forge.solve("def f(x): return torch.relu(x)")` asks the latest run's model for a kernel; in
 Jupyter, `await forge.asolve(...)`.
-"""
 
-from __future__ import annotations
+`forge.install` loads this file under an old Python too.
+"""
 
 from typing import TYPE_CHECKING, Any
 
