@@ -48,7 +48,9 @@ def child_env(
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
-        "PYTHONPATH": _python_path(),
+        "PYTHONPATH": python_path(),
+        # `-m` would look for modules where the user is, whose random.py is not the library's.
+        "PYTHONSAFEPATH": "1",
     }
     return env | visibility(gpus) | dict(extra or {})
 
@@ -59,7 +61,7 @@ def _is_passed_on(name: str) -> bool:
     return not name.upper().endswith(SECRET_ENDINGS)
 
 
-def _python_path() -> str:
+def python_path() -> str:
     """A checkout is found from any working directory, installed or not."""
     root = Path(forge.__file__).parent.parent
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)

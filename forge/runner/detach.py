@@ -7,6 +7,7 @@ in a log beside the run directories.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from forge.errors import ForgeError, Stalled
+from forge.process.environment import python_path
 from forge.process.logtail import read_last_lines
 from forge.store.layout import RunPaths, read_status
 
@@ -40,7 +42,8 @@ def run_detached(argv: Sequence[str], *, store_dir: Path, wait_s: float = 0.0) -
     log_path = store_dir / f"detached-{time.time_ns()}.log"
     with log_path.open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "forge", *argv],
+            [sys.executable, "-P", "-m", "forge", *argv],
+            env={**os.environ, "PYTHONPATH": python_path()},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

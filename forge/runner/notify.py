@@ -23,7 +23,7 @@ import anyio.to_thread
 from forge.errors import ForgeError
 from forge.exits import Ending, ending_of
 from forge.process.child import ChildSpec, open_child
-from forge.process.environment import child_env
+from forge.process.environment import python_path
 from forge.records import Event
 from forge.runner.bests import Bests
 from forge.views.terminal import printable
@@ -172,9 +172,9 @@ class Notifier:
         url = table.webhook or (os.environ.get(table.webhook_env) if table.webhook_env else None)
         spec = ChildSpec(
             name=f"notify-{self._num_sent}",
-            argv=(sys.executable, "-m", "forge.runner.notify_child"),
+            argv=(sys.executable, "-P", "-m", "forge.runner.notify_child"),
             log_path=self._paths.logs(self._attempt) / "notify.log",
-            env={**os.environ, "PYTHONPATH": child_env(threads=1)["PYTHONPATH"]},
+            env={**os.environ, "PYTHONPATH": python_path()},
             socket_path=None,
             config={
                 "command": table.command, "webhook": url, "timeout_s": table.timeout_s,

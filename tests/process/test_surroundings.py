@@ -49,6 +49,14 @@ def test_a_cpu_child_sees_no_gpu_and_no_secret(monkeypatch):
     assert env["PATH"] == os.environ["PATH"]
 
 
+def test_a_child_imports_nothing_that_lies_where_the_user_is(tmp_path):
+    (tmp_path / "random.py").write_text("raise RuntimeError('not the library')")
+    (tmp_path / "forge").mkdir()
+    (tmp_path / "forge/__init__.py").touch()
+    command = [sys.executable, "-c", "import random, forge.errors"]
+    subprocess.run(command, cwd=tmp_path, env=child_env(threads=1), timeout=60, check=True)
+
+
 def test_an_nvidia_child_is_pinned_by_uuid_in_pci_order():
     cards = [make_gpu(0), make_gpu(1)]
     assert visibility(["GPU-11"], gpus=cards) == {

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from forge.errors import Stalled
+from forge.errors import ForgeError, Stalled
 from forge.exits import explain
 from forge.runner import detach
 from forge.runner.detach import run_detached
@@ -55,6 +55,15 @@ def test_a_command_that_makes_no_run_in_time_is_ended_and_named(
     monkeypatch.setattr(detach, "START_TIMEOUT_S", 0.01)
     with pytest.raises(Stalled, match="the detached run was silent"):
         run_detached(["plan", "nothing.toml"], store_dir=tmp_path)
+
+
+def test_what_lies_where_the_user_is_is_not_taken_for_a_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "random.py").write_text("raise RuntimeError('not the library')")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ForgeError, match=r"nothing\.toml: no such file"):
+        run_detached(["plan", "nothing.toml"], store_dir=tmp_path / "runs")
 
 
 RUN = """#!{python}

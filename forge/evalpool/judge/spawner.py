@@ -35,7 +35,7 @@ START_TIMEOUT_S = 60.0
 FORK_TIMEOUT_S = 10.0
 EXIT_TIMEOUT_S, EXIT_PAUSE_S = 1.0, 0.001
 """Between a process closing its files and its end: for what it has started, to end with it."""
-PASSED_ON = (*gpu_files.PASSED_ON, "PYTHONPATH")
+PASSED_ON = (*gpu_files.PASSED_ON, "PYTHONPATH", "PYTHONSAFEPATH")
 """The zygote's environment is empty but for these."""
 
 
