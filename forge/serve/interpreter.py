@@ -15,15 +15,16 @@ from typing import Any
 
 PACKAGES = ("torch", "transformers", "vllm", "peft", "llama-cpp-python")
 MODULES = (
-    "anyio", "gguf", "jinja2", "llama_cpp", "numpy", "peft", "starlette", "tokenizers", "torch",
-    "transformers", "uvicorn", "vllm",
+    "anyio", "forge", "gguf", "jinja2", "llama_cpp", "numpy", "peft", "starlette", "tokenizers",
+    "torch", "transformers", "uvicorn", "vllm",
 )  # fmt: skip
 
 
 def describe() -> dict[str, Any]:
-    """JSON: versions by package, modules that can be found, what vllm requires, and the backends
-    that llama.cpp was built with."""
+    """JSON: its own version, those of packages, modules that can be found, what vllm requires, and
+    the backends that llama.cpp was built with."""
     return {
+        "python": sys.version_info[:2],
         "versions": {name: version for name in PACKAGES if (version := _version(name))},
         "modules": [name for name in MODULES if importlib.util.find_spec(name) is not None],
         "vllm_requires": _requires("vllm"),

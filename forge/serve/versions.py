@@ -25,6 +25,7 @@ from forge.serve import interpreter
 if TYPE_CHECKING:
     from forge.config.schema import ServeTable
 
+PYTHON_AT_LEAST = (3, 11)
 ASK_TIMEOUT_S = 60.0
 """For another interpreter to start and say what it has."""
 GPU_BACKENDS = {
@@ -71,19 +72,33 @@ def read_interpreter(table: ServeTable | None = None) -> Interpreter:
 
 @cache
 def _ask(python: str, env: tuple[tuple[str, str], ...]) -> Mapping[str, Any]:
-    # -P: the file's own folder holds our `vllm`, which is not theirs.
-    argv = [python, "-P", str(Path(interpreter.__file__))]
+    # child_env keeps the file's own folder off the path: it holds our `vllm`, which is not theirs.
+    argv = [python, str(Path(interpreter.__file__))]
     try:
         done = subprocess.run(
             argv, env=child_env(threads=1, extra=dict(env)), capture_output=True, text=True,
             timeout=ASK_TIMEOUT_S, check=False,
         )  # fmt: skip
         if done.returncode == 0:
-            return json.loads(done.stdout)
+            return _checked(json.loads(done.stdout), python=python)
         said = (done.stderr.strip().splitlines() or [f"exit {done.returncode}, no words"])[-1]
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         said = str(error)
     raise MachineError(f'serve.python = "{python}" does not run as a Python: {said}')
+
+
+def _checked(found: Mapping[str, Any], *, python: str) -> Mapping[str, Any]:
+    """Raises MachineError where no engine of ours can run in it, whatever else it has."""
+    major, minor = found["python"]
+    if (major, minor) < PYTHON_AT_LEAST:
+        needs = "forge needs {}.{} or newer".format(*PYTHON_AT_LEAST)
+        raise MachineError(f'serve.python = "{python}" is Python {major}.{minor}; {needs}')
+    if "forge" not in found["modules"]:
+        raise MachineError(
+            f'serve.python = "{python}" has no forge, and this one is no checkout: install its'
+            " wheel there too, with --no-deps"
+        )
+    return found
 
 
 def _parse(found: Mapping[str, Any], *, python: str) -> Interpreter:

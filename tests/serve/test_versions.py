@@ -161,6 +161,16 @@ def test_an_interpreter_that_does_not_run_is_named_with_its_last_words(tmp_path:
         check_engine(ServeTable(python=tmp_path / "absent"))
 
 
+def test_an_interpreter_that_is_too_old_or_has_no_forge_is_refused(tmp_path: Path) -> None:
+    told = '{{"python": {}, "modules": [], "versions": {{}}}}'
+    old = make_python(tmp_path / "old", f"echo '{told.format([3, 10])}'")
+    with pytest.raises(MachineError, match=r"old. is Python 3\.10; forge needs 3\.11 or newer$"):
+        check_engine(ServeTable(python=old))
+    bare = make_python(tmp_path / "bare", f"echo '{told.format([3, 12])}'")
+    with pytest.raises(MachineError, match=r"bare. has no forge"):
+        check_engine(ServeTable(python=bare))
+
+
 def test_the_tested_vllm_is_what_the_extra_asks_for() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["optional-dependencies"]["vllm"] == [f"vllm=={TESTED_VLLM}.*"]
