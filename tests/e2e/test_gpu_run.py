@@ -15,7 +15,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -194,7 +194,7 @@ LEFT_BYTES = 3 << 29
 
 
 def events(root: Path, kind: str) -> list[str]:
-    with sqlite3.connect(f"file:{root}/run.db?mode=ro", uri=True) as db:
+    with closing(sqlite3.connect(f"file:{root}/run.db?mode=ro", uri=True)) as db:
         rows = db.execute("SELECT message FROM events WHERE kind = ?", (kind,))
         return [message for (message,) in rows]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -91,7 +92,7 @@ def test_an_adapter_is_trained_served_resumed_and_asked(tmp_path: Path) -> None:
     assert chatted.returncode == 0, chatted.stderr
     (turn,) = json.loads(chatted.stdout)["turns"]
     assert turn["completion"]["min_version"] == 1
-    with sqlite3.connect(f"file:{root}/run.db?mode=ro", uri=True) as db:
+    with closing(sqlite3.connect(f"file:{root}/run.db?mode=ro", uri=True)) as db:
         evaluated = db.execute("SELECT stage, policy_version FROM evaluations").fetchall()
         (gap,) = db.execute("SELECT probe_gap FROM policies").fetchone()
     assert evaluated == [("eval-0", 0), ("eval-2", 1), ("eval-3", 1)]

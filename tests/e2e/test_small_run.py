@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -121,7 +122,7 @@ def wait_for(condition, *, timeout_s: float, what: str) -> None:
 
 def children_of_run(root: Path) -> list[int]:
     """Pids that the run recorded and that are alive."""
-    with sqlite3.connect(f"file:{root}/run.db?mode=ro", uri=True) as db:
+    with closing(sqlite3.connect(f"file:{root}/run.db?mode=ro", uri=True)) as db:
         pids = [pid for (pid,) in db.execute("SELECT pid FROM processes")]
     return [pid for pid in pids if is_alive(pid)]
 
@@ -170,7 +171,7 @@ def test_a_run_survives_kill_9_and_ctrl_c_and_can_be_read(tmp_path: Path) -> Non
     assert [e["stage"] for e in shown["evaluations"]] == ["eval-0", "eval-2"]
     needed = {"stage", "pass_at_1", "ci_low", "ci_high", "num_problems", "num_samples"}
     assert all(needed | {"compile_rate"} <= set(e) for e in shown["evaluations"])
-    with sqlite3.connect(f"file:{root}/run.db?mode=ro", uri=True) as db:
+    with closing(sqlite3.connect(f"file:{root}/run.db?mode=ro", uri=True)) as db:
         (turns,) = db.execute("SELECT count(*) FROM turns").fetchone()
         (attempts,) = db.execute("SELECT count(*) FROM attempts").fetchone()
     assert turns == shown["counters"]["turns"] > 0
@@ -193,7 +194,7 @@ def ask(cwd: Path, root: Path) -> None:
     )  # fmt: skip
     assert solved.returncode == 0, solved.stderr
     stored = "SELECT problem_id, count(*) FROM v_turns WHERE purpose = 'chat' GROUP BY group_id"
-    with sqlite3.connect(f"file:{root}/run.db?mode=ro", uri=True) as db:
+    with closing(sqlite3.connect(f"file:{root}/run.db?mode=ro", uri=True)) as db:
         turns = db.execute(stored).fetchall()
     assert [(name.rpartition("-")[0], count) for name, count in turns] == [
         ("chat/f", len(played["turns"])),
@@ -213,7 +214,7 @@ def play_others(cwd: Path) -> None:
     (cwd / "others.toml").write_text(OTHERS)
     done = forge("run", "others.toml", cwd=cwd)
     assert done.returncode == 5, done.stderr
-    with sqlite3.connect(f"file:{cwd}/runs/others-1/run.db?mode=ro", uri=True) as db:
+    with closing(sqlite3.connect(f"file:{cwd}/runs/others-1/run.db?mode=ro", uri=True)) as db:
         purposes = db.execute(
             "SELECT purpose, count(*) > 0, count(status) = count(*) FROM v_turns GROUP BY purpose"
         ).fetchall()

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,7 @@ async def notified(paths: RunPaths, console: Said | None = None, **keys: Any):
 
 
 def events(paths: RunPaths) -> list[tuple[str, str]]:
-    with sqlite3.connect(paths.run_db) as db:
+    with closing(sqlite3.connect(paths.run_db)) as db:
         return db.execute("SELECT kind, message FROM events").fetchall()
 
 

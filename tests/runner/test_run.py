@@ -8,7 +8,7 @@ import os
 import signal
 import sqlite3
 import sys
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +77,7 @@ class Supervised:
         return None
 
     def row(self, query: str) -> tuple[Any, ...]:
-        with sqlite3.connect(self.paths.run_db) as db:
+        with closing(sqlite3.connect(self.paths.run_db)) as db:
             return db.execute(query).fetchone()
 
     @property

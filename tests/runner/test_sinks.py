@@ -8,7 +8,7 @@ import json
 import sqlite3
 import sys
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,7 @@ def late_evaluation() -> Any:
 
 
 def events(paths: RunPaths) -> list[tuple[str, str]]:
-    with sqlite3.connect(paths.run_db) as db:
+    with closing(sqlite3.connect(paths.run_db)) as db:
         return db.execute("SELECT kind, message FROM events").fetchall()
 
 
@@ -312,6 +312,6 @@ async def test_the_real_trackio_has_the_run(
         await writer.put(step(1, train_loss=1.0), step(2, train_loss=0.5))
     assert events(paths) == []
     [database] = (tmp_path / "trackio").glob("forge*.db")
-    with sqlite3.connect(database) as db:
+    with closing(sqlite3.connect(database)) as db:
         stored = db.execute("SELECT metrics FROM metrics").fetchall()
     assert len(stored) == 2

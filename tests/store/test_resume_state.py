@@ -82,6 +82,7 @@ def test_a_group_whose_tokens_are_gone_is_left_out(tmp_path: Path) -> None:
     anyio.run(write_run, root, [attempt(), problem(0), group(1, rows), group(2, rows)])
     with sqlite3.connect(root / "tokens.db") as db:
         db.execute("DELETE FROM tokens WHERE group_id = 1 AND rollout = 1")
+    db.close()
     with open_run(root) as reader:
         assert [g.group_id for g in untrained_groups(reader, stage=1)] == [2]
 

@@ -9,7 +9,7 @@ import math
 import random
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,12 +50,16 @@ class Store:
 
     def __init__(self, *, migrations: tuple[str, ...] = RUN_MIGRATIONS) -> None:
         self.run = sqlite3.connect(":memory:", isolation_level=None)
-        tokens = sqlite3.connect(":memory:", isolation_level=None)
+        self.tokens = sqlite3.connect(":memory:", isolation_level=None)
         views = VIEWS if len(migrations) == len(RUN_MIGRATIONS) else PLAIN
         migrate(self.run, path=Path("run.db"), migrations=migrations, views=views)
-        migrate(tokens, path=Path("tokens.db"), migrations=TOKEN_MIGRATIONS)
+        migrate(self.tokens, path=Path("tokens.db"), migrations=TOKEN_MIGRATIONS)
         encoder = TurnEncoder(texts="plain")
-        self.rows = RowWriter(self.run, tokens=tokens, encoder=encoder, clock=lambda: 1.0)
+        self.rows = RowWriter(self.run, tokens=self.tokens, encoder=encoder, clock=lambda: 1.0)
+
+    def close(self) -> None:
+        self.run.close()
+        self.tokens.close()
 
     def put(self, *records: Record) -> None:
         for record in records:
@@ -187,52 +191,54 @@ def story(rng: random.Random) -> Iterator[Record | None]:
 @given(st.integers(0, 1 << 32))
 def test_views_read_as_the_plain_sums_whatever_was_written(seed: int) -> None:
     rng = random.Random(seed)
-    store = Store()
-    for record in story(rng):
-        if record is None:
-            store.settle(times=rng.randint(1, 4))
-        else:
-            store.put(record)
-        if rng.random() < 0.05:
-            assert differences(store) == {}
-    assert differences(store) == {}
-    store.settle()
-    assert differences(store) == {}
-    assert store.num_open() == 0
+    with closing(Store()) as store:
+        for record in story(rng):
+            if record is None:
+                store.settle(times=rng.randint(1, 4))
+            else:
+                store.put(record)
+            if rng.random() < 0.05:
+                assert differences(store) == {}
+        assert differences(store) == {}
+        store.settle()
+        assert differences(store) == {}
+        assert store.num_open() == 0
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 1 << 32))
 def test_a_run_of_schema_1_reads_alike_before_and_after_its_migration(seed: int) -> None:
     rng = random.Random(seed)
-    store = Store(migrations=RUN_MIGRATIONS[:1])
-    store.put(*(record for record in story(rng) if record is not None))
-    assert differences(store, PLAIN_VIEWS) == {}
-    migrate(store.run, path=Path("run.db"), migrations=RUN_MIGRATIONS, views=VIEWS)
-    assert differences(store) == {}
-    store.put(*(record for record in story(rng) if record is not None))
-    store.settle(max_open=1)
-    assert differences(store) == {}
+    with closing(Store(migrations=RUN_MIGRATIONS[:1])) as store:
+        store.put(*(record for record in story(rng) if record is not None))
+        assert differences(store, PLAIN_VIEWS) == {}
+        migrate(store.run, path=Path("run.db"), migrations=RUN_MIGRATIONS, views=VIEWS)
+        assert differences(store) == {}
+        store.put(*(record for record in story(rng) if record is not None))
+        store.settle(max_open=1)
+        assert differences(store) == {}
 
 
 def test_the_stories_give_every_view_something_to_show() -> None:
     shown: set[str] = set()
     for seed in range(8):
-        rng, store = random.Random(seed), Store()
-        for record in story(rng):
-            store.settle(times=2) if record is None else store.put(record)
-        shown |= {view for view in SUMMED if len(store.read(view)) > 1}
+        rng = random.Random(seed)
+        with closing(Store()) as store:
+            for record in story(rng):
+                store.settle(times=2) if record is None else store.put(record)
+            shown |= {view for view in SUMMED if len(store.read(view)) > 1}
     assert set(SUMMED) - shown == {"v_metrics", "v_idle"}
 
 
 def test_a_settled_step_is_read_from_its_roll_up() -> None:
     """Else the tests above compare the plain sums with themselves."""
-    store = Store()
-    store.put(attempt(), problem(0), group(0, [[Status.CORRECT], [Status.WRONG]]))
-    store.settle()
-    for table in ("steps", "groups", "failures", "reward_terms", "phases", "levels", "duplicates"):
-        store.run.execute(f"UPDATE rolled_{table} SET stage = 77")
-        assert [row for row in store.read(f"v_{table}")[1:] if 77 in row], table
+    with closing(Store()) as store:
+        store.put(attempt(), problem(0), group(0, [[Status.CORRECT], [Status.WRONG]]))
+        store.settle()
+        tables = "steps groups failures reward_terms phases levels duplicates"
+        for table in tables.split():
+            store.run.execute(f"UPDATE rolled_{table} SET stage = 77")
+            assert [row for row in store.read(f"v_{table}")[1:] if 77 in row], table
 
 
 def test_a_writer_leaves_a_few_steps_open_and_settles_all_when_it_ends(tmp_path: Path) -> None:
@@ -276,12 +282,12 @@ def test_what_a_killed_run_left_open_is_read_and_settled_by_the_next_writer(tmp_
 
 
 def test_a_resumed_run_reads_as_the_plain_sums() -> None:
-    store = Store()
-    store.put(*resumed_run())
-    for _ in range(8):
-        assert differences(store) == {}
-        store.settle(times=1)
-    assert store.read("v_replayed")[1:]
+    with closing(Store()) as store:
+        store.put(*resumed_run())
+        for _ in range(8):
+            assert differences(store) == {}
+            store.settle(times=1)
+        assert store.read("v_replayed")[1:]
 
 
 @pytest.mark.parametrize("kind", [Attempt, Group, Problem, Sample, SampleUse, Turn])

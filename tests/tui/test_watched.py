@@ -130,6 +130,7 @@ def test_a_question_that_fails_is_told_and_leaves_the_rest_readable(watched: Wat
 def test_a_column_without_its_json_is_told_and_leaves_the_rest_readable(watched: Watched):
     with sqlite3.connect(watched.paths.run_db) as connection:
         connection.execute("UPDATE verdicts SET phase_s = '{'")
+    connection.close()
     assert watched.ask(load_conversation) is None
     assert watched.problem is not None
     assert "verdicts.phase_s of g" in watched.problem
