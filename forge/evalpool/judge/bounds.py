@@ -38,11 +38,12 @@ class Launch:
 
         Args:
             doing: `load`, `store` or `atomic`, for the message.
-            pointers, mask: handles of the interpreter.
+            pointers, mask: handles of the interpreter; a descriptor's mask is a plain array in
+                Triton 3.7, whose `data` is a buffer.
         """
         addresses = pointers.data
-        if mask is not None and not mask.data.all():
-            addresses = addresses[np.broadcast_to(mask.data, addresses.shape)]
+        if mask is not None and not (let_through := np.asarray(mask.data)).all():
+            addresses = addresses[np.broadcast_to(let_through, addresses.shape)]
         if not addresses.size:
             return
         size = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
