@@ -221,7 +221,7 @@ class WatchApp(App[None]):
 
     def _act(self, action: str) -> None:
         """In a worker thread: says it to the supervisor; what came of it is one line."""
-        client = self.watched.client
+        client = self.watched.client()
         try:
             if client is None:
                 raise ForgeError(f"{self.watched.paths.name} is not running")

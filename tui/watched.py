@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from forge.control import ControlClient
+from forge.control.client import TIMEOUT_S
 from forge.errors import ConfigError, ForgeError
 from forge.store.json_columns import BadColumn
 from forge.store.layout import is_owned, read_status
@@ -31,8 +32,9 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 
-CONTROL_TIMEOUT_S = 2.0
-"""A supervisor that is silent for longer is told as such; the screen shows the store meanwhile."""
+LOOK_TIMEOUT_S = 2.0
+"""For a supervisor to say how it is: what is shown waits for it. What a user asks of one may take
+as long as in the command line: on a machine at work it was done, and told as not."""
 
 
 class Watched:
@@ -53,8 +55,7 @@ class Watched:
         self._file: tuple[int, ...] | None = None
         self._seen: tuple[int, bool] | None = None
 
-    @property
-    def client(self) -> ControlClient | None:
+    def client(self, *, timeout_s: float = TIMEOUT_S) -> ControlClient | None:
         """The supervisor's socket, where one owns the run."""
         try:
             socket_path = read_status(self.paths).get("control_socket")
@@ -62,7 +63,7 @@ class Watched:
                 return None
         except (OSError, ValueError):
             return None
-        return ControlClient(Path(socket_path), timeout_s=CONTROL_TIMEOUT_S)
+        return ControlClient(Path(socket_path), timeout_s=timeout_s)
 
     def changed(self) -> bool:
         """Whether there is something new to show: rows, a supervisor that came or went, a problem.
@@ -89,7 +90,7 @@ class Watched:
 
     def look_live(self) -> bool:
         """Asks the supervisor how it is; whether there is one, or was one until now."""
-        client, before = self.client, self.live
+        client, before = self.client(timeout_s=LOOK_TIMEOUT_S), self.live
         try:
             self.live = None if client is None else client.status()
         except (ForgeError, OSError, ValueError, TypeError):

@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import threading
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -52,6 +53,8 @@ class Supervisor:
     refuses: dict[str, str] = field(default_factory=dict)
     """Path to the line with which it is refused."""
     asked: list[str] = field(default_factory=list)
+    thinks_s: float = 0.0
+    """About each action."""
 
 
 @contextmanager
@@ -72,6 +75,7 @@ def supervising(paths: RunPaths) -> Iterator[Supervisor]:
 
         def do_POST(self) -> None:
             supervisor.asked.append(self.path)
+            time.sleep(supervisor.thinks_s)
             if self.path in supervisor.refuses:
                 self._answer(400, {"error": supervisor.refuses[self.path]})
             else:

@@ -22,6 +22,7 @@ from tests.tui.watching import (
     unwrapped,
     watching,
 )
+from tui import watched
 from tui.app import ACTIONS, PLACES, WatchApp
 from tui.widgets.confirm import Confirm
 from tui.widgets.help import Help
@@ -128,6 +129,17 @@ async def test_an_action_is_done_after_a_yes_only(canned_run: RunPaths, key: str
             await press(pilot, "y")
             await until(pilot, lambda: toasts(pilot))
             assert supervisor.asked == [path]
+            assert toasts(pilot)[-1][0] == "Asked for"
+
+
+async def test_an_action_may_take_longer_than_a_look(
+    canned_run: RunPaths, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(watched, "LOOK_TIMEOUT_S", 0.1)
+    with supervising(canned_run) as supervisor:
+        supervisor.thinks_s = 0.5
+        async with watching(canned_run, keys=["S", "y"]) as pilot:
+            await until(pilot, lambda: toasts(pilot))
             assert toasts(pilot)[-1][0] == "Asked for"
 
 

@@ -53,7 +53,7 @@ def test_a_run_has_changed_at_first_and_then_only_when_it_was_written(watched: W
 
 def test_a_supervisor_that_comes_and_goes_is_a_change(watched: Watched):
     assert watched.changed()
-    assert watched.client is None
+    assert watched.client() is None
     with supervising(watched.paths):
         assert watched.changed()
         assert watched.standing is not None
@@ -156,6 +156,6 @@ def test_a_run_with_nothing_in_it_yet_is_told_and_read_later(canned_run: RunPath
 
 def test_garbage_beside_a_run_is_no_supervisor(watched: Watched):
     watched.paths.status.write_text("{half")
-    assert watched.client is None
+    assert watched.client() is None
     assert not watched.look_live()
     assert watched.changed()
