@@ -127,7 +127,7 @@ def _compute(request: dict[str, Any]) -> tuple[dict[str, Any], list[torch.Tensor
             model = model.to(terms.device)
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         order = [names[id(parameter)] for parameter in made if id(parameter) in names]
-        _perturb(model)
+        perturb(model)
         cast(model, terms.precision)
         state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         counted = count_work(model, draw_inputs(module, terms))
@@ -176,7 +176,7 @@ def _describe(
     return layout, describer.tensors
 
 
-def _perturb(model: Any) -> None:
+def perturb(model: Any) -> None:
     """Moves floating parameters and running statistics off their defaults, so that a constant
     cannot stand for them."""
     for parameter in model.parameters():
