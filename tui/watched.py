@@ -34,7 +34,7 @@ Answer = TypeVar("Answer")
 
 LOOK_TIMEOUT_S = 2.0
 """For a supervisor to say how it is: what is shown waits for it. What a user asks of one may take
-as long as in the command line: on a machine at work it was done, and told as not."""
+as long as in the command line."""
 
 
 class Watched:

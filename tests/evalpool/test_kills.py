@@ -78,13 +78,17 @@ def chain(judge: int) -> list[int]:
 
 
 async def ready_chains(observer: Observer) -> list[list[int]]:
-    """Of all judges, once each has its zygote: the kill before may still be mended."""
+    """Of all judges, once each has its zygote: the kill before may still be mended, and the first
+    children of a launcher are tries of a sandbox, which end at once."""
+    before: list[list[int]] = []
     with anyio.fail_after(60):
         while True:
-            found = [chain(judge) for judge in observer.alive()]
-            if len(found) == TABLE.workers and all(len(one) > ZYGOTE for one in found):
+            found = [chain(judge)[: ZYGOTE + 1] for judge in observer.alive()]
+            are_whole = len(found) == TABLE.workers and all(len(one) > ZYGOTE for one in found)
+            if are_whole and found == before:
                 return found
-            await anyio.sleep(0.05)
+            before = found
+            await anyio.sleep(0.5)
 
 
 def cpu_ticks(pid: int) -> int:

@@ -74,6 +74,8 @@ def supervising(paths: RunPaths) -> Iterator[Supervisor]:
             self._answer(200, supervisor.status)
 
         def do_POST(self) -> None:
+            # A socket that is closed with something unread in it takes its answer back.
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
             supervisor.asked.append(self.path)
             time.sleep(supervisor.thinks_s)
             if self.path in supervisor.refuses:

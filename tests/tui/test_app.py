@@ -129,7 +129,7 @@ async def test_an_action_is_done_after_a_yes_only(canned_run: RunPaths, key: str
             await press(pilot, "y")
             await until(pilot, lambda: toasts(pilot))
             assert supervisor.asked == [path]
-            assert toasts(pilot)[-1][0] == "Asked for"
+            assert toasts(pilot)[-1][0] == "Asked for", toasts(pilot)
 
 
 async def test_an_action_may_take_longer_than_a_look(
