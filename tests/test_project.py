@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from forge.errors import MachineError
-from forge.install.__main__ import find_hopeless
+from forge.install.__main__ import PYTHON_AT_LEAST, find_hopeless
 from forge.install.command import run_command
 from forge.install.installed import find_damaged
 from forge.install.machine import GIB, Machine, find_faults, read_machine
@@ -31,6 +31,7 @@ from forge.install.torch_build import (
     is_reachable,
     read_rocm_version,
 )
+from forge.serve import versions
 
 ROOT = Path(__file__).resolve().parents[1]
 WHOLE = Machine(
@@ -120,6 +121,12 @@ def test_other_systems_and_old_pythons_are_refused_at_once() -> None:
     assert find_hopeless("darwin", (3, 12)) == "forge runs on Linux only; this is darwin"
     assert "PYTHON=python3.11" in (find_hopeless("linux", (3, 9)) or "")
     assert find_hopeless("linux", (3, 14)) is None
+
+
+def test_all_that_asks_for_a_python_asks_for_the_same() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["requires-python"] == ">={}.{}".format(*PYTHON_AT_LEAST)
+    assert versions.PYTHON_AT_LEAST == PYTHON_AT_LEAST
 
 
 def test_what_speaks_to_an_old_python_loads_under_it() -> None:

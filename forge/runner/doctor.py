@@ -19,7 +19,13 @@ from forge.process.environment import child_env
 from forge.process.sockets import open_socket_dir
 from forge.runner.machine import this_machine
 from forge.serve.engines import ENGINES, choose_engine
-from forge.serve.versions import TESTED_VLLM, find_mismatch, is_tested_vllm, read_interpreter
+from forge.serve.versions import (
+    PYTHON_AT_LEAST,
+    TESTED_VLLM,
+    find_mismatch,
+    is_tested_vllm,
+    read_interpreter,
+)
 from forge.store.filesystem import find_mount
 
 if TYPE_CHECKING:
@@ -71,8 +77,8 @@ def _software() -> Iterator[Finding]:
         is_ok=is_linux,
         fix="" if is_linux else "runs need Linux; reading commands work here",
     )
-    is_new = sys.version_info >= (3, 11)
-    fix = "" if is_new else "Python 3.11 or later"
+    is_new = sys.version_info >= PYTHON_AT_LEAST
+    fix = "" if is_new else "Python {}.{} or later".format(*PYTHON_AT_LEAST)
     yield Finding(name="python", found=platform.python_version(), is_ok=is_new, fix=fix)
     for package in ("torch", "triton", "transformers", "trl", "peft"):
         try:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from forge.config.schema import ServeTable
 
 PYTHON_AT_LEAST = (3, 11)
+"""As in forge.install, which must load under an older one, and pyproject.toml."""
 ASK_TIMEOUT_S = 60.0
 """For another interpreter to start and say what it has."""
 GPU_BACKENDS = {
