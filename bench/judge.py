@@ -48,7 +48,7 @@ from forge.records import (
     Turn,
     Verdict,
 )
-from forge.store.writer import Writer, open_writer
+from forge.store.write.writer import Writer, open_writer
 
 ROOT = Path(__file__).resolve().parents[1]
 HERE = Path(__file__).resolve().parent

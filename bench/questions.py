@@ -21,8 +21,8 @@ from typing import Any
 
 from forge.views.api import Run, open_run
 from forge.views.compare import compare
-from forge.views.named_queries import QUERIES
-from forge.views.rollouts import Filter, load_rollouts
+from forge.views.run.rollouts import Filter, load_rollouts
+from forge.views.sql.named_queries import QUERIES
 
 WARM_MS = 200.0
 NUM_TIMES = 5

@@ -29,7 +29,7 @@ from forge.store import open_run, open_writer
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from forge.store.rows import Record
+    from forge.store.write.rows import Record
 
 NUM_READERS = 3
 POLL_S = 0.1

@@ -33,7 +33,7 @@ from forge.records import (
 )
 
 if TYPE_CHECKING:
-    from forge.store.rows import Record
+    from forge.store.write.rows import Record
 
 NUM_PROBLEMS = 2000
 GROUPS_A_STEP = 32

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forge.store import open_run
-from forge.store.run_views import view_names
+from forge.store.schema.run_views import view_names
 
 WARM_MS = 200.0
 NUM_TIMES = 5

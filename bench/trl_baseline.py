@@ -44,7 +44,7 @@ from forge.process.devices import inventory
 from forge.process.sockets import open_socket_dir
 from forge.records import Problem, Split
 from forge.rewards import reward_terms
-from forge.runner.prompter import TemplatePrompter
+from forge.rollout.prompter import TemplatePrompter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

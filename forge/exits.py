@@ -23,7 +23,7 @@ import typer
 from forge import __version__
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled, Stopped
 from forge.process.disk import is_disk_full
-from forge.views.terminal import printable
+from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

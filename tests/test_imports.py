@@ -35,7 +35,7 @@ EXCEPTIONS: dict[str, set[str]] = {
     # The reward's settings pass through a rollout on their way to rewards.
     "forge/rollout/play.py": {"config"},
     # An engine renders a chat with the same template code as training.
-    "forge/serve/chat.py": {"data"},
+    "forge/serve/engine/chat.py": {"data"},
 }
 """Single files that may import more, by path below the root."""
 

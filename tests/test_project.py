@@ -31,7 +31,7 @@ from forge.install.torch_build import (
     is_reachable,
     read_rocm_version,
 )
-from forge.serve import versions
+from forge.serve.installed import versions
 
 ROOT = Path(__file__).resolve().parents[1]
 WHOLE = Machine(

@@ -22,7 +22,7 @@ from textual.screen import Screen
 from textual.theme import ThemeProvider
 
 from forge.errors import ForgeError
-from forge.views.terminal import printable
+from forge.views.text.terminal import printable
 from tui.watched import Watched
 from tui.widgets.confirm import Confirm
 from tui.widgets.help import Help

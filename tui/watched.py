@@ -22,7 +22,7 @@ from forge.errors import ConfigError, ForgeError
 from forge.store.json_columns import BadColumn
 from forge.store.layout import is_owned, read_status
 from forge.store.reader import RunReader
-from forge.views.standing import Standing, load_standing
+from forge.views.run.standing import Standing, load_standing
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -53,8 +53,8 @@ def judge(
 ) -> None:
     """Verdicts on candidates: one file, a directory, or stdin. Or judges for others (--serve)."""
     require_linux()
-    from forge.runner import judging as view
-    from forge.runner.judge_settings import Settings
+    from forge.commands.judge import judge as view
+    from forge.commands.judge.settings import Settings
 
     settings = Settings(
         device=device, isolation=isolation, compile=compile_to, baseline=baseline,
@@ -88,10 +88,10 @@ def check_problems(
 ) -> None:
     """Which problems can be judged, and which would pay an answer that does less than they ask."""
     require_linux()
-    from forge.runner import problem_view as view
-    from forge.runner.judge_settings import Settings
-    from forge.runner.overrides import parse_overrides
-    from forge.runner.problem_check import check_path
+    from forge.commands.judge import problems_view as view
+    from forge.commands.judge.overrides import parse_overrides
+    from forge.commands.judge.problems import check_path
+    from forge.commands.judge.settings import Settings
 
     found = check_path(
         path,
@@ -119,7 +119,7 @@ def chat(
     require_linux()
     from dataclasses import asdict
 
-    from forge.runner import chat as view
+    from forge.commands import chat as view
 
     if problem == "-" and sys.stdin is not None and sys.stdin.isatty():
         say("a problem, or a function of tensors, then Ctrl-D; --problem names a file")
@@ -148,7 +148,7 @@ def serve(
 ) -> None:
     """Run engines alone: for [serve] url of another run, and for clients of OpenAI's API."""
     require_linux()
-    from forge.runner import serving
+    from forge.commands import serve as serving
 
     request = serving.ServeRequest(
         source=source, overrides=overrides or (), socket=socket, listen=listen

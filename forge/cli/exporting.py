@@ -29,8 +29,8 @@ def export(
     from dataclasses import asdict
 
     from forge.store.reader import Table, open_run
-    from forge.views import export as view
-    from forge.views.sql import render_table
+    from forge.views.sql import export as view
+    from forge.views.sql.sql import render_table
 
     names = [name for name in (tables or "").split(",") if name]
     with open_run(find(run, store)) as reader:
@@ -60,7 +60,7 @@ def from_run(
     as_json: Json = False,
 ) -> None:
     """A run's own answers as SFT rows for the next: [data] source = "file", format = "messages"."""
-    from forge.runner.from_run import Wanted, write_rows
+    from forge.commands.rows_from_run import Wanted, write_rows
     from forge.store.reader import open_run
 
     wanted = Wanted(

@@ -46,9 +46,9 @@ def doctor(
     as_json: Json = False,
 ) -> None:
     """What this machine has, and what to do about what it lacks."""
+    from forge.commands.doctor import examine
+    from forge.commands.doctor_view import render, to_json
     from forge.config.load import load_experiment
-    from forge.runner.doctor import examine
-    from forge.runner.doctor_view import render, to_json
 
     findings = examine(store, serve=None if file is None else load_experiment(file).serve)
     print_json(to_json(findings)) if as_json else print_rich(render(findings))

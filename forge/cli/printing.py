@@ -22,7 +22,7 @@ def say(text: str) -> None:
 
 def write(text: str) -> None:
     """As it comes: a model's words, so control characters are made visible."""
-    from forge.views.terminal import printable
+    from forge.views.text.terminal import printable
 
     print(printable(text), end="", flush=True)
 
@@ -38,7 +38,7 @@ def print_parts(parts: Iterable[str]) -> None:
 
 
 def print_json(value: Any) -> None:
-    from forge.views.terminal import json_text
+    from forge.views.text.terminal import json_text
 
     print(json_text(value))
 

@@ -15,7 +15,7 @@ from forge.cli.printing import print_json, print_parts, print_rich, print_text
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from forge.views.sql import Asked
+    from forge.views.sql.sql import Asked
 
 Params = Annotated[
     list[str] | None,
@@ -38,7 +38,7 @@ def sql(
 ) -> None:
     """Ask a run anything, read-only. Without a query: what there is to ask."""
     from forge.store.reader import explain_sql
-    from forge.views import sql as view
+    from forge.views.sql import sql as view
 
     if query is None and (runs is not None or " " in run) and run != "last":
         run, query = "last", run
@@ -86,7 +86,7 @@ def questions(
 ) -> None:
     """What researchers ask of a run, and with a number the answer."""
     from forge.store.reader import open_run
-    from forge.views import questions as view
+    from forge.views.sql import questions as view
 
     if number is None:
         return print_json(view.to_json()) if as_json else print_rich(view.render_questions())
@@ -95,7 +95,7 @@ def questions(
         found = view.answer(reader, question, _parse_params(params))
     if not as_json:
         return print_rich(view.render_answers(question, found))
-    from forge.views.sql import json_rows
+    from forge.views.sql.sql import json_rows
 
     print_json({name: json_rows(table) for name, table in found.items()})
 
@@ -121,7 +121,7 @@ def _open(run: str, runs: str | None, store: Path) -> Iterator[Asked]:
         with open_run(find(run, store)) as reader:
             yield reader
         return
-    from forge.views.several import SeveralReader
+    from forge.views.sql.several import SeveralReader
 
     names = [name for name in runs.split(",") if name]
     with SeveralReader([find(name, store) for name in names]) as reader:
@@ -140,7 +140,7 @@ def _check_together(given: dict[str, bool]) -> None:
 
 
 def _list(reader: Asked, *, as_json: bool) -> None:
-    from forge.views import sql as view
+    from forge.views.sql import sql as view
 
     relations = view.list_relations(reader)
     if as_json:
@@ -153,7 +153,7 @@ def _list(reader: Asked, *, as_json: bool) -> None:
 def _parse_params(given: list[str] | None) -> dict[str, Any]:
     """A number where it reads as one. Raises ConfigError without a name and `=`."""
     from forge.errors import ConfigError
-    from forge.views.sql import LARGEST
+    from forge.views.sql.sql import LARGEST
 
     out: dict[str, Any] = {}
     for each in given or ():

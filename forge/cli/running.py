@@ -38,9 +38,9 @@ def run(
     """Run an experiment from the start."""
     require_linux()
     if detach:
+        from forge.commands.detach import run_detached
         from forge.config.load import load_experiment
-        from forge.runner.detach import run_detached
-        from forge.runner.hub import locate_model
+        from forge.runner.prepare.locate_model import locate_model
 
         experiment = load_experiment(file, overrides=overrides or ())
         locate_model(experiment.model, say=None if as_json else say)  # while somebody looks on
@@ -67,19 +67,19 @@ def plan(
 ) -> None:
     """Check an experiment and this machine; print who runs where and how long it takes."""
     from forge.config.load import load_experiment
-    from forge.runner.plan import plan as make_plan
+    from forge.runner.plan.plan import plan as make_plan
 
     experiment = load_experiment(file, overrides=overrides or (), is_here=assumed is None)
     machine = None
     if assumed is not None:
-        from forge.runner.assume import assume
-        from forge.runner.machine import this_machine
+        from forge.runner.plan.assumed_machine import assume
+        from forge.runner.plan.machine import this_machine
 
         machine = assume(assumed, here=this_machine(experiment.store.dir))
     made = make_plan(experiment, machine=machine)
     if as_json:
         return print_json(made.to_json())
-    from forge.runner.plan_view import render
+    from forge.runner.plan.view import render
 
     print_rich(render(made))
 
@@ -120,7 +120,7 @@ def status(run: RunName = "last", store: Store = RUNS, as_json: Json = False) ->
     import time
 
     from forge.store.reader import open_run
-    from forge.views.standing import load_standing
+    from forge.views.run.standing import load_standing
 
     paths = find(run, store)
     with open_run(paths) as reader:
@@ -129,7 +129,7 @@ def status(run: RunName = "last", store: Store = RUNS, as_json: Json = False) ->
         return print_json({**standing.to_json(), "components": _components(paths)})
     print_lines(standing.to_lines())
     if standing.state == "running":
-        from forge.runner.components_view import render
+        from forge.commands.status_view import render
 
         live = _client(paths).status()
         print_text(live.to_line())
@@ -153,7 +153,7 @@ def logs(
     store: Store = RUNS,
 ) -> None:
     """The last lines of a run's processes."""
-    from forge.runner.logs import log_files, parse_filter, read_logs
+    from forge.commands.logs import log_files, parse_filter, read_logs
 
     wanted, paths = parse_filter(level, pattern), find(run, store)
     files = log_files(paths, process=process)

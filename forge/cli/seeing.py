@@ -20,7 +20,7 @@ from forge.cli.printing import print_json, print_rich, say
 @app.command()
 def runs(store: Store = RUNS, as_json: Json = False) -> None:
     """Every run, its state and its last evaluation."""
-    from forge.views.runs import load_runs, render_runs
+    from forge.views.run.runs import load_runs, render_runs
 
     found = load_runs(store)
     if not found and not as_json:
@@ -31,7 +31,7 @@ def runs(store: Store = RUNS, as_json: Json = False) -> None:
 @app.command()
 def show(run: RunName = "last", store: Store = RUNS, as_json: Json = False) -> None:
     """What came out of a run: evaluations, the best kernel, counters."""
-    from forge.views.show import render_show, show_run
+    from forge.views.run.show import render_show, show_run
 
     data = show_run(find(run, store))
     print_json(data) if as_json else print_rich(render_show(data))
@@ -57,7 +57,7 @@ def rollouts(
 ) -> None:
     """Rollouts of a run, latest first."""
     from forge.store.reader import open_run
-    from forge.views import rollouts as view
+    from forge.views.run import rollouts as view
 
     wanted = view.Filter(
         rollout=rollout, problem=problem, family=family, level=level, status=status,

@@ -27,7 +27,7 @@ import anyio
 import anyio.to_thread
 
 from forge.errors import ConfigError, MachineError, Stalled
-from forge.evalpool.address import bound_address, bound_path, is_loopback, url_of
+from forge.evalpool.door import bound_address, bound_path, is_loopback, url_of
 from forge.evalpool.links import TOKEN_VARIABLE
 from forge.evalpool.pool import Pool, open_pool
 from forge.evalpool.seating import State

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import forge
 from forge.records import Attempt
-from forge.runner.machine import count_cores, memory_bytes
+from forge.runner.plan.machine import count_cores, memory_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

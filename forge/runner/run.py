@@ -28,28 +28,28 @@ from forge.errors import ForgeError
 from forge.exits import Ending, ending_of
 from forge.process.sockets import open_socket_dir
 from forge.runner.attempt import describe_attempt
-from forge.runner.beside import hear_signals, keep_status, log_to, record_end, record_status
-from forge.runner.claiming import open_claimed
-from forge.runner.components import Components
-from forge.runner.console import Console
-from forge.runner.control import Control, serve_control
-from forge.runner.hub import locate_model
-from forge.runner.machine import this_machine
-from forge.runner.notify import open_notifier
-from forge.runner.observer import StoreObserver
-from forge.runner.placement import Placement
-from forge.runner.plan import Plan, plan
-from forge.runner.plan_view import render as render_plan
-from forge.runner.progress import Progress
-from forge.runner.report import report_at_end
-from forge.runner.sinks import open_sinks
-from forge.runner.stages import Past, Work
-from forge.runner.stopping import StopRequest
+from forge.runner.background import hear_signals, keep_status, log_to, record_end, record_status
+from forge.runner.live.console import Console
+from forge.runner.live.observer import StoreObserver
+from forge.runner.live.progress import Progress
+from forge.runner.live.stopping import StopRequest
+from forge.runner.outlets.notify import open_notifier
+from forge.runner.outlets.report import report_at_end
+from forge.runner.outlets.sinks import open_sinks
+from forge.runner.plan.claiming import open_claimed
+from forge.runner.plan.machine import this_machine
+from forge.runner.plan.placement import Placement
+from forge.runner.plan.plan import Plan, plan
+from forge.runner.plan.view import render as render_plan
+from forge.runner.prepare.locate_model import locate_model
+from forge.runner.stages.control import Control, serve_control
+from forge.runner.status.status import Components
+from forge.runner.work import Past, Work
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths, create_run, next_attempt, open_run_lock, write_file
 from forge.store.reader import open_run
 from forge.store.resume import events, last_state
-from forge.store.writer import Writer, open_writer
+from forge.store.write.writer import Writer, open_writer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -179,7 +179,7 @@ async def _supervise(
             raise
         await record_end(writer, attempt, Ending(code=0, words="done"))
         record_status(paths, progress, state="done")
-    from forge.runner.summary import show_summary
+    from forge.runner.outlets.summary import show_summary
 
     show_summary(paths, console, placement)
 

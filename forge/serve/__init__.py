@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from forge.serve.client import ReplicaClient, StreamChunk
-    from forge.serve.engines import check_engine
+    from forge.serve.installed.engines import check_engine
     from forge.serve.replicas import Replicas, open_replicas
     from forge.serve.stats import EngineLoad, ServeStats
     from forge.serve.weights import Weights
@@ -28,7 +28,7 @@ __all__ = [
 _HOMES = {
     "ReplicaClient": "client",
     "StreamChunk": "client",
-    "check_engine": "engines",
+    "check_engine": "installed.engines",
     "Replicas": "replicas",
     "open_replicas": "replicas",
     "EngineLoad": "stats",

@@ -1,7 +1,7 @@
 """What an engine child is to the endpoints around it: the contract of an engine, in Python.
 
-Kept by `forge.serve.worker.Worker` (engines that are stepped by a thread of ours: llama, hf) and by
-`forge.serve.vllm.engine.VllmEngine`; used by `app` and `events`.
+Implemented by `forge.serve.engine.worker.Worker` (engines stepped by a thread of ours: llama, hf)
+and by `forge.serve.vllm.engine.VllmEngine`; used by `app` and `events`.
 """
 
 from __future__ import annotations

@@ -15,7 +15,13 @@ import anyio
 from forge.errors import ConfigError, ForgeError, MachineError
 from forge.process.child import ChildSpec, ProcessObserver
 from forge.process.environment import child_env
-from forge.serve.engines import check_adapters, check_engine, engine_argv, resolve, start_timeout_s
+from forge.serve.installed.engines import (
+    check_adapters,
+    check_engine,
+    engine_argv,
+    resolve,
+    start_timeout_s,
+)
 from forge.serve.port import PREFIX_CACHE, SLEEP
 from forge.serve.replica import Replica
 from forge.serve.served import Served

@@ -2,7 +2,7 @@
 
 from forge.store.layout import RunPaths, create_run, find_run, open_run_lock
 from forge.store.reader import RunReader, open_run
-from forge.store.writer import Writer, open_writer
+from forge.store.write.writer import Writer, open_writer
 
 __all__ = [
     "RunPaths",

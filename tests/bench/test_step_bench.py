@@ -18,8 +18,8 @@ from forge.config.load import load_experiment
 from forge.evalpool.pool import Pool
 from forge.records import Problem, Split
 from forge.rewards import reward_terms
-from forge.runner import stages
-from forge.runner.prompter import TemplatePrompter
+from forge.rollout.prompter import TemplatePrompter
+from forge.runner import work as stages
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = ROOT / "bench"

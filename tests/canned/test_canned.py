@@ -7,7 +7,7 @@ from pathlib import Path
 
 from forge.store.layout import RunPaths, read_status
 from forge.store.reader import open_run
-from forge.views.show import load_show
+from forge.views.run.show import load_show
 from tests import canned
 from tests.canned.make import MAX_BYTES
 

@@ -265,7 +265,7 @@ def test_a_detached_run_fetches_its_model_while_somebody_looks_on(monkeypatch, t
     def refuse(table, *, say):
         raise MachineError("the hub cannot be reached")
 
-    monkeypatch.setattr("forge.runner.hub.locate_model", refuse)
+    monkeypatch.setattr("forge.runner.prepare.locate_model.locate_model", refuse)
     argv = ["run", "-d", str(QUICKSTART), f"--set=store.dir={tmp_path}/r"]
     assert cli.run_command(argv) == 3
     assert capsys.readouterr().err == "forge: the hub cannot be reached\n"

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from forge import cli
+from forge.commands.judge.files import find_problem
+from forge.commands.judge.judge import Question
 from forge.errors import ConfigError
 from forge.records import Verdict
-from forge.runner.judge_files import find_problem
-from forge.runner.judging import Question
 
 ROOT = Path(__file__).parents[2]
 PROBLEM = """import torch

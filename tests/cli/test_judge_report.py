@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from forge.commands.judge.files import Job
+from forge.commands.judge.histogram import WIDTH, histogram
+from forge.commands.judge.judge import Judged, Question
+from forge.commands.judge.report import render
+from forge.commands.judge.table import render as render_table
 from forge.records import Problem, Split, Status, Timing, Verdict
 from forge.records.verdict import KernelTime, Profile
-from forge.runner.histogram import WIDTH, histogram
-from forge.runner.judge_files import Job
-from forge.runner.judge_report import render
-from forge.runner.judge_table import render as render_table
-from forge.runner.judging import Judged, Question
 
 TIMING = Timing(
     speedup=2.0, speedup_low=1.9, candidate_us=100.0, baseline_us=200.0, candidate_spread_us=1.0,

@@ -11,8 +11,8 @@ from forge import cli
 from forge.process.devices import Gpu, Vendor
 from forge.process.gpu_claim import claim
 from forge.process.gpu_users import GpuUser, Occupancy
-from forge.runner import claiming
-from forge.runner import machine as machine_module
+from forge.runner.plan import claiming
+from forge.runner.plan import machine as machine_module
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "experiments" / "quickstart.toml"

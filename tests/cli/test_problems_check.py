@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from forge.commands.judge.overrides import parse_overrides
 from forge.errors import ConfigError
-from forge.runner.overrides import parse_overrides
 
 ROOT = Path(__file__).parents[2]
 TAIL = """

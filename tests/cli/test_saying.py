@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from forge.cli import run_command
-from forge.runner import serving
+from forge.commands import serve as serving
 
 if TYPE_CHECKING:
     import pytest

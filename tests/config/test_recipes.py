@@ -10,14 +10,14 @@ import pytest
 
 from forge.config.load import load_experiment
 from forge.errors import ConfigError, MachineError
-from forge.runner.assume import assume
-from forge.runner.machine import this_machine
-from forge.runner.plan import plan
-from forge.runner.shapes import model_shape
+from forge.runner.plan.assumed_machine import assume
+from forge.runner.plan.machine import this_machine
+from forge.runner.plan.model_shape import model_shape
+from forge.runner.plan.plan import plan
 
 if TYPE_CHECKING:
     from forge.config.schema import Experiment
-    from forge.runner.plan import Plan
+    from forge.runner.plan.plan import Plan
 
 FOLDER = Path(__file__).parents[2] / "experiments"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.toml"))

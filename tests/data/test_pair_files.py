@@ -12,9 +12,9 @@ import pytest
 from pyarrow import parquet
 
 from forge.config.schema import DataTable
+from forge.data.answers import extract
 from forge.data.pair_files import read_pairs
 from forge.errors import ConfigError
-from forge.evalpool.extract import extract
 
 if TYPE_CHECKING:
     from forge.records import Pair

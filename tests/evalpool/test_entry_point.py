@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from forge.evalpool.extract import extract
+from forge.data.answers import extract
 from forge.records.problem import Problem, Split
 from forge.records.verdict import Status
 

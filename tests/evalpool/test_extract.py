@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge.evalpool.extract import extract
+from forge.data.answers import extract
 
 CODE = "import torch\nclass ModelNew:\n    pass\n"
 

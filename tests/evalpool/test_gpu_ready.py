@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from forge.evalpool.contexts import CONTEXT_BYTES
+from forge.evalpool.capacity import CONTEXT_BYTES
 from forge.evalpool.judge import ready
 from forge.records.verdict import JudgeOptions, Status
 from tests.evalpool.conftest import RELU, RELU_KERNEL

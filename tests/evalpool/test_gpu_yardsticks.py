@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from forge.config.schema import JudgeTable
-from forge.evalpool.contexts import MAX_STARTED
+from forge.evalpool.capacity import MAX_STARTED
 from forge.evalpool.judge import gpu_yardsticks
 from forge.evalpool.judge.baselines import Baseline, Baselines
 from forge.evalpool.judge.gpu_memory import GpuMemoryError

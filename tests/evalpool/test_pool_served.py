@@ -19,7 +19,7 @@ from forge import exits
 from forge.config.schema import JudgeTable
 from forge.errors import ConfigError, MachineError
 from forge.evalpool import links, served
-from forge.evalpool.address import bound_address, bound_path, parse_address, url_of
+from forge.evalpool.door import bound_address, bound_path, parse_address, url_of
 from forge.evalpool.pool import Pool, open_pool
 from forge.evalpool.seating import Seat, Seating, State
 from forge.evalpool.served import MAX_BODY_BYTES, MAX_DRAINED_BYTES, PoolApp, serve_pool

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from forge.errors import Stalled
-from forge.evalpool.contexts import CONTEXT_BYTES, GPU_CAPACITY, num_oracles, num_ready
+from forge.evalpool.capacity import CONTEXT_BYTES, GPU_CAPACITY, num_oracles, num_ready
 from forge.evalpool.judge import frames, ready
 from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.proof import WeakSandbox

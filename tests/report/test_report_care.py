@@ -13,7 +13,7 @@ from forge.errors import ConfigError
 from forge.store.reader import open_run
 from forge.views.compare.config import find_changes
 from forge.views.report import write_report
-from forge.views.report.secrets import hide_in_diff, hide_secrets, is_secret
+from forge.views.text.secrets import hide_in_diff, hide_secrets, is_secret
 from tests.report.test_report import make
 from tests.store.storefactory import attempt, small_run
 

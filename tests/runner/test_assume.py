@@ -6,8 +6,8 @@ import pytest
 
 from forge.errors import ConfigError
 from forge.process.devices import Vendor
-from forge.runner.assume import assume
-from forge.runner.machine import Machine
+from forge.runner.plan.assumed_machine import assume
+from forge.runner.plan.machine import Machine
 
 HERE = Machine(
     cores=2, memory_bytes=16 << 30, free_disk_bytes=100 << 30, gpus=(), engines=frozenset(),

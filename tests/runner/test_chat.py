@@ -14,14 +14,14 @@ import anyio
 import pytest
 
 import forge
+from forge.commands import chat
+from forge.commands.chat import place_on, small
 from forge.config.load import load_experiment
 from forge.errors import ConfigError
 from forge.records import Event, PolicyVersion
-from forge.runner import chat
-from forge.runner.assume import assume
-from forge.runner.chat import place_on, small
-from forge.runner.machine import Machine
-from forge.runner.published import find_weights
+from forge.runner.plan.assumed_machine import assume
+from forge.runner.plan.machine import Machine
+from forge.runner.weights.resume import find_weights
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths
 from tests.store.storefactory import attempt, write_run

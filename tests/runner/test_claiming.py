@@ -14,12 +14,12 @@ from forge.config.load import load_experiment
 from forge.errors import MachineError
 from forge.process.gpu_claim import claim, claimed
 from forge.process.gpu_users import GpuUser
-from forge.runner import claiming
-from forge.runner.assume import assume
-from forge.runner.claiming import open_claimed
-from forge.runner.gpu_fit import CardBusy
-from forge.runner.machine import Machine
-from forge.runner.placement import Placement, place
+from forge.runner.plan import claiming
+from forge.runner.plan.assumed_machine import assume
+from forge.runner.plan.claiming import open_claimed
+from forge.runner.plan.gpu_fit import CardBusy
+from forge.runner.plan.machine import Machine
+from forge.runner.plan.placement import Placement, place
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,20 +12,20 @@ import anyio
 import pytest
 from rich.console import Console as RichConsole
 
+from forge.commands.status_view import render
 from forge.config.load import load_experiment
 from forge.control.records import ComponentStatus, LiveStatus
 from forge.evalpool.pool import MAX_QUEUED, Pool
 from forge.evalpool.seating import JudgeKind, Seat, Seating, State
 from forge.process.child import ChildSpec
 from forge.process.devices import Gpu, Vendor
-from forge.runner import components as components_module
-from forge.runner.components import Components
-from forge.runner.components_view import render
-from forge.runner.desk import TrainerDesk
-from forge.runner.observer import StoreObserver
-from forge.runner.progress import Progress
-from forge.runner.vitals import Card, Memory, Vitals
-from forge.serve.remote import Remote, RemoteServer
+from forge.runner.live.observer import StoreObserver
+from forge.runner.live.progress import Progress
+from forge.runner.stages.desk import TrainerDesk
+from forge.runner.status import status as components_module
+from forge.runner.status.status import Components
+from forge.runner.status.vitals import Card, Memory, Vitals
+from forge.serve.remote.remote import Remote, RemoteServer
 from forge.serve.replicas import Replicas
 from forge.serve.weights import Weights
 

@@ -9,9 +9,9 @@ import sys
 import anyio
 import pytest
 
-from forge.runner import console as console_module
-from forge.runner.console import Console
-from forge.runner.progress import Progress
+from forge.runner.live import console as console_module
+from forge.runner.live.console import Console
+from forge.runner.live.progress import Progress
 
 pytestmark = pytest.mark.anyio
 
@@ -86,7 +86,7 @@ def test_a_resumed_stage_is_paced_by_what_its_own_trainer_did(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 100.0
-    monkeypatch.setattr("forge.runner.progress.time.monotonic", lambda: now)
+    monkeypatch.setattr("forge.runner.live.progress.time.monotonic", lambda: now)
     progress = Progress(run="x-1", num_stages=1)
     progress.enter("sft-1", stage=1, total=100, unit="steps", busy={})
     now = 130.0  # imports, the model, the checkpoint

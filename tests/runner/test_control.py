@@ -15,8 +15,8 @@ import pytest
 from forge.errors import ConfigError
 from forge.process.sockets import open_socket_dir
 from forge.process.uds import open_client
-from forge.runner.control import Control, serve_control
-from forge.runner.desk import TrainerDesk
+from forge.runner.stages.control import Control, serve_control
+from forge.runner.stages.desk import TrainerDesk
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -12,10 +12,10 @@ import pytest
 
 from forge.records import Metrics, Sample, SampleUse
 from forge.rollout.batches import Batch
-from forge.runner import desk as desk_module
-from forge.runner.desk import TrainerDesk
-from forge.runner.grpo import _offer
-from forge.runner.idleness import Idleness
+from forge.runner.stages import desk as desk_module
+from forge.runner.stages.desk import TrainerDesk
+from forge.runner.stages.grpo import _offer
+from forge.runner.stages.idleness import Idleness
 
 pytestmark = pytest.mark.anyio
 

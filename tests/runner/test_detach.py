@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forge.commands import detach
+from forge.commands.detach import run_detached
 from forge.errors import ForgeError, Stalled
 from forge.exits import explain
-from forge.runner import detach
-from forge.runner.detach import run_detached
 from forge.store.layout import create_run, read_status, write_status
 
 if TYPE_CHECKING:

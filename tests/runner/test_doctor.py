@@ -6,14 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forge.commands import doctor
+from forge.commands.doctor import Finding, examine
 from forge.config.schema import ServeTable
 from forge.process.devices import Gpu, Vendor
 from forge.process.gpu_users import GpuUser
-from forge.runner import doctor
-from forge.runner.doctor import Finding, examine
-from forge.runner.machine import this_machine
-from forge.serve.engines import ENGINES
-from forge.serve.versions import Interpreter
+from forge.runner.plan.machine import this_machine
+from forge.serve.installed.engines import ENGINES
+from forge.serve.installed.versions import Interpreter
 
 if TYPE_CHECKING:
     import pytest
@@ -25,7 +25,7 @@ def findings(
     monkeypatch: pytest.MonkeyPatch, python: Interpreter, *, gpus: tuple[str, ...] = ()
 ) -> dict[str, Finding]:
     monkeypatch.setattr(doctor, "read_interpreter", lambda _serve: python)
-    monkeypatch.setattr("forge.serve.engines.read_interpreter", lambda _serve: python)
+    monkeypatch.setattr("forge.serve.installed.engines.read_interpreter", lambda _serve: python)
     monkeypatch.setattr(doctor, "inventory", lambda: gpus)
     return {finding.name: finding for finding in examine(Path("/tmp"))}
 

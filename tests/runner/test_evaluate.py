@@ -11,8 +11,8 @@ import anyio
 import pytest
 
 from forge.config.schema import Experiment
-from forge.runner import evaluate as module
-from forge.runner.evaluate import EvalSettings, evaluate, groups_in_flight
+from forge.runner.stages import evaluate as module
+from forge.runner.stages.evaluate import EvalSettings, evaluate, groups_in_flight
 from tests.store.storefactory import problem
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from forge.config.schema import (
     SftStage,
     TinyModel,
 )
-from forge.evalpool.contexts import CONTEXT_BYTES, GPU_CAPACITY
-from forge.runner.gpu_costs import JUDGE_SHARE, judge_bytes, serve_bytes, train_bytes
-from forge.runner.shapes import KNOWN, lora_rank, model_shape, read_shape
+from forge.evalpool.capacity import CONTEXT_BYTES, GPU_CAPACITY
+from forge.runner.plan.gpu_costs import JUDGE_SHARE, judge_bytes, serve_bytes, train_bytes
+from forge.runner.plan.model_shape import KNOWN, lora_rank, model_shape, read_shape
 
 GRPO = GrpoStage(kind="grpo", steps=1, learning_rate=1e-6)
 SFT = SftStage(kind="sft", steps=1, learning_rate=1e-6)

@@ -16,9 +16,8 @@ from forge.records import Finish, Group, Problem, Status
 from forge.rollout.batches import Batch
 from forge.rollout.play import Ports
 from forge.rollout.sampler import make_sampler
-from forge.runner.desk import TrainerDesk
-from forge.runner.gate import TurnGate
-from forge.runner.grpo import (
+from forge.runner.stages.desk import TrainerDesk
+from forge.runner.stages.grpo import (
     _batch_plan,
     _offer,
     _ProducerFile,
@@ -27,8 +26,9 @@ from forge.runner.grpo import (
     _step_of,
     _training_ports,
 )
-from forge.runner.turnover import Turnover
-from forge.runner.weights import Begin, WeightSync
+from forge.runner.weights.gate import TurnGate
+from forge.runner.weights.sync import Begin, WeightSync
+from forge.runner.weights.turnover import Turnover
 from forge.serve.port import OLD_ADAPTERS, PREFIX_CACHE
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forge.runner.health import Facts, Fill, Queue, judge_health
+from forge.runner.status.health import Facts, Fill, Queue, judge_health
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 
 from forge.config.schema import ModelTable
 from forge.errors import ConfigError, MachineError
-from forge.runner import hub
-from forge.runner.hub import locate_model
+from forge.runner.prepare import locate_model as hub
+from forge.runner.prepare.locate_model import locate_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

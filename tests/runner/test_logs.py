@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forge.commands import logs
+from forge.commands.logs import log_files, parse_filter, read_logs
 from forge.errors import ConfigError
-from forge.runner import logs
-from forge.runner.logs import log_files, parse_filter, read_logs
 from forge.store.layout import RunPaths, create_run
 
 if TYPE_CHECKING:

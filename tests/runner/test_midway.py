@@ -12,10 +12,10 @@ import pytest
 from forge.config.schema import EvalTable, GrpoStage
 from forge.errors import ConfigError
 from forge.rollout.pacing import PublishedSteps
-from forge.runner import midway
-from forge.runner.desk import TrainerDesk
-from forge.runner.midway import Midway, evaluated_steps
-from forge.runner.stopping import StopRequest
+from forge.runner.live.stopping import StopRequest
+from forge.runner.stages import midway
+from forge.runner.stages.desk import TrainerDesk
+from forge.runner.stages.midway import Midway, evaluated_steps
 from forge.store.layout import RunPaths
 from tests.store.storefactory import small_run, write_run
 

@@ -9,16 +9,16 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from forge.runner import desk as desk_module
-from forge.runner.gate import TurnGate
-from forge.runner.naps import take_naps
+from forge.runner.stages import desk as desk_module
+from forge.runner.stages.engine_sleep import take_naps
+from forge.runner.weights.gate import TurnGate
 from tests.runner.test_desk import batch, make_desk
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from forge.runner.desk import TrainerDesk
+    from forge.runner.stages.desk import TrainerDesk
 
 pytestmark = pytest.mark.anyio
 

@@ -22,12 +22,12 @@ from forge.config.outlets import NotifyTable
 from forge.errors import ConfigError, MachineError, Stalled, Stopped
 from forge.exits import ending_of
 from forge.records import Purpose, Status
-from forge.runner.bests import Bests
-from forge.runner.console import Console
-from forge.runner.notify import LONGEST_MESSAGE, Notice, open_notifier
+from forge.runner.live.console import Console
+from forge.runner.outlets.best_kernels import Bests
+from forge.runner.outlets.notify import LONGEST_MESSAGE, Notice, open_notifier
 from forge.store.layout import RunPaths
-from forge.store.writer import open_writer
-from forge.views.terminal import printable
+from forge.store.write.writer import open_writer
+from forge.views.text.terminal import printable
 from tests.runner.test_run import Supervised
 from tests.store.storefactory import (
     Options,
@@ -255,7 +255,7 @@ async def test_a_store_that_failed_does_not_hide_why(paths: RunPaths, tmp_path: 
 async def test_a_new_best_is_told_while_the_run_goes_on(
     paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forge.runner.notify.LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr("forge.runner.outlets.notify.LOOK_EVERY_S", 0.05)
     said = tmp_path / "said"
     command = f'echo "$FORGE_EVENT: $FORGE_MESSAGE" >> {said}'
     async with notified(paths, command=command) as writer:

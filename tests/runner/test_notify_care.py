@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from forge.runner.notify import LONGEST_MESSAGE
-from forge.runner.notify_child import LONGEST_OUTPUT, tell
+from forge.runner.outlets.notify import LONGEST_MESSAGE
+from forge.runner.outlets.notify_child import LONGEST_OUTPUT, tell
 from forge.store.layout import RunPaths
 from tests.runner.test_notify import Said, events, notified
 from tests.store.storefactory import make_root

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from forge.config.load import load_experiment
 from forge.errors import ConfigError, MachineError
 from forge.process.gpu_users import GpuUser
-from forge.runner.assume import assume
-from forge.runner.machine import Machine
-from forge.runner.placement import Placement, place
+from forge.runner.plan.assumed_machine import assume
+from forge.runner.plan.machine import Machine
+from forge.runner.plan.placement import Placement, place
 
 QUICKSTART = Path(__file__).parents[2] / "experiments" / "quickstart.toml"
 HERE = Machine(

@@ -13,13 +13,14 @@ from forge.config.load import load_experiment
 from forge.config.schema import ModelTable, ProblemsTable, ServeTable, TinyModel
 from forge.errors import ConfigError, MachineError
 from forge.process.devices import Gpu, Vendor
-from forge.runner import costs, requirements
-from forge.runner import machine as machine_module
-from forge.runner.assume import assume
-from forge.runner.machine import Machine, this_machine
-from forge.runner.placement import Placement
-from forge.runner.plan import Plan, plan
-from forge.runner.plan_view import render
+from forge.runner.plan import cpu_costs as costs
+from forge.runner.plan import machine as machine_module
+from forge.runner.plan import requirements
+from forge.runner.plan.assumed_machine import assume
+from forge.runner.plan.machine import Machine, this_machine
+from forge.runner.plan.placement import Placement
+from forge.runner.plan.plan import Plan, plan
+from forge.runner.plan.view import render
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,8 +10,8 @@ import pytest
 from forge.config.load import load_experiment
 from forge.data.problems import load_problems
 from forge.records import Status, Verdict
-from forge.runner.prepare import load_pairs, prepare_pairs
-from forge.runner.progress import Progress
+from forge.runner.live.progress import Progress
+from forge.runner.prepare.prepare import load_pairs, prepare_pairs
 from forge.store.layout import create_run
 
 if TYPE_CHECKING:

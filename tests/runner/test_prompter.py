@@ -9,8 +9,8 @@ import pytest
 
 from forge.errors import ConfigError
 from forge.records import Message
-from forge.runner import prompter as module
-from forge.runner.prompter import TemplatePrompter
+from forge.rollout import prompter as module
+from forge.rollout.prompter import TemplatePrompter
 
 
 def test_a_prompts_conversation_is_found_by_its_ids_until_many_others_came(

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from forge.errors import ChildDied
-from forge.runner import report
-from forge.runner.report import leave_report, report_at_end
+from forge.runner.outlets import report
+from forge.runner.outlets.report import leave_report, report_at_end
 from forge.store.layout import RunPaths, create_run
 from tests.store.storefactory import small_run, write_run
 

@@ -24,14 +24,14 @@ from forge.process.child import ChildSpec, open_child
 from forge.process.devices import Gpu, Vendor
 from forge.process.environment import child_env
 from forge.runner import run as run_module
-from forge.runner import stages
-from forge.runner.beside import keep_counters
-from forge.runner.console import Console
-from forge.runner.placement import Placement
-from forge.runner.progress import Progress
+from forge.runner import work as stages
+from forge.runner.background import keep_counters
+from forge.runner.live.console import Console
+from forge.runner.live.progress import Progress
+from forge.runner.live.stopping import StopRequest
+from forge.runner.plan.placement import Placement
 from forge.runner.run import _supervise
-from forge.runner.stages import Past, Work
-from forge.runner.stopping import StopRequest
+from forge.runner.work import Past, Work
 from forge.store.layout import RunPaths, create_run, read_status, write_file
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Supervised:
         self._patch = monkeypatch.setattr
         self._patch(run_module, "load_problems", lambda table, *, seed: [])
         self._patch(run_module, "log_to", lambda path: None)
-        self._patch("forge.runner.summary.show_summary", lambda *given: None)
+        self._patch("forge.runner.outlets.summary.show_summary", lambda *given: None)
 
     async def end(self, work: Callable[[Work], Awaitable[None]]) -> Ending | None:
         """Run it; how it ended, None for done."""

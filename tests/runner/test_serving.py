@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from forge.commands import serve as serving
+from forge.commands.serve import ServeRequest
 from forge.config.load import load_experiment
 from forge.errors import ConfigError, MachineError
 from forge.process.devices import Gpu, Vendor
-from forge.runner import serving
-from forge.runner.machine import Machine
-from forge.runner.serving import ServeRequest
+from forge.runner.plan.machine import Machine
 from forge.serve.weights import Weights
 
 EXPERIMENT = """

@@ -12,14 +12,14 @@ import pytest
 from forge.config.load import load_experiment
 from forge.config.schema import GrpoStage, LoraTable, ModelTable, QuantizeTable
 from forge.process.devices import Gpu, Vendor
-from forge.runner import sharing
-from forge.runner.assume import assume
-from forge.runner.gpu_fit import Layout, fit
-from forge.runner.machine import this_machine
-from forge.runner.placement import Placement
-from forge.runner.plan import plan
-from forge.runner.sharing import share_prefixes
-from forge.runner.trainer import _placed
+from forge.runner.plan import prefix_sharing as sharing
+from forge.runner.plan.assumed_machine import assume
+from forge.runner.plan.gpu_fit import Layout, fit
+from forge.runner.plan.machine import this_machine
+from forge.runner.plan.placement import Placement
+from forge.runner.plan.plan import plan
+from forge.runner.plan.prefix_sharing import share_prefixes
+from forge.runner.stages.trainer import _placed
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 STAGE = GrpoStage(kind="grpo", steps=1, learning_rate=1e-6)

@@ -12,7 +12,7 @@ from forge.config.load import load_experiment
 from forge.evalpool.pool import Pool
 from forge.evalpool.seating import Seat, Seating
 from forge.records.verdict import Status, Verdict
-from forge.runner.sights import see_judges
+from forge.runner.status.observed import see_judges
 
 pytestmark = pytest.mark.anyio
 

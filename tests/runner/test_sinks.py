@@ -18,13 +18,13 @@ from forge.config.load import load_experiment
 from forge.config.outlets import SinksTable
 from forge.errors import MachineError
 from forge.records import Metrics
-from forge.runner.console import Console
-from forge.runner.plan import plan
-from forge.runner.sinks import open_sinks
-from forge.runner.sinks.following import LATE_STEPS, Follower
+from forge.runner.live.console import Console
+from forge.runner.outlets.sinks import open_sinks
+from forge.runner.outlets.sinks.following import LATE_STEPS, Follower
+from forge.runner.plan.plan import plan
 from forge.store.layout import RunPaths
 from forge.store.reader import RunReader
-from forge.store.writer import open_writer
+from forge.store.write.writer import open_writer
 from tests.store.storefactory import Options, attempt, evaluation, make_root
 
 pytestmark = pytest.mark.anyio

@@ -16,7 +16,7 @@ from forge.records import Event
 from forge.runner import run as run_module
 from forge.runner.run import resume_run, run_experiment
 from forge.store.layout import RunPaths, create_run, open_run_lock
-from forge.store.writer import open_writer
+from forge.store.write.writer import open_writer
 
 if TYPE_CHECKING:
     from forge.config.schema import ModelTable

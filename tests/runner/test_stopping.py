@@ -11,8 +11,8 @@ import pytest
 
 from forge.config.schema import LimitsTable
 from forge.errors import Stopped
-from forge.runner import stopping
-from forge.runner.stopping import StopRequest, limit_reached, watch_signals
+from forge.runner.live import stopping
+from forge.runner.live.stopping import StopRequest, limit_reached, watch_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable

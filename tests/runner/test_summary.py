@@ -9,9 +9,9 @@ import anyio
 
 from forge.process.devices import Gpu, Vendor
 from forge.records import Metrics, Status
-from forge.runner.console import Console
-from forge.runner.placement import Placement
-from forge.runner.summary import show_summary
+from forge.runner.live.console import Console
+from forge.runner.outlets.summary import show_summary
+from forge.runner.plan.placement import Placement
 from forge.store.layout import RunPaths
 from tests.store.storefactory import attempt, evaluation, group, problem, turn, write_run
 

@@ -12,9 +12,9 @@ from forge.config.load import load_experiment
 from forge.errors import ConfigError
 from forge.records import Problem, Split
 from forge.records.examination import Examination, Flag
-from forge.runner.context import Run
-from forge.runner.progress import Progress
-from forge.runner.trainable import find_refused, is_examined, refusal
+from forge.runner.live.progress import Progress
+from forge.runner.prepare.refused_problems import find_refused, is_examined, refusal
+from forge.runner.stages.run_context import Run
 from forge.store.layout import create_run
 
 if TYPE_CHECKING:

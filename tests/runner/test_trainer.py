@@ -18,14 +18,15 @@ from forge.process.child import ChildSpec, open_child
 from forge.process.devices import Gpu, Vendor
 from forge.records import Event, Metrics, PolicyVersion
 from forge.rollout.pacing import PublishedSteps
-from forge.runner import trainer, weights
-from forge.runner.context import Run
-from forge.runner.control import Control
-from forge.runner.desk import TrainerDesk
-from forge.runner.gate import TurnGate
-from forge.runner.placement import Placement
-from forge.runner.progress import Progress
-from forge.runner.stopping import StopRequest
+from forge.runner.live.progress import Progress
+from forge.runner.live.stopping import StopRequest
+from forge.runner.plan.placement import Placement
+from forge.runner.stages import trainer
+from forge.runner.stages.control import Control
+from forge.runner.stages.desk import TrainerDesk
+from forge.runner.stages.run_context import Run
+from forge.runner.weights import sync as weights
+from forge.runner.weights.gate import TurnGate
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from forge.runner.last_words import LAST_BYTES, LastWords
-from forge.runner.vitals import Memory, Sampler, machine_memory
+from forge.runner.status.last_words import LAST_BYTES, LastWords
+from forge.runner.status.vitals import Memory, Sampler, machine_memory
 
 HOLDS = "import subprocess, sys; b = bytearray({size}); print(1, flush=True); {then}; input()"
 """A process of that many bytes, and what it does besides."""

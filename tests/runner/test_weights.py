@@ -13,9 +13,9 @@ import pytest
 from forge.config.schema import Experiment
 from forge.errors import ChildDied, MachineError, Stalled
 from forge.records import Event, PolicyVersion
-from forge.runner.gate import TurnGate
-from forge.runner.turnover import Turnover, choose_turnover
-from forge.runner.weights import Begin, Probe, Serving, WeightSync, begin_again
+from forge.runner.weights.gate import TurnGate
+from forge.runner.weights.sync import Begin, Probe, Serving, WeightSync, begin_again
+from forge.runner.weights.turnover import Turnover, choose_turnover
 from forge.serve.port import LORA, OLD_ADAPTERS
 from forge.serve.weights import Weights
 from forge.store.resume import LastState

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from forge.errors import ConfigError, MachineError, Stalled
 from forge.records import Finish
-from forge.serve import app
-from forge.serve.app import Endpoints
-from forge.serve.chat import Texts
-from forge.serve.completions import request_from
+from forge.serve.engine import app
+from forge.serve.engine.app import Endpoints
+from forge.serve.engine.chat import Texts
+from forge.serve.engine.completions import request_from
 from forge.serve.port import ADAPTER, COMPACT_WIRE, SCORE, SLEEP, Chunk, EngineStatus
 from forge.serve.request import Request, Sample
 from forge.serve.wire import COMPACT, unpack

@@ -24,9 +24,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 import forge.data.chat
 from forge.config.schema import ServeTable
 from forge.data.chat import ChatTemplate
-from forge.runner.prompter import TemplatePrompter
-from forge.serve.openai_wire import Dialect
-from forge.serve.remote import open_remote
+from forge.rollout.prompter import TemplatePrompter
+from forge.serve.remote.openai_wire import Dialect
+from forge.serve.remote.remote import open_remote
 
 if TYPE_CHECKING:
     from conftest import Reference

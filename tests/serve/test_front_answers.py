@@ -21,8 +21,8 @@ from forge.errors import ConfigError
 from forge.process.sockets import open_socket_dir
 from forge.process.uds import serve_task
 from forge.serve.front import Front
-from forge.serve.openai_wire import Dialect
-from forge.serve.remote import open_remote
+from forge.serve.remote.openai_wire import Dialect
+from forge.serve.remote.remote import open_remote
 from tests.serve.plain_served import PlainServed
 
 if TYPE_CHECKING:

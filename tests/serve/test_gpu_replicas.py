@@ -24,7 +24,7 @@ from forge.process.devices import Gpu, inventory
 from forge.process.gpu_users import occupancies
 from forge.process.sockets import open_socket_dir
 from forge.serve import Replicas, Weights, open_replicas
-from forge.serve.engines import check_engine
+from forge.serve.installed.engines import check_engine
 
 if TYPE_CHECKING:
     from conftest import Reference

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from forge.errors import ConfigError
 from forge.records import Finish
-from forge.serve.draws import Knobs, uniforms
+from forge.serve.engine.draws import Knobs, uniforms
 from forge.serve.hf.engine import HfEngine, HfSettings
 from forge.serve.hf.sampler import draw
 from forge.serve.llama.engine import Engine

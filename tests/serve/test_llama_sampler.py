@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from forge.serve.draws import Draw, Knobs, uniforms
+from forge.serve.engine.draws import Draw, Knobs, uniforms
 from forge.serve.llama.sampler import Sampler
 
 VOCAB = 700

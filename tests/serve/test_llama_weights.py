@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from forge.errors import ConfigError
+from forge.serve.checkpoint_files import list_tensors
 from forge.serve.llama.checkpoint import Adapter, Checkpoint, open_weights
 from forge.serve.llama.engine import Engine
 from forge.serve.llama.model import ModelSettings
-from forge.serve.safetensors_file import list_tensors
 
 if TYPE_CHECKING:
     from conftest import Reference

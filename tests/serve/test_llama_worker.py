@@ -8,8 +8,8 @@ from typing import Any, cast
 import anyio
 import pytest
 
+from forge.serve.engine.worker import Worker
 from forge.serve.port import EngineStatus
-from forge.serve.worker import Worker
 
 
 class FakeEngine:

@@ -20,17 +20,17 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-import forge.serve.remote
-import forge.serve.url_client
+import forge.serve.remote.remote
+import forge.serve.remote.url_client
 from forge.config.schema import ServeTable
 from forge.errors import ConfigError, MachineError, Stalled
 from forge.process.sockets import open_socket_dir
 from forge.process.uds import serve_task
 from forge.records import Finish, Message
 from forge.serve import ReplicaClient, Weights, open_replicas
-from forge.serve.discovery import SPLIT_ME
-from forge.serve.openai_wire import Dialect, error_message, read_answer
-from forge.serve.remote import Remote, open_remote
+from forge.serve.remote.discovery import SPLIT_ME
+from forge.serve.remote.openai_wire import Dialect, error_message, read_answer
+from forge.serve.remote.remote import Remote, open_remote
 
 if TYPE_CHECKING:
     from conftest import Reference
@@ -259,8 +259,8 @@ async def test_a_server_with_another_tokenizer_is_asked_by_messages(tmp_path: Pa
 async def test_a_busy_server_is_asked_again_and_one_that_ends_leaves_its_work_to_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forge.serve.url_client, "BUSY_PAUSE_S", 0.01)
-    monkeypatch.setattr(forge.serve.remote, "PROBE_EVERY_S", 0.05)
+    monkeypatch.setattr(forge.serve.remote.url_client, "BUSY_PAUSE_S", 0.01)
+    monkeypatch.setattr(forge.serve.remote.remote, "PROBE_EVERY_S", 0.05)
     first = Server(tmp_path / "a", models=[("qwen", "vllm")])
     second = Server(tmp_path / "b", models=[("qwen", "vllm")])
     refusals = iter([429, 503])
@@ -328,7 +328,7 @@ async def test_what_cannot_be_asked_is_one_line_before_anything_is_sampled(tmp_p
 async def test_a_server_that_cannot_for_now_is_not_taken_for_one_that_only_chats(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
-    monkeypatch.setattr(forge.serve.url_client, "BUSY_PAUSE_S", 0.001)
+    monkeypatch.setattr(forge.serve.remote.url_client, "BUSY_PAUSE_S", 0.001)
     server = Server(tmp_path / "s", models=[("qwen", "vllm")])
     server.answers["/v1/completions"] = lambda _body: Response(status_code=status)
     server.answers["/v1/chat/completions"] = like_chat

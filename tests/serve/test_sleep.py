@@ -15,7 +15,7 @@ import pytest
 from forge.config.schema import ServeTable
 from forge.process.sockets import open_socket_dir
 from forge.serve import ReplicaClient, Weights, open_replicas
-from forge.serve.engines import ENGINES, EngineKind
+from forge.serve.installed.engines import ENGINES, EngineKind
 from tests.serve.made_up_replicas import Client, come_up, go_down, made_up_replicas
 
 if TYPE_CHECKING:

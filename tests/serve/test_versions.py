@@ -12,7 +12,7 @@ import pytest
 from forge.config.schema import ServeTable
 from forge.errors import MachineError
 from forge.process.devices import Gpu, Vendor
-from forge.serve.engines import (
+from forge.serve.installed.engines import (
     ENGINES,
     check_engine,
     choose_engine,
@@ -20,7 +20,7 @@ from forge.serve.engines import (
     installed_engines,
     resolve,
 )
-from forge.serve.versions import (
+from forge.serve.installed.versions import (
     TESTED_VLLM,
     Interpreter,
     find_mismatch,
@@ -89,7 +89,7 @@ def test_a_llama_built_for_another_vendors_cards_would_run_on_the_cpu_and_is_ref
     monkeypatch: pytest.MonkeyPatch, vendor: Vendor, backend: str, fits: bool
 ) -> None:
     card = Gpu(vendor=vendor, index=0, uuid="GPU-1", name="x", memory_bytes=1, free_bytes=1)
-    monkeypatch.setattr("forge.serve.versions.inventory", lambda: (card,))
+    monkeypatch.setattr("forge.serve.installed.versions.inventory", lambda: (card,))
     built = replace(LLAMA, llama_backends=frozenset({"cpu", backend}))
     said = find_fault("llama", built, num_gpus=1)
     if fits:
@@ -117,10 +117,10 @@ def test_auto_takes_the_fastest_that_serves_the_model_on_these_devices(
     assert chosen(()) == "llama", "whose advice says how to install it"
     assert chosen(gpu, *ALL) == "vllm"
     assert chosen(gpu, "llama", "hf", model_type="qwen3_moe") == "hf"
-    monkeypatch.setattr("forge.serve.engines.read_interpreter", lambda _table: LLAMA)
+    monkeypatch.setattr("forge.serve.installed.engines.read_interpreter", lambda _table: LLAMA)
     assert chosen(gpu, "llama", "hf") == "hf"
     built = replace(LLAMA, llama_backends=frozenset({"cpu", "vulkan"}))
-    monkeypatch.setattr("forge.serve.engines.read_interpreter", lambda _table: built)
+    monkeypatch.setattr("forge.serve.installed.engines.read_interpreter", lambda _table: built)
     assert chosen(gpu, "llama", "hf") == "llama"
     assert choose_engine(ServeTable(engine="hf"), gpus=gpu, installed=ALL)[0] == "hf"
 

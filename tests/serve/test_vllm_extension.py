@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from forge.serve.card import card_turns
+from forge.serve.engine.card import card_turns
 from forge.serve.vllm.extension import ForgeWorker, bare_layers, in_turns
 
 
@@ -171,7 +171,7 @@ def test_turns_hold_every_named_card_and_nothing_without_names(
             yield
             did.append(f"-{self.uuid}")
 
-    monkeypatch.setattr("forge.serve.card.GpuLease", FakeLease)
+    monkeypatch.setattr("forge.serve.engine.card.GpuLease", FakeLease)
     with card_turns([])():
         assert did == []
     with card_turns(["b", "a"])():

@@ -32,7 +32,7 @@ from forge.process.gpu_lease import GpuLease
 from forge.process.gpu_users import occupancies
 from forge.process.sockets import open_socket_dir
 from forge.serve import ReplicaClient, Replicas, Weights, open_replicas
-from forge.serve.engines import check_engine
+from forge.serve.installed.engines import check_engine
 
 pytestmark = [pytest.mark.gpu, pytest.mark.anyio, pytest.mark.timeout(400)]
 PROMPT, TOKENS = list(range(30)), list(range(50, 90))

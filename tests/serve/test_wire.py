@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from forge.errors import MachineError
 from forge.records import Completion, Finish
-from forge.serve.completions import choice, completion
+from forge.serve.engine.completions import choice, completion
 from forge.serve.request import Request, Sample
 from forge.serve.wire import pack, unpack
 

@@ -30,7 +30,7 @@ from forge.records import (
     Turn,
     Verdict,
 )
-from forge.store.writer import open_writer
+from forge.store.write.writer import open_writer
 
 EXPERIMENT = """name = "toy"
 [model]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from forge.runner import doctor
+from forge.commands import doctor
 from forge.store.filesystem import MOUNTINFO, find_mount
 
 TABLE = r"""

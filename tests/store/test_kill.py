@@ -19,7 +19,7 @@ KILLED = """
 import sys, pathlib, anyio
 from tests.store.storefactory import Options, group, turn
 from forge.records import Status
-from forge.store.writer import open_writer
+from forge.store.write.writer import open_writer
 
 async def main():
     root = pathlib.Path(sys.argv[1])

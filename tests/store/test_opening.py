@@ -13,12 +13,12 @@ import anyio
 import pytest
 
 from forge.errors import ConfigError
-from forge.store import writer_thread
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
-from forge.store.run_views import view_names
-from forge.store.schema import RUN_MIGRATIONS
-from forge.store.writer import open_writer
+from forge.store.schema.run_views import view_names
+from forge.store.schema.schema import RUN_MIGRATIONS
+from forge.store.write import writer_thread
+from forge.store.write.writer import open_writer
 from tests.store.storefactory import Options, make_root, small_run, write_run
 
 VIEWS_1 = (Path(__file__).parent / "views_1.sql").read_text(encoding="utf-8")

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from forge.store.codec import LEAST_PART_BYTES, PART_MAGIC, Encoder, decode_text, find_part
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
-from forge.views.export import export
-from forge.views.several import SeveralReader
+from forge.views.sql.export import export
+from forge.views.sql.several import SeveralReader
 from tests.store.storefactory import attempt, turn, write_run
 
 CODE = "@triton.jit\ndef kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):\n    ...  # größer ✓\n"

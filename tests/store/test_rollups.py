@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 
 from forge.records import Attempt, Group, Problem, Purpose, Sample, SampleUse, Status, Turn
 from forge.store.reader import open_run
-from forge.store.rows import Record, RowWriter
-from forge.store.run_views import PLAIN_VIEWS, VIEWS
-from forge.store.schema import RUN_MIGRATIONS, TOKEN_MIGRATIONS, migrate
-from forge.store.settle import settle_oldest
-from forge.store.texts import TurnEncoder
-from forge.store.writer import open_writer
+from forge.store.schema.run_views import PLAIN_VIEWS, VIEWS
+from forge.store.schema.schema import RUN_MIGRATIONS, TOKEN_MIGRATIONS, migrate
+from forge.store.schema.settle import settle_oldest
+from forge.store.write.rows import Record, RowWriter
+from forge.store.write.texts import TurnEncoder
+from forge.store.write.writer import open_writer
 from tests.store.storefactory import (
     Options,
     attempt,

@@ -19,8 +19,8 @@ from forge.errors import ConfigError, MachineError
 from forge.records import Event, Metrics, Sample, Status
 from forge.store.codec import Encoder, decode_ids, decode_logprobs, decode_text
 from forge.store.reader import open_run
-from forge.store.writer import open_writer
-from forge.store.writer_thread import COMMIT_AFTER_S
+from forge.store.write.writer import open_writer
+from forge.store.write.writer_thread import COMMIT_AFTER_S
 from tests.store.storefactory import (
     Options,
     attempt,
@@ -217,7 +217,7 @@ def test_a_full_disk_is_one_machine_error_and_loses_nothing_recorded(tmp_path: P
 def test_a_database_that_may_not_grow_keeps_what_was_flushed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from forge.store import writer_thread as module
+    from forge.store.write import writer_thread as module
 
     connect = module._connect
 

@@ -11,8 +11,8 @@ import pytest
 from forge.config.schema import ModelTable, TinyModel
 from forge.data.chat import ChatTemplate
 from forge.errors import ChildDied
-from forge.runner.costs import count_params
-from forge.runner.shapes import tiny_shape
+from forge.runner.plan.cpu_costs import count_params
+from forge.runner.plan.model_shape import tiny_shape
 from forge.train.durable import find_last_checkpoint, whole_dir
 from forge.train.handle import NewModel, run_init_model
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from forge.config.schema import GrpoStage, LoraTable, ModelTable
 from forge.records import Sample
-from forge.runner.gpu_costs import KEYS_PER_TOKEN as PLANNED_KEYS
-from forge.runner.sharing import TRIED
+from forge.runner.plan.gpu_costs import KEYS_PER_TOKEN as PLANNED_KEYS
+from forge.runner.plan.prefix_sharing import TRIED
 from forge.train.refusals import has_windows, refusals
 from forge.train.trainer.microbatches import cut_batch, num_tokens
 from forge.train.trainer.prefixes import KEYS_PER_TOKEN, pack, rows_by_prefix

@@ -11,7 +11,7 @@ from textual.widgets import Input, Log, Tab
 
 from forge.errors import ConfigError
 from forge.store.layout import RunPaths
-from forge.views.logs import (
+from forge.views.run.logs import (
     KEPT_LINES,
     READ_BYTES,
     Level,
@@ -118,7 +118,7 @@ def test_lines_of_vllm_are_in_their_order_too(tmp_path: Path):
     (folder.parent / "latest").symlink_to("attempt-1")
     (folder / "serve-0.log").write_text(
         "INFO 11-21 18:08:01 [model.py:5] first\n"
-        f"{STAMP} INFO forge.serve.app: second\n"
+        f"{STAMP} INFO forge.serve.engine.app: second\n"
         "(EngineCore pid=7) WARNING 11-21 18:08:31 [core.py:1] third\n"
         "INFO 11-21 18:09:44 [core.py:2] last\n"
     )

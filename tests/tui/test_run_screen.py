@@ -12,7 +12,7 @@ from textual.widgets import Sparkline
 
 from forge.store.layout import open_run_lock, write_status
 from forge.store.reader import open_run
-from forge.views.monitor import Curve, Curves, load_processes
+from forge.views.run.monitor import Curve, Curves, load_processes
 from tests.tui.supervisors import component, supervising
 from tests.tui.watching import (
     LARGE,

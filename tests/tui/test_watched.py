@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forge.store.layout import RunPaths
-from forge.views.conversation import load_conversation
+from forge.views.run.conversation import load_conversation
 from tests import canned
 from tests.tui.supervisors import supervising
 from tui.watched import Watched

@@ -18,8 +18,8 @@ from forge.cli import run_command
 from forge.errors import ConfigError
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
-from forge.views import sql
-from forge.views.several import SeveralReader
+from forge.views.sql import sql
+from forge.views.sql.several import SeveralReader
 from tests.canned import unpack
 from tests.store.storefactory import small_run, write_run
 from tests.views.test_views_output import shown

@@ -11,10 +11,10 @@ import anyio
 import pytest
 
 from forge.cli import run_command
+from forge.statistics.passk import Tally
 from forge.store.reader import open_run
 from forge.views.compare import By, compare, render_comparison
 from forge.views.compare.problems import difference_of_shares
-from forge.views.passk import Tally
 from tests.store.storefactory import (
     EXPERIMENT,
     attempt,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from forge.errors import ConfigError
 from forge.records import Purpose, Status
 from forge.store.reader import open_run
-from forge.views.conversation import (
+from forge.views.run.conversation import (
     MAX_DIFF_LINES,
     Part,
     diff_codes,
@@ -21,8 +21,8 @@ from forge.views.conversation import (
     parse_place,
     split_answer,
 )
-from forge.views.kernels import file_name, load_kernel, load_kernels, write_kernel
-from forge.views.problem_history import (
+from forge.views.run.kernels import file_name, load_kernel, load_kernels, write_kernel
+from forge.views.run.problem_history import (
     ORDERS,
     TREND_GROUPS,
     ProblemFilter,

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from forge.records import End, Evaluation, Group, Purpose, Status, Trajectory
-from forge.views.evaluation import evaluate_groups
+from forge.statistics.evaluation import evaluate_groups
 from tests.store.storefactory import group, problem
 
 PROBLEMS = [problem(0), problem(1, family="matmul", level=2)]

@@ -18,8 +18,8 @@ import pytest
 from forge.errors import ConfigError, MachineError
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
-from forge.store.writer import open_writer
-from forge.views import export as view
+from forge.store.write.writer import open_writer
+from forge.views.sql import export as view
 from tests.store.storefactory import (
     Options,
     attempt,

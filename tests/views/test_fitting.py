@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from forge.store.reader import Table
-from forge.views.fitting import Fitting
+from forge.views.text.fitting import Fitting
 
 WIDE = Table(
     columns=("problem_id", *(f"a_long_name_{n}" for n in range(12)), "code"),

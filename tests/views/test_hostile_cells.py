@@ -13,7 +13,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from forge.views.terminal import json_text
+from forge.views.text.terminal import json_text
 from tests.store.storefactory import attempt, group, problem, turn, write_run
 from tests.views.test_asking_sql import command
 from tests.views.test_views_output import EVIL

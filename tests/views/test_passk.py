@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge.views.passk import Tally, compare_paired, estimate_mean, estimate_pass_at_k, pass_at_k
+from forge.statistics.passk import (
+    Tally,
+    compare_paired,
+    estimate_mean,
+    estimate_pass_at_k,
+    pass_at_k,
+)
 
 
 @settings(max_examples=200, deadline=None)

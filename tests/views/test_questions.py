@@ -16,10 +16,10 @@ from forge.cli import run_command
 from forge.errors import ConfigError
 from forge.records import Event, Status
 from forge.store.reader import open_run
-from forge.views import questions as view
-from forge.views.named_queries import QUERIES
 from forge.views.report.learned import TERMS
-from forge.views.sql import run_named
+from forge.views.sql import questions as view
+from forge.views.sql.named_queries import QUERIES
+from forge.views.sql.sql import run_named
 from tests.canned import unpack
 from tests.store.storefactory import (
     attempt,

@@ -14,7 +14,7 @@ import pytest
 
 from forge.cli import run_command
 from forge.store.json_columns import JSON_COLUMNS
-from forge.store.tables import RUN_TABLES_1
+from forge.store.schema.tables import RUN_TABLES_1
 from tests.store.storefactory import small_run, write_run
 
 HUGE = "9" * 25

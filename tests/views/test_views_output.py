@@ -24,10 +24,11 @@ from forge.errors import ConfigError
 from forge.records import AttemptEnd, Metrics, Purpose, Status
 from forge.store.layout import RunPaths, open_run_lock
 from forge.store.reader import open_run
-from forge.views import rollouts, runs, show, sql
-from forge.views.named_queries import QUERIES
-from forge.views.standing import load_standing
-from forge.views.terminal import printable
+from forge.views.run import rollouts, runs, show
+from forge.views.run.standing import load_standing
+from forge.views.sql import sql
+from forge.views.sql.named_queries import QUERIES
+from forge.views.text.terminal import printable
 from tests.store.storefactory import (
     attempt,
     evaluation,

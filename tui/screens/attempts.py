@@ -11,8 +11,8 @@ from textual.binding import Binding
 from textual.containers import VerticalScroll
 from textual.widgets import ContentSwitcher, DataTable, Static
 
-from forge.views.problem_history import Attempt, ProblemHistory, ProblemRow, load_history
-from forge.views.terminal import printable
+from forge.views.run.problem_history import Attempt, ProblemHistory, ProblemRow, load_history
+from forge.views.text.terminal import printable
 from tui.screens.paced import PacedScreen
 from tui.screens.rollout import RolloutScreen
 from tui.widgets.figures import number, share

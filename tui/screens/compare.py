@@ -14,7 +14,7 @@ from textual.widgets import Static
 from forge.errors import ForgeError
 from forge.store.reader import RunReader
 from forge.views.compare import By, compare, render_comparison
-from forge.views.terminal import printable
+from forge.views.text.terminal import printable
 from tui.screens.asking import AskingScreen
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from textual.containers import Vertical, VerticalScroll
 from textual.widgets import DataTable, Input, Static
 
 from forge.errors import ConfigError
-from forge.views.kernels import (
+from forge.views.run.kernels import (
     Kernel,
     KernelList,
     file_name,
@@ -23,7 +23,7 @@ from forge.views.kernels import (
     load_kernels,
     write_kernel,
 )
-from forge.views.terminal import printable
+from forge.views.text.terminal import printable
 from tui.screens.paced import PacedScreen
 from tui.screens.rollout import RolloutScreen
 from tui.widgets.ask_line import AskLine

@@ -14,8 +14,8 @@ from textual.binding import Binding
 from textual.widgets import Input, Log, Static, Tab, Tabs
 
 from forge.errors import ConfigError
-from forge.views.logs import Level, LogBook, LogFilter, LogLine, compile_pattern
-from forge.views.terminal import printable
+from forge.views.run.logs import Level, LogBook, LogFilter, LogLine, compile_pattern
+from forge.views.text.terminal import printable
 from tui.screens.asking import AskingScreen
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ from textual.binding import Binding
 from textual.widgets import DataTable, Input, Static
 
 from forge.records import Purpose
-from forge.views.problem_history import (
+from forge.views.run.problem_history import (
     ORDERS,
     ProblemFilter,
     ProblemList,
     load_problems,
 )
-from forge.views.terminal import printable
+from forge.views.text.terminal import printable
 from tui.screens.paced import PacedScreen
 from tui.widgets.figures import number, share
 from tui.widgets.filter_line import FilterLine

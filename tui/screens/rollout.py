@@ -14,8 +14,8 @@ from textual.binding import Binding
 from textual.containers import Horizontal, VerticalScroll
 from textual.widgets import DataTable, Static, TabbedContent, TabPane
 
-from forge.views.conversation import Conversation, PlayedTurn, load_conversation, parse_place
-from forge.views.terminal import printable
+from forge.views.run.conversation import Conversation, PlayedTurn, load_conversation, parse_place
+from forge.views.text.terminal import printable
 from tui.screens.paced import PacedScreen
 from tui.widgets.ask_line import AskLine
 from tui.widgets.conversations import answer_of, head_of, prompt_of, turn_diff

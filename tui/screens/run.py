@@ -17,8 +17,8 @@ from textual.containers import VerticalScroll
 from textual.message import Message
 from textual.widgets import DataTable, Static
 
-from forge.views.monitor import Activity, Curve, Curves, load_activity
-from forge.views.terminal import percent, printable
+from forge.views.run.monitor import Activity, Curve, Curves, load_activity
+from forge.views.text.terminal import percent, printable
 from tui.screens.asking import AskingScreen
 from tui.widgets.curves import CurveGrid
 from tui.widgets.figures import NONE, bar, duration, number, share
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from forge.control import LiveStatus
     from forge.store.reader import RunReader
-    from forge.views.standing import Standing
+    from forge.views.run.standing import Standing
     from tui.watched import Watched
 
 IDLE_BAR = 8

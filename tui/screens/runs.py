@@ -14,8 +14,8 @@ from textual.message import Message
 from textual.widgets import DataTable, Static
 
 from forge.store.layout import RunPaths, is_owned, list_runs
-from forge.views.runs import load_run
-from forge.views.terminal import percent, printable
+from forge.views.run.runs import load_run
+from forge.views.text.terminal import percent, printable
 from tui.screens.asking import AskingScreen
 from tui.screens.compare import CompareScreen
 from tui.widgets.row_table import Column, RowTable

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group
 from rich.text import Text
 
-from forge.views.conversation import Part, diff_codes, split_answer
-from forge.views.terminal import printable
+from forge.views.run.conversation import Part, diff_codes, split_answer
+from forge.views.text.terminal import printable
 from tui.widgets.figures import number
 from tui.widgets.texts import MAX_SHOWN, shown_code, shown_diff, shown_text
 from tui.widgets.verdicts import signed, speedup, verdict_word
@@ -18,7 +18,7 @@ from tui.widgets.verdicts import signed, speedup, verdict_word
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from forge.views.conversation import Conversation, PlayedTurn
+    from forge.views.run.conversation import Conversation, PlayedTurn
 
 MAX_REASON = 40
 """Characters of the judge's code, which is a word, in the head line; the verdict has all."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from forge.views.terminal import printable
+from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
     from textual.app import App

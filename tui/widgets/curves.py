@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from textual.app import ComposeResult
 
-    from forge.views.monitor import Curve
+    from forge.views.run.monitor import Curve
 
 MAX_CURVES = 7
 NUM_TICKS = 4

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from forge.control.records import short
-from forge.views.terminal import NONE
+from forge.views.text.terminal import NONE
 
 BAR = "█"
 GROUND = "░"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 from textual.widgets import DataTable
 
-from forge.views.terminal import printable
+from forge.views.text.terminal import printable
 from tui.widgets.figures import NONE, duration, memory, share
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from tui.widgets.verdicts import path_of_statuses, signed, verdict_word
 if TYPE_CHECKING:
     from textual.app import ComposeResult
 
-    from forge.views.conversation import Conversation, Sibling
+    from forge.views.run.conversation import Conversation, Sibling
 
 MAX_COLUMNS = 8
 """Codes that are shown at once, those around the sibling that is looked at."""

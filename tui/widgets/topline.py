@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 from textual.widgets import Static
 
-from forge.views.terminal import printable
+from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
     from tui.watched import Watched

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from forge.views.conversation import MENTIONED_QUEUE_S
-from forge.views.terminal import printable
+from forge.views.run.conversation import MENTIONED_QUEUE_S
+from forge.views.text.terminal import printable
 from tui.widgets.figures import NONE, number, share
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from forge.views.conversation import PlayedTurn
+    from forge.views.run.conversation import PlayedTurn
 
 SIGNS = {"correct": ("✔", "green"), "wrong": ("✘", "red"), "infra_error": ("?", "cyan")}
 STOPPED = ("!", "yellow")

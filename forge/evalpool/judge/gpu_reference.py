@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from forge.evalpool.contexts import num_oracles
+from forge.evalpool.capacity import num_oracles
 from forge.evalpool.judge import frames
 from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.gpu_layout import NUM_TIMED_SETS, GpuReference, arrange, view

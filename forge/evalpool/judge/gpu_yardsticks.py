@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from forge.errors import Stalled
-from forge.evalpool.contexts import num_started
+from forge.evalpool.capacity import num_started
 from forge.evalpool.judge.baselines import Baseline, Baselines
 from forge.evalpool.judge.gpu_memory import GpuMemoryError
 from forge.evalpool.judge.gpu_timer import Timer

@@ -19,7 +19,7 @@ from collections import deque
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from forge.evalpool.contexts import num_ready
+from forge.evalpool.capacity import num_ready
 from forge.evalpool.judge import frames
 from forge.evalpool.judge.frames import Kind
 from forge.evalpool.judge.sandbox import Isolation

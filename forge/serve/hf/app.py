@@ -1,5 +1,5 @@
 """A transformers replica's process: `python -m forge.serve.hf.app CONFIG.json`, one engine thread
-behind the endpoints of `forge.serve.app`.
+behind the endpoints of `forge.serve.engine.app`.
 
 Started by `forge.serve.replicas`. It serves on the first GPU that it can see, else on the CPU.
 """
@@ -16,10 +16,10 @@ import torch
 
 from forge.errors import ForgeError
 from forge.process.lease import hold_lease
-from forge.serve.app import log_to_stderr, serve_engine
-from forge.serve.card import card_turns
+from forge.serve.engine.app import log_to_stderr, serve_engine
+from forge.serve.engine.card import card_turns
+from forge.serve.engine.worker import Worker
 from forge.serve.hf.engine import HfEngine, HfSettings
-from forge.serve.worker import Worker
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Continuous batching over a transformers model: one forward pass a step for all running samples.
 
-Driven by `forge.serve.worker`: a StepEngine. Waiting samples are taken up in order while there are
-slots; those of one request that start together share the evaluation of their prompt.
+A StepEngine: `forge.serve.engine.worker` drives it. Waiting samples start in order while
+there are free slots; those of one request that start together share the evaluation of their prompt.
 
     add ─▶ waiting ─▶ prefill ─▶ rows ─▶ finished
               ▲                    │
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from forge.records import Finish
-from forge.serve.draws import uniforms
+from forge.serve.engine.draws import uniforms
 from forge.serve.hf.model import Model
 from forge.serve.hf.rows import Memory, Row, counters_of, knobs_of
 from forge.serve.hf.sampler import draw

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from transformers.cache_utils import DynamicLayer
 
 from forge.records import Finish
-from forge.serve.draws import Draw, Knobs
+from forge.serve.engine.draws import Draw, Knobs
 from forge.serve.request import SEED_MASK, Sample
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from forge.serve.draws import Draw, Knobs
+from forge.serve.engine.draws import Draw, Knobs
 
 
 def draw(logits: torch.Tensor, knobs: Knobs, uniform: np.ndarray) -> Draw:

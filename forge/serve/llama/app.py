@@ -1,5 +1,5 @@
 """A llama.cpp replica's process: `python -m forge.serve.llama.app CONFIG.json`, one engine thread
-behind the endpoints of `forge.serve.app`.
+behind the endpoints of `forge.serve.engine.app`.
 
 Started by `forge.serve.replicas`.
 """
@@ -14,12 +14,12 @@ from typing import Any
 
 from forge.errors import ForgeError
 from forge.process.lease import hold_lease
-from forge.serve.app import log_to_stderr, serve_engine
-from forge.serve.card import card_turns
+from forge.serve.engine.app import log_to_stderr, serve_engine
+from forge.serve.engine.card import card_turns
+from forge.serve.engine.worker import Worker
 from forge.serve.llama.convert import Precision
 from forge.serve.llama.engine import MAX_SLOTS, Engine
 from forge.serve.llama.model import ModelSettings
-from forge.serve.worker import Worker
 
 logger = logging.getLogger(__name__)
 

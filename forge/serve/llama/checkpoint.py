@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError
+from forge.serve.checkpoint_files import StoredTensor, list_tensors, read_json, weight_files
 from forge.serve.llama.architecture import Sizes, sizes_from, tensor_layout
-from forge.serve.safetensors_file import StoredTensor, list_tensors, read_json, weight_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from forge.serve.checkpoint_files import StoredTensor
     from forge.serve.llama.architecture import Sizes
     from forge.serve.llama.checkpoint import Adapter, Checkpoint
-    from forge.serve.safetensors_file import StoredTensor
 
 ARCHITECTURE = "qwen3"
 

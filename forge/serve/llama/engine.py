@@ -23,7 +23,7 @@ import numpy as np
 
 from forge.errors import ConfigError
 from forge.records import Finish
-from forge.serve.draws import Draw, uniforms
+from forge.serve.engine.draws import Draw, uniforms
 from forge.serve.llama.batch import Batch
 from forge.serve.llama.model import BATCH_TOKENS, MAX_SEQUENCES, Model, ModelSettings
 from forge.serve.llama.sampler import Sampler

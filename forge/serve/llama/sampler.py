@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from forge.serve.draws import Draw, Knobs
+from forge.serve.engine.draws import Draw, Knobs
 
 BLOCK = 256
 """Width of a block whose probabilities are summed at once: cumulative sums then run over V/256

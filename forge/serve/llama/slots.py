@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from forge.records import Finish
-from forge.serve.draws import Draw, Knobs
+from forge.serve.engine.draws import Draw, Knobs
 from forge.serve.request import MAX_STOP_IDS, SEED_MASK, Sample
 
 NO_TOKEN = -1

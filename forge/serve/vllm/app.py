@@ -1,5 +1,5 @@
 """A vLLM replica's process: `python -m forge.serve.vllm.app CONFIG.json`, AsyncLLM behind the
-endpoints of `forge.serve.app`.
+endpoints of `forge.serve.engine.app`.
 
 Started by `forge.serve.replicas`. AsyncLLM must be made inside the event loop that uses it, and by
 the main thread: EngineCore dies with the thread that started it. So the engine starts where the
@@ -25,8 +25,8 @@ from starlette.routing import Mount
 from forge.errors import ConfigError, MachineError
 from forge.process.lease import hold_lease
 from forge.process.uds import serve
-from forge.serve.app import log_to_stderr, make_endpoints
-from forge.serve.card import card_turns
+from forge.serve.engine.app import log_to_stderr, make_endpoints
+from forge.serve.engine.card import card_turns
 from forge.serve.vllm.engine import VllmEngine
 from forge.serve.vllm.flight import Counters, Vllm
 from forge.serve.vllm.settings import VllmSettings, engine_arguments, environment, read_settings

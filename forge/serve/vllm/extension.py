@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from forge.process.lease import die_with_parent
-from forge.serve.card import card_turns
+from forge.serve.engine.card import card_turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

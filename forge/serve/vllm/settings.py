@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError
-from forge.serve.safetensors_file import read_json
+from forge.serve.checkpoint_files import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

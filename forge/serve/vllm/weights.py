@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from forge.errors import ConfigError
+from forge.serve.checkpoint_files import list_tensors, read_json, weight_files
 from forge.serve.port import ADAPTER, FULL
-from forge.serve.safetensors_file import list_tensors, read_json, weight_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from forge.views.compare.records import Change
-from forge.views.report.secrets import HIDDEN, is_secret
+from forge.views.text.secrets import HIDDEN, is_secret
 
 if TYPE_CHECKING:
     from forge.store.reader import RunReader

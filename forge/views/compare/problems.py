@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from forge.statistics.passk import Difference, Tally, compare_paired, estimate_difference
 from forge.views.compare.records import By, Part, ProblemChange, Score
-from forge.views.passk import Difference, Tally, compare_paired, estimate_difference
 
 if TYPE_CHECKING:
     from forge.store.reader import RunReader

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from forge.views.passk import Difference
+    from forge.statistics.passk import Difference
 
 
 class By(StrEnum):

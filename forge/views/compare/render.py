@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from forge.store.reader import Table
 from forge.views.compare.curves import WINDOW
 from forge.views.compare.records import By, Comparison, Curve, Part, ProblemChange, Score
-from forge.views.sql import render_table
-from forge.views.terminal import percent, printable
+from forge.views.sql.sql import render_table
+from forge.views.text.terminal import percent, printable
 
 if TYPE_CHECKING:
     from rich.console import Group as RichGroup

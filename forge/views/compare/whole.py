@@ -18,7 +18,7 @@ from forge.views.compare.problems import (
     tallies,
 )
 from forge.views.compare.records import By, Comparison, Side
-from forge.views.standing import run_state
+from forge.views.run.standing import run_state
 
 if TYPE_CHECKING:
     from forge.store.reader import RunReader

@@ -8,7 +8,7 @@ import math
 import sqlite3
 from typing import TYPE_CHECKING, Any
 
-from forge.views.terminal import printable
+from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
     from forge.store.reader import Params, RunReader

@@ -18,9 +18,9 @@ from forge.views.report.measured import (
     load_parts,
     pass_at_k_chart,
 )
-from forge.views.report.secrets import hide_in_diff, hide_secrets
 from forge.views.report.spent import TimeSpent
-from forge.views.standing import load_stages, run_state
+from forge.views.run.standing import load_stages, run_state
+from forge.views.text.secrets import hide_in_diff, hide_secrets
 
 if TYPE_CHECKING:
     from forge.views.report.asking import Asker

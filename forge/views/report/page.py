@@ -21,7 +21,7 @@ from pygments.styles import get_style_by_name
 from forge.views.report.draw import GRID, INK, PAPER, SERIES, draw_svg
 from forge.views.report.inline import inline_svg
 from forge.views.report.tables import describe, tables
-from forge.views.terminal import printable
+from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from forge.views.conversation import MENTIONED_QUEUE_S
 from forge.views.report.asking import Asker, label
 from forge.views.report.charts import Chart, Kind, Line, make_line
+from forge.views.run.conversation import MENTIONED_QUEUE_S
 
 IDLE = """
 SELECT stage, step, role, idle_share FROM v_idle WHERE step_s > 0 ORDER BY stage, step, role

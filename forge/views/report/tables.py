@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from forge.views.report.charts import number
 from forge.views.report.facts import MOST_CODES, MOST_EVENTS, MOST_KERNELS, unpack, when
 from forge.views.report.spent import STEP_PARTS
-from forge.views.standing import stage_name
-from forge.views.terminal import percent
+from forge.views.run.standing import stage_name
+from forge.views.text.terminal import percent
 
 if TYPE_CHECKING:
     from forge.views.report.facts import Facts

@@ -1,0 +1,289 @@
+"""`forge chat RUN[@step]`, `forge.solve(code)` and `forge.asolve(code)`: ask a run's model for a
+kernel, judge every turn, store it with the run.
+
+The same loop as in training plays one rollout; only its Generate port differs, which shows tokens
+as they come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from forge.config.load import load_experiment
+from forge.config.schema import EvalStage
+from forge.data.chat import ChatTemplate
+from forge.data.problems import from_source
+from forge.errors import ConfigError
+from forge.evalpool.pool import open_pool
+from forge.process.gpu_claim import claim
+from forge.process.sockets import open_socket_dir
+from forge.records import Completion, Problem, Purpose, Trajectory, Turn
+from forge.rollout.play import Place, Ports, Rules, play_group
+from forge.rollout.prompter import TemplatePrompter
+from forge.runner.plan.machine import this_machine
+from forge.runner.plan.model_shape import lora_rank, model_type
+from forge.runner.plan.placement import place
+from forge.runner.weights.resume import find_weights
+from forge.serve.client import ReplicaClient
+from forge.serve.installed.engines import choose_engine
+from forge.serve.replicas import open_replicas
+from forge.store.layout import RunPaths, find_run, next_attempt, open_run_lock
+from forge.store.reader import open_run
+from forge.store.resume import last_state
+from forge.store.write.writer import open_writer
+
+if TYPE_CHECKING:
+    from forge.config.schema import Experiment
+    from forge.runner.plan.machine import Machine
+    from forge.runner.plan.placement import Placement
+    from forge.serve.weights import Weights
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    """What to ask, and how long to go on."""
+
+    run: str
+    """A run, or `RUN@step` for the weights that were published after that step."""
+    source: str
+    """A problem file, or a bare function."""
+    name: str = "stdin"
+    """Of the problem, in messages and in the store."""
+    turns: int = 3
+    temperature: float = 1.0
+    seed: int = 0
+
+
+def solve(
+    code: str,
+    *,
+    run: str = "last",
+    turns: int = 3,
+    store_dir: Path = Path("runs"),
+    say: Say | None = None,
+) -> Trajectory:
+    """A kernel for a torch function or problem file, from Python:
+    `forge.solve(code).turns[-1].code`.
+
+    Raises ConfigError for a run or a text that cannot be used, and inside an event loop, where
+    `asolve` is for.
+    """
+    if _has_event_loop():
+        raise ConfigError(
+            "forge.solve: an event loop is running here, as in Jupyter; use `await forge.asolve()`"
+        )
+    return chat(ChatRequest(run=run, source=code, turns=turns), store_dir=store_dir, say=say)
+
+
+async def asolve(
+    code: str,
+    *,
+    run: str = "last",
+    turns: int = 3,
+    store_dir: Path = Path("runs"),
+    say: Say | None = None,
+) -> Trajectory:
+    """`solve` for an event loop of the main thread (asyncio), as Jupyter has one:
+    `(await forge.asolve(code)).turns[-1].code`.
+    """
+    request = ChatRequest(run=run, source=code, turns=turns)
+    return await achat(request, store_dir=store_dir, say=say)
+
+
+def chat(request: ChatRequest, *, store_dir: Path, say: Say | None = None) -> Trajectory:
+    """Play one rollout and store it as a group of purpose `chat`. `say` receives text as it
+    comes."""
+    return anyio.run(partial(achat, request, store_dir=store_dir, say=say))
+
+
+async def achat(request: ChatRequest, *, store_dir: Path, say: Say | None = None) -> Trajectory:
+    """`chat` inside an event loop."""
+    name, _, step = request.run.partition("@")
+    paths = find_run(name, store_dir=store_dir)
+    problem = from_source(request.source, name=request.name)
+    weights = find_weights(paths, step)
+    with open_run_lock(paths):
+        return await _chat(paths, weights, problem, request, say or (lambda text: None))
+
+
+def _has_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+async def _chat(
+    paths: RunPaths, weights: Weights, problem: Problem, request: ChatRequest, say: Say
+) -> Trajectory:
+    experiment = load_experiment(paths.experiment)
+    if experiment.serve.url:
+        raise ConfigError(
+            f"{paths.name}: its answers came from serve.url = {experiment.serve.url}, whose weights"
+            " it has not; ask that server"
+        )
+    with open_run(paths) as reader:
+        group_id = last_state(reader).group_id + 1
+    log_dir = paths.logs(next_attempt(paths))
+    chat_template = ChatTemplate.load(weights.full)
+    experiment = small(experiment)
+    machine = this_machine(experiment.store.dir, serve=experiment.serve)
+    placement = place_on(experiment, machine, model_dir=weights.full)
+    serve = placement.settled(experiment.serve)
+    with ExitStack() as opened:
+        socket_dir = opened.enter_context(open_socket_dir())
+        # Engines convert whole models: too large for a socket's /tmp.
+        work_dir = opened.enter_context(TemporaryDirectory(prefix=".chat-", dir=paths.root))
+        opened.enter_context(claim(placement.gpus, run=f"forge chat {paths.name}"))
+        async with (
+            open_writer(paths.root, experiment.store) as writer,
+            open_pool(
+                experiment.judge, socket_dir=socket_dir, log_dir=log_dir, gpus=placement.judge
+            ) as pool,
+            open_replicas(
+                serve,
+                weights=weights,
+                stop_token_ids=chat_template.stop_token_ids,
+                socket_dir=socket_dir,
+                log_dir=log_dir,
+                work_dir=Path(work_dir),
+                gpus=placement.serve_uuids,
+                shared=placement.shared,
+                max_lora_rank=lora_rank(experiment.model, adapter=weights.adapter),
+            ),
+            ReplicaClient(socket_dir / "serve-0.sock", timeout_s=serve.request_timeout_s) as client,
+        ):
+            await writer.put(problem)
+            group = await play_group(
+                problem,
+                place=Place(group_id=group_id, purpose=Purpose.CHAT, stage=-1, step=0),
+                rules=_rules(experiment, request),
+                ports=Ports(
+                    generate=_Streamed(client, chat_template.stop_token_ids, say),
+                    judge=pool.judge,
+                    sink=_Told(writer, say),
+                    prompter=TemplatePrompter(
+                        chat=chat_template,
+                        context_tokens=serve.context_tokens,
+                        max_completion_tokens=experiment.rollout.max_completion_tokens,
+                    ),
+                ),
+            )
+            await writer.flush()
+    return group.trajectories[0]
+
+
+def small(experiment: Experiment) -> Experiment:
+    """One engine and one judge, on cards where the run had them there; nothing is trained."""
+    devices, serve = experiment.devices, experiment.serve
+    fewer = devices.model_copy(
+        update={
+            "train": 0,
+            "serve": serve.tensor_parallel if devices.serve else 0,
+            "judge": 1 if devices.judge else 0,
+            "share": "auto",
+        }
+    )
+    return experiment.model_copy(
+        update={
+            "devices": fewer,
+            "serve": serve.model_copy(update={"replicas": 1, "url": []}),
+            "judge": experiment.judge.model_copy(update={"workers": 1}),
+            "stage": [EvalStage(kind="eval")],
+        }
+    )
+
+
+def place_on(experiment: Experiment, machine: Machine, *, model_dir: Path) -> Placement:
+    """As a plan of the run would; on a machine without cards the CPU answers."""
+    if not machine.gpus:
+        devices = experiment.devices.model_copy(update={"gpus": None, "serve": 0, "judge": 0})
+        experiment = experiment.model_copy(update={"devices": devices})
+    gpus = machine.gpus if experiment.devices.serve else ()
+    engine, _ = choose_engine(
+        experiment.serve, gpus=gpus, installed=machine.engines, model_type=model_type(model_dir)
+    )
+    return place(experiment, machine, engine=engine)
+
+
+def _rules(experiment: Experiment, request: ChatRequest) -> Rules:
+    rollout = experiment.rollout
+    return Rules(
+        group_size=1,
+        max_turns=request.turns,
+        gamma=rollout.gamma,
+        credit=rollout.credit,
+        temperature=request.temperature,
+        max_completion_tokens=rollout.max_completion_tokens,
+        reward=experiment.reward,
+        seed=request.seed,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Streamed:
+    """The Generate port over a stream: says each piece."""
+
+    client: ReplicaClient
+    stop_token_ids: Sequence[int]
+    say: Say
+
+    async def __call__(
+        self, prompt_ids: Sequence[int], *, n: int, max_tokens: int, temperature: float, seed: int
+    ) -> list[Completion]:
+        assert n == 1, "a chat plays one rollout"
+        made: list[Completion] = []
+        async for chunk in self.client.stream(
+            prompt_ids,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            seed=seed,
+            stop_token_ids=self.stop_token_ids,
+        ):
+            self.say(chunk.text)
+            if chunk.completion is not None:
+                made.append(chunk.completion)
+        self.say("\n")
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """A sink that also says each verdict."""
+
+    sink: Any
+    say: Say
+
+    async def put(self, *records: Any) -> None:
+        for record in records:
+            if isinstance(record, Turn):
+                self.say(f"\n{record.feedback}\n\n")
+        await self.sink.put(*records)
+
+
+def read_source(path: str) -> tuple[str, str]:
+    """Text and name of a problem file, or of standard input for `-`. Raises ConfigError for one
+    that cannot be read."""
+    place = "stdin" if path == "-" else path
+    if path == "-" and sys.stdin is None:
+        raise ConfigError("stdin: it is closed; pipe a problem into it, or --problem FILE")
+    try:
+        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        return data.decode(), "stdin" if path == "-" else Path(path).stem
+    except OSError as error:
+        raise ConfigError(f"{place}: cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{place}: no UTF-8: {error.reason} at {error.start}") from error

@@ -1,0 +1,130 @@
+"""`forge logs RUN [PROCESS]`: the last lines of each process, all or those wanted, and what comes
+after."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from forge.errors import ConfigError
+from forge.process.logtail import clean, read_last_lines
+from forge.store.layout import RunPaths, is_owned
+from forge.views.run.logs import Level, LogFilter, LogTail, compile_pattern
+from forge.views.text.terminal import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+POLL_S = 0.25
+
+
+def log_files(paths: RunPaths, *, process: str | None = None) -> list[Path]:
+    """Logs of the latest attempt, of one process if asked for. Raises ConfigError naming what there
+    is.
+    """
+    files = sorted((paths.root / "logs" / "latest").glob("*.log"))
+    chosen = [file for file in files if process in (None, file.stem)]
+    if not chosen:
+        names = ", ".join(file.stem for file in files) or "none"
+        raise ConfigError(f"{paths.name}: no log of {process or 'any process'}; there is {names}")
+    return chosen
+
+
+def parse_filter(level: str | None, pattern: str | None) -> LogFilter | None:
+    """From what a person wrote; None for all lines. Raises ConfigError."""
+    if level is None and not pattern:
+        return None
+    known = [each.name.lower() for each in Level]
+    if level is not None and level.lower() not in known:
+        raise ConfigError(f"--level: found {level!r}; allowed are {', '.join(known)}")
+    least = Level.DEBUG if level is None else Level[level.upper()]
+    return LogFilter(level=least, pattern=compile_pattern(pattern or ""))
+
+
+def read_logs(
+    paths: RunPaths,
+    files: list[Path],
+    *,
+    process: str | None = None,
+    num_lines: int,
+    wanted: LogFilter | None = None,
+    is_followed: bool = False,
+) -> Iterator[str]:
+    """Each file's end, with its name on each line where there are several; then, if asked for, what
+    is appended until the run ends, also by processes that begin meanwhile. A filter looks at the
+    last 256 kB of each."""
+    files = list(files)
+    if wanted is None:
+        yield from _last_lines(files, num_lines=num_lines)
+        if is_followed:
+            yield from _follow(paths, files, process=process)
+        return
+    tails = {file: LogTail(file) for file in files}
+    for file, tail in tails.items():
+        kept = wanted.choose(tail.read())
+        yield from (_named(file, line.text, files) for line in kept[-num_lines:])
+    alive = is_followed
+    while alive:
+        alive = is_owned(paths)
+        for file, tail in tails.items():
+            new = wanted.choose(tail.read())
+            yield from (_named(file, line.text, files) for line in new)
+        time.sleep(POLL_S)
+        for file in _begun(files, process=process):
+            files.append(file)
+            tails[file] = LogTail(file)
+
+
+def _last_lines(files: list[Path], *, num_lines: int) -> Iterator[str]:
+    for file in files:
+        for line in read_last_lines(file, num_lines=num_lines).splitlines():
+            yield _named(file, line, files)
+
+
+def _follow(paths: RunPaths, files: list[Path], *, process: str | None) -> Iterator[str]:
+    """A log that is cut off is read from its beginning, and one that vanished says nothing."""
+    offsets = {file: _size(file) for file in files}
+    alive = True
+    while alive:
+        alive = is_owned(paths)
+        for file in files:
+            size = _size(file)
+            if size == offsets.setdefault(file, 0):
+                continue
+            begin = offsets[file] if size > offsets[file] else 0
+            text = _read(file, begin)
+            whole = text[: text.rfind(b"\n") + 1]
+            offsets[file] = begin + len(whole)
+            for line in whole.decode("utf-8", errors="replace").splitlines():
+                yield _named(file, clean(line), files)
+        time.sleep(POLL_S)
+        files += _begun(files, process=process)
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
+
+
+def _read(file: Path, begin: int) -> bytes:
+    try:
+        with file.open("rb") as opened:
+            opened.seek(begin)
+            return opened.read()
+    except OSError:
+        return b""
+
+
+def _begun(files: list[Path], *, process: str | None) -> list[Path]:
+    """Logs beside those that are followed, of processes that began since: the next stage's
+    trainer. None where one process was asked for."""
+    if process is not None or not files:
+        return []
+    return sorted(set(files[0].parent.glob("*.log")) - set(files))
+
+
+def _named(file: Path, line: str, files: list[Path]) -> str:
+    return line if len(files) == 1 else f"{printable(file.stem):12} {line}"

@@ -1,0 +1,212 @@
+"""`forge serve`: the engines of an experiment, or of a run's model, alone behind one address.
+
+Called by `cli.py`. Promises: SIGTERM and Ctrl-C end it with every child; its cards are claimed as a
+run's are; off loopback it serves with a token only.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket as sockets
+import tempfile
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+
+from forge.config.load import load_experiment
+from forge.config.schema import EvalStage
+from forge.data.chat import ChatTemplate
+from forge.errors import ConfigError
+from forge.evalpool.door import bound_address, bound_path, is_loopback, parse_address, url_of
+from forge.process.sockets import open_socket_dir
+from forge.process.uds import ServerLimits, serve_listener
+from forge.runner.plan.claiming import open_claimed
+from forge.runner.plan.machine import this_machine
+from forge.runner.plan.model_shape import lora_rank, model_type
+from forge.runner.plan.placement import Placement, place
+from forge.runner.prepare.locate_model import locate_model
+from forge.runner.weights.resume import find_weights
+from forge.serve.front import Front
+from forge.serve.installed.engines import choose_engine
+from forge.serve.replicas import open_replicas
+from forge.serve.weights import Weights
+from forge.store.layout import find_run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+
+    from forge.config.schema import Experiment, ServeTable
+    from forge.runner.plan.machine import Machine
+
+TOKEN_VARIABLE = "FORGE_SERVE_TOKEN"
+KEEP_ALIVE_S = 75
+"""Longer than a client keeps an idle connection (httpx: 5 s), so that none is closed under it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeRequest:
+    """What to serve, and where."""
+
+    source: str
+    """An experiment file, or `RUN` or `RUN@step`."""
+    overrides: Sequence[str] = ()
+    """Of the experiment file."""
+    socket: Path | None = None
+    listen: str | None = None
+    """HOST:PORT."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Served:
+    """What was found."""
+
+    experiment: Experiment
+    weights: Weights
+    model: str
+    """Its name in /v1/models."""
+
+
+def serve(request: ServeRequest, *, store_dir: Path, say: Callable[[str], None]) -> None:
+    """Serves until it is told to end. `say` hears the address once engines are up.
+
+    Raises ConfigError, MachineError, ChildDied or Stalled, before or while it serves.
+    """
+    token = os.environ.get(TOKEN_VARIABLE) or None
+    opened = _open_address(request, token)
+    found = _find(request, store_dir=store_dir, say=say)
+    if found.experiment.serve.url:
+        raise ConfigError(f"serve.url: {found.experiment.serve.url[0]} serves already")
+    experiment = found.experiment
+    with (
+        opened as listener,
+        open_claimed(
+            partial(_place, found),
+            look=partial(this_machine, experiment.store.dir, serve=experiment.serve),
+            run=f"forge serve {request.source}",
+            wait_s=experiment.devices.wait_s,
+            say=say,
+        ) as (placement, _),
+    ):
+        anyio.run(partial(_serve, found, placement, listener, token, say))
+
+
+def _open_address(
+    request: ServeRequest, token: str | None
+) -> AbstractContextManager[sockets.socket]:
+    if (request.socket is None) == (request.listen is None):
+        raise ConfigError("forge serve needs either --socket PATH or --listen HOST:PORT")
+    if request.socket is not None:
+        return bound_path(request.socket)
+    assert request.listen is not None
+    host, _ = parse_address(request.listen)
+    if token is None and not is_loopback(host):
+        raise ConfigError(
+            f"--listen {request.listen}: others can reach {host}: set {TOKEN_VARIABLE} here, and"
+            " where runs connect from a variable that serve.api_key_env names; or listen on"
+            " 127.0.0.1"
+        )
+    return bound_address(request.listen, token)
+
+
+def _find(request: ServeRequest, *, store_dir: Path, say: Callable[[str], None]) -> _Served:
+    """The model of an experiment file, or the newest weights of a run."""
+    if not (request.source.endswith(".toml") or Path(request.source).is_file()):
+        if request.overrides:
+            raise ConfigError("--set is for an experiment file; a run is served as it was made")
+        name, _, step = request.source.partition("@")
+        paths = find_run(name, store_dir=store_dir)
+        experiment = load_experiment(paths.experiment)
+        return _Served(
+            experiment=experiment,
+            weights=find_weights(paths, step),
+            model=f"{paths.name}@{step}" if step else paths.name,
+        )
+    experiment = load_experiment(Path(request.source), overrides=request.overrides)
+    if experiment.model.init is not None:
+        raise ConfigError(
+            f'{request.source}: model.init = "{experiment.model.init}" has learned nothing yet;'
+            ' "forge serve RUN" serves the model of a run'
+        )
+    model = locate_model(experiment.model, say=say)
+    assert model.path is not None
+    return _Served(
+        experiment=experiment,
+        weights=Weights(full=Path(model.path), adapter=model.adapter),
+        model=experiment.model.path or experiment.name,
+    )
+
+
+def _place(found: _Served, machine: Machine) -> Placement:
+    """As in a run that only evaluates, whose judges need no card."""
+    experiment = found.experiment
+    devices = experiment.devices.model_copy(update={"train": 0, "judge": 0})
+    alone = experiment.model_copy(update={"devices": devices, "stage": [EvalStage(kind="eval")]})
+    gpus = machine.gpus if devices.gpus is not None and devices.serve else ()
+    engine, _ = choose_engine(
+        experiment.serve, gpus=gpus, installed=machine.engines,
+        model_type=model_type(found.weights.full),
+    )  # fmt: skip
+    return place(alone, machine, engine=engine)
+
+
+async def _serve(
+    found: _Served,
+    placement: Placement,
+    listener: sockets.socket,
+    token: str | None,
+    say: Callable[[str], None],
+) -> None:
+    table = placement.settled(found.experiment.serve)
+    chat = ChatTemplate.load(found.weights.full)
+    store_dir = found.experiment.store.dir
+    store_dir.mkdir(parents=True, exist_ok=True)
+    with (
+        open_socket_dir() as folder,
+        # Engines convert whole models: too large for a socket's /tmp.
+        tempfile.TemporaryDirectory(prefix=".serve-", dir=store_dir) as work_dir,
+    ):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_cancel_on_signal, tasks.cancel_scope)
+            async with open_replicas(
+                table,
+                weights=found.weights,
+                stop_token_ids=chat.stop_token_ids,
+                socket_dir=folder,
+                log_dir=folder,
+                work_dir=Path(work_dir),
+                gpus=placement.serve_uuids,
+                max_lora_rank=lora_rank(found.experiment.model, adapter=found.weights.adapter),
+            ) as replicas:
+                front = Front(
+                    replicas,
+                    model=found.model,
+                    token=token,
+                    is_local=token is None and listener.family != sockets.AF_UNIX,
+                    timeout_s=table.request_timeout_s,
+                )
+                limits = ServerLimits(keep_alive_s=KEEP_ALIVE_S)
+                await tasks.start(partial(serve_listener, front.app(), listener, limits=limits))
+                where = f'[serve] url = ["{url_of(listener)}"]; logs are in {folder}'
+                say(f"{_words(found, table, placement)} at {where}; Ctrl-C ends it")
+                try:
+                    await anyio.sleep_forever()
+                finally:
+                    with anyio.CancelScope(shield=True), anyio.move_on_after(2.0):
+                        await front.close()
+
+
+def _words(found: _Served, table: ServeTable, placement: Placement) -> str:
+    cards = ", ".join(gpu.name for gpu in placement.gpus) or "cpu"
+    count = "1 replica" if table.replicas == 1 else f"{table.replicas} replicas"
+    return f"{found.model}: {count} ({table.engine}, {cards})"
+
+
+async def _cancel_on_signal(scope: anyio.CancelScope) -> None:
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
+        async for _ in received:
+            scope.cancel()

@@ -1,0 +1,150 @@
+"""The terminal during a run: one live line of progress on stderr, plain lines without a TTY,
+nothing with --json.
+
+The only module beside `cli.py` that prints. It reads `Progress`; it never waits for anybody. A
+terminal or pipe that goes away (a lost ssh, Ctrl-C that also ends `| tee`) ends the talking, not
+the run.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+import anyio
+
+from forge.control.records import short
+from forge.exits import let_go
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import RenderableType
+
+    from forge.runner.live.progress import Progress
+
+REFRESH_S = 0.25
+PLAIN_EVERY_S = 30.0
+COUNTED = re.compile(r"\d+ of \d+$")
+"""How a label says how far it is: no reason for another line."""
+
+
+class Console:
+    """Where the supervisor speaks to a person."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        from rich.console import Console as RichConsole
+
+        self.quiet = quiet
+        self._stderr = cast("TextIO", _Unbreakable(sys.stderr))
+        self.out = RichConsole(file=self._stderr, highlight=False)
+
+    def say(self, line: str) -> None:
+        """One line, above the live display."""
+        if not self.quiet:
+            self.out.print(line, markup=False, soft_wrap=True)
+
+    def show(self, *renderables: RenderableType) -> None:
+        """Tables at the end."""
+        if not self.quiet:
+            self.out.print(*renderables)
+
+    async def follow(self, progress: Progress) -> None:
+        """Keep the display current until cancelled."""
+        if self.quiet:
+            return
+        if self.out.is_terminal:
+            await self._live(progress)
+        else:
+            await self._plain(progress)
+
+    async def _live(self, progress: Progress) -> None:
+        from rich.live import Live
+
+        with Live(console=self.out, auto_refresh=False, transient=True) as live:
+            while True:
+                live.update(_render(progress), refresh=True)
+                await anyio.sleep(REFRESH_S)
+
+    async def _plain(self, progress: Progress) -> None:
+        said, said_at = "", 0.0
+        while True:
+            going_on = COUNTED.sub("", progress.label)
+            if going_on != said or time.monotonic() - said_at > PLAIN_EVERY_S:
+                said, said_at = going_on, time.monotonic()
+                self._stderr.write(plain_line(progress) + "\n")
+                self._stderr.flush()
+            await anyio.sleep(REFRESH_S)
+
+
+class _Unbreakable:
+    """A stream that survives its reader: what is written after that goes nowhere."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError:  # EPIPE of a pipe, EIO of a terminal
+            let_go(self._stream)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError:
+            let_go(self._stream)
+
+
+def plain_line(progress: Progress) -> str:
+    """One line of text with everything worth knowing."""
+    parts = [f"[{clock(time.monotonic() - progress.started_at)}] {progress.label}"]
+    if progress.total:
+        parts.append(f"{progress.done}/{progress.total} {progress.unit}")
+    parts += _facts(progress)
+    return "  ".join(parts)
+
+
+def _facts(progress: Progress) -> Sequence[str]:
+    facts = [f"{name} {short(value)}" for name, value in progress.numbers.items()]
+    if rate := progress.tokens.rate():
+        facts.append(f"{rate:.0f} tok/s")
+    if rate := progress.judged.rate():
+        facts.append(f"{rate:.1f} judged/s")
+    if progress.idle:
+        facts.append(
+            "idle " + " ".join(f"{role} {share:.0%}" for role, share in progress.idle.items())
+        )
+    if (eta := progress.eta_s()) is not None and progress.done < progress.total:
+        facts.append(f"ETA {clock(eta)}")
+    return facts
+
+
+def _render(progress: Progress) -> RenderableType:
+    """A bar and the facts; two lines, so that 80 columns are enough."""
+    from rich.console import Group
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    head = Table.grid(padding=(0, 1), expand=False)
+    head.add_row(
+        Text(clock(time.monotonic() - progress.started_at), style="dim"),
+        Text(f"{progress.label}", style="bold"),
+        ProgressBar(total=max(progress.total, 1), completed=progress.done, width=24),
+        Text(f"{progress.done}/{progress.total} {progress.unit}" if progress.total else ""),
+    )
+    return Group(head, Text("  " + "  ".join(_facts(progress)), overflow="ellipsis", no_wrap=True))
+
+
+def clock(seconds: float) -> str:
+    """m:ss, or h:mm:ss."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,150 @@
+"""Starting the sinks' children, hearing how they ended, refusing a sink that is not installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import sys
+import time
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+
+from forge.errors import ForgeError, MachineError
+from forge.process.child import ChildSpec, open_child
+from forge.process.environment import child_env
+from forge.records import Event
+from forge.views.text.terminal import printable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from forge.config.outlets import SinksTable
+    from forge.process.child import Child
+    from forge.runner.live.console import Console
+    from forge.store.layout import RunPaths
+    from forge.store.write.writer import Writer
+
+log = logging.getLogger(__name__)
+
+KEYS = {"wandb": ("WANDB_API_KEY",), "trackio": ("HF_TOKEN",), "tensorboard": ()}
+"""Variables that a sink is given although they are secrets."""
+
+GRACE_S = 0.5
+"""For one that did not write the rest in time, before it is killed."""
+
+
+def require_sinks(table: SinksTable) -> None:
+    """Raises MachineError for a sink whose package is not installed."""
+    for name in table.to:
+        if importlib.util.find_spec(name) is None:
+            raise MachineError(
+                f'sinks.to = "{name}" needs {name}, which is not installed; '
+                f"{sys.executable} -m pip install {name}"
+            )
+
+
+@asynccontextmanager
+async def open_sinks(
+    table: SinksTable, paths: RunPaths, *, attempt: int, writer: Writer, console: Console
+) -> AsyncIterator[None]:
+    """The sinks of `[sinks] to` follow the run while inside; none without it."""
+    if not table.to:
+        yield
+        return
+    watch = _Watch(writer, console, close_timeout_s=table.close_timeout_s)
+    async with AsyncExitStack() as opened:
+        children = [
+            await watch.opened(_spec(name, table, paths, attempt=attempt), opened)
+            for name in dict.fromkeys(table.to)
+        ]
+        alive = [child for child in children if child is not None]
+        try:
+            async with anyio.create_task_group() as tasks:
+                for child in alive:
+                    tasks.start_soon(watch.heard, child)
+                yield
+                tasks.cancel_scope.cancel()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await watch.closed(alive)
+
+
+class _Watch:
+    """Tells once of each sink that failed."""
+
+    def __init__(self, writer: Writer, console: Console, *, close_timeout_s: float) -> None:
+        self._writer, self._console = writer, console
+        self._close_timeout_s = close_timeout_s
+        self._told: set[str] = set()
+
+    async def opened(self, spec: ChildSpec, stack: AsyncExitStack) -> Child | None:
+        try:
+            return await stack.enter_async_context(open_child(spec))
+        except ForgeError as error:
+            await self._tell(spec.name, str(error))
+            return None
+
+    async def heard(self, child: Child) -> None:
+        """Waits for one that ends before the run does."""
+        reason = await child.wait()
+        await self._tell(child.spec.name, _last_words(child, reason))
+
+    async def closed(self, children: Sequence[Child]) -> None:
+        """Asks all to write what is left, together, and waits as long as they may take."""
+        async with anyio.create_task_group() as tasks:
+            for child in children:
+                if child.is_alive:
+                    tasks.start_soon(self._close, child)
+
+    async def _close(self, child: Child) -> None:
+        stop_file = _stop_file(child.spec)
+        stop_file.touch()
+        reason = f"did not end within {self._close_timeout_s:g} s"
+        with anyio.move_on_after(self._close_timeout_s):
+            reason = _last_words(child, await child.wait())
+        stop_file.unlink()
+        if child.exit_reason != "exit 0":
+            await self._tell(child.spec.name, reason)
+
+    async def _tell(self, name: str, why: str) -> None:
+        if name in self._told:
+            return
+        self._told.add(name)
+        line = f"{name} failed; the run goes on, and its store has everything: {why}"
+        log.warning("%s", line)
+        self._console.say(f"warning: {printable(line)}")
+        with suppress(ForgeError):
+            data = {"sink": name}
+            await self._writer.put(
+                Event(at=time.time(), kind="sink_failed", message=line, data=data)
+            )
+
+
+def _spec(name: str, table: SinksTable, paths: RunPaths, *, attempt: int) -> ChildSpec:
+    secrets = {key: os.environ[key] for key in KEYS[name] if key in os.environ}
+    log_path = paths.logs(attempt) / f"sink-{name}.log"
+    return ChildSpec(
+        name=f"sink-{name}",
+        argv=(sys.executable, "-m", "forge.runner.outlets.sinks.child"),
+        log_path=log_path,
+        env=child_env(threads=1, extra=secrets),
+        socket_path=None,
+        config={
+            "sink": name, "run": paths.root, "attempt": attempt, "project": table.project,
+            "wandb_mode": table.wandb_mode, "since": time.time(),
+            "stop_file": log_path.with_suffix(".stop"),
+        },
+        stop_grace_s=GRACE_S,
+    )  # fmt: skip
+
+
+def _stop_file(spec: ChildSpec) -> Path:
+    return Path(spec.config["stop_file"])
+
+
+def _last_words(child: Child, reason: str) -> str:
+    return (child.last_log_lines(1) or reason)[:300]

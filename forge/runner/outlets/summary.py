@@ -1,0 +1,55 @@
+"""What a person sees at the end: the evaluations, the best kernel, and where to look further."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from forge.runner.live.console import Console
+    from forge.runner.plan.placement import Placement
+    from forge.store.layout import RunPaths
+
+
+PEAK = "SELECT stage, max(value) FROM metrics WHERE key = 'train/peak_bytes/max' GROUP BY stage"
+
+
+def show_summary(paths: RunPaths, console: Console, placement: Placement | None = None) -> None:
+    """Print it, as `forge show` does; and what trainers took of a GPU beside what was planned."""
+    if console.quiet:
+        return
+    from forge.views.run.show import render_best_kernel, render_evaluations, show_run
+
+    shown = show_run(paths)
+    if shown["evaluations"]:
+        console.show(render_evaluations(shown["evaluations"]))
+    if shown["best_kernel"] is not None:
+        console.show(render_best_kernel(shown["best_kernel"]))
+    for line in _peaks(paths, placement):
+        console.say(line)
+    name = paths.root if paths.root.parent.name != "runs" else paths.name
+    commands = (
+        f"show {name}",
+        f"rollouts {name} --best",
+        f"sql {name} --named failures",
+        f"chat {name}",
+    )
+    console.say("look further:  " + "  ·  ".join(f"forge {command}" for command in commands))
+
+
+def _peaks(paths: RunPaths, placement: Placement | None) -> Iterator[str]:
+    """A line a stage: the widest rank, measured; and what the plan had thought of it."""
+    if placement is None or not placement.train:
+        return
+    from forge.store.reader import open_run
+
+    planned = max(
+        (placement.bytes_by_gpu.get(gpu.uuid, {}).get("train", 0) for gpu in placement.train),
+        default=0,
+    )
+    beside = f", {planned / 1e9:.1f} GB planned" if planned else ""
+    with open_run(paths) as reader:
+        rows = reader.query(PEAK).rows
+    for stage, peak in rows:
+        yield f"trainer of stage {stage}: {peak / 1e9:.1f} GB of a GPU at its peak{beside}"

@@ -1,0 +1,315 @@
+"""Whether what a layout puts on each card fits it, and what gives way where it does not at once.
+
+On a card of its own a role has what it asks. On a shared card an engine that takes a share of the
+memory (vllm) is bounded first; where even its least does not fit beside a step of the trainer, it
+sleeps while the trainer steps; where that does not help either, the plan is refused with the sums.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from forge.config.schema import EvalStage
+from forge.errors import ConfigError, MachineError
+from forge.runner.plan.gpu_costs import ASLEEP_BYTES, judge_bytes, serve_bytes, train_bytes
+from forge.runner.plan.model_shape import model_shape
+from forge.runner.plan.prefix_sharing import settled
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from forge.config.schema import Experiment
+    from forge.process.devices import Gpu
+    from forge.process.gpu_users import GpuUser
+    from forge.runner.plan.gpu_costs import TrainBytes
+    from forge.runner.plan.model_shape import ModelShape
+
+CAN_SLEEP = frozenset({"vllm", "hf"})
+TAKES_SHARE = frozenset({"vllm"})
+"""Engines that take serve.memory_share of a card whatever the model is."""
+DRIVER_SHARE = 0.02
+"""Of a card, what the driver keeps."""
+
+
+class CardBusy(MachineError):
+    """Others hold so much of a card that our part does not fit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Cards by role, nothing weighed yet."""
+
+    serve: tuple[tuple[Gpu, ...], ...]
+    judge: tuple[Gpu, ...]
+    train: tuple[Gpu, ...]
+
+    @property
+    def cards(self) -> tuple[Gpu, ...]:
+        """Each once, in the order of the roles."""
+        found = (*(gpu for one in self.serve for gpu in one), *self.judge, *self.train)
+        return tuple({gpu.uuid: gpu for gpu in found}.values())
+
+    @property
+    def shared(self) -> frozenset[str]:
+        """UUIDs of cards with more than one role, or several replicas."""
+        roles = ([gpu for one in self.serve for gpu in one], self.judge, self.train)
+        return frozenset(
+            gpu.uuid for gpu in self.cards if sum(list(role).count(gpu) for role in roles) > 1
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """What came of it."""
+
+    parallel: str = "ddp"
+    sleeps: bool = False
+    memory_share: float | None = None
+    bytes_by_gpu: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Load:
+    """What one card has to hold."""
+
+    gpu: Gpu
+    num_replicas: int
+    """On this card."""
+    serve_least: int
+    serve_full: int
+    """Of all its replicas together, as asked."""
+    judge: int
+    train: TrainBytes | None
+    users: tuple[GpuUser, ...]
+
+    @property
+    def room(self) -> int:
+        """What is there for us: of a card that others use, what they leave."""
+        usable = int(self.gpu.memory_bytes * (1 - DRIVER_SHARE))
+        return min(usable, self.gpu.free_bytes) if self.users else usable
+
+    @property
+    def train_peak(self) -> int:
+        return self.train.peak if self.train else 0
+
+    @property
+    def train_resident(self) -> int:
+        return self.train.resident if self.train else 0
+
+
+def fit(
+    experiment: Experiment,
+    layout: Layout,
+    *,
+    engine: str,
+    users: Mapping[str, tuple[GpuUser, ...]],
+) -> Fit:
+    """Weighs a layout. Without the model's shape nothing is known, and nothing refused.
+
+    Args:
+        users: processes of others by card.
+
+    Raises:
+        CardBusy: it would fit if others left the card.
+        MachineError: it does not fit, with the sums.
+    """
+    shape = model_shape(experiment.model)
+    if shape is None:
+        words = f"{experiment.model.path}: of unknown size, so GPU memory is not weighed"
+        return Fit(reasons=(words,) if layout.cards else ())
+    if experiment.serve.sleep == "always" and engine not in CAN_SLEEP and layout.serve:
+        raise ConfigError(
+            f'serve.sleep = "always": the {engine} engine cannot sleep; "auto" or "never"'
+        )
+    experiment = settled(experiment, gpus=layout.train)
+    parallel, why = _parallel(experiment, layout, shape)
+    loads = [
+        _load(experiment, layout, gpu, shape, engine=engine, parallel=parallel, users=users)
+        for gpu in layout.cards
+    ]
+    return _settle(experiment, loads, engine=engine, parallel=parallel, reasons=why)
+
+
+def _parallel(
+    experiment: Experiment, layout: Layout, shape: ModelShape
+) -> tuple[str, tuple[str, ...]]:
+    """ddp where a whole trainer fits a card, else fsdp2; what a stage demands wins."""
+    stages = [stage for stage in experiment.stage if not isinstance(stage, EvalStage)]
+    demanded = {stage.parallel for stage in stages} - {"auto"}
+    if len(layout.train) < 2 or demanded:
+        return ("fsdp2" if demanded == {"fsdp2"} else "ddp"), ()
+    smallest = min(gpu.memory_bytes for gpu in layout.train)
+    need = max(
+        train_bytes(
+            stage,
+            experiment.model,
+            shape,
+            num_gpus=len(layout.train),
+            parallel="ddp",
+            context_tokens=experiment.serve.context_tokens,
+        ).peak
+        for stage in stages
+    )
+    num = len(layout.train)
+    if need <= smallest * (1 - DRIVER_SHARE) or experiment.model.quantize is not None:
+        return "ddp", (f"trainer on {num} cards: ddp, {_gb(need)} on each",)
+    words = f"trainer on {num} cards: fsdp2, since a whole one needs {_gb(need)}"
+    return "fsdp2", (words,)
+
+
+def _load(
+    experiment: Experiment,
+    layout: Layout,
+    gpu: Gpu,
+    shape: ModelShape,
+    *,
+    engine: str,
+    parallel: str,
+    users: Mapping[str, tuple[GpuUser, ...]],
+) -> _Load:
+    serve, model = experiment.serve, experiment.model
+    replicas = [replica for replica in layout.serve if gpu in replica]
+    need = serve_bytes(serve, model, shape, engine=engine, num_gpus=serve.tensor_parallel)
+    full = len(replicas) * need.full
+    if engine in TAKES_SHARE and replicas:
+        full = int(serve.memory_share * gpu.memory_bytes)
+    ranks = [
+        train_bytes(
+            stage,
+            model,
+            shape,
+            num_gpus=len(layout.train),
+            parallel=parallel,
+            context_tokens=serve.context_tokens,
+        )
+        for stage in experiment.stage
+        if gpu in layout.train and not isinstance(stage, EvalStage)
+    ]
+    return _Load(
+        gpu=gpu,
+        num_replicas=len(replicas),
+        serve_least=len(replicas) * need.least,
+        serve_full=full,
+        judge=(gpu in layout.judge)
+        * judge_bytes(experiment.problems, memory_bytes=gpu.memory_bytes),
+        train=max(ranks, key=lambda rank: rank.peak, default=None),
+        users=users.get(gpu.uuid, ()),
+    )
+
+
+def _settle(
+    experiment: Experiment,
+    loads: list[_Load],
+    *,
+    engine: str,
+    parallel: str,
+    reasons: tuple[str, ...],
+) -> Fit:
+    serving = [load for load in loads if load.num_replicas]
+    # What a sleeping engine leaves helps where the trainer is on its card.
+    may_sleep = engine in CAN_SLEEP and experiment.serve.sleep != "never"
+    must_sleep = experiment.serve.sleep == "always"
+    rooms = {load.gpu.uuid: load.room - load.judge - load.train_peak for load in serving}
+    is_tight = any(rooms[load.gpu.uuid] < load.serve_least for load in serving)
+    has_both = any(load.train is not None for load in serving)
+    sleeps = may_sleep and has_both and (must_sleep or is_tight)
+    if sleeps:
+        rooms = {load.gpu.uuid: load.room - load.judge - load.train_resident for load in serving}
+    for load in loads:
+        _require(experiment, load, sleeps=sleeps, engine=engine)
+    share, bounded = experiment.serve.memory_share, False
+    if engine in TAKES_SHARE:
+        for load in serving:
+            fits = math.floor(100 * rooms[load.gpu.uuid] / load.gpu.memory_bytes) / 100
+            bounded = bounded or fits < share
+            share = min(share, fits)
+    return Fit(
+        parallel=parallel,
+        sleeps=sleeps,
+        memory_share=share / max((load.num_replicas for load in serving), default=1)
+        if engine in TAKES_SHARE and serving
+        else None,
+        bytes_by_gpu={load.gpu.uuid: _by_role(load, share, engine=engine) for load in loads},
+        reasons=(*reasons, *_words(experiment, share if bounded else None, sleeps=sleeps)),
+    )
+
+
+def _words(experiment: Experiment, share: float | None, *, sleeps: bool) -> list[str]:
+    asked = experiment.serve.memory_share
+    words = []
+    if share is not None:
+        words.append(
+            f"the engine takes {share:.0%} of its card, not serve.memory_share = {asked:.0%}: "
+            "more does not fit beside the others"
+        )
+    if sleeps:
+        words.append(
+            "the engine sleeps while the trainer steps: together they do not fit the card"
+            if experiment.serve.sleep == "auto"
+            else "the engine sleeps while the trainer steps (serve.sleep = always)"
+        )
+    return words
+
+
+def _require(experiment: Experiment, load: _Load, *, sleeps: bool, engine: str) -> None:
+    """Raises MachineError where a card cannot hold what it has to."""
+    serve = load.serve_least if engine in TAKES_SHARE else load.serve_full
+    serve = serve if load.num_replicas else 0
+    while_stepping = (ASLEEP_BYTES if serve and sleeps else serve) + load.train_peak + load.judge
+    while_playing = serve + load.train_resident + load.judge
+    need = max(while_stepping, while_playing)
+    sums = {"serve": serve, "judge": load.judge, "train": load.train_peak}
+    named = f"{experiment.name}: GPU {load.gpu.index} ({load.gpu.name})"
+    if need > load.room:
+        asleep = ", the engine asleep while the trainer steps" if sleeps else ""
+        listed = ", ".join(f"{role} {_gb(part)}" for role, part in sums.items() if part)
+        kind = CardBusy if load.users else MachineError
+        raise kind(
+            f"{named} needs {_gb(need)} ({listed}{asleep}); {_there(load)}. "
+            f"{_advice(experiment, load)}"
+        )
+    share = experiment.serve.memory_share
+    if engine in TAKES_SHARE and load.serve_full < serve:
+        raise MachineError(
+            f"{named}: the engine needs {_gb(serve)}; serve.memory_share = {share:g} of the card "
+            f"is {_gb(load.serve_full)}"
+        )
+
+
+def _there(load: _Load) -> str:
+    """What the card has, and who has the rest of it."""
+    if not load.users:
+        return f"it has {_gb(load.gpu.memory_bytes)}"
+    others = ", ".join(map(str, load.users))
+    return f"{_gb(load.gpu.free_bytes)} of {_gb(load.gpu.memory_bytes)} are free: {others}"
+
+
+def _advice(experiment: Experiment, load: _Load) -> str:
+    if load.users:
+        return "Wait for them, or name other cards in devices.gpus"
+    if load.train is not None and load.train_resident > load.room:
+        return "More cards for devices.train with fsdp2, or [model.lora]"
+    if load.train is not None and (load.num_replicas or load.judge):
+        return "A card for each role, a smaller micro_batch_tokens, or [model.lora]"
+    if load.train is not None:
+        return "A smaller micro_batch_tokens, more cards for devices.train, or [model.lora]"
+    if experiment.serve.tensor_parallel == 1 and load.num_replicas:
+        return "serve.tensor_parallel spreads a replica over cards; serve.slots is its cache"
+    return "Fewer serve.slots or a smaller serve.context_tokens"
+
+
+def _by_role(load: _Load, share: float, *, engine: str) -> dict[str, int]:
+    serve = int(share * load.gpu.memory_bytes) if engine in TAKES_SHARE else load.serve_full
+    parts = {
+        "serve": serve if load.num_replicas else 0,
+        "judge": load.judge,
+        "train": load.train_peak,
+    }
+    return {role: part for role, part in parts.items() if part}
+
+
+def _gb(num: float) -> str:
+    return f"{num / 1e9:.1f} GB"

@@ -1,0 +1,286 @@
+"""Which card does what: `place` turns `[devices]` and a machine into cards by role.
+
+Pure in the experiment and the machine. `plan` shows it, `run` hands the cards out. Three steps:
+how many cards each role gets (`_counts`), which ones (`_lay_out`), and whether what they hold fits
+(`gpu_fit`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from forge.config.schema import EvalStage, SftStage
+from forge.errors import MachineError
+from forge.process.devices import matching
+from forge.runner.plan.gpu_fit import Fit, Layout, fit
+from forge.runner.plan.needs import needs_judges, needs_serving
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from forge.config.schema import Experiment, ServeTable
+    from forge.process.devices import Gpu
+    from forge.runner.plan.machine import Machine
+
+ROLES = ("serve", "judge", "train")
+"""In the order in which they take cards."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Cards by role. Without arguments: a run on the CPU."""
+
+    engine: str = "llama"
+    """What `serve.engine = "auto"` came to."""
+    serve: tuple[tuple[Gpu, ...], ...] = ()
+    """Of each replica; empty where replicas run on the CPU."""
+    judge: tuple[Gpu, ...] = ()
+    """One a judge; empty where judges run on the CPU."""
+    train: tuple[Gpu, ...] = ()
+    """One a rank of the trainer; empty where it runs on the CPU."""
+    shared: frozenset[str] = frozenset()
+    """UUIDs of cards with more than one role: work on them is done under their lease."""
+    parallel: str = "ddp"
+    """What `parallel = "auto"` of the stages came to."""
+    sleeps: bool = False
+    """Whether engines free their memory while the trainer steps."""
+    memory_share: float | None = None
+    """Of a card, what an engine may take; absent means serve.memory_share."""
+    reasons: tuple[str, ...] = ()
+    """Why so, in words, for what the experiment left open."""
+    bytes_by_gpu: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """UUID to role (`serve`, `judge`, `train`) to bytes at the widest moment."""
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Every card in use, once."""
+        cards = (*(gpu for replica in self.serve for gpu in replica), *self.judge, *self.train)
+        return tuple({gpu.uuid: gpu for gpu in cards}.values())
+
+    @property
+    def serve_uuids(self) -> tuple[tuple[str, ...], ...]:
+        """As `open_replicas` takes them."""
+        return tuple(tuple(gpu.uuid for gpu in replica) for replica in self.serve)
+
+    @property
+    def train_uuids(self) -> tuple[str, ...]:
+        """As `open_trainer` takes them."""
+        return tuple(gpu.uuid for gpu in self.train)
+
+    def settled(self, table: ServeTable) -> ServeTable:
+        """With what the plan decided put in: the engine, and what it may take of its cards."""
+        found: dict[str, object] = {"engine": self.engine}
+        if self.memory_share is not None:
+            found["memory_share"] = self.memory_share
+        return table.model_copy(update=found)
+
+    def roles_of(self, uuid: str) -> tuple[str, ...]:
+        """What a card does."""
+        cards = {"serve": [gpu for one in self.serve for gpu in one], "judge": self.judge}
+        cards["train"] = self.train
+        return tuple(role for role in ROLES if uuid in {gpu.uuid for gpu in cards[role]})
+
+
+def place(experiment: Experiment, machine: Machine, *, engine: str = "llama") -> Placement:
+    """Lays the roles of an experiment out on the cards of a machine.
+
+    Args:
+        engine: the one that will serve; what it takes differs.
+
+    Raises:
+        MachineError: too few cards, or too little memory on them; with the sums.
+    """
+    cards = _allowed(experiment, machine)
+    counts, reasons = _counts(experiment, num_cards=len(cards))
+    reasons += _moved(cards, machine) if experiment.devices.gpus == "auto" else []
+    if sum(counts.values()) == 0:
+        return Placement(engine=engine, reasons=tuple(reasons))
+    layout = _lay_out(experiment, machine, cards, counts)
+    if experiment.serve.tensor_parallel > 1 and any(
+        gpu.uuid in layout.shared for replica in layout.serve for gpu in replica
+    ):
+        raise MachineError(
+            f"serve.tensor_parallel = {experiment.serve.tensor_parallel}: its cards are shared with"
+            " another role, and ranks that wait for a card hold each other up; 1, or more cards"
+        )
+    fitted = fit(experiment, layout, engine=engine, users=machine.gpu_users)
+    placement = Placement(
+        engine=engine,
+        serve=layout.serve,
+        judge=layout.judge,
+        train=layout.train,
+        shared=layout.shared,
+    )
+    reasons += _sharing(experiment, placement)
+    return _with(placement, fitted, reasons)
+
+
+def _with(placement: Placement, fitted: Fit, reasons: list[str]) -> Placement:
+    return replace(
+        placement,
+        parallel=fitted.parallel,
+        sleeps=fitted.sleeps,
+        memory_share=fitted.memory_share,
+        bytes_by_gpu=fitted.bytes_by_gpu,
+        reasons=(*reasons, *fitted.reasons),
+    )
+
+
+def _allowed(experiment: Experiment, machine: Machine) -> list[Gpu]:
+    names = experiment.devices.gpus
+    if names is None:
+        return []
+    if names == "auto":
+        return sorted(machine.gpus, key=lambda gpu: gpu.uuid in machine.busy)
+    found = [_find(name, machine) for name in names]
+    for number, gpu in enumerate(found):
+        if gpu in found[:number]:
+            raise MachineError(
+                f"devices.gpus: {names[number]} is GPU {gpu.index} again; each card once"
+            )
+    return found
+
+
+def _moved(cards: list[Gpu], machine: Machine) -> list[str]:
+    """Why cards of `auto` are not taken in their order."""
+    if cards == list(machine.gpus):
+        return []
+    last = ", ".join(str(gpu.index) for gpu in cards if gpu.uuid in machine.busy)
+    return [f"devices.gpus = auto: GPU {last} last, since others are there"]
+
+
+def _find(name: str, machine: Machine) -> Gpu:
+    found = matching(machine.gpus, name)
+    if len(found) == 1:
+        return found[0]
+    there = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in machine.gpus) or "none"
+    hidden = f"; {machine.hidden_gpus}" if machine.hidden_gpus else ""
+    whole = "; a part of a card is not used, only whole ones" if name.startswith("MIG-") else ""
+    raise MachineError(
+        f'devices.gpus: found "{name}"; the GPUs of this machine are: {there}{whole}{hidden}'
+    )
+
+
+def _counts(experiment: Experiment, *, num_cards: int) -> tuple[dict[str, int], list[str]]:
+    """Cards a role; and why, where it was left open. Roles that no stage has get none."""
+    devices, serve = experiment.devices, experiment.serve
+    needed = {
+        "serve": needs_serving(experiment) and not serve.url,
+        "judge": needs_judges(experiment) and not experiment.judge.url,
+        "train": any(not isinstance(stage, EvalStage) for stage in experiment.stage),
+    }
+    least = {"serve": serve.replicas * serve.tensor_parallel, "judge": 1, "train": 1}
+    asked = {role: getattr(devices, role) if needed[role] else 0 for role in ROLES}
+    reasons = [
+        f"{role} gets no card: no stage needs it, or others do it"
+        for role in ROLES
+        if getattr(devices, role) and not needed[role]
+    ]
+    counts = {role: least[role] if asked[role] == "auto" else asked[role] for role in ROLES}
+    open_roles = [role for role in ROLES if asked[role] == "auto"]
+    spare = num_cards - sum(counts.values())
+    if devices.share == "always":
+        spread = {"judge": num_cards, "train": _dividing(experiment, num_cards)}
+        counts.update({role: num for role, num in spread.items() if role in open_roles})
+    elif spare < 0 and "train" in open_roles and devices.share == "auto":
+        counts["train"] = _dividing(experiment, max(1, num_cards - counts["serve"]))
+    elif spare > 0:
+        for_train = spare - spare // 3 if "judge" in open_roles else spare
+        if "train" in open_roles:
+            whole = _dividing(experiment, counts["train"] + for_train)
+            spare -= whole - counts["train"]
+            counts["train"] = whole
+        counts["judge"] += spare if "judge" in open_roles else 0
+    for role in open_roles:
+        why = " (serve.replicas x serve.tensor_parallel)" if role == "serve" else ""
+        reasons.append(f"devices.{role} = auto: {counts[role]} of {num_cards}{why}")
+    return counts, reasons
+
+
+def _dividing(experiment: Experiment, num: int) -> int:
+    """Ranks, at most so many, that can share every sft batch equally."""
+    sizes = [stage.batch_size for stage in experiment.stage if isinstance(stage, SftStage)]
+    return max(k for k in range(1, max(num, 1) + 1) if all(size % k == 0 for size in sizes))
+
+
+def _lay_out(
+    experiment: Experiment, machine: Machine, cards: list[Gpu], counts: Mapping[str, int]
+) -> Layout:
+    """Disjoint where there are enough cards; else judges move to the engines' cards before
+    anything moves to the trainer's, which are the busiest."""
+    num_serve, num_judge, num_train = (counts[role] for role in ROLES)
+    share, num = experiment.devices.share, len(cards)
+    if share == "always" and max(counts.values()) <= num:
+        serve, judge, train = cards[:num_serve], cards[:num_judge], cards[:num_train]
+    elif sum(counts.values()) <= num:
+        serve = cards[:num_serve]
+        judge = cards[num_serve : num_serve + num_judge]
+        train = cards[num_serve + num_judge :][:num_train]
+    elif share == "auto" and max(counts.values()) <= num:
+        serve, train = cards[:num_serve], cards[num - num_train :]
+
+        def crowd(gpu: Gpu) -> tuple[bool, bool]:
+            return gpu in train, gpu in serve
+
+        judge = sorted(cards, key=crowd)[:num_judge]
+    else:
+        raise _too_few(experiment, machine, num_allowed=num, counts=counts)
+    return Layout(
+        serve=_shares(serve, experiment.serve.replicas, experiment.serve.tensor_parallel),
+        judge=tuple(judge),
+        train=tuple(train),
+    )
+
+
+def _shares(cards: list[Gpu], num_replicas: int, num_each: int) -> tuple[tuple[Gpu, ...], ...]:
+    """The cards of each replica: an equal part, or one card that several replicas share."""
+    if not cards:
+        return ()
+    if len(cards) % num_replicas and num_replicas % len(cards):
+        raise MachineError(
+            f"serve.replicas: {num_replicas} on {len(cards)} GPUs; one a GPU, or as many on each"
+        )
+    each = max(1, len(cards) // num_replicas)
+    if each != num_each:
+        raise MachineError(
+            f"serve.tensor_parallel = {num_each}: {num_replicas} replicas on {len(cards)} GPUs "
+            f"have {each} each; devices.serve = {num_replicas * num_each} gives them {num_each}"
+        )
+    return tuple(
+        tuple(cards[(index * each + offset) % len(cards)] for offset in range(each))
+        for index in range(num_replicas)
+    )
+
+
+def _too_few(
+    experiment: Experiment, machine: Machine, *, num_allowed: int, counts: Mapping[str, int]
+) -> MachineError:
+    shares = experiment.devices.share != "never"
+    total = max(counts.values()) if shares else sum(counts.values())
+    split = ", ".join(f"{role} {num}" for role, num in counts.items() if num)
+    split += ", which may share" if shares else ""
+    has = f"this machine has {len(machine.gpus)}"
+    if num_allowed < len(machine.gpus):
+        has = f"devices.gpus names {num_allowed}"
+    if machine.hidden_gpus:
+        has += f" ({machine.hidden_gpus})"
+    advice = (
+        '"forge plan --assume 8xH100-80GB" plans for another machine; '
+        "experiments/quickstart.toml needs none."
+    )
+    if num_allowed and experiment.devices.share == "never" and max(counts.values()) <= num_allowed:
+        advice = '[devices] share = "auto" lets roles share a card where the memory allows it.'
+    return MachineError(
+        f"{experiment.name} needs {total} {'GPU' if total == 1 else 'GPUs'} ({split}); {has}. "
+        f"{advice}"
+    )
+
+
+def _sharing(experiment: Experiment, placement: Placement) -> list[str]:
+    share = experiment.devices.share
+    return [
+        f"GPU {gpu.index} has {', '.join(placement.roles_of(gpu.uuid))} (devices.share = {share})"
+        for gpu in placement.gpus
+        if len(placement.roles_of(gpu.uuid)) > 1
+    ]

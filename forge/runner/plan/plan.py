@@ -1,0 +1,266 @@
+"""What a run will do, before anything starts: processes on devices, predicted seconds, memory and
+disk.
+
+`plan` is pure in the experiment, its problem files and the machine, imports no torch, and raises
+for what cannot work: so `forge plan` says it, and a run before it has a directory. `forge plan`
+prints it, `run` and `resume` call it first. Predictions of time are for CPU runs; a GPU phase has
+none, but its memory is weighed card by card (`placement`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage
+from forge.runner.outlets.sinks import require_sinks
+from forge.runner.plan import cpu_costs as costs
+from forge.runner.plan.machine import Machine, this_machine
+from forge.runner.plan.model_shape import model_shape
+from forge.runner.plan.needs import makes_pairs, needs_judges, needs_serving
+from forge.runner.plan.placement import Placement, place
+from forge.runner.plan.predict import PhasePlan, predict_disk_bytes, predict_phases
+from forge.runner.plan.prefix_sharing import reasons
+from forge.runner.plan.requirements import (
+    require_disk,
+    require_engine,
+    require_problems,
+    require_trainer,
+)
+from forge.serve.installed.engines import ENGINES, choose_engine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from forge.process.devices import Gpu
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessPlan:
+    """One process of the run."""
+
+    name: str
+    device: str
+    """GPU UUIDs, or `cpu`."""
+    threads: int
+    memory_bytes: int | None
+    stages: str
+    """When it lives: `all`, or the stages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardPlan:
+    """One card in use."""
+
+    index: int
+    uuid: str
+    name: str
+    memory_bytes: int
+    roles: tuple[str, ...]
+    bytes_by_role: Mapping[str, int]
+    """At the widest moment; empty where the model's size is unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The whole."""
+
+    name: str
+    params: int | None
+    cores: int
+    processes: tuple[ProcessPlan, ...]
+    phases: tuple[PhasePlan, ...]
+    memory_bytes: int | None
+    """At the widest moment."""
+    disk_bytes: int | None
+    notes: tuple[str, ...]
+    """What is allowed and unwise."""
+    cards: tuple[CardPlan, ...] = ()
+    reasons: tuple[str, ...] = ()
+    """Why roles are where they are, for what the experiment left open."""
+    assumed: str = ""
+    """The machine of `--assume`; empty for this one."""
+    placement: Placement = field(default_factory=Placement)
+    """What a run hands out."""
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Every card in use, once."""
+        return self.placement.gpus
+
+    @property
+    def cpu_s(self) -> float | None:
+        """Seconds of one core, all phases together."""
+        return _total([phase.cpu_s for phase in self.phases])
+
+    @property
+    def wall_s(self) -> float | None:
+        """Seconds on this machine's cores."""
+        return _total([phase.wall_s for phase in self.phases])
+
+    def to_json(self) -> dict[str, Any]:
+        """What `forge plan --json` prints."""
+        plain = asdict(replace(self, placement=Placement()))
+        del plain["placement"]
+        totals = {"cpu_s": self.cpu_s, "wall_s": self.wall_s}
+        return {**plain, "engine": self.placement.engine, **totals}
+
+
+def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
+    """Lays a run out on a machine (this one, unless given).
+
+    Raises:
+        ConfigError: problems cannot be loaded, or a stage has none.
+        MachineError: GPUs, disk, an engine or a sink's package are missing.
+    """
+    if machine is None:
+        machine = this_machine(experiment.store.dir, serve=experiment.serve)
+    engine, why = _engine(experiment, machine)
+    placement = place(experiment, machine, engine=engine)
+    shared = reasons(experiment, gpus=placement.train)
+    placement = replace(placement, reasons=(*why, *placement.reasons, *shared))
+    require_disk(experiment, machine)
+    require_engine(experiment, machine, placement, is_here=machine.is_here)
+    require_problems(experiment, machine)
+    require_trainer(experiment, placement, is_here=machine.is_here)
+    if machine.is_here:
+        require_sinks(experiment.sinks)
+    params = costs.count_params(experiment.model)
+    processes = tuple(_processes(experiment, placement=placement, params=params))
+    num_judge_gpus = len(placement.judge)
+    phases = tuple(
+        predict_phases(experiment, machine=machine, params=params, num_judge_gpus=num_judge_gpus)
+    )
+    memory = _total([process.memory_bytes for process in processes])
+    disk = predict_disk_bytes(experiment, params=params)
+    return Plan(
+        name=experiment.name,
+        params=params,
+        cores=machine.cores,
+        processes=processes,
+        phases=phases,
+        memory_bytes=None if memory is None else int(memory),
+        disk_bytes=disk,
+        notes=tuple(_notes(experiment, placement, machine=machine, memory=memory, disk=disk)),
+        cards=tuple(_cards(placement)),
+        reasons=placement.reasons,
+        assumed=machine.assumed,
+        placement=placement,
+    )
+
+
+def _engine(experiment: Experiment, machine: Machine) -> tuple[str, tuple[str, ...]]:
+    """The engine that will serve, and why that one, where the experiment leaves it open."""
+    serve, devices = experiment.serve, experiment.devices
+    if not needs_serving(experiment) or serve.url:
+        return "llama" if serve.engine == "auto" else serve.engine, ()
+    gpus = machine.gpus if devices.gpus and devices.serve else ()
+    shape = model_shape(experiment.model)
+    name, why = choose_engine(
+        serve, gpus=gpus, installed=machine.engines, model_type=shape and shape.model_type
+    )
+    return name, (f"serve.engine = auto: {name} ({why})",) if serve.engine == "auto" else ()
+
+
+def _cards(placement: Placement) -> Iterator[CardPlan]:
+    for gpu in placement.gpus:
+        yield CardPlan(
+            index=gpu.index, uuid=gpu.uuid, name=gpu.name, memory_bytes=gpu.memory_bytes,
+            roles=placement.roles_of(gpu.uuid),
+            bytes_by_role=dict(placement.bytes_by_gpu.get(gpu.uuid, {})),
+        )  # fmt: skip
+
+
+def _processes(
+    experiment: Experiment, *, placement: Placement, params: int | None
+) -> Iterator[ProcessPlan]:
+    serve, judge = experiment.serve, experiment.judge
+    num_judges = len(placement.judge) or judge.workers
+    if judge.url or not needs_judges(experiment):
+        num_judges = 0
+    is_ours = needs_serving(experiment) and not serve.url
+    played = [stage.kind for stage in experiment.stage if not isinstance(stage, SftStage)]
+    judged = ["prepare", *played] if makes_pairs(experiment) else played
+    yield ProcessPlan(
+        name="supervisor", device="cpu", threads=1, memory_bytes=costs.SUPERVISOR_BYTES,
+        stages="all",
+    )  # fmt: skip
+    for index in range(serve.replicas if is_ours else 0):
+        share = placement.serve[index] if placement.serve else ()
+        size = params and costs.replica_bytes(serve, experiment.model, params=params)
+        if share:
+            size = costs.GPU_PROCESS_BYTES
+        yield ProcessPlan(
+            name=f"serve-{index}", device=_device(share), threads=serve.threads,
+            memory_bytes=size, stages=_once(played),
+        )  # fmt: skip
+    for index in range(num_judges):
+        yield ProcessPlan(
+            name=f"judge-{index}", device=_device(placement.judge[index : index + 1]), threads=1,
+            memory_bytes=costs.JUDGE_BYTES, stages=_once(judged),
+        )  # fmt: skip
+    trained = [stage for stage in experiment.stage if not isinstance(stage, EvalStage)]
+    if trained:
+        size = params and costs.TORCH_PROCESS_BYTES + params * costs.TRAIN_BYTES_PER_PARAM
+        if placement.train:
+            size = len(placement.train) * costs.GPU_PROCESS_BYTES
+            size += 4 * (params or 0) * (experiment.model.lora is None)  # whole, to be published
+        yield ProcessPlan(
+            name="trainer", device=_device(placement.train),
+            threads=max(stage.threads for stage in trained), memory_bytes=size,
+            stages=_once([stage.kind for stage in trained]),
+        )  # fmt: skip
+
+
+def _once(kinds: list[str]) -> str:
+    return ", ".join(dict.fromkeys(kinds))
+
+
+def _device(gpus: tuple[Gpu, ...]) -> str:
+    return ", ".join(gpu.uuid for gpu in gpus) or "cpu"
+
+
+def _notes(
+    experiment: Experiment,
+    placement: Placement,
+    *,
+    machine: Machine,
+    memory: float | None,
+    disk: int | None,
+) -> Iterator[str]:
+    if placement.engine == "hf" and experiment.serve.engine == "auto":
+        yield f"transformers answer, which is many times slower; {ENGINES['vllm'].advice}"
+    if memory is not None and memory > machine.memory_bytes:
+        yield (
+            f"needs about {memory / 1e9:.1f} GB of memory; "
+            f"this machine has {machine.memory_bytes / 1e9:.1f} GB"
+        )
+    room = machine.free_disk_bytes - experiment.store.min_free_bytes
+    if disk is not None and disk > room:
+        yield f"needs about {disk / 1e9:.1f} GB of disk; {room / 1e9:.1f} GB may be used"
+    for index, stage in enumerate(experiment.stage):
+        busy = 0 if isinstance(stage, EvalStage) else stage.threads
+        busy += experiment.serve.replicas * experiment.serve.threads * isinstance(stage, GrpoStage)
+        if busy > machine.cores and not experiment.devices.train:
+            yield (
+                f"{stage.kind}-{index}: trainer and engine have {busy} threads "
+                f"for {machine.cores} cores"
+            )
+    if experiment.judge.url:
+        yield f"judges of other machines or processes: {', '.join(experiment.judge.url)}"
+    if experiment.serve.url:
+        yield f"servers that answer, with weights of their own: {', '.join(experiment.serve.url)}"
+    devices = experiment.devices
+    if devices.gpus is not None and not (devices.train or devices.serve or devices.judge):
+        yield "devices.gpus is given, and train, serve and judge are 0: everything is on the CPU"
+    if not machine.assumed and machine.hidden_gpus and experiment.devices.gpus:
+        yield machine.hidden_gpus
+    for gpu in machine.gpus:
+        for user in machine.gpu_users.get(gpu.uuid, ()) if experiment.devices.gpus else ():
+            yield f"GPU {gpu.index}: {user}; what is timed there is timed beside it"
+    if experiment.model.path and costs.count_params(experiment.model) is None:
+        yield f"{experiment.model.path} is no directory here: nothing is predicted for it"
+
+
+def _total(values: list[Any]) -> float | None:
+    return None if any(value is None for value in values) else sum(values)

@@ -1,0 +1,200 @@
+"""What each phase of a run will take: seconds of one core, seconds on this machine, bytes on disk.
+
+Called by `plan`. Pure; the prices are in `costs`. A phase that runs on a GPU, or with a model of
+unknown size, gets no prediction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage, Stage
+from forge.data.pairs import most_broken
+from forge.runner.plan import cpu_costs as costs
+from forge.runner.plan.model_shape import model_shape
+from forge.runner.plan.needs import needs_judges, needs_serving, needs_training, turns_played
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from forge.config.schema import ModelTable
+    from forge.runner.plan.machine import Machine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhasePlan:
+    """One phase: prepare, or a stage."""
+
+    name: str
+    work: str
+    """In words: `64 problems x 5 rollouts, up to 3 turns`."""
+    cpu_s: float | None
+    """Seconds of one core; None where it cannot be predicted."""
+    wall_s: float | None
+
+
+def predict_phases(
+    experiment: Experiment, *, machine: Machine, params: int | None, num_judge_gpus: int = 0
+) -> Iterator[PhasePlan]:
+    """Prepare, then the stages in order."""
+    is_random = experiment.model.init is not None
+    yield _prepare(experiment, machine=machine, num_judge_gpus=num_judge_gpus)
+    for index, stage in enumerate(experiment.stage):
+        name = f"{stage.kind}-{index}"
+        if params is None or experiment.devices.train or experiment.devices.serve:
+            yield PhasePlan(name=name, work=_work(experiment, stage), cpu_s=None, wall_s=None)
+        elif isinstance(stage, EvalStage):
+            yield _eval(
+                experiment, stage, name=name, machine=machine, params=params, is_random=is_random
+            )
+        elif isinstance(stage, SftStage):
+            yield _sft(experiment, stage, name=name, machine=machine, params=params)
+            is_random = False
+        else:
+            yield _grpo(experiment, stage, name=name, machine=machine, params=params)
+
+
+def _prepare(experiment: Experiment, *, machine: Machine, num_judge_gpus: int) -> PhasePlan:
+    """Judges start, broken answers of repairs are judged, tokenizer and model are made."""
+    workers = experiment.judge.workers
+    num_judged = 0
+    if any(isinstance(stage, SftStage) for stage in experiment.stage):
+        repaired = (_num_pairs(experiment) or 0) * experiment.data.repair_share
+        most = most_broken(turns_played(experiment))
+        num_judged = int(repaired * (1 + most) / 2) if most else 0
+    start_s = costs.START_S["supervisor"] + workers * costs.START_S["judge"]
+    start_s += costs.START_S["replica"] * experiment.serve.replicas * needs_serving(experiment)
+    start_s += costs.START_S["task"] * (experiment.model.init is not None)
+    cpu_s = start_s + num_judged * costs.JUDGE_S
+    made = ["judges start"] * needs_judges(experiment)
+    made += [f"{num_judged} broken answers judged"] * (num_judged > 0)
+    made += ["tokenizer and model made"] * (experiment.model.init is not None)
+    work = ", ".join(made) or "processes start"
+    wall_s = cpu_s / min(workers, machine.cores)
+    if num_judge_gpus:
+        wall_s = start_s + num_judged * costs.JUDGE_GPU_S / num_judge_gpus
+    return PhasePlan(name="prepare", work=work, cpu_s=cpu_s, wall_s=wall_s)
+
+
+def _num_pairs(experiment: Experiment) -> int | None:
+    """One-turn rows that the generator makes; None where they are in a file."""
+    problems = experiment.problems
+    if experiment.data.source != "generated":
+        return None
+    num_sft = min(sum(problems.sft_by_level), problems.num_problems - problems.num_heldout)
+    return num_sft * experiment.data.pairs_per_problem
+
+
+def _eval(
+    experiment: Experiment, stage: EvalStage, *, name: str, machine: Machine, params: int,
+    is_random: bool,
+) -> PhasePlan:  # fmt: skip
+    num, rollouts, max_turns = _eval_size(experiment, stage)
+    turns = num * rollouts * (max_turns if is_random else costs.turns_of(max_turns))
+    tokens = experiment.rollout.max_completion_tokens if is_random else costs.ANSWER_TOKENS
+    generate_s = costs.generate_s(turns * tokens, params=params)
+    judge_s = turns * (costs.SCREEN_S if is_random else costs.JUDGE_S)
+    cpu_s = generate_s + judge_s
+    return PhasePlan(
+        name=name, work=_work(experiment, stage), cpu_s=cpu_s,
+        wall_s=_overlapped(experiment, machine, generate_s, judge_s),
+    )  # fmt: skip
+
+
+def _sft(
+    experiment: Experiment, stage: SftStage, *, name: str, machine: Machine, params: int
+) -> PhasePlan:
+    num_rows = stage.steps * stage.batch_size
+    if stage.epochs is not None:
+        num_pairs = _num_pairs(experiment)
+        if num_pairs is None:
+            return PhasePlan(name=name, work=_work(experiment, stage), cpu_s=None, wall_s=None)
+        num_rows = stage.epochs * num_pairs * (1 + experiment.data.repair_share)
+    tokens = num_rows * costs.ROW_TOKENS
+    cpu_s = costs.START_S["trainer"] + costs.train_s(tokens, params=params)
+    return PhasePlan(
+        name=name, work=_work(experiment, stage), cpu_s=cpu_s,
+        wall_s=cpu_s / min(stage.threads, machine.cores),
+    )  # fmt: skip
+
+
+def _grpo(
+    experiment: Experiment, stage: GrpoStage, *, name: str, machine: Machine, params: int
+) -> PhasePlan:
+    rollout = experiment.rollout
+    trained = stage.steps * rollout.groups_per_step * rollout.group_size
+    trained *= costs.turns_of(rollout.max_turns)
+    replaced = 1 + min(costs.REPLACED_SHARE, rollout.max_replacements)
+    generate_s = costs.generate_s(trained * replaced * costs.ANSWER_TOKENS, params=params)
+    judge_s = trained * replaced * costs.JUDGE_S
+    tokens = trained * (costs.PROMPT_TOKENS + costs.ANSWER_TOKENS) * stage.updates_per_batch
+    train_s = costs.START_S["trainer"] + costs.train_s(tokens, params=params)
+    wall_s = _overlapped(experiment, machine, generate_s, judge_s)
+    if rollout.max_staleness:
+        wall_s = max(
+            wall_s, train_s / stage.threads, (generate_s + judge_s + train_s) / machine.cores
+        )
+    else:
+        wall_s += train_s / min(stage.threads, machine.cores)
+    return PhasePlan(
+        name=name, work=_work(experiment, stage), cpu_s=generate_s + judge_s + train_s,
+        wall_s=wall_s,
+    )  # fmt: skip
+
+
+def _overlapped(
+    experiment: Experiment, machine: Machine, generate_s: float, judge_s: float
+) -> float:
+    """Engine and judges work side by side, each on what it has, together on the cores."""
+    engine = generate_s / (experiment.serve.replicas * experiment.serve.threads)
+    judges = judge_s / experiment.judge.workers
+    return max(engine, judges, (generate_s + judge_s) / machine.cores)
+
+
+def _eval_size(experiment: Experiment, stage: EvalStage) -> tuple[int, int, int]:
+    """Problems, rollouts a problem (the greedy one included), turns at most."""
+    table = experiment.eval
+    greedy = table.greedy if stage.greedy is None else stage.greedy
+    rollouts = (stage.samples or table.samples) + int(greedy)
+    return (
+        stage.num_problems or experiment.problems.num_heldout,
+        rollouts,
+        stage.max_turns or table.max_turns,
+    )
+
+
+def _work(experiment: Experiment, stage: Stage) -> str:
+    if isinstance(stage, EvalStage):
+        num, rollouts, turns = _eval_size(experiment, stage)
+        return f"{num} problems × {rollouts} rollouts, up to {turns} turns"
+    if isinstance(stage, SftStage):
+        length = f"{stage.steps} steps" if stage.epochs is None else f"{stage.epochs:g} epochs"
+        return f"{length} × {stage.batch_size} rows"
+    rollout = experiment.rollout
+    size = f"{rollout.groups_per_step} groups × {rollout.group_size} rollouts"
+    return f"{stage.steps} steps × {size}, up to {rollout.max_turns} turns"
+
+
+def _num_trained(model: ModelTable, *, params: int) -> int:
+    """Of an adapter its own; a checkpoint holds nothing of the base."""
+    shape = model_shape(model)
+    return params if model.lora is None or shape is None else shape.adapter_params(model.lora)
+
+
+def predict_disk_bytes(experiment: Experiment, *, params: int | None) -> int | None:
+    """Kept checkpoints and weights, and a row with its texts and tokens for each turn."""
+    if params is None:
+        return None
+    rollout, turns = experiment.rollout, 0.0
+    for stage in experiment.stage:
+        if isinstance(stage, EvalStage):
+            num, rollouts, max_turns = _eval_size(experiment, stage)
+            turns += num * rollouts * costs.turns_of(max_turns)
+        elif isinstance(stage, GrpoStage):
+            each = rollout.groups_per_step * rollout.group_size * costs.turns_of(rollout.max_turns)
+            turns += stage.steps * each * (1 + costs.REPLACED_SHARE)
+    kept = costs.KEPT_CHECKPOINTS * needs_training(experiment)
+    kept *= costs.CHECKPOINT_BYTES_PER_PARAM + 4
+    kept *= _num_trained(experiment.model, params=params)
+    return int(kept + turns * costs.TURN_BYTES)

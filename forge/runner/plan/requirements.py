@@ -1,0 +1,114 @@
+"""What speaks against starting: disk, engine, problems, and what a trainer cannot do. Called by
+`plan`, so that a run is refused before it has a directory."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage
+from forge.data.generator import is_ample
+from forge.data.problems import load_problems
+from forge.data.splits import in_split
+from forge.errors import ConfigError, MachineError
+from forge.records import Split
+from forge.runner.plan.model_shape import lora_rank, model_shape
+from forge.runner.plan.needs import needs_serving, needs_training
+from forge.serve.installed.engines import ENGINES, check_adapters, check_engine
+from forge.train.refusals import refusals
+
+if TYPE_CHECKING:
+    from forge.runner.plan.machine import Machine
+    from forge.runner.plan.placement import Placement
+
+
+def require_disk(experiment: Experiment, machine: Machine) -> None:
+    store = experiment.store
+    if machine.free_disk_bytes < store.min_free_bytes:
+        raise MachineError(
+            f"{store.dir}: {machine.free_disk_bytes / 1e9:.2f} GB of disk are free; a run stops "
+            f"below store.min_free_bytes = {store.min_free_bytes / 1e9:.2f} GB. Free some; a new "
+            f"run can lie elsewhere with --set store.dir=DIR"
+        )
+
+
+def require_engine(
+    experiment: Experiment, machine: Machine, placement: Placement, *, is_here: bool
+) -> None:
+    """Of a machine that is here its interpreter is asked for versions and builds too."""
+    serve = experiment.serve
+    if not needs_serving(experiment) or serve.url:
+        return
+    chosen = serve.model_copy(update={"engine": placement.engine})
+    check_adapters(chosen, max_lora_rank=lora_rank(experiment.model))
+    if is_here:
+        gpus = [gpu for replica in placement.serve for gpu in replica]
+        check_engine(chosen, gpus=gpus)
+    elif placement.engine not in machine.engines:
+        raise MachineError(
+            f'serve.engine = "{placement.engine}" is not installed; '
+            f"{ENGINES[placement.engine].advice}"
+        )
+
+
+def require_problems(experiment: Experiment, machine: Machine) -> None:
+    """Loads them where a run could lack some; from numbers that leave no doubt, it does not."""
+    table = experiment.problems
+    if table.source == "generated" and is_ample(table):
+        return
+    if table.path is not None and machine.assumed and not table.path.exists():
+        return
+    problems = load_problems(table, seed=experiment.seed)
+    for index, stage in enumerate(experiment.stage):
+        split = {SftStage: Split.SFT, GrpoStage: Split.GRPO}.get(type(stage), Split.HELDOUT)
+        if not in_split(problems, split):
+            raise ConfigError(
+                f"problems.sft_by_level: {table.sft_by_level} of {table.num_problems} problems, "
+                f"{table.num_heldout} of them held out, leaves none for stage {index} "
+                f"({stage.kind}); sft sees the answers of these many by chain length, grpo plays "
+                "the rest"
+            )
+
+
+def require_trainer(experiment: Experiment, placement: Placement, *, is_here: bool) -> None:
+    """What the trainer cannot do with this model on these cards, or lacks on this machine.
+
+    Raises:
+        ConfigError: with a line for each.
+        MachineError: bitsandbytes is missing.
+    """
+    model, shape = experiment.model, model_shape(experiment.model)
+    lines = []
+    for index, stage in enumerate(experiment.stage):
+        if not isinstance(stage, EvalStage):
+            found = refusals(
+                stage,
+                model=model,
+                model_dir=Path(model.path or "").expanduser(),
+                num_gpus=max(1, len(placement.train)),
+                has_experts=shape.is_mixture if shape else None,
+            )
+            lines += [
+                line if line.startswith("model.") else f"stage.{index}.{line}" for line in found
+            ]
+    if lines:
+        raise ConfigError("\n".join(dict.fromkeys(lines)))
+    if is_here:
+        _require_packages(experiment)
+
+
+def _require_packages(experiment: Experiment) -> None:
+    asked = [
+        f'stage {index}: optimizer = "{stage.optimizer}"'
+        for index, stage in enumerate(experiment.stage)
+        if not isinstance(stage, EvalStage) and stage.optimizer == "adamw_8bit"
+    ]
+    if experiment.model.quantize is not None and needs_training(experiment):
+        asked.append("[model.quantize]")
+    if asked and importlib.util.find_spec("bitsandbytes") is None:
+        raise MachineError(
+            f"{asked[0]} needs bitsandbytes, which is not installed; "
+            f"{sys.executable} -m pip install bitsandbytes"
+        )

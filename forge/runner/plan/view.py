@@ -1,0 +1,89 @@
+"""A plan on a terminal: the table of processes, the table of phases, what is unwise. Called by
+`forge plan`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from forge.runner.plan.plan import Plan
+
+
+def render(plan: Plan) -> RenderableType:
+    """Both tables, totals and notes."""
+    params = "size not known yet" if plan.params is None else f"{count(plan.params)} parameters"
+    where = f"assumed: {plan.assumed}" if plan.assumed else f"{plan.cores} cores"
+    head = Text(f"{plan.name}: {params}, {where}", style="bold")
+    notes = [Text(f"! {note}", style="yellow") for note in plan.notes]
+    disk = Text(f"disk: {size(plan.disk_bytes)}")
+    on_gpus = [cards(plan), Text()] if plan.cards else []
+    reasons = [Text(f"· {reason}") for reason in plan.reasons]
+    return Group(
+        head, Text(), processes(plan), Text(), *on_gpus, phases(plan), Text(), disk, *reasons,
+        *notes,
+    )  # fmt: skip
+
+
+def processes(plan: Plan) -> Table:
+    """Process → device."""
+    table = Table("process", "device", "threads", "memory", "lives in", box=None, pad_edge=False)
+    index = {card.uuid: str(card.index) for card in plan.cards}
+    for each in plan.processes:
+        cards = [index[uuid] for uuid in each.device.split(", ") if uuid in index]
+        device = f"GPU {', '.join(cards)}" if cards else each.device
+        table.add_row(each.name, device, str(each.threads), size(each.memory_bytes), each.stages)
+    table.add_row("together", "", "", size(plan.memory_bytes), style="bold")
+    return table
+
+
+def cards(plan: Plan) -> Table:
+    """Card → who has how much of its memory at the widest moment."""
+    table = Table("GPU", "card", "roles", box=None, pad_edge=False)
+    table.add_column("memory", justify="right")
+    table.add_column("of", justify="right")
+    for card in plan.cards:
+        parts = ", ".join(
+            f"{role} {size(card.bytes_by_role[role])}" if role in card.bytes_by_role else role
+            for role in card.roles
+        )
+        total = size(sum(card.bytes_by_role.values())) if card.bytes_by_role else "?"
+        table.add_row(str(card.index), card.name, parts, total, size(card.memory_bytes))
+    return table
+
+
+def phases(plan: Plan) -> Table:
+    """Phase → predicted seconds."""
+    table = Table("phase", "work", box=None, pad_edge=False)
+    table.add_column("CPU-s", justify="right")
+    table.add_column("wall", justify="right")
+    for each in plan.phases:
+        table.add_row(each.name, each.work, seconds(each.cpu_s), clock(each.wall_s))
+    table.add_row("together", "", seconds(plan.cpu_s), clock(plan.wall_s), style="bold")
+    return table
+
+
+def count(num: int) -> str:
+    """Parameters for a person."""
+    return f"{num / 1e9:.2f} B" if num >= 1e9 else f"{num / 1e6:.2f} M"
+
+
+def size(num_bytes: int | None) -> str:
+    """Bytes for a person."""
+    if num_bytes is None:
+        return "?"
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"
+
+
+def seconds(value: float | None) -> str:
+    """Whole seconds."""
+    return "?" if value is None else f"{value:.0f}"
+
+
+def clock(value: float | None) -> str:
+    """Minutes and seconds."""
+    return "?" if value is None else f"{int(value) // 60}:{int(value) % 60:02d}"

@@ -1,0 +1,152 @@
+"""Prepare: problems, SFT pairs, tokenizer and model, before the first stage.
+
+Each product is complete or absent, so a resumed run skips it.
+
+    problems ──▶ pairs (broken answers are really judged) ──▶ texts ──▶ init_model ──▶ weights/init
+
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio.to_thread
+
+from forge.data.pairs import make_pairs
+from forge.data.prompts import first_messages
+from forge.errors import ConfigError
+from forge.records import Message, Pair, Problem, Split, Verdict
+from forge.runner.plan.needs import turns_played
+from forge.store.layout import RunPaths, write_file
+from forge.train.handle import run_init_model
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forge.config.schema import Experiment
+    from forge.process.child import ProcessObserver
+    from forge.rollout.ports import Judge
+    from forge.runner.live.progress import Progress
+
+
+def data_dir(paths: RunPaths) -> Path:
+    """`data/` of a run directory: pairs and rows."""
+    folder = paths.root / "data"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+async def prepare_pairs(
+    experiment: Experiment,
+    problems: Sequence[Problem],
+    *,
+    paths: RunPaths,
+    judge: Judge | None,
+    progress: Progress,
+) -> list[Pair]:
+    """The SFT pairs, from the run directory if they are there already.
+
+    Args:
+        judge: of the generator's broken answers; may be None where pairs are read from a file.
+        progress: its label says how many are judged: where there are hundreds it takes minutes.
+
+    Raises ConfigError where the problems have no answers to train on, or the file has no rows.
+    """
+    file = _pairs_file(paths)
+    if file.exists():
+        return load_pairs(paths)
+    if experiment.data.source == "file":  # a judge may be there for later stages
+        from forge.data.pair_files import read_pairs
+
+        pairs = await anyio.to_thread.run_sync(read_pairs, experiment.data)
+        return _kept(file, pairs)
+    if experiment.problems.source != "generated":
+        raise ConfigError(
+            f'problems.source = "{experiment.problems.source}" has no answers to train on: an sft '
+            'stage and model.init = "tiny" need source = "generated"; '
+            "start from a checkpoint with model.path"
+        )
+    assert judge is not None, "generated pairs need a judge"
+    sft = [problem for problem in problems if problem.split is Split.SFT]
+    pairs = await make_pairs(
+        sft,
+        experiment.data,
+        max_turns=turns_played(experiment),
+        seed=experiment.seed,
+        judge=_counted(judge, progress),
+    )
+    return _kept(file, pairs)
+
+
+def _counted(judge: Judge, progress: Progress) -> Judge:
+    """The same, with a label after each verdict."""
+    num_asked = num_judged = 0
+
+    async def judge_and_count(problem: Problem, code: str) -> Verdict:
+        nonlocal num_asked, num_judged
+        num_asked += 1
+        verdict = await judge(problem, code)
+        num_judged += 1
+        progress.prepare(f"broken answers {num_judged} of {num_asked}")
+        return verdict
+
+    return judge_and_count
+
+
+def _kept(file: Path, pairs: list[Pair]) -> list[Pair]:
+    write_file(file, "".join(json.dumps(asdict(pair)) + "\n" for pair in pairs))
+    return pairs
+
+
+def load_pairs(paths: RunPaths) -> list[Pair]:
+    """The pairs that `prepare_pairs` wrote."""
+    lines = _pairs_file(paths).read_text(encoding="utf-8").splitlines()
+    return [_pair_from_json(line) for line in lines]
+
+
+async def prepare_model(
+    experiment: Experiment,
+    pairs: Sequence[Pair],
+    problems: Sequence[Problem],
+    *,
+    paths: RunPaths,
+    log_dir: Path,
+    observer: ProcessObserver,
+) -> Path:
+    """Directory of the weights a run starts from: the one given, or a random model made here.
+
+    A hub name is a directory by now (`hub.locate_model`).
+    """
+    if experiment.model.path is not None:
+        return Path(experiment.model.path)
+    target = paths.weights / "init"
+    if target.exists():
+        return target
+    texts = data_dir(paths) / "texts.jsonl"
+    lines = [m.content for pair in pairs for m in pair.messages]
+    lines += [
+        m.content for p in problems if p.split is not Split.HELDOUT for m in first_messages(p)
+    ]
+    write_file(texts, "".join(json.dumps(line) + "\n" for line in lines))
+    await run_init_model(
+        experiment.model.tiny,
+        texts_path=texts,
+        out_dir=target,
+        log_dir=log_dir,
+        seed=experiment.seed,
+        observer=observer,
+    )
+    return target
+
+
+def _pairs_file(paths: RunPaths) -> Path:
+    return data_dir(paths) / "pairs.jsonl"
+
+
+def _pair_from_json(line: str) -> Pair:
+    data = json.loads(line)
+    messages = tuple(Message(**message) for message in data["messages"])
+    return Pair(problem_id=data["problem_id"], messages=messages, num_turns=data["num_turns"])

@@ -1,0 +1,269 @@
+"""The grpo stage: rollouts, trainer and weights at once, at most `max_staleness` steps apart.
+
+    produce_batches ──▶ desk ──▶ trainer ── publish ──▶ weights ──▶ replicas
+           ▲                                   │
+           └────── PublishedSteps.advance ◀────┘ (pacing)
+
+Every n steps, and when somebody asks, the published weights are evaluated (`midway.py`): the
+trainer gets its next batch afterwards, which is played meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from forge.records import Metrics, Split
+from forge.rollout.batches import Batch, BatchPlan
+from forge.rollout.pacing import PublishedSteps
+from forge.rollout.past import Past, recall, still_of_use
+from forge.rollout.play import Ports, Rules
+from forge.rollout.producer import produce_batches
+from forge.rollout.sampler import make_sampler
+from forge.runner.live.progress import GroupNumbers
+from forge.runner.stages.desk import TrainerDesk
+from forge.runner.stages.engine_sleep import take_naps
+from forge.runner.stages.midway import Midway, evaluated_steps
+from forge.runner.stages.trainer import own_trainer, plugged
+from forge.runner.weights.turnover import choose_turnover
+from forge.serve.port import PREFIX_CACHE
+from forge.store.layout import write_file
+from forge.store.reader import open_run
+from forge.store.resume import untrained_groups
+from forge.train.durable import is_kept
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from anyio.streams.memory import MemoryObjectReceiveStream
+
+    from forge.config.schema import GrpoStage
+    from forge.records import Problem
+    from forge.rollout.sampler import Sampler
+    from forge.runner.stages.run_context import Run
+    from forge.serve.weights import Weights
+
+
+async def run_grpo_stage(run: Run, stage: GrpoStage, index: int, *, start: Weights) -> None:
+    """An `[[stage]]` of kind grpo. Raises Stopped when the user asked for it, after a
+    checkpoint."""
+    desk = TrainerDesk(
+        stage=index, last_step=stage.steps, batches_dir=run.paths.batches, sink=run.writer,
+        steps=await anyio.to_thread.run_sync(_published_steps, run, index),
+    )  # fmt: skip
+    problems, rollout = run.of(Split.GRPO), run.experiment.rollout
+    sampler = make_sampler(rollout.sampler, problems, seed=run.experiment.seed)
+    offered = desk.recover()
+    saved = _ProducerFile(run.paths.batches / f"sampler-{index}.json", offered=offered)
+    first_step = max(offered, saved.step) + 1
+    plan = _batch_plan(run, stage, index, first_step)
+    past = await anyio.to_thread.run_sync(_recall, run, desk, saved, sampler, problems, plan)
+    published = PublishedSteps()
+    evaluated = await anyio.to_thread.run_sync(evaluated_steps, run, index)
+    midway = Midway(run, stage, desk, published, evaluated=evaluated)
+    _set_turnover(run, start)
+    run.progress.enter(
+        f"grpo-{index}", stage=index, total=stage.steps, unit="steps", busy=run.busy()
+    )
+    numbers = GroupNumbers(on_change=run.progress.numbers.update)
+    keep = partial(is_kept, steps=stage.steps, save_every=stage.save_every)
+    send, receive = anyio.create_memory_object_stream[Batch](0)
+    producing = anyio.CancelScope()
+
+    async def produce() -> None:
+        with producing:
+            await produce_batches(
+                plan,
+                sampler=sampler,
+                rules=training_rules(run),
+                ports=_training_ports(run),
+                published=published,
+                group_ids=run.group_ids,
+                sample_ids=run.sample_ids,
+                out=send,
+                step_of=partial(_step_of, run, desk),
+                on_group=numbers.add,
+                past=past,
+            )
+
+    async def stop_producing() -> None:
+        await run.stop.wait()
+        producing.cancel()
+        desk.stop()
+
+    with plugged(run, desk, published, keep=keep, after=midway.after, on_evaluate=midway.ask):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(produce)
+            tasks.start_soon(_offer, run, desk, saved, receive)
+            tasks.start_soon(stop_producing)
+            tasks.start_soon(midway.run)
+            if run.placement.sleeps and run.replicas is not None:
+                tasks.start_soon(take_naps, run.replicas, desk, run.weights.gate)
+            await own_trainer(run, stage, desk, published, start=start)
+            await midway.finish()
+            tasks.cancel_scope.cancel()
+
+
+async def _offer(
+    run: Run, desk: TrainerDesk, saved: _ProducerFile, batches: MemoryObjectReceiveStream[Batch]
+) -> None:
+    """Make each batch durable, then available, then forgettable: the order is what resume relies
+    on. A batch file whose samples run.db does not have would have its sample ids given out again.
+    """
+    async with batches:
+        async for batch in batches:
+            await run.writer.put(_batch_metrics(desk.stage, batch))
+            await run.writer.flush()
+            for version in {sample.policy_version for sample in batch.samples}:
+                # Its publish may not be over: it may have been sampled in the middle of it.
+                desk.steps[version] = _step_of(run, desk, version)
+            await anyio.to_thread.run_sync(saved.prepare, batch)
+            await desk.offer(batch)
+            await anyio.to_thread.run_sync(saved.settle)
+
+
+def _published_steps(run: Run, stage: int) -> dict[int, int]:
+    """Version to step, of the weights that earlier attempts published in this stage."""
+    with open_run(run.paths) as reader:
+        found = reader.query("SELECT version, step FROM policies WHERE stage = ?", (stage,))
+    return dict(found.rows)
+
+
+def _step_of(run: Run, desk: TrainerDesk, version: int) -> int:
+    """The step of this stage whose weights a version is; those of before it are its step 0."""
+    step = run.weights.step_of(version, stage=desk.stage)
+    return desk.steps.get(version, 0) if step is None else step
+
+
+def _recall(
+    run: Run,
+    desk: TrainerDesk,
+    saved: _ProducerFile,
+    sampler: Sampler,
+    problems: Sequence[Problem],
+    plan: BatchPlan,
+) -> Past:
+    """What an earlier attempt had begun and not offered; the sampler goes on where it stood."""
+    with open_run(run.paths) as reader:
+        found = untrained_groups(reader, stage=desk.stage)
+    offered = desk.offered_groups()
+    untrained = still_of_use(
+        (group for group in found if group.group_id not in offered),
+        plan,
+        step_of=partial(_step_of, run, desk),
+    )
+    if saved.state is None:
+        return Past(ended=untrained)
+    sampler.restore(saved.state["sampler"])
+    return recall(saved.state, untrained=untrained, problems=problems)
+
+
+def _set_turnover(run: Run, start: Weights) -> None:
+    """How this stage's publishes treat running turns."""
+    rollout, model = run.experiment.rollout, run.experiment.model
+    assert run.replicas is not None
+    run.weights.turnover = choose_turnover(
+        max_staleness=rollout.max_staleness,
+        in_flight=rollout.in_flight,
+        is_adapter=model.lora is not None or start.adapter is not None,
+        num_replicas=run.experiment.serve.replicas,
+        features=run.replicas.features,
+    )
+
+
+def _training_ports(run: Run) -> Ports:
+    assert run.replicas is not None
+    is_apart = PREFIX_CACHE in run.replicas.features
+    return replace(run.ports(), load=run.replicas.load, is_apart=is_apart)
+
+
+def _batch_plan(run: Run, stage: GrpoStage, index: int, first_step: int) -> BatchPlan:
+    rollout, serve = run.experiment.rollout, run.experiment.serve
+    most = serve.max_concurrency and serve.max_concurrency * serve.replicas // rollout.group_size
+    assert run.pool is not None
+    return BatchPlan(
+        stage=index,
+        first_step=first_step,
+        last_step=stage.steps,
+        groups_per_step=rollout.groups_per_step,
+        max_replacements=math.floor(rollout.max_replacements * rollout.groups_per_step),
+        max_staleness=rollout.max_staleness,
+        scale=rollout.scale,
+        train_truncated=rollout.train_truncated,
+        publish_timeout_s=stage.step_timeout_s * (rollout.max_staleness + 1),
+        replay=rollout.replay,
+        in_flight=None if rollout.groups_in_flight == "auto" else rollout.groups_in_flight,
+        most_in_flight=most,
+        judge_capacity=sum(seat.capacity for seat in run.pool.seating.seats),
+    )
+
+
+def training_rules(run: Run) -> Rules:
+    """How groups are played for training."""
+    rollout = run.experiment.rollout
+    return Rules(
+        group_size=rollout.group_size,
+        max_turns=rollout.max_turns,
+        gamma=rollout.gamma,
+        credit=rollout.credit,
+        temperature=rollout.temperature,
+        max_completion_tokens=rollout.max_completion_tokens,
+        reward=run.experiment.reward,
+        seed=run.experiment.seed,
+    )
+
+
+class _ProducerFile:
+    """The producer's state after the last durable batch. It lies beside until that batch is
+    offered: a kill at any moment leaves the state that belongs to the newest batch file."""
+
+    def __init__(self, path: Path, *, offered: int) -> None:
+        """`offered`: the step of the newest batch file, 0 for none."""
+        self.path, self._beside = path, path.with_suffix(".next")
+        if offered and self._read(self._beside)["step"] == offered:
+            self.settle()
+        found = self._read(path)
+        self.step: int = found["step"]
+        """Of the last batch; 0 for none."""
+        self.state: dict[str, Any] | None = found["state"]
+
+    def prepare(self, batch: Batch) -> None:
+        """Before the batch is offered."""
+        write_file(self._beside, json.dumps({"step": batch.step, "state": dict(batch.state)}))
+
+    def settle(self) -> None:
+        """Once it is."""
+        self._beside.replace(self.path)
+
+    @staticmethod
+    def _read(path: Path) -> dict[str, Any]:
+        return json.loads(path.read_text()) if path.exists() else {"step": 0, "state": None}
+
+
+def _batch_metrics(stage: int, batch: Batch) -> Metrics:
+    turns = [turn for g in batch.groups for t in g.trajectories for turn in t.turns]
+    rewards = [turn.reward for turn in turns if turn.reward is not None]
+    first = [t.turns[0] for g in batch.groups for t in g.trajectories if t.turns]
+    return Metrics(
+        stage=stage,
+        step=batch.step,
+        at=time.time(),
+        values={
+            "rollout/reward/mean": sum(rewards) / max(len(rewards), 1),
+            "rollout/pass_at_1/mean": sum(t.verdict.is_correct for t in first) / max(len(first), 1),
+            "rollout/groups/count": float(len(batch.groups)),
+            "rollout/flat_groups/count": float(batch.num_flat),
+            "rollout/samples/count": float(len(batch.samples)),
+            "rollout/tokens/sum": float(sum(len(t.completion.token_ids) for t in turns)),
+            "rollout/in_flight_groups/count": float(batch.in_flight),
+            "rollout/stale_groups/count": float(batch.num_stale),
+            "rollout/replayed_groups/count": float(batch.num_replayed),
+        },
+    )

@@ -1,0 +1,133 @@
+"""Evaluations in between: every `eval.every` steps of a grpo stage and when somebody asks, on a
+fixed part of the held-out problems.
+
+    publish of such a step ──▶ hold the trainer ──▶ play ──▶ release
+
+Groups for training are played meanwhile, as far as staleness allows. A trainer that restarts
+publishes its checkpoint again: it is not started before the release, and a step that was evaluated
+is not evaluated twice.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import anyio
+
+from forge.errors import ConfigError
+from forge.records import Split
+from forge.runner.stages.evaluate import EvalSettings, evaluate, spread
+from forge.store.reader import open_run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from forge.config.schema import GrpoStage
+    from forge.rollout.pacing import PublishedSteps
+    from forge.runner.stages.desk import TrainerDesk
+    from forge.runner.stages.run_context import Run
+
+EXCUSE_EVERY_S = 1.0
+"""Far below every deadline that a held trainer could pass."""
+
+
+def evaluated_steps(run: Run, stage: int) -> set[int]:
+    """The steps of a stage whose evaluation in between the store has. Reads it: call it in a
+    thread."""
+    with open_run(run.paths) as reader:
+        found = reader.query(
+            "SELECT step FROM evaluations WHERE stage = ? || step", (_label(stage),)
+        )
+    return {step for (step,) in found.rows}
+
+
+def _label(stage: int) -> str:
+    """What the step follows."""
+    return f"grpo-{stage}@"
+
+
+class Midway:
+    """Evaluations in between: every `eval.every` steps on a fixed part of the held-out problems.
+
+    The weights must not change under one, so the trainer is held at its next `take`; a publish
+    would have to wait instead, and all turns behind it.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        stage: GrpoStage,
+        desk: TrainerDesk,
+        published: PublishedSteps,
+        *,
+        evaluated: Iterable[int] = (),
+    ) -> None:
+        """`evaluated`: the steps that earlier attempts did."""
+        self._run, self._stage, self._desk, self._published = run, stage, desk, published
+        table = run.experiment.eval
+        self._send, self._receive = anyio.create_memory_object_stream[int](1)
+        self._problems = spread(run.of(Split.HELDOUT), table.num_problems)
+        self._settings = EvalSettings(samples=1, greedy=False, max_turns=table.max_turns)
+        self._asked = set(evaluated)
+        self._done = anyio.Event()
+
+    def ask(self) -> str:
+        """One more, after the step that runs; in words. Raises ConfigError after the last one."""
+        desk, last = self._desk, self._stage.steps
+        label = f"grpo-{desk.stage}"
+        if max(desk.trained_step, self._published.step) + 1 >= last:
+            raise ConfigError(
+                f"{label}: its last step runs, {last} of {last}; what comes out is evaluated by a "
+                'stage of kind "eval" after it'
+            )
+        desk.is_evaluation_wanted = True
+        return f"{label}: evaluates after the step that runs"
+
+    def after(self, step: int) -> None:
+        """Called at each publish. One that comes while another waits to be played is skipped."""
+        every = self._run.experiment.eval.every
+        is_wanted = step == self._desk.evaluated_step
+        is_due = is_wanted or bool(every and step % every == 0)
+        if is_due and step < self._stage.steps and step not in self._asked:
+            with suppress(anyio.WouldBlock):
+                self._send.send_nowait(step)
+                self._asked.add(step)
+                self._desk.hold()
+                if is_wanted:
+                    self._desk.evaluation_begins()
+
+    async def run(self) -> None:
+        """Play them as they are asked for, until `finish`. A stop drops the one being played."""
+        async with self._send, self._receive:
+            async for step in self._receive:
+                async with self._run.stop.dropping() as beside:
+                    beside.start_soon(self._excuse_trainer)
+                    await self._play(step)
+                if not self._receive.statistics().current_buffer_used:
+                    self._desk.release()
+        self._done.set()
+
+    async def _play(self, step: int) -> None:
+        result = await evaluate(
+            self._run,
+            self._problems,
+            self._settings,
+            label=f"{_label(self._desk.stage)}{step}",
+            stage=self._desk.stage,
+            step=step,
+            show=False,
+        )
+        self._run.progress.numbers["held_out"] = result.pass_at_1
+
+    async def _excuse_trainer(self) -> None:
+        """Nobody who waits for a publish shall count the time for which the trainer is held."""
+        while True:
+            self._published.advance(self._published.step)
+            await anyio.sleep(EXCUSE_EVERY_S)
+
+    async def finish(self) -> None:
+        """No more are asked for; wait for the one that is being played, whose every request has a
+        deadline of its own."""
+        self._send.close()
+        await self._done.wait()

@@ -1,0 +1,133 @@
+"""What every stage of a running experiment shares. Built by `stages.py`; stages receive it and own
+none of it."""
+
+from __future__ import annotations
+
+import time
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from forge.data.splits import in_split
+from forge.records import Split
+from forge.rollout.play import Ports
+from forge.runner.plan.placement import Placement
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Sequence
+    from pathlib import Path
+
+    from forge.config.schema import Experiment
+    from forge.evalpool.pool import Pool
+    from forge.process.child import ProcessObserver
+    from forge.records import Completion, Problem, Verdict
+    from forge.rollout.prompter import TemplatePrompter
+    from forge.runner.live.console import Console
+    from forge.runner.live.progress import Progress
+    from forge.runner.live.stopping import StopRequest
+    from forge.runner.stages.control import Control
+    from forge.runner.weights.sync import WeightSync
+    from forge.serve.replicas import Replicas
+    from forge.store.layout import RunPaths
+    from forge.store.write.writer import Writer
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """One running experiment."""
+
+    experiment: Experiment
+    paths: RunPaths
+    attempt: int
+    socket_dir: Path
+    writer: Writer
+    observer: ProcessObserver
+    control: Control
+    progress: Progress
+    console: Console
+    stop: StopRequest
+    problems: Sequence[Problem]
+    weights: WeightSync
+    prompter: TemplatePrompter
+    group_ids: Iterator[int]
+    sample_ids: Iterator[int]
+    placement: Placement = field(default_factory=Placement)
+    """Which card does what; empty on a CPU."""
+    refused: frozenset[str] = frozenset()
+    """Ids of problems that GRPO leaves out."""
+    pool: Pool | None = None
+    replicas: Replicas | None = None
+
+    @property
+    def log_dir(self) -> Path:
+        return self.paths.logs(self.attempt)
+
+    @property
+    def control_socket(self) -> Path:
+        return self.socket_dir / "control.sock"
+
+    def of(self, split: Split) -> list[Problem]:
+        """The problems of one split, in their order; for GRPO those that may be trained on."""
+        found = in_split(self.problems, split)
+        if split is Split.GRPO:
+            return [problem for problem in found if problem.problem_id not in self.refused]
+        return found
+
+    async def judge(self, problem: Problem, code: str) -> Verdict:
+        """The Judge port."""
+        assert self.pool is not None
+        verdict = await self.pool.judge(problem, code)
+        return verdict
+
+    async def generate(
+        self, prompt_ids: Sequence[int], *, n: int, max_tokens: int, temperature: float, seed: int
+    ) -> list[Completion]:
+        """The Generate port for training: a publish waits until the turn ends, and a turn until
+        the publish does."""
+        assert self.replicas is not None
+        async with self.weights.gate.turn():
+            return await self.replicas.generate(
+                prompt_ids, n=n, max_tokens=max_tokens, temperature=temperature, seed=seed
+            )
+
+    def ports(self) -> Ports:
+        return Ports(
+            generate=self.generate, judge=self.judge, sink=self.writer, prompter=self.prompter
+        )
+
+    @asynccontextmanager
+    async def pinned_ports(self) -> AsyncIterator[Ports]:
+        """Ports whose weights do not change while inside: what an evaluation plays with.
+        Publishes wait, however long it takes, as long as completions come."""
+        assert self.replicas is not None
+        replicas, gate = self.replicas, self.weights.gate
+
+        async def generate(
+            prompt_ids: Sequence[int], *, n: int, max_tokens: int, temperature: float, seed: int
+        ) -> list[Completion]:
+            answers = await replicas.generate(
+                prompt_ids, n=n, max_tokens=max_tokens, temperature=temperature, seed=seed
+            )
+            await gate.heard()
+            return answers
+
+        async with gate.pinned():
+            yield Ports(
+                generate=generate, judge=self.judge, sink=self.writer, prompter=self.prompter
+            )
+
+    def busy(self) -> dict[str, float]:
+        """Busy seconds so far by role, averaged over the role's processes; a role without
+        processes is absent. A replica or judge is busy with a request in progress; the trainer,
+        of its stage, whenever it does not wait for a batch."""
+        found: dict[str, float] = {}
+        if self.control.desk is not None:
+            now = time.monotonic()
+            found["trainer"] = now - self.progress.stage_started_at - self.control.desk.idle_s(now)
+        if self.replicas is not None:
+            stats = self.replicas.stats()
+            found["serve"] = stats.busy_s / stats.num_replicas
+        if self.pool is not None:
+            busy = self.pool.stats().busy_s.values()
+            found["judge"] = sum(busy) / max(len(busy), 1)
+        return found

@@ -1,0 +1,93 @@
+"""The sft stage: render the pairs to token ids once, train on them, serve what comes out."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from typing import TYPE_CHECKING
+
+import anyio.to_thread
+
+from forge.errors import ConfigError
+from forge.records import Event, Pair
+from forge.rollout.pacing import PublishedSteps
+from forge.runner.prepare.prepare import data_dir, load_pairs
+from forge.runner.stages.desk import TrainerDesk
+from forge.runner.stages.trainer import own_trainer, plugged
+from forge.store.layout import write_file
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from forge.config.schema import SftStage
+    from forge.data.chat import ChatTemplate
+    from forge.runner.stages.run_context import Run
+    from forge.serve.weights import Weights
+
+
+async def run_sft_stage(run: Run, stage: SftStage, index: int, *, start: Weights) -> None:
+    """An `[[stage]]` of kind sft. Raises Stopped when the user asked for it, after a checkpoint."""
+    rows = data_dir(run.paths) / f"rows-{index}.jsonl"
+    if not rows.exists():
+        pairs = load_pairs(run.paths)
+        kept, dropped = await anyio.to_thread.run_sync(
+            lambda: write_rows(pairs, run.prompter.chat, stage=stage, path=rows)
+        )
+        words = f"{kept} rows, {dropped} dropped as longer than {stage.max_length} tokens"
+        await run.writer.put(Event(at=time.time(), kind="sft_rows", message=words))
+    stage = await anyio.to_thread.run_sync(with_steps, stage, rows)
+    desk = TrainerDesk(
+        stage=index, last_step=stage.steps, batches_dir=run.paths.batches, sink=run.writer
+    )
+    published = PublishedSteps()
+    run.progress.enter(
+        f"sft-{index}", stage=index, total=stage.steps, unit="steps", busy=run.busy()
+    )
+    with plugged(run, desk, published, keep=lambda step: True):
+        await own_trainer(run, stage, desk, published, start=start, rows_path=rows)
+
+
+def with_steps(stage: SftStage, rows_path: Path) -> SftStage:
+    """The stage with the steps that its epochs come to; at least one."""
+    if stage.epochs is None:
+        return stage
+    with rows_path.open("rb") as file:
+        num_rows = sum(1 for _ in file)
+    steps = max(1, math.ceil(num_rows * stage.epochs / stage.batch_size))
+    if stage.warmup_steps > steps:
+        raise ConfigError(
+            f"stage sft: warmup_steps = {stage.warmup_steps} is more than the {steps} steps of "
+            f"{stage.epochs:g} epochs over {num_rows} rows"
+        )
+    return stage.model_copy(update={"steps": steps})
+
+
+def write_rows(
+    pairs: Sequence[Pair], chat: ChatTemplate, *, stage: SftStage, path: Path
+) -> tuple[int, int]:
+    """Render pairs to rows of token ids with the answer marked; returns (rows written, rows too
+    long).
+
+    Prompts are rendered as the rollout loop renders them, so that both see the same tokens.
+
+    Raises:
+        ConfigError: no row fits `max_length`.
+
+    """
+    lines, dropped = [], 0
+    for pair in pairs:
+        row = chat.training_row(pair.messages)
+        if len(row.input_ids) > stage.max_length:
+            dropped += 1
+            continue
+        lines.append(
+            json.dumps({"input_ids": row.input_ids, "completion_mask": row.completion_mask})
+        )
+    if not lines:
+        raise ConfigError(
+            f"stage sft: all {dropped} rows are longer than max_length = {stage.max_length} tokens"
+        )
+    write_file(path, "\n".join(lines) + "\n")
+    return len(lines), dropped

@@ -1,0 +1,305 @@
+"""Owning the trainer child of a stage: its desk in control.sock, a watch, restarts from
+checkpoints.
+
+    own_trainer ── open_trainer ──▶ child ── take, trained, publish, checkpoint ──▶ control.sock
+        ├── watch  silent past step_timeout_s: stacks dumped, killed, restarted as if it had died
+        └── stop   SIGTERM; it finishes its step, saves, exits 0
+
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import anyio
+
+from forge.config.schema import GrpoStage
+from forge.errors import MachineError
+from forge.process.child import describe_exit
+from forge.records import Event, Metrics
+from forge.runner.plan.prefix_sharing import share_prefixes
+from forge.runner.stages.idleness import Idleness
+from forge.serve.installed.engines import ENGINES
+from forge.train.handle import TrainerJob, open_trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from forge.config.schema import ModelTable, ServeTable, SftStage
+    from forge.errors import Stalled
+    from forge.process.child import Child
+    from forge.rollout.pacing import PublishedSteps
+    from forge.runner.plan.placement import Placement
+    from forge.runner.stages.desk import TrainerDesk
+    from forge.runner.stages.run_context import Run
+    from forge.runner.weights.sync import Probe
+    from forge.serve.weights import Weights
+
+Stage = TypeVar("Stage", bound="SftStage | GrpoStage")
+
+WATCH_EVERY_S = 1.0
+STOP_GRACE_S = 120.0
+"""A trainer that was asked to stop may finish its step and write a checkpoint."""
+STACKS_S = 1.0
+"""From the signal that dumps a child's stacks to its log having them."""
+SAVED = (describe_exit(0), describe_exit(-signal.SIGTERM))
+"""How a trainer ends that was asked to stop and has lost nothing: by itself, or by the signal while
+it was still starting and had no handler."""
+SCALES = (1.0, 0.5)
+"""Of the micro-batches: as configured, then once more at half the size where a GPU's memory ran
+out."""
+SHOWN = {"train/loss/mean": "loss", "train/tokens/per_s": "trained tok/s"}
+"""Of the trainer's numbers, those on the live line, and their names there."""
+
+
+@contextmanager
+def plugged(
+    run: Run,
+    desk: TrainerDesk,
+    published: PublishedSteps,
+    *,
+    keep: Callable[[int], bool],
+    after: Callable[[int], None] = lambda step: None,
+    on_evaluate: Callable[[], str] | None = None,
+) -> Iterator[None]:
+    """The control socket speaks for this stage while inside.
+
+    Args:
+        keep: Whether the weights of a step stay on disk when the next version takes over.
+        after: Called once a step's weights are served.
+        on_evaluate: Asks for an evaluation after the step that runs, where the stage can.
+
+    """
+
+    idleness = Idleness(now=time.monotonic(), busy=run.busy())
+
+    async def on_publish(path: Path, step: int, probe: Probe | None) -> int:
+        await desk.until_awake()
+
+        def on_served() -> None:
+            if step < desk.last_step:  # the last one ends the stage: the store has it first
+                published.advance(step)
+
+        row = await run.weights.publish(
+            path, stage=desk.stage, step=step, probe=probe, keep=keep(step), on_served=on_served
+        )
+        desk.steps[row.version] = step
+        run.progress.policy_version = row.version
+        values = {
+            "weights/publish/seconds": row.publish_s,
+            "weights/probe_gap/mean": row.probe_gap,
+        }
+        if desk.is_starting:  # a checkpoint's weights again: its step has its numbers
+            run.progress.begin_at(step)
+        else:
+            values |= idleness.since_last(now=time.monotonic(), busy=run.busy())
+        await run.writer.put(Metrics(stage=desk.stage, step=step, at=time.time(), values=values))
+        published.advance(step)
+        after(step)
+        return row.version
+
+    async def on_progress(step: int, metrics: dict[str, float]) -> None:
+        desk.reached(step)
+        on_trained(step, metrics)
+        await run.writer.put(Metrics(stage=desk.stage, step=step, at=time.time(), values=metrics))
+
+    def on_trained(step: int, metrics: dict[str, float]) -> None:
+        progress = run.progress
+        if not progress.done:
+            progress.begin_at(step)
+        progress.done = max(progress.done, step)
+        progress.numbers.update({SHOWN[key]: metrics[key] for key in SHOWN if key in metrics})
+
+    control = run.control
+    control.desk, control.on_publish = desk, on_publish
+    control.on_progress, control.on_trained = on_progress, on_trained
+    control.on_evaluate = on_evaluate
+    try:
+        yield
+    finally:
+        desk.stop()  # wakes a pending take, which would hold up the socket's end
+        control.desk = control.on_publish = control.on_progress = control.on_evaluate = None
+
+
+async def own_trainer(
+    run: Run,
+    stage: SftStage | GrpoStage,
+    desk: TrainerDesk,
+    published: PublishedSteps,
+    *,
+    start: Weights,
+    rows_path: Path | None = None,
+) -> None:
+    """Run the trainer until the last step is published; restart a dead or silent one from its last
+    checkpoint. One whose GPU memory ran out goes on once with micro-batches of half the size, which
+    is no restart.
+
+    Raises:
+        Stopped: the user asked for it; the trainer has saved.
+        ChildDied, Stalled: it ended or fell silent more often than `restarts` allows, or instead
+            of saving.
+        MachineError: half of the micro-batches did not fit either.
+
+    """
+    restarts, scales = 0, iter(SCALES)
+    job = _job(run, stage, desk, start=start, rows_path=rows_path)
+    scale = next(scales)
+    while True:
+        desk.trainer_is_gone()  # if there was one
+        desk.starts()
+        # From its checkpoint it publishes first: not into an evaluation of what was published last.
+        await desk.until(lambda: not (desk.is_held or desk.is_publishing))
+        desk.last_heard, desk.failure = time.monotonic(), None
+        scaled = replace(job, micro_batch_scale=scale)
+        async with open_trainer(scaled, observer=run.observer) as child:
+            silence = await _until_exit(run, stage, child, desk)
+            if published.step >= stage.steps:
+                return
+            if run.stop.is_set and silence is None and child.exit_reason in SAVED:
+                raise run.stop.stopped()
+            doing = f"stage {stage.kind}-{desk.stage}, step {desk.trained_step} of {stage.steps}"
+            error = silence or child.died(doing=doing)
+        if desk.failure is not None:
+            scale = next(scales, 0.0)
+            words = _of_memory(desk.failure, doing=doing, is_halved=scaled.micro_batch_scale < 1)
+            if run.stop.is_set:
+                raise MachineError(f"{words}, as it was to stop. {run.stop.resume}") from error
+            if not scale:
+                raise MachineError(f"{words}. {_ways_out(run, job)}") from error
+            message = f"{words}; restarted with half of that from its last checkpoint"
+        elif run.stop.is_set or restarts == stage.restarts:
+            raise error
+        else:
+            restarts += 1
+            reason = "silent" if silence else child.exit_reason
+            message = f"trainer: {reason} in {doing}; restarted from its last checkpoint"
+        desk.num_restarts += 1
+        await run.writer.put(Event(at=time.time(), kind="child_restart", message=message))
+        run.console.say(message)
+
+
+def _job(
+    run: Run,
+    stage: SftStage | GrpoStage,
+    desk: TrainerDesk,
+    *,
+    start: Weights,
+    rows_path: Path | None,
+) -> TrainerJob:
+    """What every trainer of the stage is given."""
+    experiment, placement = run.experiment, run.placement
+    return TrainerJob(
+        stage=_placed(stage, placement, model=experiment.model, model_dir=start.full),
+        model=experiment.model,
+        model_dir=start.full,
+        adapter=start.adapter,
+        rows_path=rows_path,
+        rollout=experiment.rollout,
+        seed=experiment.seed,
+        work_dir=run.paths.checkpoints / f"stage-{desk.stage}",
+        weights_dir=run.paths.weights,
+        control_socket=run.control_socket,
+        log_dir=run.log_dir,
+        gpus=placement.train_uuids,
+        shared=placement.shared,
+        publish_dtype=_publish_dtype(run),
+        # Engines that sleep while it steps are awake for a publish before the next batch only.
+        eval_every=1 if placement.sleeps else experiment.eval.every,
+        publish_timeout_s=publish_timeout_s(experiment.serve),
+    )
+
+
+def _placed(stage: Stage, placement: Placement, *, model: ModelTable, model_dir: Path) -> Stage:
+    """With each "auto" replaced by what comes of it on these cards, with this model."""
+    found: dict[str, object] = {}
+    if stage.parallel == "auto":
+        found["parallel"] = placement.parallel
+    if isinstance(stage, GrpoStage):
+        shares = share_prefixes(stage, model, gpus=placement.train, model_dir=model_dir)
+        found["share_prefixes"] = shares.is_on
+    return stage.model_copy(update=found)
+
+
+def _publish_dtype(run: Run) -> Literal["bfloat16"] | None:
+    """Engines that compute in bf16 are sent bf16: half of the bytes. An exact one gets what was
+    trained."""
+    return "bfloat16" if run.experiment.serve.precision == "fast" and run.placement.train else None
+
+
+def publish_timeout_s(serve: ServeTable) -> float:
+    """The longest that a publish may take: replicas one after the other, each of which ends its
+    requests, is started again and answers; once more that for running turns and the probe."""
+    start_s = serve.start_timeout_s or max(kind.start_timeout_s for kind in ENGINES.values())
+    return (serve.replicas + 1) * (2 * serve.request_timeout_s + start_s)
+
+
+def _of_memory(failure: Mapping[str, Any], *, doing: str, is_halved: bool) -> str:
+    """What a trainer said of its full GPU, in one line."""
+    budget = failure["micro_batch_tokens"]
+    whole = "half batches" if is_halved else "whole batches"
+    held = whole if budget is None else f"micro-batches of {budget} tokens"
+    again = ", again after they were halved" if is_halved else ""
+    return (
+        f"trainer: GPU memory ran out in {doing}{again}: {held}, peak "
+        f"{failure['peak_bytes'] / 1e9:.1f} GB, free {failure['free_bytes'] / 1e9:.1f} GB on rank "
+        f"{failure['rank']}"
+    )
+
+
+def _ways_out(run: Run, job: TrainerJob) -> str:
+    """What takes less memory than this trainer did and is not in use yet: first what its
+    checkpoint can go on with."""
+    stage = job.stage
+    now = ["fewer micro_batch_tokens" if stage.micro_batch_tokens else "micro_batch_tokens"]
+    if stage.gradient_checkpointing is False:
+        now.append("gradient_checkpointing = true")
+    new = [] if job.model.lora or job.adapter else ["[model.lora]"]
+    new.append(
+        "a smaller max_completion_tokens" if stage.kind == "grpo" else "a smaller max_length"
+    )
+    return (
+        f"Allowed: {' or '.join(now)} in {run.paths.experiment}, and {run.stop.resume}; in a new "
+        f'run also {", ".join(new)}, or more devices.train with parallel = "fsdp2"'
+    )
+
+
+async def _until_exit(
+    run: Run, stage: SftStage | GrpoStage, child: Child, desk: TrainerDesk
+) -> Stalled | None:
+    """Returns once it has ended: None where it did so by itself, otherwise what it did not do and
+    was killed for. A stop request is passed on."""
+    silence: Stalled | None = None
+
+    async def pass_on_stop() -> None:
+        await run.stop.wait()
+        with suppress(ProcessLookupError):
+            os.kill(child.pid, signal.SIGTERM)
+        await anyio.sleep(STOP_GRACE_S)
+        await end(asked="to finish its step and save", silent_s=STOP_GRACE_S)
+
+    async def watch() -> None:
+        while True:
+            await anyio.sleep(WATCH_EVERY_S)
+            silent_s = time.monotonic() - desk.last_heard
+            if silent_s > stage.step_timeout_s:
+                return await end(asked=f"step {desk.trained_step + 1}", silent_s=silent_s)
+
+    async def end(*, asked: str, silent_s: float) -> None:
+        nonlocal silence
+        child.dump_stacks()
+        await anyio.sleep(STACKS_S)
+        silence = child.stalled(asked=asked, silent_s=silent_s)
+        await child.kill()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(pass_on_stop)
+        tasks.start_soon(watch)
+        await child.wait()
+        tasks.cancel_scope.cancel()
+    return silence

@@ -1,0 +1,4 @@
+"""Weights from the trainer to the replicas: publish, load, verify, and what a resumed run loads.
+
+Called by `forge/runner/stages/`. Never imports it.
+"""

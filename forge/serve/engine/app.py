@@ -1,0 +1,289 @@
+"""The endpoints of an engine child, whichever engine it is: HTTP on a Unix socket around an
+EnginePort.
+
+`serve_engine` is what every engine's `main` ends in. Promises: no JSON that a client sends ends the
+process; a client that hangs up has its sequences aborted; a weight set that is refused leaves the
+old one serving; while the engine sleeps, everything that needs it is answered with 503.
+
+    POST /v1/completions        token ids in; token ids and logprobs out: JSON, `wire`, or a stream
+    POST /v1/chat/completions   messages in, text out
+    POST /weights               {path, version} -> {version, seconds, kind}
+    POST /score                 {prompt_ids, completion_ids}: their log probabilities
+    POST /sleep, /wake          {}: GPU memory is given away and taken back
+    GET  /health                EngineStatus, what engine it is and what it can do
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from forge.errors import ConfigError, ForgeError, MachineError, Stalled
+from forge.process.busy import BusyClock
+from forge.process.uds import serve
+from forge.serve.engine.chat import Deltas, Texts, chat_answer, chat_request
+from forge.serve.engine.completions import (
+    answer,
+    choice,
+    completion,
+    request_from,
+    token_ids,
+    usage,
+)
+from forge.serve.engine.events import EventStream
+from forge.serve.port import SLEEP, Chunk, EnginePort, EngineStatus
+from forge.serve.wire import COMPACT, pack
+
+if TYPE_CHECKING:
+    from forge.serve.request import Request
+
+__all__ = [
+    "Endpoints",
+    "EnginePort",
+    "EngineStatus",
+    "log_to_stderr",
+    "make_endpoints",
+    "serve_engine",
+]
+
+logger = logging.getLogger(__name__)
+
+ABORTED_S = 10.0
+"""Until an engine has let go of samples whose client hung up just before it asked for sleep."""
+IDLE_PAUSE_S = 0.02
+
+
+class Endpoints:
+    """HTTP in front of one engine."""
+
+    def __init__(
+        self, engine: EnginePort, *, texts: Texts, stop: Sequence[int], context_tokens: int
+    ) -> None:
+        self._engine = engine
+        self._texts = texts
+        self._stop = tuple(stop)
+        self._context_tokens = context_tokens
+        self._busy = BusyClock()
+        self._is_asleep = False
+
+    def app(self) -> Starlette:
+        awake = {
+            "/v1/completions": self.completions,
+            "/v1/chat/completions": self.chat,
+            "/weights": self.weights,
+            "/score": self.score,
+        }
+        posts = {path: self._awake(handler) for path, handler in awake.items()}
+        posts |= {"/sleep": self.sleep, "/wake": self.wake}
+        routes = [Route(path, _answered(f), methods=["POST"]) for path, f in posts.items()]
+        return Starlette(routes=[*routes, Route("/health", self.health)])
+
+    async def completions(self, http: HttpRequest, body: dict[str, Any]) -> Response:
+        request = request_from(body, prompt=token_ids(body, "prompt"), stop=self._stop)
+        if body.get("stream", False) is True:
+            return await self._stream(request, self._completion_event(request))
+        await self._generate(http, request)
+        if http.headers.get("accept") == COMPACT:
+            packed = pack([completion(sample) for sample in request.samples])
+            return Response(packed, media_type=COMPACT)
+        return JSONResponse(answer(request))
+
+    async def chat(self, http: HttpRequest, body: dict[str, Any]) -> Response:
+        request = chat_request(body, self._texts, context_tokens=self._context_tokens)
+        if body.get("stream", False) is True:
+            return await self._stream(request, self._chat_event())
+        await self._generate(http, request)
+        return JSONResponse(chat_answer(request, self._texts))
+
+    async def weights(self, _http: HttpRequest, body: dict[str, Any]) -> Response:
+        path, version = body.get("path"), body.get("version")
+        if not isinstance(path, str) or type(version) is not int or version < 0:
+            raise ConfigError("allowed is {path: a directory, version: an integer from 0}")
+        start = time.monotonic()
+        kind = await self._engine.load_weights(Path(path), version=version)
+        seconds = time.monotonic() - start
+        logger.info("version %d (%s) from %s in %.3f s", version, kind, path, seconds)
+        return JSONResponse({"version": version, "seconds": seconds, "kind": kind})
+
+    async def score(self, _http: HttpRequest, body: dict[str, Any]) -> Response:
+        prompt, tokens = token_ids(body, "prompt_ids"), token_ids(body, "completion_ids")
+        with self._busy.running():
+            logprobs = await self._engine.score(prompt, tokens)
+        return JSONResponse({"logprobs": logprobs, "version": self._engine.status().version})
+
+    async def sleep(self, _http: HttpRequest, _body: dict[str, Any]) -> Response:
+        if SLEEP not in self._engine.features:
+            raise ConfigError(f"the {self._engine.name} engine has no sleep")
+        with anyio.move_on_after(ABORTED_S):
+            while self._num_unfinished():  # noqa: ASYNC110 - engines have no event for it
+                await anyio.sleep(IDLE_PAUSE_S)
+        if held := self._num_unfinished():
+            raise MachineError(f"{held} samples are unfinished; an engine sleeps when it is idle")
+        if not self._is_asleep:
+            # First, so that a request that comes meanwhile is refused.
+            self._is_asleep = True
+            await self._engine.sleep()
+        return JSONResponse({})
+
+    def _num_unfinished(self) -> int:
+        status = self._engine.status()
+        return status.running + status.waiting
+
+    async def wake(self, _http: HttpRequest, _body: dict[str, Any]) -> Response:
+        if self._is_asleep:
+            await self._engine.wake()
+            self._is_asleep = False
+        return JSONResponse({})
+
+    async def health(self, _http: HttpRequest) -> Response:
+        return JSONResponse(
+            {
+                **asdict(self._engine.status()),
+                "ok": True,
+                "engine": self._engine.name,
+                "features": sorted(self._engine.features),
+                "is_asleep": self._is_asleep,
+                "busy_s": self._busy.busy_s,
+            }
+        )
+
+    def _awake(self, handler: Handler) -> Handler:
+        async def answered(http: HttpRequest, body: dict[str, Any]) -> Response:
+            if self._is_asleep:
+                raise MachineError("the engine sleeps; POST /wake first")
+            return await handler(http, body)
+
+        return answered
+
+    async def _generate(self, http: HttpRequest, request: Request) -> None:
+        """Wait for the request, or for its client to hang up, whichever comes first.
+
+        Raises ClientDisconnect where the client was first: there is no whole answer.
+        """
+        failure: list[ForgeError] = []
+        is_answered = False
+
+        async def work() -> None:
+            nonlocal is_answered
+            try:
+                await self._engine.generate(request)
+            except ForgeError as error:
+                failure.append(error)
+            is_answered = True
+            group.cancel_scope.cancel()
+
+        with self._busy.running():
+            async with anyio.create_task_group() as group:
+                group.start_soon(work)
+                # The body has been read, so the next message is the disconnect.
+                await http.receive()
+                group.cancel_scope.cancel()
+        if failure:
+            raise failure[0]
+        if not is_answered:
+            raise ClientDisconnect
+
+    async def _stream(self, request: Request, event: Callable[[Chunk], dict[str, Any]]) -> Response:
+        """A request that cannot be served is refused before the first event."""
+        await self._engine.check(request)
+        return EventStream(
+            self._engine, request, event=event, last=lambda: {"usage": usage(request)}
+        )
+
+    def _completion_event(self, request: Request) -> Callable[[Chunk], dict[str, Any]]:
+        deltas = self._texts.deltas()
+
+        def event(chunk: Chunk) -> dict[str, Any]:
+            is_last = chunk.finish is not None
+            text = deltas.add(chunk.index, chunk.token_ids, is_last=is_last) if deltas else ""
+            new = {"index": chunk.index, "token_ids": chunk.token_ids, "text": text}
+            return {**choice(request.samples[chunk.index]), **new} if is_last else new
+
+        return event
+
+    def _chat_event(self) -> Callable[[Chunk], dict[str, Any]]:
+        deltas = Deltas(self._texts.template)
+
+        def event(chunk: Chunk) -> dict[str, Any]:
+            finish = chunk.finish and str(chunk.finish)
+            text = deltas.add(chunk.index, chunk.token_ids, is_last=finish is not None)
+            delta = {"role": "assistant", "content": text}
+            one = {"index": chunk.index, "delta": delta, "finish_reason": finish}
+            return {"object": "chat.completion.chunk", "choices": [one]}
+
+        return event
+
+
+Handler = Callable[[HttpRequest, dict[str, Any]], Awaitable[Response]]
+
+
+def _answered(handler: Handler) -> Callable[[HttpRequest], Awaitable[Response]]:
+    """The boundary: JSON in, and every error raised on purpose as one line with its status."""
+
+    async def endpoint(http: HttpRequest) -> Response:
+        try:
+            return await handler(http, _object(await http.body()))
+        except ClientDisconnect:
+            return Response(status_code=499)  # as nginx calls it; nobody reads it
+        except ConfigError as error:
+            return _refusal(400, error)
+        except (MachineError, Stalled) as error:
+            return _refusal(503, error)
+        except OSError as error:
+            return _refusal(503, MachineError(f"{error}"))
+
+    return endpoint
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"the body is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError("the body is JSON, but no object")
+    return found
+
+
+def _refusal(status: int, error: ForgeError) -> Response:
+    message = " ".join(str(error).split())
+    logger.info("refused with %d: %s", status, message)
+    kind = "invalid_request_error" if status == 400 else "server_error"
+    return JSONResponse({"error": {"message": message, "type": kind}}, status_code=status)
+
+
+def log_to_stderr() -> None:
+    """The child's log: what its supervisor keeps of stderr."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+
+
+def serve_engine(engine: EnginePort, config: Mapping[str, Any]) -> None:
+    """Serve on the config's socket until SIGTERM."""
+    # What start-up made stays until the end: the collector need not walk it at every pass.
+    gc.freeze()
+    serve(make_endpoints(engine, config).app(), Path(config["socket_path"]))
+
+
+def make_endpoints(engine: EnginePort, config: Mapping[str, Any]) -> Endpoints:
+    """With what the supervisor's config says of them."""
+    return Endpoints(
+        engine,
+        texts=Texts(Path(config["model_dir"])),
+        stop=config.get("stop_token_ids", ()),
+        context_tokens=config["context_tokens"],
+    )

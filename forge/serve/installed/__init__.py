@@ -1,0 +1,1 @@
+"""Which engines this machine has, and in which versions. Imports no engine."""

@@ -1,0 +1,177 @@
+"""Which engines there are: the module that runs as a child, and whether this machine can run it.
+
+Called by `replicas`, `forge plan` and `forge doctor`. Adding an engine is one entry here and a
+module that serves the same endpoints (see `forge.serve.engine.app`).
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from forge.errors import ConfigError, MachineError
+from forge.serve.installed.versions import TESTED_VLLM, Interpreter, find_mismatch, read_interpreter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forge.config.schema import ServeTable
+
+HTTP = ("anyio", "starlette", "uvicorn", "numpy", "tokenizers", "jinja2")
+"""What the endpoints around every engine need."""
+LLAMA_MODELS = frozenset({"qwen3"})
+"""model_type of config.json, that `forge.serve.llama` can convert."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineKind:
+    """An engine that `serve.engine` may name."""
+
+    module: str
+    """Run as `python -m`."""
+    requires: tuple[str, ...]
+    """Modules that its interpreter must have."""
+    advice: str
+    """What installs them."""
+    start_timeout_s: float
+    """Until /health answers, where the experiment says nothing."""
+    needs_gpu: bool = False
+
+
+ENGINES: dict[str, EngineKind] = {
+    "llama": EngineKind(
+        module="forge.serve.llama.app",
+        requires=("llama_cpp", "gguf"),
+        advice="`make setup` builds it; that needs a C++ compiler (apt install g++)",
+        start_timeout_s=120.0,
+    ),
+    "vllm": EngineKind(
+        module="forge.serve.vllm.app",
+        requires=("vllm", *HTTP),
+        advice=f'install "vllm=={TESTED_VLLM}.*" in an interpreter of its own, serve.python',
+        start_timeout_s=300.0,
+        needs_gpu=True,
+    ),
+    "hf": EngineKind(
+        module="forge.serve.hf.app",
+        requires=("torch", "transformers", "peft", *HTTP),
+        advice="`make setup` installs it",
+        start_timeout_s=180.0,
+    ),
+}
+
+
+def engine_argv(table: ServeTable) -> tuple[str, ...]:
+    """The command of an engine's child, its config's path to be added."""
+    return (str(table.python or sys.executable), "-m", kind_of(table).module)
+
+
+def start_timeout_s(table: ServeTable) -> float:
+    """Until /health must answer."""
+    return table.start_timeout_s or kind_of(table).start_timeout_s
+
+
+def kind_of(table: ServeTable) -> EngineKind:
+    """The engine that a table names; for "auto", which `resolve` replaces, the one for CPUs."""
+    return ENGINES["llama" if table.engine == "auto" else table.engine]
+
+
+def installed_engines(table: ServeTable | None = None) -> frozenset[str]:
+    """Those whose modules are in `serve.python`, else in our interpreter. Raises MachineError where
+    that does not run."""
+    found = read_interpreter(table)
+    return frozenset(name for name, kind in ENGINES.items() if not _missing(kind, found))
+
+
+def choose_engine(
+    table: ServeTable,
+    *,
+    gpus: Sequence[object],
+    installed: frozenset[str],
+    model_type: str | None = None,
+) -> tuple[str, str]:
+    """Name, and the reason in words: what the experiment says, or for "auto" the fastest that is
+    `installed` and serves the model on these devices.
+
+    Args:
+        model_type: of the model's config.json, where it is known.
+    """
+    if table.engine != "auto":
+        return table.engine, "as serve.engine says"
+    serves_model = model_type is None or model_type in LLAMA_MODELS
+    if gpus and "vllm" in installed:
+        return "vllm", "the fastest on GPUs"
+    why_not_vllm = "vllm is not installed" if gpus else "no GPU for it"
+    if "llama" in installed or "hf" not in installed:
+        if not serves_model and "hf" in installed:
+            return "hf", f"{why_not_vllm}, and llama does not serve {model_type}; hf is slow"
+        if not gpus:
+            return "llama", "the fastest on a CPU"
+        if "hf" not in installed or read_interpreter(table).has_gpu_llama:
+            return "llama", f"{why_not_vllm}; llama is built for GPUs"
+        return "hf", f"{why_not_vllm}, and llama is built for the CPU; hf is slow"
+    return "hf", f"{why_not_vllm}, nor is llama installed; hf is slow"
+
+
+def resolve(
+    table: ServeTable, *, gpus: Sequence[object], model_type: str | None = None
+) -> ServeTable:
+    """The table with an engine in place of "auto". Raises MachineError as `installed_engines`."""
+    if table.engine != "auto":
+        return table
+    installed = installed_engines(table)
+    name, _ = choose_engine(table, gpus=gpus, installed=installed, model_type=model_type)
+    return table.model_copy(update={"engine": name})
+
+
+def check_engine(table: ServeTable | None = None, *, gpus: Sequence[object] = ()) -> None:
+    """Raise MachineError, in one line, where the engine cannot run here: it is not installed, its
+    torch is another one than it was built for, or it was built for other devices. Loads nothing
+    into this process.
+
+    Args:
+        gpus: what its replicas get, all together; absent means the CPU.
+    """
+    if table is None:
+        from forge.config.schema import ServeTable
+
+        table = ServeTable()
+    table = resolve(table, gpus=gpus)
+    found = read_interpreter(table)
+    fault = find_fault(table.engine, found, num_gpus=len(gpus))
+    if fault is not None:
+        raise MachineError(f'serve.engine = "{table.engine}": {fault}')
+
+
+def check_adapters(table: ServeTable, *, max_lora_rank: int) -> None:
+    """Raise ConfigError where the engine that a table names cannot serve adapters as it says."""
+    if table.engine == "vllm" and table.precision == "exact" and max_lora_rank:
+        raise ConfigError(
+            'serve.precision = "exact": vllm serves adapters in bf16 only; write "fast", or take '
+            'serve.engine = "hf"'
+        )
+
+
+def find_fault(engine: str, found: Interpreter, *, num_gpus: int) -> str | None:
+    """What keeps an engine from running in an interpreter on so many GPUs, or None."""
+    kind = ENGINES[engine]
+    if missing := _missing(kind, found):
+        return f"{missing[0]} is not installed{found.where}; {kind.advice}"
+    if engine == "vllm" and (mismatch := find_mismatch(found)):
+        return mismatch
+    if kind.needs_gpu and not num_gpus:
+        return "it needs a GPU, and devices.serve gives it none; llama and hf run on the CPU"
+    if engine == "llama" and num_gpus and not found.has_gpu_llama:
+        cards = "1 GPU" if num_gpus == 1 else f"{num_gpus} GPUs"
+        other = sorted(found.llama_backends & {"cuda", "hip"})  # of cards that are not here
+        built = other[0] if other else "the CPU"
+        return (
+            f"llama.cpp is built for {built}{found.where}, and devices.serve gives it {cards};"
+            " `make setup LLAMA=cuda` (or hip, vulkan) builds it for them"
+        )
+    return None
+
+
+def _missing(kind: EngineKind, found: Interpreter) -> list[str]:
+    return [name for name in kind.requires if name not in found.modules]

@@ -1,0 +1,147 @@
+"""Whether an interpreter can run an engine: what it has, and the one line that says what does not
+fit.
+
+Called by `engines` (before anything starts) and by `forge doctor`. Asking imports nothing heavy; an
+interpreter that is not ours is asked by running `interpreter.py` in it, once a process.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forge.errors import MachineError
+from forge.process.devices import Vendor, inventory
+from forge.process.environment import child_env
+from forge.serve.installed import interpreter
+
+if TYPE_CHECKING:
+    from forge.config.schema import ServeTable
+
+PYTHON_AT_LEAST = (3, 11)
+"""As in forge.install, which must load under an older one, and pyproject.toml."""
+ASK_TIMEOUT_S = 60.0
+"""For another interpreter to start and say what it has."""
+GPU_BACKENDS = {
+    Vendor.NVIDIA: frozenset({"cuda", "vulkan"}),
+    Vendor.AMD: frozenset({"hip", "vulkan"}),
+}
+"""Of llama.cpp, as `make setup LLAMA=` names them."""
+TESTED_VLLM = "0.24"
+"""Minor version that `forge.serve.vllm` was run with; pyproject.toml asks for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interpreter:
+    """What was found."""
+
+    python: str
+    """Its path, as messages name it; empty for our own."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    modules: frozenset[str] = frozenset()
+    """Of those that engines need."""
+    vllm_requires: Sequence[str] = ()
+    """vLLM's own requirements, as `torch==2.11.0`."""
+    llama_backends: frozenset[str] = frozenset()
+    """cpu, cuda, hip, vulkan, and parts that are no devices."""
+
+    @property
+    def where(self) -> str:
+        return f" in {self.python}" if self.python else ""
+
+    @property
+    def has_gpu_llama(self) -> bool:
+        """Whether llama.cpp was built for this machine's GPUs; where it has none, for any."""
+        vendors = {gpu.vendor for gpu in inventory()} or set(Vendor)
+        return any(self.llama_backends & GPU_BACKENDS[vendor] for vendor in vendors)
+
+
+def read_interpreter(table: ServeTable | None = None) -> Interpreter:
+    """Of `serve.python`, else ours. Raises MachineError where it does not run."""
+    if table is None or (table.python is None and "PYTHONPATH" not in table.env):
+        return _parse(interpreter.describe(), python="")
+    python = str(table.python or sys.executable)
+    return _parse(_ask(python, tuple(sorted(table.env.items()))), python=python)
+
+
+@cache
+def _ask(python: str, env: tuple[tuple[str, str], ...]) -> Mapping[str, Any]:
+    # child_env keeps the file's own folder off the path: it holds our `vllm`, which is not theirs.
+    argv = [python, str(Path(interpreter.__file__))]
+    try:
+        done = subprocess.run(
+            argv, env=child_env(threads=1, extra=dict(env)), capture_output=True, text=True,
+            timeout=ASK_TIMEOUT_S, check=False,
+        )  # fmt: skip
+        if done.returncode == 0:
+            return _checked(json.loads(done.stdout), python=python)
+        said = (done.stderr.strip().splitlines() or [f"exit {done.returncode}, no words"])[-1]
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        said = str(error)
+    raise MachineError(f'serve.python = "{python}" does not run as a Python: {said}')
+
+
+def _checked(found: Mapping[str, Any], *, python: str) -> Mapping[str, Any]:
+    """Raises MachineError where no engine of ours can run in it, whatever else it has."""
+    major, minor = found["python"]
+    if (major, minor) < PYTHON_AT_LEAST:
+        needs = "forge needs {}.{} or newer".format(*PYTHON_AT_LEAST)
+        raise MachineError(f'serve.python = "{python}" is Python {major}.{minor}; {needs}')
+    if "forge" not in found["modules"]:
+        raise MachineError(
+            f'serve.python = "{python}" has no forge, and this one is no checkout: install its'
+            " wheel there too, with --no-deps"
+        )
+    return found
+
+
+def _parse(found: Mapping[str, Any], *, python: str) -> Interpreter:
+    return Interpreter(
+        python=python,
+        versions=found["versions"],
+        modules=frozenset(found["modules"]),
+        vllm_requires=found["vllm_requires"],
+        llama_backends=frozenset(found["llama_backends"]),
+    )
+
+
+def find_mismatch(found: Interpreter) -> str | None:
+    """The line about a torch that is not the one this vLLM was compiled against, or None.
+
+    vLLM's own libraries are linked against one torch: with another they do not load, or crash.
+    """
+    wanted = _pinned("torch", found.vllm_requires)
+    torch, vllm = found.versions.get("torch"), found.versions.get("vllm")
+    if wanted is None or vllm is None or torch is None or _public(torch) == _public(wanted):
+        return None
+    return (
+        f"vllm {vllm}{found.where} needs torch {wanted}; there is torch {torch}. Give vLLM an"
+        " interpreter of its own: python3 -m venv vllm-env, then vllm-env/bin/pip install"
+        f' "vllm=={TESTED_VLLM}.*", then serve.python = "vllm-env/bin/python"'
+    )
+
+
+def is_tested_vllm(version: str) -> bool:
+    """Whether our child was run with this minor version of vLLM."""
+    return re.match(re.escape(TESTED_VLLM) + r"(\.|$)", version) is not None
+
+
+def _pinned(name: str, requirements: Sequence[str]) -> str | None:
+    """`2.11.0` of `torch==2.11.0; marker`; None where no exact version is asked for."""
+    for line in requirements:
+        found = re.match(rf"{name}\s*\(?==\s*([^\s;,)]+)", line)
+        if found and "extra" not in line:
+            return found.group(1)
+    return None
+
+
+def _public(version: str) -> str:
+    """`2.11.0` of `2.11.0+cu130`."""
+    return version.partition("+")[0]

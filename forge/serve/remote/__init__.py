@@ -1,0 +1,1 @@
+"""Engines that somebody else runs behind an OpenAI-compatible URL (`[serve] url`)."""

@@ -1,0 +1,103 @@
+"""The views over sums: from roll-ups where a step is settled, computed afresh where it is open; and
+the same without roll-ups. Used by `store.run_views`.
+"""
+
+from __future__ import annotations
+
+from forge.store.schema.aggregates import BY_STEP, IS_TIMED, noise_of
+
+_PROBLEMS = """
+    SELECT s.problem_id, p.family, p.level, p.split, purpose, sum(num_rollouts) AS num_rollouts,
+        sum(num_turns) AS num_turns, sum(num_correct_turns) AS num_correct_turns,
+        1.0 * sum(num_correct_turns) / sum(num_judged) AS correct_share,
+        max(best_reward) AS best_reward, max(best_speedup) AS best_speedup,
+        min(first_solved_by_version) AS first_solved_by_version,
+        max(last_played_by_version) AS last_played_by_version
+    FROM {parts} s LEFT JOIN problems p USING (problem_id) GROUP BY s.problem_id, purpose"""
+
+_BEST_KERNELS = """
+    SELECT row_number() OVER (
+            ORDER BY t.speedup_low DESC NULLS LAST, t.level DESC, t.num_launches, b.num_bytes,
+                t.problem_id
+        ) AS rank,
+        t.problem_id, t.family, t.level,
+        CASE WHEN t.speedup_low IS NULL THEN 'fewest launches, then shortest source'
+            ELSE 'speedup_low' END AS ranked_by,
+        t.speedup_low, t.speedup, t.candidate_us, t.baseline_us,
+        t.num_launches, length(t.code) AS num_characters, t.turn_id, t.stage, t.step, t.purpose,
+        t.max_version AS policy_version, t.recorded_at, t.code
+    FROM (SELECT group_id, rollout, turn, num_bytes, row_number() OVER (
+            PARTITION BY problem_id
+            ORDER BY speedup_low DESC NULLS LAST, num_launches, num_bytes, turn_row
+        ) AS place FROM {parts}) b
+    CROSS JOIN v_turns t USING (group_id, rollout, turn) WHERE b.place = 1"""
+
+_BEST_SETTLED = """(
+        SELECT b.* FROM (SELECT DISTINCT problem_id FROM rolled_best) p
+        CROSS JOIN rolled_best b ON b.turn_row = (
+            SELECT x.turn_row FROM rolled_best x WHERE x.problem_id = p.problem_id
+            ORDER BY x.speedup_low DESC, x.num_launches, x.num_bytes, x.turn_row LIMIT 1)
+        UNION ALL SELECT * FROM ({live}))"""
+"""The best of each problem by one step down an index."""
+
+_LIVE_CODES = f"""(SELECT code_id FROM live_turns WHERE {IS_TIMED}
+        UNION SELECT code_id FROM open_kernels)"""
+_NOISE_ROLLED = f"""
+    SELECT * FROM rolled_noise WHERE code_id NOT IN {_LIVE_CODES}
+    UNION ALL SELECT * FROM ({noise_of(_LIVE_CODES)})"""
+
+_COMMENTS = {
+    "v_groups": "one row a group: returns, how many rollouts were correct; ask by step, problem_id",
+    "v_steps": "one row a step of training: reward, pass rate, lengths, waste; the learning curve",
+    "v_levels": "the learning curve apart by level and family of the problems",
+    "v_failures": "what went wrong: turns by step, status, reason; their share of all that did",
+    "v_duplicates": "how varied a group's first turns are: equal completions, kernels; ask by step",
+    "v_reward_terms": "each reward term by step: what it paid on average, and to how many turns",
+    "v_phases": "where the judges' time went: seconds by step and phase of a verdict",
+    "v_staleness": "how old samples were when trained, in steps, with reward by age",
+    "v_fast_p": "fast_p of evaluations: first turns correct, over p times as fast; p = 0 untimed",
+    "v_problems": "one row a problem that was played: how often solved, since when",
+    "v_best_kernels": "best correct kernel a problem: by speedup_low, else fewest launches",
+    "v_judge_noise": "kernels that were timed more than once: how far times lie apart, by device",
+}
+
+_EVERYTHING = {"turns": "v_turns", "groups": "groups", "uses": "v_samples"}
+_LIVE = {"turns": "live_turns", "groups": "live_groups",
+         "uses": "open_steps CROSS JOIN v_samples USING (stage, step)"}  # fmt: skip
+
+
+def _rolled_up() -> dict[str, str]:
+    """The views over roll-ups: what is settled as it lies there, and what is open afresh."""
+    found = {}
+    for name, aggregate in BY_STEP.items():
+        columns, live = aggregate.columns, aggregate.sql.format(**_LIVE)
+        found[f"v_{name}"] = (
+            f"\n    SELECT {columns} FROM rolled_{name}"
+            f"\n    UNION ALL SELECT {columns} FROM ({live})"
+        )
+    parts = found.pop("v_problems")
+    found["v_problems"] = _PROBLEMS.format(parts=f"({parts})")
+    del found["v_best"]
+    live = BY_STEP["best"].sql.format(**_LIVE)
+    found["v_best_kernels"] = _BEST_KERNELS.format(parts=_BEST_SETTLED.format(live=live))
+    found["v_judge_noise"] = _NOISE_ROLLED
+    return found
+
+
+def _plain() -> dict[str, str]:
+    """The same views without roll-ups, for a run whose schema has none: read, never written."""
+    found = {f"v_{name}": each.sql.format(**_EVERYTHING) for name, each in BY_STEP.items()}
+    found["v_problems"] = _PROBLEMS.format(parts=f"({found['v_problems']})")
+    found["v_best_kernels"] = _BEST_KERNELS.format(parts=f"({found.pop('v_best')})")
+    found["v_judge_noise"] = noise_of(None)
+    return found
+
+
+def _create(views: dict[str, str]) -> str:
+    return "".join(
+        f"\nCREATE VIEW {name} AS\n    -- {_COMMENTS[name]}{sql};\n" for name, sql in views.items()
+    )
+
+
+ROLLED = _create(_rolled_up())
+PLAIN = _create(_plain())

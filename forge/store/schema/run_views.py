@@ -1,0 +1,141 @@
+"""The views: what a person asks of a run, one view each, so that no query needs a join.
+
+Part of the schema (`store.schema` writes them into run.db), readable by stock sqlite3 where texts
+are plain. Their first comment line is what `forge sql RUN` lists. Texts are taken by subquery, so a
+view that is not asked for them skips them.
+
+Sums over turns are `store.aggregates`, shown from roll-ups (`store.rollup_tables`) so that each
+view answers at a million turns. Lists (`v_turns`, `v_groups`, `v_samples`, `v_duplicates`) are as
+long as the run: ask them by what their comment names, or with LIMIT.
+"""
+
+from forge.store.schema.rolled_views import PLAIN, ROLLED
+
+TURN_VIEWS = """
+CREATE VIEW v_turns AS
+    -- one row a turn with all that is known of it, texts too; ask by group_id, step, problem_id
+    SELECT t.turn_id, t.group_id, t.rollout, t.turn, g.stage, g.step, g.purpose, g.is_greedy,
+        g.problem_id, p.family, p.level, p.split,
+        v.status, v.reason, v.status = 'correct' AS is_correct, v.is_compiled, t.reward,
+        t.discounted_return, v.speedup, v.speedup_low, v.candidate_us, v.baseline_us,
+        v.candidate_spread_us, v.baseline_spread_us, v.achieved_gbps, v.achieved_tflops,
+        v.roofline_share, v.torch_share, v.num_launches,
+        t.num_prompt_tokens, t.num_completion_tokens, t.finish, t.finish = 'length' AS is_truncated,
+        t.min_version, t.max_version, r.ended, t.generate_s, t.judge_s, t.attempt, t.recorded_at,
+        v.isolation, v.caps, v.device, v.harness, v.phase_s, t.reward_terms,
+        t.prompt_id, t.completion_id, t.code_id,
+        (SELECT body FROM texts WHERE text_id = t.prompt_id) AS prompt,
+        (SELECT body FROM texts WHERE text_id = t.completion_id) AS completion,
+        (SELECT body FROM texts WHERE text_id = t.code_id) AS code,
+        (SELECT body FROM texts WHERE text_id = v.detail_id) AS detail,
+        (SELECT body FROM texts WHERE text_id = t.feedback_id) AS feedback
+    FROM turns t
+    LEFT JOIN verdicts v USING (group_id, rollout, turn)
+    LEFT JOIN groups g USING (group_id)
+    LEFT JOIN trajectories r USING (group_id, rollout)
+    LEFT JOIN problems p ON p.problem_id = g.problem_id;
+
+CREATE VIEW v_replayed AS
+    -- groups of evaluations that were cut short and played again when the run was resumed
+    SELECT group_id, attempt, stage, step
+    FROM groups JOIN (SELECT stage, step, max(attempt) AS last_attempt FROM groups
+        WHERE purpose = 'eval' GROUP BY stage, step) USING (stage, step)
+    WHERE purpose = 'eval' AND attempt < last_attempt;
+"""
+
+TRAINING_VIEWS = """
+CREATE VIEW v_samples AS
+    -- one row a trained sample (of a step trained twice, the last time); ask by stage and step
+    SELECT u.stage, u.step, u.attempt, t.turn_id, u.sample_id, u.group_id, u.rollout, u.turn,
+        u.advantage, u.staleness,
+        s.policy_version, t.reward, t.discounted_return, t.num_prompt_tokens,
+        t.num_completion_tokens, t.finish,
+        g.problem_id, g.step AS admitted_for_step,
+        (SELECT status FROM verdicts v WHERE v.group_id = u.group_id AND v.rollout = u.rollout
+            AND v.turn = u.turn)
+            AS status
+    FROM sample_uses u
+    LEFT JOIN samples s USING (sample_id)
+    LEFT JOIN turns t ON t.group_id = u.group_id AND t.rollout = u.rollout AND t.turn = u.turn
+    LEFT JOIN groups g ON g.group_id = u.group_id
+    WHERE u.attempt = (SELECT max(attempt) FROM sample_uses l
+        WHERE l.stage = u.stage AND l.step = u.step);
+
+CREATE VIEW v_metrics AS
+    -- every metric by step; of steps that were done twice, the last attempt's
+    SELECT stage, step, key, value, at, max(attempt) AS attempt
+    FROM metrics GROUP BY stage, step, key;
+
+CREATE VIEW v_idle AS
+    -- seconds of each step, and those in which trainer, replicas and judges had nothing to do
+    SELECT i.stage, i.step, substr(i.key, 6, instr(substr(i.key, 6), '/') - 1) AS role,
+        i.value AS idle_s, w.value AS step_s, i.value / w.value AS idle_share, i.at
+    FROM v_metrics i JOIN v_metrics w
+        ON w.stage = i.stage AND w.step = i.step AND w.key = 'step/wall/seconds'
+    WHERE i.key BETWEEN 'idle/' AND 'idle0' AND i.key LIKE 'idle/%/seconds';
+
+CREATE VIEW v_evaluations AS
+    -- every evaluation, oldest first
+    SELECT stage, stage_index, step, policy_version, at, num_problems, num_samples, max_turns,
+        pass_at_1, ci_low, ci_high,
+        pass_at_1_greedy, pass_at_1_multi, compile_rate, detail
+    FROM evaluations ORDER BY at, evaluation_id;
+
+CREATE VIEW v_pass_at_k AS
+    -- pass@k of every evaluation with its interval
+    SELECT e.stage, e.step, e.policy_version, CAST(k.key AS INTEGER) AS k, k.value AS pass_at_k,
+        json_extract(e.detail, '$.pass_at_k_ci."' || k.key || '"[0]') AS ci_low,
+        json_extract(e.detail, '$.pass_at_k_ci."' || k.key || '"[1]') AS ci_high
+    FROM evaluations e, json_each(e.pass_at_k) AS k ORDER BY e.at, e.evaluation_id, k;
+
+CREATE VIEW v_eval_parts AS
+    -- evaluations apart by family, level and turn
+    SELECT e.stage, e.step, e.policy_version, substr(part.key, 4) AS part, item.key AS name,
+        json_extract(item.value, '$.num') AS num,
+        json_extract(item.value, '$.pass_at_1') AS pass_at_1,
+        json_extract(item.value, '$.compile_rate') AS compile_rate
+    FROM evaluations e, json_each(e.detail) AS part, json_each(part.value) AS item
+    WHERE part.key IN ('by_family', 'by_level', 'by_turn')
+    ORDER BY e.at, e.evaluation_id, part, name;
+
+CREATE VIEW v_processes AS
+    -- every child process with its attempt, how long it lived and why it ended
+    SELECT attempt, name, pid, devices, datetime(started_at, 'unixepoch') AS started,
+        ended_at - started_at AS lived_s,
+        coalesce(reason, 'alive, or killed with its supervisor') AS reason, log_path
+    FROM processes ORDER BY started_at;
+
+CREATE VIEW v_events AS
+    -- what happened, in order, with readable times
+    SELECT event_id, attempt, datetime(at, 'unixepoch') AS time, kind, message, data, at
+    FROM events ORDER BY event_id;
+"""
+
+LIVE_VIEWS = """
+CREATE VIEW live_groups AS
+    -- groups that no roll-up has: of open steps, or still played; what v_ views compute afresh
+    SELECT g.group_id, g.stage, g.step, g.purpose, g.is_greedy, g.is_flat, g.problem_id
+    FROM open_steps o CROSS JOIN groups g ON g.stage = o.stage AND g.step = o.step
+    UNION ALL SELECT group_id, NULL, NULL, NULL, NULL, NULL, NULL FROM open_groups;
+
+CREATE VIEW live_turns AS
+    -- turns of live_groups, narrow
+    SELECT t.turn_id, t.group_id, t.rollout, t.turn, g.stage, g.step, g.purpose,
+        g.is_greedy, g.problem_id, p.family, p.level, v.status, v.reason,
+        v.status = 'correct' AS is_correct,
+        v.is_compiled, t.reward, t.discounted_return, v.speedup, v.speedup_low, v.num_launches,
+        t.num_completion_tokens, t.finish = 'length' AS is_truncated, t.min_version, t.max_version,
+        t.generate_s, t.judge_s, v.phase_s, t.reward_terms, t.completion_id, t.code_id
+    FROM live_groups g CROSS JOIN turns t ON t.group_id = g.group_id
+    LEFT JOIN verdicts v ON v.group_id = t.group_id AND v.rollout = t.rollout AND v.turn = t.turn
+    LEFT JOIN problems p ON p.problem_id = g.problem_id;
+"""
+
+VIEWS = TURN_VIEWS + TRAINING_VIEWS + LIVE_VIEWS + ROLLED
+PLAIN_VIEWS = TURN_VIEWS + TRAINING_VIEWS + PLAIN
+"""For a run of schema 1, which has no roll-ups: put before its own views when it is read."""
+
+
+def view_names() -> list[str]:
+    """In the order in which they are made."""
+    return [line.split()[2] for line in VIEWS.splitlines() if line.startswith("CREATE VIEW")]

@@ -1,0 +1,64 @@
+"""Rolling steps up: what `store.aggregates` makes of a step is put into the `rolled_` tables.
+
+Called by the writer's thread, inside its transaction before a commit, when it has nothing to do and
+when it ends. Promise: a view reads the same before and after; only its cost changes.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+
+from forge.store.schema.aggregates import BY_STEP, IS_TIMED, noise_of
+
+MAX_OPEN_STEPS = 4
+"""Steps that stay open: one that is played, one that is trained, an evaluation, and one to spare.
+Every view computes these afresh."""
+SETTLED_AT_ONCE = 3
+"""Some 10 ms each, at most ten times a second: none pile up at 15,000 turns a second."""
+
+_ONE_STEP = {
+    "turns": "(SELECT * FROM live_turns WHERE stage = :stage AND step = :step)",
+    "groups": "(SELECT * FROM live_groups WHERE stage = :stage AND step = :step)",
+    "uses": "(SELECT * FROM v_samples WHERE stage = :stage AND step = :step)",
+}
+_SETTLE = tuple(
+    f"INSERT INTO rolled_{name} ({each.columns}) {each.sql.format(**_ONE_STEP)}"
+    for name, each in BY_STEP.items()
+)
+_SETTLE_NOISE = (
+    f"""INSERT OR IGNORE INTO open_kernels SELECT code_id FROM live_turns
+        WHERE stage = :stage AND step = :step AND {IS_TIMED}""",
+    "DELETE FROM rolled_noise WHERE code_id IN (SELECT code_id FROM open_kernels)",
+    f"INSERT INTO rolled_noise {noise_of('open_kernels')}",
+    "DELETE FROM open_kernels",
+)
+
+
+def settle_oldest(run: sqlite3.Connection, *, max_open: int = MAX_OPEN_STEPS) -> bool:
+    """Rolls up the steps that are open longest, while more than `max_open` are, but a few at most;
+    whether it did.
+    """
+    oldest = run.execute(
+        "SELECT stage, step FROM open_steps ORDER BY open_id LIMIT ?", (max_open + SETTLED_AT_ONCE,)
+    ).fetchall()
+    surplus = oldest[: max(0, len(oldest) - max_open)]
+    for stage, step in surplus:
+        _settle(run, stage=stage, step=step)
+    return bool(surplus)
+
+
+def settle_while(run: sqlite3.Connection, *, is_wanted: Callable[[], bool]) -> None:
+    """Rolls all steps up, each few in a transaction of their own, for as long as it is wanted."""
+    is_more = True
+    while is_more and is_wanted():
+        run.execute("BEGIN IMMEDIATE")
+        is_more = settle_oldest(run, max_open=0)
+        run.execute("COMMIT")
+
+
+def _settle(run: sqlite3.Connection, *, stage: int, step: int) -> None:
+    place = {"stage": stage, "step": step}
+    for statement in (*_SETTLE, *_SETTLE_NOISE):
+        run.execute(statement, place)
+    run.execute("DELETE FROM open_steps WHERE stage = :stage AND step = :step", place)

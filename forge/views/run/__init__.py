@@ -1,0 +1,1 @@
+"""What one run did: standing, monitor, rollouts, kernels, conversations, logs."""

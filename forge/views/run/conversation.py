@@ -1,0 +1,257 @@
+"""One rollout to read: its turns with texts, verdict and reward, its siblings, and what changed
+from an answer to the next. Called by the TUI's Rollout screen.
+
+Every question goes by (group_id, rollout, turn), the primary key, so that its cost does not grow
+with the run. Texts are as the model and the judge wrote them: whoever shows them makes them
+printable first.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from forge.views.run.standing import load_stages, stage_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from forge.store.reader import RunReader
+
+MAX_SIBLINGS = 64
+MAX_DIFF_LINES = 2000
+"""Of each side; difflib's time grows with their product."""
+MENTIONED_QUEUE_S = 0.1
+"""Below, it is the way to the judge and back."""
+
+_NAME = re.compile(r"g?(\d+)(?:\.r(\d+)(?:\.t(\d+))?)?")
+_FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})")
+
+
+class Part(StrEnum):
+    """What a stretch of an answer is."""
+
+    TEXT = "text"
+    THINKING = "thinking"
+    CODE = "code"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What somebody typed to go to: `12`, `g12`, `g12.r3` or `g12.r3.t1`."""
+
+    group_id: int
+    rollout: int | None
+    turn: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedTurn:
+    """A turn with everything that is known of it."""
+
+    row: Mapping[str, Any]
+    """Its columns of v_turns."""
+    reward_terms: Mapping[str, float]
+    phase_s: Mapping[str, float]
+    advantage: float | None
+    """None where it was not offered to the trainer."""
+    trained_at: tuple[tuple[str, int, int], ...]
+    """(stage's name, step, staleness) of each use by the trainer."""
+    queued_s: float
+    """Of judge_s, what no phase of the judge took: none was free. 0 of a verdict from memory."""
+
+    @property
+    def turn_id(self) -> str:
+        return self.row["turn_id"]
+
+    @property
+    def code(self) -> str:
+        return self.row["code"] or ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sibling:
+    """A rollout of the group, turn by turn."""
+
+    rollout: int
+    ended: str | None
+    """None while it is played."""
+    turns: tuple[Mapping[str, Any], ...]
+    """turn, status, reason, reward, discounted_return, advantage, speedup, num_completion_tokens,
+    code."""
+
+    def turn(self, number: int) -> Mapping[str, Any]:
+        """That turn, or the last one before it."""
+        return self.turns[min(number, len(self.turns) - 1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """One rollout among its siblings."""
+
+    group_id: int
+    rollout: int
+    problem_id: str
+    group: Mapping[str, Any]
+    """stage_name, step, purpose, is_greedy, is_flat, family, level, num_rollouts."""
+    turns: tuple[PlayedTurn, ...]
+    siblings: tuple[Sibling, ...]
+    source: str | None
+    """The problem's reference module."""
+    before: int | None
+    """The group before this one, and the one after it."""
+    after: int | None
+
+
+def parse_place(words: str) -> Place | None:
+    """None for what names no rollout. Numbers beyond SQLite's name none either."""
+    found = _NAME.fullmatch(words.strip())
+    if found is None:
+        return None
+    group_id, rollout, turn = (None if part is None else int(part) for part in found.groups())
+    if max(group_id or 0, rollout or 0, turn or 0) >= 2**63 or group_id is None:
+        return None
+    return Place(group_id=group_id, rollout=rollout, turn=turn)
+
+
+def latest_group(reader: RunReader) -> int | None:
+    """The group of the turn that was recorded last."""
+    return reader.value("SELECT group_id FROM turns ORDER BY turn_row DESC LIMIT 1")
+
+
+def load_conversation(
+    reader: RunReader, group_id: int | None = None, rollout: int | None = None
+) -> Conversation | None:
+    """A rollout; by default the first of the group, and of the latest group. None where there is
+    no such group with a turn; a rollout that it lacks becomes its nearest.
+    """
+    group_id = latest_group(reader) if group_id is None else group_id
+    siblings = () if group_id is None else _load_siblings(reader, group_id, rollout or 0)
+    if group_id is None or not siblings:
+        return None
+    wanted = rollout or 0
+    rollout = min((s.rollout for s in siblings), key=lambda number: abs(number - wanted))
+    stages = load_stages(reader)
+    turns = _load_turns(reader, group_id, rollout, stages=stages)
+    first = turns[0].row
+    group = reader.one("SELECT is_flat, num_rollouts FROM groups WHERE group_id = ?", (group_id,))
+    names = ("step", "purpose", "is_greedy", "family", "level")
+    place = {
+        "stage_name": None if first["stage"] is None else stage_name(stages, first["stage"]),
+        **(group or {"is_flat": 0, "num_rollouts": 0}),
+    }
+    return Conversation(
+        group_id=group_id,
+        rollout=rollout,
+        problem_id=first["problem_id"] or "?",
+        group={name: first[name] for name in names} | place,
+        turns=turns,
+        siblings=siblings,
+        source=reader.value(
+            "SELECT body FROM texts WHERE text_id = "
+            "(SELECT source_id FROM problems WHERE problem_id = ?)",
+            (first["problem_id"],),
+        ),
+        before=reader.value("SELECT max(group_id) FROM turns WHERE group_id < ?", (group_id,)),
+        after=reader.value("SELECT min(group_id) FROM turns WHERE group_id > ?", (group_id,)),
+    )
+
+
+def _load_turns(
+    reader: RunReader, group_id: int, rollout: int, *, stages: Sequence[Any]
+) -> tuple[PlayedTurn, ...]:
+    rows = reader.rows(
+        "SELECT * FROM v_turns WHERE group_id = ? AND rollout = ? ORDER BY turn",
+        (group_id, rollout),
+    )
+    offered = reader.rows(
+        "SELECT s.turn, s.advantage, u.stage, u.step, u.staleness FROM samples s "
+        "LEFT JOIN sample_uses u USING (sample_id) WHERE s.group_id = ? AND s.rollout = ? "
+        "ORDER BY s.turn, u.attempt, u.stage, u.step",
+        (group_id, rollout),
+    )
+    for use in offered:
+        use["stage"] = None if use["stage"] is None else stage_name(stages, use["stage"])
+    return tuple(_played(row, [o for o in offered if o["turn"] == row["turn"]]) for row in rows)
+
+
+def _played(row: dict[str, Any], offered: list[dict[str, Any]]) -> PlayedTurn:
+    phase_s = json.loads(row["phase_s"] or "{}")
+    return PlayedTurn(
+        row=row,
+        reward_terms=json.loads(row["reward_terms"] or "{}"),
+        phase_s=phase_s,
+        queued_s=max(0.0, row["judge_s"] - sum(phase_s.values())) if phase_s else 0.0,
+        advantage=offered[-1]["advantage"] if offered else None,
+        trained_at=tuple(
+            (o["stage"], o["step"], o["staleness"]) for o in offered if o["step"] is not None
+        ),
+    )
+
+
+def _load_siblings(reader: RunReader, group_id: int, rollout: int) -> tuple[Sibling, ...]:
+    """Those around `rollout`, at most MAX_SIBLINGS."""
+    last = reader.value("SELECT max(rollout) FROM turns WHERE group_id = ?", (group_id,))
+    first = max(0, min(rollout, last or 0) - MAX_SIBLINGS // 2)
+    rows = reader.rows(
+        "SELECT t.rollout, t.turn, r.ended, v.status, v.reason, t.reward, t.discounted_return, "
+        "v.speedup, t.num_completion_tokens, "
+        "(SELECT body FROM texts WHERE text_id = t.code_id) AS code, "
+        "(SELECT advantage FROM samples s WHERE s.group_id = t.group_id AND s.rollout = t.rollout "
+        "AND s.turn = t.turn ORDER BY sample_id DESC LIMIT 1) AS advantage "
+        "FROM turns t LEFT JOIN verdicts v USING (group_id, rollout, turn) "
+        "LEFT JOIN trajectories r USING (group_id, rollout) "
+        "WHERE t.group_id = ? AND t.rollout >= ? AND t.rollout < ? ORDER BY t.rollout, t.turn",
+        (group_id, first, first + MAX_SIBLINGS),
+    )
+    by_rollout: dict[int, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_rollout.setdefault(row["rollout"], []).append(row)
+    return tuple(
+        Sibling(rollout=number, ended=turns[0]["ended"], turns=tuple(turns))
+        for number, turns in by_rollout.items()
+    )
+
+
+def split_answer(text: str) -> list[tuple[Part, str]]:
+    """An answer as stretches of text, thinking and fenced code, in order; joined they are the
+    answer. Takes linear time and never raises.
+    """
+    parts: list[tuple[Part, list[str]]] = []
+    fence: str | None = None
+    is_thinking = False
+    for line in text.splitlines(keepends=True):
+        mark = _FENCE.match(line)
+        if fence is not None:
+            is_end = mark is not None and mark.group(1).startswith(fence) and _is_bare(line)
+            kind, fence = (Part.TEXT, None) if is_end else (Part.CODE, fence)
+        elif is_thinking or "<think>" in line:
+            kind, is_thinking = Part.THINKING, "</think>" not in line
+        else:
+            kind = Part.TEXT
+            fence = mark.group(1) if mark is not None else None
+        if not parts or parts[-1][0] is not kind:
+            parts.append((kind, []))
+        parts[-1][1].append(line)
+    return [(kind, "".join(lines)) for kind, lines in parts]
+
+
+def _is_bare(line: str) -> bool:
+    return not line.strip().strip("`~")
+
+
+def diff_codes(before: str, after: str) -> list[str]:
+    """A unified diff, a line each with its sign first (` `, `+`, `-`, `@`); empty where the two
+    are equal. Beyond MAX_DIFF_LINES lines a side it says so in its last line.
+    """
+    sides = [text.splitlines() for text in (before, after)]
+    is_cut = any(len(side) > MAX_DIFF_LINES for side in sides)
+    old, new = (side[:MAX_DIFF_LINES] for side in sides)
+    lines = list(difflib.unified_diff(old, new, lineterm="", n=3))[2:]
+    if is_cut:
+        lines.append(f"@ only the first {MAX_DIFF_LINES} lines of each are compared")
+    return lines

@@ -1,0 +1,168 @@
+"""The logs of a run's processes as they grow: lines with level and time, for the monitor.
+
+`forge logs` prints ends of files; this keeps its place in each and says what is new, by level and
+pattern. A line without a level of its own (a traceback, a print) has that of the line before it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import regex
+
+from forge.errors import ConfigError
+from forge.views.text.terminal import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from forge.store.layout import RunPaths
+
+READ_BYTES = 256 * 1024
+"""Of each file at once: its end at first, and of one that grows faster than it is looked at."""
+KEPT_LINES = 5000
+PATTERN_S = 0.25
+"""Of CPU for all lines of one look, while the monitor draws nothing; 5000 lines take 10 ms. What a
+pattern costs to be compiled is not bounded: `(a{1000}){1000}` takes memory."""
+DATE, MILLISECONDS = len("2026-11-21 "), len(",313")
+"""What is left out of a line's time, so that more of the line is seen."""
+
+_STAMP = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[,.]\d{3}")
+_VLLM_STAMP = re.compile(r"(?:\(.+? pid=\d+\) )?[A-Z]+ (\d\d-\d\d \d\d:\d\d:\d\d) \[")
+"""`(EngineCore pid=7) INFO 11-21 22:08:54 [core.py:114] ...`: no year, no milliseconds."""
+_LEVEL = re.compile(
+    r"\b(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|(?P<warns>Warning: )|^Traceback \(most recent call"
+)
+
+
+class Level(IntEnum):
+    """What is shown at least."""
+
+    DEBUG = 0
+    INFO = 1
+    WARNING = 2
+    ERROR = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """One line, safe to print."""
+
+    process: str
+    text: str
+    level: Level
+    at: str
+    """Its time, or that of the last line that had one: sorts as text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFilter:
+    """Which lines are wanted."""
+
+    process: str | None = None
+    level: Level = Level.DEBUG
+    pattern: regex.Pattern[str] | None = None
+
+    def choose(self, lines: Iterable[LogLine]) -> list[LogLine]:
+        """Those that are wanted. Raises ConfigError where the pattern needs more than PATTERN_S."""
+        until = time.thread_time() + PATTERN_S
+        return [
+            line
+            for line in lines
+            if self.process in (None, line.process)
+            and line.level >= self.level
+            and (self.pattern is None or _has(line.text, self.pattern, until=until))
+        ]
+
+
+def compile_pattern(words: str) -> regex.Pattern[str] | None:
+    """A regular expression, without regard to case; None for no words. Raises ConfigError."""
+    try:
+        return regex.compile(words, regex.IGNORECASE) if words else None
+    except regex.error as error:
+        raise ConfigError(f"filter {words!r}: no regular expression: {error}") from error
+
+
+def _has(text: str, pattern: regex.Pattern[str], *, until: float) -> bool:
+    try:
+        return pattern.search(text, timeout=max(until - time.thread_time(), 0.0)) is not None
+    except TimeoutError as error:
+        raise ConfigError(
+            f"filter {pattern.pattern!r}: too slow for these lines: repetitions in repetitions?"
+        ) from error
+
+
+@dataclass(slots=True)
+class LogTail:
+    """One file and how far it was read."""
+
+    path: Path
+    _offset: int = -1
+    _level: Level = Level.INFO
+    _at: str = ""
+    _year: int = 0
+    """In which it was written last."""
+
+    def read(self) -> list[LogLine]:
+        """The whole lines that are new. A file that was cut off is read from its beginning."""
+        try:
+            stat = self.path.stat()
+            size, self._year = stat.st_size, time.localtime(stat.st_mtime).tm_year
+            if size == self._offset:
+                return []
+            with self.path.open("rb") as file:
+                is_first = self._offset < 0
+                begin = 0 if is_first or size < self._offset else self._offset
+                skipped = max(begin, size - READ_BYTES)
+                file.seek(skipped)
+                data = file.read(size - skipped)
+        except OSError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset = skipped + len(whole)
+        lines = whole.decode("utf-8", errors="replace").split("\n")[:-1]
+        if skipped > begin:
+            lines = lines[1:]  # the first is half a line
+        return [self._line(text) for text in lines if text.strip()]
+
+    def _line(self, text: str) -> LogLine:
+        text = text.rpartition("\r")[2]  # of a progress bar its last state
+        level = _LEVEL.search(text[:200])
+        if level is not None:
+            word = level[1] or ("WARNING" if level["warns"] else "ERROR")
+            self._level = Level.ERROR if word == "CRITICAL" else Level[word]
+        stamp = _STAMP.match(text)
+        if stamp:
+            self._at, text = stamp[0], text[DATE : stamp.end() - MILLISECONDS] + text[stamp.end() :]
+        elif engines := _VLLM_STAMP.match(text):
+            self._at = max(self._at, f"{self._at[:4] or self._year}-{engines[1]}")
+        return LogLine(process=self.path.stem, text=printable(text), level=self._level, at=self._at)
+
+
+@dataclass(slots=True)
+class LogBook:
+    """The last lines of every process of the latest attempt."""
+
+    paths: RunPaths
+    lines: deque[LogLine] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
+    _tails: dict[Path, LogTail] = field(default_factory=dict)
+
+    def read(self) -> list[LogLine]:
+        """What is new in any of them, oldest first; `lines` has it too."""
+        folder = self.paths.root / "logs" / "latest"
+        new: list[LogLine] = []
+        for path in sorted(folder.resolve().glob("*.log")):
+            new += self._tails.setdefault(path, LogTail(path)).read()
+        new.sort(key=lambda line: line.at)
+        self.lines.extend(new)
+        return new
+
+    def processes(self) -> list[str]:
+        """Names of all that have a log."""
+        return sorted({path.stem for path in self._tails})

@@ -1,0 +1,231 @@
+"""What the Run screen of the terminal monitor shows of a store: curves by step, what verdicts say
+lately, processes, rates. `forge.views.run.standing` has where the run stands.
+
+Asked again and again while a run writes: `Curves` remembers what it has read and asks for the last
+steps only; everything else is bounded by an index and a LIMIT.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from forge.views.run.standing import RATE_WINDOW_S, load_stages
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forge.store.reader import RunReader
+
+RECENT_GROUPS = 128
+"""The failure mix is of the verdicts of so many groups: a few steps."""
+RECENT_RATE_GROUPS = 512
+IDLE_STEPS = 10
+REREAD_STEPS = 8
+"""A step's figures come in pieces, from rollouts that are up to max_staleness + 1 steps ahead."""
+
+FROM_STEPS = {
+    "reward": "reward",
+    "pass rate": "pass_rate",
+    "speed-up": "speedup",
+    "length": "completion_tokens",
+}
+"""Curves that are columns of v_steps."""
+FROM_METRICS = {
+    "KL": "train/kl_behaviour/mean",
+    "entropy": "train/entropy/mean",
+    "loss": "train/loss/mean",
+    "token accuracy": "train/token_accuracy/mean",
+    "gradient norm": "train/grad_norm/value",
+    "learning rate": "train/learning_rate/value",
+    "trained tok/s": "train/tokens/per_s",
+}
+"""Curves that are metrics."""
+SHOWN = {
+    "grpo": ("reward", "pass rate", "speed-up", "length", "KL", "entropy", "staleness"),
+    "sft": ("loss", "token accuracy", "gradient norm", "learning rate", "trained tok/s"),
+}
+"""Kind of stage to its curves, in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """One figure by training step. Without points: nothing is recorded of it."""
+
+    name: str
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+
+    def thin(self, num: int) -> Curve:
+        """At most `num` points, each the mean of its neighbours."""
+        if len(self.steps) <= num:
+            return self
+        ends = [i * len(self.steps) // num for i in range(num + 1)]
+        pairs = list(pairwise(ends))
+        return Curve(
+            name=self.name,
+            steps=tuple(self.steps[high - 1] for _, high in pairs),
+            values=tuple(sum(self.values[low:high]) / (high - low) for low, high in pairs),
+        )
+
+
+class Curves:
+    """The curves of the training stage that runs, or ran last. Not for two threads at once."""
+
+    def __init__(self) -> None:
+        self.stage: int | None = None
+        self.kind: str | None = None
+        self._points: dict[str, dict[int, float]] = {}
+        self._last = 0
+
+    def read(self, reader: RunReader) -> list[Curve]:
+        """The curves as they are now; from the second time on only the last steps are asked."""
+        stage, kind = _training_stage(reader)
+        if stage != self.stage:
+            self.stage, self.kind, self._points, self._last = stage, kind, {}, 0
+        if stage is None or kind is None:
+            return []
+        since = max(self._last - REREAD_STEPS, 0)
+        for name, step, value in _points(reader, stage=stage, kind=kind, since=since):
+            if value is not None:
+                self._points.setdefault(name, {})[step] = value
+                self._last = max(self._last, step)
+        return [self._curve(name) for name in SHOWN[kind]]
+
+    def _curve(self, name: str) -> Curve:
+        points = sorted(self._points.get(name, {}).items())
+        return Curve(
+            name=name,
+            steps=tuple(step for step, _ in points),
+            values=tuple(value for _, value in points),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activity:
+    """What goes on lately, curves apart."""
+
+    mix: list[dict[str, Any]]
+    rollouts_per_s: float | None
+    processes: list[dict[str, Any]]
+    idle: dict[str, float]
+    """Role to its idle share over the last steps that were trained."""
+    ran_s: float | None
+    """How long the last attempt took; None while it runs, or where it was killed."""
+    last_words: str | None
+    """Why it ended."""
+
+
+def load_activity(reader: RunReader, *, now: float) -> Activity:
+    """All of it, in some 10 ms. `now` is Unix seconds."""
+    attempt = reader.one(
+        "SELECT ended_at - started_at AS ran_s, reason FROM attempts ORDER BY attempt DESC LIMIT 1"
+    )
+    return Activity(
+        mix=load_failure_mix(reader),
+        rollouts_per_s=load_rollouts_per_s(reader, now=now),
+        processes=load_processes(reader),
+        idle=load_idle(reader),
+        ran_s=attempt["ran_s"] if attempt else None,
+        last_words=attempt["reason"] if attempt else None,
+    )
+
+
+def load_failure_mix(reader: RunReader) -> list[dict[str, Any]]:
+    """status, num_turns and share of the last RECENT_GROUPS groups' verdicts, the correct ones
+    first, then by number.
+    """
+    return reader.rows(
+        # CROSS JOIN keeps the order of the two: otherwise all verdicts are read along their index.
+        "SELECT status, num_turns, 1.0 * num_turns / sum(num_turns) OVER () AS share FROM ("
+        "SELECT status, count(*) AS num_turns FROM "
+        "(SELECT group_id FROM groups ORDER BY group_id DESC LIMIT ?) "
+        "CROSS JOIN verdicts USING (group_id) GROUP BY +status) "
+        "ORDER BY status = 'correct' DESC, num_turns DESC, status",
+        (RECENT_GROUPS,),
+    )
+
+
+def load_rollouts_per_s(reader: RunReader, *, now: float) -> float | None:
+    """Rollouts of groups that were finished in the last RATE_WINDOW_S; None where none was."""
+    row = reader.one(
+        "SELECT sum(num_rollouts) AS num, min(recorded_at) AS since FROM "
+        "(SELECT num_rollouts, recorded_at FROM groups ORDER BY group_id DESC LIMIT ?) "
+        "WHERE recorded_at > ? AND num_rollouts > 0",
+        (RECENT_RATE_GROUPS, now - RATE_WINDOW_S),
+    )
+    return row["num"] / RATE_WINDOW_S if row and row["num"] else None
+
+
+def load_idle(reader: RunReader) -> dict[str, float]:
+    """Role to idle share over the last IDLE_STEPS steps of the stage that trained last."""
+    rows = reader.rows(
+        "WITH last AS (SELECT stage, max(step) AS step FROM metrics "
+        "WHERE stage = (SELECT max(stage) FROM metrics)) "
+        "SELECT key, sum(value) AS seconds FROM metrics WHERE stage = (SELECT stage FROM last) "
+        "AND step > (SELECT step FROM last) - ? "
+        "AND (key LIKE 'idle/%/seconds' OR key = 'step/wall/seconds') GROUP BY key",
+        (IDLE_STEPS,),
+    )
+    seconds = {row["key"]: row["seconds"] for row in rows}
+    wall = seconds.pop("step/wall/seconds", None)
+    return {key.split("/")[1]: idle / wall for key, idle in seconds.items()} if wall else {}
+
+
+def load_processes(reader: RunReader) -> list[dict[str, Any]]:
+    """The children of the last attempt, one row a name: its latest process, and how often one died
+    before it. A reason that is null: alive, or killed with its supervisor.
+    """
+    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in reader.rows(
+        "SELECT name, pid, devices, log_path, started_at, ended_at, reason FROM processes "
+        "WHERE attempt = (SELECT max(attempt) FROM processes) ORDER BY started_at"
+    ):
+        found[row["name"]].append(row)
+    return [{**rows[-1], "num_restarts": _num_deaths(rows[:-1])} for rows in found.values()]
+
+
+def _num_deaths(rows: Sequence[dict[str, Any]]) -> int:
+    """A trainer that was done with its stage is followed by another one, not restarted."""
+    return sum(not str(row["reason"]).startswith("exit 0") for row in rows)
+
+
+def _training_stage(reader: RunReader) -> tuple[int | None, str | None]:
+    """The last stage that trained, with its kind."""
+    stage = reader.value("SELECT max(stage) FROM metrics")
+    if stage is None:
+        return None, None
+    kinds: Sequence[str | None] = [table.get("kind") for table in load_stages(reader)]
+    kind = kinds[stage] if stage < len(kinds) else None
+    return stage, kind if kind in SHOWN else "grpo"
+
+
+def _points(
+    reader: RunReader, *, stage: int, kind: str, since: int
+) -> list[tuple[str, int, float | None]]:
+    """(curve, step, value) of all steps from `since` on."""
+    keys = {key: name for name, key in FROM_METRICS.items() if name in SHOWN[kind]}
+    marks = ", ".join("?" * len(keys))
+    points = [
+        (keys[row[0]], row[1], row[2])
+        for row in reader.query(
+            "SELECT key, step, value FROM metrics WHERE stage = ? AND step >= ? "
+            f"AND key IN ({marks}) ORDER BY attempt",
+            (stage, since, *keys),
+        ).rows
+    ]
+    if kind != "grpo":
+        return points
+    columns = ", ".join(FROM_STEPS.values())
+    for row in reader.query(
+        f"SELECT step, {columns} FROM v_steps WHERE stage = ? AND step >= ?", (stage, since)
+    ).rows:
+        points += [(name, row[0], value) for name, value in zip(FROM_STEPS, row[1:], strict=True)]
+    staleness = reader.query(
+        "SELECT step, sum(share * staleness) FROM v_staleness "
+        "WHERE stage = ? AND step >= ? GROUP BY step",
+        (stage, since),
+    ).rows
+    return points + [("staleness", step, value) for step, value in staleness]

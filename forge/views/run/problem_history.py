@@ -1,0 +1,277 @@
+"""Problems over a run: how each fares, and every attempt at one. Called by the TUI's Problems
+screens; whoever asks from Python gets the same rows.
+
+Promise: what is read is bounded (a limit on rows, trends of a bounded number of groups), so that
+a run of a million turns answers as a short one does. Totals come from v_problems; evaluations that
+were cut short and played again count nowhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from forge.errors import ConfigError
+from forge.views.run.standing import load_stages, stage_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forge.store.reader import RunReader
+
+ORDERS: dict[str, str] = {
+    "name": "problem_id, purpose",
+    "pass": "correct_share DESC, num_turns DESC, problem_id",
+    "speedup": "best_speedup DESC NULLS LAST, correct_share DESC, problem_id",
+    "attempts": "num_rollouts DESC, problem_id",
+    "reward": "best_reward DESC NULLS LAST, problem_id",
+    "level": "level DESC, family, problem_id",
+    "recent": "last_played_by_version DESC, problem_id",
+}
+"""Name of an order to its SQL; each shows what is most of it first."""
+
+TREND_GROUPS = 16
+"""Groups that a trend is drawn from, spread evenly over the problem's: as many as a cell holds."""
+MAX_ATTEMPTS = 2000
+MAX_TURN_ROWS = 8 * MAX_ATTEMPTS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProblemFilter:
+    """Which problems, in which order; None means any."""
+
+    words: str | None = None
+    """Part of a problem's or family's name in any case, or a glob: `softmax-*`."""
+    purpose: str | None = None
+    is_solved: bool | None = None
+    """Some turn was correct, or none was."""
+    order: str = "name"
+    is_reversed: bool = False
+    limit: int = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProblemRow:
+    """A line of the table: a problem, apart by what it was played for."""
+
+    problem_id: str
+    family: str | None
+    level: int | None
+    purpose: str
+    num_rollouts: int
+    num_turns: int
+    correct_share: float | None
+    """Of its turns."""
+    best_speedup: float | None
+    best_reward: float | None
+    first_solved_by_version: int | None
+    last_played_by_version: int | None
+    trend: tuple[float, ...] = ()
+    """Share of rollouts with a correct turn, group by group, oldest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProblemList:
+    """What a filter found."""
+
+    rows: tuple[ProblemRow, ...]
+    num_found: int
+    """Rows there are; `rows` holds the first `limit` of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One rollout at a problem."""
+
+    group_id: int
+    rollout: int
+    stage_name: str | None
+    step: int | None
+    purpose: str | None
+    is_greedy: bool
+    policy_version: int
+    statuses: tuple[str, ...]
+    """Of its turns, in order; `?` where the judge has not answered."""
+    best_reward: float | None
+    best_speedup: float | None
+    num_tokens: int
+    """Completion tokens of all turns."""
+    ended: str | None
+    """None while it is played."""
+    recorded_at: float
+
+    @property
+    def rollout_id(self) -> str:
+        return f"g{self.group_id}.r{self.rollout}"
+
+    @property
+    def is_correct(self) -> bool:
+        return "correct" in self.statuses
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProblemHistory:
+    """One problem over the run."""
+
+    problem_id: str
+    totals: tuple[ProblemRow, ...]
+    """One a purpose that it was played for."""
+    attempts: tuple[Attempt, ...]
+    """Latest first; at most MAX_ATTEMPTS."""
+    source: str | None
+    """The reference module."""
+
+    @property
+    def num_attempts(self) -> int:
+        """All there are."""
+        return sum(row.num_rollouts for row in self.totals)
+
+
+_LIST = """
+SELECT problem_id, family, level, purpose, num_rollouts, num_turns, correct_share, best_speedup,
+    best_reward, first_solved_by_version, last_played_by_version, count(*) OVER () AS num_found
+FROM v_problems
+WHERE problem_id IS NOT NULL AND (:purpose IS NULL OR purpose = :purpose)
+    AND (:glob IS NULL OR lower(problem_id) GLOB :glob OR lower(family) GLOB :glob)
+    AND (:solved IS NULL OR (num_correct_turns > 0) = :solved)
+ORDER BY {order} LIMIT :limit
+"""
+
+_TRENDS = """
+SELECT problem_id, purpose, group_id,
+    (SELECT avg(is_correct) FROM trajectories r WHERE r.group_id = spread.group_id) AS solved
+FROM (
+    SELECT problem_id, purpose, group_id,
+        row_number() OVER (PARTITION BY problem_id, purpose ORDER BY group_id) AS place,
+        count(*) OVER (PARTITION BY problem_id, purpose) AS num
+    FROM groups WHERE num_rollouts > 0
+        AND problem_id IN (SELECT value FROM json_each(:problems))
+        AND group_id NOT IN (SELECT group_id FROM v_replayed)) AS spread
+WHERE num <= :points OR (place * :points) / num > ((place - 1) * :points) / num
+ORDER BY group_id
+"""
+"""Of n groups the ones at the ends of `points` equal parts: the last always is among them."""
+
+_ATTEMPTS = """
+SELECT g.group_id, t.rollout, g.stage, g.step, g.purpose, g.is_greedy, t.min_version,
+    coalesce(v.status, '?') AS status, t.reward, v.speedup, t.num_completion_tokens, r.ended,
+    t.recorded_at
+FROM (SELECT * FROM groups WHERE problem_id = :problem
+        AND group_id NOT IN (SELECT group_id FROM v_replayed)
+    ORDER BY group_id DESC LIMIT :limit) g
+JOIN turns t ON t.group_id = g.group_id
+LEFT JOIN verdicts v ON v.group_id = t.group_id AND v.rollout = t.rollout AND v.turn = t.turn
+LEFT JOIN trajectories r ON r.group_id = t.group_id AND r.rollout = t.rollout
+ORDER BY g.group_id DESC, t.rollout, t.turn LIMIT :rows
+"""
+
+
+def load_problems(reader: RunReader, wanted: ProblemFilter) -> ProblemList:
+    """The problems that were played. Raises ConfigError for an order that there is none of."""
+    if wanted.order not in ORDERS:
+        raise ConfigError(f"order {wanted.order}: no such order; there are {', '.join(ORDERS)}")
+    found = reader.rows(
+        _LIST.format(order=_reverse(ORDERS[wanted.order], is_reversed=wanted.is_reversed)),
+        {
+            "purpose": wanted.purpose,
+            "glob": _glob(wanted.words),
+            "solved": wanted.is_solved,
+            "limit": wanted.limit,
+        },
+    )
+    trends = _load_trends(reader, sorted({row["problem_id"] for row in found}))
+    return ProblemList(
+        rows=tuple(_problem_row(row, trends) for row in found),
+        num_found=found[0]["num_found"] if found else 0,
+    )
+
+
+def load_history(reader: RunReader, problem_id: str) -> ProblemHistory:
+    """All attempts at one problem and its totals; both empty for one that was not played."""
+    found = reader.rows("SELECT * FROM v_problems WHERE problem_id = ?", (problem_id,))
+    trends = _load_trends(reader, [problem_id])
+    return ProblemHistory(
+        problem_id=problem_id,
+        totals=tuple(_problem_row(row, trends) for row in found),
+        attempts=_load_attempts(reader, problem_id),
+        source=reader.value(
+            "SELECT body FROM texts WHERE text_id = "
+            "(SELECT source_id FROM problems WHERE problem_id = ?)",
+            (problem_id,),
+        ),
+    )
+
+
+def _load_attempts(reader: RunReader, problem_id: str) -> tuple[Attempt, ...]:
+    rows = reader.rows(
+        _ATTEMPTS, {"problem": problem_id, "limit": MAX_ATTEMPTS, "rows": MAX_TURN_ROWS}
+    )
+    by_rollout: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        by_rollout[row["group_id"], row["rollout"]].append(row)
+    stages = load_stages(reader)
+    return tuple(
+        _attempt(turns, stages=stages) for turns in list(by_rollout.values())[:MAX_ATTEMPTS]
+    )
+
+
+def _attempt(turns: list[dict[str, Any]], *, stages: Sequence[Any]) -> Attempt:
+    first, last = turns[0], turns[-1]
+    return Attempt(
+        group_id=first["group_id"],
+        rollout=first["rollout"],
+        stage_name=None if first["stage"] is None else stage_name(stages, first["stage"]),
+        step=first["step"],
+        purpose=first["purpose"],
+        is_greedy=bool(first["is_greedy"]),
+        policy_version=first["min_version"],
+        statuses=tuple(turn["status"] for turn in turns),
+        best_reward=_most(turn["reward"] for turn in turns),
+        best_speedup=_most(turn["speedup"] for turn in turns if turn["status"] == "correct"),
+        num_tokens=sum(turn["num_completion_tokens"] for turn in turns),
+        ended=last["ended"],
+        recorded_at=last["recorded_at"],
+    )
+
+
+def _most(values: Any) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _load_trends(
+    reader: RunReader, problem_ids: list[str]
+) -> dict[tuple[str, str], tuple[float, ...]]:
+    rows = reader.rows(_TRENDS, {"problems": json.dumps(problem_ids), "points": TREND_GROUPS})
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row in rows:
+        if row["solved"] is not None:
+            found[row["problem_id"], row["purpose"]].append(row["solved"])
+    return {key: tuple(values) for key, values in found.items()}
+
+
+def _problem_row(
+    row: dict[str, Any], trends: dict[tuple[str, str], tuple[float, ...]]
+) -> ProblemRow:
+    names = [name for name in ProblemRow.__dataclass_fields__ if name != "trend"]
+    trend = trends.get((row["problem_id"], row["purpose"]), ())
+    return ProblemRow(**{name: row[name] for name in names}, trend=trend)
+
+
+def _glob(words: str | None) -> str | None:
+    """A pattern for lower case; what has no `*` or `?` may stand anywhere. `[` is a letter."""
+    if not words or not words.strip():
+        return None
+    pattern = words.strip().lower().replace("[", "[[]")
+    return pattern if "*" in pattern or "?" in pattern else f"*{pattern}*"
+
+
+def _reverse(order: str, *, is_reversed: bool) -> str:
+    """The first key of an order turned round; what is missing stays at the end."""
+    if not is_reversed:
+        return order
+    first, _, rest = order.partition(", ")
+    name, is_descending = first.split(" ")[0], " DESC" in first
+    turned = f"{name}{'' if is_descending else ' DESC'} NULLS LAST"
+    return f"{turned}, {rest}" if rest else turned

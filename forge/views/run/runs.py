@@ -1,0 +1,64 @@
+"""`forge runs`: every run of a store directory with its state and its last evaluation."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forge.errors import ConfigError
+from forge.store.layout import RunPaths, list_runs
+from forge.store.reader import RunReader, Table
+from forge.views.run.standing import load_stages, run_state
+from forge.views.text.terminal import percent
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+
+def load_runs(store_dir: Path) -> list[dict[str, Any]]:
+    """Oldest first. A run that cannot be read is listed with the reason as its state."""
+    return [load_run(paths) for paths in list_runs(store_dir)]
+
+
+def load_run(paths: RunPaths) -> dict[str, Any]:
+    """One run, or why it cannot be read."""
+    try:
+        with RunReader(paths) as reader:
+            last = reader.one("SELECT * FROM v_evaluations ORDER BY at DESC LIMIT 1") or {}
+            return {
+                "name": paths.name,
+                "path": str(paths.root),
+                "state": run_state(reader),
+                "stages": [stage.get("kind") for stage in load_stages(reader)],
+                "started_at": reader.value("SELECT min(started_at) FROM attempts"),
+                "num_turns": reader.value("SELECT count(*) FROM turns"),
+                "last_evaluation": {
+                    name: last[name] for name in ("stage", "step", "pass_at_1", "ci_low", "ci_high")
+                }
+                if last
+                else None,
+            }
+    except (ConfigError, sqlite3.Error) as error:
+        return {"name": paths.name, "path": str(paths.root), "state": f"unreadable: {error}"}
+
+
+def render_runs(runs: list[dict[str, Any]]) -> RichTable:
+    """A line a run."""
+    from forge.views.sql.sql import render_table
+
+    rows = []
+    for run in runs:
+        last = run.get("last_evaluation")
+        shown = f"{percent(last['pass_at_1'])} ({last['stage']})" if last else "–"
+        rows.append(
+            (
+                run["name"],
+                run["state"],
+                " → ".join(run.get("stages", [])),
+                run.get("num_turns"),
+                shown,
+            )
+        )
+    columns = ("run", "state", "stages", "turns", "last pass@1")
+    return render_table(Table(columns=columns, rows=tuple(rows)))

@@ -1,0 +1,214 @@
+"""`forge show RUN`: what came out of a run, for people as tables and for programs as one JSON
+object.
+
+`load_show` is the one source of both, so they cannot disagree.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forge.store.reader import RunReader, open_run
+from forge.views.run.standing import load_stages, load_standing, stage_name, why_lines
+from forge.views.text.terminal import NONE, percent, printable_values
+
+if TYPE_CHECKING:
+    from rich.console import Group as RichGroup
+
+    from forge.store.layout import RunPaths
+
+
+def show_run(run: str | Path | RunPaths, *, store_dir: Path = Path("runs")) -> dict[str, Any]:
+    """`load_show` of a run by path, name, `name-n` or `last`."""
+    with open_run(run, store_dir=store_dir) as reader:
+        return load_show(reader)
+
+
+def load_show(reader: RunReader) -> dict[str, Any]:
+    """A JSON object: name, state, stages, evaluations (oldest first), best kernel, counters, idle
+    shares by stage.
+    """
+    standing = load_standing(reader, now=time.time())
+    return {
+        "name": reader.paths.name,
+        "path": str(reader.paths.root),
+        "state": standing.state,
+        "reason": standing.reason,
+        "attempts": load_attempts(reader),
+        "stages": _stages(reader),
+        "stage": standing.stage,
+        "step": standing.step,
+        "evaluations": load_evaluations(reader),
+        "best_kernel": load_best_kernel(reader),
+        "counters": load_counters(reader),
+        "verdicts": _counts(
+            reader, "SELECT status, count(*) FROM verdicts GROUP BY status ORDER BY 2 DESC"
+        ),
+        "idle": _idle(reader),
+        "policy_version": standing.policy_version,
+    }
+
+
+def load_evaluations(reader: RunReader) -> list[dict[str, Any]]:
+    """Every evaluation, oldest first, as its record has it; and fast_1, None where untimed."""
+    rows = reader.rows(
+        "SELECT e.*, f.fast_p AS fast_1 FROM evaluations e LEFT JOIN v_fast_p f "
+        "ON f.stage = e.stage_index AND f.step = e.step "
+        "AND f.policy_version = e.policy_version AND f.p = 1 ORDER BY at, evaluation_id"
+    )
+    for row in rows:
+        del row["evaluation_id"]
+        row["pass_at_k"] = dict(json.loads(row["pass_at_k"]))
+        row["detail"] = dict(json.loads(row["detail"]))
+    return rows
+
+
+def load_attempts(reader: RunReader) -> list[dict[str, Any]]:
+    """Each start of the run and how it ended."""
+    return reader.rows(
+        "SELECT attempt, started_at, ended_at, exit_code, reason FROM attempts ORDER BY attempt"
+    )
+
+
+def load_best_kernel(reader: RunReader) -> dict[str, Any] | None:
+    """The best of all problems by the rule of v_best_kernels; where untimed, the hardest."""
+    return reader.one("SELECT * FROM v_best_kernels WHERE purpose <> 'chat' ORDER BY rank LIMIT 1")
+
+
+def load_counters(reader: RunReader) -> dict[str, int]:
+    """Rows, as the terminal's counters say them."""
+    row = reader.one(
+        "SELECT (SELECT count(*) FROM groups WHERE num_rollouts > 0) AS groups, "
+        "(SELECT count(*) FROM trajectories) AS rollouts, count(*) AS turns, "
+        "coalesce(sum(num_prompt_tokens), 0) AS prompt_tokens, "
+        "coalesce(sum(num_completion_tokens), 0) AS completion_tokens, "
+        "(SELECT count(*) FROM problems) AS problems, (SELECT count(*) FROM samples) AS samples, "
+        "(SELECT count(DISTINCT sample_id) FROM sample_uses) AS trained_samples, "
+        "(SELECT count(*) FROM policies) AS policies FROM turns"
+    )
+    return row or {}
+
+
+def render_show(data: dict[str, Any]) -> RichGroup:
+    """The same object as tables."""
+    from rich.console import Group as RichGroup
+    from rich.text import Text
+
+    counters = data["counters"]
+    stages = ", ".join(f"{s['name']} {s['state']}" for s in data["stages"]) or "none"
+    parts: list[Any] = [
+        Text(f"{data['name']}: {data['state']}", style="bold"),
+        *(Text(line) for line in why_lines(data["reason"])),
+        Text(f"stages: {stages}"),
+        Text(
+            f"{counters['groups']} groups, {counters['rollouts']} rollouts, {counters['turns']} "
+            "turns, "
+            f"{counters['completion_tokens']} tokens generated, {counters['trained_samples']} "
+            "samples trained"
+        ),
+        Text("verdicts: " + (", ".join(f"{k} {v}" for k, v in data["verdicts"].items()) or "none")),
+    ]
+    for stage, shares in data["idle"].items():
+        words = ", ".join(f"{role} {percent(share)}" for role, share in shares.items())
+        parts.append(Text(f"idle in {stage}: {words}"))
+    if data["evaluations"]:
+        parts += [Text(""), render_evaluations(data["evaluations"])]
+    if data["best_kernel"] is not None:
+        parts += [Text(""), render_best_kernel(data["best_kernel"])]
+    return RichGroup(*parts)
+
+
+def render_best_kernel(best: dict[str, Any]) -> RichGroup:
+    """Where it stands and its code, which a model wrote: control characters are made visible."""
+    from rich.console import Group as RichGroup
+    from rich.syntax import Syntax
+    from rich.text import Text
+
+    best = printable_values(best)
+    if best["speedup"] is None:
+        speed = f"{best['num_launches']} launch(es)"
+    else:
+        speed = (
+            f"at least {best['speedup_low']:.2f}x ({best['speedup']:.2f}x: "
+            f"{best['candidate_us']:.1f} µs, baseline {best['baseline_us']:.1f} µs)"
+        )
+    place = f"{best['problem_id']}, {speed}, {best['turn_id']}"
+    return RichGroup(
+        Text(f"best kernel: {place} (by {best['ranked_by']})"),
+        Syntax(best["code"] or "", "python", background_color="default"),
+    )
+
+
+def render_evaluations(evaluations: list[dict[str, Any]]) -> RichGroup:
+    """A line an evaluation; also the table that ends a run. Fits 80 columns.
+
+    n is problems × sampled rollouts; fast_1 is of first turns, as pass@1; multi counts a rollout
+    that any of its turns solves.
+    """
+    from rich.console import Group as RichGroup
+    from rich.text import Text
+
+    from forge.store.reader import Table
+    from forge.views.text.fitting import Fitting
+
+    rows = [_evaluation(row) for row in evaluations]
+    names = [name for name in rows[0] if any(row[name] != NONE for row in rows)] if rows else []
+    table = Table(
+        columns=tuple(names), rows=tuple(tuple(row[name] for name in names) for row in rows)
+    )
+    return RichGroup(Text("evaluations", style="italic"), Fitting(table))
+
+
+def _evaluation(row: dict[str, Any]) -> dict[str, str]:
+    last_k = max(row["pass_at_k"], key=int, default=None)
+    return {
+        "stage": row["stage"],
+        "n": f"{row['num_problems']}×{row['num_samples']}",
+        "pass@1": percent(row["pass_at_1"]),
+        "95 %": f"{100 * row['ci_low']:.0f}–{100 * row['ci_high']:.0f}",
+        "fast_1": percent(row["fast_1"] if row["pass_at_1"] else None),  # 0 of 0 tells no times
+        "greedy": percent(row["pass_at_1_greedy"]),
+        "multi": percent(row["pass_at_1_multi"]),
+        "pass@k": f"{percent(row['pass_at_k'][last_k])} @{last_k}" if last_k else NONE,
+        "compiles": percent(row["compile_rate"]),
+    }
+
+
+def _idle(reader: RunReader) -> dict[str, dict[str, float]]:
+    """Stage and role to idle share: what idles while a model is made says nothing of a step."""
+    stages = load_stages(reader)
+    found: dict[str, dict[str, float]] = {}
+    for stage, role, share in reader.query(
+        "SELECT stage, role, sum(idle_s) / sum(step_s) FROM v_idle GROUP BY stage, role "
+        "ORDER BY stage, role"
+    ).rows:
+        found.setdefault(stage_name(stages, stage), {})[role] = share
+    return found
+
+
+def _stages(reader: RunReader) -> list[dict[str, Any]]:
+    """Index, name, kind and state (waiting, started, done) of each stage."""
+    marks = reader.rows(
+        "SELECT json_extract(data, '$.stage') AS stage, max(kind = 'stage_end') AS is_done FROM "
+        "events "
+        "WHERE kind IN ('stage_start', 'stage_end') GROUP BY 1"
+    )
+    states = {row["stage"]: "done" if row["is_done"] else "started" for row in marks}
+    stages = load_stages(reader)
+    return [
+        {
+            "index": index,
+            "name": stage_name(stages, index),
+            "kind": stage.get("kind"),
+            "steps": stage.get("steps"),
+            "state": states.get(index, "waiting"),
+        }
+        for index, stage in enumerate(stages)
+    ]
+
+
+def _counts(reader: RunReader, sql: str) -> dict[str, Any]:
+    return dict(reader.query(sql).rows)

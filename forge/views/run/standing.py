@@ -1,0 +1,211 @@
+"""Where a run stands, told by what it recorded: `forge status --json`, `forge show`, `forge runs`.
+
+`load_standing` asks a handful of indexed questions (1 ms), so it may be polled. What a live
+supervisor says of itself (console, STATUS.json) is `runner.progress`.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from forge.store.layout import is_owned
+from forge.views.text.terminal import printable
+
+if TYPE_CHECKING:
+    from forge.store.reader import RunReader
+
+RATE_WINDOW_S = 30.0
+"""Rates are over the turns of so many seconds before the last one."""
+ETA_STEPS = 10
+"""The last steps whose mean duration predicts the rest of a stage."""
+
+
+_PLAYED = """
+SELECT avg(reward) AS reward,
+    avg(CASE WHEN turn = 0 AND reward IS NOT NULL THEN is_correct END) AS pass_rate
+FROM v_turns WHERE stage = :stage AND purpose = 'train' AND step = (
+    SELECT max(step) FROM groups WHERE stage = :stage AND purpose = 'train' AND num_rollouts > 0)
+"""
+
+_TRAINED_STEP = """
+SELECT step FROM metrics WHERE stage = ? AND key LIKE 'train/%'
+ORDER BY attempt DESC, step DESC LIMIT 1
+"""
+"""Of the last attempt. Rollouts have metrics too, up to max_staleness + 1 steps ahead of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """One look at a run. A field without an answer yet is None."""
+
+    run: str
+    state: str
+    """running, done, stopped, failed or killed."""
+    reason: str | None
+    """Why the last attempt ended; None while it goes on, and where it ended without a word."""
+    attempt: int
+    stage: int | None
+    stage_kind: str | None
+    num_stages: int
+    step: int | None
+    """Last step of the stage that was trained."""
+    num_steps: int | None
+    """Steps of a training stage."""
+    reward: float | None
+    """Mean of the last step that was played."""
+    pass_rate: float | None
+    num_turns: int
+    tokens_per_s: float | None
+    """Completion tokens."""
+    turns_per_s: float | None
+    """Judged anew or not: a turn without a candidate, or with one known before, is one too."""
+    idle: dict[str, float]
+    """Role to its idle share in the last step that was published."""
+    policy_version: int | None
+    pass_at_1: float | None
+    """Of the latest evaluation."""
+    eta_s: float | None
+    """Until the end of this stage."""
+
+    def to_json(self) -> dict[str, Any]:
+        """What `forge status --json` prints."""
+        return asdict(self)
+
+    def to_lines(self) -> list[str]:
+        """What `forge status` begins with."""
+        lines = [f"{self.run}: {self.state}, attempt {self.attempt}", *why_lines(self.reason)]
+        if self.state == "killed":
+            lines.append(f'"forge resume {self.run}" goes on from what it had recorded')
+        return lines
+
+
+def load_standing(reader: RunReader, *, now: float) -> Standing:
+    """Reads where the run stands. `now` is Unix seconds: a rate of a run that went silent is None,
+    not its last one.
+    """
+    stages = load_stages(reader)
+    stage = _current_stage(reader)
+    known = stages[stage] if stage is not None and stage < len(stages) else {}
+    played = reader.one(_PLAYED, {"stage": stage})
+    step = reader.value(_TRAINED_STEP, (stage,))
+    rates = _rates(reader, now=now)
+    return Standing(
+        run=reader.paths.name,
+        state=run_state(reader),
+        reason=end_reason(reader),
+        attempt=reader.value("SELECT coalesce(max(attempt), 0) FROM attempts"),
+        stage=stage,
+        stage_kind=known.get("kind"),
+        num_stages=len(stages),
+        step=step,
+        num_steps=known.get("steps"),
+        reward=played["reward"] if played else None,
+        pass_rate=played["pass_rate"] if played else None,
+        num_turns=reader.value("SELECT count(*) FROM turns"),
+        tokens_per_s=rates[0],
+        turns_per_s=rates[1],
+        idle=_load_idle(reader, stage=stage),
+        policy_version=reader.value("SELECT max(version) FROM policies"),
+        pass_at_1=reader.value(
+            "SELECT pass_at_1 FROM evaluations ORDER BY at DESC, evaluation_id DESC LIMIT 1"
+        ),
+        eta_s=_eta_s(reader, stage=stage, step=step, num_steps=known.get("steps")),
+    )
+
+
+def load_stages(reader: RunReader) -> list[dict[str, Any]]:
+    """The `[[stage]]` tables of the run's resolved experiment."""
+    text = reader.value("SELECT experiment FROM runs LIMIT 1") or ""
+    try:
+        return tomllib.loads(text).get("stage", [])
+    except tomllib.TOMLDecodeError:  # a run made by hand; everything else of it can be shown
+        return []
+
+
+def stage_name(stages: Sequence[Any], index: int) -> str:
+    """`grpo-2`, as events, commands and evaluations have it."""
+    known = stages[index] if 0 <= index < len(stages) else None
+    kind = known.get("kind") if isinstance(known, dict) else None
+    return f"{kind or 'stage'}-{index}"
+
+
+def run_state(reader: RunReader) -> str:
+    """running, done, stopped, failed, killed (it ended without a word) or new."""
+    if is_owned(reader.paths):
+        return "running"
+    last = reader.one("SELECT ended_at, exit_code FROM attempts ORDER BY attempt DESC LIMIT 1")
+    if last is None:
+        return "new"
+    if last["ended_at"] is None:
+        return "killed"
+    return {0: "done", 130: "stopped"}.get(last["exit_code"], "failed")
+
+
+def end_reason(reader: RunReader) -> str | None:
+    """The words with which the last attempt ended: `done`, or what went wrong."""
+    if is_owned(reader.paths):
+        return None
+    return reader.value("SELECT reason FROM attempts ORDER BY attempt DESC LIMIT 1")
+
+
+def why_lines(reason: str | None) -> list[str]:
+    """A line, where the end of a run needs words."""
+    return [] if reason in (None, "", "done") else [f"why: {printable(reason)}"]
+
+
+def _load_idle(reader: RunReader, *, stage: int | None) -> dict[str, float]:
+    rows = reader.rows(
+        "SELECT role, idle_share FROM v_idle WHERE stage = :stage AND step = "
+        "(SELECT max(step) FROM v_idle WHERE stage = :stage)",
+        {"stage": stage},
+    )
+    return {row["role"]: row["idle_share"] for row in rows}
+
+
+def _current_stage(reader: RunReader) -> int | None:
+    started = reader.value(
+        "SELECT json_extract(data, '$.stage') FROM events WHERE kind = 'stage_start' ORDER BY "
+        "event_id DESC LIMIT 1"
+    )
+    if started is not None:
+        return started
+    return reader.value("SELECT max(stage) FROM groups")
+
+
+def _rates(reader: RunReader, *, now: float) -> tuple[float | None, float | None]:
+    """(completion tokens, turns) a second over the last window."""
+    row = reader.one(
+        "SELECT count(*) AS turns, sum(num_completion_tokens) AS tokens, min(recorded_at) AS since "
+        "FROM "
+        "(SELECT * FROM turns ORDER BY turn_row DESC LIMIT 4096) WHERE recorded_at > ?",
+        (now - RATE_WINDOW_S,),
+    )
+    if row is None or row["turns"] < 2:
+        return None, None
+    span = max(now - row["since"], 1e-3)
+    return row["tokens"] / span, row["turns"] / span
+
+
+def _eta_s(
+    reader: RunReader, *, stage: int | None, step: int | None, num_steps: int | None
+) -> float | None:
+    if step is None or num_steps is None:
+        return None
+    rows = reader.rows(
+        "SELECT step, max(at) AS at FROM metrics WHERE stage = :stage AND key LIKE 'train/%' AND "
+        "attempt = (SELECT max(attempt) FROM metrics WHERE stage = :stage) GROUP BY step "
+        "ORDER BY step DESC LIMIT :num_steps",
+        {"stage": stage, "num_steps": ETA_STEPS + 1},
+    )
+    pace = _pace_s([(row["step"], row["at"]) for row in rows])
+    return None if pace is None else max(0.0, pace * (num_steps - step))
+
+
+def _pace_s(steps: Sequence[tuple[int, float]]) -> float | None:
+    """Seconds a step, from (step, time), newest first."""
+    if len(steps) < 2 or steps[0][0] == steps[-1][0]:
+        return None
+    return (steps[0][1] - steps[-1][1]) / (steps[0][0] - steps[-1][0])

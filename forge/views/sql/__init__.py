@@ -1,0 +1,1 @@
+"""SQL asked of one run or several: `forge sql`, the named questions, exports."""

@@ -1,0 +1,221 @@
+"""A run as files for other programs: `forge export parquet|csv|sqlite RUN --out DIR`.
+
+Texts are decoded, booleans are 0 or 1, JSON columns stay text. Rows stream in batches, so memory
+does not grow with the run; the reader holds one snapshot meanwhile, so a run that is written keeps
+its WAL until the export is done. A file is complete or absent. Token ids stay in tokens.db.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forge.errors import ConfigError, MachineError
+from forge.store.codec import decode_text
+from forge.store.opening import open_read_only
+from forge.store.reader import body_lookup
+from forge.views.sql.sql import csv_parts
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    from forge.store.layout import RunPaths
+    from forge.store.reader import RunReader, Stream
+
+BATCH_ROWS = 2000
+"""At 12 kB a turn 24 MB."""
+COPY_PAGES = 10_000
+"""Of 4 kB, between two calls of Python's, which sees Ctrl-C there."""
+
+_SOURCE = "(SELECT body FROM texts WHERE text_id = p.source_id) AS source"
+TABLES: dict[str, str] = {
+    "turns": "SELECT * FROM v_turns",
+    "rollouts": (
+        "SELECT r.*, g.stage, g.step, g.purpose, g.is_greedy FROM trajectories r "
+        "LEFT JOIN groups g USING (group_id)"
+    ),
+    "groups": "SELECT * FROM v_groups",
+    "problems": f"SELECT p.*, {_SOURCE} FROM problems p",
+    "samples": "SELECT * FROM v_samples",
+    "steps": "SELECT * FROM v_steps",
+    "kernels": "SELECT * FROM v_best_kernels",
+    "evaluations": "SELECT * FROM evaluations",
+    "metrics": "SELECT * FROM v_metrics",
+    "policies": "SELECT * FROM policies",
+    "processes": "SELECT * FROM processes",
+    "events": "SELECT * FROM events",
+    "attempts": "SELECT * FROM attempts",
+}
+"""File to what is in it."""
+
+_INTEGERS = """
+group_id rollout turn stage step level attempt min_version max_version event_id sample_id
+policy_version staleness admitted_for_step rank pid seed exit_code code_id prompt_id completion_id
+source_id evaluation_id version stage_index max_turns
+"""
+_REALS = """
+reward discounted_return speedup speedup_low advantage pass_rate pass_rate_multi compile_rate
+best_speedup completion_tokens truncated_share torch_share roofline_share achieved_gbps
+achieved_tflops return_low return_mean return_high value at pass_at_1 ci_low ci_high
+pass_at_1_greedy pass_at_1_multi probe_gap recorded_at started_at ended_at generate_s judge_s
+publish_s candidate_us baseline_us candidate_spread_us baseline_spread_us
+"""
+"""Columns by name: SQLite's values have types, the columns of its views have none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """One file."""
+
+    name: str
+    path: str
+    num_rows: int
+    num_bytes: int
+
+
+def export(
+    reader: RunReader, form: str, *, out: Path, tables: Sequence[str] = ()
+) -> list[Exported]:
+    """Writes the run's tables into `out`, all of them unless some are named.
+
+    Raises:
+        ConfigError: no such form or table, a folder that cannot be written, or has such a file.
+        MachineError: Parquet without pyarrow.
+    """
+    if form not in WRITERS and form != "sqlite":
+        raise ConfigError(
+            f"forge export {form}: no such format; there are {', '.join([*WRITERS, 'sqlite'])}"
+        )
+    unknown = [name for name in tables if name not in TABLES]
+    if unknown:
+        raise ConfigError(
+            f"--tables {','.join(unknown)}: no such table; there are {', '.join(TABLES)}"
+        )
+    if form == "sqlite" and tables:
+        raise ConfigError("--tables: sqlite is a copy of the whole run; parquet or csv")
+    chosen = list(dict.fromkeys(tables or TABLES))
+    names = [reader.paths.name + ".db"] if form == "sqlite" else [f"{n}.{form}" for n in chosen]
+    if found := next((name for name in names if (out / name).exists()), None):
+        raise ConfigError(f"--out {out}: {found} is there already; another folder")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if form == "sqlite":
+            return [_export_sqlite(reader.paths, out / f"{reader.paths.name}.db")]
+        return [_export_table(reader, name, form, out / f"{name}.{form}") for name in chosen]
+    except OSError as error:
+        raise ConfigError(f"--out {out}: cannot be written: {error.strerror}") from error
+
+
+def _export_table(reader: RunReader, name: str, form: str, path: Path) -> Exported:
+    with _complete(path) as spare:
+        num_rows = WRITERS[form](name, reader.stream(TABLES[name]), spare)
+    return Exported(name=name, path=str(path), num_rows=num_rows, num_bytes=path.stat().st_size)
+
+
+def _write_csv(name: str, found: Stream, path: Path) -> int:
+    counted = _Counted(found.rows)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        file.writelines(csv_parts(type(found)(columns=found.columns, rows=counted)))
+    return counted.num
+
+
+def _write_parquet(name: str, found: Stream, path: Path) -> int:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise MachineError(
+            "forge export parquet: pyarrow is not installed; make setup installs it"
+        ) from None
+    schema = pyarrow.schema([(column, arrow_type(name, column)) for column in found.columns])
+    num = 0
+    with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
+        while batch := list(islice(found.rows, BATCH_ROWS)):
+            columns = zip(*batch, strict=True)
+            arrays = [
+                pyarrow.array([_as(value, field.type) for value in column], type=field.type)
+                for column, field in zip(columns, schema, strict=True)
+            ]
+            writer.write_batch(pyarrow.record_batch(arrays, schema=schema))
+            num += len(batch)
+    return num
+
+
+WRITERS: dict[str, Callable[[str, Stream, Path], int]] = {
+    "parquet": _write_parquet,
+    "csv": _write_csv,
+}
+"""A form to what writes a stream into a file and counts its rows."""
+
+
+def arrow_type(table: str, column: str) -> pyarrow.DataType:
+    """Integer, real or text."""
+    import pyarrow
+
+    if (table, column) == ("evaluations", "stage"):  # its name, elsewhere its index
+        return pyarrow.string()
+    if column in _INTEGERS.split() or column.startswith(("num_", "is_")):
+        return pyarrow.int64()
+    if column in _REALS.split():
+        return pyarrow.float64()
+    return pyarrow.string()
+
+
+def _as(value: Any, kind: pyarrow.DataType) -> Any:
+    """SQLite stores a whole REAL as it came and a text of any column as text."""
+    import pyarrow
+
+    if value is None or kind == pyarrow.int64():
+        return value
+    if kind == pyarrow.float64():
+        return float(value)
+    return value if isinstance(value, str) else str(value)
+
+
+def _export_sqlite(paths: RunPaths, path: Path) -> Exported:
+    """A copy that stock sqlite3 reads whole: texts plain, one file, no WAL."""
+    with _complete(path) as spare, closing(sqlite3.connect(spare, isolation_level=None)) as copy:
+        with closing(open_read_only(paths.run_db)[0]) as run:
+            # One snapshot: a copy would begin again whenever the run's writer commits.
+            run.execute("BEGIN")
+            run.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            run.backup(copy, pages=COPY_PAGES, progress=lambda *_: None)
+            copy.execute("PRAGMA journal_mode = DELETE")
+            copy.execute("PRAGMA synchronous = OFF")
+            bodies = body_lookup(run)
+            copy.create_function("text", 1, lambda body: decode_text(body, bodies))
+            copy.execute("UPDATE texts SET body = text(body) WHERE typeof(body) = 'blob'")
+        copy.execute("UPDATE runs SET texts = 'plain'")
+        num = copy.execute("SELECT count(*) FROM turns").fetchone()[0]
+    return Exported(name="run", path=str(path), num_rows=num, num_bytes=path.stat().st_size)
+
+
+class _Counted(Iterator[tuple[Any, ...]]):
+    """Rows, and how many went by."""
+
+    def __init__(self, rows: Iterator[tuple[Any, ...]]) -> None:
+        self._rows = rows
+        self.num = 0
+
+    def __next__(self) -> tuple[Any, ...]:
+        row = next(self._rows)
+        self.num += 1
+        return row
+
+
+@contextmanager
+def _complete(path: Path) -> Iterator[Path]:
+    """A name to write to, which becomes `path` in the end, or is gone."""
+    spare = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield spare
+        spare.replace(path)
+    finally:
+        spare.unlink(missing_ok=True)
+        spare.with_name(f"{spare.name}-journal").unlink(missing_ok=True)

@@ -1,0 +1,224 @@
+"""`forge sql RUN "select …"`: any question, read-only; without one, what there is to ask.
+
+A mistake in the query is one ConfigError line. Called by the CLI; the functions return data or a
+renderable.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Protocol
+
+from forge.errors import ConfigError
+from forge.store.reader import Params, Stream, Table, explain_sql
+from forge.views.sql.named_queries import QUERIES, NamedQuery
+from forge.views.text.terminal import json_text, printable
+
+if TYPE_CHECKING:
+    from rich.console import Group as RichGroup
+    from rich.table import Table as RichTable
+
+PLACE = "forge sql"
+MOST_ROWS = 1000
+"""Of a table for the terminal: a query without LIMIT must not fill the memory."""
+PART_CHARACTERS = 64_000
+LARGEST = 2**63 - 1
+"""Of SQLite's integers."""
+_COMMENT = re.compile(r"--\s*(.+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relation:
+    """A table or view with the comment it was made with."""
+
+    name: str
+    kind: str
+    comment: str
+    columns: tuple[str, ...]
+
+
+class Asked(Protocol):
+    """What can be asked: one run, or several."""
+
+    @property
+    def schema(self) -> str:
+        """The database whose tables and views carry the comments."""
+        ...
+
+    def stream(self, sql: str, params: Params = ()) -> Stream:
+        """Starts a statement."""
+        ...
+
+    def query(self, sql: str, params: Params = ()) -> Table:
+        """All rows of a statement."""
+        ...
+
+    def rows(self, sql: str, params: Params = ()) -> list[dict[str, Any]]:
+        """The rows as dictionaries."""
+        ...
+
+
+def run_sql(reader: Asked, query: str, params: Params = ()) -> Table:
+    """Runs one statement. Raises ConfigError with SQLite's words on a mistake."""
+    with explain_sql(PLACE):
+        return reader.query(query, params)
+
+
+def run_named(reader: Asked, name: str, params: Mapping[str, Any] | None = None) -> Table:
+    """Runs one of `named_queries.QUERIES`. Raises ConfigError naming what there is."""
+    query = find_named(name)
+    return run_sql(reader, query.sql, query.bind(params or {}))
+
+
+def find_named(name: str) -> NamedQuery:
+    """Raises ConfigError naming them all."""
+    if name not in QUERIES:
+        raise ConfigError(
+            f"{PLACE} --named {name}: no such query; there are {', '.join(sorted(QUERIES))}"
+        )
+    return QUERIES[name]
+
+
+def list_relations(reader: Asked) -> list[Relation]:
+    """Views first, then tables; the comments come out of the schema itself. What only serves the
+    views (`store.rollup_tables`) is left out.
+    """
+    schema = reader.schema
+    rows = reader.rows(
+        f"SELECT name, type, sql FROM {schema}.sqlite_master WHERE type IN ('view', 'table') "
+        "AND NOT (name GLOB 'sqlite_*' OR name GLOB 'rolled_*' OR name GLOB 'open_*' OR "
+        "name GLOB 'live_*') ORDER BY type DESC, name"
+    )
+    return [
+        Relation(
+            name=row["name"],
+            kind=row["type"],
+            comment=comment[1] if (comment := _COMMENT.search(row["sql"])) else "",
+            columns=tuple(
+                c["name"] for c in reader.rows(f'PRAGMA {schema}.table_xinfo("{row["name"]}")')
+            ),
+        )
+        for row in rows
+    ]
+
+
+def to_json(table: Table | Stream) -> str:
+    """A JSON list with an object a row; bytes as hex, numbers that are not finite as null."""
+    return "".join(json_parts(table))
+
+
+def to_csv(table: Table | Stream) -> str:
+    """RFC 4180 with a header line, but for line ends: those of Unix."""
+    return "".join(csv_parts(table))
+
+
+def json_rows(table: Table) -> list[dict[str, Any]]:
+    """What `to_json` writes, not yet as text."""
+    names = _apart(table.columns)
+    return [dict(zip(names, map(_json_value, row), strict=True)) for row in table.rows]
+
+
+def json_parts(found: Table | Stream) -> Iterator[str]:
+    """`to_json` piece by piece, a line a row."""
+    start, names = "[", _apart(found.columns)
+    for row in found.rows:
+        values = map(_json_value, row)
+        yield f"{start}{json_text(dict(zip(names, values, strict=True)))}"
+        start = ",\n"
+    yield "[]\n" if start == "[" else "]\n"
+
+
+def _apart(columns: Sequence[str]) -> list[str]:
+    """The second `turn` of a join as `turn:1`, as SQLite names it in a subquery: an object has a
+    key once.
+    """
+    out: dict[str, None] = {}
+    for column in columns:
+        name, number = column, 0
+        while name in out:
+            number += 1
+            name = f"{column}:{number}"
+        out[name] = None
+    return list(out)
+
+
+def csv_parts(found: Table | Stream, *, is_shown: bool = False) -> Iterator[str]:
+    """`to_csv` piece by piece. `is_shown`: a person reads it, so texts are made printable."""
+    lines = [_csv_line(found.columns)]
+    size = 0
+    for row in found.rows:
+        values = map(_json_value, row)
+        line = _csv_line([printable(v) if is_shown and isinstance(v, str) else v for v in values])
+        lines.append(line)
+        size += len(line)
+        if size > PART_CHARACTERS:
+            yield "".join(lines)
+            lines, size = [], 0
+    yield "".join(lines)
+
+
+def _csv_line(values: Sequence[Any]) -> str:
+    """One record. The csv module quotes a lone carriage return only where lines end in one too."""
+    out = io.StringIO()
+    csv.writer(out).writerow(values)
+    return f"{out.getvalue()[:-2]}\n"
+
+
+def render_table(table: Table) -> RichTable:
+    """For the terminal; texts are made printable."""
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    from forge.views.text.fitting import cell
+
+    out = RichTable(show_edge=False, header_style="bold")
+    for column in table.columns:
+        out.add_column(printable(column), overflow="fold")
+    for row in table.rows:
+        out.add_row(*(Text(cell(value)) for value in row))
+    return out
+
+
+def render_found(found: Table | Stream, *, most: int = MOST_ROWS) -> RichGroup:
+    """The first rows as they fit, and a word where there are more."""
+    from rich.console import Group as RichGroup
+    from rich.text import Text
+
+    from forge.views.text.fitting import Fitting
+
+    rows = iter(found.rows)
+    table = Fitting(Table(columns=found.columns, rows=tuple(islice(rows, most))))
+    if next(rows, None) is None:
+        return RichGroup(table)
+    words = f"the first {most:,} rows; --csv and --json print all"
+    return RichGroup(table, Text(words, style="yellow"))
+
+
+def render_relations(relations: list[Relation]) -> RichTable:
+    """The list that `forge sql RUN` shows."""
+    table = Table(
+        columns=("name", "what it holds"), rows=tuple((r.name, r.comment) for r in relations)
+    )
+    return render_table(table)
+
+
+def relations_json(relations: list[Relation]) -> str:
+    """The same list for programs, with columns."""
+    return json_text(
+        [
+            {"name": r.name, "kind": r.kind, "comment": r.comment, "columns": r.columns}
+            for r in relations
+        ]
+    )
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value.hex() if isinstance(value, bytes) else value

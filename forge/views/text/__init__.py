@@ -1,0 +1,1 @@
+"""Text for a terminal: escaping, widths, numbers, times, secrets."""

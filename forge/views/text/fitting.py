@@ -1,0 +1,126 @@
+"""Rows of any query on a terminal of any width: as a table where its columns stay readable, else a
+block a row with a line a column, as `\\x` of psql.
+
+Called by the views that do not know their columns. Texts are made printable.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from forge.views.text.terminal import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rich.console import Console, ConsoleOptions, RenderableType
+
+    from forge.store.reader import Table
+
+SHORT, LONG = 14, 40
+"""Characters that a folded cell needs to be read: a name, and a text of several lines."""
+WIDE_GAP, NARROW_GAP = 3, 2
+"""Between columns: with a line, and without."""
+
+
+class Fitting:
+    """A table's rows, drawn for the width that there is."""
+
+    def __init__(self, table: Table) -> None:
+        self._columns = [printable(column) for column in table.columns]
+        self._table = table
+
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[RenderableType]:
+        rows = [[cell(value) for value in row] for row in self._table.rows]
+        widths = [_longest(column) for column in zip(self._columns, *rows, strict=True)]
+        if sum(widths) + WIDE_GAP * (len(widths) - 1) + 2 <= options.max_width:
+            yield _fill(RichTable(show_edge=False, header_style="bold"), self._columns, rows)
+            return
+        shorter = [[_shorter(value) for value in row] for row in self._table.rows]
+        least = [_readable(*column) for column in zip(self._columns, *shorter, strict=True)]
+        if sum(least) + NARROW_GAP * (len(least) - 1) > options.max_width:
+            yield from self._blocks(rows)
+            return
+        table = RichTable(
+            box=SIMPLE_HEAD, show_edge=False, header_style="bold", padding=(0, 1, 0, 0),
+            pad_edge=False,
+        )  # fmt: skip
+        heads = [_fold(*each) for each in zip(self._columns, least, strict=True)]
+        yield _fill(table, heads, shorter, least=least)
+
+    def _blocks(self, rows: Sequence[Sequence[str]]) -> Iterator[RenderableType]:
+        """What a row has no value for is left out."""
+        for number, row in enumerate(rows, start=1):
+            yield Text(f"─ row {number}", style="bold")
+            block = RichTable.grid(padding=(0, 2, 0, 0))
+            block.add_column(style="cyan", no_wrap=True)
+            block.add_column(overflow="fold")
+            for column, value in zip(self._columns, row, strict=True):
+                if value:
+                    block.add_row(Text(column), Text(value))
+            yield block
+
+
+def cell(value: Any) -> str:
+    """A value as a table shows it."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.1f}" if 1e6 <= abs(value) < 1e15 else f"{value:.6g}"
+    if isinstance(value, bytes):
+        return f"<{len(value)} bytes>"
+    return printable(str(value))
+
+
+def _shorter(value: Any) -> str:
+    is_short = isinstance(value, float) and abs(value) < 1e6
+    return f"{value:.4g}" if is_short else cell(value)
+
+
+def _fill(
+    table: RichTable,
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    least: Sequence[int] = (),
+) -> RichTable:
+    for index, head in enumerate(heads):
+        table.add_column(Text(head), overflow="fold", min_width=least[index] if least else None)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _longest(texts: Sequence[str]) -> int:
+    """Characters of the longest line."""
+    return max((cell_len(line) for text in texts for line in text.split("\n")), default=0)
+
+
+def _readable(column: str, *cells: str) -> int:
+    """The least width of a column: its name is folded between words, long cells anywhere."""
+    longest = _longest(cells)
+    words = _longest([word.rstrip() for word in _words(column)])
+    return max(words, min(longest, SHORT if longest <= SHORT * 4 else LONG))
+
+
+def _fold(column: str, width: int) -> str:
+    """A name in lines of at most so many characters."""
+    lines = [""]
+    for word in _words(column):
+        if lines[-1] and len(lines[-1] + word.rstrip()) > width:
+            lines.append("")
+        lines[-1] += word
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _words(column: str) -> list[str]:
+    """`pass_at_1` as `pass_`, `at_`, `1`."""
+    return re.findall(r"[^_ ]+[_ ]*|[_ ]+", column)
