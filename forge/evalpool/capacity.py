@@ -1,9 +1,14 @@
-"""How many contexts a judge has on its card, and what they take of it.
+"""Capacity of a judge: its CPU cores, its GPU contexts and the memory that they take.
 
-Called by the pool, the judge and the plan (`runner/gpu_costs.py`), which must agree. Pure.
+Called by the pool, the judge and the plan (`runner/plan/gpu_costs.py`), which must agree. Pure.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 GPU_CAPACITY = 16
 """Candidates at once on a card: start, compilation and correctness of several overlap."""
@@ -14,6 +19,18 @@ WAITING_SHARE = 0.04
 ready runners'."""
 MAX_ORACLES = 4
 MAX_STARTED = 4
+
+
+def share(cores: Sequence[int], *, seat: int, num_seats: int, offset: int = 0) -> tuple[int, ...]:
+    """Cores of one judge of `num_seats`: no core twice while there are enough, else one in turn.
+
+    Args:
+        offset: where to begin, so that two runs on one machine begin at different places.
+    """
+    count = len(cores)
+    each = max(1, count // num_seats)
+    first = seat * each + offset
+    return tuple(cores[(first + number) % count] for number in range(each))
 
 
 def num_oracles(*, memory_bytes: int) -> int:

@@ -29,8 +29,7 @@ import anyio
 import anyio.abc
 
 from forge.errors import MachineError, Stalled
-from forge.evalpool.capacity import GPU_CAPACITY
-from forge.evalpool.judge.cores import share
+from forge.evalpool.capacity import GPU_CAPACITY, share
 from forge.evalpool.keeper import Keeper
 from forge.evalpool.links import judge_spec, open_child_link, open_url_link
 from forge.evalpool.seating import NoJudge, Seat, Seating, State

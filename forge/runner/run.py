@@ -35,7 +35,7 @@ from forge.runner.live.progress import Progress
 from forge.runner.live.stopping import StopRequest
 from forge.runner.outlets.notify import open_notifier
 from forge.runner.outlets.report import report_at_end
-from forge.runner.outlets.sinks import open_sinks
+from forge.runner.outlets.sinks.opening import open_sinks
 from forge.runner.plan.claiming import open_claimed
 from forge.runner.plan.machine import this_machine
 from forge.runner.plan.placement import Placement

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from forge.evalpool.capacity import share
 from forge.evalpool.judge import caps, frames, landlock, levels, processes
-from forge.evalpool.judge.cores import Cores, share
+from forge.evalpool.judge.cores import Cores
 from forge.evalpool.judge.sandbox import Isolation
 from forge.evalpool.judge.spawner import Spawner, ZygoteGone
 

@@ -18,18 +18,18 @@ from forge.commands.judge.overrides import check_overrides
 from forge.commands.judge.settings import MAX_JUDGES, check_precision
 from forge.data.directory import find_files, parse_file, to_problem
 from forge.errors import ConfigError
+from forge.evalpool.examine import examine_all
 from forge.evalpool.pool import open_pool
 from forge.process.sockets import open_socket_dir
 from forge.records import Split
 from forge.records.examination import Examination, Flag
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from forge.commands.judge.settings import Settings
     from forge.config.schema import JudgeTable
     from forge.data.directory import Constant, ProblemFile
-    from forge.evalpool.pool import Pool
     from forge.process.devices import Gpu
     from forge.records import Problem
 
@@ -87,24 +87,6 @@ def check_path(
     if found.problems:
         done += anyio.run(_check, found.problems, table, gpus, is_shown)
     return sorted(done, key=lambda each: _natural(each.problem_id))
-
-
-async def examine_all(
-    pool: Pool, problems: Sequence[Problem], *, num_at_once: int, done: Callable[[], None]
-) -> list[Examination]:
-    """In the order of `problems`."""
-    examinations: dict[int, Examination] = {}
-    limiter = anyio.CapacityLimiter(num_at_once)
-
-    async def examine(index: int, problem: Problem) -> None:
-        async with limiter:
-            examinations[index] = await pool.examine(problem)
-        done()
-
-    async with anyio.create_task_group() as tasks:
-        for index, problem in enumerate(problems):
-            tasks.start_soon(examine, index, problem)
-    return [examinations[index] for index in range(len(problems))]
 
 
 async def _check(

@@ -1,8 +1,9 @@
-"""The CPU budget: which cores the judges share, and on which of them each child runs.
+"""The CPU budget of one judge: on which of its cores each child runs.
 
-Called by the pool (`share`) and by the spawner (`Cores`). A child is held to one core, and the
-kernel and seccomp keep it and all that it starts there: with eight threads it is as slow as eight,
-nobody else is. So a judge's children use at most as many cores as they are, within its share.
+Called by the spawner; the pool divides the cores among judges (`evalpool/capacity.py`). A child is
+held to one core, and the kernel and seccomp keep it there with everything that it starts: with
+eight threads it is as slow as eight, and nothing else is. So a judge's children use at most as many
+cores as there are children, within the judge's share.
 """
 
 from __future__ import annotations
@@ -13,18 +14,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-
-def share(cores: Sequence[int], *, seat: int, num_seats: int, offset: int = 0) -> tuple[int, ...]:
-    """Cores of one judge of `num_seats`: no core twice while there are enough, else one in turn.
-
-    Args:
-        offset: where to begin, so that two runs on one machine begin at different places.
-    """
-    count = len(cores)
-    each = max(1, count // num_seats)
-    first = seat * each + offset
-    return tuple(cores[(first + number) % count] for number in range(each))
 
 
 class Cores:

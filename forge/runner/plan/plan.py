@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage
-from forge.runner.outlets.sinks import require_sinks
 from forge.runner.plan import cpu_costs as costs
 from forge.runner.plan.machine import Machine, this_machine
 from forge.runner.plan.model_shape import model_shape
@@ -25,6 +24,7 @@ from forge.runner.plan.requirements import (
     require_disk,
     require_engine,
     require_problems,
+    require_sinks,
     require_trainer,
 )
 from forge.serve.installed.engines import ENGINES, choose_engine

@@ -1,5 +1,7 @@
-"""What speaks against starting: disk, engine, problems, and what a trainer cannot do. Called by
-`plan`, so that a run is refused before it has a directory."""
+"""Requirements of a run: disk, engine, problems, trackers, and the trainer's limits.
+
+Called by `plan`, so that a run is refused before it has a directory.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +22,7 @@ from forge.serve.installed.engines import ENGINES, check_adapters, check_engine
 from forge.train.refusals import refusals
 
 if TYPE_CHECKING:
+    from forge.config.outlets import SinksTable
     from forge.runner.plan.machine import Machine
     from forge.runner.plan.placement import Placement
 
@@ -97,6 +100,16 @@ def require_trainer(experiment: Experiment, placement: Placement, *, is_here: bo
         raise ConfigError("\n".join(dict.fromkeys(lines)))
     if is_here:
         _require_packages(experiment)
+
+
+def require_sinks(table: SinksTable) -> None:
+    """Raises MachineError for a sink whose package is not installed."""
+    for name in table.to:
+        if importlib.util.find_spec(name) is None:
+            raise MachineError(
+                f'sinks.to = "{name}" needs {name}, which is not installed; '
+                f"{sys.executable} -m pip install {name}"
+            )
 
 
 def _require_packages(experiment: Experiment) -> None:

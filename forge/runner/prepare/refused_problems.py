@@ -11,10 +11,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from forge.commands.judge.problems import examine_all
 from forge.config.schema import Experiment, GrpoStage
 from forge.data.splits import in_split
 from forge.errors import ConfigError
+from forge.evalpool.examine import examine_all
 from forge.records import Split
 from forge.runner.prepare.prepare import data_dir
 from forge.store.layout import write_file

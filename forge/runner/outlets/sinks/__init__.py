@@ -5,7 +5,3 @@ between them, which never fills and drops nothing, so a sink that hangs, crashes
 cannot hold the run up by a millisecond. At the end it has `[sinks] close_timeout_s` to write the
 rest; a sink that failed or was cut is an event `sink_failed` and a warning line.
 """
-
-from forge.runner.outlets.sinks.opening import open_sinks, require_sinks
-
-__all__ = ["open_sinks", "require_sinks"]

@@ -1,8 +1,7 @@
-"""Starting the sinks' children, hearing how they ended, refusing a sink that is not installed."""
+"""Starts the sinks' child processes and reports those that failed."""
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 import sys
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from forge.errors import ForgeError, MachineError
+from forge.errors import ForgeError
 from forge.process.child import ChildSpec, open_child
 from forge.process.environment import child_env
 from forge.records import Event
@@ -35,16 +34,6 @@ KEYS = {"wandb": ("WANDB_API_KEY",), "trackio": ("HF_TOKEN",), "tensorboard": ()
 
 GRACE_S = 0.5
 """For one that did not write the rest in time, before it is killed."""
-
-
-def require_sinks(table: SinksTable) -> None:
-    """Raises MachineError for a sink whose package is not installed."""
-    for name in table.to:
-        if importlib.util.find_spec(name) is None:
-            raise MachineError(
-                f'sinks.to = "{name}" needs {name}, which is not installed; '
-                f"{sys.executable} -m pip install {name}"
-            )
 
 
 @asynccontextmanager
