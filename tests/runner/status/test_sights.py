@@ -16,7 +16,7 @@ from forge.runner.status.observed import see_judges
 
 pytestmark = pytest.mark.anyio
 
-EXPERIMENT = load_experiment(Path(__file__).parents[2] / "experiments" / "quickstart.toml")
+EXPERIMENT = load_experiment(Path(__file__).parents[3] / "experiments" / "quickstart.toml")
 CRASH = Verdict(
     status=Status.RUNTIME_ERROR, reason="crash", detail="", device="H100", isolation="i",
     harness="h",

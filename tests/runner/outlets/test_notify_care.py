@@ -13,7 +13,7 @@ import pytest
 from forge.runner.outlets.notify import LONGEST_MESSAGE
 from forge.runner.outlets.notify_child import LONGEST_OUTPUT, tell
 from forge.store.layout import RunPaths
-from tests.runner.test_notify import Said, events, notified
+from tests.runner.outlets.test_notify import Said, events, notified
 from tests.store.storefactory import make_root
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from forge.runner.plan.placement import Placement
 from forge.runner.plan.plan import Plan, plan
 from forge.runner.plan.view import render
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def make_machine(*, num_gpus: int = 0, cores: int = 2, **changes) -> Machine:

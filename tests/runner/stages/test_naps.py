@@ -12,7 +12,7 @@ import pytest
 from forge.runner.stages import desk as desk_module
 from forge.runner.stages.engine_sleep import take_naps
 from forge.runner.weights.gate import TurnGate
-from tests.runner.test_desk import batch, make_desk
+from tests.runner.stages.test_desk import batch, make_desk
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

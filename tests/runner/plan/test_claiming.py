@@ -24,7 +24,7 @@ from forge.runner.plan.placement import Placement, place
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 HERE = Machine(
     cores=2, memory_bytes=16 << 30, free_disk_bytes=100 << 30, gpus=(), engines=frozenset()
 )

@@ -21,7 +21,7 @@ from forge.runner.plan.plan import plan
 from forge.runner.plan.prefix_sharing import share_prefixes
 from forge.runner.stages.trainer import _placed
 
-EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+EXPERIMENTS = Path(__file__).parents[3] / "experiments"
 STAGE = GrpoStage(kind="grpo", steps=1, learning_rate=1e-6)
 QWEN = ModelTable(path="Qwen/Qwen3-0.6B")
 CARD = Gpu(

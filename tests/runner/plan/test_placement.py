@@ -16,7 +16,7 @@ from forge.runner.plan.assumed_machine import assume
 from forge.runner.plan.machine import Machine
 from forge.runner.plan.placement import Placement, place
 
-QUICKSTART = Path(__file__).parents[2] / "experiments" / "quickstart.toml"
+QUICKSTART = Path(__file__).parents[3] / "experiments" / "quickstart.toml"
 HERE = Machine(
     cores=2, memory_bytes=16 << 30, free_disk_bytes=100 << 30, gpus=(), engines=frozenset()
 )
