@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from forge.train.durable import checkpoints
-from tests.e2e.test_grpo_resume import EXPERIMENT, last_trained, opened, teach
-from tests.e2e.test_small_run import PROBLEM, children_of_run, forge, start, wait_for
+from tests.e2e.commands import children_of_run, forge, last_trained, opened, start, wait_for
+from tests.e2e.experiments import GRPO_EXPERIMENT, PROBLEM, teach
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(200)]
 
-ASKED = EXPERIMENT.replace("save_every = 3", "save_every = 1000").replace("steps = 9", "steps = 30")
+ASKED = GRPO_EXPERIMENT.replace("save_every = 3", "save_every = 1000").replace(
+    "steps = 9", "steps = 30"
+)
 """Nothing is saved unless somebody asks."""
 
 

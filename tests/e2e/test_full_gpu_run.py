@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_grpo_resume import EXPERIMENT, opened, teach
-from tests.e2e.test_small_run import PROBLEM, children_of_run, forge
+from tests.e2e.commands import children_of_run, forge, opened
+from tests.e2e.experiments import GRPO_EXPERIMENT, PROBLEM, teach
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(200)]
 
@@ -43,7 +43,7 @@ def test_a_trainer_that_runs_out_once_goes_on_from_its_checkpoint_and_trains_not
     (tmp_path / "problems" / "level1").mkdir(parents=True)
     for name in ("tanh", "exp", "abs"):
         (tmp_path / "problems" / "level1" / f"{name}.py").write_text(PROBLEM.format(name))
-    (tmp_path / "grpo.toml").write_text(EXPERIMENT + "restarts = 0\n")
+    (tmp_path / "grpo.toml").write_text(GRPO_EXPERIMENT + "restarts = 0\n")
     teach(tmp_path / "model", problems=sorted((tmp_path / "problems" / "level1").iterdir()))
     (tmp_path / "fault").mkdir()
     (tmp_path / "fault" / "sitecustomize.py").write_text(FULL_AT_STEP_5)

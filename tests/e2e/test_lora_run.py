@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_small_run import FUNCTION, forge
+from tests.e2e.commands import forge
+from tests.e2e.experiments import FUNCTION
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(200)]
 

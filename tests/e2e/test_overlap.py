@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_grpo_resume import EXPERIMENT, last_trained, opened, teach
-from tests.e2e.test_small_run import PROBLEM, children_of_run, forge, start, wait_for
+from tests.e2e.commands import children_of_run, forge, last_trained, opened, start, wait_for
+from tests.e2e.experiments import GRPO_EXPERIMENT, PROBLEM, teach
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 
-OVERLAPPED = EXPERIMENT.replace(
+OVERLAPPED = GRPO_EXPERIMENT.replace(
     "max_staleness = 1\n",
     'max_staleness = 2\nreplay = 2\nin_flight = "keep"\nsampler = "priority"\n'
     "groups_in_flight = 5\n",

@@ -9,11 +9,13 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+
+from tests.e2e.commands import children_of_run, forge, start, wait_for
+from tests.e2e.experiments import FUNCTION, PROBLEM
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -79,60 +81,6 @@ kind = "grpo"
 steps = 1
 learning_rate = 1e-4
 """
-PROBLEM = """\
-import torch
-import torch.nn as nn
-
-class Model(nn.Module):
-    def forward(self, x):
-        return torch.{}(x)
-
-batch_size = 4096
-dim = 393216
-
-def get_inputs():
-    return [torch.randn(batch_size, dim)]
-
-def get_init_inputs():
-    return []
-"""
-FUNCTION = "def f(x):\n    return torch.tanh(x)\n"
-
-
-def forge(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "forge", *args],
-        cwd=cwd, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-
-
-def start(cwd: Path, *args: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "forge", *args],
-        cwd=cwd, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-
-
-def wait_for(condition, *, timeout_s: float, what: str) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, f"waited {timeout_s:.0f} s for {what}"
-        time.sleep(0.1)
-
-
-def children_of_run(root: Path) -> list[int]:
-    """Pids that the run recorded and that are alive."""
-    with closing(sqlite3.connect(f"file:{root}/run.db?mode=ro", uri=True)) as db:
-        pids = [pid for (pid,) in db.execute("SELECT pid FROM processes")]
-    return [pid for pid in pids if is_alive(pid)]
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
 
 
 def sft_has_begun(root: Path) -> bool:

@@ -1,0 +1,65 @@
+"""The command line as a user runs it, and the processes of a run."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+
+def forge(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "forge", *args],
+        cwd=cwd, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+
+def start(cwd: Path, *args: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "forge", *args],
+        cwd=cwd, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def wait_for(condition: Callable[[], bool], *, timeout_s: float, what: str) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, f"waited {timeout_s:.0f} s for {what}"
+        time.sleep(0.1)
+
+
+def children_of_run(root: Path) -> list[int]:
+    """Pids that the run recorded and that are alive."""
+    with closing(sqlite3.connect(f"file:{root}/run.db?mode=ro", uri=True)) as db:
+        pids = [pid for (pid,) in db.execute("SELECT pid FROM processes")]
+    return [pid for pid in pids if is_alive(pid)]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def last_trained(root: Path) -> int:
+    """0 before the first step, and before there is a database."""
+    try:
+        with opened(root) as db:
+            return db.execute("SELECT coalesce(max(step), 0) FROM sample_uses").fetchone()[0]
+    except sqlite3.OperationalError:
+        return 0
+
+
+@contextmanager
+def opened(root: Path) -> Iterator[sqlite3.Connection]:
+    db = sqlite3.connect(f"file:{root}/run.db?mode=ro", uri=True)
+    try:
+        yield db
+    finally:
+        db.close()
