@@ -29,7 +29,7 @@ from forge.runner.weights.sync import Probe
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from forge.runner.stages.desk import TrainerDesk
+    from forge.runner.stages.trainer_desk import TrainerDesk
 
 START_TIMEOUT_S = 10.0
 """To bind a Unix socket in our own loop."""

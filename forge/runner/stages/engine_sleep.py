@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 import anyio
 
 if TYPE_CHECKING:
-    from forge.runner.stages.desk import TrainerDesk
+    from forge.runner.stages.trainer_desk import TrainerDesk
     from forge.runner.weights.gate import TurnGate
 
 

@@ -27,10 +27,10 @@ from forge.rollout.play import Ports, Rules
 from forge.rollout.producer import produce_batches
 from forge.rollout.sampler import make_sampler
 from forge.runner.live.progress import GroupNumbers
-from forge.runner.stages.desk import TrainerDesk
 from forge.runner.stages.engine_sleep import take_naps
 from forge.runner.stages.midway import Midway, evaluated_steps
 from forge.runner.stages.trainer import own_trainer, plugged
+from forge.runner.stages.trainer_desk import TrainerDesk
 from forge.runner.weights.turnover import choose_turnover
 from forge.serve.port import PREFIX_CACHE
 from forge.store.layout import write_file

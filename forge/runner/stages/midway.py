@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from forge.config.schema import GrpoStage
     from forge.rollout.pacing import PublishedSteps
-    from forge.runner.stages.desk import TrainerDesk
     from forge.runner.stages.run_context import Run
+    from forge.runner.stages.trainer_desk import TrainerDesk
 
 EXCUSE_EVERY_S = 1.0
 """Far below every deadline that a held trainer could pass."""

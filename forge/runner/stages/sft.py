@@ -13,8 +13,8 @@ from forge.errors import ConfigError
 from forge.records import Event, Pair
 from forge.rollout.pacing import PublishedSteps
 from forge.runner.prepare.prepare import data_dir, load_pairs
-from forge.runner.stages.desk import TrainerDesk
 from forge.runner.stages.trainer import own_trainer, plugged
+from forge.runner.stages.trainer_desk import TrainerDesk
 from forge.store.layout import write_file
 
 if TYPE_CHECKING:

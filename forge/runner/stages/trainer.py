@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from forge.process.child import Child
     from forge.rollout.pacing import PublishedSteps
     from forge.runner.plan.placement import Placement
-    from forge.runner.stages.desk import TrainerDesk
     from forge.runner.stages.run_context import Run
+    from forge.runner.stages.trainer_desk import TrainerDesk
     from forge.runner.weights.sync import Probe
     from forge.serve.weights import Weights
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from forge.evalpool.pool import Pool
     from forge.evalpool.seating import Seat
     from forge.runner.live.progress import Progress
-    from forge.runner.stages.desk import TrainerDesk
+    from forge.runner.stages.trainer_desk import TrainerDesk
     from forge.serve.remote.remote import RemoteServer
     from forge.serve.replica import Replica
 

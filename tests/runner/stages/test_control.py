@@ -16,7 +16,7 @@ from forge.errors import ConfigError
 from forge.process.sockets import open_socket_dir
 from forge.process.uds import open_client
 from forge.runner.stages.control import Control, serve_control
-from forge.runner.stages.desk import TrainerDesk
+from forge.runner.stages.trainer_desk import TrainerDesk
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

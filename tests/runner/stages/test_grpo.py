@@ -16,7 +16,6 @@ from forge.records import Finish, Group, Problem, Status
 from forge.rollout.batches import Batch
 from forge.rollout.play import Ports
 from forge.rollout.sampler import make_sampler
-from forge.runner.stages.desk import TrainerDesk
 from forge.runner.stages.grpo import (
     _batch_plan,
     _offer,
@@ -26,6 +25,7 @@ from forge.runner.stages.grpo import (
     _step_of,
     _training_ports,
 )
+from forge.runner.stages.trainer_desk import TrainerDesk
 from forge.runner.weights.gate import TurnGate
 from forge.runner.weights.sync import Begin, WeightSync
 from forge.runner.weights.turnover import Turnover

@@ -14,8 +14,8 @@ from forge.errors import ConfigError
 from forge.rollout.pacing import PublishedSteps
 from forge.runner.live.stopping import StopRequest
 from forge.runner.stages import midway
-from forge.runner.stages.desk import TrainerDesk
 from forge.runner.stages.midway import Midway, evaluated_steps
+from forge.runner.stages.trainer_desk import TrainerDesk
 from forge.store.layout import RunPaths
 from tests.store.storefactory import small_run, write_run
 

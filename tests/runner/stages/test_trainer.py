@@ -23,8 +23,8 @@ from forge.runner.live.stopping import StopRequest
 from forge.runner.plan.placement import Placement
 from forge.runner.stages import trainer
 from forge.runner.stages.control import Control
-from forge.runner.stages.desk import TrainerDesk
 from forge.runner.stages.run_context import Run
+from forge.runner.stages.trainer_desk import TrainerDesk
 from forge.runner.weights import sync as weights
 from forge.runner.weights.gate import TurnGate
 from forge.serve.weights import Weights

@@ -21,7 +21,7 @@ from forge.process.child import ChildSpec
 from forge.process.devices import Gpu, Vendor
 from forge.runner.live.observer import StoreObserver
 from forge.runner.live.progress import Progress
-from forge.runner.stages.desk import TrainerDesk
+from forge.runner.stages.trainer_desk import TrainerDesk
 from forge.runner.status import status as components_module
 from forge.runner.status.status import Components
 from forge.runner.status.vitals import Card, Memory, Vitals

@@ -12,10 +12,10 @@ import pytest
 
 from forge.records import Metrics, Sample, SampleUse
 from forge.rollout.batches import Batch
-from forge.runner.stages import desk as desk_module
-from forge.runner.stages.desk import TrainerDesk
+from forge.runner.stages import trainer_desk as desk_module
 from forge.runner.stages.grpo import _offer
 from forge.runner.stages.idleness import Idleness
+from forge.runner.stages.trainer_desk import TrainerDesk
 
 pytestmark = pytest.mark.anyio
 

@@ -9,16 +9,16 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from forge.runner.stages import desk as desk_module
+from forge.runner.stages import trainer_desk as desk_module
 from forge.runner.stages.engine_sleep import take_naps
 from forge.runner.weights.gate import TurnGate
-from tests.runner.stages.test_desk import batch, make_desk
+from tests.runner.stages.test_trainer_desk import batch, make_desk
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from forge.runner.stages.desk import TrainerDesk
+    from forge.runner.stages.trainer_desk import TrainerDesk
 
 pytestmark = pytest.mark.anyio
 
