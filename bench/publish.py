@@ -33,7 +33,8 @@ import anyio  # noqa: E402
 from forge.config.schema import ServeTable  # noqa: E402
 from forge.process.devices import inventory  # noqa: E402
 from forge.process.sockets import open_socket_dir  # noqa: E402
-from forge.serve import Replicas, Weights, open_replicas  # noqa: E402
+from forge.serve.replicas import Replicas, open_replicas  # noqa: E402
+from forge.serve.weights import Weights  # noqa: E402
 
 START_TIMEOUT_S = 240.0
 LIMITS_S = {"adapter": 2.0, "full": 5.0}

@@ -32,7 +32,9 @@ import anyio  # noqa: E402
 from forge.config.schema import ServeTable  # noqa: E402
 from forge.process.devices import inventory  # noqa: E402
 from forge.process.sockets import open_socket_dir  # noqa: E402
-from forge.serve import ReplicaClient, Replicas, Weights, open_replicas  # noqa: E402
+from forge.serve.client import ReplicaClient  # noqa: E402
+from forge.serve.replicas import Replicas, open_replicas  # noqa: E402
+from forge.serve.weights import Weights  # noqa: E402
 
 ARM_TIMEOUT_S = 170.0
 TARGET = 0.95

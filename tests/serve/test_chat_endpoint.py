@@ -17,7 +17,8 @@ from forge.data.chat import ChatTemplate
 from forge.process.sockets import open_socket_dir
 from forge.process.uds import open_client
 from forge.records import Message
-from forge.serve import Weights, open_replicas
+from forge.serve.replicas import open_replicas
+from forge.serve.weights import Weights
 
 if TYPE_CHECKING:
     from conftest import Reference

@@ -23,8 +23,9 @@ from forge.errors import MachineError
 from forge.process.devices import Gpu, inventory
 from forge.process.gpu_users import occupancies
 from forge.process.sockets import open_socket_dir
-from forge.serve import Replicas, Weights, open_replicas
 from forge.serve.installed.engines import check_engine
+from forge.serve.replicas import Replicas, open_replicas
+from forge.serve.weights import Weights
 
 if TYPE_CHECKING:
     from conftest import Reference

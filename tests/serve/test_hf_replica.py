@@ -15,7 +15,9 @@ import pytest
 from forge.config.schema import ServeTable
 from forge.errors import ConfigError
 from forge.process.sockets import open_socket_dir
-from forge.serve import ReplicaClient, Weights, open_replicas
+from forge.serve.client import ReplicaClient
+from forge.serve.replicas import open_replicas
+from forge.serve.weights import Weights
 
 if TYPE_CHECKING:
     from conftest import Reference

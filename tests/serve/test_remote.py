@@ -27,10 +27,12 @@ from forge.errors import ConfigError, MachineError, Stalled
 from forge.process.sockets import open_socket_dir
 from forge.process.uds import serve_task
 from forge.records import Finish, Message
-from forge.serve import ReplicaClient, Weights, open_replicas
+from forge.serve.client import ReplicaClient
 from forge.serve.remote.discovery import SPLIT_ME
 from forge.serve.remote.openai_wire import Dialect, error_message, read_answer
 from forge.serve.remote.remote import Remote, open_remote
+from forge.serve.replicas import open_replicas
+from forge.serve.weights import Weights
 
 if TYPE_CHECKING:
     from conftest import Reference

@@ -26,8 +26,11 @@ from forge.errors import ChildDied, ConfigError, MachineError, Stalled
 from forge.process.sockets import open_socket_dir
 from forge.process.uds import open_client
 from forge.records import Finish
-from forge.serve import ReplicaClient, Replicas, Weights, check_engine, open_replicas
+from forge.serve.client import ReplicaClient
+from forge.serve.installed.engines import check_engine
+from forge.serve.replicas import Replicas, open_replicas
 from forge.serve.restarts import Restarts
+from forge.serve.weights import Weights
 
 if TYPE_CHECKING:
     import httpx

@@ -14,8 +14,10 @@ import pytest
 
 from forge.config.schema import ServeTable
 from forge.process.sockets import open_socket_dir
-from forge.serve import ReplicaClient, Weights, open_replicas
+from forge.serve.client import ReplicaClient
 from forge.serve.installed.engines import ENGINES, EngineKind
+from forge.serve.replicas import open_replicas
+from forge.serve.weights import Weights
 from tests.serve.made_up_replicas import Client, come_up, go_down, made_up_replicas
 
 if TYPE_CHECKING:

@@ -31,8 +31,10 @@ from forge.process.devices import inventory
 from forge.process.gpu_lease import GpuLease
 from forge.process.gpu_users import occupancies
 from forge.process.sockets import open_socket_dir
-from forge.serve import ReplicaClient, Replicas, Weights, open_replicas
+from forge.serve.client import ReplicaClient
 from forge.serve.installed.engines import check_engine
+from forge.serve.replicas import Replicas, open_replicas
+from forge.serve.weights import Weights
 
 pytestmark = [pytest.mark.gpu, pytest.mark.anyio, pytest.mark.timeout(400)]
 PROMPT, TOKENS = list(range(30)), list(range(50, 90))
