@@ -24,7 +24,7 @@ SEED_MASK = (1 << 64) - 1
 
 
 @dataclass(slots=True, eq=False)
-class Sample:
+class EngineSample:
     """One continuation of a request. Outputs are filled when it leaves its slot."""
 
     request: Request
@@ -52,7 +52,7 @@ class Request:
     top_p: float = 1.0
     top_k: int = 0
     stop_token_ids: tuple[int, ...] = ()
-    samples: list[Sample] = field(init=False)
+    samples: list[EngineSample] = field(init=False)
     error: str = ""
     """Set where its samples were given up."""
 

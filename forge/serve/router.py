@@ -42,7 +42,7 @@ LONGEST_AVOIDED_S = 160.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class ReplicaLoad:
     """One replica that is up."""
 
     name: str
@@ -94,7 +94,7 @@ class Router:
     _blocks: OrderedDict[int, set[str]] = field(default_factory=OrderedDict)
     """Replicas that evaluated a prefix, by the hash of its blocks. Oldest use first."""
 
-    def choose(self, up: Sequence[Load], prompt_ids: Sequence[int], *, now: float) -> int:
+    def choose(self, up: Sequence[ReplicaLoad], prompt_ids: Sequence[int], *, now: float) -> int:
         """Index in `up` of the one to ask; it counts as having evaluated the prompt."""
         allowed = [index for index, load in enumerate(up) if self._may_ask(load, now=now)]
         allowed = allowed or list(range(len(up)))
@@ -150,16 +150,16 @@ class Router:
         for names in self._blocks.values():
             names.discard(name)
 
-    def _may_ask(self, load: Load, *, now: float) -> bool:
+    def _may_ask(self, load: ReplicaLoad, *, now: float) -> bool:
         silence = self._silences.get(load.name)
         return silence is None or (now >= silence.until and load.samples == 0)
 
-    def _busyness(self, load: Load, *, among: Sequence[Load]) -> float:
+    def _busyness(self, load: ReplicaLoad, *, among: Sequence[ReplicaLoad]) -> float:
         """Samples it would have with one more, weighted by how much slower than the others it
         is."""
         return (load.samples + 1) * self._slowness(load.name, among=among)
 
-    def _slowness(self, name: str, *, among: Sequence[Load]) -> float:
+    def _slowness(self, name: str, *, among: Sequence[ReplicaLoad]) -> float:
         known = [self._paces[each.name].token_s for each in among if each.name in self._paces]
         if name not in self._paces or min(known) <= 0.0:
             return 1.0
@@ -180,7 +180,7 @@ class Router:
             self._blocks.popitem(last=False)
 
 
-def _is_spilling(load: Load, busy: dict[int, float], index: int, least: int) -> bool:
+def _is_spilling(load: ReplicaLoad, busy: dict[int, float], index: int, least: int) -> bool:
     """Whether it is too busy for what its cache would save."""
     excess = busy[index] - busy[least]
     return busy[index] > SPILL * busy[least] and excess > load.slots / SPILL_SLOTS

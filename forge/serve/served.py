@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled
-from forge.serve.router import Load, Router
+from forge.serve.router import ReplicaLoad, Router
 from forge.serve.stats import EngineLoad, ServeStats
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class Served(ABC):
     def _chosen(self, up: Sequence[Server], prompt_ids: Sequence[int]) -> Server:
         if len(self._servers) == 1:
             return up[0]
-        loads = [Load(name=each.name, samples=each.load, slots=self._slots) for each in up]
+        loads = [ReplicaLoad(name=each.name, samples=each.load, slots=self._slots) for each in up]
         return up[self.router.choose(loads, prompt_ids, now=time.monotonic())]
 
     async def _ask(self, asked: _Asked, first: Server) -> None:

@@ -16,7 +16,7 @@ from forge.process.lease import hold_lease
 from forge.records import Finish
 from forge.serve.engine.app import serve_engine
 from forge.serve.port import FULL, SCORE, SLEEP, Chunk, EngineStatus
-from forge.serve.request import Request, Sample
+from forge.serve.request import EngineSample, Request
 
 
 class Sleeper:
@@ -39,7 +39,7 @@ class Sleeper:
         await anyio.sleep(int(request.prompt[0]) / 10)
         self._running -= request.n
         request.samples = [
-            Sample(
+            EngineSample(
                 request=request,
                 index=index,
                 tokens=np.arange(3, dtype=np.int32),

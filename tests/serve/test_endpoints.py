@@ -22,7 +22,7 @@ from forge.serve.engine.app import Endpoints
 from forge.serve.engine.chat import Texts
 from forge.serve.engine.completions import request_from
 from forge.serve.port import ADAPTER, COMPACT_WIRE, SCORE, SLEEP, Chunk, EngineStatus
-from forge.serve.request import Request, Sample
+from forge.serve.request import EngineSample, Request
 from forge.serve.wire import COMPACT, unpack
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class FakeEngine:
                 self.does.append("abort")
         count = request.max_tokens
         request.samples = [
-            Sample(
+            EngineSample(
                 request,
                 index,
                 tokens=np.arange(count, dtype=np.int32),

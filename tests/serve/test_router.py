@@ -11,7 +11,7 @@ from forge.serve.router import (
     LEAST_PATIENCE_S,
     LONGEST_AVOIDED_S,
     PATIENCE,
-    Load,
+    ReplicaLoad,
     Router,
 )
 
@@ -19,8 +19,8 @@ SYSTEM = list(range(2 * BLOCK_TOKENS))
 """What all prompts of a run begin with."""
 
 
-def loads(*samples: int, slots: int = 32) -> list[Load]:
-    return [Load(name=f"r{i}", samples=n, slots=slots) for i, n in enumerate(samples)]
+def loads(*samples: int, slots: int = 32) -> list[ReplicaLoad]:
+    return [ReplicaLoad(name=f"r{i}", samples=n, slots=slots) for i, n in enumerate(samples)]
 
 
 def problem(number: int, *, num_tokens: int = 4 * BLOCK_TOKENS) -> list[int]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from forge.errors import MachineError
 from forge.records import Completion, Finish
 from forge.serve.engine.completions import choice, completion
-from forge.serve.request import Request, Sample
+from forge.serve.request import EngineSample, Request
 from forge.serve.wire import pack, unpack
 
 IDS = st.integers(0, 2**32 - 1)
@@ -75,7 +75,7 @@ def test_a_header_that_says_nonsense_is_damaged(header: object) -> None:
 def test_both_forms_of_an_answer_carry_the_same_numbers() -> None:
     request = Request(prompt=np.arange(3), n=1, max_tokens=9, temperature=1.0, seed=0)
     logprobs = np.random.default_rng(0).standard_normal(9).astype(np.float32)
-    sample = Sample(
+    sample = EngineSample(
         request,
         0,
         tokens=np.arange(9, dtype=np.int32),

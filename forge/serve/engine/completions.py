@@ -13,7 +13,7 @@ import numpy as np
 
 from forge.errors import ConfigError
 from forge.records import Completion
-from forge.serve.request import Request, Sample
+from forge.serve.request import EngineSample, Request
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -67,7 +67,7 @@ def answer(request: Request) -> dict[str, Any]:
     }
 
 
-def completion(sample: Sample) -> Completion:
+def completion(sample: EngineSample) -> Completion:
     """One finished sample. Versions are those of its own tokens."""
     assert sample.finish is not None
     return Completion(
@@ -79,7 +79,7 @@ def completion(sample: Sample) -> Completion:
     )
 
 
-def choice(sample: Sample) -> dict[str, Any]:
+def choice(sample: EngineSample) -> dict[str, Any]:
     """The same as JSON."""
     done = completion(sample)
     logprobs = {"token_logprobs": done.logprobs}

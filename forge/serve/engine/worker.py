@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from forge.serve.request import Request, Sample
+    from forge.serve.request import EngineSample, Request
 
 logger = logging.getLogger(__name__)
 
@@ -65,11 +65,11 @@ class StepEngine(Protocol):
         """There is something to step."""
         ...
 
-    def step(self) -> list[Sample]:
+    def step(self) -> list[EngineSample]:
         """One token for every running sample. Returns those that finished."""
         ...
 
-    def new_tokens(self, sample: Sample, start: int) -> list[int]:
+    def new_tokens(self, sample: EngineSample, start: int) -> list[int]:
         """Tokens of a sample from a place on, running or not."""
         ...
 

@@ -26,7 +26,7 @@ from forge.serve.hf.model import Model
 from forge.serve.hf.rows import Memory, Row, counters_of, knobs_of
 from forge.serve.hf.sampler import draw
 from forge.serve.port import COMPACT_WIRE, FULL, LORA, SCORE, SLEEP, EngineStatus
-from forge.serve.request import Request, Sample, check_length, check_tokens
+from forge.serve.request import EngineSample, Request, check_length, check_tokens
 
 SCORE_TOKENS = 512
 """Scored at once: their logits over a vocabulary of 150k take 300 MB in f32."""
@@ -55,7 +55,7 @@ class HfEngine:
         dtype = torch.float32 if settings.is_exact else torch.bfloat16
         self._model = Model(settings.model_dir, dtype=dtype, device=self._device)
         self._version = settings.version
-        self._waiting: deque[Sample] = deque()
+        self._waiting: deque[EngineSample] = deque()
         self._rows: list[Row] = []
         self._memory: Memory | None = None
         self._generated_tokens = self._prompt_tokens = 0
@@ -72,7 +72,7 @@ class HfEngine:
     def add(self, request: Request) -> None:
         """Queue a request, once checked."""
         self.check(request)
-        request.samples = [Sample(request, index) for index in range(request.n)]
+        request.samples = [EngineSample(request, index) for index in range(request.n)]
         self._waiting.extend(request.samples)
 
     def abort(self, request: Request) -> None:
@@ -86,7 +86,7 @@ class HfEngine:
     def is_active(self) -> bool:
         return bool(self._rows or self._waiting)
 
-    def new_tokens(self, sample: Sample, start: int) -> list[int]:
+    def new_tokens(self, sample: EngineSample, start: int) -> list[int]:
         """Tokens of a sample from a place on, running or not."""
         for row in self._rows:
             if row.sample is sample:
@@ -134,7 +134,7 @@ class HfEngine:
     # -- the step --------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def step(self) -> list[Sample]:
+    def step(self) -> list[EngineSample]:
         """One token for every running sample, and for those that start. Those that finished."""
         logits = self._decoded()
         while self._waiting and len(self._rows) < self._settings.num_slots:
@@ -187,7 +187,7 @@ class HfEngine:
         self._rows += [Row.of(sample) for sample in starting]
         return [logits] * len(starting)
 
-    def _drop(self, rows: list[Row]) -> list[Sample]:
+    def _drop(self, rows: list[Row]) -> list[EngineSample]:
         """Take rows out of the batch."""
         if not rows:
             return []

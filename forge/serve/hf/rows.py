@@ -17,7 +17,7 @@ from transformers.cache_utils import DynamicLayer
 
 from forge.records import Finish
 from forge.serve.engine.draws import Draw, Knobs
-from forge.serve.request import SEED_MASK, Sample
+from forge.serve.request import SEED_MASK, EngineSample
 
 if TYPE_CHECKING:
     from transformers import DynamicCache
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 class Row:
     """A running sample."""
 
-    sample: Sample
+    sample: EngineSample
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     logprobs_t1: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
 
     @classmethod
-    def of(cls, sample: Sample) -> Row:
+    def of(cls, sample: EngineSample) -> Row:
         """Takes up what the sample has produced before."""
         return cls(
             sample,
@@ -57,7 +57,7 @@ class Row:
             self.sample.finish = Finish.LENGTH
         return self.sample.finish is not None
 
-    def leave(self) -> Sample:
+    def leave(self) -> EngineSample:
         """The sample, with what it has produced."""
         self.sample.tokens = np.array(self.tokens, np.int32)
         self.sample.logprobs = np.array(self.logprobs, np.float32)

@@ -31,7 +31,7 @@ from forge.serve.llama.score import score
 from forge.serve.llama.slots import Slots
 from forge.serve.llama.stages import Counts, Fork, Prefill, Starts
 from forge.serve.port import COMPACT_WIRE, FULL, LORA, SCORE, EngineStatus
-from forge.serve.request import Request, Sample
+from forge.serve.request import EngineSample, Request
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,7 +70,7 @@ class Engine:
         """Queue a request, once checked."""
         self.check(request)
         request.prompt = request.prompt.astype(np.int32)
-        request.samples = [Sample(request, index) for index in range(request.n)]
+        request.samples = [EngineSample(request, index) for index in range(request.n)]
         self._prefills.append(Prefill(tokens=request.prompt, samples=list(request.samples)))
 
     def abort(self, request: Request) -> None:
@@ -101,7 +101,7 @@ class Engine:
         waiting = sum(len(prefill.samples) for prefill in self._prefills)
         return waiting + sum(len(fork.prefill.samples) for fork in self._forks)
 
-    def new_tokens(self, sample: Sample, start: int) -> list[int]:
+    def new_tokens(self, sample: EngineSample, start: int) -> list[int]:
         """Tokens of a sample from a place on, running or not."""
         slot = self._slots.slot_of(sample)
         return (
@@ -146,7 +146,7 @@ class Engine:
 
     # -- the step --------------------------------------------------------------------------------
 
-    def step(self) -> list[Sample]:
+    def step(self) -> list[EngineSample]:
         """One decode. Returns the samples that finished in it."""
         starts = Starts()
         self._start_forks(starts)
@@ -224,7 +224,9 @@ class Engine:
             if not fork.prefill.samples:
                 self._forks.popleft()
 
-    def _sample(self, running: np.ndarray, logits: np.ndarray, starts: Starts) -> list[Sample]:
+    def _sample(
+        self, running: np.ndarray, logits: np.ndarray, starts: Starts
+    ) -> list[EngineSample]:
         slots = running
         if starts.slots:
             slots = np.concatenate([running, np.array(starts.slots, np.int64)])
@@ -238,11 +240,11 @@ class Engine:
             return self._give_up(slots[~draw.is_finite]) + self._record_finite(slots, draw)
         return self._record(slots, draw)
 
-    def _record(self, slots: np.ndarray, draw: Draw) -> list[Sample]:
+    def _record(self, slots: np.ndarray, draw: Draw) -> list[EngineSample]:
         self.counts.generated_tokens += slots.size
         return [self._end(slot) for slot in self._slots.append(slots, draw, version=self.version)]
 
-    def _record_finite(self, slots: np.ndarray, draw: Draw) -> list[Sample]:
+    def _record_finite(self, slots: np.ndarray, draw: Draw) -> list[EngineSample]:
         kept = draw.is_finite
         if not kept.any():
             return []
@@ -254,7 +256,7 @@ class Engine:
         )
         return self._record(slots[kept], finite)
 
-    def _give_up(self, slots: np.ndarray) -> list[Sample]:
+    def _give_up(self, slots: np.ndarray) -> list[EngineSample]:
         """Samples whose logits were not finite: an overflow of the weights, which no token can
         answer.
         """
@@ -264,7 +266,7 @@ class Engine:
             sample.request.error = f"logits were not finite at policy version {self.version}"
         return ended
 
-    def _end(self, slot: int) -> Sample:
+    def _end(self, slot: int) -> EngineSample:
         sample = self._slots.leave(slot)
         self._vacate(slot)
         return sample

@@ -15,7 +15,7 @@ import numpy as np
 
 from forge.records import Finish
 from forge.serve.engine.draws import Draw, Knobs
-from forge.serve.request import MAX_STOP_IDS, SEED_MASK, Sample
+from forge.serve.request import MAX_STOP_IDS, SEED_MASK, EngineSample
 
 NO_TOKEN = -1
 
@@ -33,7 +33,7 @@ class Slots:
 
     def __init__(self, *, num_slots: int, context_tokens: int) -> None:
         self._free = list(range(num_slots))
-        self._sample: list[Sample | None] = [None] * num_slots
+        self._sample: list[EngineSample | None] = [None] * num_slots
         self._running = np.empty(0, np.int64)
         self.num_cells = np.zeros(num_slots, np.int32)
         self.next_token = np.zeros(num_slots, np.int32)
@@ -70,12 +70,12 @@ class Slots:
     def release(self, slot: int) -> None:
         bisect.insort(self._free, slot)
 
-    def sample(self, slot: int) -> Sample:
+    def sample(self, slot: int) -> EngineSample:
         sample = self._sample[slot]
         assert sample is not None
         return sample
 
-    def slot_of(self, sample: Sample) -> int | None:
+    def slot_of(self, sample: EngineSample) -> int | None:
         """Id under which a sample runs."""
         return next((slot for slot, other in enumerate(self._sample) if other is sample), None)
 
@@ -87,7 +87,7 @@ class Slots:
 
     # -- samples ---------------------------------------------------------------------------------
 
-    def enter(self, slot: int, sample: Sample, *, num_cells: int) -> None:
+    def enter(self, slot: int, sample: EngineSample, *, num_cells: int) -> None:
         """Run a sample under a held id whose KV has `num_cells` tokens; what it produced before is
         taken up again.
         """
@@ -109,7 +109,7 @@ class Slots:
         self._version[slot, :count] = sample.versions
         self._note_running()
 
-    def leave(self, slot: int) -> Sample:
+    def leave(self, slot: int) -> EngineSample:
         """Take a sample out, with what it has produced. The id stays held."""
         sample, count = self.sample(slot), int(self.num_out[slot])
         sample.tokens = self._token[slot, :count].copy()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import numpy as np
 
-    from forge.serve.request import Sample
+    from forge.serve.request import EngineSample
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -19,7 +19,7 @@ class Prefill:
     """Tokens to evaluate before samples can start."""
 
     tokens: np.ndarray
-    samples: list[Sample]
+    samples: list[EngineSample]
     done: int = 0
     slot: int | None = None
 

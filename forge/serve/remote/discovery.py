@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from forge.errors import ChildDied, ConfigError, MachineError, Stalled
-from forge.serve.remote.openai_wire import PATHS, Dialect, Question, read_answer
+from forge.serve.remote.openai_wire import PATHS, Dialect, RemoteRequest, read_answer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,7 @@ SPLIT_ME = "def kernel(x_ptr, BLOCK: tl.constexpr):\n    return tl.load(x_ptr + 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class RemoteModel:
     """One server."""
 
     dialect: Dialect
@@ -39,7 +39,7 @@ async def discover(
     split_ids: Sequence[int],
     stop_token_ids: Sequence[int],
     model_name: str | None,
-) -> Found:
+) -> RemoteModel:
     """Ask who is there.
 
     Args:
@@ -53,7 +53,9 @@ async def discover(
     try:
         health = await client.json("GET", "/health")
         if isinstance(health, dict) and "features" in health:
-            found = Found(dialect=Dialect.FORGE, model=_forge_model(client.url, health, model_name))
+            found = RemoteModel(
+                dialect=Dialect.FORGE, model=_forge_model(client.url, health, model_name)
+            )
         else:
             entries = _entries(await client.json("GET", "/v1/models"))
             model = _choose(client.url, [entry["id"] for entry in entries], model_name)
@@ -62,7 +64,7 @@ async def discover(
             speaks = await _splits_alike(client, model, split_ids) and await _speaks(
                 client, best, model, split_ids, stop_token_ids
             )
-            found = Found(dialect=best if speaks else Dialect.CHAT, model=model)
+            found = RemoteModel(dialect=best if speaks else Dialect.CHAT, model=model)
     except (ChildDied, Stalled) as error:
         raise MachineError(f"serve.url: no engine answers: {error}") from error
     model = found.model or "forge's engine"
@@ -92,13 +94,13 @@ async def _speaks(
 ) -> bool:
     """Whether one token, asked for so, comes; not where that is refused, or answered in other
     words. Raises MachineError where it is neither."""
-    question = Question(
+    request = RemoteRequest(
         prompt_ids=ids, messages=(), n=1, max_tokens=1, temperature=1.0, seed=0,
         stop_token_ids=stop,
     )  # fmt: skip
     said = "%s does not speak %s: %s"
     try:
-        content = await client.post(PATHS[dialect], question.body(dialect, model=model))
+        content = await client.post(PATHS[dialect], request.body(dialect, model=model))
     except ConfigError as error:
         logger.info(said, client.url, dialect, error)
         return False

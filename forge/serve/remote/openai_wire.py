@@ -39,7 +39,7 @@ class Dialect(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class RemoteRequest:
     """One request for samples."""
 
     prompt_ids: Sequence[int]
@@ -105,7 +105,7 @@ PATHS = {
 def read_answer(
     content: bytes, dialect: Dialect, *, n: int, encode: Callable[[str, bool], list[int]]
 ) -> list[Completion]:
-    """The completions of an answer to `Question.body`.
+    """The completions of an answer to `RemoteRequest.body`.
 
     Args:
         n: how many there must be.

@@ -21,8 +21,8 @@ import anyio.to_thread
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled
 from forge.process.busy import BusyClock
 from forge.process.uds import open_url_client
-from forge.serve.remote.discovery import SPLIT_ME, Found, discover
-from forge.serve.remote.openai_wire import PATHS, Dialect, Question, read_answer
+from forge.serve.remote.discovery import SPLIT_ME, RemoteModel, discover
+from forge.serve.remote.openai_wire import PATHS, Dialect, RemoteRequest, read_answer
 from forge.serve.remote.url_client import UrlClient
 from forge.serve.served import Served, not_changeable
 from forge.serve.wire import COMPACT
@@ -65,7 +65,7 @@ class ChatPort(Protocol):
 class RemoteServer:
     """One URL."""
 
-    def __init__(self, client: UrlClient, found: Found, *, chat: ChatPort) -> None:
+    def __init__(self, client: UrlClient, found: RemoteModel, *, chat: ChatPort) -> None:
         self.name = client.url
         self.load = 0
         self.generated_tokens = 0
@@ -91,7 +91,7 @@ class RemoteServer:
     ) -> list[Completion]:  # fmt: skip
         """Sample; for CHAT as n requests, since few such servers take n."""
         is_chat = self.found.dialect is Dialect.CHAT
-        question = Question(
+        request = RemoteRequest(
             prompt_ids=prompt_ids,
             messages=self._chat.messages(prompt_ids) if is_chat else (),
             n=n,
@@ -102,33 +102,33 @@ class RemoteServer:
         )
         with self._busy.running():
             if not is_chat:
-                return await self._ask(question)
-            return await self._ask_singly(question)
+                return await self._ask(request)
+            return await self._ask_singly(request)
 
-    async def _ask_singly(self, question: Question) -> list[Completion]:
+    async def _ask_singly(self, request: RemoteRequest) -> list[Completion]:
         answers: dict[int, Completion] = {}
         failures: list[ForgeError] = []
 
         async def one(index: int) -> None:
             try:
-                single = replace(question, n=1, seed=question.seed + index)
+                single = replace(request, n=1, seed=request.seed + index)
                 (answers[index],) = await self._ask(single)
             except ForgeError as error:
                 failures.append(error)
                 group.cancel_scope.cancel()
 
         async with anyio.create_task_group() as group:
-            for index in range(question.n):
+            for index in range(request.n):
                 group.start_soon(one, index)
         if failures:
             raise failures[0]
-        return [answers[index] for index in range(question.n)]
+        return [answers[index] for index in range(request.n)]
 
-    async def _ask(self, question: Question) -> list[Completion]:
+    async def _ask(self, request: RemoteRequest) -> list[Completion]:
         """Raises ConfigError where it refuses, MachineError where it cannot, ChildDied, Stalled."""
-        content = await self._post(question.body(self.found.dialect, model=self.found.model))
+        content = await self._post(request.body(self.found.dialect, model=self.found.model))
         parse = partial(
-            read_answer, content, self.found.dialect, n=question.n, encode=self._encode_answer
+            read_answer, content, self.found.dialect, n=request.n, encode=self._encode_answer
         )
         try:
             if len(content) <= THREAD_BYTES or self.found.dialect is Dialect.CHAT:

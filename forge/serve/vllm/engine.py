@@ -29,7 +29,7 @@ from forge.process.busy import BusyClock
 from forge.records import Finish
 from forge.serve import port
 from forge.serve.port import Chunk, EngineStatus
-from forge.serve.request import Request, Sample, check_length, check_tokens
+from forge.serve.request import EngineSample, Request, check_length, check_tokens
 from forge.serve.vllm.flight import Flight, Vllm, sampled_logprobs
 from forge.serve.vllm.settings import MAX_LORAS, VllmSettings, sampling_arguments, scoring_arguments
 from forge.serve.vllm.weights import check_weights, checkpoint_shapes
@@ -81,10 +81,10 @@ class VllmEngine:
         their prompt once.
         """
         await self.check(request)
-        request.samples = [Sample(request, index) for index in range(request.n)]
+        request.samples = [EngineSample(request, index) for index in range(request.n)]
         prompt, failures = request.prompt.tolist(), list[ForgeError]()
 
-        async def one(sample: Sample) -> None:
+        async def one(sample: EngineSample) -> None:
             try:
                 await self._sample(sample, prompt, on_chunk)
             except ForgeError as error:
@@ -101,7 +101,7 @@ class VllmEngine:
         self._generated_tokens += sum(sample.tokens.size for sample in request.samples)
 
     async def _sample(
-        self, sample: Sample, prompt: list[int], on_chunk: Callable[[Chunk], None] | None
+        self, sample: EngineSample, prompt: list[int], on_chunk: Callable[[Chunk], None] | None
     ) -> None:
         while self._resumed is not None:
             await self._resumed.wait()
@@ -176,7 +176,7 @@ class VllmEngine:
         check_length(prompt.size, completion.size, context_tokens=context_tokens)
         tokens = [*prompt.tolist(), *completion.tolist()]
         request = Request(prompt=np.array(tokens), n=1, max_tokens=1, temperature=0.0, seed=0)
-        flight = Flight(sample=Sample(request, 0), lora=self._lora, version=self._version)
+        flight = Flight(sample=EngineSample(request, 0), lora=self._lora, version=self._version)
         arguments = {**scoring_arguments(), "output_kind": "FINAL_ONLY"}
         with self._busy.running(), self._dying():
             async with self._flying(flight, tokens, arguments):

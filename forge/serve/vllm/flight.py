@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from forge.serve.request import Sample
+    from forge.serve.request import EngineSample
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class Vllm:
 class Flight:
     """A sample that vLLM works on."""
 
-    sample: Sample
+    sample: EngineSample
     lora: Any
     """LoRARequest it was given with, or None."""
     version: int
