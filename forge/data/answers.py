@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from forge.records.reason import Reason
+
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 TRITON_OPEN, TRITON_CLOSE = "<triton>", "</triton>"
 _FENCE = re.compile(r"^[ \t]*+(`{3,}+|~{3,}+)([^\n`]*+)$", re.MULTILINE)
@@ -23,27 +25,27 @@ class Extraction:
 
     code: str
     """Source to judge; empty unless reason is `ok`."""
-    reason: str
-    """`ok`, `no_code_block`, `no_entry_point` or `unclosed_thinking`."""
+    reason: Reason
+    """OK, NO_CODE_BLOCK, NO_ENTRY_POINT or UNCLOSED_THINKING."""
 
     @property
     def is_ok(self) -> bool:
-        return self.reason == "ok"
+        return self.reason is Reason.OK
 
 
 def extract(completion_text: str, *, entry_point: str = "Model") -> Extraction:
     """The candidate in a completion: a block that defines `<entry_point>New`."""
     text = _without_thinking(completion_text)
     if text is None:
-        return Extraction(code="", reason="unclosed_thinking")
+        return Extraction(code="", reason=Reason.UNCLOSED_THINKING)
     blocks = sorted([*_fenced_blocks(text), *_triton_blocks(text)])
     if not blocks:
-        return Extraction(code="", reason="no_code_block")
+        return Extraction(code="", reason=Reason.NO_CODE_BLOCK)
     defines = re.compile(rf"^(?:class|def)[ \t]+{re.escape(entry_point)}New\b", re.MULTILINE)
     for _, code in reversed(blocks):
         if defines.search(code):
-            return Extraction(code=code, reason="ok")
-    return Extraction(code="", reason="no_entry_point")
+            return Extraction(code=code, reason=Reason.OK)
+    return Extraction(code="", reason=Reason.NO_ENTRY_POINT)
 
 
 def _without_thinking(text: str) -> str | None:

@@ -2,6 +2,7 @@
 `forge.errors`."""
 
 from forge.records.problem import Message, Pair, Problem, Split
+from forge.records.reason import Reason, Status
 from forge.records.rollout import Completion, End, Finish, Group, Purpose, Trajectory, Turn
 from forge.records.run import (
     Attempt,
@@ -13,7 +14,7 @@ from forge.records.run import (
     ProcessStart,
 )
 from forge.records.sample import PolicyVersion, Sample, SampleUse
-from forge.records.verdict import Status, Timing, Verdict
+from forge.records.verdict import Timing, Verdict
 
 __all__ = [
     "Attempt",
@@ -32,6 +33,7 @@ __all__ = [
     "ProcessEnd",
     "ProcessStart",
     "Purpose",
+    "Reason",
     "Sample",
     "SampleUse",
     "Split",

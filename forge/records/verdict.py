@@ -4,35 +4,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any
+
+from forge.records.policy import policy_of
+from forge.records.reason import Status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-
-class Status(StrEnum):
-    """The stage at which a candidate stopped, or that it passed all of them."""
-
-    CORRECT = "correct"
-    """Every checked output agrees with the reference."""
-    WRONG = "wrong"
-    """It ran, and an output differs in shape, type or value."""
-    COMPILE_ERROR = "compile_error"
-    """Python or Triton refuses the source."""
-    RUNTIME_ERROR = "runtime_error"
-    """It raised, crashed or ran out of memory."""
-    TIMEOUT = "timeout"
-    """A phase passed its deadline."""
-    REJECTED = "rejected"
-    """No usable answer, or one that breaks the rules (reason says which)."""
-    INFRA_ERROR = "infra_error"
-    """Our fault or the machine's. Never scored, masked from the gradient."""
-
-    @property
-    def is_scored(self) -> bool:
-        """Whether a reward may be computed from it."""
-        return self is not Status.INFRA_ERROR
+    from forge.records.policy import Policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +86,7 @@ class Verdict:
 
     status: Status
     reason: str
-    """Stable code: `ok`, `no_code_block`, `syntax_error`, `not_triton`, `mismatch`, `shape`,
-    `deadline:correct`, ..."""
+    """Stable code: a `Reason`, or one of another version of the judge."""
     detail: str
     """What the model may read: trimmed traceback, first mismatch, error statistics; ≤ 2 kB, no
     control characters."""
@@ -133,6 +112,11 @@ class Verdict:
     @property
     def is_correct(self) -> bool:
         return self.status is Status.CORRECT
+
+    @property
+    def policy(self) -> Policy:
+        """What follows from it for the candidate and for its judge."""
+        return policy_of(self.status, self.reason)
 
     def to_json(self) -> dict[str, Any]:
         """Flat JSON object with the fields as the design names them; timing fields null where

@@ -31,6 +31,7 @@ from forge.records import (
     Group,
     Problem,
     Purpose,
+    Reason,
     Status,
     Trajectory,
     Turn,
@@ -228,10 +229,10 @@ async def _judge_turn(
     return turn
 
 
-NO_ANSWER_WORDS = {
-    "no_code_block": "no complete fenced code block in the answer",
-    "no_entry_point": "no code block defines the class ModelNew",
-    "unclosed_thinking": "the thinking was never closed",
+NO_ANSWER_WORDS: dict[str, str] = {
+    Reason.NO_CODE_BLOCK: "no complete fenced code block in the answer",
+    Reason.NO_ENTRY_POINT: "no code block defines the class ModelNew",
+    Reason.UNCLOSED_THINKING: "the thinking was never closed",
 }
 """What the model is told where there was nothing to judge."""
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forge.data.prompts import Exchange
-    from forge.records import Completion, Problem, Verdict
+    from forge.records import Completion, Problem, Reason, Verdict
 
 
 class Generate(Protocol):
@@ -104,7 +104,7 @@ class Prompter(Protocol):
         """What the next turn is told."""
         ...
 
-    def extract(self, problem: Problem, completion_text: str) -> tuple[str, str]:
+    def extract(self, problem: Problem, completion_text: str) -> tuple[str, Reason]:
         """Candidate source and reason code; the source is empty where there is no usable answer.
         Never raises."""
         ...

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forge.data.chat import ChatTemplate
-    from forge.records import Message, Problem, Verdict
+    from forge.records import Message, Problem, Reason, Verdict
 
 REMEMBERED = 4096
 """Conversations of the last prompts: more than are in flight at once."""
@@ -72,6 +72,6 @@ class TemplatePrompter:
     def feedback(self, verdict: Verdict) -> str:
         return feedback_message(verdict).content
 
-    def extract(self, problem: Problem, completion_text: str) -> tuple[str, str]:
+    def extract(self, problem: Problem, completion_text: str) -> tuple[str, Reason]:
         found = extract(completion_text, entry_point=problem.entry_point)
         return found.code, found.reason

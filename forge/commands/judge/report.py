@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from forge.commands.judge.histogram import WIDTH, histogram
-from forge.records import Status
+from forge.records import Reason, Status
 from forge.views.text.terminal import percent, printable
 
 if TYPE_CHECKING:
@@ -38,7 +38,9 @@ PROFILERS = {
     "nsys": "nsys profile python FILE",
     "rocprofv3": "rocprofv3 --kernel-trace -- python FILE",
 }
-AGAIN = {"reference_failed": "the problem's own Model failed; --override makes a problem smaller"}
+AGAIN: dict[str, str] = {
+    Reason.REFERENCE_FAILED: "the problem's own Model failed; --override makes a problem smaller"
+}
 """What helps where judging again does not, by reason."""
 STYLES = {Status.CORRECT: "bold green", Status.INFRA_ERROR: "bold yellow"}
 WEAK = {"none": ": the candidate could reach files, sockets and other processes"}

@@ -1,0 +1,155 @@
+"""How a judgement ended (`Status`) and why (`Reason`).
+
+`Verdict.reason` is a `str`, since stored verdicts may hold codes of other versions of the judge;
+every code of this version is a `Reason`. What follows from a reason is in `policy.py`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Status(StrEnum):
+    """The stage at which a candidate failed, or `correct`."""
+
+    CORRECT = "correct"
+    """Every checked output agrees with the reference."""
+    WRONG = "wrong"
+    """It ran, and an output differs in shape, type or value."""
+    COMPILE_ERROR = "compile_error"
+    """Python or Triton refuses the source."""
+    RUNTIME_ERROR = "runtime_error"
+    """It raised, crashed or ran out of memory."""
+    TIMEOUT = "timeout"
+    """A phase exceeded its deadline."""
+    REJECTED = "rejected"
+    """No usable answer, or one that breaks the rules (reason says which)."""
+    INFRA_ERROR = "infra_error"
+    """Our fault or the machine's. Never scored, masked from the gradient."""
+
+    @property
+    def is_scored(self) -> bool:
+        """True if a reward may be computed."""
+        return self is not Status.INFRA_ERROR
+
+
+class Reason(StrEnum):
+    """Stable code of why a judgement ended.
+
+    A parameter follows the code after a colon: `deadline:correct` is DEADLINE in phase `correct`.
+    """
+
+    OK = "ok"
+    """Correct."""
+
+    # No candidate in the completion (forge.data.answers).
+    NO_CODE_BLOCK = "no_code_block"
+    """No complete fenced code block."""
+    NO_ENTRY_POINT = "no_entry_point"
+    """No class or function with the required name."""
+    UNCLOSED_THINKING = "unclosed_thinking"
+    """The thinking never ends, so there is no answer."""
+
+    # The source, before it runs.
+    TOO_LONG = "too_long"
+    """The source exceeds the size limit."""
+    SYNTAX_ERROR = "syntax_error"
+    """Python cannot parse the source."""
+    NO_KERNEL = "no_kernel"
+    """No function is decorated with triton.jit."""
+    FORBIDDEN_ATTRIBUTE = "forbidden_attribute"
+    """An attribute that a kernel does not need."""
+    FORBIDDEN_CALL = "forbidden_call"
+    """A call in a form that is not allowed."""
+    FORBIDDEN_DEFINITION = "forbidden_definition"
+    """A definition that others would call: a special method, a hook."""
+    FORBIDDEN_IMPORT = "forbidden_import"
+    """An import outside the allowed modules."""
+    FORBIDDEN_NAME = "forbidden_name"
+    """A name that a kernel does not need."""
+
+    # The candidate fails.
+    NOT_TRITON = "not_triton"
+    """Triton cannot compile a kernel."""
+    IMPORT_ERROR = "import_error"
+    """The module raises while it is imported."""
+    EXCEPTION = "exception"
+    """Constructor or forward raises."""
+    NEEDS_GPU = "needs_gpu"
+    """It asks for a GPU on a judge without one."""
+    OUT_OF_BOUNDS = "out_of_bounds"
+    """A kernel reads or writes outside its tensors (interpreted kernels)."""
+    OUT_OF_MEMORY = "out_of_memory"
+    """It needs more memory than the judge grants."""
+    OUT_OF_RESOURCES = "out_of_resources"
+    """A kernel needs more shared memory or registers than the GPU has."""
+    GPU_FAULT = "gpu_fault"
+    """The driver ended its context, mostly for an illegal memory access."""
+    CRASH = "crash"
+    """Its process ended, or closed its channel."""
+    KILLED = "killed"
+    """Its process was killed on each of two judges."""
+    DEADLINE = "deadline"
+    """A phase exceeded its deadline; the parameter names the phase."""
+
+    # The output is wrong.
+    MISMATCH = "mismatch"
+    """Values outside the tolerance."""
+    SHAPE = "shape"
+    """Number, shape or type of the outputs."""
+    STATEFUL = "stateful"
+    """An output that depends on earlier calls."""
+    PARAMS_CACHED_IN_INIT = "params_cached_in_init"
+    """It computes with parameter values from before the last change."""
+    OUTPUT_NOT_WRITTEN = "output_not_written"
+    """An output that the kernel left untouched."""
+    INPUTS_MODIFIED = "inputs_modified"
+    """It changes its inputs, and the reference does not."""
+
+    # The candidate breaks the rules.
+    NO_KERNEL_LAUNCH = "no_kernel_launch"
+    """No Triton kernel is launched."""
+    DECOY_KERNEL = "decoy_kernel"
+    """The output stays right when kernels do nothing."""
+    TORCH_WORK = "torch_work"
+    """torch does more of the work than is allowed."""
+    FORGED_FRAME = "forged_frame"
+    """It wrote to the channel between judge and runner."""
+    CLOCK = "clock"
+    """The claimed time contradicts the wall clock."""
+
+    # Nothing is known about the candidate.
+    REFERENCE_FAILED = "reference_failed"
+    """The problem's own module fails."""
+    JUDGE_BUG = "judge_bug"
+    """The judge raised."""
+    BAD_REQUEST = "bad_request"
+    """The judge refused the request."""
+    RUNNER_KILLED = "runner_killed"
+    """SIGKILL ended the candidate's process: an operator, the kernel, or its own limits."""
+    GPU_BUSY = "gpu_busy"
+    """No turn on the GPU within the deadline."""
+    GPU_MEMORY = "gpu_memory"
+    """No memory on the GPU for the judge's tensors."""
+    GPU_UNAVAILABLE = "gpu_unavailable"
+    """The candidate's process could not open a context on the GPU."""
+    GPU_LOST = "gpu_lost"
+    """The judge's own context on the GPU failed."""
+    WEAK_SANDBOX = "weak_sandbox"
+    """The sandbox is weaker than required."""
+    ZYGOTE_GONE = "zygote_gone"
+    """The process that forks candidates ended."""
+    JUDGE_LOST = "judge_lost"
+    """The judge did not answer."""
+    DISTRUSTED = "distrusted"
+    """The judge failed a canary after this verdict."""
+    NO_JUDGE = "no_judge"
+    """No judge became available in time."""
+
+    @classmethod
+    def of(cls, code: str) -> Reason | None:
+        """The member of a stored code, without its parameter; None if it is unknown."""
+        try:
+            return cls(code.partition(":")[0])
+        except ValueError:
+            return None

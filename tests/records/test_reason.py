@@ -1,0 +1,121 @@
+"""Every reason has a policy, and the judge's source uses no reason that is not a member."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import forge.evalpool.judge as judge
+from forge.data import answers
+from forge.records.policy import POLICIES, UNKNOWN, Cause, policy_of
+from forge.records.reason import Reason, Status
+from forge.records.verdict import Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+JUDGE = Path(judge.__file__).parent
+OF_THE_POOL = {
+    Reason.KILLED, Reason.JUDGE_LOST, Reason.BAD_REQUEST, Reason.DISTRUSTED, Reason.NO_JUDGE,
+}  # fmt: skip
+"""What the pool decides without, or against, a judge's verdict."""
+
+
+def used_by_the_judge() -> set[tuple[str | None, str]]:
+    """Each reason in the judge's source, with the status beside it; None where that is computed."""
+    trees = [ast.parse(path.read_text()) for path in sorted(JUDGE.rglob("*.py"))]
+    names = {name: text for tree in trees for name, text in constants(tree)}
+    found = set[tuple[str | None, str]]()
+    for call in (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        keywords = {one.arg: one.value for one in call.keywords}
+        status, *rest = (*call.args, None)
+        match call.func:
+            case ast.Attribute(attr="finding"):
+                reason = rest[0]
+            case ast.Name(id="Finding"):
+                status, reason = keywords["status"], keywords["reason"]
+            case ast.Name(id="Screening"):
+                status, reason = None, keywords["reason"]
+            case ast.Name(id="_Found"):
+                status, reason = None, status
+            case _:
+                continue
+        if (code := text_of(reason, names)) is not None:
+            found.add((status.attr if isinstance(status, ast.Attribute) else None, code))
+    return found
+
+
+def constants(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    for node in tree.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=str(text))):
+                yield name, text
+
+
+def text_of(node: ast.AST | None, names: dict[str, str]) -> str | None:
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=[ast.Constant(value=str(text)), *_]):
+            return text
+        case ast.Name(id=name):
+            return names.get(name)
+        case _:
+            return None
+
+
+USED = used_by_the_judge()
+
+
+@pytest.mark.parametrize(("status", "code"), sorted(USED, key=str))
+def test_every_reason_of_the_judge_is_a_member_with_its_status(status, code):
+    reason = Reason.of(code)
+    assert reason is not None
+    if status is not None:
+        assert POLICIES[reason].status is Status[status]
+
+
+def test_every_member_is_used_by_the_judge_the_extractor_or_the_pool():
+    used = {Reason.of(code) for _, code in USED} | OF_THE_POOL
+    used |= {Reason.NO_CODE_BLOCK, Reason.UNCLOSED_THINKING}
+    assert answers.extract("").reason is Reason.NO_CODE_BLOCK
+    assert used == set(Reason)
+
+
+def test_every_reason_has_a_policy_and_every_status_a_default():
+    assert set(POLICIES) == set(Reason)
+    assert set(UNKNOWN) == set(Status)
+    for policy in (*POLICIES.values(), *UNKNOWN.values()):
+        assert (policy.cause is not None) == policy.is_retried == (not policy.is_scored)
+
+
+def test_a_parameter_follows_a_colon():
+    assert Reason.of("deadline:correct") is Reason.DEADLINE
+    assert policy_of(Status.TIMEOUT, "deadline:correct") is POLICIES[Reason.DEADLINE]
+
+
+def test_a_verdict_with_an_unknown_reason_is_read_and_has_the_policy_of_its_status():
+    old = Verdict(status=Status.INFRA_ERROR, reason="of_an_old_run:x", detail="")
+    read = Verdict.from_json(old.to_json())
+    assert read == old
+    assert (read.policy.is_scored, read.policy.is_retried) == (False, True)
+
+
+def test_a_known_reason_with_another_status_has_the_policy_of_the_status():
+    assert policy_of(Status.WRONG, "gpu_lost").is_scored
+
+
+def test_only_a_judge_that_is_at_fault_is_blamed():
+    crowded = POLICIES[Reason.GPU_MEMORY]
+    assert crowded.is_blamed(others_run=False)
+    assert not crowded.is_blamed(others_run=True)
+    assert crowded.is_inconclusive(others_run=True)
+    for policy in POLICIES.values():
+        for others_run in (False, True):
+            blamed = policy.is_blamed(others_run=others_run)
+            assert not (blamed and policy.is_inconclusive(others_run=others_run))
+            assert not (blamed and policy.is_scored)
+            assert blamed or policy.cause is not Cause.JUDGE
