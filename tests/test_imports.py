@@ -21,30 +21,33 @@ GROUND = {"errors", "records"}
 ROOMS: dict[str, set[str]] = {
     "errors": set(),
     "records": set(),
-    "config": set(),
+    # config: an experiment file
+    "config": {"config.checks", "config.schema"},
+    "config.checks": {"config", "config.schema"},
+    "config.schema": set(),
     "control": set(),
-    "rewards": {"config"},
+    "rewards": {"config.schema"},
     "statistics": set(),
     "install": set(),
     "process": set(),
     # data and rollout: the problems and the loop
-    "data": {"config", "data.families"},
+    "data": {"config.schema", "data.families"},
     "data.families": set(),
     "rollout": {"rewards", "data"},
     # serve: inference engines
-    "serve": {"config", "process", "serve.installed"},
-    "serve.installed": {"config", "process"},
-    "serve.remote": {"config", "process", "serve"},
+    "serve": {"config.schema", "process", "serve.installed"},
+    "serve.installed": {"config.schema", "process"},
+    "serve.remote": {"config.schema", "process", "serve"},
     "serve.engine": {"process", "serve"},
     "serve.hf": {"process", "serve", "serve.engine"},
     "serve.llama": {"process", "serve", "serve.engine"},
     "serve.vllm": {"process", "serve", "serve.engine"},
     # evalpool: judges of kernels
-    "evalpool": {"config", "process"},
-    "evalpool.judge": {"config", "process", "evalpool"},
+    "evalpool": {"config.schema", "process"},
+    "evalpool.judge": {"config.schema", "process", "evalpool"},
     # train: the trainer
-    "train": {"config", "process", "control"},
-    "train.trainer": {"config", "process", "control", "train"},
+    "train": {"config.schema", "process", "control"},
+    "train.trainer": {"config.schema", "process", "control", "train"},
     # store: the run directory
     "store": {"store.schema"},
     "store.schema": set(),
@@ -67,7 +70,7 @@ ROOMS: dict[str, set[str]] = {
 """The rooms that each room may import, besides GROUND and itself."""
 
 PARTS = {
-    "config", "control", "rewards", "statistics", "process", "data", "rollout",
+    "config", "config.schema", "control", "rewards", "statistics", "process", "data", "rollout",
     "serve", "serve.installed", "serve.remote", "evalpool", "train", "store", "store.write",
     "views", "views.text", "views.sql", "views.run", "views.compare", "views.report", "exits",
 }  # fmt: skip
@@ -96,7 +99,7 @@ ANYTHING = {"cli", "exits", "__init__", "__main__"}
 
 EXCEPTIONS: dict[str, set[str]] = {
     # The reward's settings pass through a rollout on their way to rewards.
-    "forge/rollout/play.py": {"config"},
+    "forge/rollout/play.py": {"config.schema"},
     # An engine renders a chat with the same template code as training.
     "forge/serve/engine/chat.py": {"data"},
     # The store's public names.
@@ -108,7 +111,6 @@ EXCEPTIONS: dict[str, set[str]] = {
 
 CROWDED = {
     "forge/evalpool/judge": 63,
-    "forge/config": 19,
     "forge/rollout": 16,
     "forge/train/trainer": 28,
     "tui/widgets": 17,

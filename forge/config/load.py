@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from forge.config.checks import check
+from forge.config.checks.check import check
 from forge.config.mistakes import Mistake, found_mistakes, without
 from forge.config.schema import Experiment
 from forge.config.sources import Sources, read_sources

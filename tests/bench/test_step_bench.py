@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from forge.config.checks import check
+from forge.config.checks.check import check
 from forge.config.load import load_experiment
 from forge.evalpool.pool import Pool
 from forge.records import Problem, Split

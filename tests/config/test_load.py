@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from forge.config.checks.pinning import PINNING
 from forge.config.dump import dump_experiment, to_toml
 from forge.config.keys import all_keys
 from forge.config.load import load_experiment
-from forge.config.pinning import PINNING
 from forge.config.schema import Experiment
 from forge.errors import ConfigError
 from forge.process.devices import VISIBILITY_VARIABLES

@@ -31,7 +31,7 @@ from forge.views.text.terminal import printable
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    from forge.config.outlets import NotifyTable
+    from forge.config.schema.outlets import NotifyTable
     from forge.runner.live.console import Console
     from forge.store.layout import RunPaths
     from forge.store.write.writer import Writer

@@ -10,14 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forge.config.stages import SftStage
+from forge.config.schema import SftStage
 from forge.evalpool import capacity as contexts
 
 if TYPE_CHECKING:
-    from forge.config.model import ModelTable
-    from forge.config.schema import ProblemsTable
-    from forge.config.serving import ServeTable
-    from forge.config.stages import GrpoStage
+    from forge.config.schema import GrpoStage, ModelTable, ProblemsTable, ServeTable
     from forge.runner.plan.model_shape import ModelShape
 
 CONTEXT_BYTES = 900 << 20

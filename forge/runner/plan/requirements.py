@@ -22,7 +22,7 @@ from forge.serve.installed.engines import ENGINES, check_adapters, check_engine
 from forge.train.refusals import refusals
 
 if TYPE_CHECKING:
-    from forge.config.outlets import SinksTable
+    from forge.config.schema.outlets import SinksTable
     from forge.runner.plan.machine import Machine
     from forge.runner.plan.placement import Placement
 

@@ -21,7 +21,7 @@ from forge.views.text.terminal import printable
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from forge.config.outlets import SinksTable
+    from forge.config.schema.outlets import SinksTable
     from forge.process.child import Child
     from forge.runner.live.console import Console
     from forge.store.layout import RunPaths

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from forge.config.tables import PathValue, Positive, Table
+from forge.config.schema.base import PathValue, Positive, Table
 
 SERVE_URL = re.compile(r"https?://[^/\s]+(/[^\s?#]*)?|unix:/\S+")
 

@@ -12,10 +12,10 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forge.config.checks.outlets import outlets
+from forge.config.checks.overlap import overlap
+from forge.config.checks.pinning import pinning
 from forge.config.mistakes import Mistake, show
-from forge.config.outlet_checks import outlets
-from forge.config.overlap import overlap
-from forge.config.pinning import pinning
 from forge.config.schema import JUDGE_URL, SERVE_URL, EvalStage, Experiment, GrpoStage, SftStage
 
 if TYPE_CHECKING:

@@ -11,43 +11,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from forge.config.keeping import LimitsTable, StoreTable
-from forge.config.model import LoraTable, ModelTable, QuantizeTable, TinyModel
-from forge.config.outlets import NotifyTable, SinksTable
-from forge.config.serving import SERVE_URL, ServeTable
-from forge.config.stages import EvalStage, GrpoStage, SftStage, Stage, TrainStage
-from forge.config.tables import PathValue, Positive, Share, Table
-
-__all__ = [
-    "JUDGE_URL",
-    "SERVE_URL",
-    "DataTable",
-    "DevicesTable",
-    "EvalStage",
-    "EvalTable",
-    "Experiment",
-    "GrpoStage",
-    "JudgeTable",
-    "LimitsTable",
-    "LoraTable",
-    "ModelTable",
-    "NotifyTable",
-    "PathValue",
-    "Positive",
-    "ProblemsTable",
-    "QuantizeTable",
-    "RewardTable",
-    "RolloutTable",
-    "ServeTable",
-    "SftStage",
-    "Share",
-    "SinksTable",
-    "Stage",
-    "StoreTable",
-    "Table",
-    "TinyModel",
-    "TrainStage",
-]
+from forge.config.schema.base import PathValue, Positive, Share, Table
+from forge.config.schema.keeping import LimitsTable, StoreTable
+from forge.config.schema.model import ModelTable
+from forge.config.schema.outlets import NotifyTable, SinksTable
+from forge.config.schema.serving import ServeTable
+from forge.config.schema.stages import Stage
 
 
 class ProblemsTable(Table):

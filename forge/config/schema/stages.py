@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from forge.config.tables import Positive, Table
+from forge.config.schema.base import Positive, Table
 
 
 class EvalStage(Table):

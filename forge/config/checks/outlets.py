@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from forge.config.mistakes import Mistake
-from forge.config.outlets import ON, WEBHOOK
+from forge.config.schema.outlets import ON, WEBHOOK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from forge.config.tables import PathValue, Positive, Share, Table
+from forge.config.schema.base import PathValue, Positive, Share, Table
 
 
 class TinyModel(Table):

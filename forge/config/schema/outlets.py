@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from forge.config.tables import Table
+from forge.config.schema.base import Table
 
 WEBHOOK = r"^https?://[^\s/]+(/\S*)?$"
 """What a webhook's URL looks like, here and in its environment variable."""

@@ -1,0 +1,54 @@
+"""The tables of an experiment file: frozen pydantic models with types, ranges and defaults.
+
+`forge keys` and error messages print the fields' docstrings; a key without one fails a test.
+Imported by every room that takes settings. Never imports loading or checking.
+"""
+
+from forge.config.schema.base import PathValue, Positive, Share, Table
+from forge.config.schema.experiment import (
+    JUDGE_URL,
+    DataTable,
+    DevicesTable,
+    EvalTable,
+    Experiment,
+    JudgeTable,
+    ProblemsTable,
+    RewardTable,
+    RolloutTable,
+)
+from forge.config.schema.keeping import LimitsTable, StoreTable
+from forge.config.schema.model import LoraTable, ModelTable, QuantizeTable, TinyModel
+from forge.config.schema.outlets import NotifyTable, SinksTable
+from forge.config.schema.serving import SERVE_URL, ServeTable
+from forge.config.schema.stages import EvalStage, GrpoStage, SftStage, Stage, TrainStage
+
+__all__ = [
+    "JUDGE_URL",
+    "SERVE_URL",
+    "DataTable",
+    "DevicesTable",
+    "EvalStage",
+    "EvalTable",
+    "Experiment",
+    "GrpoStage",
+    "JudgeTable",
+    "LimitsTable",
+    "LoraTable",
+    "ModelTable",
+    "NotifyTable",
+    "PathValue",
+    "Positive",
+    "ProblemsTable",
+    "QuantizeTable",
+    "RewardTable",
+    "RolloutTable",
+    "ServeTable",
+    "SftStage",
+    "Share",
+    "SinksTable",
+    "Stage",
+    "StoreTable",
+    "Table",
+    "TinyModel",
+    "TrainStage",
+]
