@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from forge.store.schema.migrations import RUN_MIGRATIONS, migrate
 from forge.store.schema.run_views import VIEWS
-from forge.store.schema.schema import RUN_MIGRATIONS, migrate
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ("README.md", "CONTRIBUTING.md", "AGENTS.md")

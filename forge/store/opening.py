@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from forge.errors import ConfigError
+from forge.store.schema.migrations import RUN_VERSION, check_version
 from forge.store.schema.run_views import PLAIN_VIEWS, VIEWS
-from forge.store.schema.schema import RUN_VERSION, check_version
 
 if TYPE_CHECKING:
     from pathlib import Path

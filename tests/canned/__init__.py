@@ -13,8 +13,8 @@ import tarfile
 from pathlib import Path
 
 from forge.store.layout import RunPaths
+from forge.store.schema.migrations import RUN_MIGRATIONS, TOKEN_MIGRATIONS, migrate
 from forge.store.schema.run_views import VIEWS
-from forge.store.schema.schema import RUN_MIGRATIONS, TOKEN_MIGRATIONS, migrate
 
 ARCHIVE = Path(__file__).with_name("quickstart-1.tar.xz")
 

@@ -15,8 +15,8 @@ import pytest
 from forge.errors import ConfigError
 from forge.store.layout import RunPaths
 from forge.store.reader import open_run
+from forge.store.schema.migrations import RUN_MIGRATIONS
 from forge.store.schema.run_views import view_names
-from forge.store.schema.schema import RUN_MIGRATIONS
 from forge.store.write import writer_thread
 from forge.store.write.writer import open_writer
 from tests.store.storefactory import Options, make_root, small_run, write_run

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from forge.records import Attempt, Group, Problem, Purpose, Sample, SampleUse, Status, Turn
 from forge.store.reader import open_run
+from forge.store.schema.migrations import RUN_MIGRATIONS, TOKEN_MIGRATIONS, migrate
 from forge.store.schema.run_views import PLAIN_VIEWS, VIEWS
-from forge.store.schema.schema import RUN_MIGRATIONS, TOKEN_MIGRATIONS, migrate
 from forge.store.schema.settle import settle_oldest
 from forge.store.write.rows import Record, RowWriter
 from forge.store.write.texts import TurnEncoder

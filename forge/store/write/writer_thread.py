@@ -29,8 +29,8 @@ from forge.records import (
     ProcessStart,
     SampleUse,
 )
+from forge.store.schema.migrations import RUN_MIGRATIONS, TOKEN_MIGRATIONS, migrate
 from forge.store.schema.run_views import VIEWS
-from forge.store.schema.schema import RUN_MIGRATIONS, TOKEN_MIGRATIONS, migrate
 from forge.store.schema.settle import settle_oldest, settle_while
 from forge.store.write.disk import CHECK_S, Disk, free_bytes
 from forge.store.write.encoder_thread import Encoded, EncoderThread
