@@ -1,10 +1,9 @@
-"""One replica as the supervisor sees it: a child that is kept alive, with the weights it must
-serve.
+"""The supervisor's side of one replica: keeps the engine's child alive with the current weights.
 
-Owned by `replicas`. Promises: a restarted child has the current weights before it answers anything;
-one that dies asleep stays away until `wake`, since its card is another's; one whose /health is
-silent for `HUNG_S` is killed and so restarted; the first start is not retried, since it fails for a
-reason.
+Owned by `replicas`. Promises: a restarted child has the current weights before it answers a
+request; a child that dies asleep is restarted at `wake` only, since others use its GPU until then;
+a child whose /health is silent for `HUNG_S` is killed and restarted; the first start is not
+repeated, since its failure has a lasting cause.
 
     start ─▶ push weights ─▶ up ──died──▶ back-off ─▶ start ...   too many deaths: ChildDied
               up ──draining──▶ idle ─▶ push weights, or asleep ─▶ up
@@ -14,7 +13,8 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import replace
+from collections import deque
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -24,7 +24,6 @@ from forge.errors import ChildDied, ConfigError, Stalled
 from forge.process.busy import BusyClock
 from forge.process.child import Child, ChildSpec, ProcessObserver, open_child
 from forge.serve.client import ReplicaClient
-from forge.serve.restarts import Restarts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,17 +34,39 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RETRY_PAUSE_S = 0.1
-"""Between a hang-up and the next look whether the child is up again."""
+"""Pause between a hang-up and the next check for a restarted child."""
 DRAIN_PAUSE_S = 0.02
-"""Between two looks whether the last request has ended."""
+"""Pause between two checks for the end of the last request."""
 HEALTH_EVERY_S = 0.5
+"""Interval of /health requests."""
 HUNG_S = 60.0
-"""Without a /health, whose loop has little else to do: longer than a full collection or the load of
-a large checkpoint holds it."""
+"""Maximum silence of /health. Longer than a full garbage collection or the load of a large
+checkpoint blocks the child's event loop."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Restarts:
+    """Back-off of restarts: the delay doubles with each death in the window. No clock inside."""
+
+    limit: int = 5
+    """Maximum deaths in the window."""
+    window_s: float = 600.0
+    first_delay_s: float = 0.2
+    longest_delay_s: float = 10.0
+    _deaths: deque[float] = field(default_factory=deque[float])
+
+    def after_death(self, now: float) -> float | None:
+        """Seconds to wait before the next start; None if the child died too often."""
+        while self._deaths and now - self._deaths[0] > self.window_s:
+            self._deaths.popleft()
+        self._deaths.append(now)
+        if len(self._deaths) > self.limit:
+            return None
+        return min(self.first_delay_s * 2 ** (len(self._deaths) - 1), self.longest_delay_s)
 
 
 class Replica:
-    """A child, its client and its counters."""
+    """An engine's child, its client and its counters."""
 
     def __init__(
         self,
@@ -57,19 +78,19 @@ class Replica:
         on_up: Callable[[], None],
         on_death: Callable[[str], None],
     ) -> None:
-        """`on_death` hears the name."""
+        """`on_up` is called when the replica accepts requests, `on_death` with its name."""
         assert spec.socket_path is not None
         self.name = spec.name
         self.socket_path = spec.socket_path
         self.wanted = weights
         self.health: dict[str, Any] = {}
-        """What /health said last; empty where the child is not up."""
+        """Last answer of /health; empty while the child is not up."""
         self.features: frozenset[str] = frozenset()
-        """What the engine can do, from its first /health on: also while it is being restarted."""
+        """The engine's features, as of its first /health; kept during restarts."""
         self.generated_tokens = 0
         self.num_deaths = 0
         self.load = 0
-        """Samples asked and not yet answered."""
+        """Samples requested and not yet answered."""
         self._spec = spec
         self._observer = observer
         self._on_up = on_up
@@ -78,7 +99,7 @@ class Replica:
         self._client = ReplicaClient(spec.socket_path, name=spec.name, timeout_s=request_timeout_s)
         self._child: Child | None = None
         self._served: Weights | None = None
-        """None also where a child is up, but nobody knows what it has loaded."""
+        """None also while the loaded weights of a running child are unknown."""
         self._pushing = anyio.Lock()
         self._busy = BusyClock()
         self._is_asleep = False
@@ -88,7 +109,7 @@ class Replica:
 
     @property
     def is_up(self) -> bool:
-        """Awake, and serving what is wanted."""
+        """True if it is awake, serves the wanted weights and is not draining."""
         return self._serves_wanted and not self._is_draining and not self._is_asleep
 
     @property
@@ -97,6 +118,7 @@ class Replica:
 
     @property
     def busy_s(self) -> float:
+        """Seconds with a request in progress."""
         return self._busy.busy_s
 
     # -- life ------------------------------------------------------------------------------------
@@ -104,9 +126,7 @@ class Replica:
     async def keep(
         self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED
     ) -> None:
-        """Keep the child up until cancelled. Raises ChildDied or Stalled where that is not
-        possible.
-        """
+        """Keep the child up until cancelled. Raises ChildDied or Stalled when it cannot be."""
         try:
             await self._live(task_status)
             while True:
@@ -115,7 +135,7 @@ class Replica:
             await self._client.aclose()
 
     async def _live(self, task_status: anyio.abc.TaskStatus[None]) -> None:
-        """One life of the child: up to its death, and the pause after it."""
+        """Run the child until its death, and wait out the back-off."""
         was_up = False
         if self._is_asleep:
             await self._is_awake.wait()
@@ -143,7 +163,7 @@ class Replica:
         self.health, self.features = health, frozenset(health["features"])
 
     def _spec_on(self, base: Weights) -> ChildSpec:
-        """The child starts on what is wanted now: what was wanted first may be gone by then."""
+        """Start on the weights wanted now: the first checkpoint may be deleted by then."""
         config = {"model_dir": str(base.full.absolute()), "version": base.version}
         return replace(self._spec, config={**self._spec.config, **config})
 
@@ -159,21 +179,21 @@ class Replica:
         await anyio.sleep(delay_s)
 
     async def watch(self) -> None:
-        """Beside `keep`: keep `health` fresh, and kill a child that hangs: only a restart helps."""
-        heard = time.monotonic()
+        """Keep `health` fresh and kill a child that hangs. Run it beside `keep`."""
+        answered_at = time.monotonic()
         while True:
             await anyio.sleep(HEALTH_EVERY_S)
             child = self._child
             if child is None or not self.health:
-                heard = time.monotonic()
+                answered_at = time.monotonic()
                 continue
             try:
                 self.health = await self._client.health()
-                heard = time.monotonic()
+                answered_at = time.monotonic()
             except ChildDied:
                 continue
             except Stalled:
-                if child is self._child and time.monotonic() - heard >= HUNG_S:
+                if child is self._child and time.monotonic() - answered_at >= HUNG_S:
                     await self._kill(child)
 
     async def _kill(self, child: Child) -> None:
@@ -182,14 +202,14 @@ class Replica:
             "%s hangs: no /health for %.0f s; it is killed. Its stacks are in %s",
             self.name, HUNG_S, self._spec.log_path,
         )  # fmt: skip
-        await anyio.sleep(RETRY_PAUSE_S)  # for the stacks
+        await anyio.sleep(RETRY_PAUSE_S)  # until the stacks are written
         await child.kill()
 
-    # -- rest ------------------------------------------------------------------------------------
+    # -- sleep -----------------------------------------------------------------------------------
 
     async def drain(self, *, timeout_s: float) -> None:
-        """Return once it has answered everything; new requests go elsewhere, or wait, until
-        `undrain`."""
+        """Return once all requests are answered. New requests are not routed here until `undrain`.
+        Raises Stalled."""
         self._is_draining = True
         with anyio.move_on_after(timeout_s):
             while self.load:  # noqa: ASYNC110 - a counter that many requests change
@@ -198,31 +218,31 @@ class Replica:
         raise Stalled(f"{self.name} did not answer {self.load} samples within {timeout_s:.0f} s")
 
     def undrain(self) -> None:
-        """It may be asked again."""
+        """Accept requests again."""
         self._is_draining = False
         if self.is_up:
             self._on_up()
 
     async def sleep(self, *, timeout_s: float) -> None:
-        """Answer what was asked, then give GPU memory away. Returns once it has."""
+        """Answer pending requests, then release GPU memory. Raises Stalled."""
         try:
             await self.drain(timeout_s=timeout_s)
             if not self._is_asleep:
                 self._is_asleep, self._is_awake = True, anyio.Event()
             with anyio.move_on_after(timeout_s):
-                return await self._give_memory_away()
+                return await self._release_memory()
             raise Stalled(f"{self.name} was silent for {timeout_s:.0f} s; asked: to sleep")
         finally:
             self._is_draining = False
 
-    async def _give_memory_away(self) -> None:
-        """One that is being started has taken some, and is waited for; a dead one has none."""
+    async def _release_memory(self) -> None:
+        """Wait for a child that is starting, since it holds memory already; a dead one has none."""
         while self._has_process:
             if self._serves_wanted:
                 try:
                     return await self._client.sleep()
                 except ChildDied as error:
-                    logger.warning("%s; it is started again when it is to wake", error)
+                    logger.warning("%s; it is started again at wake", error)
             await anyio.sleep(RETRY_PAUSE_S)
 
     async def wake(self) -> None:
@@ -235,15 +255,16 @@ class Replica:
             if self._child is not None:
                 await self._client.wake()
         except ChildDied as error:
-            logger.warning("%s; it is awake once it is back", error)
+            logger.warning("%s; it is awake after its restart", error)
         if self.is_up:
             self._on_up()
 
     # -- weights ---------------------------------------------------------------------------------
 
     async def serve(self, weights: Weights, *, timeout_s: float) -> None:
-        """Return once the child serves these weights, through restarts. Raises ConfigError where it
-        refuses them.
+        """Return once the child serves these weights, through restarts.
+
+        Raises ConfigError if it refuses them, Stalled if it is silent.
         """
         self.wanted = weights
         asked = f"serving version {weights.version}"
@@ -260,21 +281,21 @@ class Replica:
         raise Stalled(f"{self.name} was silent for {timeout_s:.0f} s; asked: {asked}")
 
     def doubt(self) -> None:
-        """What it serves is not what it acknowledged: the next `serve` loads all of it."""
+        """Distrust what the child acknowledged: the next `serve` loads everything again."""
         self._served = None
 
     async def _push(self) -> None:
-        """Load what is wanted. `wanted` may change meanwhile: then again."""
+        """Load the wanted weights, and again if `wanted` changes meanwhile."""
         async with self._pushing:
             while (wanted := self.wanted) != (served := self._served):
                 for path in wanted.paths_from(served):
-                    self._served = None  # a load that fails may have got half-way
+                    self._served = None  # a failed load may be half done
                     try:
                         seconds = await self._client.load_weights(path, version=wanted.version)
                     except ConfigError:
-                        self._served = served  # refused: it serves what it did
+                        self._served = served  # refused: the old weights are still served
                         raise
-                    served = None  # gone, also where an adapter is still to come
+                    served = None  # the old weights are gone, even if an adapter is still to load
                     logger.info("%s serves version %d (%.3f s)", self.name, wanted.version, seconds)
                 self._served = wanted
         self._on_up()
@@ -291,7 +312,7 @@ class Replica:
         seed: int,
         stop_token_ids: Sequence[int],
     ) -> list[Completion]:
-        """Sample. Who asks counts `load`, and the tokens of answers that are used."""
+        """Sample. The caller counts `load` and the tokens of the answers it uses."""
         try:
             with self._busy.running():
                 return await self._client.complete(
@@ -303,12 +324,12 @@ class Replica:
                     stop_token_ids=stop_token_ids,
                 )
         except Stalled as error:
-            raise self._silent(error) from error
+            raise self._with_stacks(error) from error
 
     async def score(
         self, prompt_ids: Sequence[int], completion_ids: Sequence[int], *, timeout_s: float
     ) -> list[float]:
-        """Log probabilities under what is wanted, through restarts."""
+        """Log probabilities under the wanted weights, through restarts. Raises Stalled."""
         with anyio.move_on_after(timeout_s):
             while True:
                 if self._serves_wanted:
@@ -319,8 +340,8 @@ class Replica:
                 await anyio.sleep(RETRY_PAUSE_S)
         raise Stalled(f"{self.name} was silent for {timeout_s:.0f} s; asked: a score")
 
-    def _silent(self, error: Stalled) -> Stalled:
-        """The stacks of the silent child go to its log, for whoever reads the error."""
+    def _with_stacks(self, error: Stalled) -> Stalled:
+        """The error, after the silent child has dumped its stacks to its log."""
         if self._child is None:
             return error
         self._child.dump_stacks()

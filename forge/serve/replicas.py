@@ -24,8 +24,7 @@ from forge.serve.installed.engines import (
 )
 from forge.serve.port import PREFIX_CACHE, SLEEP
 from forge.serve.replica import Replica
-from forge.serve.served import Served
-from forge.serve.stats import EngineLoad
+from forge.serve.served import EngineLoad, Served
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence

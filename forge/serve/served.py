@@ -1,12 +1,13 @@
-"""The model as whoever asks it sees it: one `generate` over several servers.
+"""One `generate` over several servers of one model.
 
-Base of `replicas.Replicas` (engines of this run) and of `remote.Remote` (servers behind URLs).
-Promises: a request that was lost with a server, or that one keeps while others answer, is asked
-elsewhere; whatever was asked how often, an answer is given once and counted once.
+`Served` is the base of `replicas.Replicas` (engines of this run) and of `remote.Remote` (servers
+behind URLs); `Server` is what it needs of each. Promises: a request that is lost with its server,
+or that one server holds back while others answer, is sent to another one; however often a request
+was sent, one answer is returned and counted.
 
-    choose ─▶ ask ──answered────────────────────────────▶ counted, whoever else was asked hangs up
-               ├─ silent while others answer ─▶ ask another one too: the first answer wins
-               └─ hung up, failed or silent for good ─▶ choose again, another one where one is up
+    choose ─▶ send ──answered─────────────────────────▶ counted; the request is cancelled elsewhere
+               ├─ silent while others answer ─▶ send to another one too: the first answer wins
+               └─ hung up, failed or timed out ─▶ choose again, another server where one is up
 """
 
 from __future__ import annotations
@@ -17,34 +18,97 @@ from abc import ABC, abstractmethod
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled
 from forge.serve.router import ReplicaLoad, Router
-from forge.serve.stats import EngineLoad, ServeStats
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
     from pathlib import Path
 
     from forge.records import Completion
-    from forge.serve.server import Server
 
 logger = logging.getLogger(__name__)
 
 ATTEMPTS = 4
-"""Of one request, over servers and restarts."""
+"""Maximum attempts at one request, over servers and restarts."""
 RETRY_PAUSE_S = 0.3
-"""A dying child hangs up before the kernel says that it is dead."""
+"""Pause before the next attempt: a dying child hangs up before the kernel reports its death."""
 WATCH_EVERY_S = 0.5
-"""Between two looks whether a request takes too long."""
+"""Interval between two checks for a request that takes too long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeStats:
+    """Sums over the servers since they were opened. Only `running` and `waiting` can fall."""
+
+    generated_tokens: int
+    busy_s: float
+    """Seconds with a request in progress, summed: divide by num_replicas for a share."""
+    running: int
+    """Samples in slots."""
+    waiting: int
+    """Samples without a slot."""
+    num_replicas: int
+    num_restarts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """The last reported numbers of the engines that are up, summed except for `kv_use`."""
+
+    kv_use: float
+    """Share of the KV memory in use, 0 to 1, of the engine with the largest share."""
+    running: int
+    """Samples in steps."""
+    waiting: int
+    """Samples without a slot."""
+    slots: int
+    """Samples that the engines decode together."""
+    preempted: int = 0
+    """Samples evicted from KV memory since the engines started."""
+
+
+class Server(Protocol):
+    """A server that answers requests: `replica.Replica` or `remote.RemoteServer`."""
+
+    name: str
+    load: int
+    """Samples requested and not answered; `Served` counts them."""
+    generated_tokens: int
+    """Tokens in the answers that were used."""
+    num_deaths: int
+
+    @property
+    def is_up(self) -> bool:
+        """True if it accepts requests."""
+        ...
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds with a request in progress."""
+        ...
+
+    async def complete(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        n: int,
+        max_tokens: int,
+        temperature: float,
+        seed: int,
+        stop_token_ids: Sequence[int],
+    ) -> list[Completion]:
+        """Sample `n` continuations. Cancellation aborts them on the server. Raises ForgeError."""
+        ...
 
 
 @dataclass(slots=True, kw_only=True)
-class _Asked:
-    """One request, and what became of it at each server."""
+class _Attempt:
+    """One request and its outcome at each server that got it."""
 
     prompt_ids: Sequence[int]
     n: int
@@ -53,8 +117,8 @@ class _Asked:
     seed: int
     answer: list[Completion] | None = None
     errors: list[ForgeError] = field(default_factory=list)
-    by: list[Server] = field(default_factory=list)
-    """Who was asked, in order."""
+    servers: list[Server] = field(default_factory=list)
+    """Servers that got the request, in order."""
 
 
 class Served(ABC):
@@ -63,51 +127,55 @@ class Served(ABC):
     def __init__(
         self, servers: Sequence[Server], *, stop_token_ids: Sequence[int], slots: int, wait_s: float
     ) -> None:
-        """`wait_s`: until one must be up. `slots`: what each decodes together."""
+        """Take the servers, none of which needs to be up yet.
+
+        Args:
+            slots: samples that each server decodes together.
+            wait_s: maximum wait for any server to be up.
+        """
         self._servers = list(servers)
         self._stop_token_ids = tuple(stop_token_ids)
         self._slots = slots
         self._wait_s = wait_s
         self._came_up = anyio.Event()
-        self._go_on = anyio.Event()
-        self._go_on.set()
+        self._released = anyio.Event()
+        self._released.set()
         self._answered_at: dict[str, float] = {}
         self.router = Router()
 
-    # -- what the runner asks --------------------------------------------------------------------
+    # -- the runner's calls ----------------------------------------------------------------------
 
     @property
     @abstractmethod
     def version(self) -> int:
-        """Policy version that all of them serve."""
+        """Policy version that all servers have."""
 
     @property
     @abstractmethod
     def features(self) -> frozenset[str]:
-        """What all of them can do; names are those of `forge.serve.port`."""
+        """Features that all servers have, named as in `forge.serve.port`."""
 
     @abstractmethod
     async def publish(self, path: Path, version: int, *, rolling: bool = False) -> None:
-        """Serve the weights of a directory everywhere, as `version`. Raises ConfigError where that
-        is not possible."""
+        """Serve the weights of a directory everywhere, as `version`. Raises ConfigError if that is
+        not possible."""
 
     @abstractmethod
     async def probe(
         self, prompt_ids: Sequence[int], completion_ids: Sequence[int]
     ) -> list[list[float]]:
-        """What each server thinks of the same tokens: log probabilities, in the order of their
-        names."""
+        """Log probabilities of the completion's tokens from each server, in the order of names."""
 
     @abstractmethod
     async def sleep(self) -> None:
-        """Give GPU memory away, where they can. Requests wait for `wake`."""
+        """Release GPU memory where the engine can. Requests wait for `wake`."""
 
     @abstractmethod
     async def wake(self) -> None:
-        """Take it back."""
+        """Take GPU memory back and continue with requests."""
 
     def load(self) -> EngineLoad | None:
-        """Their own numbers; None where they tell none."""
+        """The engines' own numbers; None if they report none."""
         return None
 
     def stats(self) -> ServeStats:
@@ -122,33 +190,34 @@ class Served(ABC):
             num_restarts=sum(each.num_deaths for each in servers),
         )
 
-    # -- asking ----------------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------
 
     async def generate(
         self, prompt_ids: Sequence[int], *, n: int, max_tokens: int, temperature: float, seed: int
     ) -> list[Completion]:
         """Sample `n` continuations on one server, so that the prompt is evaluated once.
 
-        Raises ChildDied, Stalled, MachineError where none could answer; ConfigError where one
-        refused.
+        Raises:
+            ChildDied, Stalled, MachineError: no server could answer.
+            ConfigError: a server refused the request.
         """
         failed: list[Server] = []
-        for attempt in range(ATTEMPTS):
-            asked = _Asked(
+        for number in range(ATTEMPTS):
+            attempt = _Attempt(
                 prompt_ids=prompt_ids, n=n, max_tokens=max_tokens, temperature=temperature,
                 seed=seed,
             )  # fmt: skip
-            first = await self._choose(prompt_ids, rather_not=failed)
-            with _loaded(first, n):
-                await self._ask(asked, first)
-            if asked.answer is not None:
-                return asked.answer
-            error = asked.errors[-1]
+            first = await self._choose(prompt_ids, avoided=failed)
+            with _counted(first, n):
+                await self._send(attempt, first)
+            if attempt.answer is not None:
+                return attempt.answer
+            error = attempt.errors[-1]
             if isinstance(error, MachineError):
-                failed += asked.by  # answers that it cannot, just before it ends to be restarted
+                failed += attempt.servers  # a failing engine answers so just before it restarts
             is_lost = isinstance(error, ChildDied | MachineError)
-            is_lost = is_lost or self._may_go_elsewhere(error, asked)
-            if attempt == ATTEMPTS - 1 or not is_lost:
+            is_lost = is_lost or self._has_alternative(error, attempt)
+            if number == ATTEMPTS - 1 or not is_lost:
                 raise error
             logger.warning("%s; asking again", error)
             await anyio.sleep(RETRY_PAUSE_S)
@@ -156,77 +225,75 @@ class Served(ABC):
 
     @asynccontextmanager
     async def seated(self, prompt_ids: Sequence[int], *, n: int) -> AsyncIterator[Server]:
-        """The server to ask for one request, counted as its load while inside. For who speaks to
-        it himself."""
+        """Choose the server for a request that the caller sends itself, and count its load while
+        inside."""
         server = await self._choose(prompt_ids)
-        with _loaded(server, n):
+        with _counted(server, n):
             yield server
 
     def note_up(self) -> None:
-        """Called when a server may be asked (again)."""
+        """Wake requests that wait for a server. Call it when one is up (again)."""
         self._came_up.set()
         self._came_up = anyio.Event()
 
     def hold(self) -> None:
-        """Requests wait, without a deadline of ours, until `release`."""
-        if self._go_on.is_set():
-            self._go_on = anyio.Event()
+        """Let new requests wait, without a deadline, until `release`."""
+        if self._released.is_set():
+            self._released = anyio.Event()
 
     def release(self) -> None:
-        """Requests go on."""
-        self._go_on.set()
+        """Let requests continue."""
+        self._released.set()
 
-    async def _choose(
-        self, prompt_ids: Sequence[int], *, rather_not: Sequence[Server] = ()
-    ) -> Server:
-        """`rather_not`: asked only where no other one is up."""
-        await self._go_on.wait()
+    async def _choose(self, prompt_ids: Sequence[int], *, avoided: Sequence[Server] = ()) -> Server:
+        """The server for a request, one of `avoided` only if no other is up."""
+        await self._released.wait()
         with anyio.move_on_after(self._wait_s):
             while not (up := [each for each in self._servers if each.is_up]):
                 await self._came_up.wait()
-            others = [each for each in up if each not in rather_not]
-            return self._chosen(others or up, prompt_ids)
+            others = [each for each in up if each not in avoided]
+            return self._route(others or up, prompt_ids)
         names = ", ".join(each.name for each in self._servers)
         raise Stalled(f"no replica came up within {self._wait_s:.0f} s; waited for: {names}")
 
-    def _chosen(self, up: Sequence[Server], prompt_ids: Sequence[int]) -> Server:
+    def _route(self, up: Sequence[Server], prompt_ids: Sequence[int]) -> Server:
         if len(self._servers) == 1:
             return up[0]
         loads = [ReplicaLoad(name=each.name, samples=each.load, slots=self._slots) for each in up]
         return up[self.router.choose(loads, prompt_ids, now=time.monotonic())]
 
-    async def _ask(self, asked: _Asked, first: Server) -> None:
-        """Fills `asked`: with the first answer, or with the errors of all who were asked."""
+    async def _send(self, attempt: _Attempt, first: Server) -> None:
+        """Fill `attempt` with the first answer, or with the errors of all servers that got it."""
         if len(self._servers) == 1:
-            return await self._ask_one(asked, first, others=None)
+            return await self._send_to(attempt, first, others=None)
         async with anyio.create_task_group() as others:
-            others.start_soon(partial(self._ask_one, asked, first, others=others.cancel_scope))
-            if (second := await self._wait_for_silence(asked, first)) is not None:
-                with _loaded(second, asked.n):
-                    await self._ask_one(asked, second, others=others.cancel_scope)
+            others.start_soon(partial(self._send_to, attempt, first, others=others.cancel_scope))
+            if (second := await self._wait_for_silence(attempt, first)) is not None:
+                with _counted(second, attempt.n):
+                    await self._send_to(attempt, second, others=others.cancel_scope)
 
-    async def _ask_one(
-        self, asked: _Asked, server: Server, *, others: anyio.CancelScope | None
+    async def _send_to(
+        self, attempt: _Attempt, server: Server, *, others: anyio.CancelScope | None
     ) -> None:
-        """Ask one; who answers first ends the others."""
-        asked.by.append(server)
+        """Send to one server; the first answer cancels the request at the others."""
+        attempt.servers.append(server)
         began = time.monotonic()
         try:
             completions = await server.complete(
-                asked.prompt_ids,
-                n=asked.n,
-                max_tokens=asked.max_tokens,
-                temperature=asked.temperature,
-                seed=asked.seed,
+                attempt.prompt_ids,
+                n=attempt.n,
+                max_tokens=attempt.max_tokens,
+                temperature=attempt.temperature,
+                seed=attempt.seed,
                 stop_token_ids=self._stop_token_ids,
             )
         except ForgeError as error:
-            asked.errors.append(error)
-            is_last = len(asked.errors) == len(asked.by)
+            attempt.errors.append(error)
+            is_last = len(attempt.errors) == len(attempt.servers)
         else:
-            if asked.answer is not None:
-                return  # both in one turn of the loop: the first one is counted
-            asked.answer, is_last = completions, True
+            if attempt.answer is not None:
+                return  # both answers in one turn of the loop: only the first one counts
+            attempt.answer, is_last = completions, True
             lengths = [len(each.token_ids) for each in completions]
             server.generated_tokens += sum(lengths)
             now = time.monotonic()
@@ -235,15 +302,14 @@ class Served(ABC):
         if is_last and others is not None:
             others.cancel()
 
-    async def _wait_for_silence(self, asked: _Asked, first: Server) -> Server | None:
-        """Returns whom to ask too, once `first` has been silent for too long while another one
-        answered. Cancelled by an answer.
-        """
+    async def _wait_for_silence(self, attempt: _Attempt, first: Server) -> Server | None:
+        """A second server for the request, once `first` was silent for too long while another one
+        answered. Cancelled by an answer."""
         began = time.monotonic()
         while True:
             await anyio.sleep(WATCH_EVERY_S)
             now = time.monotonic()
-            patience_s = self.router.patience_s(asked.max_tokens)
+            patience_s = self.router.patience_s(attempt.max_tokens)
             if patience_s is None or now - began < patience_s or not self._is_silent(first, began):
                 continue
             up = [each for each in self._servers if each.is_up and each is not first]
@@ -253,25 +319,26 @@ class Served(ABC):
                     first.name, now - began,
                 )  # fmt: skip
                 self.router.was_silent(first.name, now=now)
-                return self._chosen(up, asked.prompt_ids)
+                return self._route(up, attempt.prompt_ids)
 
     def _is_silent(self, server: Server, since: float) -> bool:
-        """Whether others have answered since, and it has not."""
+        """True if another server has answered since, and this one has not."""
         answered = {name for name, at in self._answered_at.items() if at > since}
         return bool(answered) and server.name not in answered
 
-    def _may_go_elsewhere(self, error: ForgeError, asked: _Asked) -> bool:
-        """Whether who was silent to the end leaves another one to ask."""
+    def _has_alternative(self, error: ForgeError, attempt: _Attempt) -> bool:
+        """True if the request timed out, and a server that did not get it is up."""
         if not isinstance(error, Stalled):
             return False
-        for server in asked.by:
+        for server in attempt.servers:
             self.router.was_silent(server.name, now=time.monotonic())
-        return any(each.is_up and each not in asked.by for each in self._servers)
+        return any(each.is_up and each not in attempt.servers for each in self._servers)
 
 
 @contextmanager
-def _loaded(server: Server, n: int) -> Iterator[None]:
-    """From the choice on, so that requests of the same moment do not all choose the same one."""
+def _counted(server: Server, n: int) -> Iterator[None]:
+    """Count `n` samples as the server's load. Begins with the choice, so that requests of the same
+    moment do not all choose the same server."""
     server.load += n
     try:
         yield
@@ -280,5 +347,5 @@ def _loaded(server: Server, n: int) -> Iterator[None]:
 
 
 def not_changeable(where: str) -> ConfigError:
-    """The error of a publish to servers whose weights are not ours."""
+    """The error for publishing to servers that forge did not start."""
     return ConfigError(f"{where}: its weights cannot be changed, so nothing can be trained there")

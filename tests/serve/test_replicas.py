@@ -28,8 +28,8 @@ from forge.process.uds import open_client
 from forge.records import Finish
 from forge.serve.client import ReplicaClient
 from forge.serve.installed.engines import check_engine
+from forge.serve.replica import Restarts
 from forge.serve.replicas import Replicas, open_replicas
-from forge.serve.restarts import Restarts
 from forge.serve.weights import Weights
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forge.serve.restarts import Restarts
+from forge.serve.replica import Restarts
 
 
 def test_the_pause_doubles_up_to_its_limit_and_then_it_gives_up() -> None:
