@@ -28,7 +28,7 @@ def export(
     """A run's tables as files, texts decoded."""
     from dataclasses import asdict
 
-    from forge.store.reader import Table, open_run
+    from forge.store.reader import RowTable, open_run
     from forge.views.sql import export as view
     from forge.views.sql.sql import render_table
 
@@ -38,7 +38,7 @@ def export(
     if as_json:
         return print_json([asdict(each) for each in found])
     rows = tuple((each.path, each.num_rows, each.num_bytes) for each in found)
-    print_rich(render_table(Table(columns=("file", "rows", "bytes"), rows=rows)))
+    print_rich(render_table(RowTable(columns=("file", "rows", "bytes"), rows=rows)))
 
 
 @data_app.command("from-run")

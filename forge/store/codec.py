@@ -60,7 +60,7 @@ class Encoder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class TextPart:
     """Which bytes of another text's UTF-8 a text is."""
 
     first: int
@@ -73,14 +73,14 @@ class Part:
         return _PART.pack(PART_MAGIC, text_id, self.first, self.num_bytes, self.checksum)
 
 
-def find_part(raw: bytes, whole: str) -> Part | None:
+def find_part(raw: bytes, whole: str) -> TextPart | None:
     """Where a text is in another one; None where it is not, or too short to be worth it."""
     if len(raw) < LEAST_PART_BYTES or len(whole) < LEAST_PART_BYTES // 4:
         return None
     first = whole.encode("utf-8", errors="replace").find(raw)
     if first < 0:
         return None
-    return Part(first=first, num_bytes=len(raw), checksum=zlib.crc32(raw))
+    return TextPart(first=first, num_bytes=len(raw), checksum=zlib.crc32(raw))
 
 
 def decode_text(body: Body | None, lookup: Lookup | None = None) -> str | None:

@@ -27,7 +27,7 @@ INTERRUPT_STEPS = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class RowTable:
     """What a query answered."""
 
     columns: tuple[str, ...]
@@ -35,7 +35,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stream:
+class RowStream:
     """A query's answer while it is found: more rows than memory holds can be read."""
 
     columns: tuple[str, ...]
@@ -85,12 +85,12 @@ class RunReader:
                 raise
             raise BadColumn(f"{self.paths.run_db}: {found}") from error
 
-    def query(self, sql: str, params: Params = ()) -> Table:
+    def query(self, sql: str, params: Params = ()) -> RowTable:
         """Columns and rows of one statement. Raises sqlite3.Error on a mistake in it."""
         found = self.stream(sql, params)
-        return Table(columns=found.columns, rows=tuple(found.rows))
+        return RowTable(columns=found.columns, rows=tuple(found.rows))
 
-    def stream(self, sql: str, params: Params = ()) -> Stream:
+    def stream(self, sql: str, params: Params = ()) -> RowStream:
         """As `query`, a row at a time; the WAL cannot be reset before the last one was taken."""
         return stream(self._connection, sql, params)
 
@@ -138,7 +138,7 @@ def let_interrupt(connection: sqlite3.Connection) -> None:
     connection.set_progress_handler(lambda: 0, INTERRUPT_STEPS)
 
 
-def stream(connection: sqlite3.Connection, sql: str, params: Params = ()) -> Stream:
+def stream(connection: sqlite3.Connection, sql: str, params: Params = ()) -> RowStream:
     """Starts a statement. Raises sqlite3.Error on a mistake, KeyboardInterrupt on Ctrl-C,
     ConfigError for bytes of a command line that are no UTF-8."""
     try:
@@ -147,7 +147,7 @@ def stream(connection: sqlite3.Connection, sql: str, params: Params = ()) -> Str
     except UnicodeEncodeError as error:
         raise ConfigError(f"{error.object!a}: no UTF-8 at {error.start}") from error
     columns = tuple(item[0] for item in cursor.description or ())
-    return Stream(columns=columns, rows=_take(cursor))
+    return RowStream(columns=columns, rows=_take(cursor))
 
 
 def _take(cursor: sqlite3.Cursor) -> Iterator[tuple[Any, ...]]:

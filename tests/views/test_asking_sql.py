@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ import pytest
 from forge.cli import run_command
 from forge.errors import ConfigError
 from forge.store.layout import RunPaths
-from forge.store.reader import open_run
+from forge.store.reader import RowStream, RowTable, open_run
 from forge.views.sql import sql
 from forge.views.sql.several import SeveralReader
 from tests.canned import unpack
@@ -239,18 +240,14 @@ def test_an_endless_answer_is_written_as_it_comes() -> None:
     assert next(sql.json_parts(_endless())) == '[{"x": 1}'
 
 
-def _endless() -> Any:
-    import itertools
-
-    from forge.store.reader import Stream
-
-    return Stream(columns=("x",), rows=((n,) for n in itertools.count(1)))
+def _endless() -> RowStream:
+    return RowStream(columns=("x",), rows=((n,) for n in itertools.count(1)))
 
 
 def test_a_terminal_shows_the_first_rows_and_says_so() -> None:
     text = shown(sql.render_found(_endless(), most=3))
     assert "the first 3 rows; --csv and --json print all" in text
-    table = sql.Table(columns=("x",), rows=((1,), (2,)))
+    table = RowTable(columns=("x",), rows=((1,), (2,)))
     assert "first" not in shown(sql.render_found(table, most=2))
 
 
@@ -258,4 +255,4 @@ def test_numbers_that_json_has_not_are_null(store: Path) -> None:
     with open_run(store / "toy-1") as reader:
         text = sql.to_json(sql.run_sql(reader, "SELECT 9e999 AS x, x'00ff' AS y"))
     assert json.loads(text) == [{"x": None, "y": "00ff"}]
-    assert sql.to_json(sql.Table(columns=("x",), rows=())) == "[]\n"
+    assert sql.to_json(RowTable(columns=("x",), rows=())) == "[]\n"

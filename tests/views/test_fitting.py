@@ -7,20 +7,20 @@ import io
 import pytest
 from rich.console import Console
 
-from forge.store.reader import Table
+from forge.store.reader import RowTable
 from forge.views.text.fitting import Fitting
 
-WIDE = Table(
+WIDE = RowTable(
     columns=("problem_id", *(f"a_long_name_{n}" for n in range(12)), "code"),
     rows=(("softmax-0001", *range(12), "def f():\n    return [1]\x1b[2J"), ("p", *[None] * 13)),
 )
-RATES = Table(
+RATES = RowTable(
     columns=("stage", "policy_version", "pass_at_1", "pass_at_1_greedy", "compile_rate"),
     rows=(("eval-0", 1, 0.21875, None, 0.123456), ("grpo-3@10", 21, 0.5, 0.25, 1.0)),
 )
 
 
-def drawn(table: Table, *, width: int) -> list[str]:
+def drawn(table: RowTable, *, width: int) -> list[str]:
     out = io.StringIO()
     Console(file=out, width=width, highlight=False).print(Fitting(table))
     lines = out.getvalue().splitlines()
@@ -46,7 +46,7 @@ def test_a_table_that_fits_with_folded_names_is_one_with_shorter_numbers() -> No
 
 
 def test_a_time_is_shown_to_the_second() -> None:
-    table = Table(columns=("at", "loss"), rows=((1795259248.118, 1.5e-7),))
+    table = RowTable(columns=("at", "loss"), rows=((1795259248.118, 1.5e-7),))
     assert drawn(table, width=80)[-1].split(" │ ") == [" 1795259248.1", "1.5e-07"]
 
 
@@ -60,5 +60,5 @@ def test_a_table_with_too_many_columns_is_a_block_a_row(width: int) -> None:
 
 def test_rows_without_columns_and_columns_without_rows_are_drawn() -> None:
     out = io.StringIO()
-    Console(file=out, width=80).print(Fitting(Table(columns=(), rows=())))
-    assert drawn(Table(columns=("a", "b"), rows=()), width=80)[0] == " a ┃ b"
+    Console(file=out, width=80).print(Fitting(RowTable(columns=(), rows=())))
+    assert drawn(RowTable(columns=("a", "b"), rows=()), width=80)[0] == " a ┃ b"

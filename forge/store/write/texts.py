@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from forge.store.codec import (
     Body,
     Encoder,
-    Part,
+    TextPart,
     find_part,
     ids_to_bytes,
     logprobs_to_bytes,
@@ -39,7 +39,7 @@ class EncodedText:
     num_bytes: int
     body: Body | None = None
     """None for one that was seen lately, so that it is stored, or that is a part of another."""
-    part: Part | None = None
+    part: TextPart | None = None
     """Where it is in the text that it was encoded beside."""
     frame: int | None = None
     """Which of the frames that are made together is its body."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from forge.store.reader import Table
+from forge.store.reader import RowTable
 from forge.views.compare.curves import WINDOW
 from forge.views.compare.records import By, Comparison, Curve, Part, ProblemChange, Score
 from forge.views.sql.sql import render_table
@@ -72,7 +72,7 @@ def _sentence(score: Score) -> str:
 
 def _render_config(found: Comparison) -> RichTable:
     rows = tuple((each.key, _value(each.a), _value(each.b)) for each in found.config)
-    return render_table(Table(columns=("key", "a", "b"), rows=rows))
+    return render_table(RowTable(columns=("key", "a", "b"), rows=rows))
 
 
 def _render_curves(found: Comparison) -> RichTable:
@@ -80,7 +80,7 @@ def _render_curves(found: Comparison) -> RichTable:
     xs = found.curves[0].at[-NUM_POINTS:]
     columns = ("metric", *(f"{point.x:,.0f} {unit}" for point in xs))
     rows = tuple((_short(curve.name), *_points_of(curve)) for curve in found.curves)
-    return render_table(Table(columns=columns, rows=rows))
+    return render_table(RowTable(columns=columns, rows=rows))
 
 
 def _short(metric: str) -> str:
@@ -133,7 +133,7 @@ def _without_empty(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> Ric
     """Without columns that are dashes all the way: nothing was timed on a CPU."""
     kept = [n for n in range(len(columns)) if any(row[n] != "–" for row in rows)]
     return render_table(
-        Table(
+        RowTable(
             columns=tuple(columns[n] for n in kept),
             rows=tuple(tuple(row[n] for n in kept) for row in rows),
         )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError
 from forge.records import Purpose, Status
-from forge.store.reader import RunReader, Table
+from forge.store.reader import RowTable, RunReader
 from forge.views.sql.sql import LARGEST
 from forge.views.text.terminal import printable
 
@@ -191,7 +191,7 @@ def render_list(rollouts: list[dict[str, Any]]) -> Fitting | str:
         for each in rollouts
     )
     columns = ("rollout", "stage", "step", "purpose", "problem", "turns", "best reward", "ended")
-    return Fitting(Table(columns=columns, rows=rows))
+    return Fitting(RowTable(columns=columns, rows=rows))
 
 
 def _outcome(turn: dict[str, Any]) -> str:

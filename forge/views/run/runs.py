@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError
 from forge.store.layout import RunPaths, list_runs
-from forge.store.reader import RunReader, Table
+from forge.store.reader import RowTable, RunReader
 from forge.views.run.standing import load_stages, run_state
 from forge.views.text.terminal import percent
 
@@ -61,4 +61,4 @@ def render_runs(runs: list[dict[str, Any]]) -> RichTable:
             )
         )
     columns = ("run", "state", "stages", "turns", "last pass@1")
-    return render_table(Table(columns=columns, rows=tuple(rows)))
+    return render_table(RowTable(columns=columns, rows=tuple(rows)))

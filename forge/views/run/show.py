@@ -151,12 +151,12 @@ def render_evaluations(evaluations: list[dict[str, Any]]) -> RichGroup:
     from rich.console import Group as RichGroup
     from rich.text import Text
 
-    from forge.store.reader import Table
+    from forge.store.reader import RowTable
     from forge.views.text.fitting import Fitting
 
     rows = [_evaluation(row) for row in evaluations]
     names = [name for name in rows[0] if any(row[name] != NONE for row in rows)] if rows else []
-    table = Table(
+    table = RowTable(
         columns=tuple(names), rows=tuple(tuple(row[name] for name in names) for row in rows)
     )
     return RichGroup(Text("evaluations", style="italic"), Fitting(table))

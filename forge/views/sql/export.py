@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pyarrow
 
     from forge.store.layout import RunPaths
-    from forge.store.reader import RunReader, Stream
+    from forge.store.reader import RowStream, RunReader
 
 BATCH_ROWS = 2000
 """At 12 kB a turn 24 MB."""
@@ -118,14 +118,14 @@ def _export_table(reader: RunReader, name: str, form: str, path: Path) -> Export
     return Exported(name=name, path=str(path), num_rows=num_rows, num_bytes=path.stat().st_size)
 
 
-def _write_csv(name: str, found: Stream, path: Path) -> int:
+def _write_csv(name: str, found: RowStream, path: Path) -> int:
     counted = _Counted(found.rows)
     with path.open("w", encoding="utf-8", newline="") as file:
         file.writelines(csv_parts(type(found)(columns=found.columns, rows=counted)))
     return counted.num
 
 
-def _write_parquet(name: str, found: Stream, path: Path) -> int:
+def _write_parquet(name: str, found: RowStream, path: Path) -> int:
     try:
         import pyarrow
         from pyarrow import parquet
@@ -147,7 +147,7 @@ def _write_parquet(name: str, found: Stream, path: Path) -> int:
     return num
 
 
-WRITERS: dict[str, Callable[[str, Stream, Path], int]] = {
+WRITERS: dict[str, Callable[[str, RowStream, Path], int]] = {
     "parquet": _write_parquet,
     "csv": _write_csv,
 }

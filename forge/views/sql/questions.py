@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError
-from forge.store.reader import Table
+from forge.store.reader import RowTable
 from forge.views.sql.named_queries import QUERIES
 from forge.views.sql.sql import Asked, explain_sql, render_found, render_table
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class ResearchQuestion:
     """One question and where its answer is."""
 
     number: int
@@ -33,11 +33,11 @@ class Question:
     """Where a query of one run cannot answer."""
 
 
-def _number(*rows: tuple[str, tuple[str, ...] | str]) -> tuple[Question, ...]:
+def _number(*rows: tuple[str, tuple[str, ...] | str]) -> tuple[ResearchQuestion, ...]:
     return tuple(
-        Question(number=n, words=words, command=answer)
+        ResearchQuestion(number=n, words=words, command=answer)
         if isinstance(answer, str)
-        else Question(number=n, words=words, queries=answer)
+        else ResearchQuestion(number=n, words=words, queries=answer)
         for n, (words, answer) in enumerate(rows, start=1)
     )
 
@@ -69,7 +69,7 @@ QUESTIONS = _number(
 )
 
 
-def find_question(asked: str) -> Question:
+def find_question(asked: str) -> ResearchQuestion:
     """By number. Raises ConfigError naming the numbers there are."""
     found = next((each for each in QUESTIONS if str(each.number) == asked), None)
     if found is None:
@@ -83,8 +83,8 @@ def find_question(asked: str) -> Question:
 
 
 def answer(
-    reader: Asked, question: Question, params: Mapping[str, Any] | None = None
-) -> dict[str, Table]:
+    reader: Asked, question: ResearchQuestion, params: Mapping[str, Any] | None = None
+) -> dict[str, RowTable]:
     """The answer of each of its queries. A parameter goes to those that have it; raises ConfigError
     for one that none has.
     """
@@ -94,7 +94,7 @@ def answer(
     for name in given.keys() - known:
         has = ", ".join(sorted(known)) or "none"
         raise ConfigError(f"--param {name}: no such parameter; this question has {has}")
-    out: dict[str, Table] = {}
+    out: dict[str, RowTable] = {}
     for name, query in queries.items():
         bound = query.bind({k: v for k, v in given.items() if k in query.params})
         with explain_sql(f"forge questions {question.number}"):
@@ -121,10 +121,10 @@ def to_json() -> list[dict[str, Any]]:
 def render_questions() -> RichTable:
     """The list for people."""
     rows = tuple((q.number, q.words, q.command or ", ".join(q.queries)) for q in QUESTIONS)
-    return render_table(Table(columns=("", "question", "answered by"), rows=rows))
+    return render_table(RowTable(columns=("", "question", "answered by"), rows=rows))
 
 
-def render_answers(question: Question, answers: Mapping[str, Table]) -> RichGroup:
+def render_answers(question: ResearchQuestion, answers: Mapping[str, RowTable]) -> RichGroup:
     """Each query's table under what it asks and the parameters that it would take."""
     from rich.console import Group as RichGroup
     from rich.text import Text

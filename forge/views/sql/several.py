@@ -19,7 +19,15 @@ from urllib.parse import quote
 
 from forge.errors import ConfigError
 from forge.store.codec import Body, decode_text
-from forge.store.reader import Params, RunReader, Stream, Table, body_lookup, let_interrupt, stream
+from forge.store.reader import (
+    Params,
+    RowStream,
+    RowTable,
+    RunReader,
+    body_lookup,
+    let_interrupt,
+    stream,
+)
 
 if TYPE_CHECKING:
     from forge.store.layout import RunPaths
@@ -71,14 +79,14 @@ class SeveralReader:
     def close(self) -> None:
         self._connection.close()
 
-    def stream(self, sql: str, params: Params = ()) -> Stream:
+    def stream(self, sql: str, params: Params = ()) -> RowStream:
         """As `RunReader.stream`."""
         return stream(self._connection, sql, params)
 
-    def query(self, sql: str, params: Params = ()) -> Table:
+    def query(self, sql: str, params: Params = ()) -> RowTable:
         """As `RunReader.query`."""
         found = self.stream(sql, params)
-        return Table(columns=found.columns, rows=tuple(found.rows))
+        return RowTable(columns=found.columns, rows=tuple(found.rows))
 
     def rows(self, sql: str, params: Params = ()) -> list[dict[str, Any]]:
         """The rows as dictionaries."""

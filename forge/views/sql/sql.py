@@ -16,7 +16,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from forge.errors import ConfigError
-from forge.store.reader import Params, Stream, Table, explain_sql
+from forge.store.reader import Params, RowStream, RowTable, explain_sql
 from forge.views.sql.named_queries import QUERIES, NamedQuery
 from forge.views.text.terminal import json_text, printable
 
@@ -51,11 +51,11 @@ class Asked(Protocol):
         """The database whose tables and views carry the comments."""
         ...
 
-    def stream(self, sql: str, params: Params = ()) -> Stream:
+    def stream(self, sql: str, params: Params = ()) -> RowStream:
         """Starts a statement."""
         ...
 
-    def query(self, sql: str, params: Params = ()) -> Table:
+    def query(self, sql: str, params: Params = ()) -> RowTable:
         """All rows of a statement."""
         ...
 
@@ -64,13 +64,13 @@ class Asked(Protocol):
         ...
 
 
-def run_sql(reader: Asked, query: str, params: Params = ()) -> Table:
+def run_sql(reader: Asked, query: str, params: Params = ()) -> RowTable:
     """Runs one statement. Raises ConfigError with SQLite's words on a mistake."""
     with explain_sql(PLACE):
         return reader.query(query, params)
 
 
-def run_named(reader: Asked, name: str, params: Mapping[str, Any] | None = None) -> Table:
+def run_named(reader: Asked, name: str, params: Mapping[str, Any] | None = None) -> RowTable:
     """Runs one of `named_queries.QUERIES`. Raises ConfigError naming what there is."""
     query = find_named(name)
     return run_sql(reader, query.sql, query.bind(params or {}))
@@ -108,23 +108,23 @@ def list_relations(reader: Asked) -> list[Relation]:
     ]
 
 
-def to_json(table: Table | Stream) -> str:
+def to_json(table: RowTable | RowStream) -> str:
     """A JSON list with an object a row; bytes as hex, numbers that are not finite as null."""
     return "".join(json_parts(table))
 
 
-def to_csv(table: Table | Stream) -> str:
+def to_csv(table: RowTable | RowStream) -> str:
     """RFC 4180 with a header line, but for line ends: those of Unix."""
     return "".join(csv_parts(table))
 
 
-def json_rows(table: Table) -> list[dict[str, Any]]:
+def json_rows(table: RowTable) -> list[dict[str, Any]]:
     """What `to_json` writes, not yet as text."""
     names = _apart(table.columns)
     return [dict(zip(names, map(_json_value, row), strict=True)) for row in table.rows]
 
 
-def json_parts(found: Table | Stream) -> Iterator[str]:
+def json_parts(found: RowTable | RowStream) -> Iterator[str]:
     """`to_json` piece by piece, a line a row."""
     start, names = "[", _apart(found.columns)
     for row in found.rows:
@@ -148,7 +148,7 @@ def _apart(columns: Sequence[str]) -> list[str]:
     return list(out)
 
 
-def csv_parts(found: Table | Stream, *, is_shown: bool = False) -> Iterator[str]:
+def csv_parts(found: RowTable | RowStream, *, is_shown: bool = False) -> Iterator[str]:
     """`to_csv` piece by piece. `is_shown`: a person reads it, so texts are made printable."""
     lines = [_csv_line(found.columns)]
     size = 0
@@ -170,7 +170,7 @@ def _csv_line(values: Sequence[Any]) -> str:
     return f"{out.getvalue()[:-2]}\n"
 
 
-def render_table(table: Table) -> RichTable:
+def render_table(table: RowTable) -> RichTable:
     """For the terminal; texts are made printable."""
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -185,7 +185,7 @@ def render_table(table: Table) -> RichTable:
     return out
 
 
-def render_found(found: Table | Stream, *, most: int = MOST_ROWS) -> RichGroup:
+def render_found(found: RowTable | RowStream, *, most: int = MOST_ROWS) -> RichGroup:
     """The first rows as they fit, and a word where there are more."""
     from rich.console import Group as RichGroup
     from rich.text import Text
@@ -193,7 +193,7 @@ def render_found(found: Table | Stream, *, most: int = MOST_ROWS) -> RichGroup:
     from forge.views.text.fitting import Fitting
 
     rows = iter(found.rows)
-    table = Fitting(Table(columns=found.columns, rows=tuple(islice(rows, most))))
+    table = Fitting(RowTable(columns=found.columns, rows=tuple(islice(rows, most))))
     if next(rows, None) is None:
         return RichGroup(table)
     words = f"the first {most:,} rows; --csv and --json print all"
@@ -202,7 +202,7 @@ def render_found(found: Table | Stream, *, most: int = MOST_ROWS) -> RichGroup:
 
 def render_relations(relations: list[Relation]) -> RichTable:
     """The list that `forge sql RUN` shows."""
-    table = Table(
+    table = RowTable(
         columns=("name", "what it holds"), rows=tuple((r.name, r.comment) for r in relations)
     )
     return render_table(table)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, ConsoleOptions, RenderableType
 
-    from forge.store.reader import Table
+    from forge.store.reader import RowTable
 
 SHORT, LONG = 14, 40
 """Characters that a folded cell needs to be read: a name, and a text of several lines."""
@@ -32,7 +32,7 @@ WIDE_GAP, NARROW_GAP = 3, 2
 class Fitting:
     """A table's rows, drawn for the width that there is."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: RowTable) -> None:
         self._columns = [printable(column) for column in table.columns]
         self._table = table
 
