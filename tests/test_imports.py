@@ -23,7 +23,7 @@ ROOMS: dict[str, set[str]] = {
     "records": set(),
     # config: an experiment file
     "config": {"config.checks", "config.schema"},
-    "config.checks": {"config", "config.schema"},
+    "config.checks": {"config.schema"},
     "config.schema": set(),
     "control": set(),
     "rewards": {"config.schema"},

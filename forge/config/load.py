@@ -1,10 +1,8 @@
-"""Loading an experiment: file, `extends` and `--set` in, a checked `Experiment` out, or all
-mistakes at once.
+"""Loads an experiment: reads the file, `extends` and `--set`, and returns a checked `Experiment`.
 
-Called by every command that takes an experiment file, and by resume with the resolved file of the
-run. Paths to things that must exist (model, problems, adapter, interpreter) become absolute, so
-that a resolved experiment means the same from any working directory; `store.dir` stays relative to
-it.
+Called by every command that takes an experiment file, and by resume with the run's resolved file.
+Paths of inputs (model, problems, adapter, interpreter) become absolute, so that a resolved
+experiment means the same from any working directory; `store.dir` stays relative.
 """
 
 from __future__ import annotations
@@ -15,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from forge.config.checks.check import check
-from forge.config.mistakes import Mistake, found_mistakes, without
-from forge.config.schema import Experiment
+from forge.config.mistakes import found_mistakes, without
+from forge.config.schema import Experiment, dotted
 from forge.config.sources import Sources, read_sources
 from forge.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from forge.config.checks.mistake import Mistake
 
 PATH_KEYS = (
     ("problems", "path"),
@@ -39,11 +39,11 @@ def load_experiment(
 
     Args:
         path: the TOML file.
-        overrides: `table.key=value` each, as given to `--set`; later ones win.
-        is_here: it is for this machine, so the files that it names must be here.
+        overrides: arguments of `--set`, `table.key=value`; later ones override earlier ones.
+        is_here: True if it will run on this machine, so the files that it names must exist.
 
     Raises:
-        ConfigError: with one line a mistake, all of them, in the order of the file.
+        ConfigError: the experiment has mistakes; one line for each, in the order of the file.
     """
     sources = read_sources(Path(path), overrides=overrides)
     _make_absolute(sources.values)
@@ -59,7 +59,7 @@ def load_experiment(
 
 
 def _validate(values: dict[str, Any]) -> tuple[Experiment | None, list[Mistake]]:
-    """The experiment, with defaults in place of mistakes where that works; and the mistakes."""
+    """The experiment, if possible with defaults in place of mistakes, and the mistakes."""
     try:
         return Experiment.model_validate(values), []
     except ValidationError as error:
@@ -81,11 +81,18 @@ def _make_absolute(values: dict[str, Any]) -> None:
 
 
 def _in_order(mistakes: list[Mistake], sources: Sources) -> list[str]:
-    """By place: a file's lines in their order, `--set` last."""
+    """One line per mistake, in the order of files and lines, `--set` last."""
 
     def key(mistake: Mistake) -> tuple[bool, str, int]:
         place = sources.origin(mistake.path)
         file, _, line = place.rpartition(":")
         return place == "--set", file, int(line) if line.isdecimal() else 0
 
-    return [mistake.render(sources) for mistake in sorted(mistakes, key=key)]
+    return [_line(mistake, sources) for mistake in sorted(mistakes, key=key)]
+
+
+def _line(mistake: Mistake, sources: Sources) -> str:
+    place, key = sources.origin(mistake.path), dotted(mistake.path)
+    if place == "--set":
+        return f"--set {key}: {mistake.text}"
+    return f"{place}: {key}: {mistake.text}" if key else f"{place}: {mistake.text}"

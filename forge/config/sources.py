@@ -1,20 +1,21 @@
-"""Where the values of an experiment come from: its file, the files it extends, and `--set`, each
-with its place.
+"""Reads the values of an experiment from its file, the files that it extends, and `--set`.
 
-The result is one tree of plain values and the origin of every key in it, so that any later message
-can name the file and line, or the `--set`, that a value was written in. Later sources win key by
-key; arrays (also `[[stage]]`) are replaced whole.
+The result is one tree of plain values with the origin of every key, so that each message can name
+the file and line, or the `--set`, of a value. Later sources override earlier ones key by key;
+arrays (`[[stage]]` too) are replaced whole.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-import tomllib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from forge.config.positions import KeyPath, key_lines, split_key
+import tomli
+
+from forge.config.positions import key_lines, split_key
+from forge.config.schema import KeyPath, dotted
 from forge.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,30 +23,31 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_EXTENDS = 16
-"""Files in one chain; more is a mistake."""
+"""Maximum number of files in a chain of `extends`."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Sources:
-    """The merged values, and for each key the place that wrote it: `file:line` or `--set`."""
+    """The merged values, and the origin of each key: `file:line` or `--set`."""
 
     file: Path
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[KeyPath, str] = field(default_factory=dict)
     mistakes: list[str] = field(default_factory=list)
-    """What was wrong with `--set` itself."""
+    """Malformed `--set` arguments, one message each."""
 
     def origin(self, path: KeyPath) -> str:
-        """The place of a key; of the nearest table around it for one that nobody wrote."""
+        """The place of a key, or of the nearest table around a key that no source contains."""
         while path and path not in self.origins:
             path = path[:-1]
         return self.origins.get(path, str(self.file))
 
 
 def read_sources(path: Path, *, overrides: Sequence[str] = ()) -> Sources:
-    """Reads a file, what it extends, and `--set` arguments.
+    """Reads a file, the files that it extends, and `--set` arguments, without checking values.
 
-    Raises ConfigError for a file that cannot be read; what the schema says is asked later.
+    Raises:
+        ConfigError: a file that cannot be read.
     """
     sources = Sources(file=path)
     for file, values, lines in reversed(_chain(path)):
@@ -56,13 +58,8 @@ def read_sources(path: Path, *, overrides: Sequence[str] = ()) -> Sources:
     return sources
 
 
-def dotted(path: KeyPath) -> str:
-    """A key as a person writes it in `--set`: `stage.1.steps`."""
-    return ".".join(str(part) for part in path)
-
-
 def _chain(path: Path) -> list[tuple[Path, dict[str, Any], dict[KeyPath, int]]]:
-    """The file, then what it extends, then what that extends."""
+    """The file, then the file that it extends, and so on, each with its values and lines."""
     chain: list[tuple[Path, dict[str, Any], dict[KeyPath, int]]] = []
     seen: list[Path] = []
     place = ""
@@ -71,8 +68,7 @@ def _chain(path: Path) -> list[tuple[Path, dict[str, Any], dict[KeyPath, int]]]:
             raise ConfigError(f"{place}extends: {path} is already part of this chain")
         seen.append(path.resolve())
         text = _read(path, place=place)
-        values = _parse(text, path)
-        lines = key_lines(text)
+        values, lines = _parse(text, path)
         chain.append((path, values, lines))
         base = values.get("extends")
         if base is None:
@@ -98,17 +94,17 @@ def _read(path: Path, *, place: str) -> str:
         raise ConfigError(f"{place}{path}: {error.strerror}") from None
 
 
-def _parse(text: str, path: Path) -> dict[str, Any]:
+def _parse(text: str, path: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
     try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        return tomli.loads(text), key_lines(text)
+    except tomli.TOMLDecodeError as error:
         message, line = str(error), text.count("\n") + 1
         if found := re.search(r" \(at line (\d+), column \d+\)$", message):
             message, line = message[: found.start()], int(found[1])
         message = message.removesuffix(" (at end of document)")
         raise ConfigError(f"{path}:{line}: not valid TOML: {message}") from None
     except RecursionError:
-        raise ConfigError(f"{path}: not valid TOML: nested too deep") from None
+        raise ConfigError(f"{path}: not valid TOML: nested too deeply") from None
 
 
 def _merge(
@@ -138,7 +134,7 @@ def _replace_origins(sources: Sources, path: KeyPath, origins: dict[KeyPath, str
 
 
 def _override(sources: Sources, text: str) -> str | None:
-    """Applies one `table.key=value`; returns the mistake, if it is one."""
+    """Applies one `table.key=value`; returns a message if it is malformed."""
     key, equals, value = text.partition("=")
     try:
         parts = split_key(key.strip())
@@ -147,7 +143,7 @@ def _override(sources: Sources, text: str) -> str | None:
     if not equals or not parts:
         return f"--set {text}: found no key=value; write e.g. --set rollout.group_size=4"
     if parts[0] == "extends":
-        return f"--set {text}: extends stands in a file only, which is then given as X.toml"
+        return f"--set {text}: extends is allowed in an experiment file only"
     target: Any = sources.values
     path: KeyPath = ()
     for part in parts[:-1]:
@@ -167,7 +163,7 @@ def _override(sources: Sources, text: str) -> str | None:
 
 
 def _step(target: dict[str, Any] | list[Any], part: str) -> str | int | None:
-    """The key or index that `part` means there; None for an index that a list does not have."""
+    """The key or list index that `part` names in `target`; None if the index is out of range."""
     if isinstance(target, dict):
         return part
     return int(part) if part.isdecimal() and int(part) < len(target) else None
@@ -176,13 +172,13 @@ def _step(target: dict[str, Any] | list[Any], part: str) -> str | int | None:
 def _no_step(target: dict[str, Any] | list[Any], part: str) -> str:
     if isinstance(target, dict):
         return "is not a table"
-    return f"is not there; found {len(target)}, counted from 0"
+    return f"does not exist; found {len(target)}, counted from 0"
 
 
 def _value(text: str) -> Any:
-    """TOML where it is TOML, else the text itself: `--set model.init=tiny` needs no quotes."""
+    """The text as a TOML value, or as a string if it is not one: `model.init=tiny` works."""
     try:
-        values = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+        values = tomli.loads(f"value = {text}")
+    except (tomli.TOMLDecodeError, RecursionError):
         return text
     return values["value"] if len(values) == 1 else text

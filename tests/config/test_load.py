@@ -116,7 +116,7 @@ def test_a_mistake_names_its_line(tmp_path, text, expected):
             ["serve.context_tokens=5000"],
             "--set serve.context_tokens: found 5000; at most model.tiny",
         ),
-        (["extends=y.toml"], "--set extends=y.toml: extends stands in a file only"),
+        (["extends=y.toml"], "--set extends=y.toml: extends is allowed in an experiment file only"),
         (["judge.isolation=bwrap"], '--set judge.isolation: found "bwrap"; one of "auto"'),
         (["problems.source=dir"], '--set problems.source: found source = "dir" without path'),
         (["problems.source=dir", "problems.path=/no/x"], "--set problems.path: found"),
@@ -255,7 +255,7 @@ def test_set_takes_toml_values_bare_words_and_stage_indices():
         ("group_size=4", "--set group_size: unknown key; did you mean rollout.group_size?"),
         ("samples=4", "--set samples: unknown key; did you mean eval.samples or stage.N.samples?"),
         ("rollout.group_size=4x", '--set rollout.group_size: found "4x"; an integer, 2 or more'),
-        ("stage.9.steps=1", "--set stage.9.steps: stage.9 is not there; found 5, counted from 0"),
+        ("stage.9.steps=1", "--set stage.9.steps: stage.9 does not exist; found 5, counted from 0"),
         ("name.x=1", "--set name.x: name is not a table"),
         ("rollout", "--set rollout: found no key=value; write e.g. --set rollout.group_size=4"),
         ("a b=1", "--set a b=1: found no key=value; write e.g. --set rollout.group_size=4"),
@@ -263,6 +263,12 @@ def test_set_takes_toml_values_bare_words_and_stage_indices():
 )  # fmt: skip
 def test_a_mistake_in_set_names_the_set(override, line):
     assert mistakes_of(QUICKSTART, override) == [line]
+
+
+def test_a_mistake_about_a_key_with_a_line_end_takes_one_line(tmp_path):
+    path = write(tmp_path, f'{MINIMAL}[model.tiny]\n"a\\nb" = 1\n')
+    (line,) = mistakes_of(path)
+    assert line.startswith('x.toml:6: model.tiny."a\\nb": unknown key; ')
 
 
 def test_extends_composes_and_each_mistake_names_the_file_it_stands_in(tmp_path):

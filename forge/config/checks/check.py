@@ -12,16 +12,16 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forge.config.checks.mistake import Mistake, show
 from forge.config.checks.outlets import outlets
 from forge.config.checks.overlap import overlap
 from forge.config.checks.pinning import pinning
-from forge.config.mistakes import Mistake, show
 from forge.config.schema import JUDGE_URL, SERVE_URL, EvalStage, Experiment, GrpoStage, SftStage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Set
 
-    from forge.config.positions import KeyPath
+    from forge.config.schema import KeyPath
 
 HUB_NAME = re.compile(r"(\b[\w.-]+\b/)?\b[\w.-]{1,96}\b")
 """`name` or `owner/name`; anything else can only be a directory."""

@@ -6,7 +6,7 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from forge.config.mistakes import Mistake
+from forge.config.checks.mistake import Mistake
 from forge.config.schema.outlets import ON, WEBHOOK
 
 if TYPE_CHECKING:

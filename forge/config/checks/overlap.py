@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forge.config.mistakes import Mistake
+from forge.config.checks.mistake import Mistake
 from forge.config.schema import Experiment, GrpoStage
 
 if TYPE_CHECKING:

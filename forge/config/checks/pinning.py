@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from forge.config.mistakes import Mistake, show
+from forge.config.checks.mistake import Mistake, show
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,7 +4,7 @@
 Imported by every room that takes settings. Never imports loading or checking.
 """
 
-from forge.config.schema.base import PathValue, Positive, Share, Table
+from forge.config.schema.base import KeyPath, PathValue, Positive, Share, Table, dotted
 from forge.config.schema.experiment import (
     JUDGE_URL,
     DataTable,
@@ -32,6 +32,7 @@ __all__ = [
     "Experiment",
     "GrpoStage",
     "JudgeTable",
+    "KeyPath",
     "LimitsTable",
     "LoraTable",
     "ModelTable",
@@ -51,4 +52,5 @@ __all__ = [
     "Table",
     "TinyModel",
     "TrainStage",
+    "dotted",
 ]

@@ -1,14 +1,21 @@
-"""What every table of an experiment file is made from: the pydantic base and common values.
+"""Base of all tables, value types that several tables use, and the path of a key.
 
-Strict: `true` is no integer and `"8"` no number. Unknown keys are refused.
+Validation is strict: `true` is not an integer and `"8"` is not a number. Unknown keys are refused.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
+
+KeyPath = tuple[str | int, ...]
+"""Path of a key: `("stage", 1, "steps")` is `steps` of the second `[[stage]]`."""
+
+BARE_PART = re.compile(r"[\w-]+")
 
 
 class Table(BaseModel):
@@ -26,3 +33,10 @@ class Table(BaseModel):
 PathValue = Annotated[Path, Field(strict=False)]
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+def dotted(path: KeyPath) -> str:
+    """A key as it is written in `--set`: `stage.1.steps`, `serve.env."A B"`. Always one line."""
+    return ".".join(
+        str(part) if BARE_PART.fullmatch(str(part)) else json.dumps(part) for part in path
+    )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
+
+import tomli
 
 from forge.views.compare.records import Change
 from forge.views.text.secrets import HIDDEN, is_secret
@@ -64,8 +65,8 @@ def _stage_of(key: str) -> str:
 def _settings(reader: RunReader) -> dict[str, Any]:
     text = reader.value("SELECT experiment FROM runs LIMIT 1") or ""
     try:
-        settings = _experiment(tomllib.loads(text))
-    except tomllib.TOMLDecodeError:  # a run made by hand
+        settings = _experiment(tomli.loads(text))
+    except tomli.TOMLDecodeError:  # a run made by hand
         settings = {}
     made = reader.one(_MADE_WITH)
     if made is None:

@@ -6,10 +6,11 @@ supervisor says of itself (console, STATUS.json) is `runner.progress`.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
+
+import tomli
 
 from forge.store.layout import is_owned
 from forge.views.text.terminal import printable
@@ -120,8 +121,8 @@ def load_stages(reader: RunReader) -> list[dict[str, Any]]:
     """The `[[stage]]` tables of the run's resolved experiment."""
     text = reader.value("SELECT experiment FROM runs LIMIT 1") or ""
     try:
-        return tomllib.loads(text).get("stage", [])
-    except tomllib.TOMLDecodeError:  # a run made by hand; everything else of it can be shown
+        return tomli.loads(text).get("stage", [])
+    except tomli.TOMLDecodeError:  # a run made by hand; everything else of it can be shown
         return []
 
 

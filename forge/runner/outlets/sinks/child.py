@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import sys
 import time
-import tomllib
 import traceback
 from pathlib import Path
 from typing import Any
+
+import tomli
 
 from forge.process.lease import hold_lease
 from forge.runner.outlets.sinks.adapters import open_sink
@@ -74,8 +75,8 @@ def _experiment(reader: RunReader) -> dict[str, Any]:
     """As resolved, less its secrets: a sink may show it to others."""
     text = reader.value("SELECT experiment FROM runs LIMIT 1") or ""
     try:
-        return tomllib.loads(hide_secrets(text))
-    except tomllib.TOMLDecodeError:  # a run made by hand
+        return tomli.loads(hide_secrets(text))
+    except tomli.TOMLDecodeError:  # a run made by hand
         return {}
 
 
