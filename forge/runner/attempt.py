@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import forge
+from forge.process.memory import total_memory_bytes
 from forge.records import Attempt
-from forge.runner.plan.machine import count_cores, memory_bytes
+from forge.runner.plan.machine import count_cores
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +40,7 @@ def describe_attempt(attempt: int, *, seed: int, gpus: Sequence[Gpu]) -> Attempt
             "host": platform.node(),
             "kernel": platform.release(),
             "cores": count_cores(),
-            "memory_bytes": memory_bytes(),
+            "memory_bytes": total_memory_bytes(),
             "gpus": [
                 {"index": gpu.index, "uuid": gpu.uuid, "name": gpu.name, "bytes": gpu.memory_bytes}
                 for gpu in gpus

@@ -9,16 +9,18 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge.process.devices import Gpu, hidden_gpus, inventory
 from forge.process.disk import free_bytes
 from forge.process.gpu_claim import claimed
 from forge.process.gpu_users import GpuUser, occupancies
+from forge.process.memory import total_memory_bytes
 from forge.serve.installed.engines import installed_engines
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from forge.config.schema import ServeTable
 
 
@@ -56,7 +58,7 @@ def this_machine(store_dir: Path, *, serve: ServeTable | None = None) -> Machine
     gpus, users = _gpus_now()
     return Machine(
         cores=count_cores(),
-        memory_bytes=memory_bytes(),
+        memory_bytes=total_memory_bytes(),
         free_disk_bytes=free_bytes(store_dir),
         gpus=gpus,
         hidden_gpus=hidden_gpus(),
@@ -81,16 +83,3 @@ def count_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def memory_bytes() -> int:
-    """Physical, or the container's limit where that is lower."""
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min(physical, _cgroup_bytes())
-
-
-def _cgroup_bytes() -> int:
-    """The limit of a cgroup v2 container; as good as none elsewhere."""
-    path = Path("/sys/fs/cgroup/memory.max")
-    text = path.read_text().strip() if path.is_file() else "max"
-    return int(text) if text.isdecimal() else 1 << 62

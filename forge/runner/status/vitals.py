@@ -14,20 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forge.process.memory import HostMemory, read_memory
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 PROC = Path("/proc")
-CGROUP = Path("/sys/fs/cgroup")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
-    """Of the machine, or of our container where that has less."""
-
-    used_bytes: int
-    total_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +46,7 @@ class Vitals:
     """Root pid to the pids of its tree."""
     ours: frozenset[int] = frozenset()
     """All of them."""
-    memory: Memory | None = None
+    memory: HostMemory | None = None
     cards: Mapping[str, Card] = field(default_factory=dict)
     """By UUID; a card that does not answer is absent."""
 
@@ -77,7 +70,7 @@ class Sampler:
             },
             trees=trees,
             ours=frozenset().union(*trees.values()),
-            memory=machine_memory(),
+            memory=read_memory(),
             cards=self._cards(uuids),
         )
 
@@ -116,32 +109,6 @@ class Sampler:
         return Card(
             used_bytes=int(memory.used), total_bytes=int(memory.total), use=use, by_pid=held
         )
-
-
-def machine_memory(*, proc: Path = PROC, cgroup: Path = CGROUP) -> Memory | None:
-    """What is used and what there is: of the container's limit where it has one."""
-    try:
-        return _container_memory(cgroup) or _physical_memory(proc)
-    except (OSError, ValueError, KeyError):
-        return None
-
-
-def _container_memory(cgroup: Path) -> Memory | None:
-    """None without a limit. What the kernel would drop first, unused file pages, is not used."""
-    limit = cgroup / "memory.max"
-    text = limit.read_text().strip() if limit.is_file() else "max"
-    if not text.isdecimal():
-        return None
-    stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-    used = int((cgroup / "memory.current").read_text()) - int(stat.get("inactive_file", 0))
-    return Memory(used_bytes=max(used, 0), total_bytes=int(text))
-
-
-def _physical_memory(proc: Path) -> Memory:
-    lines = (proc / "meminfo").read_text().splitlines()
-    kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
-    total, free = kib["MemTotal"] << 10, kib["MemAvailable"] << 10
-    return Memory(used_bytes=total - free, total_bytes=total)
 
 
 def _processes() -> tuple[dict[int, int], dict[int, int]]:

@@ -19,12 +19,13 @@ from forge.evalpool.pool import MAX_QUEUED, Pool
 from forge.evalpool.seating import JudgeKind, Seat, Seating, State
 from forge.process.child import ChildSpec
 from forge.process.devices import Gpu, Vendor
+from forge.process.memory import HostMemory
 from forge.runner.live.observer import StoreObserver
 from forge.runner.live.progress import Progress
 from forge.runner.stages.trainer_desk import TrainerDesk
 from forge.runner.status import status as components_module
 from forge.runner.status.status import Components
-from forge.runner.status.vitals import Card, Memory, Vitals
+from forge.runner.status.vitals import Card, Vitals
 from forge.serve.remote.remote import Remote, RemoteServer
 from forge.serve.replicas import Replicas
 from forge.serve.weights import Weights
@@ -142,10 +143,10 @@ async def test_the_supervisor_is_there_from_the_beginning(watched: Watched) -> N
         "supervisor", "supervisor", "cpu", "prepare: pairs", "green",
     )  # fmt: skip
     watched.backlog = (1024, 1024)
-    memory = Memory(used_bytes=95, total_bytes=100)
+    memory = HostMemory(used_bytes=95, total_bytes=100)
     assert watched.look(memory=memory)["supervisor"].why == "records for the store 1024 of 1024"
     watched.backlog = (0, 1024)
-    memory = Memory(used_bytes=93 * GB, total_bytes=100 * GB)
+    memory = HostMemory(used_bytes=93 * GB, total_bytes=100 * GB)
     assert watched.look(memory=memory)["supervisor"].why == "memory 93 % of 100 GB"
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from forge.runner.status.last_words import LAST_BYTES, LastWords
-from forge.runner.status.vitals import Memory, Sampler, machine_memory
+from forge.runner.status.vitals import Sampler
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 HOLDS = "import subprocess, sys; b = bytearray({size}); print(1, flush=True); {then}; input()"
 """A process of that many bytes, and what it does besides."""
@@ -39,23 +41,6 @@ def test_a_process_counts_with_all_that_it_started_and_we_without() -> None:
     assert found.resident[os.getpid()] > 1 << 20
     assert 1 << 30 not in found.resident, "there is no such process"
     assert found.cards == {}
-
-
-def test_the_machine_s_memory_is_the_container_s_where_that_has_a_limit(tmp_path: Path) -> None:
-    proc, cgroup = tmp_path / "proc", tmp_path / "cgroup"
-    proc.mkdir()
-    cgroup.mkdir()
-    (proc / "meminfo").write_text("MemTotal:  1000 kB\nMemFree: 1 kB\nMemAvailable:  400 kB\n")
-    physical = Memory(used_bytes=600 << 10, total_bytes=1000 << 10)
-    assert machine_memory(proc=proc, cgroup=cgroup) == physical
-    (cgroup / "memory.max").write_text("max\n")
-    assert machine_memory(proc=proc, cgroup=cgroup) == physical
-    (cgroup / "memory.max").write_text("500\n")
-    (cgroup / "memory.current").write_text("450\n")
-    (cgroup / "memory.stat").write_text("anon 300\ninactive_file 100\n")
-    limited = Memory(used_bytes=350, total_bytes=500)
-    assert machine_memory(proc=proc, cgroup=cgroup) == limited
-    assert machine_memory(proc=tmp_path / "none", cgroup=tmp_path / "none") is None
 
 
 class Nvml:
