@@ -252,8 +252,7 @@ class Pool:
             raise NoAnswer(f"its answer is no examination: {error!r}") from error
 
     def _timeout_s(self, seat: Seat) -> float:
-        is_timed = seat.is_remote or any(kind.device != "cpu" for kind in seat.kinds)
-        return request_timeout_s(self._table, is_timed=is_timed)
+        return request_timeout_s(self._table, is_timed=seat.is_timed)
 
     def _note_silence(self, seat: Seat, error: NoAnswer) -> str:
         words = f"{seat.name} did not answer: {error}"

@@ -136,6 +136,11 @@ class Seat:
         return self.state is State.SUSPECT or (self.state is State.UP and self.doubt is not None)
 
     @property
+    def is_timed(self) -> bool:
+        """True if its judges may time candidates: on a card, or unknown behind a URL."""
+        return self.is_remote or any(kind.device != "cpu" for kind in self.kinds)
+
+    @property
     def has_room(self) -> bool:
         return self.state is State.UP and self.num_running < self.capacity
 

@@ -1,9 +1,9 @@
-"""Green, yellow or red: what the supervisor thinks of one of its components, and the figure that
-decides. A plain function: facts in, words out.
+# pyright: strict
+"""Health of one component: green, yellow or red, and the figure that decides. Pure.
 
-    red      failed (quarantined), recovering (gone, being started), or silent beyond its limit
-    yellow   a queue at its bound, memory over 90 %, or restarted within the last two minutes
-    green    else
+red      failed (quarantined), recovering (ended, being restarted), or silent beyond its limit
+yellow   a queue at its bound, memory over 90 %, or restarted within the last two minutes
+green    otherwise
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ if TYPE_CHECKING:
     from forge.control.records import Health
 
 FULL = 0.9
-"""Of a memory: above it the next long sample or large batch may not fit."""
+"""Share of a memory above which the next long sample or large batch may not fit."""
 RESTARTED_S = 120.0
-"""So long after a restart it is worth knowing of: what it held was lost, caches are cold."""
+"""A restart is shown for this long: the component's state was lost and its caches are cold."""
+LATE_S, STUCK_S = 1.0, 5.0
+"""Delays of the supervisor's loop: above the first every child waits, above the second
+`forge status` times out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Queue:
-    """What waits for a component, and the most that may."""
+    """Length and bound of the queue in front of a component."""
 
     length: int
     bound: int
@@ -31,70 +34,66 @@ class Queue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fill:
-    """A memory that a component may run out of."""
+    """How full a memory is that a component may exhaust."""
 
     share: float
     """0..1"""
     of: str
-    """`80 GB`, `the KV cache`."""
+    """Name of the memory: `80 GB`, `the KV cache`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What is known of a component that decides on its health."""
+class HealthFacts:
+    """Facts that decide on a component's health."""
 
     failure: str = ""
-    """Why it is not to be used, and will not mend by itself soon."""
+    """Why it cannot be used and will not recover soon; empty while it can."""
     recovering: str = ""
-    """How it ended, while it is being started again."""
+    """How it ended, while it is being restarted."""
     silent_s: float | None = None
-    """Since it last said anything, while something was asked of it."""
+    """Seconds since its last sign of progress, while a request is pending."""
     silent_limit_s: float | None = None
     queue: Queue | None = None
     fills: tuple[Fill, ...] = ()
     restarted_s: float | None = None
-    """Since it was up again after it had died."""
+    """Seconds since it was up again after it had died."""
     late_s: float | None = None
-    """The supervisor's loop alone: by how much it was late."""
+    """Delay of the event loop; of the supervisor only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """A colour and its figure; no words for green."""
+class HealthFinding:
+    """A colour, and the figure that decided it; no figure for green."""
 
     health: Health
     why: str = ""
 
 
-LATE_S, STUCK_S = 1.0, 5.0
-"""A loop that is late by so much delays every child; by more than the second, `forge status` gives
-up on it."""
-
-
-def judge_health(facts: Facts) -> Finding:
-    """The worst that holds."""
+def judge_health(facts: HealthFacts) -> HealthFinding:
+    """The worst colour that applies."""
     if facts.failure:
-        return Finding(health="red", why=facts.failure)
+        return HealthFinding(health="red", why=facts.failure)
     if facts.recovering:
-        return Finding(health="red", why=f"recovering: {facts.recovering}")
+        return HealthFinding(health="red", why=f"recovering: {facts.recovering}")
     silent, limit = facts.silent_s, facts.silent_limit_s
     if silent is not None and limit is not None and silent > limit:
-        return Finding(health="red", why=f"silent {silent:.0f} s of {limit:.0f} s")
+        return HealthFinding(health="red", why=f"silent {silent:.0f} s of {limit:.0f} s")
     late = facts.late_s or 0.0
     if late > LATE_S:
-        return Finding(
-            health="red" if late > STUCK_S else "yellow", why=f"loop late by {late:.1f} s"
-        )
-    return _strained(facts)
+        health = "red" if late > STUCK_S else "yellow"
+        return HealthFinding(health=health, why=f"loop late by {late:.1f} s")
+    strain = _strain(facts)
+    return HealthFinding(health="yellow" if strain else "green", why=strain)
 
 
-def _strained(facts: Facts) -> Finding:
+def _strain(facts: HealthFacts) -> str:
+    """The figure that makes a working component yellow; empty for none."""
     queue = facts.queue
     if queue is not None and queue.length >= queue.bound:
-        return Finding(health="yellow", why=f"{queue.what} {queue.length} of {queue.bound}")
+        return f"{queue.what} {queue.length} of {queue.bound}"
     fullest = max(facts.fills, key=lambda fill: fill.share, default=None)
     if fullest is not None and fullest.share > FULL:
-        return Finding(health="yellow", why=f"memory {100 * fullest.share:.0f} % of {fullest.of}")
+        return f"memory {100 * fullest.share:.0f} % of {fullest.of}"
     if facts.restarted_s is not None and facts.restarted_s < RESTARTED_S:
-        return Finding(health="yellow", why=f"restarted {facts.restarted_s:.0f} s ago")
-    return Finding(health="green")
+        return f"restarted {facts.restarted_s:.0f} s ago"
+    return ""

@@ -1,7 +1,7 @@
-"""How each component of a run looks at this moment, read off the objects that own it.
+"""Current state of each component of a run, read from the objects that own it.
 
-Called by `components.py` in the event loop once a second: attributes are read and nothing is asked,
-so it costs microseconds a component.
+Called by `status.py` in the event loop once a second: only attributes are read, which costs
+microseconds a component.
 """
 
 from __future__ import annotations
@@ -31,60 +31,74 @@ if TYPE_CHECKING:
     from forge.serve.replica import Replica
 
 MODEL_MAKER = "init-model"
-"""The child of prepare that makes a tiny model."""
+"""The child of `prepare` that makes a tiny model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
-    """One component now."""
+class Component:
+    """One component at one moment."""
 
     name: str
     role: Role
     owner: object
-    """What it is read off: another one is another component of the same name, with no past."""
+    """The object it was read from. A new owner means a new component of the same name, without
+    history."""
     phase: str
     is_gone: bool = False
-    """No process answers: it is being started."""
+    """True if no process answers: it is being started."""
     num_restarts: int = 0
     marks: tuple[object, ...] = ()
-    """They change when it gets on."""
+    """Values that change whenever it makes progress."""
     is_asked: bool = False
-    """Something waits for it."""
+    """True if something waits for it."""
     limit_s: float | None = None
-    """How long it may be silent while it is asked."""
+    """Maximum silence while it is asked."""
     silent_s: float | None = None
-    """Where that is known without looking at the marks."""
+    """Seconds of silence, where its owner measures them; else they follow from the marks."""
     failure: str = ""
     queue: Queue | None = None
     fills: tuple[Fill, ...] = ()
     fills_cards: bool = False
-    """Takes memory of its cards as it goes, and may find them full."""
+    """True if it allocates GPU memory while it works, and may run out of it."""
     seen: Seen | None = None
     address: str = ""
-    """Of one that is not ours."""
+    """URL of a remote component."""
+
+    @property
+    def uuids(self) -> list[str]:
+        """Cards of its process."""
+        if self.seen is None or self.seen.devices == "cpu":
+            return []
+        return [part.strip() for part in self.seen.devices.split(",") if part.strip()]
+
+    @property
+    def living(self) -> Seen | None:
+        """Its process, unless it has ended."""
+        return self.seen if self.seen is not None and self.seen.ended_at is None else None
 
 
-def see_supervisor(progress: Progress, *, pid: int, log_path: Path, queue: Queue | None) -> Sight:
-    """Us."""
-    seen = Seen(pid=pid, devices="cpu", log_path=log_path, started_at=progress.started_at)
-    return Sight(
+def observe_supervisor(
+    progress: Progress, *, pid: int, log_path: Path, queue: Queue | None
+) -> Component:
+    """The supervisor itself."""
+    return Component(
         name="supervisor",
         role="supervisor",
         owner=progress,
         phase=progress.label,
         marks=(progress.label, progress.done, progress.tokens.total, progress.judged.total),
         queue=queue,
-        seen=seen,
+        seen=Seen(pid=pid, devices="cpu", log_path=log_path, started_at=progress.started_at),
     )
 
 
-def see_trainer(
+def observe_trainer(
     desk: TrainerDesk | None, seen: Mapping[str, Seen], experiment: Experiment, *, now: float
-) -> Iterator[Sight]:
-    """The trainer of the stage that runs, if one does; and who makes the model before."""
+) -> Iterator[Component]:
+    """The trainer of the current stage, and the process that makes a tiny model before."""
     maker = seen.get(MODEL_MAKER)
     if maker is not None and maker.ended_at is None:
-        yield Sight(
+        yield Component(
             name=MODEL_MAKER, role="trainer", owner=maker, phase="making the model", seen=maker
         )
     if desk is None:
@@ -92,7 +106,7 @@ def see_trainer(
     child = seen.get("trainer")
     is_gone = desk.is_starting or child is None or child.ended_at is not None
     stage = experiment.stage[desk.stage]
-    yield Sight(
+    yield Component(
         name="trainer",
         role="trainer",
         owner=desk,
@@ -122,47 +136,47 @@ def _trainer_phase(desk: TrainerDesk, *, is_gone: bool) -> str:
     return "training"
 
 
-def see_serving(
+def observe_serving(
     served: object, experiment: Experiment, *, seen: Mapping[str, Seen]
-) -> Iterator[Sight]:
-    """Engines of ours, or servers behind URLs. Those that start before anybody has them are known
-    by their processes."""
+) -> Iterator[Component]:
+    """Replicas, or servers behind URLs. Replicas that start before `served` exists are known by
+    their processes."""
     limit_s = experiment.serve.request_timeout_s
     if served is None:
-        yield from _see_starting("serve", seen)
+        yield from _observe_starting("serve", seen)
     if isinstance(served, Replicas):
         for replica in served.all:
-            yield _see_replica(replica, experiment, limit_s, seen.get(replica.name))
+            yield _observe_replica(replica, experiment, limit_s, seen.get(replica.name))
     elif isinstance(served, Remote):
         for server in served.servers:
-            yield _see_server(server, limit_s)
+            yield _observe_server(server, limit_s)
 
 
-def _see_starting(role: Role, seen: Mapping[str, Seen]) -> Iterator[Sight]:
+def _observe_starting(role: Role, seen: Mapping[str, Seen]) -> Iterator[Component]:
     for name, child in seen.items():
         if name.startswith(f"{role}-") and child.ended_at is None:
-            yield Sight(
+            yield Component(
                 name=name, role=role, owner="starting", phase="starting", is_gone=True, seen=child
             )
 
 
-def _see_replica(
+def _observe_replica(
     replica: Replica, experiment: Experiment, limit_s: float, seen: Seen | None
-) -> Sight:
-    told = replica.health
-    engine = told.get("engine", "")
-    return Sight(
+) -> Component:
+    health = replica.health
+    engine = health.get("engine", "")
+    return Component(
         name=replica.name,
         role="serve",
         owner=replica,
         phase=_replica_phase(replica, slots=experiment.serve.slots),
-        is_gone=not told,
+        is_gone=not health,
         num_restarts=replica.num_deaths,
-        marks=(replica.generated_tokens, told.get("generated_tokens"), told.get("step_s")),
+        marks=(replica.generated_tokens, health.get("generated_tokens"), health.get("step_s")),
         is_asked=replica.load > 0 and replica.is_up,
         limit_s=limit_s,
-        fills=_kv_fill(told) if engine == "vllm" else (),
-        fills_cards=engine == "hf",  # the others take their share when they start
+        fills=_kv_fill(health) if engine == "vllm" else (),
+        fills_cards=engine == "hf",  # the others allocate all their memory at the start
         seen=seen,
     )
 
@@ -180,15 +194,15 @@ def _replica_phase(replica: Replica, *, slots: int) -> str:
     return f"decoding {min(replica.load, slots)} of {slots}{waiting}"
 
 
-def _kv_fill(told: Mapping[str, float]) -> tuple[Fill, ...]:
-    """A full cache is a fault only where samples wait for room in it."""
-    if told.get("waiting", 0) and told.get("kv_use", 0.0) > FULL:
-        return (Fill(share=told["kv_use"], of="the KV cache"),)
+def _kv_fill(health: Mapping[str, float]) -> tuple[Fill, ...]:
+    """A full KV cache is a problem only while samples wait for room in it."""
+    if health.get("waiting", 0) and health.get("kv_use", 0.0) > FULL:
+        return (Fill(share=health["kv_use"], of="the KV cache"),)
     return ()
 
 
-def _see_server(server: RemoteServer, limit_s: float) -> Sight:
-    return Sight(
+def _observe_server(server: RemoteServer, limit_s: float) -> Component:
+    return Component(
         name=server.name,
         role="serve",
         owner=server,
@@ -202,23 +216,23 @@ def _see_server(server: RemoteServer, limit_s: float) -> Sight:
     )
 
 
-def see_judges(
+def observe_judges(
     pool: Pool | None, experiment: Experiment, *, seen: Mapping[str, Seen]
-) -> Iterator[Sight]:
-    """All seats; those that start before there is a pool are known by their processes."""
+) -> Iterator[Component]:
+    """All judges. Those that start before the pool exists are known by their processes."""
     if pool is None:
-        yield from _see_starting("judge", seen)
+        yield from _observe_starting("judge", seen)
         return
     seats = pool.seating.seats
-    in_line = pool.seating.num_waiting + sum(seat.num_running for seat in seats)
-    queue = Queue(length=min(in_line, MAX_QUEUED), bound=MAX_QUEUED)
+    num_pending = pool.seating.num_waiting + sum(seat.num_running for seat in seats)
+    queue = Queue(length=min(num_pending, MAX_QUEUED), bound=MAX_QUEUED)
     for seat in seats:
-        yield _see_seat(seat, experiment, queue, seen.get(seat.name))
+        yield _observe_seat(seat, experiment, queue, seen.get(seat.name))
 
 
-def _see_seat(seat: Seat, experiment: Experiment, queue: Queue, seen: Seen | None) -> Sight:
-    is_timed = seat.is_remote or any(kind.device != "cpu" for kind in seat.kinds)
-    return Sight(
+def _observe_seat(seat: Seat, experiment: Experiment, queue: Queue, seen: Seen | None) -> Component:
+    is_quarantined = seat.state is State.QUARANTINED
+    return Component(
         name=seat.name,
         role="judge",
         owner="judges",
@@ -227,8 +241,8 @@ def _see_seat(seat: Seat, experiment: Experiment, queue: Queue, seen: Seen | Non
         num_restarts=max(0, seen.num_starts - 1) if seen else 0,
         marks=(seat.num_taken - seat.num_running,),
         is_asked=seat.num_running > 0,
-        limit_s=request_timeout_s(experiment.judge, is_timed=is_timed),
-        failure=f"quarantined: {seat.why}" if seat.state is State.QUARANTINED else "",
+        limit_s=request_timeout_s(experiment.judge, is_timed=seat.is_timed),
+        failure=f"quarantined: {seat.why}" if is_quarantined else "",
         queue=queue,
         fills_cards=True,
         seen=seen,
@@ -237,7 +251,7 @@ def _see_seat(seat: Seat, experiment: Experiment, queue: Queue, seen: Seen | Non
 
 
 def _url(seat: Seat, experiment: Experiment) -> str:
-    """`pool-1` is the second of `judge.url`."""
+    """`pool-1` is the second entry of `judge.url`."""
     if not seat.is_remote:
         return ""
     return experiment.judge.url[int(seat.name.rpartition("-")[2])]

@@ -1,10 +1,10 @@
-"""What `forge status` and the TUI are told of each process of a run: phase, health with its figure,
-memory, progress, restarts, last words.
+"""Status of each process of a run: phase, health with its figure, memory, progress, restarts and
+the last line of its log. `forge status` and the TUI read it.
 
-    once a second   sights (event loop, microseconds) ──▶ thread: /proc, NVML, ends of logs
-                                                             └──▶ `latest`, which /status reads
+    once a second   attributes (event loop, microseconds) ──▶ thread: /proc, NVML, ends of logs
+                                                                └──▶ `latest`, which /status copies
 
-Beside the work of a run, started by `run.py`; nobody waits for it, and a status costs a copy.
+A task beside the work of a run, started by `run.py`; nothing waits for it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,15 @@ import anyio
 import anyio.to_thread
 
 from forge.control.records import ComponentStatus
-from forge.runner.status.health import Facts, Fill, Queue, judge_health
-from forge.runner.status.last_words import LastWords
-from forge.runner.status.observed import Sight, see_judges, see_serving, see_supervisor, see_trainer
-from forge.runner.status.vitals import Sampler, Vitals
+from forge.runner.status.health import Fill, HealthFacts, Queue, judge_health
+from forge.runner.status.observed import (
+    Component,
+    observe_judges,
+    observe_serving,
+    observe_supervisor,
+    observe_trainer,
+)
+from forge.runner.status.vitals import Card, LastLogLines, Vitals, VitalsSampler
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,14 +45,14 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 1.0
 VITALS_EVERY = 2
-"""Looks from one walk over /proc to the next: it takes 15 us of a core for each process there."""
+"""Looks between two passes over /proc, which take 15 us of a core for each process there."""
 LATE_FOR_S = 20.0
-"""How long a loop that was late is told of."""
+"""How long a delay of the event loop stays visible."""
 
 
 @dataclass(slots=True)
-class _Life:
-    """What is remembered of a component from look to look. Times are monotonic seconds."""
+class _History:
+    """What successive looks at a component have shown. Times are monotonic seconds."""
 
     owner: object
     marks: tuple[object, ...]
@@ -55,24 +60,24 @@ class _Life:
     asked_at: float | None = None
     was_up: bool = False
     num_restarts_up: int = 0
-    """When it was last up."""
+    """Restarts when it was last up."""
     restarted_at: float | None = None
 
-    def look(self, sight: Sight, now: float) -> None:
-        if sight.marks != self.marks:
-            self.marks, self.moved_at = sight.marks, now
-        if not sight.is_asked:
+    def update(self, component: Component, now: float) -> None:
+        if component.marks != self.marks:
+            self.marks, self.moved_at = component.marks, now
+        if not component.is_asked:
             self.asked_at = None
         elif self.asked_at is None:
             self.asked_at = now
-        if not sight.is_gone:
-            if self.was_up and sight.num_restarts > self.num_restarts_up:
+        if not component.is_gone:
+            if self.was_up and component.num_restarts > self.num_restarts_up:
                 self.restarted_at = now
-            self.was_up, self.num_restarts_up = True, sight.num_restarts
+            self.was_up, self.num_restarts_up = True, component.num_restarts
 
-    def silent_s(self, sight: Sight, now: float) -> float | None:
-        if sight.silent_s is not None:
-            return sight.silent_s
+    def silent_s(self, component: Component, now: float) -> float | None:
+        if component.silent_s is not None:
+            return component.silent_s
         if self.asked_at is None:
             return None
         return now - max(self.asked_at, self.moved_at or 0.0)
@@ -80,7 +85,7 @@ class _Life:
 
 @dataclass(slots=True, kw_only=True)
 class Components:
-    """All of a run. What it looks at comes in as it is opened: `pool`, then `run`."""
+    """Status of all components of a run. `pool` and `run` are set once they are open."""
 
     experiment: Experiment
     progress: Progress
@@ -88,31 +93,31 @@ class Components:
     observer: StoreObserver
     gpus: Sequence[Gpu] = ()
     log_path: Path
-    """The supervisor's."""
+    """The supervisor's log."""
     writer: Writer
     pool: Pool | None = None
     run: Run | None = None
     ending: set[Role] = field(default_factory=set)
-    """Those whose work is done: one that goes is not being started again."""
+    """Roles that have finished: one of their processes that ends is not restarted."""
     latest: Sequence[ComponentStatus] = ()
-    _lives: dict[str, _Life] = field(default_factory=dict)
+    _histories: dict[str, _History] = field(default_factory=dict)
     _vitals: Vitals = field(default_factory=Vitals)
-    _words: dict[Path, str] = field(default_factory=dict)
+    _last_lines: dict[Path, str] = field(default_factory=dict)
     _late: tuple[float, float] = (0.0, 0.0)
-    """By how much the loop was late, and when."""
+    """Delay of the event loop, and when it was measured."""
 
     def to_json(self) -> dict[str, Any]:
-        """Their part of /status."""
+        """The components' part of /status."""
         return {"components": [each.to_json() for each in self.latest]}
 
     async def watch(self) -> None:
-        """Look once a second until cancelled."""
-        sampler, lines, num_looks = Sampler(), LastWords(), 0
+        """Updates `latest` once a second until cancelled."""
+        sampler, lines, num_looks = VitalsSampler(), LastLogLines(), 0
         while True:
-            sights = self._sights(time.monotonic())
-            look = partial(self._look, sampler, lines, sights, num=num_looks)
-            await anyio.to_thread.run_sync(look, abandon_on_cancel=True)
-            self.latest = self._statuses(sights, now=time.monotonic())
+            components = self._observe(time.monotonic())
+            read = partial(self._read_vitals, sampler, lines, components, num=num_looks)
+            await anyio.to_thread.run_sync(read, abandon_on_cancel=True)
+            self.latest = self._statuses(components, now=time.monotonic())
             num_looks += 1
             began = time.monotonic()
             await anyio.sleep(LOOK_EVERY_S)
@@ -121,119 +126,119 @@ class Components:
             if late > self._late[0] or now - self._late[1] > LATE_FOR_S:
                 self._late = late, now
 
-    def _sights(self, now: float) -> list[Sight]:
+    def _observe(self, now: float) -> list[Component]:
         seen = self.observer.seen
         served = None if self.run is None else self.run.replicas
         length, bound = self.writer.backlog
         return [
-            see_supervisor(
+            observe_supervisor(
                 self.progress,
                 pid=os.getpid(),
                 log_path=self.log_path,
                 queue=Queue(length=length, bound=bound, what="records for the store"),
             ),
-            *see_trainer(self.control.desk, seen, self.experiment, now=now),
-            *see_serving(served, self.experiment, seen=seen),
-            *see_judges(self.pool, self.experiment, seen=seen),
+            *observe_trainer(self.control.desk, seen, self.experiment, now=now),
+            *observe_serving(served, self.experiment, seen=seen),
+            *observe_judges(self.pool, self.experiment, seen=seen),
         ]
 
-    def _look(
-        self, sampler: Sampler, lines: LastWords, sights: Sequence[Sight], *, num: int
+    def _read_vitals(
+        self,
+        sampler: VitalsSampler,
+        lines: LastLogLines,
+        components: Sequence[Component],
+        *,
+        num: int,
     ) -> None:
-        """What needs files and the driver; in a thread."""
-        logs = [sight.seen.log_path for sight in sights if sight.seen is not None]
-        self._words = lines.of(logs)
-        if num % VITALS_EVERY == 0:
-            self._vitals = self._sample(sampler, sights)
-
-    def _sample(self, sampler: Sampler, sights: Sequence[Sight]) -> Vitals:
-        alive = [s.seen.pid for s in sights if s.seen is not None and s.seen.ended_at is None]
+        """Reads files and asks the driver; in a thread."""
+        self._last_lines = lines.read(each.seen.log_path for each in components if each.seen)
+        if num % VITALS_EVERY:
+            return
         own = os.getpid()
-        return sampler.look(
-            [pid for pid in alive if pid != own],
-            alone=[own],
-            uuids=[gpu.uuid for gpu in self.gpus],
+        pids = [each.living.pid for each in components if each.living]
+        self._vitals = sampler.sample(
+            [pid for pid in pids if pid != own], alone=[own], uuids=[gpu.uuid for gpu in self.gpus]
         )
 
-    def _statuses(self, sights: Sequence[Sight], *, now: float) -> list[ComponentStatus]:
-        lives = {sight.name: self._life(sight, now) for sight in sights}
-        self._lives = lives
-        shares = _cards_alone(sights)
-        return [self._status(sight, lives[sight.name], shares, now) for sight in sights]
+    def _statuses(self, components: Sequence[Component], *, now: float) -> list[ComponentStatus]:
+        self._histories = {each.name: self._history(each, now) for each in components}
+        sole_users = _sole_users(components)
+        return [self._status(each, sole_users, now) for each in components]
 
-    def _life(self, sight: Sight, now: float) -> _Life:
-        life = self._lives.get(sight.name)
-        if life is None or life.owner is not sight.owner:
-            life = _Life(sight.owner, sight.marks)
-        life.look(sight, now)
-        return life
+    def _history(self, component: Component, now: float) -> _History:
+        history = self._histories.get(component.name)
+        if history is None or history.owner is not component.owner:
+            history = _History(component.owner, component.marks)
+        history.update(component, now)
+        return history
 
     def _status(
-        self, sight: Sight, life: _Life, alone: Mapping[str, str], now: float
+        self, component: Component, sole_users: Mapping[str, str], now: float
     ) -> ComponentStatus:
-        seen = sight.seen if sight.seen is not None and sight.seen.ended_at is None else None
-        uuids = _uuids(sight)
-        cards = {uuid: self._vitals.cards[uuid] for uuid in uuids if uuid in self._vitals.cards}
-        finding = judge_health(self._facts(sight, life, now))
+        history = self._histories[component.name]
+        seen, living, cards = component.seen, component.living, self._cards(component)
+        is_ending = component.is_gone and component.role in self.ending
+        finding = judge_health(self._facts(component, history, now))
         uses = [card.use for card in cards.values() if card.use is not None]
         return ComponentStatus(
-            name=sight.name,
-            role=sight.role,
-            device=sight.address or self._device(uuids),
-            phase="ending" if sight.is_gone and sight.role in self.ending else sight.phase,
+            name=component.name,
+            role=component.role,
+            device=component.address or self._device(component.uuids),
+            phase="ending" if is_ending else component.phase,
             health=finding.health,
             why=finding.why,
-            memory_bytes=self._vitals.resident.get(seen.pid) if seen else None,
-            gpu_memory_bytes=self._held(sight, cards, alone),
+            memory_bytes=self._vitals.resident.get(living.pid) if living else None,
+            gpu_memory_bytes=self._gpu_memory_bytes(component, cards, sole_users),
             gpu_use=sum(uses) / len(uses) if uses else None,
-            progress_age_s=None if life.moved_at is None else round(now - life.moved_at, 1),
-            num_restarts=sight.num_restarts,
-            last_words=self._words.get(sight.seen.log_path, "") if sight.seen else "",
+            progress_age_s=None if history.moved_at is None else round(now - history.moved_at, 1),
+            num_restarts=component.num_restarts,
+            last_words=self._last_lines.get(seen.log_path, "") if seen else "",
         )
 
-    def _facts(self, sight: Sight, life: _Life, now: float) -> Facts:
-        is_back_soon = sight.is_gone and sight.role not in self.ending
-        is_recovering = is_back_soon and (life.was_up or sight.num_restarts > 0)
-        reason = (sight.seen.reason if sight.seen else "") or "it does not answer"
-        is_us = sight.role == "supervisor"
-        return Facts(
-            failure=sight.failure,
+    def _facts(self, component: Component, history: _History, now: float) -> HealthFacts:
+        is_restarting = component.is_gone and component.role not in self.ending
+        is_recovering = is_restarting and (history.was_up or component.num_restarts > 0)
+        reason = (component.seen.reason if component.seen else "") or "it does not answer"
+        is_supervisor = component.role == "supervisor"
+        fills = self._host_fills() if is_supervisor else self._card_fills(component)
+        return HealthFacts(
+            failure=component.failure,
             recovering=reason if is_recovering else "",
-            silent_s=life.silent_s(sight, now),
-            silent_limit_s=sight.limit_s,
-            queue=sight.queue,
-            fills=(*sight.fills, *(self._host_fill() if is_us else self._card_fills(sight))),
-            restarted_s=None if life.restarted_at is None else now - life.restarted_at,
-            late_s=self._late[0] if is_us else None,
+            silent_s=history.silent_s(component, now),
+            silent_limit_s=component.limit_s,
+            queue=component.queue,
+            fills=(*component.fills, *fills),
+            restarted_s=None if history.restarted_at is None else now - history.restarted_at,
+            late_s=self._late[0] if is_supervisor else None,
         )
 
-    def _host_fill(self) -> tuple[Fill, ...]:
+    def _host_fills(self) -> list[Fill]:
         memory = self._vitals.memory
-        if memory is None:
-            return ()
-        share = memory.used_bytes / memory.total_bytes
-        return (Fill(share=share, of=_gb(memory.total_bytes)),)
+        return [] if memory is None else [_fill(memory.used_bytes, memory.total_bytes)]
 
-    def _card_fills(self, sight: Sight) -> tuple[Fill, ...]:
-        if not sight.fills_cards:
-            return ()
-        cards = [self._vitals.cards[u] for u in _uuids(sight) if u in self._vitals.cards]
-        return tuple(
-            Fill(share=card.used_bytes / card.total_bytes, of=_gb(card.total_bytes))
-            for card in cards
-        )
+    def _card_fills(self, component: Component) -> list[Fill]:
+        if not component.fills_cards:
+            return []
+        cards = self._cards(component).values()
+        return [_fill(card.used_bytes, card.total_bytes) for card in cards]
 
-    def _held(self, sight: Sight, cards: Mapping[str, Any], alone: Mapping[str, str]) -> int | None:
-        """Of its cards. Where the driver names no process of ours, as in a container, a card that
-        it has for itself is its."""
-        if sight.seen is None or not cards:
+    def _cards(self, component: Component) -> dict[str, Card]:
+        cards = self._vitals.cards
+        return {uuid: cards[uuid] for uuid in component.uuids if uuid in cards}
+
+    def _gpu_memory_bytes(
+        self, component: Component, cards: Mapping[str, Card], sole_users: Mapping[str, str]
+    ) -> int | None:
+        """GPU memory of a component on its cards. Where the driver names no process of ours, as in
+        a container, all memory in use counts for the card's sole user."""
+        if component.seen is None:
             return None
-        tree = self._vitals.trees.get(sight.seen.pid, frozenset())
+        tree = self._vitals.trees.get(component.seen.pid, frozenset())
         held: list[int] = []
         for uuid, card in cards.items():
             if any(pid in self._vitals.ours for pid in card.by_pid):
                 held.append(sum(card.by_pid.get(pid, 0) for pid in tree))
-            elif alone.get(uuid) == sight.name:
+            elif sole_users.get(uuid) == component.name:
                 held.append(card.used_bytes)
         return sum(held) if held else None
 
@@ -242,20 +247,14 @@ class Components:
         return "GPU " + ",".join(index.get(uuid, uuid) for uuid in uuids) if uuids else "cpu"
 
 
-def _uuids(sight: Sight) -> list[str]:
-    if sight.seen is None or sight.seen.devices == "cpu":
-        return []
-    return [part.strip() for part in sight.seen.devices.split(",") if part.strip()]
-
-
-def _cards_alone(sights: Sequence[Sight]) -> dict[str, str]:
-    """Card to the one component on it."""
+def _sole_users(components: Sequence[Component]) -> dict[str, str]:
+    """Card to its component, for cards with a single one."""
     users: dict[str, list[str]] = {}
-    for sight in sights:
-        for uuid in _uuids(sight):
-            users.setdefault(uuid, []).append(sight.name)
+    for component in components:
+        for uuid in component.uuids:
+            users.setdefault(uuid, []).append(component.name)
     return {uuid: names[0] for uuid, names in users.items() if len(names) == 1}
 
 
-def _gb(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.0f} GB"
+def _fill(used_bytes: int, total_bytes: int) -> Fill:
+    return Fill(share=used_bytes / total_bytes, of=f"{total_bytes / 1e9:.0f} GB")

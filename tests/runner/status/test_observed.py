@@ -12,7 +12,7 @@ from forge.config.load import load_experiment
 from forge.evalpool.pool import Pool
 from forge.evalpool.seating import Seat, Seating
 from forge.records.verdict import Status, Verdict
-from forge.runner.status.observed import see_judges
+from forge.runner.status.observed import observe_judges
 
 pytestmark = pytest.mark.anyio
 
@@ -28,7 +28,7 @@ async def test_a_judge_that_only_judges_a_canary_is_not_idle() -> None:
     pool = Pool(EXPERIMENT.judge, seats)
 
     def phase() -> str:
-        (seen,) = see_judges(pool, EXPERIMENT, seen={})
+        (seen,) = observe_judges(pool, EXPERIMENT, seen={})
         return seen.phase
 
     seats.sat_down(seats.seats[0], httpx.AsyncClient(), is_trusted=True)

@@ -96,8 +96,8 @@ class Watched:
         self.now += after_s
         if vitals:
             self.components._vitals = Vitals(**vitals)
-        sights = self.components._sights(self.now)
-        found = self.components._statuses(sights, now=self.now)
+        components = self.components._observe(self.now)
+        found = self.components._statuses(components, now=self.now)
         return {each.name: each for each in found}
 
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from forge.runner.status.last_words import LAST_BYTES, LastWords
-from forge.runner.status.vitals import Sampler
+from forge.runner.status.vitals import LAST_BYTES, LastLogLines, VitalsSampler
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +32,9 @@ def test_a_process_counts_with_all_that_it_started_and_we_without() -> None:
     ) as child:
         assert child.stdout is not None
         assert child.stdout.readline() + child.stdout.readline() == b"1\n2\n"
-        found = Sampler().look([child.pid, 1 << 30], alone=[os.getpid()], uuids=["GPU-none"])
+        found = VitalsSampler().sample(
+            [child.pid, 1 << 30], alone=[os.getpid()], uuids=["GPU-none"]
+        )
         child.communicate(b"\n\n")
     assert len(found.trees[child.pid]) == 2
     assert 2 * size < found.resident[child.pid] < 6 * size
@@ -70,9 +71,9 @@ class Nvml:
 
 
 def test_cards_are_told_with_what_the_driver_knows_of_them() -> None:
-    sampler = Sampler()
+    sampler = VitalsSampler()
     sampler._nvml, sampler._is_tried = Nvml(), True
-    cards = sampler.look([], alone=[], uuids=["GPU-0", "GPU-1", "GPU-9"]).cards
+    cards = sampler.sample([], alone=[], uuids=["GPU-0", "GPU-1", "GPU-9"]).cards
     assert list(cards) == ["GPU-0", "GPU-1"]
     assert (cards["GPU-0"].used_bytes, cards["GPU-0"].total_bytes) == (72, 80)
     assert (cards["GPU-0"].use, cards["GPU-1"].use) == (0.55, None)
@@ -96,14 +97,17 @@ def test_last_words_are_the_last_line_shown_and_not_obeyed(
 ) -> None:
     log = tmp_path / "x.log"
     log.write_bytes(written.encode())
-    assert LastWords().of([log, tmp_path / "none.log"]) == {log: shown, tmp_path / "none.log": ""}
+    assert LastLogLines().read([log, tmp_path / "none.log"]) == {
+        log: shown,
+        tmp_path / "none.log": "",
+    }
 
 
 def test_a_log_is_read_again_only_when_it_grew(tmp_path: Path) -> None:
-    log, words = tmp_path / "x.log", LastWords()
+    log, words = tmp_path / "x.log", LastLogLines()
     log.write_text("one\n")
-    assert words.of([log])[log] == "one"
+    assert words.read([log])[log] == "one"
     log.write_text("two\n")  # of the same length: nobody looked
-    assert words.of([log])[log] == "one"
+    assert words.read([log])[log] == "one"
     log.write_text("two\nthree\n")
-    assert words.of([log])[log] == "three"
+    assert words.read([log])[log] == "three"
