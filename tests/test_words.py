@@ -1,0 +1,85 @@
+"""Sources and documents avoid the worst idioms (CONTRIBUTING.md, Words)."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+REBUILT = ("", "forge/evalpool/judge/", "tests/evalpool/", "tests/zoo/")
+"""The judge and its tests: both are rebuilt, and their words with them."""
+
+HEADLESS = re.compile(r"(Of|What|Whether|Who|Whose|Whom|Whoever|That|Those|Where|When) [a-z]")
+"""First words of a docstring that has no subject."""
+IDIOM = re.compile(
+    r"\b(told|whom|dear|mends?|mended|lets? go|let go of|others each|came to nothing|no word of"
+    r"|what (mends|came|became)|(stands?|stood) in the way|spoken? against|thereof|whoever)\b",
+    re.IGNORECASE,
+)
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "AGENTS.md", "docs/from-tritonforge.md")
+
+
+def sources() -> list[Path]:
+    found = [p for folder in ("forge", "tui", "tests") for p in (ROOT / folder).rglob("*.py")]
+    mine = Path(__file__)
+    return [p for p in found if p != mine and not str(p.relative_to(ROOT)).startswith(REBUILT)]
+
+
+def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """String statements: docstrings of modules, classes, functions and fields."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str() as text)):
+                yield node.lineno, text.strip()
+
+
+def strings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Every string constant, messages and the parts of f-strings included."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Constant(value=str() as text):
+                yield node.lineno, text
+
+
+def comments(text: str) -> Iterator[tuple[int, str]]:
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
+def found_idioms(path: Path) -> list[str]:
+    """A line for each docstring without a subject, and each idiom in a string or comment."""
+    text = path.read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    headless = [(line, doc) for line, doc in docstrings(tree) if HEADLESS.match(doc)]
+    idiom = [(n, t) for n, t in [*strings(tree), *comments(text)] if IDIOM.search(t)]
+    where = path.relative_to(ROOT)
+    return sorted({f"{where}:{line}: {said.splitlines()[0]}" for line, said in headless + idiom})
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_sources_are_in_plain_english(path: Path) -> None:
+    assert found_idioms(path) == []
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_documents_are_in_plain_english(name: str) -> None:
+    sections = (ROOT / name).read_text(encoding="utf-8").split("\n## ")
+    lines = [line for part in sections if not part.startswith("Words") for line in part.split("\n")]
+    assert [line for line in lines if IDIOM.search(line)] == []
+
+
+@pytest.mark.parametrize(
+    "bad", ['"""What a run is told."""', "x = 1  # whom it serves", 'f"{n} others each time"']
+)
+def test_the_idiom_is_recognised(bad: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.test_words.ROOT", tmp_path)
+    path = tmp_path / "x.py"
+    path.write_text(f"n = 1\n{bad}\n")
+    assert len(found_idioms(path)) == 1
