@@ -3,7 +3,7 @@ a step at a model's size has nothing to judge. Measures generation, training and
 
     python bench/no_judge.py run X.toml
 
-forge's own command line in this interpreter, with two names of `forge.runner.work` replaced: the
+forge's own command line in this interpreter, with two names of `forge.runner` replaced: the
 pool, by one that has no judge and answers at once with a made-up reward (`made_up_reward`, 0 or 1);
 and the prompter, by one that takes every answer whole. Loop, engines, trainer, publishing and store
 are the real ones, in children that see none of this. The file X.toml comes from
@@ -25,7 +25,7 @@ from forge.evalpool.pool import GPU_CAPACITY, Pool
 from forge.evalpool.seating import Seat, Seating
 from forge.records import Problem, Status, Verdict
 from forge.rollout.prompter import TemplatePrompter
-from forge.runner import work as stages
+from forge.runner import prepare_run, work
 
 if TYPE_CHECKING:
     from forge.config.schema import JudgeTable
@@ -73,8 +73,8 @@ async def open_no_judges(table: JudgeTable, **kwargs: Any) -> AsyncIterator[NoJu
 
 
 def main() -> None:
-    stages.open_pool = open_no_judges
-    stages.TemplatePrompter = WholeAnswers
+    work.open_pool = open_no_judges
+    prepare_run.TemplatePrompter = WholeAnswers
     cli.main()
 
 

@@ -1,5 +1,5 @@
-"""What goes on beside the work of a run, and never holds it up: its log, signals, STATUS.json,
-counters and limits; and the record of how it ended."""
+"""Background tasks of a run: its log, signals, STATUS.json, counters and limits; and the record of
+how it ended. None of them can delay the work."""
 
 from __future__ import annotations
 
@@ -16,18 +16,15 @@ from forge.runner.live.stopping import limit_reached, watch_signals
 from forge.store.layout import write_status
 
 if TYPE_CHECKING:
+    from anyio.abc import TaskStatus
+
     from forge.exits import Ending
-    from forge.runner.live.console import Console
-    from forge.runner.live.observer import StoreObserver
-    from forge.runner.live.progress import Progress
-    from forge.runner.live.stopping import StopRequest
-    from forge.runner.stages.run_context import Run
-    from forge.store.layout import RunPaths
-    from forge.store.write.writer import Writer
+    from forge.runner.stages.run_context import RunContext
 
 STATUS_EVERY_S = 1.0
-LONGEST_REASON = 2000
-"""Characters of what an attempt ended with; a dead child's carries lines of its log."""
+MAX_REASON = 2000
+"""Maximum length of the recorded reason, in characters; a dead child's includes lines of its
+log."""
 
 
 def log_to(path: Path) -> None:
@@ -38,24 +35,31 @@ def log_to(path: Path) -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
-async def hear_signals(
-    stop: StopRequest, console: Console, working: anyio.CancelScope, observer: StoreObserver
+async def handle_signals(
+    run: RunContext,
+    working: anyio.CancelScope,
+    *,
+    task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Until cancelled: the first Ctrl-C asks, the second takes the work down."""
+    """Until cancelled: the first Ctrl-C requests a stop, the second cancels the work."""
     await watch_signals(
-        stop, say=console.say, cancel_work=working.cancel, kill_all=observer.kill_all
+        run.stop,
+        say=run.console.say,
+        cancel_work=working.cancel,
+        kill_all=run.observer.kill_all,
+        task_status=task_status,
     )
 
 
-async def keep_status(paths: RunPaths, progress: Progress, control_socket: Path) -> None:
-    """STATUS.json, until cancelled."""
+async def keep_status(run: RunContext) -> None:
+    """Write STATUS.json once a second until cancelled."""
     while True:
-        record_status(paths, progress, state="running", control_socket=str(control_socket))
+        record_status(run, state="running", control_socket=str(run.control_socket))
         await anyio.sleep(STATUS_EVERY_S)
 
 
-async def keep_counters(run: Run) -> None:
-    """Token and judgement counters and `[limits]`, twice a second."""
+async def keep_counters(run: RunContext) -> None:
+    """Update the token and judgement counters and check `[limits]`, twice a second."""
     progress, limits = run.progress, run.experiment.limits
     while True:
         now = time.monotonic()
@@ -72,24 +76,23 @@ async def keep_counters(run: Run) -> None:
         await anyio.sleep(0.5)
 
 
-def record_status(
-    paths: RunPaths, progress: Progress, *, state: str, control_socket: str = ""
-) -> None:
-    """STATUS.json once."""
-    status = {**progress.snapshot(), "state": state, "pid": os.getpid(), "at": time.time()}
+def record_status(run: RunContext, *, state: str, control_socket: str = "") -> None:
+    """Write STATUS.json once."""
+    status = {**run.progress.snapshot(), "state": state, "pid": os.getpid(), "at": time.time()}
     if control_socket:
         status["control_socket"] = control_socket
-    write_status(paths, status)
+    write_status(run.paths, status)
 
 
-async def record_end(writer: Writer, attempt: int, ending: Ending) -> None:
-    """Returns once it is on disk; each wait on the store has its own deadline."""
+async def record_end(run: RunContext, ending: Ending) -> None:
+    """Record how the attempt ended. Returns once it is on disk; each wait on the store has its own
+    deadline."""
     row = AttemptEnd(
-        attempt=attempt,
+        attempt=run.attempt,
         ended_at=time.time(),
         exit_code=ending.code,
-        reason=ending.words[:LONGEST_REASON],
+        reason=ending.words[:MAX_REASON],
     )
     with anyio.CancelScope(shield=True):
-        await writer.put(row)
-        await writer.flush()
+        await run.writer.put(row)
+        await run.writer.flush()

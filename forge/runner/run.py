@@ -23,12 +23,11 @@ from typing import TYPE_CHECKING
 import anyio
 
 from forge.config.load import load_experiment
-from forge.data.problems import load_problems
 from forge.errors import ForgeError
 from forge.exits import Ending, ending_of
 from forge.process.sockets import open_socket_dir
 from forge.runner.attempt import describe_attempt
-from forge.runner.background import hear_signals, keep_status, log_to, record_end, record_status
+from forge.runner.background import handle_signals, keep_status, log_to, record_end, record_status
 from forge.runner.live.console import Console
 from forge.runner.live.observer import StoreObserver
 from forge.runner.live.progress import Progress
@@ -43,13 +42,14 @@ from forge.runner.plan.plan import Plan, plan
 from forge.runner.plan.view import render as render_plan
 from forge.runner.prepare.locate_model import locate_model
 from forge.runner.stages.control import Control, serve_control
+from forge.runner.stages.run_context import RunContext
 from forge.runner.status.status import Components
-from forge.runner.work import Past, Work
+from forge.runner.work import EarlierAttempts, Work
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths, create_run, next_attempt, open_run_lock, write_file
 from forge.store.reader import open_run
 from forge.store.resume import events, last_state
-from forge.store.write.writer import Writer, open_writer
+from forge.store.write.writer import open_writer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,7 +95,7 @@ def run_experiment(
             write_file(paths.experiment, dump_experiment(recorded))
             located = experiment.model_copy(update={"model": model})
             begun.append(paths)
-            anyio.run(_supervise, paths, located, Past(), console, planned.placement)
+            anyio.run(_supervise, paths, located, EarlierAttempts(), console, planned.placement)
     return paths
 
 
@@ -108,7 +108,7 @@ def resume_run(paths: RunPaths, *, quiet: bool = False, wait_s: float | None = N
         store = experiment.store.model_copy(update={"dir": paths.root.parent})
         experiment = experiment.model_copy(update={"store": store})
         with open_run(paths) as reader:
-            past = Past(
+            past = EarlierAttempts(
                 state=last_state(reader),
                 stage_weights={
                     e.data["stage"]: Weights.from_json(e.data["weights"])
@@ -142,7 +142,7 @@ def _planned(
 async def _supervise(
     paths: RunPaths,
     experiment: Experiment,
-    past: Past,
+    past: EarlierAttempts,
     console: Console,
     placement: Placement | None = None,
 ) -> None:
@@ -150,97 +150,74 @@ async def _supervise(
     placement = placement or Placement()
     attempt = next_attempt(paths)
     log_to(paths.logs(attempt) / SUPERVISOR_LOG)
-    progress = Progress(run=paths.name, num_stages=len(experiment.stage))
     console.say(f"{paths.root}")
     async with (
         open_writer(paths, experiment.store) as writer,
         open_sinks(experiment.sinks, paths, attempt=attempt, writer=writer, console=console),
         open_notifier(experiment.notify, paths, attempt=attempt, writer=writer, console=console),
     ):
-        description = await anyio.to_thread.run_sync(
-            lambda: describe_attempt(attempt, seed=experiment.seed, gpus=placement.gpus)
-        )
-        await writer.put(description)
-        try:
-            await _open_and_run(
-                paths, experiment, past, attempt, progress, console, writer, placement
+        with open_socket_dir() as socket_dir:
+            stop = StopRequest(resume=f'"forge resume {paths.root}" continues')
+            run = RunContext(
+                experiment=experiment,
+                paths=paths,
+                attempt=attempt,
+                placement=placement,
+                socket_dir=socket_dir,
+                writer=writer,
+                observer=StoreObserver(writer, attempt),
+                control=Control(
+                    status=lambda: run.progress.snapshot() | components.to_json(), stop=stop.set
+                ),
+                progress=Progress(run=paths.name, num_stages=len(experiment.stage)),
+                console=console,
+                stop=stop,
             )
-        except BaseException as error:
-            ending = ending_of(error)
-            if ending.is_stop:
-                log.info("exit %d: %s", ending.code, ending.words)
-            else:
-                log.error("exit %d", ending.code, exc_info=error)
-            record_status(paths, progress, state="stopped" if ending.is_stop else "failed")
-            try:
-                await record_end(writer, attempt, ending)
-            except ForgeError as failure:  # of the store: it may be the cause
-                raise BaseExceptionGroup("", [error, failure]) from None
-            raise
-        await record_end(writer, attempt, Ending(code=0, words="done"))
-        record_status(paths, progress, state="done")
+            components = Components(run=run, log_path=run.log_dir / SUPERVISOR_LOG)
+            await _record_all(run, components, past)
     from forge.runner.outlets.summary import show_summary
 
     show_summary(paths, console, placement)
 
 
-async def _open_and_run(
-    paths: RunPaths,
-    experiment: Experiment,
-    past: Past,
-    attempt: int,
-    progress: Progress,
-    console: Console,
-    writer: Writer,
-    placement: Placement,
-) -> None:
-    """The work in a scope of its own, and what outlives it beside it: while a second Ctrl-C takes
-    the work down, signals are still heard and the ends of children recorded."""
-    stop = StopRequest(resume=f'"forge resume {paths.root}" continues')
-    observer = StoreObserver(writer, attempt)
-    control = Control(status=lambda: progress.snapshot() | components.to_json(), stop=stop.set)
-    components = Components(
-        experiment=experiment,
-        progress=progress,
-        control=control,
-        observer=observer,
-        writer=writer,
-        gpus=placement.gpus,
-        log_path=paths.logs(attempt) / SUPERVISOR_LOG,
+async def _record_all(run: RunContext, components: Components, past: EarlierAttempts) -> None:
+    """Do the work between the first and the last row of the attempt."""
+    description = await anyio.to_thread.run_sync(
+        lambda: describe_attempt(run.attempt, seed=run.experiment.seed, gpus=run.placement.gpus)
     )
+    await run.writer.put(description)
+    try:
+        await _work(run, components, past)
+    except BaseException as error:
+        ending = ending_of(error)
+        if ending.is_stop:
+            log.info("exit %d: %s", ending.code, ending.words)
+        else:
+            log.error("exit %d", ending.code, exc_info=error)
+        record_status(run, state="stopped" if ending.is_stop else "failed")
+        try:
+            await record_end(run, ending)
+        except ForgeError as failure:  # of the store: it may be the cause
+            raise BaseExceptionGroup("", [error, failure]) from None
+        raise
+    await record_end(run, Ending(code=0, words="done"))
+    record_status(run, state="done")
+
+
+async def _work(run: RunContext, components: Components, past: EarlierAttempts) -> None:
+    """Run the work in its own cancel scope, so that the second Ctrl-C cancels only the work:
+    signals are still handled and the ends of children still recorded."""
     working = anyio.CancelScope()
-    with open_socket_dir() as socket_dir:
-        control_socket = socket_dir / "control.sock"
-        async with serve_control(control, control_socket), anyio.create_task_group() as tasks:
-            beside = tasks.start_soon
-            beside(observer.drain)
-            beside(hear_signals, stop, console, working, observer)
-            beside(control.raise_failure)
-            beside(console.follow, progress)
-            beside(keep_status, paths, progress, control_socket)
-            beside(components.watch)
-            with working:
-                problems = await anyio.to_thread.run_sync(
-                    lambda: load_problems(experiment.problems, seed=experiment.seed)
-                )
-                await writer.put(*problems)
-                work = Work(
-                    paths=paths,
-                    experiment=experiment,
-                    past=past,
-                    attempt=attempt,
-                    progress=progress,
-                    stop=stop,
-                    console=console,
-                    writer=writer,
-                    observer=observer,
-                    control=control,
-                    components=components,
-                    socket_dir=socket_dir,
-                    problems=problems,
-                    placement=placement,
-                )
-                await work.run()
-            tasks.cancel_scope.cancel()
+    async with serve_control(run.control, run.control_socket), anyio.create_task_group() as tasks:
+        await tasks.start(handle_signals, run, working)
+        background = tasks.start_soon
+        background(run.observer.drain)
+        background(run.control.raise_failure)
+        background(run.console.follow, run.progress)
+        background(keep_status, run)
+        background(components.watch)
+        with working:
+            await Work(run=run, past=past).run_to_end()
+        tasks.cancel_scope.cancel()
     if working.cancelled_caught:
-        raise stop.stopped_at_once()
+        raise run.stop.stopped_at_once()

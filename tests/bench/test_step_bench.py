@@ -19,7 +19,7 @@ from forge.evalpool.pool import Pool
 from forge.records import Problem, Split
 from forge.rewards import reward_terms
 from forge.rollout.prompter import TemplatePrompter
-from forge.runner import work as stages
+from forge.runner import prepare_run, work
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = ROOT / "bench"
@@ -114,9 +114,9 @@ async def test_forge_earns_what_the_baseline_earns_by_the_same_ids(
 
 def test_what_is_replaced_is_what_a_run_uses(no_judge: ModuleType) -> None:
     assert issubclass(no_judge.NoJudges, Pool)
-    assert stages.TemplatePrompter is TemplatePrompter, "importing the bench replaces nothing"
-    assert "open_pool" in inspect.unwrap(stages.Work._open_pool).__code__.co_names
-    assert "TemplatePrompter" in stages.Work._prepare.__code__.co_names
+    assert prepare_run.TemplatePrompter is TemplatePrompter, "importing the bench replaces nothing"
+    assert "open_pool" in inspect.unwrap(work.Work._open_pool).__code__.co_names
+    assert "TemplatePrompter" in prepare_run.prepare_run.__code__.co_names
 
 
 def test_nothing_under_forge_knows_of_a_run_without_judges() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
@@ -31,13 +30,15 @@ from forge.runner.live.progress import Progress
 from forge.runner.live.stopping import StopRequest
 from forge.runner.plan.placement import Placement
 from forge.runner.run import _supervise
-from forge.runner.work import Past, Work
+from forge.runner.stages.run_context import RunContext
+from forge.runner.work import EarlierAttempts, Work
 from forge.store.layout import RunPaths, create_run, read_status, write_file
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
+    from forge.config.schema import Experiment
     from forge.exits import Ending
 
 pytestmark = pytest.mark.anyio
@@ -60,17 +61,20 @@ class Supervised:
         write_file(self.paths.experiment, EXPERIMENT)
         self.placement = Placement()
         self._patch = monkeypatch.setattr
-        self._patch(run_module, "load_problems", lambda table, *, seed: [])
         self._patch(run_module, "log_to", lambda path: None)
         self._patch("forge.runner.outlets.summary.show_summary", lambda *given: None)
 
     async def end(self, work: Callable[[Work], Awaitable[None]]) -> Ending | None:
         """Run it; how it ended, None for done."""
-        self._patch(Work, "run", work)
+        self._patch(Work, "run_to_end", work)
         try:
             with anyio.fail_after(20):
                 await _supervise(
-                    self.paths, self.experiment, Past(), Console(quiet=True), self.placement
+                    self.paths,
+                    self.experiment,
+                    EarlierAttempts(),
+                    Console(quiet=True),
+                    self.placement,
                 )
         except Exception as error:
             return ending_of(error)
@@ -91,14 +95,14 @@ def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Supervised:
     return Supervised(tmp_path, monkeypatch)
 
 
-def make_work(experiment: Any, paths: Any, **keys: Any) -> Work:
-    absent = dict.fromkeys(field.name for field in dataclasses.fields(Work))
-    progress = Progress(run="x-1", num_stages=1)
-    given = {
-        "experiment": experiment, "paths": paths, "attempt": 1, "progress": progress,
-        "components": SimpleNamespace(ending=set()),
-    }  # fmt: skip
-    return Work(**{**absent, **given, **keys})
+def make_work(experiment: Experiment, paths: RunPaths, placement: Placement) -> Work:
+    """The work of a run without a supervisor."""
+    absent: Any = dict.fromkeys(("socket_dir", "writer", "observer", "control", "console", "stop"))
+    run = RunContext(
+        experiment=experiment, paths=paths, attempt=1, placement=placement,
+        progress=Progress(run="x-1", num_stages=1), **absent,
+    )  # fmt: skip
+    return Work(run=run, past=EarlierAttempts())
 
 
 async def test_each_role_is_handed_the_cards_that_its_plan_gave_it(
@@ -131,14 +135,15 @@ async def test_each_role_is_handed_the_cards_that_its_plan_gave_it(
         shared=frozenset({"GPU-1"}), memory_share=0.4,
     )  # fmt: skip
     work = make_work(
-        supervised.experiment.model_copy(update={"model": lora}), supervised.paths,
-        placement=placement,
-    )  # fmt: skip
-    chat = SimpleNamespace(stop_token_ids=(1,))
-    run: Any = SimpleNamespace(
-        prompter=SimpleNamespace(chat=chat), weights=SimpleNamespace(current=None), log_dir=None
+        supervised.experiment.model_copy(update={"model": lora}),
+        supervised.paths,
+        placement,
     )
-    async with work._open_pool(), work._open_replicas(run):
+    chat = SimpleNamespace(stop_token_ids=(1,))
+    run: Any = work.run
+    run.prompter = SimpleNamespace(chat=chat)
+    run.weights = SimpleNamespace(current=None)
+    async with work._open_pool(), work._open_replicas():
         pass
     assert seen["judge"] == (cards[1], cards[2])
     assert seen["gpus"] == (("GPU-0",), ("GPU-1",))
@@ -162,7 +167,7 @@ async def test_judges_are_not_given_the_key_of_servers_whatever_its_name(
     for name in ("OUR_SERVER_PASS", None):
         serve = supervised.experiment.serve.model_copy(update={"api_key_env": name})
         experiment = supervised.experiment.model_copy(update={"serve": serve})
-        work = make_work(experiment, supervised.paths, placement=Placement())
+        work = make_work(experiment, supervised.paths, Placement())
         async with work._open_pool():
             pass
     assert [env["OUR_SERVER_PASS"] for env in envs] == ["", "sesame"]
@@ -174,7 +179,7 @@ async def test_the_cards_of_an_attempt_are_recorded(supervised: Supervised) -> N
     )
 
     async def work(self: Work) -> None:
-        assert self.placement.train == (card,)
+        assert self.run.placement.train == (card,)
 
     supervised.placement = Placement(train=(card,))
     assert await supervised.end(work) is None
@@ -188,13 +193,13 @@ async def test_status_and_stop_are_answered_while_a_run_prepares(supervised: Sup
     heard = []
 
     async def work(self: Work) -> None:
-        while "control_socket" not in read_status(self.paths):  # noqa: ASYNC110 - a file
+        while "control_socket" not in read_status(self.run.paths):  # noqa: ASYNC110 - a file
             await anyio.sleep(0.01)
-        client = ControlClient(read_status(self.paths)["control_socket"])
+        client = ControlClient(read_status(self.run.paths)["control_socket"])
         heard.append(await anyio.to_thread.run_sync(client.status))
         await anyio.to_thread.run_sync(client.stop)
-        await self.stop.wait()
-        raise self.stop.stopped()
+        await self.run.stop.wait()
+        raise self.run.stop.stopped()
 
     ending = await supervised.end(work)
     assert ending is not None
@@ -208,7 +213,7 @@ async def test_what_fails_after_a_stop_was_asked_is_told_as_what_it_is(
     supervised: Supervised,
 ) -> None:
     async def work(self: Work) -> None:
-        self.stop.set("stopped by SIGINT")
+        self.run.stop.set("stopped by SIGINT")
         async with anyio.create_task_group():
             raise ChildDied("trainer died: exit 1")
 
@@ -220,7 +225,7 @@ async def test_what_fails_after_a_stop_was_asked_is_told_as_what_it_is(
 
 async def test_a_stop_after_the_last_stage_changes_nothing(supervised: Supervised) -> None:
     async def work(self: Work) -> None:
-        self.stop.set("stopped by SIGINT")
+        self.run.stop.set("stopped by SIGINT")
 
     assert await supervised.end(work) is None
     assert supervised.recorded == (0, "done")
@@ -233,14 +238,14 @@ async def test_a_second_ctrl_c_takes_the_work_down_and_records_how_its_children_
         spec = ChildSpec(
             name="trainer",
             argv=(sys.executable, "-c", "import time; time.sleep(60)"),
-            log_path=self.paths.root / "trainer.log",
+            log_path=self.run.paths.root / "trainer.log",
             env={},
             socket_path=None,
             config={},
         )
-        async with open_child(spec, observer=self.observer):
+        async with open_child(spec, observer=self.run.observer):
             os.kill(os.getpid(), signal.SIGINT)
-            await self.stop.wait()
+            await self.run.stop.wait()
             os.kill(os.getpid(), signal.SIGINT)
             await anyio.sleep_forever()
 
@@ -275,8 +280,8 @@ async def test_a_store_that_failed_is_told_before_the_stop_that_it_could_not_rec
         raise MachineError("run.db: the disk is full")
 
     async def work(self: Work) -> None:
-        self.stop.set("stopped by SIGINT")
-        raise self.stop.stopped()
+        self.run.stop.set("stopped by SIGINT")
+        raise self.run.stop.stopped()
 
     monkeypatch.setattr(run_module, "record_end", fail)
     ending = await supervised.end(work)
@@ -315,27 +320,31 @@ async def test_engines_that_do_not_fit_beside_the_trainer_are_gone_during_sft(
 ) -> None:
     seen: list[Any] = []
     opened = iter((1, 2))
-    run: Any = SimpleNamespace(pool=None, replicas=None, weights=SimpleNamespace(serving=None))
 
     @asynccontextmanager
-    async def open_replicas(self: Work, run: Any) -> AsyncIterator[int]:
+    async def open_replicas(self: Work) -> AsyncIterator[int]:
         yield next(opened)
 
     @asynccontextmanager
     async def nothing(*args: Any) -> AsyncIterator[None]:
         yield
 
-    async def prepare(self: Work, pool: Any) -> Any:
-        return run
+    async def load_problems(self: Work) -> None:
+        pass
 
-    async def run_stage(self: Work, run: Any, index: int, stage: Any) -> None:
+    async def prepare_run(run: Any, *, state: object) -> None:
+        run.weights = SimpleNamespace(serving=None)
+
+    async def run_stage(self: Work, index: int, stage: Any) -> None:
+        run: Any = self.run
         assert run.weights.serving == run.replicas
         seen.append(run.replicas)
 
     monkeypatch.setattr(Work, "_open_replicas", open_replicas)
     monkeypatch.setattr(Work, "_open_pool", nothing)
     monkeypatch.setattr(Work, "_counted", nothing)
-    monkeypatch.setattr(Work, "_prepare", prepare)
+    monkeypatch.setattr(Work, "_load_problems", load_problems)
+    monkeypatch.setattr(stages, "prepare_run", prepare_run)
     monkeypatch.setattr(Work, "_run_stage", run_stage)
     planned = [
         EvalStage(kind="eval"),
@@ -343,8 +352,9 @@ async def test_engines_that_do_not_fit_beside_the_trainer_are_gone_during_sft(
         EvalStage(kind="eval"),
     ]
     work = make_work(
-        supervised.experiment.model_copy(update={"stage": planned}), supervised.paths,
-        past=Past(), placement=Placement(sleeps=sleeps),
-    )  # fmt: skip
-    await work.run()
+        supervised.experiment.model_copy(update={"stage": planned}),
+        supervised.paths,
+        Placement(sleeps=sleeps),
+    )
+    await work.run_to_end()
     assert seen == expected

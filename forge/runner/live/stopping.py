@@ -22,7 +22,7 @@ from forge.errors import Stopped
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from anyio.abc import TaskGroup
+    from anyio.abc import TaskGroup, TaskStatus
 
     from forge.config.schema import LimitsTable
 
@@ -94,6 +94,7 @@ async def watch_signals(
     say: Callable[[str], None],
     cancel_work: Callable[[], None],
     kill_all: Callable[[], None],
+    task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """The ladder. Runs until cancelled, beside the work and not in it: the second rung takes the
     work down, and the third is still there meanwhile.
@@ -102,6 +103,7 @@ async def watch_signals(
     """
     count = 0
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
+        task_status.started()
         async for received in signals:
             if received is signal.SIGHUP:
                 continue

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forge.config.schema import EvalStage, EvalTable, ServeTable
-    from forge.runner.stages.run_context import Run
+    from forge.runner.stages.run_context import RunContext
 
 ROLLOUTS_PER_SLOT = 1.5
 """Played at once, per sequence slot of the engines: while some are judged, others have taken their
@@ -45,7 +45,7 @@ class EvalSettings:
 
 
 async def evaluate(
-    run: Run,
+    run: RunContext,
     problems: Sequence[Problem],
     settings: EvalSettings,
     *,
@@ -114,7 +114,7 @@ def groups_in_flight(serve: ServeTable, sizes: Sequence[int]) -> int:
     return max(2, math.ceil(ROLLOUTS_PER_SLOT * slots * len(sizes) / sum(sizes)))
 
 
-async def run_eval_stage(run: Run, stage: EvalStage, index: int) -> Evaluation:
+async def run_eval_stage(run: RunContext, stage: EvalStage, index: int) -> Evaluation:
     """An `[[stage]]` of kind eval."""
     problems = run.of(Split.HELDOUT)
     settings = EvalSettings.of(run.experiment.eval, stage)
@@ -132,7 +132,7 @@ def spread(problems: Sequence[Problem], count: int) -> list[Problem]:
     return [problems[i * len(problems) // count] for i in range(count)]
 
 
-def _rules(run: Run, settings: EvalSettings, *, temperature: float, size: int) -> Rules:
+def _rules(run: RunContext, settings: EvalSettings, *, temperature: float, size: int) -> Rules:
     rollout = run.experiment.rollout
     return Rules(
         group_size=size,

@@ -47,11 +47,11 @@ if TYPE_CHECKING:
     from forge.config.schema import GrpoStage
     from forge.records import Problem
     from forge.rollout.sampler import Sampler
-    from forge.runner.stages.run_context import Run
+    from forge.runner.stages.run_context import RunContext
     from forge.serve.weights import Weights
 
 
-async def run_grpo_stage(run: Run, stage: GrpoStage, index: int, *, start: Weights) -> None:
+async def run_grpo_stage(run: RunContext, stage: GrpoStage, index: int, *, start: Weights) -> None:
     """An `[[stage]]` of kind grpo. Raises Stopped when the user asked for it, after a
     checkpoint."""
     desk = TrainerDesk(
@@ -112,7 +112,10 @@ async def run_grpo_stage(run: Run, stage: GrpoStage, index: int, *, start: Weigh
 
 
 async def _offer(
-    run: Run, desk: TrainerDesk, saved: _ProducerFile, batches: MemoryObjectReceiveStream[Batch]
+    run: RunContext,
+    desk: TrainerDesk,
+    saved: _ProducerFile,
+    batches: MemoryObjectReceiveStream[Batch],
 ) -> None:
     """Make each batch durable, then available, then forgettable: the order is what resume relies
     on. A batch file whose samples run.db does not have would have its sample ids given out again.
@@ -129,21 +132,21 @@ async def _offer(
             await anyio.to_thread.run_sync(saved.settle)
 
 
-def _published_steps(run: Run, stage: int) -> dict[int, int]:
+def _published_steps(run: RunContext, stage: int) -> dict[int, int]:
     """Version to step, of the weights that earlier attempts published in this stage."""
     with open_run(run.paths) as reader:
         found = reader.query("SELECT version, step FROM policies WHERE stage = ?", (stage,))
     return dict(found.rows)
 
 
-def _step_of(run: Run, desk: TrainerDesk, version: int) -> int:
+def _step_of(run: RunContext, desk: TrainerDesk, version: int) -> int:
     """The step of this stage whose weights a version is; those of before it are its step 0."""
     step = run.weights.step_of(version, stage=desk.stage)
     return desk.steps.get(version, 0) if step is None else step
 
 
 def _recall(
-    run: Run,
+    run: RunContext,
     desk: TrainerDesk,
     saved: _ProducerFile,
     sampler: Sampler,
@@ -165,7 +168,7 @@ def _recall(
     return recall(saved.state, untrained=untrained, problems=problems)
 
 
-def _set_turnover(run: Run, start: Weights) -> None:
+def _set_turnover(run: RunContext, start: Weights) -> None:
     """How this stage's publishes treat running turns."""
     rollout, model = run.experiment.rollout, run.experiment.model
     assert run.replicas is not None
@@ -178,13 +181,13 @@ def _set_turnover(run: Run, start: Weights) -> None:
     )
 
 
-def _training_ports(run: Run) -> Ports:
+def _training_ports(run: RunContext) -> Ports:
     assert run.replicas is not None
     is_apart = PREFIX_CACHE in run.replicas.features
     return replace(run.ports(), load=run.replicas.load, is_apart=is_apart)
 
 
-def _batch_plan(run: Run, stage: GrpoStage, index: int, first_step: int) -> BatchPlan:
+def _batch_plan(run: RunContext, stage: GrpoStage, index: int, first_step: int) -> BatchPlan:
     rollout, serve = run.experiment.rollout, run.experiment.serve
     most = serve.max_concurrency and serve.max_concurrency * serve.replicas // rollout.group_size
     assert run.pool is not None
@@ -205,7 +208,7 @@ def _batch_plan(run: Run, stage: GrpoStage, index: int, first_step: int) -> Batc
     )
 
 
-def training_rules(run: Run) -> Rules:
+def training_rules(run: RunContext) -> Rules:
     """How groups are played for training."""
     rollout = run.experiment.rollout
     return Rules(

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
     from forge.config.schema import GrpoStage
     from forge.rollout.pacing import PublishedSteps
-    from forge.runner.stages.run_context import Run
+    from forge.runner.stages.run_context import RunContext
     from forge.runner.stages.trainer_desk import TrainerDesk
 
 EXCUSE_EVERY_S = 1.0
 """Far below every deadline that a held trainer could pass."""
 
 
-def evaluated_steps(run: Run, stage: int) -> set[int]:
+def evaluated_steps(run: RunContext, stage: int) -> set[int]:
     """The steps of a stage whose evaluation in between the store has. Reads it: call it in a
     thread."""
     with open_run(run.paths) as reader:
@@ -56,7 +56,7 @@ class Midway:
 
     def __init__(
         self,
-        run: Run,
+        run: RunContext,
         stage: GrpoStage,
         desk: TrainerDesk,
         published: PublishedSteps,

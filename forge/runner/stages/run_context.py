@@ -1,5 +1,4 @@
-"""What every stage of a running experiment shares. Built by `stages.py`; stages receive it and own
-none of it."""
+"""One running experiment: built once by `run.py`, passed to everything that works for the run."""
 
 from __future__ import annotations
 
@@ -11,56 +10,73 @@ from typing import TYPE_CHECKING
 from forge.data.splits import in_split
 from forge.records import Split
 from forge.rollout.play import Ports
-from forge.runner.plan.placement import Placement
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
     from pathlib import Path
 
     from forge.config.schema import Experiment
+    from forge.control.records import Role
     from forge.evalpool.pool import Pool
-    from forge.process.child import ProcessObserver
     from forge.records import Completion, Problem, Verdict
     from forge.rollout.prompter import TemplatePrompter
     from forge.runner.live.console import Console
+    from forge.runner.live.observer import StoreObserver
     from forge.runner.live.progress import Progress
     from forge.runner.live.stopping import StopRequest
+    from forge.runner.plan.placement import Placement
     from forge.runner.stages.control import Control
+    from forge.runner.stages.trainer_desk import TrainerDesk
     from forge.runner.weights.sync import WeightSync
+    from forge.serve.remote.remote import Remote
     from forge.serve.replicas import Replicas
     from forge.store.layout import RunPaths
     from forge.store.write.writer import Writer
 
 
-@dataclass(slots=True, kw_only=True)
-class Run:
-    """One running experiment."""
+@dataclass(slots=True, kw_only=True, eq=False)
+class RunContext:
+    """State that work, stages, background tasks and status of one attempt share."""
 
     experiment: Experiment
     paths: RunPaths
     attempt: int
+    placement: Placement
+    """The cards of each role; empty on a CPU."""
     socket_dir: Path
     writer: Writer
-    observer: ProcessObserver
+    observer: StoreObserver
     control: Control
     progress: Progress
     console: Console
     stop: StopRequest
-    problems: Sequence[Problem]
-    weights: WeightSync
-    prompter: TemplatePrompter
-    group_ids: Iterator[int]
-    sample_ids: Iterator[int]
-    placement: Placement = field(default_factory=Placement)
-    """Which card does what; empty on a CPU."""
+
+    problems: Sequence[Problem] = field(init=False, repr=False)
+    """Set by `work.py` before anything is prepared."""
+
+    weights: WeightSync = field(init=False, repr=False)
+    """Set by `work.py`, like the next three fields, before the first stage."""
+    prompter: TemplatePrompter = field(init=False, repr=False)
+    group_ids: Iterator[int] = field(init=False, repr=False)
+    sample_ids: Iterator[int] = field(init=False, repr=False)
     refused: frozenset[str] = frozenset()
     """Ids of problems that GRPO leaves out."""
+
     pool: Pool | None = None
-    replicas: Replicas | None = None
+    """Set while judges run."""
+    replicas: Replicas | Remote | None = None
+    """Set while engines run."""
+    ending: set[Role] = field(default_factory=set)
+    """Roles whose processes are being closed and will not be restarted."""
 
     @property
     def log_dir(self) -> Path:
         return self.paths.logs(self.attempt)
+
+    @property
+    def desk(self) -> TrainerDesk | None:
+        """The trainer desk of the current stage; None outside training stages."""
+        return self.control.desk
 
     @property
     def control_socket(self) -> Path:
@@ -121,9 +137,9 @@ class Run:
         processes is absent. A replica or judge is busy with a request in progress; the trainer,
         of its stage, whenever it does not wait for a batch."""
         found: dict[str, float] = {}
-        if self.control.desk is not None:
+        if self.desk is not None:
             now = time.monotonic()
-            found["trainer"] = now - self.progress.stage_started_at - self.control.desk.idle_s(now)
+            found["trainer"] = now - self.progress.stage_started_at - self.desk.idle_s(now)
         if self.replicas is not None:
             stats = self.replicas.stats()
             found["serve"] = stats.busy_s / stats.num_replicas

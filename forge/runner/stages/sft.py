@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
     from forge.config.schema import SftStage
     from forge.data.chat import ChatTemplate
-    from forge.runner.stages.run_context import Run
+    from forge.runner.stages.run_context import RunContext
     from forge.serve.weights import Weights
 
 
-async def run_sft_stage(run: Run, stage: SftStage, index: int, *, start: Weights) -> None:
+async def run_sft_stage(run: RunContext, stage: SftStage, index: int, *, start: Weights) -> None:
     """An `[[stage]]` of kind sft. Raises Stopped when the user asked for it, after a checkpoint."""
     rows = data_dir(run.paths) / f"rows-{index}.jsonl"
     if not rows.exists():

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from forge.process.child import Child
     from forge.rollout.pacing import PublishedSteps
     from forge.runner.plan.placement import Placement
-    from forge.runner.stages.run_context import Run
+    from forge.runner.stages.run_context import RunContext
     from forge.runner.stages.trainer_desk import TrainerDesk
     from forge.runner.weights.sync import Probe
     from forge.serve.weights import Weights
@@ -60,7 +60,7 @@ SHOWN = {"train/loss/mean": "loss", "train/tokens/per_s": "trained tok/s"}
 
 @contextmanager
 def plugged(
-    run: Run,
+    run: RunContext,
     desk: TrainerDesk,
     published: PublishedSteps,
     *,
@@ -128,7 +128,7 @@ def plugged(
 
 
 async def own_trainer(
-    run: Run,
+    run: RunContext,
     stage: SftStage | GrpoStage,
     desk: TrainerDesk,
     published: PublishedSteps,
@@ -185,7 +185,7 @@ async def own_trainer(
 
 
 def _job(
-    run: Run,
+    run: RunContext,
     stage: SftStage | GrpoStage,
     desk: TrainerDesk,
     *,
@@ -226,7 +226,7 @@ def _placed(stage: Stage, placement: Placement, *, model: ModelTable, model_dir:
     return stage.model_copy(update=found)
 
 
-def _publish_dtype(run: Run) -> Literal["bfloat16"] | None:
+def _publish_dtype(run: RunContext) -> Literal["bfloat16"] | None:
     """Engines that compute in bf16 are sent bf16: half of the bytes. An exact one gets what was
     trained."""
     return "bfloat16" if run.experiment.serve.precision == "fast" and run.placement.train else None
@@ -252,7 +252,7 @@ def _of_memory(failure: Mapping[str, Any], *, doing: str, is_halved: bool) -> st
     )
 
 
-def _ways_out(run: Run, job: TrainerJob) -> str:
+def _ways_out(run: RunContext, job: TrainerJob) -> str:
     """What takes less memory than this trainer did and is not in use yet: first what its
     checkpoint can go on with."""
     stage = job.stage
@@ -270,7 +270,7 @@ def _ways_out(run: Run, job: TrainerJob) -> str:
 
 
 async def _until_exit(
-    run: Run, stage: SftStage | GrpoStage, child: Child, desk: TrainerDesk
+    run: RunContext, stage: SftStage | GrpoStage, child: Child, desk: TrainerDesk
 ) -> Stalled | None:
     """Returns once it has ended: None where it did so by itself, otherwise what it did not do and
     was killed for. A stop request is passed on."""

@@ -33,15 +33,7 @@ from forge.runner.status.vitals import Card, LastLogLines, Vitals, VitalsSampler
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from forge.config.schema import Experiment
-    from forge.control.records import Role
-    from forge.evalpool.pool import Pool
-    from forge.process.devices import Gpu
-    from forge.runner.live.observer import StoreObserver
-    from forge.runner.live.progress import Progress
-    from forge.runner.stages.control import Control
-    from forge.runner.stages.run_context import Run
-    from forge.store.write.writer import Writer
+    from forge.runner.stages.run_context import RunContext
 
 LOOK_EVERY_S = 1.0
 VITALS_EVERY = 2
@@ -85,20 +77,11 @@ class _History:
 
 @dataclass(slots=True, kw_only=True)
 class Components:
-    """Status of all components of a run. `pool` and `run` are set once they are open."""
+    """Status of all components of a run, read from its context."""
 
-    experiment: Experiment
-    progress: Progress
-    control: Control
-    observer: StoreObserver
-    gpus: Sequence[Gpu] = ()
+    run: RunContext
     log_path: Path
     """The supervisor's log."""
-    writer: Writer
-    pool: Pool | None = None
-    run: Run | None = None
-    ending: set[Role] = field(default_factory=set)
-    """Roles that have finished: one of their processes that ends is not restarted."""
     latest: Sequence[ComponentStatus] = ()
     _histories: dict[str, _History] = field(default_factory=dict)
     _vitals: Vitals = field(default_factory=Vitals)
@@ -127,19 +110,19 @@ class Components:
                 self._late = late, now
 
     def _observe(self, now: float) -> list[Component]:
-        seen = self.observer.seen
-        served = None if self.run is None else self.run.replicas
-        length, bound = self.writer.backlog
+        run = self.run
+        seen, experiment = run.observer.seen, run.experiment
+        length, bound = run.writer.backlog
         return [
             observe_supervisor(
-                self.progress,
+                run.progress,
                 pid=os.getpid(),
                 log_path=self.log_path,
                 queue=Queue(length=length, bound=bound, what="records for the store"),
             ),
-            *observe_trainer(self.control.desk, seen, self.experiment, now=now),
-            *observe_serving(served, self.experiment, seen=seen),
-            *observe_judges(self.pool, self.experiment, seen=seen),
+            *observe_trainer(run.desk, seen, experiment, now=now),
+            *observe_serving(run.replicas, experiment, seen=seen),
+            *observe_judges(run.pool, experiment, seen=seen),
         ]
 
     def _read_vitals(
@@ -157,7 +140,11 @@ class Components:
         own = os.getpid()
         pids = [each.living.pid for each in components if each.living]
         self._vitals = sampler.sample(
-            [pid for pid in pids if pid != own], alone=[own], uuids=[gpu.uuid for gpu in self.gpus]
+            [pid for pid in pids if pid != own],
+            alone=[own],
+            uuids=[gpu.uuid for gpu in self.run.placement.gpus],
+            alone=[own],
+            uuids=[gpu.uuid for gpu in self.run.placement.gpus],
         )
 
     def _statuses(self, components: Sequence[Component], *, now: float) -> list[ComponentStatus]:
@@ -177,7 +164,7 @@ class Components:
     ) -> ComponentStatus:
         history = self._histories[component.name]
         seen, living, cards = component.seen, component.living, self._cards(component)
-        is_ending = component.is_gone and component.role in self.ending
+        is_ending = component.is_gone and component.role in self.run.ending
         finding = judge_health(self._facts(component, history, now))
         uses = [card.use for card in cards.values() if card.use is not None]
         return ComponentStatus(
@@ -196,7 +183,7 @@ class Components:
         )
 
     def _facts(self, component: Component, history: _History, now: float) -> HealthFacts:
-        is_restarting = component.is_gone and component.role not in self.ending
+        is_restarting = component.is_gone and component.role not in self.run.ending
         is_recovering = is_restarting and (history.was_up or component.num_restarts > 0)
         reason = (component.seen.reason if component.seen else "") or "it does not answer"
         is_supervisor = component.role == "supervisor"
@@ -243,7 +230,7 @@ class Components:
         return sum(held) if held else None
 
     def _device(self, uuids: Sequence[str]) -> str:
-        index = {gpu.uuid: str(gpu.index) for gpu in self.gpus}
+        index = {gpu.uuid: str(gpu.index) for gpu in self.run.placement.gpus}
         return "GPU " + ",".join(index.get(uuid, uuid) for uuid in uuids) if uuids else "cpu"
 
 

@@ -14,7 +14,7 @@ from forge.records import Problem, Split
 from forge.records.examination import Examination, Flag
 from forge.runner.live.progress import Progress
 from forge.runner.prepare.refused_problems import find_refused, is_examined, refusal
-from forge.runner.stages.run_context import Run
+from forge.runner.stages.run_context import RunContext
 from forge.store.layout import create_run
 
 if TYPE_CHECKING:
@@ -114,6 +114,6 @@ def test_examined_are_files_that_grpo_trains_on_unless_flags_are_allowed(tmp_pat
 
 def test_what_is_refused_is_evaluated_and_not_trained_on() -> None:
     shared = SimpleNamespace(problems=make_problems(Split.GRPO, Split.GRPO), refused={"p0"})
-    of = Run.of
+    of = RunContext.of
     assert [one.problem_id for one in of(cast("Any", shared), Split.GRPO)] == ["p1"]
     assert [one.problem_id for one in of(cast("Any", shared), Split.HELDOUT)] == ["p0", "p1"]

@@ -23,7 +23,7 @@ from forge.runner.live.stopping import StopRequest
 from forge.runner.plan.placement import Placement
 from forge.runner.stages import trainer
 from forge.runner.stages.control import Control
-from forge.runner.stages.run_context import Run
+from forge.runner.stages.run_context import RunContext
 from forge.runner.stages.trainer_desk import TrainerDesk
 from forge.runner.weights import sync as weights
 from forge.runner.weights.gate import TurnGate
@@ -439,10 +439,11 @@ def test_the_live_idle_share_of_a_trainer_is_what_it_waited_at_its_desk(tmp_path
     run: Any = SimpleNamespace(
         control=stage.control, progress=stage.progress, replicas=None, pool=None
     )
-    assert Run.busy(run) == {}
-    stage.progress.enter("sft-1", stage=1, total=5, unit="steps", busy=Run.busy(run))
+    run.desk = None
+    assert RunContext.busy(run) == {}
+    stage.progress.enter("sft-1", stage=1, total=5, unit="steps", busy=RunContext.busy(run))
     stage.progress.stage_started_at -= 10
-    stage.control.desk = stage.desk
+    run.desk = stage.desk
     stage.desk._waited_s = 4.0
-    stage.progress.measure_idle(Run.busy(run))
+    stage.progress.measure_idle(RunContext.busy(run))
     assert stage.progress.idle["trainer"] == pytest.approx(0.4, abs=0.01)

@@ -74,18 +74,20 @@ class Watched:
         (folder / "x.toml").write_text(EXPERIMENT)
         self.folder, self.now = folder, 1000.0
         self.observer = StoreObserver(Sink(), 1)
-        self.control: Any = SimpleNamespace(desk=None)
         self.progress = Progress(run="x-1", num_stages=1)
         self.backlog: tuple[int, int] = (0, 1024)
-        self.components = Components(
+        self.run: Any = SimpleNamespace(
             experiment=load_experiment(folder / "x.toml"),
             progress=self.progress,
-            control=self.control,
+            desk=None,
+            pool=None,
+            replicas=None,
+            ending=set(),
             observer=self.observer,
-            writer=self,  # pyright: ignore[reportArgumentType]
-            gpus=gpus,
-            log_path=folder / "supervisor.log",
+            writer=self,
+            placement=SimpleNamespace(gpus=gpus),
         )
+        self.components = Components(run=self.run, log_path=folder / "supervisor.log")
 
     def start(self, name: str, *, pid: int = 7, devices: str = "cpu") -> None:
         log = self.folder / f"{name}.log"
@@ -114,12 +116,12 @@ async def watched(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
 def desk_of(watched: Watched) -> TrainerDesk:
     desk = TrainerDesk(stage=1, last_step=9, batches_dir=watched.folder, sink=Sink())
     desk.last_heard = watched.now
-    watched.control.desk = desk
+    watched.run.desk = desk
     return desk
 
 
 def pool_of(watched: Watched, *seats: Seat) -> Pool:
-    pool = watched.components.pool = Pool(watched.components.experiment.judge, Seating(seats))
+    pool = watched.run.pool = Pool(watched.run.experiment.judge, Seating(seats))
     return pool
 
 
@@ -129,10 +131,10 @@ def replicas_of(watched: Watched) -> Replicas:
         socket_path=watched.folder / "serve-0.sock", config={},
     )  # fmt: skip
     made = Replicas(
-        [spec], table=watched.components.experiment.serve, weights=Weights(full=watched.folder),
+        [spec], table=watched.run.experiment.serve, weights=Weights(full=watched.folder),
         stop_token_ids=(1,),
     )  # fmt: skip
-    watched.components.run = SimpleNamespace(replicas=made)  # pyright: ignore[reportAttributeAccessIssue]
+    watched.run.replicas = made
     return made
 
 
@@ -186,7 +188,7 @@ async def test_a_trainer_is_told_through_its_life(watched: Watched) -> None:
     assert watched.look(after_s=120)["trainer"].health == "green"
     assert watched.look()["trainer"].progress_age_s == 141
 
-    watched.control.desk = None
+    watched.run.desk = None
     assert "trainer" not in watched.look(), "of no stage"
     desk_of(watched).starts()
     assert watched.look()["trainer"].health == "green", "of another stage: a start is no recovery"
@@ -197,7 +199,7 @@ async def test_a_judge_that_is_let_go_at_the_end_is_not_one_that_failed(watched:
     seat = Seat("judge-0", state=State.UP)
     pool_of(watched, seat)
     assert watched.look()["judge-0"].phase == "idle"
-    watched.components.ending.add("judge")
+    watched.run.ending.add("judge")
     seat.state = State.DOWN
     found = watched.look()["judge-0"]
     assert (found.phase, found.health, found.why) == ("ending", "green", "")
@@ -262,15 +264,13 @@ async def test_replicas_are_told_by_their_own_health(watched: Watched) -> None:
 
 async def test_servers_and_pools_of_others_are_told_by_their_addresses(watched: Watched) -> None:
     client: Any = SimpleNamespace(url="http://there/v1", is_up=True)
-    table = watched.components.experiment.serve
+    table = watched.run.experiment.serve
     chat: Any = None
     server = RemoteServer(client, chat, chat=chat)
     remote = Remote([server], table=table, stop_token_ids=(1,))
-    watched.components.run = SimpleNamespace(replicas=remote)  # pyright: ignore[reportAttributeAccessIssue]
-    judge = watched.components.experiment.judge.model_copy(update={"url": ["http://j:1"]})
-    watched.components.experiment = watched.components.experiment.model_copy(
-        update={"judge": judge}
-    )
+    watched.run.replicas = remote
+    judge = watched.run.experiment.judge.model_copy(update={"url": ["http://j:1"]})
+    watched.run.experiment = watched.run.experiment.model_copy(update={"judge": judge})
     pool_of(watched, Seat("pool-0", is_remote=True, state=State.UP))
     found = watched.look()
     assert found["http://there/v1"].device == "http://there/v1"

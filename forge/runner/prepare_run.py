@@ -1,0 +1,109 @@
+# pyright: strict
+"""Prepare a run: training pairs, refused problems, model, first weights. Called once by `work.py`.
+
+Fills the fields of the run context that stages need and that exist only from here on.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+
+from forge.data.chat import ChatTemplate
+from forge.data.splits import in_split
+from forge.records import Event, Pair, Split
+from forge.rollout.batches import count_from
+from forge.rollout.prompter import TemplatePrompter
+from forge.runner.plan.needs import needs_pairs
+from forge.runner.prepare.prepare import prepare_model, prepare_pairs
+from forge.runner.prepare.refused_problems import find_refused, is_examined, refusal
+from forge.runner.weights.gate import TurnGate
+from forge.runner.weights.sync import WeightSync, begin_again
+from forge.serve.weights import Weights
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from forge.runner.stages.run_context import RunContext
+    from forge.store.resume import LastState
+
+
+async def prepare_run(run: RunContext, *, state: LastState | None) -> None:
+    """Make or find what the first stage needs, and set it on `run`.
+
+    Args:
+        state: Where earlier attempts ended; None for a new run.
+
+    Raises:
+        Stopped: A stop was requested meanwhile. Finished products are kept.
+    """
+    async with run.stop.dropping():
+        pairs = await _pairs(run)
+        run.refused = frozenset(await _refused(run))
+        run.progress.prepare("model")
+        model_dir = await prepare_model(
+            run.experiment, pairs, run.problems,
+            paths=run.paths, log_dir=run.log_dir, observer=run.observer,
+        )  # fmt: skip
+    if run.stop.is_set:
+        raise run.stop.stopped()
+    run.weights = await _weights(run, model_dir, state)
+    run.progress.policy_version = run.weights.version
+    run.prompter = TemplatePrompter(
+        chat=ChatTemplate.load(model_dir),
+        context_tokens=run.experiment.serve.context_tokens,
+        max_completion_tokens=run.experiment.rollout.max_completion_tokens,
+    )
+    run.group_ids = count_from(state.group_id if state else -1)
+    run.sample_ids = count_from(state.sample_id if state else -1)
+
+
+async def _pairs(run: RunContext) -> list[Pair]:
+    """The training pairs, where a stage or a new model needs them."""
+    if not needs_pairs(run.experiment):
+        return []
+    run.progress.prepare("pairs")
+    return await prepare_pairs(
+        run.experiment,
+        run.problems,
+        paths=run.paths,
+        judge=None if run.pool is None else partial(run.pool.judge, timing=False),
+        progress=run.progress,
+    )
+
+
+async def _refused(run: RunContext) -> dict[str, str]:
+    """Problems that GRPO leaves out, by id with the reason; shown and recorded."""
+    if run.pool is None or not is_examined(run.experiment):
+        return {}
+    refused = await find_refused(
+        run.experiment, run.problems, paths=run.paths, pool=run.pool, progress=run.progress
+    )
+    if refused:
+        line = refusal(refused, num_problems=len(in_split(run.problems, Split.GRPO)))
+        run.console.say(line)
+        data = {"problems": refused}
+        await run.writer.put(
+            Event(at=time.time(), kind="problems_refused", message=line, data=data)
+        )
+    return refused
+
+
+async def _weights(run: RunContext, model_dir: Path, state: LastState | None) -> WeightSync:
+    """The newest published weights, or those of the model in `model_dir`."""
+    serve = run.experiment.serve
+    start = Weights(full=model_dir, adapter=run.experiment.model.adapter)
+    begin = await anyio.to_thread.run_sync(
+        begin_again, start, state, run.experiment, run.paths.weights
+    )
+    return WeightSync(
+        begin,
+        attempt=run.attempt,
+        precision=serve.precision,
+        on_gpu=any(run.placement.serve),
+        gate=TurnGate(timeout_s=serve.request_timeout_s),
+        sink=run.writer,
+    )
