@@ -143,8 +143,6 @@ class Components:
             [pid for pid in pids if pid != own],
             alone=[own],
             uuids=[gpu.uuid for gpu in self.run.placement.gpus],
-            alone=[own],
-            uuids=[gpu.uuid for gpu in self.run.placement.gpus],
         )
 
     def _statuses(self, components: Sequence[Component], *, now: float) -> list[ComponentStatus]:
