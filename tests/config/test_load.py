@@ -11,12 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forge.config.checks.pinning import PINNING
-from forge.config.dump import dump_experiment, to_toml
+from forge.config.dump import dump_experiment
 from forge.config.keys import all_keys
 from forge.config.load import load_experiment
 from forge.config.schema import Experiment
 from forge.errors import ConfigError
 from forge.process.devices import VISIBILITY_VARIABLES
+from tests.config.toml_values import anything, inline, settings_of_free_form
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "experiments" / "quickstart.toml"
@@ -322,11 +323,15 @@ def test_a_resolved_experiment_means_the_same_from_any_directory(tmp_path, monke
     assert load_experiment(dumped).problems.path == tmp_path / "kb"
 
 
-anything = st.recursive(
-    st.none().map(lambda _: "") | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda x: st.lists(x, max_size=2) | st.dictionaries(st.text(max_size=3), x, max_size=2),
-    max_leaves=4,
-)  # fmt: skip
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(settings_of_free_form)
+def test_whatever_an_experiment_holds_comes_back_from_its_dump(tmp_path, values):
+    minimal = {"name": "x", "model": {"init": "tiny"}, "stage": [{"kind": "eval"}]}
+    experiment = Experiment.model_validate({**minimal, **values})
+    dumped = write(tmp_path, dump_experiment(experiment))
+    assert load_experiment(dumped) == experiment
+
+
 some_key = st.sampled_from([key.path for key in all_keys() if " " not in key.path])
 some_stage_key = st.sampled_from(
     ["stage.0.kind", "stage.1.steps", "stage", "stage.3", "model.tiny"]
@@ -336,7 +341,7 @@ some_stage_key = st.sampled_from(
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.dictionaries(some_key | some_stage_key, anything, max_size=4))
 def test_any_values_give_an_experiment_or_a_config_error(changes):
-    overrides = [f"{key}={to_toml(value)}" for key, value in changes.items()]
+    overrides = [f"{key}={inline(value)}" for key, value in changes.items()]
     try:
         assert isinstance(load_experiment(QUICKSTART, overrides=overrides), Experiment)
     except ConfigError as caught:
