@@ -3,12 +3,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST_ARGS ?=
+WORKERS ?= logical
 
 .PHONY: help setup quickstart test check format clean
 
 help:
 	@echo "make quickstart   install, then forge run experiments/quickstart.toml"
-	@echo "make test         install, then linters, type checker and tests"
+	@echo "make test         install, then linters, type checker and tests (WORKERS=4: in 4 processes; default: a core each, at most 8)"
 	@echo "make setup        install only: .venv (TORCH=cpu|cuda|rocm|'torch==...' overrides what is detected)"
 	@echo "                  (LLAMA=cuda|hip|vulkan|cpu builds llama.cpp for GPUs too; kept until another is named)"
 	@echo "make check        linters and type checker"
@@ -27,7 +28,7 @@ check: setup
 	$(BIN)/pyright
 
 test: check
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadgroup $(PYTEST_ARGS)
 
 format: setup
 	$(BIN)/ruff format .

@@ -1,8 +1,14 @@
-"""What holds for every test: one marked `gpu` needs a GPU or is skipped, and none is timed."""
+"""Rules for every test: skips, the order and grouping of a parallel run, and tests that run alone.
+
+A parallel run (pytest-xdist, `make test`) keeps the tests of a file on one worker, because module
+fixtures start judges and engines. Tests of whole runs are distributed one by one, and first,
+because they take longest. A test marked `alone` runs while no other test does: see `alone.py`.
+"""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +16,7 @@ from hypothesis import HealthCheck, settings
 
 from forge.store.layout import RunPaths
 from tests import canned
+from tests.alone import take_turn
 
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
@@ -17,16 +24,36 @@ GPU_DEVICES = (Path("/dev/nvidia0"), Path("/dev/kfd"))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Called once, with all collected tests. A marathon is run by who asks for it by name."""
+    """Skips what was not asked for or cannot run here; orders and groups the rest."""
     if "marathon" not in config.option.markexpr:
         for item in items:
             if item.get_closest_marker("marathon"):
                 item.add_marker(pytest.mark.skip(reason="takes minutes: -m marathon"))
-    if any(device.exists() for device in GPU_DEVICES):
-        return
+    if not any(device.exists() for device in GPU_DEVICES):
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="no GPU on this machine"))
+    items.sort(key=_start_order)
     for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.skip(reason="no GPU on this machine"))
+        if not _is_distributed_alone(item):
+            item.add_marker(pytest.mark.xdist_group(item.path.name))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Waits for the test's turn, outside its timeout."""
+    with take_turn(item.config, is_alone=item.get_closest_marker("alone") is not None):
+        return (yield)
+
+
+def _is_distributed_alone(item: pytest.Item) -> bool:
+    """True for a test without module fixtures worth sharing."""
+    return item.get_closest_marker("e2e") is not None
+
+
+def _start_order(item: pytest.Item) -> int:
+    """0 for the tests that take longest; a stable sort keeps files together."""
+    return 0 if item.get_closest_marker("e2e") else 1
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +10,7 @@ import pytest
 from forge.data.answers import extract
 from forge.records.problem import Problem, Split
 from forge.records.verdict import Status
-
-RUNNER_UID = 61_001 if os.geteuid() == 0 else None
+from tests.evalpool.benches import RUNNER_UID
 
 DOUBLED = Problem(
     problem_id="doubled",

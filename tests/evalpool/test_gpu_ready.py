@@ -13,7 +13,7 @@ import torch
 from forge.evalpool.capacity import CONTEXT_BYTES
 from forge.evalpool.judge import ready
 from forge.records.verdict import JudgeOptions, Status
-from tests.evalpool.conftest import RELU, RELU_KERNEL
+from tests.evalpool.benches import RELU, RELU_KERNEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,7 +20,7 @@ from forge.evalpool.judge.spares import Spare
 from forge.evalpool.judge.spawner import SandboxedChild
 from forge.evalpool.judge.trial import Decided, Finding, Phases
 from forge.records.verdict import Status
-from tests.evalpool.conftest import RELU, make_problem
+from tests.evalpool.benches import RELU, make_problem
 
 if TYPE_CHECKING:
     from pathlib import Path

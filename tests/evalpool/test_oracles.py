@@ -19,7 +19,7 @@ from forge.evalpool.judge.references import parse_specs
 from forge.evalpool.judge.sandbox import Isolation
 from forge.evalpool.judge.shm import offsets, shared_memory
 from forge.evalpool.judge.spawner import SandboxedChild, ZygoteGone
-from tests.evalpool.conftest import RELU, make_problem
+from tests.evalpool.benches import RELU, make_problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.evalpool.conftest import RELU, make_problem
+from tests.evalpool.benches import RELU, make_problem
 
 if TYPE_CHECKING:
-    from tests.evalpool.conftest import Bench
+    from tests.evalpool.benches import Bench
 
 
 @pytest.mark.parametrize(("result", "is_shared"), [("x.sum(1)", True), ("x.sum()", False)])

@@ -20,7 +20,7 @@ from forge.evalpool.judge import proof, sandbox
 from forge.evalpool.judge.processes import family, read_table
 from forge.evalpool.judge.sandbox import Isolation
 from forge.evalpool.judge.spawner import PASSED_ON
-from tests.evalpool.conftest import RELU, RELU_KERNEL
+from tests.evalpool.benches import RELU, RELU_KERNEL, RUNNER_UID
 
 ROOT = Path(__file__).parents[2]
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -28,7 +28,7 @@ THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 LEVELS = [Isolation.NAMESPACES, Isolation.NAMESPACES_NOPROC, Isolation.LANDLOCK]
 SCRATCH = "os.environ['TMPDIR']"
-SIBLING_UID = 61_002 if os.geteuid() == 0 else None
+SIBLING_UID = None if RUNNER_UID is None else RUNNER_UID + 1
 
 
 @pytest.fixture(scope="module", params=LEVELS)

@@ -9,7 +9,7 @@ import pytest
 
 from forge.evalpool.judge import processes
 from forge.evalpool.judge.spawner import Spawner, UnusableInstallation, ZygoteGone
-from tests.evalpool.conftest import ROOT, RUNNER_UID
+from tests.evalpool.benches import ROOT, RUNNER_UID
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,8 @@ import pytest
 
 from forge.evalpool.judge.app import oracle_uid
 from forge.evalpool.judge.processes import family, read_table
-from tests.evalpool.conftest import Bench, bench, gpu_bench
+from tests.evalpool.benches import Bench
+from tests.evalpool.conftest import bench, gpu_bench
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.ready import ReadyRunners

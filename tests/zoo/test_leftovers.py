@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.evalpool.conftest import RUNNER_UID
+from tests.evalpool.benches import RUNNER_UID
 from tests.zoo import conftest
 from tests.zoo.conftest import Bench, leftovers
 

@@ -1,0 +1,190 @@
+"""The parts of one judge (zygote, oracle, trials) in the test's process."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forge.config.schema import JudgeTable
+from forge.evalpool.judge import frames
+from forge.evalpool.judge.app import oracle_uid
+from forge.evalpool.judge.cpu_trial import CpuTrials
+from forge.evalpool.judge.frames import Kind
+from forge.evalpool.judge.references import References
+from forge.evalpool.judge.sandbox import Isolation
+from forge.evalpool.judge.shm import shared_memory
+from forge.evalpool.judge.spawner import SandboxedChild, Spawner
+from forge.evalpool.judge.trial import CORRECTNESS_ALONE, Stamp, Trials
+from forge.records.problem import Problem, Split
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from forge.records.verdict import JudgeOptions, Verdict
+
+WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+RUNNER_UID = 61_001 + 50 * WORKER if os.geteuid() == 0 else None
+"""User id of runners; parallel workers have different ones, since limits count by user."""
+TABLE = JudgeTable(compile_timeout_s=20.0, correct_timeout_s=20.0)
+GPU_TABLE = JudgeTable(compile_timeout_s=10.0, correct_timeout_s=10.0, timing_timeout_s=10.0)
+ROOT = Path(__file__).parents[2]
+SLIPS = ("NameError", "SyntaxError", "AttributeError", "TypeError", "IndentationError")
+
+RELU = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x) * 2
+def get_inputs():
+    return [torch.randn(16, 64)]
+def get_init_inputs():
+    return []
+"""
+
+HEAD = "import torch\nimport triton\nimport triton.language as tl\n"
+
+RELU_KERNEL = (
+    HEAD
+    + """
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n)
+    tl.store(y + i, tl.maximum(value, 0.0) * 2, mask=i < n)
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        y = torch.empty_like(x)
+        kernel[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
+        return y
+"""
+)
+
+
+@dataclasses.dataclass
+class Bench:
+    """Everything one judge process holds, without the process."""
+
+    spawner: Spawner
+    references: References
+    trials: Trials
+
+    def judge(
+        self,
+        code: str,
+        *,
+        problem: str = RELU,
+        table: JudgeTable | None = None,
+        options: JudgeOptions = CORRECTNESS_ALONE,
+    ) -> Verdict:
+        trials = self.trials
+        if table is not None:
+            trials = CpuTrials(
+                table=table,
+                spawner=self.spawner,
+                references=self.references,
+                stamp=self.trials.stamp,
+            )
+        return trials.judge(make_problem(problem), code, uid=RUNNER_UID, options=options)
+
+    def judge_honest(self, **changes: object) -> Verdict:
+        """Of a kernel that is right, with these settings."""
+        return self.judge(RELU_KERNEL, table=TABLE.model_copy(update=changes))
+
+    def start(self, code: str) -> SandboxedChild:
+        """Runs Python in a runner past the screen, for the caller to end."""
+        reference = self.references.get(make_problem(RELU))
+        source = f"class Told(Exception): pass\n{code}"
+        child = self.spawner.spawn(role="runner", uid=RUNNER_UID)
+        body = {**reference.request, "code": source, "entry_point": "X", "depth": "ttir"}
+        with shared_memory(len(reference.image)) as (fd, _):
+            frames.send(child.sock, Kind.CANDIDATE, body, fds=(fd,))
+        return child
+
+    def explore(self, code: str) -> str:
+        """The same; what it raises as `Told(...)` is returned."""
+        child = self.start(code)
+        try:
+            expected = (Kind.FAILED, Kind.DONE)
+            deadline = time.monotonic() + 20
+            answer = frames.receive(child.sock, deadline=deadline, expected=expected).body
+        finally:
+            self.spawner.end(child)
+        return f"{answer['type']}: {answer['message']}"
+
+    def refused(self, statement: str) -> str:
+        """The error that a statement meets inside; fails if it meets none, or one that only says
+        that the statement is no attempt at all."""
+        body = "\n    ".join(statement.strip().split("\n"))
+        told = self.explore(
+            f"import os, sys, socket, ctypes\ntry:\n    {body}\n"
+            "except BaseException as error:\n    raise Told(repr(error))\nraise Told('it works')"
+        )
+        assert "it works" not in told, statement
+        assert not any(slip in told for slip in SLIPS), f"{statement}: {told}"
+        return told
+
+
+@dataclasses.dataclass
+class GpuBench(Bench):
+    """The same on the first card."""
+
+    references: Any
+
+    def judge_honest(self, **changes: object) -> Verdict:
+        return self.judge(RELU_KERNEL)
+
+    def start(self, code: str) -> SandboxedChild:
+        from forge.evalpool.judge.gpu_candidate import CandidateMemory
+
+        reference = self.references.hold(make_problem(RELU))
+        memory = CandidateMemory(reference)
+        child = self.spawner.spawn(role="runner", uid=RUNNER_UID)
+        body = {
+            **reference.request,
+            "tensors": memory.layout,
+            "code": f"class Told(Exception): pass\n{code}",
+            "entry_point": "X",
+            "depth": "ttir",
+            "tf32": True,
+        }
+        opened = {"num_bytes": memory.block.num_bytes, "memory_share": 0.5}
+        frames.send(child.sock, Kind.CANDIDATE, opened, fds=(memory.block.fd,))
+        frames.receive(child.sock, deadline=time.monotonic() + 20, expected=(Kind.DONE,))
+        frames.send(child.sock, Kind.CANDIDATE, body)
+        return child
+
+
+def make_problem(source: str, *, problem_id: str = "p", precision: str = "fp32") -> Problem:
+    return Problem(
+        problem_id=problem_id,
+        source=source,
+        family="test",
+        level=1,
+        split=Split.GRPO,
+        precision=precision,
+    )
+
+
+@contextmanager
+def open_bench(folder: Path, *, isolation: Isolation = Isolation.NAMESPACES) -> Iterator[Bench]:
+    """At a level of the sandbox."""
+    spawner = Spawner(isolation=isolation, folder=folder, memory_bytes=1 << 30)
+    previous = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = str(ROOT)
+    spawner.start()
+    if previous is None:
+        del os.environ["PYTHONPATH"]
+    else:
+        os.environ["PYTHONPATH"] = previous
+    spawner.wait_ready()
+    references = References(spawner, num_sets=2, timeout_s=20, uid=oracle_uid(), max_bytes=1 << 30)
+    stamp = Stamp(isolation=isolation, caps="rlimit", harness="test")
+    trials = CpuTrials(table=TABLE, spawner=spawner, references=references, stamp=stamp)
+    yield Bench(spawner, references, trials)
+    trials.close()
+    spawner.close()
