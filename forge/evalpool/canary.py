@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from forge.records.problem import Problem, Split
+from forge.records.problem import ReferenceModule
 from forge.records.verdict import Status
 
 if TYPE_CHECKING:
@@ -49,10 +49,10 @@ class ModelNew(torch.nn.Module):
         return y
 """
 WRONG = RIGHT.replace("* 2 + 1", "* 2 - 1")
-PROBLEM = Problem(problem_id="canary", source=SOURCE, family="canary", level=0, split=Split.HELDOUT)
+PROBLEM = ReferenceModule(problem_id="canary", source=SOURCE)
 
 
-async def find_fault(ask: Callable[[Problem, str], Awaitable[Verdict]]) -> str | None:
+async def find_fault(ask: Callable[[ReferenceModule, str], Awaitable[Verdict]]) -> str | None:
     """None where both are judged as they must be; else what was found, for people.
 
     Raises what `ask` raises, unless the other was misjudged.

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from forge.evalpool.pool import Pool
-    from forge.records import Problem
     from forge.records.examination import Examination
+    from forge.records.problem import ReferenceModule
 
 
 async def examine_all(
-    pool: Pool, problems: Sequence[Problem], *, num_at_once: int, done: Callable[[], None]
+    pool: Pool, problems: Sequence[ReferenceModule], *, num_at_once: int, done: Callable[[], None]
 ) -> list[Examination]:
     """Examines problems in a pool, `num_at_once` at a time.
 
@@ -31,7 +31,7 @@ async def examine_all(
     examinations: dict[int, Examination] = {}
     limiter = anyio.CapacityLimiter(num_at_once)
 
-    async def examine(index: int, problem: Problem) -> None:
+    async def examine(index: int, problem: ReferenceModule) -> None:
         async with limiter:
             examinations[index] = await pool.examine(problem)
         done()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from forge.records.problem import Problem
+    from forge.records.problem import ReferenceModule
     from forge.records.verdict import Verdict
 
 logger = logging.getLogger(__name__)
@@ -158,7 +158,7 @@ class Keeper:
             logger.warning("%s failed a canary: %s", self._seat.name, fault)
         self._seating.canary_judged(self._seat, fault=fault)
 
-    async def _ask_canary(self, link: Link, problem: Problem, code: str) -> Verdict:
+    async def _ask_canary(self, link: Link, problem: ReferenceModule, code: str) -> Verdict:
         """Raises NoAnswer or _SaysNothing."""
         verdict = await ask_verdict(
             link.client, problem, code, JudgeOptions(timing=False), timeout_s=link.timeout_s

@@ -34,7 +34,7 @@ from forge.evalpool.keeper import Keeper
 from forge.evalpool.links import judge_spec, open_child_link, open_url_link
 from forge.evalpool.seating import NoJudge, Seat, Seating, State
 from forge.evalpool.verdict_cache import VerdictCache, candidate_key, is_enough
-from forge.evalpool.wire import NoAnswer, ask_verdict, describe, post
+from forge.evalpool.wire import NoAnswer, ask_verdict, post, problem_to_json
 from forge.records.examination import Examination, Flag
 from forge.records.verdict import JudgeOptions, Status, Verdict
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from forge.config.schema import JudgeTable
     from forge.process.child import ProcessObserver
     from forge.process.devices import Gpu
-    from forge.records.problem import Problem
+    from forge.records.problem import ReferenceModule
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class Pool:
 
     async def judge(
         self,
-        problem: Problem,
+        problem: ReferenceModule,
         code: str,
         *,
         timing: bool = True,
@@ -144,7 +144,7 @@ class Pool:
             running.done.set()
         return verdict
 
-    async def examine(self, problem: Problem) -> Examination:
+    async def examine(self, problem: ReferenceModule) -> Examination:
         """Whether a problem can be judged and trained on, as a judge finds it.
 
         Two judges in a row that gave no answer are a flag of the problem: others may be examined.
@@ -181,13 +181,17 @@ class Pool:
             busy_s={seat.name: seat.busy.busy_s for seat in seats},
         )
 
-    async def _judge_in_turn(self, problem: Problem, code: str, options: JudgeOptions) -> Verdict:
+    async def _judge_in_turn(
+        self, problem: ReferenceModule, code: str, options: JudgeOptions
+    ) -> Verdict:
         async with self._room:
             verdict = await self._judge_twice(problem, code, options)
         self._num_judged += 1
         return verdict
 
-    async def _judge_twice(self, problem: Problem, code: str, options: JudgeOptions) -> Verdict:
+    async def _judge_twice(
+        self, problem: ReferenceModule, code: str, options: JudgeOptions
+    ) -> Verdict:
         """Once more, on another judge where there is one, for infra faults only."""
         first, seat = await self._judge_once(problem, code, options, avoid=None)
         if first.status is not Status.INFRA_ERROR:
@@ -203,7 +207,7 @@ class Pool:
         return verdict
 
     async def _judge_once(
-        self, problem: Problem, code: str, options: JudgeOptions, *, avoid: Seat | None
+        self, problem: ReferenceModule, code: str, options: JudgeOptions, *, avoid: Seat | None
     ) -> tuple[Verdict, Seat | None]:
         """The seat is None where none could be had, since all are quarantined."""
         try:
@@ -231,7 +235,9 @@ class Pool:
         phase_s = {**verdict.phase_s, "canary": time.monotonic() - start}
         return replace(verdict, phase_s=phase_s)
 
-    async def _ask(self, seat: Seat, problem: Problem, code: str, options: JudgeOptions) -> Verdict:
+    async def _ask(
+        self, seat: Seat, problem: ReferenceModule, code: str, options: JudgeOptions
+    ) -> Verdict:
         try:
             if seat.client is None:
                 raise NoAnswer("it ended while this request waited")
@@ -241,10 +247,10 @@ class Pool:
             words = self._note_silence(seat, error)
             return _infra("bad_request" if error.is_refusal else "judge_lost", words)
 
-    async def _examine_there(self, seat: Seat, problem: Problem) -> Examination:
+    async def _examine_there(self, seat: Seat, problem: ReferenceModule) -> Examination:
         if seat.client is None:
             raise NoAnswer("it ended while this request waited")
-        body = {"problem": describe(problem)}
+        body = {"problem": problem_to_json(problem)}
         answer = await post(seat.client, "/examine", body, timeout_s=self._timeout_s(seat))
         try:
             return Examination.from_json(answer)

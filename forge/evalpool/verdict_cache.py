@@ -17,7 +17,7 @@ from forge.records.verdict import JudgeOptions, Status, Verdict
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from forge.records.problem import Problem
+    from forge.records.problem import ReferenceModule
 
 MAX_REMEMBERED = 20_000
 TIMING_PHASE = "time"
@@ -51,7 +51,7 @@ class VerdictCache:
             self._verdicts.popitem(last=False)
 
 
-def candidate_key(problem: Problem, code: str) -> str:
+def candidate_key(problem: ReferenceModule, code: str) -> str:
     """Equal for what is judged alike: names and splits of problems play no part."""
     digest = hashlib.sha256()
     for part in (problem.source, problem.entry_point, problem.precision, code):

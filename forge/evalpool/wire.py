@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from forge.records.problem import Problem, Split
+from forge.records.problem import ReferenceModule
 from forge.records.verdict import JudgeOptions, Verdict
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ LONGEST_PAUSE_S = 10.0
 """Between two tries at a full server, whatever it asks for."""
 SHORTEST_PAUSE_S = 0.1
 JSON = {"Content-Type": "application/json"}
+PROBLEM_FIELDS = ("problem_id", "source", "entry_point", "precision")
 OPTIONS = ("timing", "profile", "smoke")
 PRECISIONS = ("fp32", "fp16", "bf16")
 
@@ -45,19 +46,14 @@ class BadRequest(Exception):
     """A body is not what it must be. The message says where, what was found and what is allowed."""
 
 
-def describe(problem: Problem) -> dict[str, Any]:
-    """What a judge has to know of a problem."""
-    return {
-        "problem_id": problem.problem_id,
-        "source": problem.source,
-        "entry_point": problem.entry_point,
-        "precision": problem.precision,
-    }
+def problem_to_json(problem: ReferenceModule) -> dict[str, str]:
+    """The fields of a problem that a judge needs."""
+    return {name: getattr(problem, name) for name in PROBLEM_FIELDS}
 
 
 async def ask_verdict(
     client: httpx.AsyncClient,
-    problem: Problem,
+    problem: ReferenceModule,
     code: str,
     options: JudgeOptions,
     *,
@@ -65,7 +61,7 @@ async def ask_verdict(
 ) -> Verdict:
     """Raises NoAnswer."""
     body = {
-        "problem": describe(problem),
+        "problem": problem_to_json(problem),
         "code": code,
         "options": asdict(options),
     }
@@ -105,7 +101,7 @@ async def post(
         raise NoAnswer(f"{type(error).__name__}: {error}") from error
 
 
-def parse_request(body: Any) -> tuple[Problem, str, JudgeOptions]:
+def parse_request(body: Any) -> tuple[ReferenceModule, str, JudgeOptions]:
     """Of POST /judge. Raises BadRequest."""
     problem, code = parse_problem(body), body.get("code")
     if not isinstance(code, str):
@@ -120,7 +116,7 @@ def parse_request(body: Any) -> tuple[Problem, str, JudgeOptions]:
     return problem, code, JudgeOptions(**options)
 
 
-def parse_problem(body: Any) -> Problem:
+def parse_problem(body: Any) -> ReferenceModule:
     """Of POST /judge and POST /examine. Raises BadRequest."""
     if not isinstance(body, dict):
         raise BadRequest(f"body: found {_name(body)}; a JSON object is needed")
@@ -128,7 +124,7 @@ def parse_problem(body: Any) -> Problem:
     if not isinstance(problem, dict):
         raise BadRequest(f"problem: found {_name(problem)}; an object is needed")
     fields = {"entry_point": "Model", "precision": "fp32", **problem}
-    for name in ("problem_id", "source", "entry_point", "precision"):
+    for name in PROBLEM_FIELDS:
         if not isinstance(fields.get(name), str):
             raise BadRequest(f"problem.{name}: found {_name(fields.get(name))}; a string is needed")
         if _has_surrogate(fields[name]):
@@ -136,15 +132,7 @@ def parse_problem(body: Any) -> Problem:
     if fields["precision"] not in PRECISIONS:
         found = fields["precision"][:40]
         raise BadRequest(f'problem.precision: found "{found}"; one of {", ".join(PRECISIONS)}')
-    return Problem(
-        problem_id=fields["problem_id"],
-        source=fields["source"],
-        family="",
-        level=0,
-        split=Split.GRPO,
-        entry_point=fields["entry_point"],
-        precision=fields["precision"],
-    )
+    return ReferenceModule(**{name: fields[name] for name in PROBLEM_FIELDS})
 
 
 def _has_surrogate(text: str) -> bool:

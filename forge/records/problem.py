@@ -19,24 +19,30 @@ class Split(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """A reference module that a kernel has to match."""
+class ReferenceModule:
+    """The part of a problem that a judge needs: the module that a kernel has to match."""
 
     problem_id: str
     """Unique in a run, stable over runs with the same seed: `softmax-0042`, `level1/19_ReLU`."""
     source: str
     """Python source with `Model`, `get_inputs()` and `get_init_inputs()`, module constants
     already overridden."""
+    entry_point: str = "Model"
+    """Name of the reference, a class or a function; a candidate defines `<entry_point>New`."""
+    precision: str = "fp32"
+    """Element type that determines the tolerance: fp32, bf16 or fp16."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem(ReferenceModule):
+    """A reference module, and its place in a run."""
+
     family: str
     """What it is made of: `elementwise`, `softmax`, ...; for a directory, the name of the file's
     folder."""
     level: int
     """Difficulty: chain length of a generated problem, KernelBench level of a file."""
     split: Split
-    entry_point: str = "Model"
-    """Name of the reference, a class or a function; a candidate defines `<entry_point>New`."""
-    precision: str = "fp32"
-    """Element type that the tolerance is chosen by: fp32, bf16 or fp16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from forge.evalpool.door import bound_address, bound_path, parse_address, url_of
 from forge.evalpool.pool import Pool, open_pool
 from forge.evalpool.seating import Seat, Seating, State
 from forge.evalpool.served import MAX_BODY_BYTES, MAX_DRAINED_BYTES, PoolApp, serve_pool
-from forge.evalpool.wire import JSON, NoAnswer, describe
+from forge.evalpool.wire import JSON, NoAnswer, problem_to_json
 from forge.process.sockets import open_socket_dir
 from forge.process.uds import open_client, open_url_client, serve_task
 from forge.records.verdict import Status, Verdict
@@ -53,7 +53,7 @@ try:
 except BaseException as error:
     sys.exit(exits.explain(error))
 """
-BODY = {"problem": describe(PROBLEM), "code": CODE}
+BODY = {"problem": problem_to_json(PROBLEM), "code": CODE}
 
 
 @pytest.fixture(scope="module")

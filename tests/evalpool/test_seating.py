@@ -20,7 +20,7 @@ from forge.evalpool.keeper import Keeper, Link
 from forge.evalpool.pool import Pool
 from forge.evalpool.seating import NoJudge, Seat, Seating, State, needs_canary
 from forge.records.examination import Examination, Flag
-from forge.records.problem import Problem, Split
+from forge.records.problem import ReferenceModule
 from forge.records.verdict import Status, Timing, Verdict
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
-PROBLEM = Problem(problem_id="p", source="s", family="", level=1, split=Split.GRPO)
+PROBLEM = ReferenceModule(problem_id="p", source="s")
 CORRECT = Verdict(
     status=Status.CORRECT, reason="ok", detail="", device="H100", isolation="i", harness="h"
 )
@@ -425,7 +425,7 @@ async def test_who_is_lost_on_a_doubted_card_is_told_how() -> None:
 
 
 async def test_a_misjudged_kernel_outweighs_one_that_was_not_judged() -> None:
-    async def ask(problem: Problem, code: str) -> Verdict:
+    async def ask(problem: ReferenceModule, code: str) -> Verdict:
         if code == canary.WRONG:
             raise ValueError(problem.problem_id)
         return WRONG

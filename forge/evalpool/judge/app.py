@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from forge.records.examination import Examination
-    from forge.records.problem import Problem
+    from forge.records.problem import ReferenceModule
     from forge.records.verdict import JudgeOptions, Verdict
 
 logger = logging.getLogger(__name__)
@@ -157,7 +157,7 @@ class Judge:
             "harness": stamp.harness,
         }
 
-    async def judge(self, problem: Problem, code: str, options: JudgeOptions) -> Verdict:
+    async def judge(self, problem: ReferenceModule, code: str, options: JudgeOptions) -> Verdict:
         """One verdict. Waits for a free slot."""
         self.num_open += 1
         try:
@@ -165,7 +165,9 @@ class Judge:
         finally:
             self.num_open -= 1
 
-    async def _judge_in_turn(self, problem: Problem, code: str, options: JudgeOptions) -> Verdict:
+    async def _judge_in_turn(
+        self, problem: ReferenceModule, code: str, options: JudgeOptions
+    ) -> Verdict:
         async with self._slots:
             with self.busy.running():
                 await self._ensure_zygote()
@@ -180,7 +182,7 @@ class Judge:
         self.num_judged += 1
         return verdict
 
-    async def examine(self, problem: Problem) -> Examination:
+    async def examine(self, problem: ReferenceModule) -> Examination:
         """What is wrong with a problem. Waits for a free slot; raises ZygoteGone."""
         async with self._slots:
             await self._ensure_zygote()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from forge.evalpool.judge.screen import screen
 
 if TYPE_CHECKING:
-    from forge.records.problem import Problem
+    from forge.records.problem import ReferenceModule
 
 SWITCHES = re.compile(
     r"\b(set_\w+|register_(?!buffer)\w+|(activate|restore|clear|autocast)_\w+|init_num_threads"
@@ -23,7 +23,7 @@ SWITCHES = re.compile(
 """What a candidate may name and a later problem would notice: torch's switches, devices, hooks."""
 
 
-def is_contained(problem: Problem) -> bool:
+def is_contained(problem: ReferenceModule) -> bool:
     """Whether its reference does nothing that outlives it: it passes what is asked of candidates,
     names none of torch's switches, and changes no attributes but those of `self`. To doubt one
     wrongly costs time alone. Not covered: a method called with a class of torch's as its `self`."""

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.references import Reference, References
     from forge.evalpool.judge.spawner import Spawner
     from forge.evalpool.judge.trial import Finding, Phases, Stamp
-    from forge.records.problem import Problem
+    from forge.records.problem import ReferenceModule
     from forge.records.verdict import JudgeOptions
 
 
@@ -56,7 +56,7 @@ class CpuTrials(Trials):
 
     def _run(
         self,
-        problem: Problem,
+        problem: ReferenceModule,
         code: str,
         *,
         uid: int | None,

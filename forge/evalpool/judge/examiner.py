@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from forge.config.schema import JudgeTable
     from forge.evalpool.judge.spawner import Spawner
-    from forge.records.problem import Problem
+    from forge.records.problem import ReferenceModule
 
 MAX_WORDS = 300
 MAX_OUTPUTS = 64
@@ -77,7 +77,7 @@ class Examiners:
         self._lease = None if gpu_uuid is None else GpuLease(gpu_uuid)
         self._limit_s = table.compile_timeout_s + table.correct_timeout_s
 
-    def examine(self, problem: Problem, *, uid: int | None) -> Examination:
+    def examine(self, problem: ReferenceModule, *, uid: int | None) -> Examination:
         """Blocks until it is known, at most twice a judge's deadline; on a GPU beside others, never
         beside one that is timed. Raises ZygoteGone or Stalled."""
         if self._lease is None:
@@ -85,7 +85,7 @@ class Examiners:
         with self._lease.shared(timeout_s=LEASE_TIMEOUT_S):
             return self._examine(problem, uid=uid)
 
-    def _examine(self, problem: Problem, *, uid: int | None) -> Examination:
+    def _examine(self, problem: ReferenceModule, *, uid: int | None) -> Examination:
         child = self._spawner.spawn(role="examiner", uid=uid)
         report, is_ended = _Report(), False
         try:
@@ -109,7 +109,7 @@ class Examiners:
             num_unchecked=report.num_unchecked,
         )
 
-    def _listen(self, sock: socket.socket, problem: Problem, report: _Report) -> None:
+    def _listen(self, sock: socket.socket, problem: ReferenceModule, report: _Report) -> None:
         body = {
             "source": problem.source,
             "entry_point": problem.entry_point,

@@ -29,7 +29,7 @@ from forge.evalpool.judge.words import clean, without_paths
 
 if TYPE_CHECKING:
     from forge.evalpool.judge.spawner import SandboxedChild, Spawner
-    from forge.records.problem import Problem
+    from forge.records.problem import ReferenceModule
 
 MAX_PROBLEMS = 16
 CACHE_SHARE = 0.1
@@ -62,7 +62,7 @@ class GpuReferences:
         num_kept = num_oracles(memory_bytes=self._memory_bytes)
         self._oracles = Oracles(spawner, uid=uid, num_kept=num_kept)
 
-    def hold(self, problem: Problem) -> GpuReference:
+    def hold(self, problem: ReferenceModule) -> GpuReference:
         """A draw that stays until `let_go`. Raises ReferenceFailed, ZygoteGone, GpuMemoryError."""
         text = f"{problem.entry_point}\0{problem.precision}\0{problem.source}"
         key = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
@@ -111,14 +111,14 @@ class GpuReferences:
             reference.tensors.clear()
             reference.block.close()
 
-    def _draw(self, problem: Problem) -> GpuReference:
+    def _draw(self, problem: ReferenceModule) -> GpuReference:
         try:
             return self._draw_within(problem, memory_share=SMALL_SHARE)
         except NoRoom:
             with self._large:
                 return self._draw_within(problem, memory_share=LARGE_SHARE)
 
-    def _draw_within(self, problem: Problem, *, memory_share: float) -> GpuReference:
+    def _draw_within(self, problem: ReferenceModule, *, memory_share: float) -> GpuReference:
         """Where the reference fails on inputs that it does not give itself, from those alone."""
         left_s = self._timeout_s
         for is_plain in (False, True):
@@ -137,7 +137,12 @@ class GpuReferences:
         raise AssertionError("the last attempt raises")
 
     def _draw_by(
-        self, oracle: SandboxedChild, asked: dict[str, Any], problem: Problem, *, deadline: float
+        self,
+        oracle: SandboxedChild,
+        asked: dict[str, Any],
+        problem: ReferenceModule,
+        *,
+        deadline: float,
     ) -> GpuReference:
         try:
             return self._ask(oracle, asked, problem, deadline=deadline)
@@ -147,7 +152,12 @@ class GpuReferences:
             raise _failed(problem, f"cannot be used: {type(error).__name__}: {error}") from error
 
     def _ask(
-        self, oracle: SandboxedChild, asked: dict[str, Any], problem: Problem, *, deadline: float
+        self,
+        oracle: SandboxedChild,
+        asked: dict[str, Any],
+        problem: ReferenceModule,
+        *,
+        deadline: float,
     ) -> GpuReference:
         body = {
             **asked,
@@ -184,5 +194,5 @@ class GpuReferences:
             raise
 
 
-def _failed(problem: Problem, words: str) -> ReferenceFailed:
+def _failed(problem: ReferenceModule, words: str) -> ReferenceFailed:
     return ReferenceFailed(clean(without_paths(f"the reference of {problem.problem_id} {words}")))

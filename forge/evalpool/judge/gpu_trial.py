@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.clock import Clocked
     from forge.evalpool.judge.gpu_layout import GpuReference
     from forge.evalpool.judge.spawner import Spawner
-    from forge.records.problem import Problem
+    from forge.records.problem import ReferenceModule
     from forge.records.verdict import JudgeOptions
 
 logger = logging.getLogger(__name__)
@@ -147,7 +147,7 @@ class GpuTrials(Trials):
 
     def _run(
         self,
-        problem: Problem,
+        problem: ReferenceModule,
         code: str,
         *,
         uid: int | None,
@@ -173,7 +173,7 @@ class GpuTrials(Trials):
 
     def _run_on_card(
         self,
-        problem: Problem,
+        problem: ReferenceModule,
         code: str,
         *,
         uid: int | None,
@@ -209,7 +209,7 @@ class GpuTrials(Trials):
 
     def _attempt(
         self,
-        problem: Problem,
+        problem: ReferenceModule,
         code: str,
         reference: GpuReference,
         turn: AbstractContextManager[None],
@@ -241,7 +241,7 @@ class GpuTrials(Trials):
             held.callback(run.close)
             return self._timed(problem, run, uid=uid, is_profiled=options.profile)
 
-    def _checked(self, run: GpuRun, problem: Problem) -> Finding:
+    def _checked(self, run: GpuRun, problem: ReferenceModule) -> Finding:
         try:
             finding = run.check(f"{problem.entry_point}New")
         except Decided as decided:
@@ -272,7 +272,7 @@ class GpuTrials(Trials):
 
     def _open(
         self,
-        problem: Problem,
+        problem: ReferenceModule,
         code: str,
         reference: GpuReference,
         *,
@@ -303,7 +303,7 @@ class GpuTrials(Trials):
         )
 
     def _timed(
-        self, problem: Problem, run: GpuRun, *, uid: int | None, is_profiled: bool
+        self, problem: ReferenceModule, run: GpuRun, *, uid: int | None, is_profiled: bool
     ) -> Finding:
         """The finding of a correct candidate with its timing. Raises Decided for what the timed
         calls brought to light. Leaves nothing of it on the card for who is next."""
@@ -325,7 +325,7 @@ class GpuTrials(Trials):
                 with run.phases.timed("end"):
                     run.close()
 
-    def _again(self, problem: Problem, broken: GpuRun, *, uid: int | None) -> GpuRun:
+    def _again(self, problem: ReferenceModule, broken: GpuRun, *, uid: int | None) -> GpuRun:
         """A fresh runner in place of one that the ghost call had broken, and that has ended."""
         reference = broken.gpu_reference
         run = self._open(problem, broken.code, reference, uid=uid, phases=broken.phases)
@@ -338,7 +338,7 @@ class GpuTrials(Trials):
         run.torch_share = broken.torch_share
         return run
 
-    def _clocked(self, problem: Problem, run: GpuRun, reference: Baseline) -> Clocked:
+    def _clocked(self, problem: ReferenceModule, run: GpuRun, reference: Baseline) -> Clocked:
         """Raises Decided where both clocks disagree each time: a busy machine's noise does not."""
         floor_us = self._device.floor_us(run.gpu_reference.input_bytes)
         if reference.clocked().us < floor_us:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from forge.evalpool.judge.gpu_layout import GpuReference
     from forge.evalpool.judge.gpu_run import GpuRun
     from forge.evalpool.judge.spares import Spare
-    from forge.records.problem import Problem
+    from forge.records.problem import ReferenceModule
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class OpenRun(Protocol):
 
     def __call__(
         self,
-        problem: Problem,
+        problem: ReferenceModule,
         code: str,
         reference: GpuReference,
         *,
@@ -92,7 +92,7 @@ class Yardsticks:
         self.neutral: Spare | None = None
         """The process that measures the overhead."""
 
-    def dry_us(self, problem: Problem, run: GpuRun) -> tuple[float, ...]:
+    def dry_us(self, problem: ReferenceModule, run: GpuRun) -> tuple[float, ...]:
         """Measured anew each time, as it depends on what the CPUs do now; in a process that no
         candidate enters, kept from one to the next."""
         for spare in (self.neutral, None):
@@ -129,7 +129,7 @@ class Yardsticks:
             self.neutral.hang_up()
 
     @contextmanager
-    def started(self, problem: Problem, run: GpuRun) -> Iterator[None]:
+    def started(self, problem: ReferenceModule, run: GpuRun) -> Iterator[None]:
         """Within, the reference waits in a process of its own, constructed and called once, for who
         is alone on the card; to be called beside others, as that takes ten times as long as the
         timing. Not where a baseline is kept, somebody else here is at it, or it fails: then
@@ -165,7 +165,7 @@ class Yardsticks:
             with suppress(ZygoteGone):
                 run.close()
 
-    def baseline(self, problem: Problem, run: GpuRun) -> Baseline:
+    def baseline(self, problem: ReferenceModule, run: GpuRun) -> Baseline:
         """Kept, if the card is as fast as then; else measured now, in a process of its own: the one
         that was started, by this judgement or a sibling's, which ends here."""
         probe_us = self._device.probe_us()
@@ -203,7 +203,7 @@ class Yardsticks:
             taken, one.run = one.run, None
             return taken
 
-    def _opened(self, problem: Problem, reference: GpuReference) -> GpuRun:
+    def _opened(self, problem: ReferenceModule, reference: GpuReference) -> GpuRun:
         run = self._open_run(problem, problem.source, reference, uid=self._uid, phases=Phases())
         try:
             run.start(problem.entry_point, is_reference=True)
@@ -215,7 +215,7 @@ class Yardsticks:
             raise
         return run
 
-    def _measure(self, problem: Problem, run: GpuRun, *, probe_us: float) -> Baseline:
+    def _measure(self, problem: ReferenceModule, run: GpuRun, *, probe_us: float) -> Baseline:
         try:
             return Baseline(event_us=Timer.start(run).reference(), probe_us=probe_us)
         except Decided as decided:
@@ -223,7 +223,7 @@ class Yardsticks:
         finally:
             run.close()
 
-    def _key(self, problem: Problem, table: JudgeTable) -> str:
+    def _key(self, problem: ReferenceModule, table: JudgeTable) -> str:
         parts = (
             problem.source,
             problem.entry_point,
@@ -236,5 +236,5 @@ class Yardsticks:
         return hashlib.sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()
 
 
-def _failed(problem: Problem, decided: Decided) -> ReferenceFailed:
+def _failed(problem: ReferenceModule, decided: Decided) -> ReferenceFailed:
     return ReferenceFailed(f"the baseline of {problem.problem_id}: {decided.finding.detail}")

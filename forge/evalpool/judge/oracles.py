@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from forge.evalpool.judge.spawner import SandboxedChild, Spawner
-    from forge.records.problem import Problem
+    from forge.records.problem import ReferenceModule
 
 MAX_DRAWS = 256
 """Of one oracle: what leaks in a library stays small."""
@@ -49,7 +49,7 @@ class Oracles:
         """Of those that are kept."""
 
     @contextmanager
-    def lent(self, problem: Problem) -> Iterator[SandboxedChild]:
+    def lent(self, problem: ReferenceModule) -> Iterator[SandboxedChild]:
         """One for a draw of a problem, which may be asked for another once the block has ended
         well. Raises ZygoteGone or WeakSandbox, but not behind a draw that is done: it may hold
         memory of the card that somebody must free."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import mmap
 
     from forge.evalpool.judge.spawner import SandboxedChild, Spawner
-    from forge.records.problem import Problem
+    from forge.records.problem import ReferenceModule
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class References:
         self._lock = threading.Lock()
         self._cache: OrderedDict[str, Reference] = OrderedDict()
 
-    def get(self, problem: Problem) -> Reference:
+    def get(self, problem: ReferenceModule) -> Reference:
         """Raises ReferenceFailed, or ZygoteGone."""
         text = f"{problem.entry_point}\0{problem.precision}\0{problem.source}"
         key = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
@@ -158,7 +158,7 @@ class References:
     def _size(self) -> int:
         return sum(len(one.image) * 4 for one in self._cache.values())
 
-    def _draw(self, problem: Problem) -> Reference:
+    def _draw(self, problem: ReferenceModule) -> Reference:
         """Of inputs as the problem gives them alone, where any others end its oracle."""
         try:
             try:
@@ -172,7 +172,9 @@ class References:
             words = f"the reference of {problem.problem_id} ended its oracle: {cause}"
             raise ReferenceFailed(clean(without_paths(words))) from error
 
-    def _ask(self, oracle: SandboxedChild, problem: Problem, *, is_plain: bool) -> Reference:
+    def _ask(
+        self, oracle: SandboxedChild, problem: ReferenceModule, *, is_plain: bool
+    ) -> Reference:
         body = {
             "source": problem.source,
             "entry_point": problem.entry_point,

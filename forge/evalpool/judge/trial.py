@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from forge.config.schema import JudgeTable
-    from forge.records.problem import Problem
+    from forge.records.problem import ReferenceModule
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ class Trials(ABC):
 
     def judge(
         self,
-        problem: Problem,
+        problem: ReferenceModule,
         code: str,
         *,
         uid: int | None,
@@ -180,7 +180,7 @@ class Trials(ABC):
 
     def _find(
         self,
-        problem: Problem,
+        problem: ReferenceModule,
         code: str,
         *,
         uid: int | None,
@@ -198,7 +198,7 @@ class Trials(ABC):
     @abstractmethod
     def _run(
         self,
-        problem: Problem,
+        problem: ReferenceModule,
         code: str,
         *,
         uid: int | None,
