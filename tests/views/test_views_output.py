@@ -384,7 +384,8 @@ def test_a_run_that_failed_tells_why(
 
 def test_reading_a_run_loads_neither_torch_nor_pandas_nor_numpy() -> None:
     code = (
-        "import sys, forge; from forge.views import show, sql, rollouts, runs, standing\n"
+        "import sys, forge; from forge.views.run import show, rollouts, runs, standing\n"
+        "from forge.views.sql import sql\n"
         "from forge.store import open_run\n"
         "bad = {'torch', 'numpy', 'pandas', 'sqlite_utils', 'rich', 'transformers'} & "
         "set(sys.modules)\n"
