@@ -129,10 +129,10 @@ def status(run: RunName = "last", store: Store = RUNS, as_json: Json = False) ->
         return print_json({**standing.to_json(), "components": _components(paths)})
     print_lines(standing.to_lines())
     if standing.state == "running":
-        from forge.commands.status_view import render
+        from forge.commands.status_view import live_line, render
 
         live = _client(paths).status()
-        print_text(live.to_line())
+        print_text(live_line(live))
         print_rich(render(live.components))
 
 

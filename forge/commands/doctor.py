@@ -27,6 +27,7 @@ from forge.serve.installed.versions import (
     read_interpreter,
 )
 from forge.store.filesystem import find_mount
+from forge.views.text.numbers import gigabytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -152,13 +153,13 @@ def _hardware(machine: Machine, store_dir: Path) -> Iterator[Finding]:
     yield Finding(name="cores", found=str(machine.cores))
     yield Finding(
         name="memory",
-        found=f"{machine.memory_bytes / 1e9:.1f} GB",
+        found=gigabytes(machine.memory_bytes),
         is_ok=machine.memory_bytes >= MIN_MEMORY_BYTES,
         fix="" if machine.memory_bytes >= MIN_MEMORY_BYTES else "the quickstart needs 4 GB",
     )
     yield Finding(
         name=f"disk for {store_dir}",
-        found=f"{machine.free_disk_bytes / 1e9:.1f} GB free",
+        found=f"{gigabytes(machine.free_disk_bytes)} free",
         is_ok=machine.free_disk_bytes >= MIN_DISK_BYTES,
         fix=""
         if machine.free_disk_bytes >= MIN_DISK_BYTES

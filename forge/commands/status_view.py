@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
+from forge.views.text.numbers import NONE, gigabytes, minutes, number, share
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from forge.control.records import ComponentStatus
+    from forge.control.records import ComponentStatus, LiveStatus
 
 MARKS = {"green": "●", "yellow": "▲", "red": "✖"}
 """Told apart without colour too."""
@@ -35,19 +36,27 @@ def render(components: Sequence[ComponentStatus]) -> Table:
 
 
 def _cells(one: ComponentStatus, has_cards: bool) -> list[str]:
-    cells = [one.name, one.device, one.phase, _gigabytes(one.memory_bytes)]
+    cells = [one.name, one.device, one.phase, gigabytes(one.memory_bytes)]
     cells += [_card(one)] if has_cards else []
     return [*cells, _age(one.progress_age_s), str(one.num_restarts), one.why or one.last_words]
 
 
-def _gigabytes(num_bytes: int | None) -> str:
-    return "–" if num_bytes is None else f"{num_bytes / 1e9:.1f} GB"
-
-
 def _card(one: ComponentStatus) -> str:
-    use = "–" if one.gpu_use is None else f"{one.gpu_use:.0%}"
-    return f"{use} {_gigabytes(one.gpu_memory_bytes)}"
+    return f"{share(one.gpu_use)} {gigabytes(one.gpu_memory_bytes)}"
 
 
 def _age(seconds: float | None) -> str:
-    return "–" if seconds is None else f"{seconds:.0f} s"
+    return NONE if seconds is None else f"{seconds:.0f} s"
+
+
+def live_line(live: LiveStatus) -> str:
+    """Progress, rates and idle shares of a running stage, as one line."""
+    parts = [f"{live.stage} {live.done}/{live.total} {live.unit}" if live.total else live.stage]
+    parts += [f"{name} {number(value)}" for name, value in live.numbers.items()]
+    parts += [f"{live.tokens_per_s:.0f} tok/s"] if live.tokens_per_s else []
+    parts += [f"{live.judged_per_s:.1f} judged/s"] if live.judged_per_s else []
+    if live.idle:
+        parts.append("idle " + " ".join(f"{role} {share(v)}" for role, v in live.idle.items()))
+    if live.eta_s is not None:
+        parts.append(f"ETA {minutes(live.eta_s)}")
+    return "  ".join(parts)

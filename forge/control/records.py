@@ -15,11 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-def short(value: float) -> str:
-    """Three digits, and no exponent for what may be thousands: 0.251, 3120."""
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
 Role = Literal["supervisor", "trainer", "serve", "judge"]
 Health = Literal["green", "yellow", "red"]
 
@@ -90,15 +85,3 @@ class LiveStatus:
         known = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
         components = [ComponentStatus.from_json(each) for each in known.pop("components", ())]
         return cls(**known, components=components)
-
-    def to_line(self) -> str:
-        """One line for a terminal."""
-        parts = [f"{self.stage} {self.done}/{self.total} {self.unit}" if self.total else self.stage]
-        parts += [f"{name} {short(value)}" for name, value in self.numbers.items()]
-        parts += [f"{self.tokens_per_s:.0f} tok/s"] if self.tokens_per_s else []
-        parts += [f"{self.judged_per_s:.1f} judged/s"] if self.judged_per_s else []
-        if self.idle:
-            parts.append("idle " + " ".join(f"{role} {v:.0%}" for role, v in self.idle.items()))
-        if self.eta_s is not None:
-            parts.append(f"ETA {int(self.eta_s) // 60}:{int(self.eta_s) % 60:02d}")
-        return "  ".join(parts)

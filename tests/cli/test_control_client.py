@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forge.commands.status_view import live_line
 from forge.control import ControlClient
 from forge.errors import ConfigError, Stalled
 from forge.process.sockets import open_socket_dir
@@ -81,7 +82,7 @@ def serving() -> Iterator[Path]:
 def test_status_is_one_line_and_survives_a_newer_runner():
     with serving() as path:
         status = ControlClient(path).status()
-    assert status.to_line() == (
+    assert live_line(status) == (
         "grpo-3 4/16 steps  reward 0.5  900 tok/s  3.0 judged/s  idle trainer 25%  ETA 2:05"
     )
 

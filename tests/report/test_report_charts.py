@@ -16,10 +16,10 @@ from forge.views.report.charts import (
     Kind,
     Line,
     make_line,
-    number,
 )
 from forge.views.report.draw import INK, draw_svg
 from forge.views.report.inline import inline_svg
+from forge.views.text.numbers import grouped
 
 
 def chart(*lines: Line, **keys: object) -> Chart:
@@ -80,7 +80,7 @@ def test_a_table_has_intervals_and_names() -> None:
     ],
 )
 def test_numbers_have_three_digits(value: float, shown: str) -> None:
-    assert number(value) == shown
+    assert grouped(value) == shown
 
 
 def test_a_label_is_shown_whatever_it_is() -> None:

@@ -12,10 +12,10 @@ from textual.containers import VerticalScroll
 from textual.widgets import ContentSwitcher, DataTable, Static
 
 from forge.views.run.problem_history import Attempt, ProblemHistory, ProblemRow, load_history
+from forge.views.text.numbers import NONE, factor, number, share
 from forge.views.text.terminal import printable
 from tui.screens.paced import PacedScreen
 from tui.screens.rollout import RolloutScreen
-from tui.widgets.figures import number, share
 from tui.widgets.row_table import Column, RowTable
 from tui.widgets.texts import shown_code, spark
 from tui.widgets.verdicts import path_of_statuses
@@ -49,11 +49,11 @@ COLUMNS = (
     Column(key="latest", heading="rollout", value=lambda row: row.rollout_id),
     Column(key="purpose", heading="for", value=lambda row: _purpose(row), from_width=70),
     Column(
-        key="stage", heading="stage", value=lambda row: printable(row.stage_name or "–"),
+        key="stage", heading="stage", value=lambda row: printable(row.stage_name or NONE),
         from_width=100,
     ),
     Column(
-        key="step", heading="step", value=lambda row: "–" if row.step is None else str(row.step),
+        key="step", heading="step", value=lambda row: NONE if row.step is None else str(row.step),
         is_number=True,
     ),
     Column(
@@ -64,7 +64,7 @@ COLUMNS = (
            is_number=True),
     Column(
         key="speedup", heading="fastest", from_width=60, is_number=True,
-        value=lambda row: "–" if row.best_speedup is None else f"{row.best_speedup:.2f}x",
+        value=lambda row: factor(row.best_speedup),
     ),
     Column(
         key="tokens", heading="tokens", value=lambda row: str(row.num_tokens), from_width=100,
@@ -180,7 +180,7 @@ def _totals(row: ProblemRow) -> str:
         f"best reward {number(row.best_reward)}",
     ]
     if row.best_speedup is not None:
-        parts.append(f"fastest {row.best_speedup:.2f}x")
+        parts.append(f"fastest {factor(row.best_speedup)}")
     if row.first_solved_by_version is not None:
         parts.append(f"first solved by policy {row.first_solved_by_version}")
     if row.trend:

@@ -23,13 +23,13 @@ from forge.views.run.kernels import (
     load_kernels,
     write_kernel,
 )
+from forge.views.text.numbers import NONE, at_least, number
 from forge.views.text.terminal import printable
 from tui.screens.paced import PacedScreen
 from tui.screens.rollout import RolloutScreen
 from tui.widgets.ask_line import AskLine
 from tui.widgets.confirm import Confirm
 from tui.widgets.copying import copy_code
-from tui.widgets.figures import NONE, number
 from tui.widgets.filter_line import FilterLine
 from tui.widgets.row_table import Column, RowTable
 from tui.widgets.texts import shown_code
@@ -47,7 +47,7 @@ COLUMNS = (
     Column(key="name", heading="problem", value=lambda row: row["problem_id"], takes_rest=True),
     Column(
         key="low", heading="speed-up", is_number=True,
-        value=lambda row: NONE if row["speedup_low"] is None else f"≥{row['speedup_low']:.2f}x",
+        value=lambda row: at_least(row["speedup_low"]),
     ),
     Column(
         key="launches", heading="launches", value=lambda row: str(row["num_launches"]),

@@ -18,9 +18,9 @@ from forge.views.run.problem_history import (
     ProblemList,
     load_problems,
 )
+from forge.views.text.numbers import NONE, factor, number, share
 from forge.views.text.terminal import printable
 from tui.screens.paced import PacedScreen
-from tui.widgets.figures import number, share
 from tui.widgets.filter_line import FilterLine
 from tui.widgets.row_table import Column, RowTable
 from tui.widgets.texts import spark
@@ -37,21 +37,21 @@ SOLVED = {None: "all", False: "never solved", True: "solved"}
 
 
 def _whole(value: int | None) -> str:
-    return "–" if value is None else str(value)
+    return NONE if value is None else str(value)
 
 
 COLUMNS = (
     Column(key="name", heading="problem", value=lambda row: row.problem_id, takes_rest=True),
-    Column(key="family", heading="family", value=lambda row: row.family or "–", from_width=130),
+    Column(key="family", heading="family", value=lambda row: row.family or NONE, from_width=130),
     Column(
         key="level", heading="lvl", value=lambda row: _whole(row.level), from_width=60,
         is_number=True,
     ),
-    Column(key="purpose", heading="for", value=lambda row: row.purpose or "–", from_width=70),
+    Column(key="purpose", heading="for", value=lambda row: row.purpose or NONE, from_width=70),
     Column(key="pass", heading="pass", value=lambda row: share(row.correct_share), is_number=True),
     Column(
         key="speedup", heading="fastest", from_width=60, is_number=True,
-        value=lambda row: "–" if row.best_speedup is None else f"{row.best_speedup:.2f}x",
+        value=lambda row: factor(row.best_speedup),
     ),
     Column(
         key="reward", heading="reward", value=lambda row: number(row.best_reward), from_width=100,

@@ -18,10 +18,10 @@ from textual.message import Message
 from textual.widgets import DataTable, Static
 
 from forge.views.run.monitor import Activity, Curve, Curves, load_activity
-from forge.views.text.terminal import percent, printable
+from forge.views.text.numbers import NONE, bar, duration, number, percent, share
+from forge.views.text.terminal import printable
 from tui.screens.asking import AskingScreen
 from tui.widgets.curves import CurveGrid
-from tui.widgets.figures import NONE, bar, duration, number, share
 from tui.widgets.processes import (
     SIGNS,
     STYLES,

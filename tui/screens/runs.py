@@ -15,7 +15,8 @@ from textual.widgets import DataTable, Static
 
 from forge.store.layout import RunPaths, is_owned, list_runs
 from forge.views.run.runs import load_run
-from forge.views.text.terminal import percent, printable
+from forge.views.text.numbers import NONE, percent
+from forge.views.text.terminal import printable
 from tui.screens.asking import AskingScreen
 from tui.screens.compare import CompareScreen
 from tui.widgets.row_table import Column, RowTable
@@ -168,7 +169,7 @@ def _stages(row: Row) -> str:
 
 def _last(row: Row, field: str) -> str:
     last = row.get("last_evaluation")
-    return percent(last[field]) if last else "–"
+    return percent(last[field]) if last else NONE
 
 
 def _last_stage(row: Row) -> str:

@@ -10,8 +10,8 @@ from rich.console import Group
 from rich.text import Text
 
 from forge.views.run.conversation import Part, diff_codes, split_answer
+from forge.views.text.numbers import number
 from forge.views.text.terminal import printable
-from tui.widgets.figures import number
 from tui.widgets.texts import MAX_SHOWN, shown_code, shown_diff, shown_text
 from tui.widgets.verdicts import signed, speedup, verdict_word
 

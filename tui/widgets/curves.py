@@ -9,7 +9,7 @@ from textual.containers import Horizontal, Vertical
 from textual.widgets import Sparkline, Static
 from textual_plotext import PlotextPlot
 
-from tui.widgets.figures import NONE, number
+from forge.views.text.numbers import NONE, number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 from textual.widgets import DataTable
 
+from forge.views.text.numbers import NONE, duration, memory, share
 from forge.views.text.terminal import printable
-from tui.widgets.figures import NONE, duration, memory, share
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

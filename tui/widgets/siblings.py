@@ -10,7 +10,7 @@ from rich.text import Text
 from textual.containers import HorizontalScroll, Vertical, VerticalScroll
 from textual.widgets import Static
 
-from tui.widgets.figures import number
+from forge.views.text.numbers import factor, number
 from tui.widgets.row_table import Column, RowTable
 from tui.widgets.texts import shown_code
 from tui.widgets.verdicts import path_of_statuses, signed, verdict_word
@@ -75,7 +75,7 @@ def _code(sibling: Sibling, number_of: int, own: int) -> VerticalScroll:
     heading.append(verdict_word(turn["status"]))
     heading.append(f" reward {number(turn['reward'])}")
     if turn["speedup"] is not None:
-        heading.append(f" {turn['speedup']:.2f}x")
+        heading.append(f" {factor(turn['speedup'])}")
     classes = f"code{' -own' if sibling.rollout == own else ''}"
     code = turn["code"]
     return VerticalScroll(

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from forge.views.run.conversation import MENTIONED_QUEUE_S
+from forge.views.text.numbers import NONE, factor, number, share
 from forge.views.text.terminal import printable
-from tui.widgets.figures import NONE, number, share
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -56,8 +56,8 @@ def speedup(row: Mapping[str, Any]) -> str:
     """`2.10x (at least 1.98x)`."""
     if row["speedup"] is None:
         return NONE
-    low = "" if row["speedup_low"] is None else f" (at least {row['speedup_low']:.2f}x)"
-    return f"{row['speedup']:.2f}x{low}"
+    low = "" if row["speedup_low"] is None else f" (at least {factor(row['speedup_low'])})"
+    return f"{factor(row['speedup'])}{low}"
 
 
 def times(row: Mapping[str, Any]) -> list[tuple[str, str]]:

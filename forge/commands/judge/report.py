@@ -16,7 +16,8 @@ from rich.text import Text
 
 from forge.commands.judge.histogram import WIDTH, histogram
 from forge.records import Reason, Status
-from forge.views.text.terminal import percent, printable
+from forge.views.text.numbers import percent
+from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import anyio
 
-from forge.control.records import short
 from forge.exits import let_go
+from forge.views.text.numbers import clock, number, share
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,14 +112,14 @@ def plain_line(progress: Progress) -> str:
 
 
 def _facts(progress: Progress) -> Sequence[str]:
-    facts = [f"{name} {short(value)}" for name, value in progress.numbers.items()]
+    facts = [f"{name} {number(value)}" for name, value in progress.numbers.items()]
     if rate := progress.tokens.rate():
         facts.append(f"{rate:.0f} tok/s")
     if rate := progress.judged.rate():
         facts.append(f"{rate:.1f} judged/s")
     if progress.idle:
         facts.append(
-            "idle " + " ".join(f"{role} {share:.0%}" for role, share in progress.idle.items())
+            "idle " + " ".join(f"{role} {share(idle)}" for role, idle in progress.idle.items())
         )
     if (eta := progress.eta_s()) is not None and progress.done < progress.total:
         facts.append(f"ETA {clock(eta)}")
@@ -141,10 +141,3 @@ def _render(progress: Progress) -> RenderableType:
         Text(f"{progress.done}/{progress.total} {progress.unit}" if progress.total else ""),
     )
     return Group(head, Text("  " + "  ".join(_facts(progress)), overflow="ellipsis", no_wrap=True))
-
-
-def clock(seconds: float) -> str:
-    """m:ss, or h:mm:ss."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from forge.store.reader import RunReader
+from forge.views.text.numbers import percent
 
 if TYPE_CHECKING:
     from forge.store.layout import RunPaths
@@ -74,7 +75,7 @@ class Bests:
             before, now = self._pass_at_1.get(size), row["pass_at_1"]
             if before is not None and now > before:
                 data = {name: row[name] for name in ("stage", "pass_at_1", "ci_low", "ci_high")}
-                line = f"{_evaluation_line(row)}; {100 * before:.1f} % was the best before"
+                line = f"{_evaluation_line(row)}; {percent(before)} was the best before"
                 found.append((line, data))
             self._pass_at_1[size] = now if before is None else max(before, now)
         return found
@@ -95,4 +96,4 @@ class Bests:
 
 def _evaluation_line(row: dict[str, Any]) -> str:
     low, high = 100 * row["ci_low"], 100 * row["ci_high"]
-    return f"{row['stage']}: pass@1 {100 * row['pass_at_1']:.1f} % ({low:.1f} to {high:.1f})"
+    return f"{row['stage']}: pass@1 {percent(row['pass_at_1'])} ({low:.1f} to {high:.1f})"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from forge.views.text.numbers import gigabytes
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -48,8 +50,8 @@ def _peaks(paths: RunPaths, placement: Placement | None) -> Iterator[str]:
         (placement.bytes_by_gpu.get(gpu.uuid, {}).get("train", 0) for gpu in placement.train),
         default=0,
     )
-    beside = f", {planned / 1e9:.1f} GB planned" if planned else ""
+    beside = f", {gigabytes(planned)} planned" if planned else ""
     with open_run(paths) as reader:
         rows = reader.query(PEAK).rows
     for stage, peak in rows:
-        yield f"trainer of stage {stage}: {peak / 1e9:.1f} GB of a GPU at its peak{beside}"
+        yield f"trainer of stage {stage}: {gigabytes(peak)} of a GPU at its peak{beside}"

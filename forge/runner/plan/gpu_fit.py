@@ -16,6 +16,7 @@ from forge.errors import ConfigError, MachineError
 from forge.runner.plan.gpu_costs import ASLEEP_BYTES, judge_bytes, serve_bytes, train_bytes
 from forge.runner.plan.model_shape import model_shape
 from forge.runner.plan.prefix_sharing import settled
+from forge.views.text.numbers import gigabytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -155,8 +156,8 @@ def _parallel(
     )
     num = len(layout.train)
     if need <= smallest * (1 - DRIVER_SHARE) or experiment.model.quantize is not None:
-        return "ddp", (f"trainer on {num} cards: ddp, {_gb(need)} on each",)
-    words = f"trainer on {num} cards: fsdp2, since a whole one needs {_gb(need)}"
+        return "ddp", (f"trainer on {num} cards: ddp, {gigabytes(need)} on each",)
+    words = f"trainer on {num} cards: fsdp2, since a whole one needs {gigabytes(need)}"
     return "fsdp2", (words,)
 
 
@@ -265,26 +266,28 @@ def _require(experiment: Experiment, load: _Load, *, sleeps: bool, engine: str) 
     named = f"{experiment.name}: GPU {load.gpu.index} ({load.gpu.name})"
     if need > load.room:
         asleep = ", the engine asleep while the trainer steps" if sleeps else ""
-        listed = ", ".join(f"{role} {_gb(part)}" for role, part in sums.items() if part)
+        listed = ", ".join(f"{role} {gigabytes(part)}" for role, part in sums.items() if part)
         kind = CardBusy if load.users else MachineError
         raise kind(
-            f"{named} needs {_gb(need)} ({listed}{asleep}); {_there(load)}. "
+            f"{named} needs {gigabytes(need)} ({listed}{asleep}); {_there(load)}. "
             f"{_advice(experiment, load)}"
         )
     share = experiment.serve.memory_share
     if engine in TAKES_SHARE and load.serve_full < serve:
         raise MachineError(
-            f"{named}: the engine needs {_gb(serve)}; serve.memory_share = {share:g} of the card "
-            f"is {_gb(load.serve_full)}"
+            f"{named}: the engine needs {gigabytes(serve)}; serve.memory_share = {share:g} of the "
+            f"card is {gigabytes(load.serve_full)}"
         )
 
 
 def _there(load: _Load) -> str:
     """What the card has, and who has the rest of it."""
     if not load.users:
-        return f"it has {_gb(load.gpu.memory_bytes)}"
+        return f"it has {gigabytes(load.gpu.memory_bytes)}"
     others = ", ".join(map(str, load.users))
-    return f"{_gb(load.gpu.free_bytes)} of {_gb(load.gpu.memory_bytes)} are free: {others}"
+    return (
+        f"{gigabytes(load.gpu.free_bytes)} of {gigabytes(load.gpu.memory_bytes)} are free: {others}"
+    )
 
 
 def _advice(experiment: Experiment, load: _Load) -> str:
@@ -309,7 +312,3 @@ def _by_role(load: _Load, share: float, *, engine: str) -> dict[str, int]:
         "train": load.train_peak,
     }
     return {role: part for role, part in parts.items() if part}
-
-
-def _gb(num: float) -> str:
-    return f"{num / 1e9:.1f} GB"

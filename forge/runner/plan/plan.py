@@ -28,6 +28,7 @@ from forge.runner.plan.requirements import (
     require_trainer,
 )
 from forge.serve.installed.engines import ENGINES, choose_engine
+from forge.views.text.numbers import gigabytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -232,12 +233,12 @@ def _notes(
         yield f"transformers answer, which is many times slower; {ENGINES['vllm'].advice}"
     if memory is not None and memory > machine.memory_bytes:
         yield (
-            f"needs about {memory / 1e9:.1f} GB of memory; "
-            f"this machine has {machine.memory_bytes / 1e9:.1f} GB"
+            f"needs about {gigabytes(memory)} of memory; "
+            f"this machine has {gigabytes(machine.memory_bytes)}"
         )
     room = machine.free_disk_bytes - experiment.store.min_free_bytes
     if disk is not None and disk > room:
-        yield f"needs about {disk / 1e9:.1f} GB of disk; {room / 1e9:.1f} GB may be used"
+        yield f"needs about {gigabytes(disk)} of disk; {gigabytes(room)} may be used"
     for index, stage in enumerate(experiment.stage):
         busy = 0 if isinstance(stage, EvalStage) else stage.threads
         busy += experiment.serve.replicas * experiment.serve.threads * isinstance(stage, GrpoStage)

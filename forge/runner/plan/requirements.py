@@ -20,6 +20,7 @@ from forge.runner.plan.model_shape import lora_rank, model_shape
 from forge.runner.plan.needs import needs_serving, needs_training
 from forge.serve.installed.engines import ENGINES, check_adapters, check_engine
 from forge.train.refusals import refusals
+from forge.views.text.numbers import gigabytes
 
 if TYPE_CHECKING:
     from forge.config.schema.outlets import SinksTable
@@ -30,9 +31,11 @@ if TYPE_CHECKING:
 def require_disk(experiment: Experiment, machine: Machine) -> None:
     store = experiment.store
     if machine.free_disk_bytes < store.min_free_bytes:
+        free = gigabytes(machine.free_disk_bytes, places=2)
+        least = gigabytes(store.min_free_bytes, places=2)
         raise MachineError(
-            f"{store.dir}: {machine.free_disk_bytes / 1e9:.2f} GB of disk are free; a run stops "
-            f"below store.min_free_bytes = {store.min_free_bytes / 1e9:.2f} GB. Free some; a new "
+            f"{store.dir}: {free} of disk are free; a run stops "
+            f"below store.min_free_bytes = {least}. Free some; a new "
             f"run can lie elsewhere with --set store.dir=DIR"
         )
 

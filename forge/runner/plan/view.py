@@ -10,13 +10,17 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from forge.views.text.numbers import minutes, parameters, size
+
 if TYPE_CHECKING:
     from forge.runner.plan.plan import Plan
 
 
 def render(plan: Plan) -> RenderableType:
     """Both tables, totals and notes."""
-    params = "size not known yet" if plan.params is None else f"{count(plan.params)} parameters"
+    params = (
+        "size not known yet" if plan.params is None else f"{parameters(plan.params)} parameters"
+    )
     where = f"assumed: {plan.assumed}" if plan.assumed else f"{plan.cores} cores"
     head = Text(f"{plan.name}: {params}, {where}", style="bold")
     notes = [Text(f"! {note}", style="yellow") for note in plan.notes]
@@ -62,28 +66,11 @@ def phases(plan: Plan) -> Table:
     table.add_column("CPU-s", justify="right")
     table.add_column("wall", justify="right")
     for each in plan.phases:
-        table.add_row(each.name, each.work, seconds(each.cpu_s), clock(each.wall_s))
-    table.add_row("together", "", seconds(plan.cpu_s), clock(plan.wall_s), style="bold")
+        table.add_row(each.name, each.work, seconds(each.cpu_s), minutes(each.wall_s))
+    table.add_row("together", "", seconds(plan.cpu_s), minutes(plan.wall_s), style="bold")
     return table
-
-
-def count(num: int) -> str:
-    """Parameters for a person."""
-    return f"{num / 1e9:.2f} B" if num >= 1e9 else f"{num / 1e6:.2f} M"
-
-
-def size(num_bytes: int | None) -> str:
-    """Bytes for a person."""
-    if num_bytes is None:
-        return "?"
-    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"
 
 
 def seconds(value: float | None) -> str:
     """Whole seconds."""
     return "?" if value is None else f"{value:.0f}"
-
-
-def clock(value: float | None) -> str:
-    """Minutes and seconds."""
-    return "?" if value is None else f"{int(value) // 60}:{int(value) % 60:02d}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from forge.errors import ConfigError, ForgeError, MachineError
 from forge.process.disk import free_bytes, is_disk_full
+from forge.views.text.numbers import gigabytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -54,7 +55,7 @@ def _fetch(name: str, revision: str | None, *, say: Callable[[str], None] | None
     try:
         needed = _ask_disk(name, revision)
         if needed and say:
-            say(f"{name}: {needed / 1e9:.2f} GB to fetch from the hub")
+            say(f"{name}: {gigabytes(needed, places=2)} to fetch from the hub")
         with _bars(shown=say is not None):
             return Path(snapshot_download(name, revision=revision, allow_patterns=PATTERNS))
     except ForgeError:
@@ -98,7 +99,7 @@ def _ask_disk(name: str, revision: str | None) -> int:
     free = free_bytes(cache)
     if needed * FREE_FACTOR > free:
         raise MachineError(
-            f"model.path: {name}: {needed / 1e9:.1f} GB to fetch, {free / 1e9:.1f} GB free in "
+            f"model.path: {name}: {gigabytes(needed)} to fetch, {gigabytes(free)} free in "
             f"{cache}; set HF_HOME to a larger disk"
         )
     return needed

@@ -26,6 +26,7 @@ from forge.runner.plan.prefix_sharing import share_prefixes
 from forge.runner.stages.idleness import Idleness
 from forge.serve.installed.engines import ENGINES
 from forge.train.handle import TrainerJob, open_trainer
+from forge.views.text.numbers import gigabytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -247,7 +248,7 @@ def _of_memory(failure: Mapping[str, Any], *, doing: str, is_halved: bool) -> st
     again = ", again after they were halved" if is_halved else ""
     return (
         f"trainer: GPU memory ran out in {doing}{again}: {held}, peak "
-        f"{failure['peak_bytes'] / 1e9:.1f} GB, free {failure['free_bytes'] / 1e9:.1f} GB on rank "
+        f"{gigabytes(failure['peak_bytes'])}, free {gigabytes(failure['free_bytes'])} on rank "
         f"{failure['rank']}"
     )
 

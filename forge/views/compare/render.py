@@ -8,7 +8,8 @@ from forge.store.reader import RowTable
 from forge.views.compare.curves import WINDOW
 from forge.views.compare.records import By, Comparison, Curve, Part, ProblemChange, Score
 from forge.views.sql.sql import render_table
-from forge.views.text.terminal import percent, printable
+from forge.views.text.numbers import NONE, digits, percent
+from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
     from rich.console import Group as RichGroup
@@ -89,7 +90,7 @@ def _short(metric: str) -> str:
 
 
 def _points_of(curve: Curve) -> list[str]:
-    return [f"{_number(point.a)} → {_number(point.b)}" for point in curve.at[-NUM_POINTS:]]
+    return [f"{digits(point.a)} → {digits(point.b)}" for point in curve.at[-NUM_POINTS:]]
 
 
 def _render_parts(parts: tuple[Part, ...]) -> RichTable:
@@ -121,8 +122,8 @@ def _render_problems(problems: list[ProblemChange]) -> RichTable:
             f"{each.correct_b}/{each.num_b}",
             _points(each.difference),
             f"{_points(each.low)} to {_points(each.high)}",
-            _number(each.speedup_a),
-            _number(each.speedup_b),
+            digits(each.speedup_a),
+            digits(each.speedup_b),
         )
         for each in problems[:NUM_PROBLEMS]
     ]
@@ -131,7 +132,7 @@ def _render_problems(problems: list[ProblemChange]) -> RichTable:
 
 def _without_empty(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> RichTable:
     """Without columns that are dashes all the way: nothing was timed on a CPU."""
-    kept = [n for n in range(len(columns)) if any(row[n] != "–" for row in rows)]
+    kept = [n for n in range(len(columns)) if any(row[n] != NONE for row in rows)]
     return render_table(
         RowTable(
             columns=tuple(columns[n] for n in kept),
@@ -142,7 +143,7 @@ def _without_empty(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> Ric
 
 def _speed(part: Part) -> str:
     if part.speed is None:
-        return "–"
+        return NONE
     value, low, high = (2.0**x for x in (part.speed.value, part.speed.low, part.speed.high))
     return f"{value:.2f}× ({low:.2f}–{high:.2f})"
 
@@ -152,12 +153,8 @@ def _points(value: float) -> str:
     return f"{100 * value:+.1f}"
 
 
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}"
-
-
 def _value(value: Any) -> str:
     if value is None:
-        return "–"
+        return NONE
     text = str(value)
     return text if len(text) <= VALUE_CHARACTERS else f"{text[: VALUE_CHARACTERS - 1]}…"

@@ -4,10 +4,10 @@ others.
 
 from __future__ import annotations
 
-import math
 import sqlite3
 from typing import TYPE_CHECKING, Any
 
+from forge.views.text.numbers import finite
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Asker:
         """The rows; none where the run cannot answer. `part` is what the reader will miss."""
         try:
             rows = self.reader.rows(sql, params)
-            return [{name: _known(value) for name, value in row.items()} for row in rows]
+            return [{name: finite(value) for name, value in row.items()} for row in rows]
         except sqlite3.Error as error:
             self.problems.append(f"{part}: not readable in this run: {error}")
             return []
@@ -41,11 +41,6 @@ class Asker:
         """The first row; an empty one where there is none."""
         found = self.rows(part, sql, params)
         return found[0] if found else {}
-
-
-def _known(value: Any) -> Any:
-    """No chart has a place for a number that is not finite."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def label(text: object) -> str:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from forge.views.text.numbers import NONE, finite, grouped, percent
+
 MOST_POINTS = 400
 """Of a line: more than the picture has pixels for."""
 MOST_TABLE_ROWS = 60
@@ -94,15 +96,15 @@ class Chart:
             return f"{line.label}: {', '.join(named)}."
         top_x, top = max(line.points, key=lambda point: point[1])
         return (
-            f"{line.label}: {self.show(first)} at {number(first_x)}, "
-            f"{self.show(last)} at {number(last_x)}, highest {self.show(top)} at {number(top_x)}."
+            f"{line.label}: {self.show(first)} at {grouped(first_x)}, "
+            f"{self.show(last)} at {grouped(last_x)}, highest {self.show(top)} at {grouped(top_x)}."
         )
 
     def show(self, value: float | None) -> str:
         """A value of this chart as its table has it."""
         if value is None:
-            return "–"
-        return f"{100 * value:.1f} %" if self.is_share else number(value)
+            return NONE
+        return percent(value) if self.is_share else grouped(value)
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Head and rows with the same numbers, at most MOST_TABLE_ROWS of them."""
@@ -115,20 +117,13 @@ class Chart:
                     cell += f" ({self.show(line.low[place])} to {self.show(line.high[place])})"
                 by_x.setdefault(x, {})[index] = cell
         rows = [
-            [self._show_x(x), *(cells.get(i, "–") for i in range(len(self.lines)))]
+            [self._show_x(x), *(cells.get(i, NONE) for i in range(len(self.lines)))]
             for x, cells in (by_x.items() if self.names else sorted(by_x.items()))
         ]
         return head, spread(rows, MOST_TABLE_ROWS)
 
     def _show_x(self, x: float) -> str:
-        return self.names[int(x)] if self.names else number(x)
-
-
-def number(value: float) -> str:
-    """Three digits, in full where it is whole: 12, 0.0312, 3.21e-05, 12,300."""
-    if value == int(value) and abs(value) < 1e15:
-        return f"{int(value):,}"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+        return self.names[int(x)] if self.names else grouped(x)
 
 
 def spread(rows: list[list[str]], most: int) -> list[list[str]]:
@@ -153,14 +148,10 @@ def make_line(
     """
     size = math.ceil(len(points) / MOST_POINTS)
     if size <= 1:
-        return Line(label=label, x=[x for x, _ in points], y=[_finite(y) for _, y in points])
+        return Line(label=label, x=[x for x, _ in points], y=[finite(y) for _, y in points])
     bins = [points[i : i + size] for i in range(0, len(points), size)]
-    kept = [[y for _, each in part if (y := _finite(each)) is not None] for part in bins]
+    kept = [[y for _, each in part if (y := finite(each)) is not None] for part in bins]
     return Line(
         label=label, x=[part[-1][0] for part in bins],
         y=[reduce(ys) if ys else None for ys in kept], num_together=size,
     )  # fmt: skip
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

@@ -20,7 +20,8 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
-from forge.views.report.charts import Chart, Kind, Line, number
+from forge.views.report.charts import Chart, Kind, Line
+from forge.views.text.numbers import grouped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -211,4 +212,4 @@ def _top_share(chart: Chart) -> float:
 
 
 def _tick(value: Any, _: Any) -> str:
-    return number(float(f"{value:.4g}"))
+    return grouped(float(f"{value:.4g}"))

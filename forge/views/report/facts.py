@@ -20,6 +20,7 @@ from forge.views.report.measured import (
 )
 from forge.views.report.spent import TimeSpent
 from forge.views.run.standing import load_stages, run_state
+from forge.views.text.numbers import NONE
 from forge.views.text.secrets import hide_in_diff, hide_secrets
 
 if TYPE_CHECKING:
@@ -154,11 +155,11 @@ class Facts:
 def when(at: float | None) -> str:
     """`2026-11-21 18:08:17` in UTC."""
     if at is None:
-        return "–"
+        return NONE
     try:
         return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
     except (ValueError, OverflowError, OSError):  # a row made by hand
-        return "–"
+        return NONE
 
 
 def unpack(text: str) -> dict[str, Any]:

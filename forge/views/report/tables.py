@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from forge.views.report.charts import number
 from forge.views.report.facts import MOST_CODES, MOST_EVENTS, MOST_KERNELS, unpack, when
 from forge.views.report.spent import STEP_PARTS
 from forge.views.run.standing import stage_name
-from forge.views.text.terminal import percent
+from forge.views.text.numbers import NONE, clock, grouped, percent
 
 if TYPE_CHECKING:
     from forge.views.report.facts import Facts
@@ -21,7 +20,7 @@ def describe(facts: Facts) -> dict[str, Any]:
     """Headline, what it is about, the cards with the figures, and what the kernels' list is of."""
     seconds = facts.seconds
     words = [f"{len(facts.attempts)} attempts"] if len(facts.attempts) > 1 else []
-    words += [f"took {clock(seconds)}"] if seconds is not None else []
+    words += [f"took {_clock(seconds)}"] if seconds is not None else []
     kinds = " → ".join(str(each.get("kind")) for each in facts.stages)
     about = [
         f"stages: {kinds}" if kinds else "",
@@ -64,17 +63,12 @@ def tables(facts: Facts) -> dict[str, Table | None]:
 def _without_gaps(table: Table) -> Table:
     """Columns that hold nothing but dashes are left out: times, where nothing was timed."""
     head, rows = table
-    kept = [i for i in range(len(head)) if any(row[i] != "–" for row in rows)]
+    kept = [i for i in range(len(head)) if any(row[i] != NONE for row in rows)]
     return [head[i] for i in kept], [[row[i] for i in kept] for row in rows]
 
 
-def clock(seconds: float | None) -> str:
-    """`6:23`, or `1:06:23`."""
-    if seconds is None:
-        return "–"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+def _clock(seconds: float | None) -> str:
+    return clock(None if seconds is None else round(seconds))
 
 
 def _card(title: str, figure: str, about: str) -> dict[str, str]:
@@ -88,7 +82,7 @@ def _cards(facts: Facts) -> list[dict[str, str] | None]:
         _solved_card(facts),
         _reward_card(facts),
         _card("Rollouts", f"{facts.num_rollouts:,}", f"{facts.num_turns:,} turns judged"),
-        _card("Time", clock(facts.seconds), _num_steps(facts)) if facts.attempts else None,
+        _card("Time", _clock(facts.seconds), _num_steps(facts)) if facts.attempts else None,
     ]
 
 
@@ -130,8 +124,8 @@ def _reward_card(facts: Facts) -> dict[str, str] | None:
     if not rewards:
         return None
     first, last = rewards[0], rewards[-1]
-    about = f"step {last['step']}; {number(first['reward'])} at step {first['step']}"
-    return _card("Reward", number(last["reward"]), about)
+    about = f"step {last['step']}; {grouped(first['reward'])} at step {first['step']}"
+    return _card("Reward", grouped(last["reward"]), about)
 
 
 def _evaluations(facts: Facts) -> Table:
@@ -175,7 +169,7 @@ def _kernels(facts: Facts) -> Table:
         [
             str(row["rank"]),
             row["problem_id"],
-            row["family"] or "–",
+            row["family"] or NONE,
             str(row["level"]),
             _digits(row["speedup"], 2),
             _digits(row["speedup_low"], 2),
@@ -190,20 +184,21 @@ def _kernels(facts: Facts) -> Table:
 
 
 def _digits(value: float | None, places: int) -> str:
-    return "–" if value is None else f"{value:,.{places}f}"
+    return NONE if value is None else f"{value:,.{places}f}"
 
 
 def _idle(facts: Facts) -> Table:
     return ["stage", "role", "idle", "of"], [
         [stage_name(facts.stages, row["stage"]), row["role"], percent(row["idle_share"]),
-         f"{clock(row['step_s'])} of steps"]
+         f"{_clock(row['step_s'])} of steps"]
         for row in facts.spent.idle
     ]  # fmt: skip
 
 
 def _stages(facts: Facts) -> Table:
     return ["stage", "time"], [
-        [str(row["message"]).partition(":")[0], clock(row["seconds"])] for row in facts.spent.stages
+        [str(row["message"]).partition(":")[0], _clock(row["seconds"])]
+        for row in facts.spent.stages
     ]
 
 
@@ -227,14 +222,14 @@ def _slowest(facts: Facts) -> Table:
 def _attempts(facts: Facts) -> Table:
     return ["attempt", "began (UTC)", "ended", "exit", "reason"], [
         [str(row["attempt"]), when(row["started_at"]), when(row["ended_at"]),
-         "–" if row["exit_code"] is None else str(row["exit_code"]), row["reason"] or "–"]
+         NONE if row["exit_code"] is None else str(row["exit_code"]), row["reason"] or NONE]
         for row in facts.attempts
     ]  # fmt: skip
 
 
 def _events(facts: Facts) -> Table:
     rows = [
-        [when(row["at"]), str(row["attempt"] or "–"), row["kind"], row["message"]]
+        [when(row["at"]), str(row["attempt"] or NONE), row["kind"], row["message"]]
         for row in facts.events
     ]
     if len(rows) == MOST_EVENTS:
@@ -246,8 +241,8 @@ def _events(facts: Facts) -> Table:
 
 def _processes(facts: Facts) -> Table:
     return ["attempt", "name", "devices", "began (UTC)", "lived", "ended"], [
-        [str(row["attempt"]), row["name"], row["devices"] or "–", row["started"] or "–",
-         clock(row["lived_s"]), row["reason"]]
+        [str(row["attempt"]), row["name"], row["devices"] or NONE, row["started"] or NONE,
+         _clock(row["lived_s"]), row["reason"]]
         for row in facts.processes
     ]  # fmt: skip
 

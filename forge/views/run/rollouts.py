@@ -16,6 +16,7 @@ from forge.errors import ConfigError
 from forge.records import Purpose, Status
 from forge.store.reader import RowTable, RunReader
 from forge.views.sql.sql import LARGEST
+from forge.views.text.numbers import at_least
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ def render_list(rollouts: list[dict[str, Any]]) -> Fitting | str:
 def _outcome(turn: dict[str, Any]) -> str:
     """`wrong`, `correct`; of a timed kernel `correct ≥3.47x`, which is what the reward goes by."""
     low = turn["speedup_low"] if turn["status"] == "correct" else None
-    return f"{turn['status'] or '?'}{'' if low is None else f' ≥{low:.2f}x'}"
+    return f"{turn['status'] or '?'}{'' if low is None else f' {at_least(low)}'}"
 
 
 def render_turns(rollouts: list[dict[str, Any]]) -> RichGroup:

@@ -10,7 +10,7 @@ from forge.errors import ConfigError
 from forge.store.layout import RunPaths, list_runs
 from forge.store.reader import RowTable, RunReader
 from forge.views.run.standing import load_stages, run_state
-from forge.views.text.terminal import percent
+from forge.views.text.numbers import NONE, percent
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -50,7 +50,7 @@ def render_runs(runs: list[dict[str, Any]]) -> RichTable:
     rows = []
     for run in runs:
         last = run.get("last_evaluation")
-        shown = f"{percent(last['pass_at_1'])} ({last['stage']})" if last else "–"
+        shown = f"{percent(last['pass_at_1'])} ({last['stage']})" if last else NONE
         rows.append(
             (
                 run["name"],

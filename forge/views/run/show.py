@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from forge.store.reader import RunReader, open_run
 from forge.views.run.standing import load_stages, load_standing, stage_name, why_lines
-from forge.views.text.terminal import NONE, percent, printable_values
+from forge.views.text.numbers import NONE, factor, percent
+from forge.views.text.terminal import printable_values
 
 if TYPE_CHECKING:
     from rich.console import Group as RichGroup
@@ -132,7 +133,7 @@ def render_best_kernel(best: dict[str, Any]) -> RichGroup:
         speed = f"{best['num_launches']} launch(es)"
     else:
         speed = (
-            f"at least {best['speedup_low']:.2f}x ({best['speedup']:.2f}x: "
+            f"at least {factor(best['speedup_low'])} ({factor(best['speedup'])}: "
             f"{best['candidate_us']:.1f} µs, baseline {best['baseline_us']:.1f} µs)"
         )
     place = f"{best['problem_id']}, {speed}, {best['turn_id']}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from forge.errors import ConfigError
 from forge.store.reader import Params, RowStream, RowTable, explain_sql
 from forge.views.sql.named_queries import QUERIES, NamedQuery
+from forge.views.text.numbers import finite
 from forge.views.text.terminal import json_text, printable
 
 if TYPE_CHECKING:
@@ -219,6 +219,4 @@ def relations_json(relations: list[Relation]) -> str:
 
 
 def _json_value(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value.hex() if isinstance(value, bytes) else value
+    return value.hex() if isinstance(value, bytes) else finite(value)

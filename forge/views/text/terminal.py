@@ -8,13 +8,13 @@ letters. Rich markup is never parsed: texts are wrapped in `rich.text.Text`.
 from __future__ import annotations
 
 import json
-import math
 import re
 import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
-NONE = "–"
+from forge.views.text.numbers import finite
+
 _KEPT = "\n\t"
 _BIDI = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
@@ -43,21 +43,8 @@ def json_text(value: Any) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False, default=str, allow_nan=False)
     except ValueError:
-        text = json.dumps(_finite(value), ensure_ascii=False, default=str)
+        text = json.dumps(finite(value), ensure_ascii=False, default=str)
     return _UNSAFE_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
-
-
-def percent(value: float | None) -> str:
-    """`12.5 %`, or a dash where there is no number."""
-    return NONE if value is None else f"{100 * value:.1f} %"
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
-    return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _is_safe(character: str) -> bool:
