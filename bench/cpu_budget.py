@@ -56,12 +56,14 @@ class ModelNew(torch.nn.Module):
         return y
 """
 BURN = "torch.set_num_threads({threads}); [x.new_ones(2000, 2000).exp_().exp_() for _ in range(1000000 + {number})]"  # noqa: E501
-"""Tensor work on all threads until the deadline. `number` keeps the pool from judging it once."""
+"""Runs tensor work on all threads until the deadline; `number` makes the candidate unique, so that
+the pool does not reuse a verdict.
+"""
 
 
 def used_s() -> float:
-    """CPU seconds of judges and zygotes, and of their children that have ended. Between candidates
-    that is all: a zygote waits for each.
+    """CPU seconds of judges, zygotes and their ended children. Between candidates this is complete,
+    since a zygote waits for each child.
     """
     total = 0
     for pid in family(os.getpid(), read_table()) - {os.getpid()}:
@@ -81,12 +83,12 @@ class Measured:
     cores_used: float
     """CPU seconds per second of wall time; the budget is `workers`."""
     honest_s: list[float]
-    """Judgements of an honest candidate, asked one after the other beside the others."""
+    """Judgements of an honest candidate, one after another, beside the burning ones."""
     statuses: dict[str, int]
 
 
 async def measure(*, candidates: int, threads: int, table: JudgeTable) -> Measured:
-    """All at once against one pool."""
+    """Runs all candidates against one pool."""
     problem = Problem(
         problem_id="burn", source=REFERENCE, family="bench", level=1, split=Split.GRPO,
         precision="fp32",

@@ -1,4 +1,4 @@
-"""What a run of h200-from-scratch learned: its tables as Markdown, and its curve as a picture.
+"""Prints the results of an h200-from-scratch run as Markdown tables, and draws its curve.
 
     forge run experiments/h200-from-scratch.toml
     python bench/from_scratch.py h200-from-scratch-1 --picture docs/from-scratch.svg
@@ -136,7 +136,7 @@ def tables(found: dict[str, Any]) -> str:
 
 
 def _differences(evaluations: list[dict[str, Any]]) -> list[str]:
-    """Paired by problem, each evaluation against the one before it."""
+    """Differences paired by problem, each evaluation against the previous one."""
     lines = []
     for earlier, later in pairwise(evaluations):
         result = compare_paired(_tallies(earlier), _tallies(later), k=1)

@@ -1,4 +1,4 @@
-"""How many candidates are judged per second, and how long one takes: pool, HTTP and store included.
+"""Measures judgements per second and their latency, pool, HTTP and store included.
 
     python bench/judge.py                               # this machine's CPU, quickstart's problems
     python bench/judge.py --device cuda --sizes small full --kernelbench ~/KernelBench
@@ -7,11 +7,11 @@
 
 Honest kernels that differ in a comment, 1, 4 and 16 in flight, each verdict stored in a run.db. On
 a GPU: correctness alone, with timing, and smoke checks in runners used before; on a CPU nothing is
-timed and every runner is fresh. CPU time is that of all processes: unlike the wall's it says the
-same on a machine that others use too. `--kernelbench` runs the same kernels through KernelBench's
-`eval_kernel_against_ref`, one spawned process each (GPU only). `--faults 8`: each eighth candidate
-faults on the card, as a model's do while it learns. Exit code 1 where an honest kernel was not
-judged correct, or one that faults was not found to.
+timed and every runner is fresh. CPU time is that of all processes: unlike wall time it does not
+depend on other load. `--kernelbench` runs the same kernels through KernelBench's
+`eval_kernel_against_ref`, one spawned process each (GPU only). `--faults 8`: every eighth candidate
+faults on the GPU, as a learning model's do. Exit code 1 if an honest kernel was not judged correct,
+or a faulting one was not found to fault.
 """
 
 from __future__ import annotations
@@ -72,15 +72,17 @@ class Row:
     median_s: float
     p95_s: float
     cpu_s: float
-    """CPU time of a judgement: of this process, the judges and all their children."""
+    """CPU seconds per judgement: this process, the judges and all their children."""
     phase_share: dict[str, float]
-    """Of the latency of all requests together; `pool` is what no phase of a judge explains."""
+    """Share of each phase in the latency of all requests; `pool` is the time outside every phase of
+    a judge.
+    """
     statuses: dict[str, int]
 
 
 @dataclass(slots=True)
 class Tally:
-    """What the requests of one measurement gave."""
+    """Results of the requests of one measurement."""
 
     latencies: list[float] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
@@ -108,7 +110,7 @@ class Tally:
 
 
 def outcome(verdict: Verdict) -> str:
-    """A verdict in a line, with its words where it is not what an honest kernel deserves."""
+    """One line for a verdict, with its detail if an honest kernel should not get it."""
     words = f"{verdict.status}: {verdict.reason}"
     return words if verdict.status is Status.CORRECT else f"{words}: {verdict.detail[:200]}"
 
@@ -116,7 +118,7 @@ def outcome(verdict: Verdict) -> str:
 async def measure(
     pool: Pool, writer: Writer, work: list[Task], *, size: str, mode: str, in_flight: int
 ) -> Row:
-    """All of `work`, `in_flight` at once."""
+    """Judges all of `work`, `in_flight` at a time."""
     tally, waiting = Tally(), iter(enumerate(work))
     options = MODES[mode]
 
@@ -138,7 +140,7 @@ async def measure(
 
 
 def cpu_seconds() -> float:
-    """Of this process and all below it, with those that ended."""
+    """CPU seconds of this process and all its descendants, ended ones included."""
     ticks = 0
     for pid in family(os.getpid(), read_table()):
         with suppress(FileNotFoundError, ProcessLookupError):
@@ -148,7 +150,7 @@ def cpu_seconds() -> float:
 
 
 def stored(number: int, task: Task, verdict: Verdict) -> Group:
-    """As a run stores a turn: prompt, tokens with log-probabilities, verdict."""
+    """Records of one turn as a run stores it: prompt, tokens with log-probabilities, verdict."""
     tokens = tuple(range(300))
     turn = Turn(
         group_id=number, rollout=0, turn=0, prompt_ids=tokens, prompt_text=task.problem.source,
@@ -170,7 +172,7 @@ def stored(number: int, task: Task, verdict: Verdict) -> Group:
 
 
 async def measure_all(given: argparse.Namespace) -> list[Row]:
-    """One pool for all; each measurement has candidates that it never saw."""
+    """Uses one pool for all measurements; each measurement judges new candidates."""
     gpus = inventory()[: given.gpus] if given.device == "cuda" else ()
     workers = given.workers or len(os.sched_getaffinity(0))
     rows: list[Row] = []
@@ -200,12 +202,12 @@ async def measure_all(given: argparse.Namespace) -> list[Row]:
 
 
 def renamed(task: Task, offset: int) -> Task:
-    """A candidate that no earlier measurement had, so that none is remembered."""
+    """A candidate that no earlier measurement used, so that no verdict is cached."""
     return Task(problem=task.problem, code=f"{task.code}# measurement {offset}\n")
 
 
 def measure_kernelbench(folder: Path, size: str) -> list[dict[str, object]]:
-    """KernelBench's own evaluation of the same kernels, each in a process of its own."""
+    """KernelBench's own evaluation of the same kernels, each in a separate process."""
     rows: list[dict[str, object]] = []
     for task in tasks(size, num=1):
         body = json.dumps({"reference": task.problem.source, "code": task.code})
@@ -225,7 +227,7 @@ def measure_kernelbench(folder: Path, size: str) -> list[dict[str, object]]:
 
 
 def is_expected(row: Row, faults: int) -> bool:
-    """Honest kernels judged correct, the others found to fault on the card."""
+    """True if honest kernels were correct and faulting ones were found to fault on the GPU."""
     num_faulty = row.num_judged // faults if faults else 0
     num_found = sum(n for words, n in row.statuses.items() if "gpu_fault" in words)
     num_correct = row.statuses.get("correct: ok", 0)
@@ -233,7 +235,7 @@ def is_expected(row: Row, faults: int) -> bool:
 
 
 def table(rows: list[Row]) -> str:
-    """Markdown."""
+    """Results as a Markdown table."""
     names = list(dict.fromkeys(name for row in rows for name in row.phase_share))
     head = ["size", "mode", "in flight", "judged/s", "median", "p95", "CPU", *names]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]

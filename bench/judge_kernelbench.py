@@ -1,5 +1,8 @@
-"""One kernel through KernelBench's own `eval_kernel_against_ref`, in this process: `bench/judge.py`
-spawns it, with a checkout's `src` on PYTHONPATH and `{reference, code}` as JSON on stdin."""
+"""Evaluates one kernel with KernelBench's own `eval_kernel_against_ref` in this process.
+
+`bench/judge.py` spawns it with a checkout's `src` on PYTHONPATH and `{reference, code}` as JSON on
+stdin.
+"""
 
 import json
 import sys

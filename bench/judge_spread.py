@@ -1,4 +1,4 @@
-"""How steady a kernel's time is from judgement to judgement, and whether the speed-up is true.
+"""Measures the spread of a kernel's time between judgements, and checks its speed-up.
 
     python bench/judge_spread.py                        # 30 judgements at each of four sizes
     python bench/judge_spread.py --num 10 --sizes 8192
@@ -77,7 +77,7 @@ class Row:
 
 
 async def measure(pool: Pool, n: int, *, num: int) -> Row:
-    """`num` judgements, one after another, and `do_bench` of the same.
+    """`num` judgements, one after another, and `do_bench` of the same kernel.
 
     Raises:
         RuntimeError: A judgement was not timed.
@@ -108,7 +108,7 @@ async def measure(pool: Pool, n: int, *, num: int) -> Row:
 
 
 def in_this_process(n: int) -> tuple[float, float]:
-    """Medians of candidate and eager by `do_bench`, in microseconds."""
+    """Median times of candidate and eager by `do_bench`, in microseconds."""
     with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
         file.write(KERNEL)
         file.flush()
@@ -127,7 +127,7 @@ def in_this_process(n: int) -> tuple[float, float]:
 
 
 async def measure_all(given: argparse.Namespace) -> list[Row]:
-    """One pool for all sizes."""
+    """Judges at every size with one pool."""
     with open_socket_dir() as folder, tempfile.TemporaryDirectory() as run:
         table = JudgeTable(workers=1)
         async with open_pool(

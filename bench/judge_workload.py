@@ -1,7 +1,7 @@
-"""What `bench/judge.py` has judged: problems in KernelBench's layout with an honest kernel to each.
+"""Problems for `bench/judge.py` in KernelBench's layout, with an honest kernel for each.
 
-`quickstart` are the generator's own; `small` and `full` are problems of KernelBench's level 1 (its
-names and full sizes, commit 423217d) and the same at sizes that Triton's interpreter can run.
+`quickstart` has generated problems; `full` has problems of KernelBench's level 1 (names and sizes
+of commit 423217d), `small` the same problems at sizes that Triton's interpreter can run.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class ModelNew(torch.nn.Module):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A problem and an honest answer."""
+    """A problem and an honest answer to it."""
 
     problem: Problem
     code: str
@@ -127,7 +127,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Template:
-    """A problem of KernelBench, for any size."""
+    """A KernelBench problem with its size as a parameter."""
 
     result: str
     names: str
@@ -168,7 +168,7 @@ SIZES = ("quickstart", "small", "full")
 
 
 def tasks(size: str, *, num: int) -> list[Task]:
-    """At least one of each problem. `size` as in SIZES."""
+    """Tasks of a measurement, at least one per problem; `size` as in SIZES."""
     if size == "quickstart":
         table = ProblemsTable(sft_by_level=[200, 500, 400, 250])
         problems = [one for one in generate_problems(table, seed=0) if one.split is Split.GRPO]
@@ -177,8 +177,9 @@ def tasks(size: str, *, num: int) -> list[Task]:
 
 
 def repeated(found: list[Task], *, num: int, siblings: int, faults: int = 0) -> list[Task]:
-    """`num` different candidates: `siblings` of each problem, as a group has. None is remembered,
-    as each has a comment of its own. With `faults`, each so many'th writes where it must not."""
+    """`num` different candidates: `siblings` per problem, as in a group. A comment makes each
+    unique, so that no verdict is cached. With `faults`, every `faults`-th writes out of bounds.
+    """
     out: list[Task] = []
     while len(out) < num:
         task = found[len(out) // siblings % len(found)]
@@ -189,7 +190,7 @@ def repeated(found: list[Task], *, num: int, siblings: int, faults: int = 0) -> 
 
 
 def _faulty(task: Task) -> Task:
-    """For an elementwise kernel: its stores lie far apart."""
+    """Makes an elementwise kernel write far out of bounds."""
     honest, astray = "tl.store(y + i,", "tl.store(y + i * 100000,"
     if honest not in task.code:
         raise ValueError(f"{task.problem.problem_id} is no elementwise kernel")

@@ -1,11 +1,11 @@
-"""How many generated problems would take an answer that leaves out work: a constant, the input, a
-part of the output, a chain without one of its steps.
+"""Counts generated problems that accept an answer which omits work: a constant, the input, a part
+of the output, a chain without one of its steps.
 
     .venv/bin/python bench/lazy_answers.py [--num 3200] [--seed 1] [--json]
 
 Input sets, tolerances and comparison are the judge's own. The answers are made with torch, in this
-process: whether their values would be taken, not whether the judge finds them out by other means
-(no kernel, torch at work, an output that stays). Half a minute on one core.
+process: this checks their values only, not the judge's other means (no kernel, work done by torch,
+an output left over). Takes half a minute on one core.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Make = Callable[[InputSet], torch.Tensor]
 
 
 class Drawn:
-    """One draw of a problem, and what the judge expects."""
+    """One draw of a problem's inputs, and the outputs that the judge expects."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -53,11 +53,11 @@ class Drawn:
         return make_sets(self.module, self.model, num_sets=num_sets, terms=TERMS)
 
     def takes(self, make: Make) -> bool:
-        """Whether an answer is right on every set."""
+        """True if an answer is accepted on every input set."""
         return all(_is_right(make(one), e) for one, e in zip(self.sets, self.expected, strict=True))
 
     def takes_a_constant(self, *, is_scalar: bool) -> bool:
-        """Whether there is any, known in advance, for all sets."""
+        """True if one constant, known in advance, is accepted on all input sets."""
         low = np.max([one.values - one.allowed for one in self.expected], axis=0)
         high = np.min([one.values + one.allowed for one in self.expected], axis=0)
         return bool(low.max() <= high.min() if is_scalar else (low <= high).all())
@@ -70,7 +70,7 @@ def load(source: str) -> tuple[Any, Any]:
 
 
 def lazy_answers(drawn: Drawn) -> Iterator[tuple[str, bool]]:
-    """(what it leaves out, whether it is taken)."""
+    """Pairs of the omitted work and whether the answer was accepted."""
     yield "any one number", drawn.takes_a_constant(is_scalar=True)
     yield "any constant tensor", drawn.takes_a_constant(is_scalar=False)
     (fresh,) = drawn.draw(1)
@@ -128,7 +128,7 @@ def _is_right(got: torch.Tensor, expected: Expected) -> bool:
 
 
 def count(problems: list[Problem]) -> dict[str, tuple[int, list[str]]]:
-    """By what is left out: how many problems were asked, and the ids of those that took it."""
+    """By omitted work: number of problems tried, and ids of those that accepted the answer."""
     found: dict[str, tuple[int, list[str]]] = {}
     for problem in problems:
         is_taken: dict[str, bool] = {}

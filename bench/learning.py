@@ -1,5 +1,5 @@
-"""Does the quickstart learn? Its stages over several seeds, beside a control that spends GRPO's
-wall time on more SFT.
+"""Measures whether the quickstart learns: several seeds, and a control that spends GRPO's wall
+time on more SFT.
 
     python bench/learning.py --seeds 0 1 2 --samples 8 --out bench/learning.json
     python bench/learning.py --read bench/learning.json
@@ -8,8 +8,8 @@ For each seed: the quickstart (eval, sft, eval, grpo, eval), then a second run f
 weights whose only training stage is SFT for as many steps as fit the GRPO stage's wall time. Its
 learning rate warms up to SFT's peak again and falls to zero. Prints pass@1 by stage, greedy,
 pass@k, the paired differences, and tables by family and chain length; writes everything as JSON.
-Intervals are clustered by problem, over the problems of all seeds; they hold for these training
-runs: how runs differ is shown seed by seed. Uses the command line like anybody else.
+Intervals are clustered by problem, over the problems of all seeds; they describe these training
+runs only, so results are also shown by seed. Uses the command line, as a user does.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def measure_seed(seed: int, *, samples: int, store: Path) -> dict[str, Any]:
-    """The quickstart and its control for one seed."""
+    """Runs the quickstart and its control for one seed."""
     name = f"learning-{seed}"
     base = [
         "--set",
@@ -106,8 +106,9 @@ def run_control(
     samples: int,
     store: Path,
 ) -> RunPaths:
-    """More SFT from the same weights for GRPO's wall time, at SFT's own peak learning rate and
-    schedule."""
+    """Runs more SFT from the same weights for GRPO's wall time, at SFT's own peak learning rate and
+    schedule.
+    """
     experiment = load_experiment(paths.experiment)
     stage = experiment.stage[sft]
     assert isinstance(stage, SftStage)
@@ -135,7 +136,7 @@ def run_control(
 
 
 def run_forge(*args: str) -> None:
-    """`forge run ...`; its progress goes to our stderr. Ends the benchmark if it fails."""
+    """Runs `forge run ...` with its progress on our stderr. Ends the benchmark if it fails."""
     subprocess.run([sys.executable, "-m", "forge", "run", *args], check=True, cwd=ROOT)
 
 
@@ -148,7 +149,7 @@ def stage_seconds(paths: RunPaths) -> dict[int, float]:
 
 
 def evaluations_of(paths: RunPaths) -> list[dict[str, Any]]:
-    """As `forge show --json` gives them."""
+    """Evaluations as `forge show --json` prints them."""
     done = subprocess.run(
         [sys.executable, "-m", "forge", "show", str(paths.root), "--json"],
         check=True, capture_output=True, text=True, cwd=ROOT,
@@ -160,7 +161,7 @@ ARMS = ("before", "sft", "grpo", "control")
 
 
 def tallies(results: list[dict[str, Any]], arm: str) -> dict[str, Tally]:
-    """Samples and correct ones of every held-out problem of every seed."""
+    """Number of samples and of correct samples for every held-out problem of every seed."""
     return {
         f"{result['seed']}/{problem}": Tally(num=num, correct=correct)
         for result in results
@@ -169,7 +170,7 @@ def tallies(results: list[dict[str, Any]], arm: str) -> dict[str, Tally]:
 
 
 def tables(results: list[dict[str, Any]]) -> str:
-    """All of it as Markdown."""
+    """The whole result as Markdown."""
     found = {arm: tallies(results, arm) for arm in ARMS}
     k = min(tally.num for tally in found["grpo"].values())
     lines = [f"| arm | pass@1 | by seed | greedy | multi-turn | pass@{k} | compiles |"]
@@ -206,7 +207,7 @@ def tables(results: list[dict[str, Any]]) -> str:
 
 
 def estimate(found: dict[str, Tally], k: int) -> str:
-    """pass@k with its interval; a dash where there are fewer samples."""
+    """pass@k with its interval, or a dash if there are fewer samples."""
     result = estimate_pass_at_k(list(found.values()), k)
     if result is None:
         return "–"
@@ -214,7 +215,7 @@ def estimate(found: dict[str, Tally], k: int) -> str:
 
 
 def mean(rows: list[dict[str, Any]], key: str) -> str:
-    """Over the seeds; a dash where it was not measured."""
+    """Mean over the seeds, or a dash if it was not measured."""
     values = [row[key] for row in rows if row[key] is not None]
     return f"{statistics.fmean(values):.1%}" if values else "–"
 

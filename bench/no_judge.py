@@ -31,11 +31,13 @@ if TYPE_CHECKING:
     from forge.config.schema import JudgeTable
 
 EARNS, EARNS_NOT = "[made-up reward: 1]", "[made-up reward: 0]"
-"""What texts begin with: the reward depends on ids, of which a judge is shown none."""
+"""Prefix of prompt and completion texts: the reward depends on token ids, which a judge does not
+see.
+"""
 
 
 class WholeAnswers(TemplatePrompter):
-    """Every answer is code, marked with its made-up reward."""
+    """Accepts every answer as code, marked with its made-up reward."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
         mark = EARNS if made_up_reward(token_ids) else EARNS_NOT
@@ -46,7 +48,7 @@ class WholeAnswers(TemplatePrompter):
 
 
 class NoJudges(Pool):
-    """A pool whose only seat stays empty."""
+    """A pool without judges."""
 
     async def judge(
         self,
@@ -57,7 +59,7 @@ class NoJudges(Pool):
         profile: bool = False,
         smoke: bool = False,
     ) -> Verdict:
-        """At once; never correct, so that no pass rate is claimed."""
+        """Answers at once; the status is never correct, so that no pass rate is claimed."""
         return Verdict(
             status=Status.WRONG,
             reason="made_up",
@@ -68,7 +70,7 @@ class NoJudges(Pool):
 
 @asynccontextmanager
 async def open_no_judges(table: JudgeTable, **kwargs: Any) -> AsyncIterator[NoJudges]:
-    """In place of `open_pool`; starts nothing."""
+    """Replaces `open_pool`; starts no process."""
     yield NoJudges(table, Seating([Seat("no-judge", capacity=GPU_CAPACITY)]))
 
 

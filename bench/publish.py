@@ -38,16 +38,18 @@ from forge.serve.weights import Weights  # noqa: E402
 
 START_TIMEOUT_S = 240.0
 LIMITS_S = {"adapter": 2.0, "full": 5.0}
-"""What the issue asks."""
+"""Limits that every publish must keep, in seconds."""
 PROMPT, TOKENS = list(range(100, 164)), list(range(200, 264))
-"""What is scored after each publish."""
+"""Tokens that are scored after each publish."""
 MEMORY_BYTES = 40 << 30
-"""Free in /dev/shm for it to be used."""
+"""Free bytes in /dev/shm that are needed to use it."""
 BACKGROUND = 32
-"""Sequences that run while weights are published under load."""
+"""Sequences that run during a publish under load."""
 SAME, OTHER = 0.02, 1e-4
-"""Mean |Δ log probability|: at most, of the same weights, or twice what the engine gives when it is
-asked twice (vLLM's adapters on an 8B shape: 0.04); at least, of others."""
+"""Bounds of mean |Δ log-probability|: the maximum for the same weights, or twice the engine's own
+difference between two scorings (vLLM with adapters on an 8B shape: 0.04); the minimum for different
+weights.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,29 +59,29 @@ class Publish:
     kind: str
     shape: str
     is_loaded: bool
-    """Sequences were running."""
+    """True if sequences were running."""
     publish_s: float
-    """Until every replica acknowledged the version."""
+    """Seconds until every replica acknowledged the version."""
     answering_s: float
-    """Until an answer with it was here."""
+    """Seconds until the first answer with the new version."""
     other_gap: float
-    """Mean |Δ log probability| to the weights before."""
+    """Mean |Δ log-probability| to the previous weights."""
     same_gap: float
-    """The same to these weights when they were published first; 0 the first time."""
+    """Mean |Δ log-probability| to the first publish of these weights; 0 the first time."""
     noise: float
-    """The same when one asks again at once: what the engine does not repeat."""
+    """Mean |Δ log-probability| between two scorings in a row: the engine's own variation."""
     is_good: bool
 
 
 @dataclass(slots=True)
 class Seen:
-    """Log probabilities by directory, and the last ones."""
+    """Log-probabilities by directory, and the most recent ones."""
 
     by_path: dict[Path, list[float]] = field(default_factory=dict)
     last: list[float] = field(default_factory=list)
 
     def gaps(self, path: Path, found: list[float]) -> tuple[float, float]:
-        """To the weights before, and to these weights when they were seen first."""
+        """Differences to the previous weights and to the first publish of these weights."""
         known = self.by_path.setdefault(path, found)
         other, self.last = _gap(self.last, found), found
         return other, _gap(known, found)
@@ -92,7 +94,7 @@ def _gap(some: list[float], others: list[float]) -> float:
 async def measure(
     table: ServeTable, *, base: Path, pair: tuple[Path, Path], kind: str, shape: str, rank: int
 ) -> list[Publish]:
-    """Two directories by turns: three times idle, three times under load."""
+    """Publishes two directories alternately: three times idle, three times under load."""
     gpus = [[inventory()[0].uuid]] if inventory() else []
     with open_socket_dir() as sockets, tempfile.TemporaryDirectory() as scratch:
         logs = Path(scratch)
@@ -147,7 +149,7 @@ async def _generate(replicas: Replicas, n: int, max_tokens: int, seed: int) -> i
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """In memory where there is room: a run's published weights lie there too."""
+    """A directory in memory if there is room: a run's published weights are there too."""
     memory = Path("/dev/shm")
     has_room = memory.is_dir() and shutil.disk_usage(memory).free >= MEMORY_BYTES
     with tempfile.TemporaryDirectory(dir=memory if has_room else None) as name:
@@ -155,14 +157,14 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def make(python: str, kind: str, out: Path, *arguments: str) -> Path:
-    """Random weights, by a process of its own."""
+    """Makes random weights in a separate process."""
     script = str(ROOT / "bench/random_models.py")
     subprocess.run([python, script, kind, "--out", str(out), *arguments], check=True)
     return out
 
 
 def run(args: argparse.Namespace) -> list[Publish]:
-    """Both engines."""
+    """Measures both engines."""
     table = ServeTable(
         engine=args.engine, slots=64, precision="fast", context_tokens=512, eager=args.eager,
         start_timeout_s=START_TIMEOUT_S,
@@ -200,7 +202,7 @@ def run(args: argparse.Namespace) -> list[Publish]:
 
 
 def main() -> int:
-    """0 where every publish was good and within its limit."""
+    """Exit code: 0 if every publish was good and within its limit."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engine", choices=["vllm", "hf", "llama"], default="vllm")
     parser.add_argument("--python", default=sys.executable, help="interpreter with the engine")

@@ -1,10 +1,10 @@
-"""How long a researcher's questions, filters and comparisons take on a run of any size.
+"""Measures how long questions, filters and comparisons take on a run of any size.
 
     .venv/bin/python bench/store.py make runs/big-1 --turns 1000000
     .venv/bin/python bench/questions.py runs/big-1 [--json]
 
-Each is asked once and then five times: the median, all rows fetched. Exit code 1 where a named
-query takes more than 200 ms.
+Each runs once, then five times: the median counts, all rows fetched. Exit code 1 if a named query
+takes more than 200 ms.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ FILTERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """One thing that was asked."""
+    """One query to measure."""
 
     what: str
     warm_ms: float
     is_bound: bool
-    """Whether it has to keep to `WARM_MS`."""
+    """True if it has to stay within `WARM_MS`."""
 
 
 def time_questions(run: Run) -> list[Asked]:

@@ -1,10 +1,10 @@
-"""Random weights on disk, for benches that need a model's shape and not its words: dense Qwen3
+"""Writes random weights for benches that need only a model's shape: dense Qwen3
 checkpoints and LoRA adapters on all their linear layers.
 
     python bench/random_models.py full --shape 0.6b --seed 0 --out /tmp/model
     python bench/random_models.py adapter --shape 8b --rank 64 --seed 1 --out /tmp/adapter
 
-Run as a process of its own by the other benches, so that the GPU it draws on is free again.
+The other benches run it as a separate process, so that the GPU is free afterwards.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ SHAPES: dict[str, dict[str, Any]] = {
            "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 12288,
            "vocab_size": 151936, "tie_word_embeddings": False},
 }  # fmt: skip
-"""Of Qwen3."""
+"""Settings of Qwen3 models in config.json, by shape."""
 SHARD_BYTES = 4 << 30
 SCALE = 0.02
-"""Standard deviation of weights."""
+"""Standard deviation of the weights."""
 ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 def config_of(shape: str) -> dict[str, Any]:
-    """Its config.json."""
+    """The model's config.json."""
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -59,7 +59,7 @@ def config_of(shape: str) -> dict[str, Any]:
 
 
 def make_checkpoint(path: Path, *, shape: str, seed: int) -> None:
-    """A whole model in bf16, in shards."""
+    """Writes a whole model in bf16, in shards."""
     path.mkdir(parents=True, exist_ok=True)
     config = config_of(shape)
     layout = tensor_layout(sizes_from(config, where=shape))
@@ -79,7 +79,7 @@ def make_checkpoint(path: Path, *, shape: str, seed: int) -> None:
 
 
 def make_adapter(path: Path, *, shape: str, rank: int, seed: int) -> None:
-    """A LoRA adapter on every linear layer, far enough from zero to be seen."""
+    """Writes a LoRA adapter on every linear layer, far enough from zero to have an effect."""
     path.mkdir(parents=True, exist_ok=True)
     draw, tensors = _drawer(seed), dict[str, torch.Tensor]()
     for name, out_size, in_size in _linear_layers(shape):
@@ -102,7 +102,7 @@ def make_adapter(path: Path, *, shape: str, rank: int, seed: int) -> None:
 
 
 def _linear_layers(shape: str) -> Iterator[tuple[str, int, int]]:
-    """Name, rows, columns."""
+    """Name, rows and columns of each linear layer."""
     for name, slot in tensor_layout(sizes_from(config_of(shape), where=shape)).items():
         module = name.removesuffix(".weight")
         if module.endswith(ADAPTED):
@@ -123,7 +123,7 @@ def _drawer(seed: int) -> Any:
 
 
 def main() -> int:
-    """Write one directory."""
+    """Writes one directory."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kind", choices=["full", "adapter"])
     parser.add_argument("--shape", choices=list(SHAPES), default="0.6b")

@@ -1,14 +1,14 @@
-"""Tokens a second through forge against the bare engine, on the same prompts.
+"""Compares tokens per second through forge with those of the bare engine on the same prompts.
 
     python bench/serve.py --out serve.json                      # one GPU, vLLM: under 4 minutes
     python bench/serve.py --engine hf --shape tiny --sequences 16 --shared 4 --prompt 64 --tokens 16
 
 Random-weight Qwen3, made on the spot. 256 sequences of 256 tokens after a prompt of 512 tokens that
-16 share. Arms: vLLM's own `LLM.generate` in a process of its own, without and with the sampled
+16 share. Arms: vLLM's own `LLM.generate` in a separate process, without and with the sampled
 tokens' log probabilities; forge's path, where every answer has them: replica process, HTTP, ids and
 log probabilities unpacked, by the compact wire and by JSON. Each arm warms up with one round, then
-counts the best of the others. `gap` is the mean |Δ log probability| between what was sampled and
-what /score says of the same tokens. Engines are shut down before the next starts.
+counts the best later round. `gap` is the mean |Δ log-probability| between sampling and /score for
+the same tokens. Each engine is shut down before the next starts.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from forge.serve.weights import Weights  # noqa: E402
 
 ARM_TIMEOUT_S = 170.0
 TARGET = 0.95
-"""Of the bare engine's tokens a second, both with log probabilities."""
+"""Minimum share of the bare engine's tokens per second, both with log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What is asked at once."""
+    """Requests that are sent at once."""
 
     sequences: int
     shared: int
@@ -54,7 +54,7 @@ class Workload:
     vocab: int
 
     def prompts(self, round_index: int) -> list[list[int]]:
-        """New ones in each round: nothing is in the prefix cache."""
+        """New prompts for each round, so that no prefix is cached."""
         rng = random.Random(round_index)
         count = self.sequences // self.shared
         return [[rng.randrange(self.vocab) for _ in range(self.prompt)] for _ in range(count)]
@@ -66,13 +66,13 @@ class Arm:
 
     name: str
     tokens_per_s: float
-    """Of the best counted round."""
+    """Tokens per second of the best counted round."""
     seconds: list[float]
-    """Of each counted round."""
+    """Tokens per second of each counted round."""
 
 
 def bare_arms(work: Workload, arguments: dict[str, Any]) -> list[Arm]:
-    """vLLM by itself, in this process."""
+    """Measures vLLM alone, in this process."""
     import os
 
     from forge.serve.vllm.settings import QUIET
@@ -102,7 +102,7 @@ def bare_arms(work: Workload, arguments: dict[str, Any]) -> list[Arm]:
 
 
 async def forge_arms(work: Workload, table: ServeTable, model: Path) -> tuple[list[Arm], float]:
-    """Ours, and the gap."""
+    """Measures forge's path, and the gap in log-probability."""
     gpus = [[inventory()[0].uuid]] if inventory() else []
     with open_socket_dir() as sockets, tempfile.TemporaryDirectory() as scratch:
         logs = Path(scratch)
@@ -146,7 +146,7 @@ async def _rounds(work: Workload, replicas: Replicas, *, offset: int) -> list[fl
 
 
 async def _json_rounds(work: Workload, sockets: Path, *, offset: int) -> list[float]:
-    """The same by the OpenAI form, parsed here."""
+    """The same request in OpenAI's JSON form, parsed here."""
     from forge.process.uds import open_client
 
     seconds = []
@@ -184,7 +184,7 @@ def _arm(name: str, work: Workload, seconds: list[float]) -> Arm:
 
 
 def run_bare(python: str, work: Workload, arguments: dict[str, Any]) -> list[Arm]:
-    """The bare arms in a child, whose GPU memory is free when it has ended."""
+    """Runs the bare arms in a child process, whose GPU memory is free when it ends."""
     with tempfile.TemporaryDirectory() as scratch:
         answer, question = Path(scratch) / "answer.json", Path(scratch) / "question.json"
         question.write_text(json.dumps([asdict(work), arguments]))
@@ -198,7 +198,7 @@ def run_bare(python: str, work: Workload, arguments: dict[str, Any]) -> list[Arm
 
 
 def bare_arguments(table: ServeTable, model: Path) -> dict[str, Any]:
-    """What our child tells vLLM, less what only we need."""
+    """Settings that our engine passes to vLLM, without those that only forge needs."""
     from forge.serve.vllm.settings import engine_arguments, read_settings
 
     settings = read_settings(
@@ -212,7 +212,7 @@ def bare_arguments(table: ServeTable, model: Path) -> dict[str, Any]:
 
 
 def main() -> int:
-    """0 where forge reaches its share of the bare engine, or where there is none to compare."""
+    """Exit code: 0 if forge reaches its share of the bare engine, or without a bare engine."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engine", choices=["vllm", "hf", "llama"], default="vllm")
     parser.add_argument("--python", default=sys.executable, help="interpreter with the engine")

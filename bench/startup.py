@@ -1,9 +1,10 @@
-"""How long the command line takes: medians of `forge --help` and of planning the quickstart.
+"""Measures the command line's start: medians of `forge --help` and of planning the quickstart.
 
     .venv/bin/python bench/startup.py [--json] [--runs 15]
 
-Promises: `--help` in 0.25 s, `plan` in 0.6 s. Exit code 1 where a median is above. Each command
-runs once before it is timed, so that files are cached; the machine should be idle otherwise.
+Promises: `--help` in 0.25 s, `plan` in 0.6 s. Exit code 1 if a median is above
+its limit. Each command runs once before it is timed, so that files are cached; the machine should
+be idle otherwise.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ COMMANDS = {
     "forge --help": 0.25,
     "forge plan experiments/quickstart.toml": 0.6,
 }
-"""Command and the most seconds that its median may take."""
+"""Commands and the maximum of their median, in seconds."""
 DEADLINE_S = 60.0
 
 
@@ -45,7 +46,7 @@ class Timing:
 
 
 def time_command(command: str, *, limit_s: float, num_runs: int) -> Timing:
-    """Raises CalledProcessError with the command's stderr where it fails."""
+    """Wall seconds of a command. Raises CalledProcessError with its stderr if it fails."""
     argv = [str(FORGE), *command.split()[1:]]
     seconds = [_run_once(argv) for _ in range(num_runs + 1)][1:]
     return Timing(

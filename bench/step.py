@@ -1,4 +1,4 @@
-"""What overlap is worth: GRPO steps of a recipe, synchronous and overlapped, from the same weights.
+"""Compares GRPO steps of a recipe, synchronous and overlapped, from the same weights.
 
     python bench/step.py                                  # the quickstart, on this machine's CPU
     python bench/step.py experiments/h200-from-scratch.toml --steps 20
@@ -6,10 +6,10 @@
     python bench/step.py --arm uniform: --arm priority:rollout.sampler=priority
     python bench/step.py X.toml --shape 0.6b --no-judge --completions 128 --tokens 256  # see below
 
-Runs what comes before the recipe's first grpo stage once (or takes `--weights`), then that stage
-alone for `--steps` steps in each arm, one after the other, each a run of its own under `--dir`.
-Arms are `name:key=value,key=value`; without any, max_staleness 0 against 1. `--set` holds for all.
-Step 1 to `--skip` are not counted: they hold the trainer's start and the first batch.
+Runs the stages before the recipe's first grpo stage once (or takes `--weights`), then that stage
+alone for `--steps` steps in each arm, one after another, each as a separate run under `--dir`.
+Arms are `name:key=value,key=value`; the default is max_staleness 0 against 1. `--set` applies to
+all. Steps 1 to `--skip` are not counted: they contain the trainer's start and the first batch.
 
 `--shape` measures the step that `bench/trl_baseline.py` of the same `--completions`, `--tokens`,
 `--lora` and `--no-judge` measures: random weights (made once, kept under `--dir`; its `--model`
@@ -26,9 +26,9 @@ Prints, by arm: wall time of a step, groups with a signal a second, the share of
 have none and are replaced within a budget), completion tokens generated and trained a second,
 samples of a step and their mean prompt, the idle share of trainer, engines and judges, how stale
 samples were when trained, how long publishes took, reward and pass rate of the first and the last
-third, with `--eval` pass@1 on held-out problems after the last step (samplers change what is
-trained on, so nothing else compares them); writes all step by step as JSON. Uses the command line
-like anybody else.
+third, with `--eval` pass@1 on held-out problems after the last step (the only fair comparison of
+samplers, which change the training problems); writes every step as JSON. Uses the command line, as
+a user does.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def parse() -> argparse.Namespace:
 
 
 def train_before(recipe: Experiment, *, store: Path) -> Path:
-    """Run the recipe's training stages before its first grpo; returns their weights."""
+    """Runs the recipe's training stages before its first grpo stage; returns their weights."""
     before = []
     for stage in recipe.stage:
         if isinstance(stage, GrpoStage):
@@ -133,7 +133,7 @@ def measure(
     name: str,
     overrides: list[str],
 ) -> dict[str, Any]:
-    """One arm: its run, and what it recorded of each step."""
+    """Runs one arm and reads its record of each step."""
     changed = load_experiment(args.recipe, overrides=[*args.set, *overrides])
     stage = next((s for s in changed.stage if isinstance(s, GrpoStage)), None)
     if stage is None:
@@ -173,7 +173,7 @@ def measure(
 
 
 def run_forge(experiment: Experiment, *, store: Path, is_judged: bool = True) -> RunPaths:
-    """`forge run ...`; its progress goes to our stderr. Ends the benchmark if it fails."""
+    """Runs `forge run ...` with its progress on our stderr. Ends the benchmark if it fails."""
     table = experiment.store.model_copy(update={"dir": store.absolute()})
     file = store / f"{experiment.name}.toml"
     file.write_text(dump_experiment(experiment.model_copy(update={"store": table})))
@@ -184,7 +184,7 @@ def run_forge(experiment: Experiment, *, store: Path, is_judged: bool = True) ->
 
 
 def steps_of(paths: RunPaths) -> list[dict[str, Any]]:
-    """What the store has of every step."""
+    """Figures of every step in the store."""
     with open_run(paths) as reader:
         metrics = reader.rows("SELECT step, key, value FROM v_metrics ORDER BY step")
         stale = reader.rows("SELECT step, staleness, num_samples FROM v_staleness ORDER BY step")
@@ -262,7 +262,7 @@ def machine() -> str:
 
 
 def tables(arms: dict[str, Any]) -> str:
-    """As Markdown; ratios are to the first arm."""
+    """Results as Markdown; ratios are relative to the first arm."""
     first = next(iter(arms.values()))
     names = (
         "arm", "s a step (median)", "groups/s", "x", "flat", "generated tok/s", "trained tok/s",

@@ -1,5 +1,5 @@
-"""What `bench/step.py --shape` changes in a recipe: its GRPO step at another size, on random
-weights, so that it can be compared with `bench/trl_baseline.py` of the same arguments.
+"""Changes of `bench/step.py --shape` to a recipe: its GRPO step at another size, on random
+weights, for comparison with `bench/trl_baseline.py` of the same arguments.
 
 Both get the model and the tokenizer of `trainers_workload.make_model` and one turn an answer;
 problems, prompts, group size, clipping and loss stay the recipe's.
@@ -19,15 +19,15 @@ from trainers_workload import SHAPES
 from forge.config.schema import Experiment, LoraTable, RewardTable
 
 NOBODY = "http://no-judge.invalid"
-"""Of a pool, in runs that must not be judged: it needs no card, and plain forge finds nobody."""
+"""URL of a pool in runs without a judge: it needs no GPU, and plain forge fails to connect."""
 MADE_UP = RewardTable(compiled=1.0, correct=0.0, speedup=0.0)
-"""0 or 1, as trl_baseline's."""
+"""Reward 0 or 1, as in trl_baseline.py."""
 BETWEEN = re.compile(r",(?![^\[\]]*\])")
-"""Commas that are in no list."""
+"""Commas outside brackets."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Those that trl_baseline.py has by the same names."""
+    """Options with the same names as in trl_baseline.py."""
     parser.add_argument("--shape", choices=SHAPES, help="random weights; nothing is trained before")
     parser.add_argument("--completions", type=int, default=0, help="a step; 0: the recipe's")
     parser.add_argument("--tokens", type=int, default=0, help="an answer; 0: the recipe's")
@@ -36,14 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def split_changes(text: str) -> list[str]:
-    """`key=value,key=[a,b]`, as arms are given, into its changes."""
+    """Splits an arm's `key=value,key=[a,b]` into its changes."""
     return [change for change in BETWEEN.split(text) if change]
 
 
 def random_weights(shape: str, *, store: Path) -> Path:
-    """A model directory, made once: an earlier call's of the same shape is used again.
+    """A model directory, made once and reused by later calls of the same shape.
 
-    Made by a process of its own, which gives back the memory that it took.
+    A separate process makes it and frees its memory.
     """
     at = (store / f"model-{shape}").absolute()
     if not at.exists():
@@ -53,9 +53,10 @@ def random_weights(shape: str, *, store: Path) -> Path:
 
 
 def resized(experiment: Experiment, *, completions: int, tokens: int, lora: int) -> Experiment:
-    """With one turn an answer, and so many of so many tokens a step; 0 leaves what the recipe has.
+    """Changes for one turn per answer, with the given number of answers and tokens per step; 0
+    keeps the recipe's value.
 
-    Raises SystemExit for answers that are no whole groups.
+    Raises SystemExit if the answers do not divide into whole groups.
     """
     size = experiment.rollout.group_size
     if completions % size:
@@ -73,7 +74,7 @@ def resized(experiment: Experiment, *, completions: int, tokens: int, lora: int)
 
 
 def without_judge(experiment: Experiment) -> Experiment:
-    """For `no_judge.py`: judges get no card, and no problem is examined."""
+    """Changes for `no_judge.py`: judges get no GPU, and no problem is examined."""
     judge = experiment.judge.model_copy(update={"url": [NOBODY]})
     problems = experiment.problems.model_copy(update={"allow_flagged": True})
     return experiment.model_copy(update={"judge": judge, "problems": problems, "reward": MADE_UP})

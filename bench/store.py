@@ -1,4 +1,4 @@
-"""The store at scale: a made-up run of any size, how long its views take, what a writer stands.
+"""Measures the store at scale: a synthetic run of any size, its views, its writer under load.
 
     .venv/bin/python bench/store.py make runs/big-1 --turns 1000000
     .venv/bin/python bench/store.py views runs/big-1 [--json]
@@ -36,7 +36,7 @@ MOST_BYTES_A_TURN = 6000
 
 
 async def make(root: Path, *, num_turns: int, text_bytes: int) -> dict[str, Any]:
-    """Writes the run; every 20,000 turns a line on stderr says how far it is."""
+    """Writes the run, with a line of progress on stderr every 20,000 turns."""
     root.mkdir(parents=True)
     (root / "experiment.toml").write_text('name = "big"\n', encoding="utf-8")
     maker, began, told = Maker(text_bytes=text_bytes), time.perf_counter(), 0

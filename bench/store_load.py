@@ -1,8 +1,8 @@
-"""A writer under load: how fast it is beside readers, and what SIGKILL costs (`bench/store.py`).
+"""A writer under load: its speed beside readers, and its losses after SIGKILL (`bench/store.py`).
 
-Readers are processes of their own that poll as the TUI does: `data_version`, then the newest turns,
-the curve and the failures. The killed writer says after each flush how many groups it had put; of
-those none may be missing afterwards.
+Readers are separate processes that poll as the TUI does: `data_version`, then the newest turns,
+the curve and the failures. The killed writer prints after each flush how many groups it has put;
+none of them may be missing afterwards.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 NUM_READERS = 3
 POLL_S = 0.1
-"""10 looks a second, each reader; a screen takes one."""
+"""Seconds between two polls of a reader; a screen polls once a second."""
 POLLS = (
     "SELECT turn_id, status, reward FROM v_turns ORDER BY group_id DESC, rollout, turn LIMIT 50",
     "SELECT * FROM v_steps ORDER BY stage DESC, step DESC LIMIT 100",
@@ -43,12 +43,12 @@ POLLS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Polled:
-    """What one reader saw."""
+    """Results of one reader."""
 
     num_polls: int
     worst_ms: float
     errors: tuple[str, ...]
-    """`database is locked` would be here."""
+    """Errors, such as `database is locked`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,27 +58,29 @@ class Written:
     num_turns: int
     turns_per_s: float
     cpu_us_a_turn: float
-    """Of the writing process, all threads: what a turn costs where others keep the cores busy."""
+    """CPU seconds per turn of the writing process, all threads: its cost when other work uses the
+    cores.
+    """
     run_db_bytes_a_turn: float
     tokens_db_bytes_a_turn: float
     text_bytes_a_turn: float
-    """As the texts are, before sharing and compression."""
+    """Bytes of the texts before deduplication and compression."""
     readers: tuple[Polled, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """One SIGKILL: what had been acknowledged, what was there afterwards."""
+    """One SIGKILL: acknowledged rows, and rows found afterwards."""
 
     num_acknowledged: int
     num_lost: int
     is_whole: bool
-    """`PRAGMA integrity_check` of both databases says ok, and every turn has its tokens."""
+    """True if `PRAGMA integrity_check` of both databases says ok and every turn has its tokens."""
     reader_errors: tuple[str, ...]
 
 
 async def measure_write(root: Path, *, num_turns: int, text_bytes: int, num_tokens: int) -> Written:
-    """Puts turns one by one, as rollouts do, while three readers poll; until all is on disk."""
+    """Writes turns one by one beside three polling readers, until all are on disk."""
     maker = Maker(text_bytes=text_bytes, num_tokens=num_tokens)
     records = list(maker.records(num_turns))
     puts = list(_as_put(records))
@@ -108,7 +110,7 @@ async def measure_write(root: Path, *, num_turns: int, text_bytes: int, num_toke
 
 
 def _as_put(records: Iterable[Record]) -> Iterator[list[Record]]:
-    """As a run puts them: turns, rollouts and groups one by one, a step's samples together."""
+    """Portions of records as a run puts them: a step's samples together, the rest one by one."""
     for kind, group in groupby(records, key=type):
         if kind in (Sample, SampleUse):
             yield list(group)
@@ -123,7 +125,7 @@ def _text_bytes(record: Any) -> int:
 
 
 def measure_kills(parent: Path, *, num_kills: int) -> Iterator[Kill]:
-    """Each time a new run is written by a child until it is killed, a little later each time."""
+    """Kills a child that writes a new run, each time a little later."""
     for number in range(num_kills):
         root = parent / f"killed-{number}"
         _make_root(root)
@@ -162,7 +164,7 @@ def _check(path: Path) -> str:
 
 
 async def put_until_killed(root: Path) -> None:
-    """The child: prints how many turns are acknowledged after each flush."""
+    """The child: prints the number of acknowledged turns after each flush."""
     maker, num_put = Maker(text_bytes=12_000), 0
     async with open_writer(root, StoreTable()) as writer:
         for number, records in enumerate(_as_put(maker.records(1 << 40))):
@@ -180,7 +182,7 @@ def _make_root(root: Path) -> None:
 
 @contextmanager
 def _readers(root: Path) -> Iterator[list[Polled]]:
-    """Three readers poll while it lasts; what they saw is in the list afterwards."""
+    """Runs three polling readers; their results are in the list afterwards."""
     context = multiprocessing.get_context("spawn")
     found: list[Polled] = []
     pairs = [context.Pipe() for _ in range(NUM_READERS)]

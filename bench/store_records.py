@@ -1,5 +1,4 @@
-"""The records of a made-up run of any size, in the order in which a real one writes them
-(`bench/store.py`).
+"""Records of a synthetic run of any size, in the order of a real run (`bench/store.py`).
 
 A run of N turns: evaluations at the start and every 50 steps, steps of 32 groups of 8 rollouts of
 up to 3 turns whose answers get better, and a second attempt that plays the last evaluation before
@@ -41,7 +40,7 @@ EVAL_EVERY = 50
 EVAL_PROBLEMS = 100
 BEGAN_AT = 1_790_000_000.0
 TURNS_A_STEP = 590
-"""Measured: what a step comes to, its share of the evaluations included."""
+"""Turns per step, its share of the evaluations included (measured)."""
 TRAIN_KEYS = (
     "loss/mean",
     "entropy/mean",
@@ -78,7 +77,7 @@ class Maker(Player):
     _sample_id: int = 0
 
     def records(self, num_turns: int) -> Iterator[Record]:
-        """All of them, until at least so many turns are made."""
+        """All records, until at least this many turns are made."""
         yield Attempt(
             attempt=1,
             started_at=BEGAN_AT,
@@ -126,7 +125,7 @@ class Maker(Player):
 
     @property
     def now(self) -> float:
-        """The run's own clock, for the writer too: 20 turns a second."""
+        """The run's clock, also for the writer: 20 turns a second."""
         return BEGAN_AT + self.num_turns / 20
 
     def problems(self) -> Iterator[Problem]:
@@ -141,7 +140,9 @@ class Maker(Player):
             )
 
     def step(self, step: int, *, skill: float) -> Iterator[Record]:
-        """Groups, the samples of those that are not flat, their use, metrics, a publish."""
+        """Records of one step: groups, samples of groups with a signal, their use, metrics, a
+        publish.
+        """
         offered: list[Sample] = []
         for _ in range(GROUPS_A_STEP):
             number = self._draw.randrange(NUM_PROBLEMS)
@@ -185,7 +186,9 @@ class Maker(Player):
             yield Event(at=self.now, kind="checkpoint", message=f"step {step}", data={"step": step})
 
     def evaluation(self, *, stage: int, step: int, version: int, skill: float) -> Iterator[Record]:
-        """Four samples and a greedy rollout of each of its problems, then what came out."""
+        """Records of one evaluation: four samples and a greedy rollout for each problem, then the
+        result.
+        """
         yield from self.plays(EVAL_PROBLEMS, stage=stage, step=step, version=version, skill=skill)
         yield Evaluation(
             stage=f"grpo-{stage}@{step}",
@@ -226,7 +229,7 @@ class Maker(Player):
                 )
 
     def as_played(self, group: Group) -> Iterator[Record]:
-        """Each turn when it was judged, each rollout when it ended, then the group."""
+        """Records of a group in order of time: each turn, each rollout, then the group."""
         for trajectory in group.trajectories:
             yield from trajectory.turns
             yield trajectory

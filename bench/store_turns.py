@@ -1,4 +1,4 @@
-"""Made-up rollouts: the turns, verdicts and texts of one group (`bench/store_records.py`)."""
+"""Synthetic rollouts: the turns, verdicts and texts of one group (`bench/store_records.py`)."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ PHASES = ("screen", "sandbox", "reference", "compile", "correct", "time", "end")
 
 @dataclass
 class Player:
-    """Plays groups; `num_turns` counts the turns made so far."""
+    """Plays groups; `num_turns` counts the turns so far."""
 
     text_bytes: int
-    """Of all texts of a turn together, prompt apart, which siblings share."""
+    """Characters of all texts of a turn, without the prompt, which siblings share."""
     num_tokens: int = 24
-    """Completion tokens of a turn in the mean; they go to tokens.db and cost time only."""
+    """Mean completion tokens of a turn; they are in tokens.db and only cost time."""
     seed: int = 0
     num_turns: int = 0
     _group_id: int = 0
@@ -204,6 +204,6 @@ class Player:
         )
 
     def text(self, mark: int, size: int) -> str:
-        """Source of `size` characters; the same mark gives the same."""
+        """Source code of `size` characters; the same mark gives the same text."""
         begin = hash((mark, self.seed)) % (len(self._corpus) - size)
         return self._corpus[begin : begin + size]

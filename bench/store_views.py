@@ -1,4 +1,4 @@
-"""How each shipped view is asked at scale, and how long it takes (`bench/store.py views`)."""
+"""Queries of each view at scale, and their times (`bench/store.py views`)."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ ASKED: dict[str, tuple[str, ...]] = {
     "live_groups": ("SELECT * FROM live_groups",),
     "live_turns": ("SELECT * FROM live_turns",),
 }
-"""Lists are as long as the run and are asked for a part. All other views are asked whole."""
+"""Queries by view. Views with a row per turn are read in part, all others whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewTime:
-    """One question, cold (its first time in this process) and warm (median of five)."""
+    """One query, cold (its first time in this process) and warm (median of five)."""
 
     sql: str
     num_rows: int
@@ -65,7 +65,7 @@ class ViewTime:
 
 
 def time_views(root: Path) -> list[ViewTime]:
-    """Every view's questions, each on its own connection, all rows fetched."""
+    """Measures every view's queries, each on a new connection with all rows fetched."""
     return [
         _time(root, sql)
         for name in view_names()

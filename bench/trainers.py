@@ -1,4 +1,4 @@
-"""The GRPO trainer in its several ways on the same samples: what each takes, and that all learn the
+"""Compares variants of the GRPO trainer on the same samples: their cost, and that they learn the
 same.
 
     python bench/trainers.py --shape tiny                          # this machine's CPU, a minute
@@ -6,9 +6,9 @@ same.
 
 Groups of siblings that share a prompt, over several turns, each turn's prompt holding the turns
 before it: what a GRPO step of forge trains. Random Qwen3 of the given shape, random tokens. A step
-is one optimizer update over all samples; the first is left out of the times. Each arm is a process
-of its own, so that one that fails, or leaves memory behind, does the others no harm. `same` says
-whether the losses of all steps and the first gradient norm are the first arm's.
+is one optimizer update over all samples; the first is left out of the times. Each arm is a separate
+process, so that a failure or leftover memory does not affect the next. `same` says whether the
+losses of all steps and the first gradient norm equal those of the first arm.
 
 turns:N has micro-batches of N tokens, shared:N the same with `share_prefixes`. On several GPUs
 (`--ranks 2 --arms turns:16384 ddp:16384 fsdp2:16384`) ddp and fsdp2 share each batch, ddp-shared
@@ -44,20 +44,20 @@ class Result:
 
     arm: str
     step_s: float
-    """Median."""
+    """Median seconds of a step."""
     forward_tokens: float
-    """A step, padding included, shared prefixes as often as they are forwarded."""
+    """Tokens per step, padding included, shared prefixes as often as they are forwarded."""
     sample_tokens: int
-    """A step, prompts and completions as the engine saw them."""
+    """Tokens per step, prompts and completions as the engine saw them."""
     peak_bytes: int
     losses: list[float]
-    """Of each step."""
+    """Loss of each step."""
     grad_norm: float
-    """Of the first."""
+    """Gradient norm of the first step."""
 
 
 def run_arm(name: str, load: Load, *, shape: str, model_dir: Path, at: Path, steps: int) -> Result:
-    """One arm, in this process."""
+    """Measures one arm in this process."""
     import torch
 
     kind, _, budget = name.partition(":")
@@ -81,7 +81,7 @@ def run_arm(name: str, load: Load, *, shape: str, model_dir: Path, at: Path, ste
 
 
 class Clock:
-    """Seconds of each step, the GPU's work included."""
+    """Seconds of each step, including the GPU's work."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -103,7 +103,9 @@ class Clock:
 def run_turns(
     batches: list[Any], *, budget: int, kind: str, model_dir: Path, at: Path, clock: Clock
 ) -> tuple[list[float], float, float]:
-    """Without publishing. Losses, the first gradient norm, tokens forwarded a step."""
+    """Trains without publishing. Returns losses, the first gradient norm, tokens forwarded per
+    step.
+    """
     from types import SimpleNamespace
 
     from transformers import TrainerCallback
@@ -179,14 +181,14 @@ def main() -> None:
 
 
 def measure(arm: str, given: argparse.Namespace, folder: Path) -> Result | None:
-    """An arm in a process of its own; None where it failed, with its last lines shown."""
+    """Runs an arm in a separate process; None if it failed, with its last lines printed."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={given.ranks}"]
     is_shared = arm.startswith(("ddp", "fsdp2"))
     command = [
         *(sys.executable, *(launcher if is_shared else []), __file__, "--shape", given.shape),
         *("--steps", str(given.steps), "--one", arm, "--folder", str(folder)),
     ]
-    # With a second card in sight transformers would use both, in its own way. Ours may not be 0.
+    # With a second visible GPU transformers would use both by itself. Ours may not be number 0.
     first, _, _ = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")
     env = dict(os.environ) if is_shared else os.environ | {"CUDA_VISIBLE_DEVICES": first}
     try:

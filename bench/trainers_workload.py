@@ -1,4 +1,4 @@
-"""What benches train on where no model is at hand: a random Qwen3, steps of samples as forge plays
+"""Training workloads without a real model: a random Qwen3, steps of samples as forge plays
 them (`bench/trainers.py`), and a reward without a judge (`bench/step.py`, `bench/trl_baseline.py`).
 """
 
@@ -24,14 +24,14 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What a step is made of."""
+    """Size of a step."""
 
     groups: int
     siblings: int
     turns: int
     prompt_tokens: int
     completion_tokens: int
-    """At most; at least a quarter of it."""
+    """Maximum completion tokens; the minimum is a quarter of it."""
 
     @property
     def num_samples(self) -> int:
@@ -45,7 +45,9 @@ LOADS = {
 
 
 def make_step(load: Load, *, vocab: int, seed: int) -> list[Sample]:
-    """The samples of a step. The same lengths for every seed, so that all steps cost the same."""
+    """Samples of one step. The lengths are the same for every seed, so that all steps cost the
+    same.
+    """
     sizes, draw = random.Random(0), random.Random(seed)
 
     def tokens(size: int) -> tuple[int, ...]:
@@ -72,15 +74,16 @@ def make_step(load: Load, *, vocab: int, seed: int) -> list[Sample]:
 
 
 def made_up_reward(token_ids: Sequence[int]) -> float:
-    """1 for an answer whose ids have an odd sum, else 0: half of the answers of random weights, and
-    nothing that a few steps learn, so that groups of siblings keep their signal (2 in 256 groups
-    of 8 are flat)."""
+    """Reward 1 for an answer whose ids have an odd sum, else 0: half of random answers. A few steps
+    do not learn it, so groups keep their signal (2 in 256 groups of 8 are flat).
+    """
     return float(sum(token_ids) % 2)
 
 
 def make_model(shape: str, at: Path) -> Path:
-    """A random Qwen3 and a tokenizer of a few hundred words: little more than bytes, so that the
-    short prompts of generated problems have the tokens of real ones: 410 on average."""
+    """A random Qwen3 and a tokenizer with a few hundred entries, little more than bytes, so that
+    the short prompts of generated problems have as many tokens as real ones: 410 on average.
+    """
     from forge.config.schema import TinyModel
     from forge.train.trainer.init_model import make_model as make
 

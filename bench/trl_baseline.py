@@ -1,4 +1,4 @@
-"""The plain way, for comparison: TRL's GRPOTrainer that generates inside the trainer, with forge's
+"""Measures plain TRL for comparison: its GRPOTrainer generates inside the trainer, with forge's
 judge as its reward function.
 
     python bench/trl_baseline.py experiments/quickstart.toml --steps 2       # a CPU, random weights
@@ -7,12 +7,12 @@ judge as its reward function.
     python bench/trl_baseline.py X.toml --model DIR --colocate               # TRL's own vLLM mode
 
 Problems, prompts, judge, reward, group size, answer length, clipping, scaling of advantages and
-gradient checkpointing are the experiment's; one turn an answer, since TRL's trainer has no other;
-the prompt is counted as TRL cut it into tokens. It uses every card that it sees
-(CUDA_VISIBLE_DEVICES=0 shows it one). Everything happens one after the other:
-generation, judging, forward and backward. The first step is left out of the means. Without
-`--model` the weights are random and their answers no kernels: then only generation and training are
-measured. `bench/step.py` measures the same step by forge; its docstring has both commands.
+gradient checkpointing are the experiment's; answers have one turn, as TRL's trainer requires;
+prompt tokens are counted as TRL tokenised them. It uses every visible GPU
+(CUDA_VISIBLE_DEVICES=0 shows it one). Everything runs in sequence: generation, judging, forward and
+backward. The first step is left out of the means. Without `--model` the weights are random and
+their answers are no kernels: then only generation and training are measured. `bench/step.py`
+measures the same step by forge; its docstring has both commands.
 """
 
 from __future__ import annotations
@@ -49,24 +49,24 @@ from forge.rollout.prompter import TemplatePrompter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Where the seconds of one step went."""
+    """Seconds of one step by phase."""
 
     step_s: float
     generate_s: float
     judge_s: float
     train_s: float
     tokens: int
-    """Generated, all of them trained."""
+    """Tokens generated per step, all of which are trained."""
     prompt_tokens: float
-    """Mean of the answers."""
+    """Mean prompt tokens of the answers."""
     reward: float
-    """Mean."""
+    """Mean reward."""
     correct: float
-    """Share of the answers."""
+    """Share of correct answers."""
 
 
 class Judging:
-    """TRL's reward function: verdicts of the pool, whose loop runs in the main thread."""
+    """TRL's reward function: asks the pool, whose loop runs in the main thread."""
 
     __name__ = "judge"  # TRL's metrics ask for it
 
@@ -81,7 +81,7 @@ class Judging:
     def __call__(
         self, *, completion_ids: list[list[int]], index: list[int], **kwargs: Any
     ) -> list[float]:
-        """Rewards of a generation batch; an answer that could not be judged earns nothing."""
+        """Rewards of a generation batch; an answer that could not be judged gets 0."""
         began = time.monotonic()
         self.tokens = sum(map(len, completion_ids))
         scored = (
@@ -119,7 +119,7 @@ class Judging:
 
 def train(given: argparse.Namespace, experiment: Experiment, model_dir: Path,
           judging: Judging, prompts: list[str]) -> list[Step]:  # fmt: skip
-    """In a thread: TRL is blocking, and its reward function waits for the pool."""
+    """Trains in a thread, since TRL blocks and its reward function waits for the pool."""
     import torch
     from datasets import Dataset
     from transformers import AutoTokenizer, TrainerCallback
@@ -173,7 +173,7 @@ def train(given: argparse.Namespace, experiment: Experiment, model_dir: Path,
 
 
 def arguments(given: argparse.Namespace, experiment: Experiment) -> Any:
-    """TRL's, from the experiment's tables."""
+    """TRL's arguments from the experiment's tables."""
     import torch
     from trl.trainer.grpo_config import GRPOConfig
 

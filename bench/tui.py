@@ -1,13 +1,13 @@
-"""What the terminal monitor costs on a run of any size, in a real terminal of 80 by 24.
+"""Measures the cost of the terminal monitor on a run of any size, in a real terminal of 80 by 24.
 
     .venv/bin/python bench/store.py make /tmp/big-1 --turns 1000000
     .venv/bin/python bench/tui.py /tmp/big-1 [--seconds 20] [--json]
 
 Starts `forge tui` on a pseudo-terminal and measures, for each screen: seconds from the start of the
-process to its first paint with data (Run; at most 1.5), CPU milliseconds a refresh costs while a
-row is committed each second (at most 50), and the share of a core while nothing is written (at most
-3 %). It writes those rows, events of kind `bench`, into the run: give it one that was made for it.
-Exit code 1 where a bound is broken.
+process to its first paint with data (Run; at most 1.5), CPU milliseconds per refresh while a row is
+committed each second (at most 50), and the share of a core while nothing is written (at most 3 %).
+It writes those rows, events of kind `bench`, into the run: use a run made for it. Exit code 1 if a
+limit is exceeded.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 FIRST_PAINT_S, REFRESH_MS, IDLE_SHARE = 1.5, 50.0, 0.03
 SCREENS = {"run": "1", "problems": "2", "rollout": "3", "kernels": "4", "logs": "5", "runs": "6"}
 PAINTED = b"verdicts of the last groups"
-"""The last thing on the Run screen."""
+"""Last text that the Run screen draws."""
 SETTLE_S = 4.0
-"""After a key: until the screen has asked and drawn what it has to."""
+"""Seconds after a key until the screen has queried and drawn."""
 NUM_STARTS = 3
 DEADLINE_S = 60.0
 
@@ -66,12 +66,12 @@ class Monitor:
         os.write(self._ours, key.encode())
 
     def cpu_s(self) -> float:
-        """User and system seconds of all its threads."""
+        """User and system CPU seconds of all its threads."""
         times = psutil.Process(self.child.pid).cpu_times()
         return times.user + times.system
 
     def wait_painted(self) -> float:
-        """Seconds from the start to the first paint with data."""
+        """Seconds from start to the first paint with data."""
         until = time.perf_counter() + DEADLINE_S
         while self.painted_after_s is None:
             if time.perf_counter() > until or self.child.poll() is not None:
@@ -125,7 +125,7 @@ def committing(run: Path) -> Iterator[list[int]]:
 
 
 def measure(run: Path, *, seconds: float) -> dict[str, Any]:
-    """All figures: first paint in seconds, then idle share and milliseconds a refresh by screen."""
+    """First paint in seconds, then idle share and milliseconds per refresh by screen."""
     paints = []
     for _ in range(NUM_STARTS):
         monitor = Monitor(run)
@@ -156,14 +156,14 @@ def measure(run: Path, *, seconds: float) -> dict[str, Any]:
 
 
 def spend(monitor: Monitor, seconds: float) -> float:
-    """CPU seconds that it takes in so many seconds."""
+    """CPU seconds that the process uses in a given number of seconds."""
     before = monitor.cpu_s()
     time.sleep(seconds)
     return monitor.cpu_s() - before
 
 
 def broken(found: dict[str, Any]) -> list[str]:
-    """Bounds that do not hold, a line each."""
+    """One line for each limit that is exceeded."""
     lines = []
     if min(found["first_paint_s"]) > FIRST_PAINT_S:
         lines.append(f"first paint {found['first_paint_s']} s, at most {FIRST_PAINT_S}")

@@ -2,7 +2,7 @@
 
     .venv/bin/python bench/tui_pictures.py [docs/tui]
 
-The README shows them. Run it after a change of a screen; the clock is that of the tests, so that
+The README shows them. Run it after a change of a screen; it uses the clock of the tests, so that
 nothing else differs.
 """
 
@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))  # tests/ is no package that is installed
+sys.path.insert(0, str(ROOT))  # tests/ is not an installed package
 
 from tests import canned  # noqa: E402
 from tests.tui.watching import LARGE, SMALL, watching  # noqa: E402
@@ -28,11 +28,11 @@ PICTURES: dict[str, tuple[tuple[int, int], list[str]]] = {
     "logs": (SMALL, ["5"]),
     "runs": (SMALL, ["6"]),
 }
-"""File name to size of the terminal and the keys that lead there."""
+"""Terminal size and keys for each picture, by file name."""
 
 
 async def draw(into: Path) -> None:
-    """Writes `<name>.svg` for each."""
+    """Writes `<name>.svg` for each screen."""
     with tempfile.TemporaryDirectory() as folder:
         run = canned.unpack(Path(folder))
         for name, (size, keys) in PICTURES.items():

@@ -1,4 +1,4 @@
-"""The documents tell the present: their commands, options, queries and files exist."""
+"""Commands, options, queries and files in the documents exist."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from forge.store.schema.run_views import VIEWS
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ("README.md", "CONTRIBUTING.md", "AGENTS.md")
 GROUPS = ("problems", "data")
-"""Commands of two words."""
+"""Commands with two parts."""
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -46,7 +46,7 @@ def find_commands(text: str) -> set[tuple[str, frozenset[str]]]:
 
 @cache
 def read_help(command: str) -> str:
-    """What `forge [command] --help` prints, without wrapping or colours."""
+    """Output of `forge [command] --help`, without wrapping or colours."""
     ran = subprocess.run(
         [sys.executable, "-m", "forge", *command.split(), "--help"],
         cwd=ROOT,

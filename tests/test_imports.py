@@ -74,7 +74,7 @@ PARTS = {
     "serve", "serve.installed", "serve.remote", "evalpool", "train", "store", "store.write",
     "views", "views.text", "views.sql", "views.run", "views.compare", "views.report", "exits",
 }  # fmt: skip
-"""What the supervisor joins: every room that runs on the host."""
+"""Rooms that the supervisor joins: every room that runs on the host."""
 
 SUPERVISOR: dict[str, set[str]] = {
     "runner.plan": set(),

@@ -1,4 +1,4 @@
-"""No generated problem takes an answer that leaves out work."""
+"""No generated problem accepts an answer that omits work."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def lazy_answers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return import_module("lazy_answers")
 
 
-def test_what_leaves_out_work_is_taken_by_no_problem(lazy_answers: ModuleType) -> None:
+def test_no_problem_accepts_an_answer_that_omits_work(lazy_answers: ModuleType) -> None:
     problems = generate_problems(ProblemsTable(num_problems=600), seed=1)[:200]
     found = lazy_answers.count(problems)
     assert {kind: ids for kind, (_, ids) in found.items() if ids} == {}
@@ -35,7 +35,7 @@ def test_what_leaves_out_work_is_taken_by_no_problem(lazy_answers: ModuleType) -
 
 
 def rendered(problem_id: str) -> Problem:
-    """Also what the generator leaves out."""
+    """Includes the problems that the generator excludes."""
     made = Composition.parse(problem_id)
     family = FAMILIES[made.family]
     sizes = family.draw_sizes(Random(0), scale=made.scale)
@@ -67,7 +67,7 @@ def test_a_step_that_changes_nothing_is_found(
         ("x * (torch.arange(x.numel()) < 3).view(x.shape)", {"half of the output, the rest 0"}),
     ],
 )
-def test_a_forward_that_asks_for_little_is_found(
+def test_a_forward_with_little_work_is_found(
     lazy_answers: ModuleType, forward: str, kinds: set[str]
 ) -> None:
     problem = rendered("elementwise-plain-relu")

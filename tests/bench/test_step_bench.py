@@ -1,4 +1,4 @@
-"""`bench/step.py --shape --no-judge`: what it changes in a recipe, and the run without judges."""
+"""`bench/step.py --shape --no-judge`: its changes to a recipe, and the run without judges."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REWARDS = [0.0, 1.0, 1.0, 0.0, 1.0]
 
 @pytest.fixture
 def step_shape(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Benches are scripts: they find each other in their own folder."""
+    """Benches are scripts that import each other from their own folder."""
     monkeypatch.syspath_prepend(str(BENCH))
     return import_module("step_shape")
 
@@ -51,7 +51,7 @@ def no_judge(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         ("a=[1,2],b=[],c=1,", ["a=[1,2]", "b=[]", "c=1"]),
     ],
 )
-def test_an_arm_is_cut_at_commas_that_are_in_no_list(
+def test_an_arm_is_split_at_commas_outside_lists(
     step_shape: ModuleType, text: str, changes: list[str]
 ) -> None:
     assert step_shape.split_changes(text) == changes
@@ -75,24 +75,24 @@ def test_a_resized_recipe_without_judges_is_valid_and_keeps_its_groups(
     assert check(changed) == []
 
 
-def test_zero_leaves_what_the_recipe_has(step_shape: ModuleType) -> None:
+def test_zero_keeps_the_values_of_the_recipe(step_shape: ModuleType) -> None:
     experiment = load_experiment(ROOT / "experiments" / "quickstart.toml")
     changed = step_shape.resized(experiment, completions=0, tokens=0, lora=0)
     rollout = experiment.rollout.model_copy(update={"max_turns": 1})
     assert changed == experiment.model_copy(update={"rollout": rollout})
 
 
-def test_completions_that_are_no_whole_groups_are_refused(step_shape: ModuleType) -> None:
+def test_completions_that_do_not_divide_into_groups_are_refused(step_shape: ModuleType) -> None:
     experiment = load_experiment(ROOT / "experiments" / "quickstart.toml")
     with pytest.raises(SystemExit, match="found 12; a multiple of group_size = 8"):
         step_shape.resized(experiment, completions=12, tokens=0, lora=0)
 
 
 @pytest.mark.anyio
-async def test_forge_earns_what_the_baseline_earns_by_the_same_ids(
+async def test_forge_and_the_baseline_give_equal_rewards_for_equal_ids(
     no_judge: ModuleType, step_shape: ModuleType
 ) -> None:
-    # Ids beyond the tokenizer's have no text: the reward must not hang on it.
+    # Ids beyond the tokenizer have no text: the reward must not depend on it.
     chat: Any = SimpleNamespace(decode=lambda ids: "")
     prompter = no_judge.WholeAnswers(chat=chat, context_tokens=9, max_completion_tokens=1)
     judge = load_experiment(ROOT / "experiments" / "quickstart.toml").judge
@@ -112,14 +112,14 @@ async def test_forge_earns_what_the_baseline_earns_by_the_same_ids(
     assert earned == [import_module("trainers_workload").made_up_reward(ids) for ids in IDS]
 
 
-def test_what_is_replaced_is_what_a_run_uses(no_judge: ModuleType) -> None:
+def test_the_replaced_names_are_those_that_a_run_uses(no_judge: ModuleType) -> None:
     assert issubclass(no_judge.NoJudges, Pool)
     assert prepare_run.TemplatePrompter is TemplatePrompter, "importing the bench replaces nothing"
     assert "open_pool" in inspect.unwrap(work.Work._open_pool).__code__.co_names
     assert "TemplatePrompter" in prepare_run.prepare_run.__code__.co_names
 
 
-def test_nothing_under_forge_knows_of_a_run_without_judges() -> None:
+def test_nothing_under_forge_supports_a_run_without_judges() -> None:
     files = [*(ROOT / "forge").rglob("*.py"), *(ROOT / "tui").rglob("*.py")]
     assert files
     assert not [f for f in files if "no_judge.invalid" in (t := f.read_text()) or "bench." in t]

@@ -33,7 +33,7 @@ def wait_for(condition: Callable[[], bool], *, timeout_s: float, what: str) -> N
 
 
 def children_of_run(root: Path) -> list[int]:
-    """Pids that the run recorded and that are alive."""
+    """Recorded pids of a run that are alive."""
     with closing(sqlite3.connect(f"file:{root}/run.db?mode=ro", uri=True)) as db:
         pids = [pid for (pid,) in db.execute("SELECT pid FROM processes")]
     return [pid for pid in pids if is_alive(pid)]
@@ -48,7 +48,7 @@ def is_alive(pid: int) -> bool:
 
 
 def last_trained(root: Path) -> int:
-    """0 before the first step, and before there is a database."""
+    """Last trained step; 0 before the first step, and before there is a database."""
     try:
         with opened(root) as db:
             return db.execute("SELECT coalesce(max(step), 0) FROM sample_uses").fetchone()[0]

@@ -61,7 +61,8 @@ SIZES = TinyModel(
     hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1, intermediate_size=64, vocab_size=320
 )
 ANSWERS = ("no", "```\nclass ModelNew(\n```")
-"""Nothing to judge, and what does not compile: rewards 0 and -1, so groups have a signal."""
+"""An answer without code and one that does not compile: rewards 0 and -1, so groups have a signal.
+"""
 
 
 def teach(model_dir: Path, *, problems: list[Path]) -> None:

@@ -1,5 +1,7 @@
-"""A run that somebody asks for a checkpoint and an evaluation while it trains, and then kills: it
-goes on from that checkpoint, on the same samples, and does not evaluate again."""
+"""A run that saves and evaluates on request, then is killed.
+
+It resumes from the requested checkpoint, on the same samples, and does not evaluate again.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,10 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(200)]
 ASKED = GRPO_EXPERIMENT.replace("save_every = 3", "save_every = 1000").replace(
     "steps = 9", "steps = 30"
 )
-"""Nothing is saved unless somebody asks."""
+"""Saves only on request."""
 
 
-def test_what_was_asked_for_is_there_after_a_kill(tmp_path: Path) -> None:
+def test_a_requested_checkpoint_and_evaluation_survive_a_kill(tmp_path: Path) -> None:
     (tmp_path / "problems" / "level1").mkdir(parents=True)
     for name in ("tanh", "exp", "abs"):
         (tmp_path / "problems" / "level1" / f"{name}.py").write_text(PROBLEM.format(name))

@@ -1,5 +1,7 @@
-"""GRPO whose trainer runs out of GPU memory once, in the middle: it goes on from its last
-checkpoint with half of the micro-batches, and trains each sample once."""
+"""A GRPO trainer that runs out of GPU memory once, in the middle.
+
+It continues from its last checkpoint with half of the micro-batches, and trains each sample once.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +36,10 @@ if "forge.train.trainer.grpo" in sys.orig_argv:
 
     accelerate.optimizer.AcceleratedOptimizer.step = step
 """
-"""Python's own `sitecustomize`, of every child. Here because a CPU never fills like a GPU."""
+"""`sitecustomize` of every child process; it simulates a full GPU on a CPU."""
 
 
-def test_a_trainer_that_runs_out_once_goes_on_from_its_checkpoint_and_trains_nothing_twice(
+def test_a_trainer_out_of_memory_continues_from_its_checkpoint_and_trains_nothing_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "problems" / "level1").mkdir(parents=True)

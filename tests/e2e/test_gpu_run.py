@@ -1,8 +1,7 @@
-"""Runs on one GPU, as on a workstation: engine, judge and trainer on one card, and what is left of
-it after each end.
+"""Runs on one GPU, as on a workstation: engine, judge and trainer share it, and each end frees it.
 
 `FORGE_TEST_GPU_SETS` holds further `--set` items, separated by spaces: `serve.engine=vllm`, or the
-interpreter of an engine that is not in ours.
+interpreter of an engine outside our environment.
 """
 
 from __future__ import annotations
@@ -86,10 +85,10 @@ while True:
         is_told = True
     time.sleep(0.05)
 """
-"""Takes what anybody gives back, too."""
+"""Also allocates memory that other processes free."""
 FREE_WITHIN_S = 10
 NOISE_BYTES = 300 << 20
-"""What a card's own bookkeeping may differ by."""
+"""Tolerance for the driver's own memory."""
 
 
 def sets() -> list[str]:
@@ -110,7 +109,7 @@ def trains(root: Path) -> bool:
     return any(root.glob("checkpoints/stage-0/checkpoint-*"))
 
 
-def test_engine_judge_and_trainer_share_a_card_and_leave_it_free(tmp_path: Path) -> None:
+def test_engine_judge_and_trainer_share_a_gpu_and_leave_it_free(tmp_path: Path) -> None:
     card = write(tmp_path, steps=20)
     before = free_bytes(card)
     ran = forge("run", "card.toml", *sets(), cwd=tmp_path)
@@ -121,7 +120,7 @@ def test_engine_judge_and_trainer_share_a_card_and_leave_it_free(tmp_path: Path)
     )
 
 
-def test_a_second_run_is_refused_and_a_killed_one_leaves_the_card_free(tmp_path: Path) -> None:
+def test_a_second_run_is_refused_and_a_killed_run_leaves_the_gpu_free(tmp_path: Path) -> None:
     card = write(tmp_path, steps=100_000)
     before = free_bytes(card)
     root = tmp_path / "runs" / "card-1"
@@ -141,7 +140,7 @@ def test_a_second_run_is_refused_and_a_killed_one_leaves_the_card_free(tmp_path:
     assert not children_of_run(root)
 
 
-def test_ctrl_c_twice_leaves_the_card_free(tmp_path: Path) -> None:
+def test_ctrl_c_twice_leaves_the_gpu_free(tmp_path: Path) -> None:
     card = write(tmp_path, steps=100_000)
     before = free_bytes(card)
     root = tmp_path / "runs" / "card-1"
@@ -169,7 +168,7 @@ def somebody_else(code: str, num_bytes: int) -> Iterator[subprocess.Popen[bytes]
         holder.stdout.close()
 
 
-def test_a_card_that_somebody_else_fills_is_refused_in_numbers(tmp_path: Path) -> None:
+def test_a_gpu_filled_by_another_process_is_refused_with_numbers(tmp_path: Path) -> None:
     card = write(tmp_path, steps=1)
     with somebody_else(HOLDS, free_bytes(card) - (4 << 30)):
         refused = forge("run", "card.toml", *sets(), cwd=tmp_path)
@@ -188,9 +187,11 @@ BIG = [
     "num_kv_heads=8",
     "head_dim=128",
 ]
-"""Of `model.tiny`: some 130 M parameters, of which a trainer in bf16 and Adam take 1.5 GB."""
+"""Settings of `model.tiny`: about 130 M parameters, for which a trainer in bf16 with Adam needs 1.5
+GB.
+"""
 LEFT_BYTES = 3 << 29
-"""Enough for a context, too little for that."""
+"""Enough memory for a context, too little for the trainer."""
 
 
 def events(root: Path, kind: str) -> list[str]:
@@ -200,7 +201,7 @@ def events(root: Path, kind: str) -> list[str]:
 
 
 @pytest.mark.parametrize("is_freed", [True, False])
-def test_a_trainer_whose_card_fills_is_tried_once_more_then_stopped_in_numbers(
+def test_a_trainer_on_a_full_gpu_is_retried_once_then_stopped_with_numbers(
     tmp_path: Path, is_freed: bool
 ) -> None:
     card = write(tmp_path, steps=20)
@@ -240,7 +241,7 @@ def is_at(root: Path, stage: str) -> bool:
     return False
 
 
-def test_a_card_named_by_its_uuid_is_the_one_that_torch_sees() -> None:
+def test_torch_sees_the_gpu_that_is_named_by_uuid() -> None:
     card = inventory()[-1]
     code = (
         "import torch; from forge.process.devices import inventory;"

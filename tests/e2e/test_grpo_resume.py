@@ -1,4 +1,4 @@
-"""GRPO killed and resumed, with all its processes: what was offered is trained again, once."""
+"""GRPO killed with all its processes and resumed: offered batches are trained again, once."""
 
 from __future__ import annotations
 

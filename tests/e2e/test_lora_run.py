@@ -1,4 +1,4 @@
-"""A run that trains an adapter: served, published, resumed and asked, always on its checkpoint."""
+"""A run that trains an adapter: served, published, resumed and queried on its checkpoint."""
 
 from __future__ import annotations
 

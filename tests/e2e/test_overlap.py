@@ -1,5 +1,6 @@
-"""GRPO that overlaps in every way at once: weights change under running turns, groups are trained
-twice, problems come by priority; killed and resumed in between."""
+"""GRPO with every kind of overlap: weights change during turns, groups are trained twice, problems
+come by priority; killed and resumed in between.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ OVERLAPPED = GRPO_EXPERIMENT.replace(
 )
 
 
-def test_all_that_overlaps_keeps_within_its_bounds_through_a_kill(tmp_path: Path) -> None:
+def test_overlap_keeps_its_bounds_through_a_kill(tmp_path: Path) -> None:
     (tmp_path / "problems" / "level1").mkdir(parents=True)
     for name in ("tanh", "exp", "abs"):
         (tmp_path / "problems" / "level1" / f"{name}.py").write_text(PROBLEM.format(name))

@@ -1,4 +1,4 @@
-"""SFT on somebody's rows through the command line: from a KernelBook-like file to weights."""
+"""SFT on a user's rows through the command line: from a KernelBook-like file to weights."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def row(number: int, **changes: str) -> dict[str, str | int]:
     }
 
 
-def test_two_epochs_over_a_file_end_in_weights_and_say_what_was_left_out(tmp_path: Path) -> None:
+def test_two_epochs_over_a_file_give_weights_and_report_dropped_rows(tmp_path: Path) -> None:
     rows = [*map(row, range(24)), row(24, triton_code="no class")]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
     (tmp_path / "x.toml").write_text(EXPERIMENT)

@@ -1,5 +1,6 @@
-"""A whole run through the command line: interrupted, killed, resumed, read, asked, and its
-checkpoint tried on somebody else's problems."""
+"""A whole run through the command line: interrupted, killed, resumed, read, queried, and its
+checkpoint used on another set of problems.
+"""
 
 from __future__ import annotations
 
@@ -131,7 +132,7 @@ def test_a_run_survives_kill_9_and_ctrl_c_and_can_be_read(tmp_path: Path) -> Non
 
 
 def ask(cwd: Path, root: Path) -> None:
-    """`forge chat` and `forge.solve`, judged and stored with the run."""
+    """Runs `forge chat` and `forge.solve`; their turns are judged and stored with the run."""
     (cwd / "f.py").write_text(FUNCTION)
     chatted = forge("chat", "small-1", "--problem", "f.py", "--turns", "2", "--json", cwd=cwd)
     assert chatted.returncode == 0, chatted.stderr
@@ -154,8 +155,9 @@ SOLVE = f"import forge; print(len(forge.solve({FUNCTION!r}, run='small-1', turns
 
 
 def play_others(cwd: Path) -> None:
-    """A directory in KernelBench's layout: evaluated, then GRPO, which says that this model finds
-    nothing in it to learn from."""
+    """Evaluates a directory in KernelBench's layout, then runs GRPO, which reports that this model
+    gets no signal from it.
+    """
     (cwd / "problems" / "level1").mkdir(parents=True)
     for name in ("tanh", "sigmoid", "exp"):
         (cwd / "problems" / "level1" / f"{name}.py").write_text(PROBLEM.format(name))
