@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from forge.errors import ConfigError
-from forge.store.schema.migrations import RUN_VERSION, check_version
+from forge.store.schema.migrations import (
+    RUN_VERSION,
+    check_version,
+    has_views,
+    split_statements,
+)
 from forge.store.schema.run_views import PLAIN_VIEWS, VIEWS
 
 if TYPE_CHECKING:
@@ -129,16 +134,14 @@ def _put_views_before(connection: sqlite3.Connection, *, version: int) -> None:
     compressed. None where both are as they should be.
     """
     ours = VIEWS if version == RUN_VERSION else PLAIN_VIEWS
-    wanted = [part.strip().rstrip(";") for part in ours.split(";\n") if part.strip()]
-    rows = connection.execute("SELECT sql FROM main.sqlite_master WHERE type = 'view'").fetchall()
     row = connection.execute("SELECT texts FROM main.runs").fetchone()
     is_plain = row is None or row[0] == "plain"
-    if is_plain and sorted(wanted) == sorted(sql for (sql,) in rows):
+    if is_plain and has_views(connection, ours):
         return
     if not is_plain:
         connection.execute(
             "CREATE TEMP VIEW texts AS SELECT text_id, sha256, num_bytes, text(body) AS body FROM "
             "main.texts"
         )
-    for sql in wanted:
+    for sql in split_statements(ours):
         connection.execute(sql.replace("CREATE VIEW", "CREATE TEMP VIEW", 1))

@@ -11,8 +11,9 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from forge.errors import ConfigError, ForgeError
 from forge.store.codec import Body, Lookup, decode_text
@@ -20,7 +21,18 @@ from forge.store.json_columns import BadColumn, find_bad_json
 from forge.store.layout import RunPaths, find_run
 from forge.store.opening import DAMAGED, connect, is_damage, open_read_only
 
+if TYPE_CHECKING:
+    from sqlite_utils import Database
+
 Params = Sequence[Any] | Mapping[str, Any]
+
+LOOKING_PRAGMAS = frozenset(
+    {
+        *("table_info", "table_xinfo", "table_list", "index_list", "index_info", "index_xinfo"),
+        "foreign_key_list",
+    }
+)
+"""Pragmas that take an argument and change nothing."""
 
 INTERRUPT_STEPS = 100_000
 """Instructions of SQLite between two looks for Ctrl-C: about a millisecond."""
@@ -109,6 +121,19 @@ class RunReader:
         row = next(self.stream(sql, params).rows, None)
         return None if row is None else row[0]
 
+    @cached_property
+    def db(self) -> Database:
+        """This connection as a read-only `sqlite_utils.Database`, for analysis.
+
+        `reader.db["v_steps"].rows_where("reward > ?", [0.5])`, `reader.db.schema`. Texts are
+        decoded and `text()` is there, as in `query`; writes raise sqlite3.DatabaseError. Closed
+        with the reader.
+        """
+        from sqlite_utils import Database
+
+        # Its pragma for recursive triggers is a write, which `_authorize` refuses.
+        return Database(self._connection, recursive_triggers=False)
+
     def data_version(self) -> int:
         """Changes when the writer has committed since the last call: 5 us to know that nothing is
         new.
@@ -193,13 +218,16 @@ def explain_sql(place: str) -> Iterator[None]:
 
 
 def _authorize(action: int, first: str | None, second: str | None, *_: object) -> int:
-    """No pragma that sets something but for a few that only look, and no database attached for
-    writing.
-    """
+    """Allows no pragma that sets something, and attaches databases read-only."""
     if action == sqlite3.SQLITE_ATTACH:
         is_read_only = bool(first) and ("mode=ro" in str(first) or "immutable=1" in str(first))
         return sqlite3.SQLITE_OK if is_read_only else sqlite3.SQLITE_DENY
+    return authorize_pragma(action, first, second)
+
+
+def authorize_pragma(action: int, first: str | None, second: str | None, *_: object) -> int:
+    """Denies a pragma that sets something; an authorizer for sqlite3, which allows the rest."""
     if action == sqlite3.SQLITE_PRAGMA and second is not None:
-        is_look = str(first).lower() in ("table_info", "table_xinfo", "index_list", "index_info")
-        return sqlite3.SQLITE_OK if is_look else sqlite3.SQLITE_DENY
+        is_looking = str(first).lower() in LOOKING_PRAGMAS
+        return sqlite3.SQLITE_OK if is_looking else sqlite3.SQLITE_DENY
     return sqlite3.SQLITE_OK

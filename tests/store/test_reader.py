@@ -7,6 +7,7 @@ import re
 import shutil
 import sqlite3
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -179,6 +180,45 @@ def test_a_notebook_opens_a_run_by_name(
     monkeypatch.chdir(roots["plain"].parent)
     with forge.open("toy-1") as reader:
         assert len(reader.rows("SELECT * FROM v_steps")) == 3
+
+
+@pytest.mark.parametrize("texts", ["plain", "zstd"])
+def test_a_run_is_analysed_through_sqlite_utils(roots: dict[str, Path], texts: str) -> None:
+    with forge.open(roots[texts]) as run:
+        steps = list(run.db["v_steps"].rows_where("step > ?", [1], order_by="step"))
+        assert [row["step"] for row in steps] == [2, 3]
+        assert run.db["turns"].count == 24
+        assert run.db.table("turns").pks == ["turn_row"]
+        assert set(view_names()) <= set(run.db.view_names())
+        (found,) = run.db.query("SELECT text(prompt_id) AS prompt FROM turns LIMIT 1")
+        assert found == {"prompt": "Write a kernel for softmax."}
+        assert "@triton.jit" in next(iter(run.db["v_turns"].rows))["code"]
+
+
+def test_the_database_of_a_reader_is_read_only_and_stays_in_wal(roots: dict[str, Path]) -> None:
+    path = roots["plain"] / "run.db"
+    before = path.read_bytes()
+    with forge.open(roots["plain"]) as run:
+        with pytest.raises(sqlite3.DatabaseError, match="readonly"):
+            run.db.table("steps").insert({"step": 1})
+        with pytest.raises(sqlite3.DatabaseError, match="readonly"):
+            run.db.table("turns").delete_where()
+        with pytest.raises(sqlite3.DatabaseError, match="not authorized"):
+            run.db.disable_wal()
+        assert run.db.journal_mode == "wal"
+        assert run.value("SELECT count(*) FROM v_turns") == 24
+    assert path.read_bytes() == before
+
+
+def test_sqlite_utils_is_imported_only_for_analysis(roots: dict[str, Path]) -> None:
+    """It takes half a second, most of it pandas."""
+    code = (
+        "import sys, forge\n"
+        f"with forge.open({str(roots['plain'])!r}) as run:\n"
+        "    assert run.steps() and run.show() and 'sqlite_utils' not in sys.modules\n"
+        "    assert run.db and 'sqlite_utils' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_a_directory_that_is_no_run_is_one_line(tmp_path: Path) -> None:

@@ -179,20 +179,27 @@ def _as(value: Any, kind: pyarrow.DataType) -> Any:
 
 
 def _export_sqlite(paths: RunPaths, path: Path) -> Exported:
-    """A copy that stock sqlite3 reads whole: texts plain, one file, no WAL."""
-    with _complete(path) as spare, closing(sqlite3.connect(spare, isolation_level=None)) as copy:
-        with closing(open_read_only(paths.run_db)[0]) as run:
-            # One snapshot: a copy would begin again whenever the run's writer commits.
-            run.execute("BEGIN")
-            run.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            run.backup(copy, pages=COPY_PAGES, progress=lambda *_: None)
-            copy.execute("PRAGMA journal_mode = DELETE")
-            copy.execute("PRAGMA synchronous = OFF")
-            bodies = body_lookup(run)
-            copy.create_function("text", 1, lambda body: decode_text(body, bodies))
-            copy.execute("UPDATE texts SET body = text(body) WHERE typeof(body) = 'blob'")
+    """Writes a copy that stock sqlite3 reads whole: texts plain, one file, no WAL."""
+    from sqlite_utils import Database
+
+    with (
+        _complete(path) as spare,
+        closing(sqlite3.connect(spare, isolation_level=None)) as connection,
+        closing(open_read_only(paths.run_db)[0]) as run,
+    ):
+        # One snapshot: a copy would begin again whenever the run's writer commits.
+        run.execute("BEGIN")
+        run.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        run.backup(connection, pages=COPY_PAGES, progress=lambda *_: None)
+        copy = Database(connection)
+        copy.disable_wal()
+        connection.execute("PRAGMA synchronous = OFF")
+        bodies = body_lookup(run)
+        copy.table("texts").convert(
+            "body", lambda body: decode_text(body, bodies), where="typeof(body) = 'blob'"
+        )
         copy.execute("UPDATE runs SET texts = 'plain'")
-        num = copy.execute("SELECT count(*) FROM turns").fetchone()[0]
+        num = copy.table("turns").count
     return Exported(name="run", path=str(path), num_rows=num, num_bytes=path.stat().st_size)
 
 

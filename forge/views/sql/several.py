@@ -24,6 +24,7 @@ from forge.store.reader import (
     RowStream,
     RowTable,
     RunReader,
+    authorize_pragma,
     body_lookup,
     let_interrupt,
     stream,
@@ -160,10 +161,7 @@ def _literal(text: str) -> str:
 
 
 def _authorize(action: int, first: str | None, second: str | None, *_: object) -> int:
-    """Nothing more is attached, and no pragma sets anything."""
+    """Allows no further database and no pragma that sets something."""
     if action in (sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH):
         return sqlite3.SQLITE_DENY
-    if action == sqlite3.SQLITE_PRAGMA and second is not None:
-        is_look = str(first).lower() in ("table_info", "table_xinfo", "index_list", "index_info")
-        return sqlite3.SQLITE_OK if is_look else sqlite3.SQLITE_DENY
-    return sqlite3.SQLITE_OK
+    return authorize_pragma(action, first, second)
