@@ -112,7 +112,7 @@ EXCEPTIONS: dict[str, set[str]] = {
 CROWDED = {
     "forge/evalpool/judge": 63,
     "forge/rollout": 16,
-    "forge/train/trainer": 28,
+    "forge/train/trainer": 26,
     "tui/widgets": 17,
 }
 """Rooms with more than MAX_FILES files. The judge is rebuilt in rooms of its own."""

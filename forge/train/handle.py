@@ -131,7 +131,7 @@ async def open_trainer(
     job.work_dir.mkdir(parents=True, exist_ok=True)
     spec = ChildSpec(
         name="trainer",
-        argv=(sys.executable, "-m", f"forge.train.trainer.{stage.kind}"),
+        argv=(sys.executable, "-m", "forge.train.trainer"),
         log_path=job.log_dir / "trainer.log",
         env=child_env(threads=stage.threads, gpus=job.gpus, extra=QUIET),
         socket_path=None,

@@ -20,7 +20,7 @@ FULL_AT_STEP_5 = """\
 import sys
 from pathlib import Path
 
-if "forge.train.trainer.grpo" in sys.orig_argv:
+if "forge.train.trainer" in sys.orig_argv:
     import accelerate.optimizer
     import torch
 

@@ -26,7 +26,7 @@ DECISION_TIMEOUT = timedelta(days=7)
 
 
 def join_process_group() -> None:
-    """Meet the other ranks, where `ranks.run_ranks` or torchrun started several."""
+    """Meet the other ranks, where `__main__.run_ranks` or torchrun started several."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return
     on_gpu = torch.cuda.is_available()

@@ -1,11 +1,14 @@
-"""A trainer on several GPUs: one process a GPU, under torchrun's environment variables.
+"""`python -m forge.train.trainer CONFIG.json`: the trainer child of an `[[stage]]`.
+
+With one rank this process trains. With several it starts one process for each, under torchrun's
+environment variables:
 
     trainer child ── starts ──▶ rank 0 (control.sock, files) ◀─ gloo, NCCL ─▶ rank 1 ... n-1
          └── waits; passes SIGTERM to rank 0 and SIGUSR1 to all; one that fails ends all
 
 torchrun itself gives every rank a session of its own, which our lease would not reach when we are
 killed, and 30 s to end after SIGTERM, in which no large checkpoint is written. So the ranks are
-started here, in our own process group. No torch: this process only waits.
+started here, in our own process group. The process that starts them only waits: no torch.
 """
 
 from __future__ import annotations
@@ -19,11 +22,34 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from forge.process.lease import die_with_parent
+from forge.process.lease import die_with_parent, hold_lease
 
 PARENT_VARIABLE = "FORGE_RANKS_PID"
 LAST_WORDS_S = 2.0
 """For the other ranks to write what they see of one that failed."""
+
+
+def main() -> None:
+    """Train the stage of the config, or start the ranks that do."""
+    config = hold_lease()
+    if is_parent_of_ranks(config):
+        run_ranks(num_ranks=config["num_ranks"], config_path=sys.argv[1])
+        return
+    # After the lease: these imports take seconds in which our owner may die.
+    from forge.train.trainer.parallel import end_rank
+    from forge.train.trainer.settings import Settings, start_logging
+
+    start_logging()
+    settings = Settings.load(config)
+    if settings.stage["kind"] == "sft":
+        from forge.train.trainer.answers import train_answers
+
+        train_answers(settings)
+    else:
+        from forge.train.trainer.grpo_stage import train_turns
+
+        train_turns(settings)
+    end_rank()
 
 
 def is_parent_of_ranks(config: Mapping[str, Any]) -> bool:
@@ -34,9 +60,9 @@ def is_parent_of_ranks(config: Mapping[str, Any]) -> bool:
     return config["num_ranks"] > 1 and "RANK" not in os.environ
 
 
-def run_ranks(module: str, *, num_ranks: int, config_path: str) -> None:
-    """Run `python -m module config_path` once a rank, and end as they do: exit 0 when all did, else
-    as the first that did not."""
+def run_ranks(*, num_ranks: int, config_path: str) -> None:
+    """Start one process for each rank, and end as they do: exit 0 when all did, else as the first
+    that did not."""
     shared = {
         "WORLD_SIZE": str(num_ranks),
         "LOCAL_WORLD_SIZE": str(num_ranks),
@@ -46,7 +72,7 @@ def run_ranks(module: str, *, num_ranks: int, config_path: str) -> None:
     }
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", module, config_path],
+            [sys.executable, "-m", "forge.train.trainer", config_path],
             env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
         )
         for rank in range(num_ranks)
@@ -84,3 +110,7 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+if __name__ == "__main__":
+    main()
