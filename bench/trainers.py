@@ -32,7 +32,7 @@ from typing import Any
 
 from trainers_workload import LOADS, SHAPES, Load, make_model, make_step
 
-from forge.train.trainer.parallel import join_process_group
+from forge.train.trainer.child.parallel import join_process_group
 
 ARM_TIMEOUT_S = 75.0
 ARMS = ("turns:16384", "turns:65536", "shared:16384", "shared:65536")
@@ -112,8 +112,8 @@ def run_turns(
 
     from forge.config.schema import GrpoStage, ModelTable, RolloutTable
     from forge.train.batch import write_batch
-    from forge.train.trainer.grpo_stage import make_trainer
-    from forge.train.trainer.settings import Settings
+    from forge.train.trainer.child.settings import Settings
+    from forge.train.trainer.grpo.stage import make_trainer
 
     for step, samples in enumerate(batches):
         write_batch(at / f"{step}.npz", samples)

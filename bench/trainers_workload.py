@@ -85,7 +85,7 @@ def make_model(shape: str, at: Path) -> Path:
     the short prompts of generated problems have as many tokens as real ones: 410 on average.
     """
     from forge.config.schema import TinyModel
-    from forge.train.trainer.init_model import make_model as make
+    from forge.train.trainer.model.init_model import make_model as make
 
     table = TinyModel.model_construct(**SHAPES[shape], max_context_tokens=32768)
     sizes = {**table.model_dump(), "initializer_range": 0.02}

@@ -47,7 +47,18 @@ ROOMS: dict[str, set[str]] = {
     "evalpool.judge": {"config.schema", "process", "evalpool"},
     # train: the trainer
     "train": {"config.schema", "process", "control"},
-    "train.trainer": {"config.schema", "process", "control", "train"},
+    "train.trainer": {
+        "process", "train.trainer.child", "train.trainer.sft", "train.trainer.grpo",
+    },
+    "train.trainer.child": {"process", "train"},
+    "train.trainer.model": {"process", "train", "train.trainer.child", "train.trainer.grpo"},
+    "train.trainer.publish": {"train", "train.trainer.child"},
+    "train.trainer.sft": {
+        "train", "train.trainer.child", "train.trainer.model", "train.trainer.publish",
+    },
+    "train.trainer.grpo": {
+        "train", "train.trainer.child", "train.trainer.model", "train.trainer.publish",
+    },
     # store: the run directory
     "store": {"store.schema"},
     "store.schema": set(),
@@ -112,7 +123,6 @@ EXCEPTIONS: dict[str, set[str]] = {
 CROWDED = {
     "forge/evalpool/judge": 63,
     "forge/rollout": 16,
-    "forge/train/trainer": 26,
     "tui/widgets": 17,
 }
 """Rooms with more than MAX_FILES files. The judge is rebuilt in rooms of its own."""

@@ -83,7 +83,7 @@ class TrainerJob:
     """The longest that the runner takes to serve new weights everywhere."""
 
     def config(self) -> dict[str, Any]:
-        """As the child reads it (`trainer.settings`)."""
+        """As the child reads it (`trainer.child.settings`)."""
         return {
             "stage": self.stage.model_dump(mode="json"),
             "model": self.model.model_dump(mode="json"),
@@ -164,7 +164,7 @@ async def run_init_model(
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     spec = ChildSpec(
         name="init-model",
-        argv=(sys.executable, "-m", "forge.train.trainer.init_model"),
+        argv=(sys.executable, "-m", "forge.train.trainer.model.init_model"),
         log_path=log_dir / "init-model.log",
         env=child_env(threads=threads, extra=QUIET),
         socket_path=None,

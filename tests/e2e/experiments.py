@@ -70,7 +70,7 @@ def teach(model_dir: Path, *, problems: list[Path]) -> None:
     import torch
     from transformers import Qwen3ForCausalLM
 
-    from forge.train.trainer.init_model import make_model
+    from forge.train.trainer.model.init_model import make_model
 
     prompts = [first_messages(load_problem(path)) for path in problems]
     texts = [message.content for prompt in prompts for message in prompt]

@@ -37,7 +37,7 @@ TEXTS = [
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model directory as `run_init_model` leaves it, made in this process."""
-    from forge.train.trainer.init_model import make_model
+    from forge.train.trainer.model.init_model import make_model
 
     path = tmp_path_factory.mktemp("models") / "tiny"
     make_model(SIZES.model_dump(), texts=TEXTS, model_dir=path, seed=0)

@@ -77,7 +77,7 @@ def test_what_needs_a_missing_package_says_which(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_tables_reach_trl(tiny_model: Path, tmp_path: Path) -> None:
-    from forge.train.trainer.arguments import trainer_arguments
+    from forge.train.trainer.child.arguments import trainer_arguments
 
     stage = GRPO.model_copy(
         update={
@@ -99,7 +99,7 @@ def test_the_tables_reach_trl(tiny_model: Path, tmp_path: Path) -> None:
 def test_a_schedule_ends_at_the_lowest_rate(tiny_model: Path, tmp_path: Path, kind: str) -> None:
     import torch
 
-    from forge.train.trainer.grpo_stage import make_trainer
+    from forge.train.trainer.grpo.stage import make_trainer
 
     stage = GRPO.model_copy(update={"schedule": kind, "min_learning_rate": 1e-4})
     server: Any = None
@@ -120,9 +120,9 @@ def test_a_schedule_ends_at_the_lowest_rate(tiny_model: Path, tmp_path: Path, ki
 @pytest.mark.slow
 def test_an_adapter_on_4_bits_is_trained_and_published_alone(tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
-    from forge.train.trainer.control import StopFlag
-    from forge.train.trainer.grpo_stage import Reporter, make_trainer
-    from forge.train.trainer.init_model import make_model
+    from forge.train.trainer.child.control import StopFlag
+    from forge.train.trainer.grpo.stage import Reporter, make_trainer
+    from forge.train.trainer.model.init_model import make_model
     from tests.train.test_moe_step import Supervisor
 
     sizes = SIZES.model_copy(update={"hidden_size": 64, "intermediate_size": 128})  # blocks of 64

@@ -54,8 +54,8 @@ class Slow:
 
 
 def train(model: Path, at: Path, *, staleness: int, stage: GrpoStage = STAGE, **keys: Any) -> Slow:
-    from forge.train.trainer.control import StopFlag
-    from forge.train.trainer.grpo_stage import Reporter, make_trainer
+    from forge.train.trainer.child.control import StopFlag
+    from forge.train.trainer.grpo.stage import Reporter, make_trainer
 
     rollout = RolloutTable(max_staleness=staleness).model_dump(mode="json")
     server: Any = Slow(at)
@@ -97,7 +97,7 @@ def test_weights_go_out_each_nth_step_and_at_the_last(tiny_model: Path, tmp_path
 
 
 def test_the_publisher_knows_what_is_on_its_way_and_raises_what_went_wrong() -> None:
-    from forge.train.trainer.background import Publisher
+    from forge.train.trainer.publish.background import Publisher
 
     publisher, go = Publisher(), threading.Event()
     assert publisher.weights_version is None
@@ -130,7 +130,7 @@ def test_what_is_written_is_what_the_weights_were_when_they_were_handed_over(
     from safetensors.torch import load_file
     from transformers import Qwen3ForCausalLM
 
-    from forge.train.trainer.weights import save_weights, snapshot
+    from forge.train.trainer.publish.weights import save_weights, snapshot
 
     model = Qwen3ForCausalLM.from_pretrained(tiny_model)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -157,7 +157,7 @@ def test_what_a_router_adds_is_written_as_it_is_trained_whatever_the_dtype(
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
     from transformers import AfmoeConfig, AfmoeForCausalLM
 
-    from forge.train.trainer.weights import snapshot
+    from forge.train.trainer.publish.weights import snapshot
 
     config = AfmoeConfig(
         vocab_size=64, hidden_size=16, intermediate_size=16, moe_intermediate_size=8,
@@ -181,8 +181,9 @@ def test_what_a_router_adds_is_written_as_it_is_trained_whatever_the_dtype(
 def test_a_rank_that_writes_nothing_copies_nothing(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from forge.train.trainer import turns, weights
-    from forge.train.trainer.grpo_stage import make_trainer
+    from forge.train.trainer.grpo import trainer as turns
+    from forge.train.trainer.grpo.stage import make_trainer
+    from forge.train.trainer.publish import weights
 
     num_copied: list[int] = []
 

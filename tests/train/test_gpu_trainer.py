@@ -32,7 +32,7 @@ NEAR = 0.03
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from forge.train.trainer.init_model import make_model
+    from forge.train.trainer.model.init_model import make_model
 
     path = tmp_path_factory.mktemp("models") / "m"
     make_model(SIZES.model_dump(), texts=TEXTS, model_dir=path, seed=0)
@@ -109,7 +109,7 @@ def test_prefixes_are_shared_by_torchs_own_kernel(
 def test_the_numbers_of_a_full_card_are_those_of_the_card() -> None:
     import torch
 
-    from forge.train.trainer.memory import reported_when_full
+    from forge.train.trainer.child.memory import reported_when_full
 
     said: list[dict[str, Any]] = []
     control: Any = SimpleNamespace(failed=lambda **numbers: said.append(numbers))

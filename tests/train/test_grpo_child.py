@@ -32,7 +32,7 @@ def make_samples(num: int, *, seed: int, version: int, model_dir: Path) -> list[
     """Random tokens of random lengths, with the model's own log probabilities."""
     from transformers import Qwen3ForCausalLM
 
-    from forge.train.trainer.probes import score
+    from forge.train.trainer.publish.probes import score
 
     model = Qwen3ForCausalLM.from_pretrained(model_dir)
     draw = random.Random(seed)
@@ -92,7 +92,7 @@ def mean_gap(model_dir: str, probe: dict[str, Any]) -> float:
     """Mean |Δ logprob| of a published directory to a probe."""
     from transformers import Qwen3ForCausalLM
 
-    from forge.train.trainer.probes import score
+    from forge.train.trainer.publish.probes import score
 
     model = Qwen3ForCausalLM.from_pretrained(model_dir)
     got = score(model, probe["prompt_ids"], probe["completion_ids"])
@@ -154,10 +154,10 @@ def test_an_adapter_is_published_alone_and_trained_further_on_its_base(
     from peft import PeftModel
     from transformers import Qwen3ForCausalLM
 
-    from forge.train.trainer.grpo_stage import make_trainer
-    from forge.train.trainer.probes import Tokens, probe, score
-    from forge.train.trainer.settings import Settings
-    from forge.train.trainer.weights import save_weights
+    from forge.train.trainer.child.settings import Settings
+    from forge.train.trainer.grpo.stage import make_trainer
+    from forge.train.trainer.publish.probes import Tokens, probe, score
+    from forge.train.trainer.publish.weights import save_weights
 
     table = ModelTable(path=str(tiny_model), lora=LoraTable(r=4))
     settings = Settings(
@@ -201,7 +201,7 @@ class Wishing:
         self.heard: list[tuple[str, int]] = []
 
     def take(self, *, step: int) -> Any:
-        from forge.train.trainer.control import Batch
+        from forge.train.trainer.child.control import Batch
 
         self.heard.append(("take", step))
         if step == len(self.batches):
@@ -210,7 +210,7 @@ class Wishing:
         return Batch(step=step + 1, samples_path=self.at / f"{step}.npz", wait_s=0.0)
 
     def trained(self, *, step: int, metrics: Any) -> Any:
-        from forge.train.trainer.control import Wishes
+        from forge.train.trainer.child.control import Wishes
 
         self.heard.append(("trained", step))
         return Wishes(save=step == 1, evaluate=step == 1)
@@ -228,9 +228,9 @@ class Wishing:
 def test_what_the_supervisor_wants_of_a_step_is_done_before_the_next(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    from forge.train.trainer.control import StopFlag
-    from forge.train.trainer.grpo_stage import Reporter, make_trainer
-    from forge.train.trainer.settings import Settings
+    from forge.train.trainer.child.control import StopFlag
+    from forge.train.trainer.child.settings import Settings
+    from forge.train.trainer.grpo.stage import Reporter, make_trainer
 
     stage = STAGE.model_copy(update={"publish_every": 2, "save_every": 100})
     settings = Settings(

@@ -59,8 +59,8 @@ def plain_loss(model: Any, samples: list[Sample], kind: str) -> torch.Tensor:
 
 
 def trainer_of(model_dir: Path, at: Path, **stage: Any) -> Any:
-    from forge.train.trainer.grpo_stage import make_trainer
-    from forge.train.trainer.settings import Settings
+    from forge.train.trainer.child.settings import Settings
+    from forge.train.trainer.grpo.stage import make_trainer
 
     table = GrpoStage(
         kind="grpo", steps=1, learning_rate=1e-3, clip_low=CLIP_LOW, clip_high=CLIP_HIGH, **stage
@@ -90,7 +90,7 @@ def trainer(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def loss_of(trainer: Any, samples: list[Sample], *, max_tokens: int) -> float:
     """Loss of a whole batch; leaves its gradient."""
-    from forge.train.trainer.microbatches import cut_batch
+    from forge.train.trainer.grpo.microbatches import cut_batch
 
     trainer.current_gradient_accumulation_steps = 1
     trainer._cut = cut_batch(samples, max_tokens=max_tokens)
@@ -147,7 +147,7 @@ def test_a_batch_is_passed_over_as_often_as_asked(
     trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from forge.train.batch import write_batch
-    from forge.train.trainer.control import Batch
+    from forge.train.trainer.child.control import Batch
 
     write_batch(tmp_path / "b.npz", make_samples(5))
     offered = [Batch(step=1, samples_path=tmp_path / "b.npz", wait_s=0.0)]
@@ -163,7 +163,7 @@ def test_a_batch_is_passed_over_as_often_as_asked(
 
 
 def test_micro_batches_hold_every_sample_once_within_the_budget() -> None:
-    from forge.train.trainer.microbatches import cut_batch
+    from forge.train.trainer.grpo.microbatches import cut_batch
 
     samples = make_samples(20)
     cut = cut_batch(samples, max_tokens=100)

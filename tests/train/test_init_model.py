@@ -35,7 +35,7 @@ def make(at: Path, name: str) -> NewModel:
 
 @pytest.mark.slow
 def test_the_same_seed_makes_the_same_bytes(tmp_path: Path) -> None:
-    from forge.train.trainer.init_model import make_model
+    from forge.train.trainer.model.init_model import make_model
 
     texts = [f"def f{n}(x):\n    return tl.exp(x)\n" for n in range(40)]
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps(t) + "\n" for t in texts))

@@ -98,8 +98,8 @@ def test_a_mixture_steps_and_is_served_with_what_it_learned(
     tiny_model: Path, tmp_path: Path, kind: str, lora: LoraTable | None
 ) -> None:
     from forge.serve.hf.engine import HfEngine, HfSettings
-    from forge.train.trainer.control import StopFlag
-    from forge.train.trainer.grpo_stage import Reporter, make_trainer
+    from forge.train.trainer.child.control import StopFlag
+    from forge.train.trainer.grpo.stage import Reporter, make_trainer
 
     model_dir = make_mixture(kind, tmp_path / "model", tokenizer=tiny_model)
     table = ModelTable(path=str(model_dir), lora=lora).model_dump(mode="json")

@@ -36,7 +36,7 @@ def get_no_context(*args: Any) -> NoReturn:
 
 
 def settings_of(stage: GrpoStage | SftStage, model_dir: Path, at: Path, **changes: Any) -> Any:
-    from forge.train.trainer.settings import Settings
+    from forge.train.trainer.child.settings import Settings
 
     keys: dict[str, Any] = {
         "stage": stage.model_dump(mode="json"),
@@ -57,8 +57,8 @@ def test_sft_tells_the_halved_size_after_a_restart(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     budget: int | None, told: int | None,
 ) -> None:  # fmt: skip
-    from forge.train.trainer import answers
-    from forge.train.trainer.control import Control, StopFlag
+    from forge.train.trainer.child.control import Control, StopFlag
+    from forge.train.trainer.sft import trainer as answers
 
     heard: list[dict[str, Any]] = []
     monkeypatch.setattr(answers, "make_trainer", run_out)
@@ -81,9 +81,9 @@ def test_the_numbers_of_a_full_gpu_are_told_before_the_trainer_ends(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from forge.train.trainer import grpo_stage
-    from forge.train.trainer.control import StopFlag
-    from forge.train.trainer.turns import TurnTrainer
+    from forge.train.trainer.child.control import StopFlag
+    from forge.train.trainer.grpo import stage as grpo_stage
+    from forge.train.trainer.grpo.trainer import TurnTrainer
 
     class Full(TurnTrainer):
         def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -117,8 +117,9 @@ def test_a_publish_that_failed_beside_a_wait_for_a_batch_ends_the_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The next batch may not come before that publish."""
-    from forge.train.trainer import grpo_stage, turns
-    from forge.train.trainer.control import StopFlag
+    from forge.train.trainer.child.control import StopFlag
+    from forge.train.trainer.grpo import stage as grpo_stage
+    from forge.train.trainer.grpo import trainer as turns
 
     monkeypatch.setattr(turns, "write_and_offer", run_out)
     monkeypatch.setattr(StopFlag, "install", lambda self: None)
@@ -143,8 +144,9 @@ def test_a_publish_that_failed_beside_a_wait_for_a_batch_ends_the_wait(
 def test_a_gpu_too_full_to_meet_the_other_ranks_on_is_told(
     kind: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from forge.train.trainer import answers, grpo_stage
-    from forge.train.trainer.control import Control, StopFlag
+    from forge.train.trainer.child.control import Control, StopFlag
+    from forge.train.trainer.grpo import stage as grpo_stage
+    from forge.train.trainer.sft import trainer as answers
 
     heard: list[dict[str, Any]] = []
     monkeypatch.setattr(StopFlag, "install", lambda self: None)
@@ -169,7 +171,7 @@ def test_a_gpu_too_full_to_meet_the_other_ranks_on_is_told(
     ],
 )
 def test_a_full_gpu_is_told_whoever_could_not_allocate(text: str, is_told: bool) -> None:
-    from forge.train.trainer.memory import reported_when_full
+    from forge.train.trainer.child.memory import reported_when_full
 
     told: list[dict[str, Any]] = []
     control: Any = SimpleNamespace(failed=lambda **numbers: told.append(numbers))
@@ -182,7 +184,7 @@ def test_a_full_gpu_is_told_whoever_could_not_allocate(text: str, is_told: bool)
 
 
 def test_a_gpu_too_full_for_a_context_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    from forge.train.trainer.memory import reported_when_full
+    from forge.train.trainer.child.memory import reported_when_full
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", get_no_context)
@@ -201,8 +203,8 @@ def test_half_the_scale_cuts_micro_batches_of_half_the_size(
     tiny_model: Path, tmp_path: Path, shares: bool
 ) -> None:
     from forge.train.batch import write_batch
-    from forge.train.trainer.control import Batch
-    from forge.train.trainer.grpo_stage import make_trainer
+    from forge.train.trainer.child.control import Batch
+    from forge.train.trainer.grpo.stage import make_trainer
 
     path = tmp_path / "b.npz"
     write_batch(path, make_samples(12, seed=1))
@@ -223,7 +225,7 @@ def test_sft_without_a_budget_halves_its_whole_batch_and_learns_the_same(
 ) -> None:
     from datasets import Dataset
 
-    from forge.train.trainer.answers import make_trainer
+    from forge.train.trainer.sft.trainer import make_trainer
 
     draw = torch.Generator().manual_seed(0)
     sizes = [5, 9, 14, 20, 21, 33]
@@ -255,8 +257,8 @@ def test_sft_without_a_budget_halves_its_whole_batch_and_learns_the_same(
 def test_no_micro_batch_of_several_rows_is_above_its_budget(
     rows: int, width: int, budget: int, scale: float
 ) -> None:
-    from forge.train.trainer.answers import num_cuts
-    from forge.train.trainer.rows import cut_rows
+    from forge.train.trainer.sft.rows import cut_rows
+    from forge.train.trainer.sft.trainer import num_cuts
 
     stage = SFT.model_copy(update={"micro_batch_tokens": budget})
     settings = settings_of(stage, Path(), Path(), micro_batch_scale=scale)

@@ -19,8 +19,8 @@ from forge.records import Sample
 from forge.runner.plan.gpu_costs import KEYS_PER_TOKEN as PLANNED_KEYS
 from forge.runner.plan.prefix_sharing import TRIED
 from forge.train.refusals import has_windows, refusals
-from forge.train.trainer.microbatches import cut_batch, num_tokens
-from forge.train.trainer.prefixes import KEYS_PER_TOKEN, pack, rows_by_prefix
+from forge.train.trainer.grpo.microbatches import cut_batch, num_tokens
+from forge.train.trainer.grpo.prefixes import KEYS_PER_TOKEN, pack, rows_by_prefix
 from tests.train.test_oom import settings_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -62,7 +62,7 @@ def make_pair(
     model_dir: Path, at: Path, *, lora: LoraTable | None = None, **keys: Any
 ) -> dict[bool, Any]:
     """A trainer that shares prefixes, and one that does not. Keys are the stage's."""
-    from forge.train.trainer.grpo_stage import make_trainer
+    from forge.train.trainer.grpo.stage import make_trainer
 
     server: Any = None
     table = ModelTable(path=str(model_dir), lora=lora).model_dump(mode="json")
@@ -83,7 +83,7 @@ def trainers(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
 
 def loss_of(trainer: Any, samples: list[Sample], *, shares: bool, max_tokens: int) -> float:
     """Of a whole batch; leaves its gradient."""
-    from forge.train.trainer.microbatches import cut_batch
+    from forge.train.trainer.grpo.microbatches import cut_batch
 
     trainer.current_gradient_accumulation_steps = 1
     cut = cut_batch(samples, max_tokens=max_tokens, shares_prefixes=shares)
@@ -168,7 +168,7 @@ def test_what_a_stage_may_ask_is_the_same_with_shared_prefixes(
 def test_what_is_probed_and_scored_without_a_row_is_what_it_was(
     trainers: dict[bool, Any],
 ) -> None:
-    from forge.train.trainer.probes import score
+    from forge.train.trainer.publish.probes import score
 
     prompt, answer = list(range(5, 30)), list(range(40, 60))
     want = score(trainers[False].policy, prompt, answer)

@@ -199,7 +199,7 @@ def ranks_of(pid: int) -> list[int]:
 def test_every_rank_has_as_many_micro_batches_and_each_sample_counts_once(
     num: int, max_tokens: int, num_ranks: int, is_shared: bool
 ) -> None:
-    from forge.train.trainer.microbatches import cut_batch
+    from forge.train.trainer.grpo.microbatches import cut_batch
 
     samples = make_samples(num, seed=num)
     shares = [

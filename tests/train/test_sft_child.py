@@ -68,8 +68,9 @@ async def train(
 
 def trainer_of(model: Path, at: Path, stage: SftStage = STAGE) -> Any:
     """The stage's trainer in this process."""
-    from forge.train.trainer.answers import make_trainer, read_rows
-    from forge.train.trainer.settings import Settings
+    from forge.train.trainer.child.settings import Settings
+    from forge.train.trainer.sft.rows import read_rows
+    from forge.train.trainer.sft.trainer import make_trainer
 
     settings = Settings(
         stage=stage.model_dump(mode="json"),
@@ -132,7 +133,7 @@ def test_a_killed_stage_resumes_and_ends_as_if_it_had_not_been(
 
 
 def test_batches_hold_rows_of_like_length_and_every_row_once_a_pass() -> None:
-    from forge.train.trainer.rows import BatchOrder
+    from forge.train.trainer.sft.rows import BatchOrder
 
     draw = random.Random(0)
     lengths = [draw.randrange(10, 400) for _ in range(64)]
@@ -152,8 +153,8 @@ def test_batches_hold_rows_of_like_length_and_every_row_once_a_pass() -> None:
 def test_tokens_a_second_are_those_that_were_trained(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from forge.train.trainer import answers
-    from forge.train.trainer.control import StopFlag, Wishes
+    from forge.train.trainer.child.control import StopFlag, Wishes
+    from forge.train.trainer.sft import trainer as answers
 
     write_rows(tmp_path / "rows.jsonl")
     trainer = trainer_of(tiny_model, tmp_path)
@@ -180,8 +181,8 @@ def test_tokens_a_second_are_those_that_were_trained(
 def test_a_checkpoint_that_the_supervisor_wants_is_saved_at_the_end_of_that_step(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    from forge.train.trainer import answers
-    from forge.train.trainer.control import StopFlag, Wishes
+    from forge.train.trainer.child.control import StopFlag, Wishes
+    from forge.train.trainer.sft import trainer as answers
 
     write_rows(tmp_path / "rows.jsonl")
     stage = STAGE.model_copy(update={"steps": 3, "save_every": 9})

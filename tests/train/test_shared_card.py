@@ -11,7 +11,7 @@ import pytest
 from forge.config.schema import GrpoStage, SftStage
 from forge.errors import Stalled
 from forge.process.gpu_lease import GpuLease
-from forge.train.trainer import card
+from forge.train.trainer.child import card
 from tests.train.test_ranks import make_samples
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -76,8 +76,8 @@ def test_every_micro_batch_holds_the_card_and_the_step_ends_with_it_free(
 
 
 def grpo(settings: Any, at: Path) -> Any:
-    from forge.train.trainer.control import StopFlag
-    from forge.train.trainer.grpo_stage import Reporter, make_trainer
+    from forge.train.trainer.child.control import StopFlag
+    from forge.train.trainer.grpo.stage import Reporter, make_trainer
     from tests.train.test_moe_step import Supervisor
 
     server: Any = Supervisor(at)
@@ -91,8 +91,8 @@ def sft(settings: Any) -> Any:
 
     from datasets import Dataset
 
-    from forge.train.trainer.answers import Reporter, make_trainer
-    from forge.train.trainer.control import StopFlag
+    from forge.train.trainer.child.control import StopFlag
+    from forge.train.trainer.sft.trainer import Reporter, make_trainer
 
     ids = [[*s.prompt_ids, *s.completion_ids] for s in make_samples(4, seed=1)]
     rows = Dataset.from_dict({"input_ids": ids, "labels": ids})

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from forge.train.trainer.control import Control, StopFlag
+from forge.train.trainer.child.control import Control, StopFlag
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -33,7 +33,7 @@ BITS4_BYTES = 0.56
 LOGIT_TILE = (4096, 32_768)
 """Tokens by vocabulary entries: what TRL's output layer holds of the logits at once."""
 KEYS_PER_TOKEN = 4
-"""At most, where prefixes are shared: `forge.train.trainer.prefixes`."""
+"""At most, where prefixes are shared: `forge.train.trainer.grpo.prefixes`."""
 SLACK = 1.15
 """Of activations: fragmentation, buffers of the products."""
 NUM_ADAPTERS = 4

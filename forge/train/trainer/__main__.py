@@ -36,17 +36,17 @@ def main() -> None:
         run_ranks(num_ranks=config["num_ranks"], config_path=sys.argv[1])
         return
     # After the lease: these imports take seconds in which our owner may die.
-    from forge.train.trainer.parallel import end_rank
-    from forge.train.trainer.settings import Settings, start_logging
+    from forge.train.trainer.child.parallel import end_rank
+    from forge.train.trainer.child.settings import Settings, start_logging
 
     start_logging()
     settings = Settings.load(config)
     if settings.stage["kind"] == "sft":
-        from forge.train.trainer.answers import train_answers
+        from forge.train.trainer.sft.trainer import train_answers
 
         train_answers(settings)
     else:
-        from forge.train.trainer.grpo_stage import train_turns
+        from forge.train.trainer.grpo.stage import train_turns
 
         train_turns(settings)
     end_rank()

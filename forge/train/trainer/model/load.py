@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forge.train.trainer.prefixes import ATTENTION, register_attention
-from forge.train.trainer.quantize import quantization
+from forge.train.trainer.grpo.prefixes import ATTENTION, register_attention
+from forge.train.trainer.model.quantize import quantization
 
 if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
 
-    from forge.train.trainer.settings import Settings
+    from forge.train.trainer.child.settings import Settings
 
 
 def load_model(settings: Settings) -> PreTrainedModel | PeftModel:

@@ -28,7 +28,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface
 
-from forge.train.trainer.varlen import attend_to_own_keys
+from forge.train.trainer.model.attention import attend_to_own_keys
 
 if TYPE_CHECKING:
     from forge.records import Sample

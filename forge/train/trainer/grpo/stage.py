@@ -17,18 +17,18 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from trl.trainer.grpo_config import GRPOConfig
 
 from forge.train.durable import find_last_checkpoint
-from forge.train.trainer.adapters import new_adapter
-from forge.train.trainer.arguments import trainer_arguments
-from forge.train.trainer.control import Control, StopFlag
-from forge.train.trainer.memory import reported_when_full
-from forge.train.trainer.model import load_model
-from forge.train.trainer.parallel import join_process_group
-from forge.train.trainer.scoring import score_labelled_positions_only
-from forge.train.trainer.settings import load_tokenizer
-from forge.train.trainer.turns import TurnTrainer
+from forge.train.trainer.child.arguments import trainer_arguments
+from forge.train.trainer.child.control import Control, StopFlag
+from forge.train.trainer.child.memory import reported_when_full
+from forge.train.trainer.child.parallel import join_process_group
+from forge.train.trainer.child.settings import load_tokenizer
+from forge.train.trainer.grpo.trainer import TurnTrainer
+from forge.train.trainer.model.adapters import new_adapter
+from forge.train.trainer.model.load import load_model
+from forge.train.trainer.model.scoring import score_labelled_positions_only
 
 if TYPE_CHECKING:
-    from forge.train.trainer.settings import Settings
+    from forge.train.trainer.child.settings import Settings
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from peft import LoraConfig
 
-    from forge.train.trainer.settings import Settings
+    from forge.train.trainer.child.settings import Settings
 
 
 def new_adapter(settings: Settings) -> LoraConfig | None:

@@ -17,7 +17,7 @@ from forge.train.durable import STAGING, checkpoints, put_in_place
 if TYPE_CHECKING:
     from transformers import Trainer
 
-    from forge.train.trainer.parallel import World
+    from forge.train.trainer.child.parallel import World
 
     Base = Trainer
 else:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from forge.train.trainer.prefixes import PrefixRow, pack, rows_by_prefix
+from forge.train.trainer.grpo.prefixes import PrefixRow, pack, rows_by_prefix
 
 if TYPE_CHECKING:
     from forge.records import Sample

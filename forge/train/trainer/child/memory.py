@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from forge.train.trainer.control import Control
+    from forge.train.trainer.child.control import Control
 
 logger = logging.getLogger(__name__)
 

@@ -23,19 +23,19 @@ from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling, SFTTrainer
 
 from forge.train.durable import find_last_checkpoint
-from forge.train.trainer.adapters import new_adapter
-from forge.train.trainer.arguments import trainer_arguments
-from forge.train.trainer.card import SharedCard
-from forge.train.trainer.checkpoint import WholeCheckpoints
-from forge.train.trainer.control import Control, StopFlag, Wishes
-from forge.train.trainer.memory import reported_when_full, take_peak_bytes
-from forge.train.trainer.model import load_model
-from forge.train.trainer.parallel import World, join_process_group
-from forge.train.trainer.probes import Tokens, probe
-from forge.train.trainer.rows import BatchOrder, cut_rows, read_rows
-from forge.train.trainer.scoring import score_labelled_positions_only
-from forge.train.trainer.settings import Settings, load_tokenizer
-from forge.train.trainer.weights import free_dir, save_weights, snapshot
+from forge.train.trainer.child.arguments import trainer_arguments
+from forge.train.trainer.child.card import SharedCard
+from forge.train.trainer.child.checkpoint import WholeCheckpoints
+from forge.train.trainer.child.control import Control, StopFlag, Wishes
+from forge.train.trainer.child.memory import reported_when_full, take_peak_bytes
+from forge.train.trainer.child.parallel import World, join_process_group
+from forge.train.trainer.child.settings import Settings, load_tokenizer
+from forge.train.trainer.model.adapters import new_adapter
+from forge.train.trainer.model.load import load_model
+from forge.train.trainer.model.scoring import score_labelled_positions_only
+from forge.train.trainer.publish.probes import Tokens, probe
+from forge.train.trainer.publish.weights import free_dir, save_weights, snapshot
+from forge.train.trainer.sft.rows import BatchOrder, cut_rows, read_rows
 
 if TYPE_CHECKING:
     from torch.utils.data import Sampler

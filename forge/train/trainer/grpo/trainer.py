@@ -28,20 +28,20 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import use_adapter
 
 from forge.train.batch import read_batch
-from forge.train.trainer.background import Publisher, write_and_offer
-from forge.train.trainer.card import SharedCard
-from forge.train.trainer.checkpoint import WholeCheckpoints
-from forge.train.trainer.memory import take_peak_bytes
-from forge.train.trainer.microbatches import MicroBatch, cut_batch
-from forge.train.trainer.parallel import LocalNumbers, World
-from forge.train.trainer.probes import Prober
-from forge.train.trainer.stepstats import StepStats
-from forge.train.trainer.weights import snapshot
+from forge.train.trainer.child.card import SharedCard
+from forge.train.trainer.child.checkpoint import WholeCheckpoints
+from forge.train.trainer.child.memory import take_peak_bytes
+from forge.train.trainer.child.parallel import LocalNumbers, World
+from forge.train.trainer.grpo.microbatches import MicroBatch, cut_batch
+from forge.train.trainer.grpo.stepstats import StepStats
+from forge.train.trainer.publish.background import Publisher, write_and_offer
+from forge.train.trainer.publish.probes import Prober
+from forge.train.trainer.publish.weights import snapshot
 
 if TYPE_CHECKING:
-    from forge.train.trainer.control import Batch, Control, Wishes
-    from forge.train.trainer.prefixes import PrefixRow
-    from forge.train.trainer.settings import Settings
+    from forge.train.trainer.child.control import Batch, Control, Wishes
+    from forge.train.trainer.child.settings import Settings
+    from forge.train.trainer.grpo.prefixes import PrefixRow
 
 logger = logging.getLogger(__name__)
 

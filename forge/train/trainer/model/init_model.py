@@ -1,5 +1,5 @@
-"""`python -m forge.train.trainer.init_model CONFIG.json`: a random Qwen3 and a tokenizer trained on
-the run's texts.
+"""`python -m forge.train.trainer.model.init_model CONFIG.json`: a random Qwen3 and a tokenizer
+trained on the run's texts.
 
 Config: `tiny` (the [model.tiny] table), `texts_path` (JSON lines, a string each), `model_dir`,
 `seed`, `result_path`. The model directory appears when it is whole; the result file says how large
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CHAT_TEMPLATE = Path(__file__).parents[2] / "data" / "chat_template.jinja"
+CHAT_TEMPLATE = Path(__file__).parents[3] / "data" / "chat_template.jinja"
 
 
 def main() -> None:
     config = hold_lease()
-    from forge.train.trainer.settings import start_logging
+    from forge.train.trainer.child.settings import start_logging
 
     start_logging()
     with Path(config["texts_path"]).open() as lines:
@@ -44,7 +44,7 @@ def make_model(
     tiny: Mapping[str, Any], *, texts: Sequence[str], model_dir: Path, seed: int
 ) -> dict[str, int]:
     """Write the directory; returns its sizes."""
-    from forge.train.trainer.tokenizer import save_tokenizer, train_tokenizer
+    from forge.train.trainer.model.tokenizer import save_tokenizer, train_tokenizer
 
     tokenizer = train_tokenizer(texts, vocab_size=tiny["vocab_size"])
     model = random_qwen3(tiny, tokenizer=tokenizer, seed=seed)
@@ -65,7 +65,7 @@ def random_qwen3(tiny: Mapping[str, Any], *, tokenizer: Tokenizer, seed: int) ->
     import torch
     from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
-    from forge.train.trainer.tokenizer import END_OF_TEXT, TURN_END
+    from forge.train.trainer.model.tokenizer import END_OF_TEXT, TURN_END
 
     end, pad = tokenizer.token_to_id(TURN_END), tokenizer.token_to_id(END_OF_TEXT)
     config = Qwen3Config(

@@ -18,13 +18,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from forge.train.durable import is_kept
-from forge.train.trainer.weights import free_dir, save_weights
+from forge.train.trainer.publish.weights import free_dir, save_weights
 
 if TYPE_CHECKING:
     import torch
 
-    from forge.train.trainer.control import Control
-    from forge.train.trainer.settings import Settings
+    from forge.train.trainer.child.control import Control
+    from forge.train.trainer.child.settings import Settings
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from forge.train.trainer.control import Batch
-    from forge.train.trainer.microbatches import MicroBatch
-    from forge.train.trainer.parallel import World
+    from forge.train.trainer.child.control import Batch
+    from forge.train.trainer.child.parallel import World
+    from forge.train.trainer.grpo.microbatches import MicroBatch
 
 _SUMS = ("tokens", "ratio", "clipped", "kl", "kl_reference", "entropy", "gap", "gap_tokens")
 
