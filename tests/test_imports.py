@@ -51,7 +51,7 @@ ROOMS: dict[str, set[str]] = {
         "process", "train.trainer.child", "train.trainer.sft", "train.trainer.grpo",
     },
     "train.trainer.child": {"process", "train"},
-    "train.trainer.model": {"process", "train", "train.trainer.child", "train.trainer.grpo"},
+    "train.trainer.model": {"process", "train", "train.trainer.child"},
     "train.trainer.publish": {"train", "train.trainer.child"},
     "train.trainer.sft": {
         "train", "train.trainer.child", "train.trainer.model", "train.trainer.publish",

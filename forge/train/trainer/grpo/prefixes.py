@@ -20,21 +20,14 @@ import bisect
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from transformers import AttentionInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import AttentionMaskInterface
-
-from forge.train.trainer.model.attention import attend_to_own_keys
 
 if TYPE_CHECKING:
     from forge.records import Sample
 
-ATTENTION = "forge_prefixes"
-"""How a model that is to take such rows names its attention. Without a row it is SDPA, causal."""
 KEYS_PER_TOKEN = 4
 """A layer gathers the keys and values of every sample's whole path: bounds their memory where short
 answers share a long prompt. Groups of 8 with two turns have 3.5."""
@@ -132,12 +125,6 @@ def pack(samples: Sequence[Sample]) -> PrefixRow:
     )
 
 
-def register_attention() -> None:
-    """Make transformers know `ATTENTION`."""
-    AttentionInterface.register(ATTENTION, _attention)
-    AttentionMaskInterface.register(ATTENTION, lambda *args, **kwargs: None)
-
-
 def _ids(sample: Sample) -> tuple[int, ...]:
     return (*sample.prompt_ids, *sample.completion_ids)
 
@@ -148,41 +135,3 @@ def _num_shared(before: np.ndarray, ids: np.ndarray) -> int:
     differs = np.flatnonzero(before[:size] != ids[:size])
     alike = int(differs[0]) if len(differs) else size
     return max(0, alike - 1)
-
-
-def _attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    *,
-    prefix_keys: torch.Tensor | None = None,
-    prefix_ends_q: torch.Tensor | None = None,
-    prefix_ends_k: torch.Tensor | None = None,
-    prefix_max_q: int = 0,
-    prefix_max_k: int = 0,
-    scaling: float | None = None,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """transformers' attention function: [B, H, T, D] in, [B, T, H, D] out."""
-    if prefix_keys is None or prefix_ends_q is None or prefix_ends_k is None:
-        return sdpa_attention_forward(
-            module, query, key, value, attention_mask, scaling=scaling, **kwargs
-        )
-    assert kwargs.get("sliding_window") is None, "refused before the start: forge.train.refusals"
-    # Norms and rotations leave f32 under autocast, which the kernel does not take.
-    is_mixed = query.is_cuda and torch.is_autocast_enabled("cuda")
-    dtype = torch.get_autocast_dtype("cuda") if is_mixed else query.dtype
-    query_NHD, key_NHD, value_NHD = (x[0].transpose(0, 1).to(dtype) for x in (query, key, value))
-    out_NHD = attend_to_own_keys(
-        query_NHD,
-        key_NHD.index_select(0, prefix_keys),
-        value_NHD.index_select(0, prefix_keys),
-        ends_q=prefix_ends_q,
-        ends_k=prefix_ends_k,
-        max_q=prefix_max_q,
-        max_k=prefix_max_k,
-        scale=scaling,
-    )
-    return out_NHD[None], None

@@ -9,9 +9,59 @@ from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface
+
+ATTENTION = "forge_prefixes"
+"""How a model that is to take such rows names its attention. Without a row it is SDPA, causal."""
 
 
-def attend_to_own_keys(
+def register_attention() -> None:
+    """Make transformers know `ATTENTION`."""
+    AttentionInterface.register(ATTENTION, _attention)
+    AttentionMaskInterface.register(ATTENTION, lambda *args, **kwargs: None)
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    prefix_keys: torch.Tensor | None = None,
+    prefix_ends_q: torch.Tensor | None = None,
+    prefix_ends_k: torch.Tensor | None = None,
+    prefix_max_q: int = 0,
+    prefix_max_k: int = 0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention function: [B, H, T, D] in, [B, T, H, D] out."""
+    if prefix_keys is None or prefix_ends_q is None or prefix_ends_k is None:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, **kwargs
+        )
+    assert kwargs.get("sliding_window") is None, "refused before the start: forge.train.refusals"
+    # Norms and rotations leave f32 under autocast, which the kernel does not take.
+    is_mixed = query.is_cuda and torch.is_autocast_enabled("cuda")
+    dtype = torch.get_autocast_dtype("cuda") if is_mixed else query.dtype
+    query_NHD, key_NHD, value_NHD = (x[0].transpose(0, 1).to(dtype) for x in (query, key, value))
+    out_NHD = _attend_to_own_keys(
+        query_NHD,
+        key_NHD.index_select(0, prefix_keys),
+        value_NHD.index_select(0, prefix_keys),
+        ends_q=prefix_ends_q,
+        ends_k=prefix_ends_k,
+        max_q=prefix_max_q,
+        max_k=prefix_max_k,
+        scale=scaling,
+    )
+    return out_NHD[None], None
+
+
+def _attend_to_own_keys(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,

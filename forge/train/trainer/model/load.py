@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from forge.train.trainer.grpo.prefixes import ATTENTION, register_attention
+from forge.train.trainer.model.attention import ATTENTION, register_attention
 from forge.train.trainer.model.quantize import quantization
 
 if TYPE_CHECKING:
