@@ -112,7 +112,7 @@ def run_turns(
 
     from forge.config.schema import GrpoStage, ModelTable, RolloutTable
     from forge.train.batch import write_batch
-    from forge.train.trainer.child.settings import Settings
+    from forge.train.trainer.child.settings import TrainerSettings
     from forge.train.trainer.grpo.stage import make_trainer
 
     for step, samples in enumerate(batches):
@@ -131,7 +131,7 @@ def run_turns(
         save_every=10**6, parallel="fsdp2" if kind.startswith("fsdp2") else "ddp",
         share_prefixes=kind.endswith("shared"),
     )  # fmt: skip
-    settings = Settings(
+    settings = TrainerSettings(
         stage=stage.model_dump(mode="json"), rollout=RolloutTable().model_dump(mode="json"),
         model=ModelTable(path=str(model_dir)).model_dump(mode="json"), model_dir=model_dir,
         rows_path=None, work_dir=at / "work", weights_dir=at, control_socket=at / "none", seed=0,

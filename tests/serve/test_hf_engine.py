@@ -20,9 +20,9 @@ from forge.records import Finish
 from forge.serve.engine.draws import Knobs, uniforms
 from forge.serve.hf.engine import HfEngine, HfSettings
 from forge.serve.hf.sampler import draw
-from forge.serve.llama.engine import Engine
+from forge.serve.llama.engine import LlamaEngine
 from forge.serve.llama.model import ModelSettings
-from forge.serve.llama.sampler import Sampler
+from forge.serve.llama.sampler import TokenSampler
 from forge.serve.request import Request
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def test_llama_and_hf_say_the_same_of_the_same_seed(tied: Reference, tmp_path: P
     asked = [request(40, n=4, seed=3), request(7, n=2, temperature=0.8, top_k=50, top_p=0.9)]
     again = [request(40, n=4, seed=3), request(7, n=2, temperature=0.8, top_k=50, top_p=0.9)]
     settings = ModelSettings(model_dir=tied.path, work_dir=tmp_path, context_tokens=1280)
-    llama = Engine(settings, num_slots=6)
+    llama = LlamaEngine(settings, num_slots=6)
     run(llama, *asked)
     run(make_engine(tied.path), *again)
     for one, other in zip(asked, again, strict=True):
@@ -301,7 +301,7 @@ def test_draws_are_those_of_the_numpy_sampler() -> None:
         top_p=rng.choice([0.3, 0.9, 1.0], rows),
     )
     uniform = uniforms(np.full(rows, 5, np.uint64), np.arange(rows), np.zeros(rows, np.int64))
-    expected = Sampler(num_vocab=vocab, max_rows=rows).draw(logits, knobs, uniform)
+    expected = TokenSampler(num_vocab=vocab, max_rows=rows).draw(logits, knobs, uniform)
     found = draw(torch.from_numpy(logits), knobs, uniform)
     assert (found.token == expected.token).all()
     assert np.abs(found.logprob - expected.logprob).max() < 1e-5

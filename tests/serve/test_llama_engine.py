@@ -12,7 +12,7 @@ import pytest
 from forge.errors import ConfigError
 from forge.records import Finish
 from forge.serve.llama.convert import Precision
-from forge.serve.llama.engine import Engine
+from forge.serve.llama.engine import LlamaEngine
 from forge.serve.llama.model import ModelSettings
 from forge.serve.request import Request
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 GAP = 1e-4
 """Allowed mean |Δ logprob| in exact mode."""
 
-MakeEngine = Callable[..., Engine]
+MakeEngine = Callable[..., LlamaEngine]
 
 
 @pytest.fixture
 def make_engine(tmp_path: Path) -> Iterator[MakeEngine]:
-    made: list[Engine] = []
+    made: list[LlamaEngine] = []
 
-    def make(path: Path, *, num_slots: int = 6, **settings: Any) -> Engine:
+    def make(path: Path, *, num_slots: int = 6, **settings: Any) -> LlamaEngine:
         base = ModelSettings(model_dir=path, work_dir=tmp_path, context_tokens=1280, **settings)
-        made.append(Engine(base, num_slots=num_slots))
+        made.append(LlamaEngine(base, num_slots=num_slots))
         return made[-1]
 
     yield make
@@ -45,7 +45,7 @@ def request(num_prompt: int, *, n: int = 1, max_tokens: int = 20, **fields: Any)
     return Request(prompt=prompt, n=n, max_tokens=max_tokens, **values)
 
 
-def run(engine: Engine, *requests: Request, steps: int | None = None) -> None:
+def run(engine: LlamaEngine, *requests: Request, steps: int | None = None) -> None:
     for one in requests:
         engine.add(one)
     while engine.is_active and steps != 0:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from forge.serve.engine.draws import Draw, Knobs, uniforms
-from forge.serve.llama.sampler import Sampler
+from forge.serve.llama.sampler import TokenSampler
 
 VOCAB = 700
 """Neither a multiple of the block nor below it."""
@@ -28,7 +28,7 @@ def draw(
         top_p=np.full(rows, top_p),
     )
     counters = np.full(rows, seed, np.uint64), np.arange(rows), np.zeros(rows, np.int64)
-    sampler = Sampler(num_vocab=logits.shape[1], max_rows=rows)
+    sampler = TokenSampler(num_vocab=logits.shape[1], max_rows=rows)
     return sampler.draw(logits, knobs, uniforms(*counters))
 
 
@@ -67,7 +67,7 @@ def test_rows_with_other_knobs_do_not_disturb_each_other() -> None:
         top_k=np.array([0, 0, 1]),
         top_p=np.array([1.0, 1, 1]),
     )
-    out = Sampler(num_vocab=VOCAB, max_rows=3).draw(logits, knobs, np.array([0.9, 0.3, 0.9]))
+    out = TokenSampler(num_vocab=VOCAB, max_rows=3).draw(logits, knobs, np.array([0.9, 0.3, 0.9]))
     assert out.token[0] == out.token[2] == LOGITS.argmax()
     assert out.logprob[0] == pytest.approx(log_softmax(LOGITS)[LOGITS.argmax()], abs=1e-5)
     assert out.logprob[2] == pytest.approx(0.0, abs=1e-5)
@@ -78,7 +78,7 @@ def test_the_ends_of_the_unit_interval_give_possible_tokens(u: float) -> None:
     logits = np.full((1, VOCAB), -np.float32(200), np.float32)
     logits[0, 300:400] = 0.0
     knobs = Knobs(temperature=np.ones(1), top_k=np.zeros(1, int), top_p=np.ones(1))
-    out = Sampler(num_vocab=VOCAB, max_rows=1).draw(logits, knobs, np.array([u]))
+    out = TokenSampler(num_vocab=VOCAB, max_rows=1).draw(logits, knobs, np.array([u]))
     assert 300 <= out.token[0] < 400
 
 

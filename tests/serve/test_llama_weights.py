@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from forge.errors import ConfigError
 from forge.serve.checkpoint_files import list_tensors
 from forge.serve.llama.checkpoint import Adapter, Checkpoint, open_weights
-from forge.serve.llama.engine import Engine
+from forge.serve.llama.engine import LlamaEngine
 from forge.serve.llama.model import ModelSettings
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 def test_damaged_weights_are_refused_and_the_old_ones_stay(
     said: str, tied: Reference, newer: Reference, tmp_path: Path
 ) -> None:
-    engine = Engine(
+    engine = LlamaEngine(
         ModelSettings(model_dir=tied.path, work_dir=tmp_path, context_tokens=256), num_slots=2
     )
     prompt, completion = np.arange(9), np.arange(20, 40)

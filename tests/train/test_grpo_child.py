@@ -154,13 +154,13 @@ def test_an_adapter_is_published_alone_and_trained_further_on_its_base(
     from peft import PeftModel
     from transformers import Qwen3ForCausalLM
 
-    from forge.train.trainer.child.settings import Settings
+    from forge.train.trainer.child.settings import TrainerSettings
     from forge.train.trainer.grpo.stage import make_trainer
     from forge.train.trainer.publish.probes import Tokens, probe, score
     from forge.train.trainer.publish.weights import save_weights
 
     table = ModelTable(path=str(tiny_model), lora=LoraTable(r=4))
-    settings = Settings(
+    settings = TrainerSettings(
         stage=STAGE.model_dump(mode="json"),
         model=table.model_dump(mode="json"),
         rollout=RolloutTable().model_dump(mode="json"),
@@ -201,19 +201,19 @@ class Wishing:
         self.heard: list[tuple[str, int]] = []
 
     def take(self, *, step: int) -> Any:
-        from forge.train.trainer.child.control import Batch
+        from forge.train.trainer.child.control import TakenBatch
 
         self.heard.append(("take", step))
         if step == len(self.batches):
             return None
         write_batch(self.at / f"{step}.npz", self.batches[step])
-        return Batch(step=step + 1, samples_path=self.at / f"{step}.npz", wait_s=0.0)
+        return TakenBatch(step=step + 1, samples_path=self.at / f"{step}.npz", wait_s=0.0)
 
     def trained(self, *, step: int, metrics: Any) -> Any:
-        from forge.train.trainer.child.control import Wishes
+        from forge.train.trainer.child.control import StepOrders
 
         self.heard.append(("trained", step))
-        return Wishes(save=step == 1, evaluate=step == 1)
+        return StepOrders(save=step == 1, evaluate=step == 1)
 
     def publish(self, *, step: int, path: Path, probe: Any) -> int:
         time.sleep(0.2)  # a trainer that does not wait for it asks for its batch meanwhile
@@ -229,11 +229,11 @@ def test_what_the_supervisor_wants_of_a_step_is_done_before_the_next(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     from forge.train.trainer.child.control import StopFlag
-    from forge.train.trainer.child.settings import Settings
+    from forge.train.trainer.child.settings import TrainerSettings
     from forge.train.trainer.grpo.stage import Reporter, make_trainer
 
     stage = STAGE.model_copy(update={"publish_every": 2, "save_every": 100})
-    settings = Settings(
+    settings = TrainerSettings(
         stage=stage.model_dump(mode="json"),
         model=ModelTable(path=str(tiny_model)).model_dump(mode="json"),
         rollout=RolloutTable(max_staleness=1).model_dump(mode="json"),

@@ -59,14 +59,14 @@ def plain_loss(model: Any, samples: list[Sample], kind: str) -> torch.Tensor:
 
 
 def trainer_of(model_dir: Path, at: Path, **stage: Any) -> Any:
-    from forge.train.trainer.child.settings import Settings
+    from forge.train.trainer.child.settings import TrainerSettings
     from forge.train.trainer.grpo.stage import make_trainer
 
     table = GrpoStage(
         kind="grpo", steps=1, learning_rate=1e-3, clip_low=CLIP_LOW, clip_high=CLIP_HIGH, **stage
     )
     rollout = RolloutTable(temperature=TEMPERATURE, max_completion_tokens=MAX_TOKENS)
-    settings = Settings(
+    settings = TrainerSettings(
         stage=table.model_dump(mode="json"),
         model=ModelTable(path=str(model_dir)).model_dump(mode="json"),
         rollout=rollout.model_dump(mode="json"),
@@ -147,10 +147,10 @@ def test_a_batch_is_passed_over_as_often_as_asked(
     trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from forge.train.batch import write_batch
-    from forge.train.trainer.child.control import Batch
+    from forge.train.trainer.child.control import TakenBatch
 
     write_batch(tmp_path / "b.npz", make_samples(5))
-    offered = [Batch(step=1, samples_path=tmp_path / "b.npz", wait_s=0.0)]
+    offered = [TakenBatch(step=1, samples_path=tmp_path / "b.npz", wait_s=0.0)]
     server = SimpleNamespace(take=lambda step: offered.pop() if offered else None)
     monkeypatch.setattr(trainer, "server", server)
     monkeypatch.setitem(trainer.settings.stage, "updates_per_batch", 2)

@@ -36,7 +36,7 @@ def get_no_context(*args: Any) -> NoReturn:
 
 
 def settings_of(stage: GrpoStage | SftStage, model_dir: Path, at: Path, **changes: Any) -> Any:
-    from forge.train.trainer.child.settings import Settings
+    from forge.train.trainer.child.settings import TrainerSettings
 
     keys: dict[str, Any] = {
         "stage": stage.model_dump(mode="json"),
@@ -49,7 +49,7 @@ def settings_of(stage: GrpoStage | SftStage, model_dir: Path, at: Path, **change
         "control_socket": at / "none.sock",
         "seed": 0,
     }
-    return Settings(**keys | changes)
+    return TrainerSettings(**keys | changes)
 
 
 @pytest.mark.parametrize(("budget", "told"), [(80, 40), (None, None)])
@@ -57,13 +57,13 @@ def test_sft_tells_the_halved_size_after_a_restart(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     budget: int | None, told: int | None,
 ) -> None:  # fmt: skip
-    from forge.train.trainer.child.control import Control, StopFlag
+    from forge.train.trainer.child.control import StopFlag, SupervisorClient
     from forge.train.trainer.sft import trainer as answers
 
     heard: list[dict[str, Any]] = []
     monkeypatch.setattr(answers, "make_trainer", run_out)
     monkeypatch.setattr(StopFlag, "install", lambda self: None)
-    monkeypatch.setattr(Control, "failed", lambda self, **numbers: heard.append(numbers))
+    monkeypatch.setattr(SupervisorClient, "failed", lambda self, **numbers: heard.append(numbers))
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"input_ids": [5, 6], "completion_mask": [0, 1]}\n')
     stage = SFT.model_copy(update={"micro_batch_tokens": budget})
@@ -144,13 +144,13 @@ def test_a_publish_that_failed_beside_a_wait_for_a_batch_ends_the_wait(
 def test_a_gpu_too_full_to_meet_the_other_ranks_on_is_told(
     kind: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from forge.train.trainer.child.control import Control, StopFlag
+    from forge.train.trainer.child.control import StopFlag, SupervisorClient
     from forge.train.trainer.grpo import stage as grpo_stage
     from forge.train.trainer.sft import trainer as answers
 
     heard: list[dict[str, Any]] = []
     monkeypatch.setattr(StopFlag, "install", lambda self: None)
-    monkeypatch.setattr(Control, "failed", lambda self, **numbers: heard.append(numbers))
+    monkeypatch.setattr(SupervisorClient, "failed", lambda self, **numbers: heard.append(numbers))
     monkeypatch.setattr(answers, "join_process_group", get_no_context)
     monkeypatch.setattr(grpo_stage, "join_process_group", get_no_context)
     stage = {"sft": SFT, "grpo": GRPO}[kind]
@@ -203,12 +203,14 @@ def test_half_the_scale_cuts_micro_batches_of_half_the_size(
     tiny_model: Path, tmp_path: Path, shares: bool
 ) -> None:
     from forge.train.batch import write_batch
-    from forge.train.trainer.child.control import Batch
+    from forge.train.trainer.child.control import TakenBatch
     from forge.train.trainer.grpo.stage import make_trainer
 
     path = tmp_path / "b.npz"
     write_batch(path, make_samples(12, seed=1))
-    server: Any = SimpleNamespace(take=lambda step: Batch(step=1, samples_path=path, wait_s=0.0))
+    server: Any = SimpleNamespace(
+        take=lambda step: TakenBatch(step=1, samples_path=path, wait_s=0.0)
+    )
     widest = []
     stage = GRPO.model_copy(update={"share_prefixes": shares})
     for scale in (1.0, 0.5):

@@ -68,11 +68,11 @@ async def train(
 
 def trainer_of(model: Path, at: Path, stage: SftStage = STAGE) -> Any:
     """The stage's trainer in this process."""
-    from forge.train.trainer.child.settings import Settings
+    from forge.train.trainer.child.settings import TrainerSettings
     from forge.train.trainer.sft.rows import read_rows
     from forge.train.trainer.sft.trainer import make_trainer
 
-    settings = Settings(
+    settings = TrainerSettings(
         stage=stage.model_dump(mode="json"),
         model=ModelTable(path=str(model)).model_dump(mode="json"),
         rollout=RolloutTable().model_dump(mode="json"),
@@ -153,16 +153,16 @@ def test_batches_hold_rows_of_like_length_and_every_row_once_a_pass() -> None:
 def test_tokens_a_second_are_those_that_were_trained(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from forge.train.trainer.child.control import StopFlag, Wishes
+    from forge.train.trainer.child.control import StepOrders, StopFlag
     from forge.train.trainer.sft import trainer as answers
 
     write_rows(tmp_path / "rows.jsonl")
     trainer = trainer_of(tiny_model, tmp_path)
     told: list[dict[str, float]] = []
 
-    def progress(*, metrics: dict[str, float], **_: Any) -> Wishes:
+    def progress(*, metrics: dict[str, float], **_: Any) -> StepOrders:
         told.append(metrics)
-        return Wishes()
+        return StepOrders()
 
     control: Any = SimpleNamespace(progress=progress)
     reporter = answers.Reporter(trainer, control=control, stop=StopFlag())
@@ -181,7 +181,7 @@ def test_tokens_a_second_are_those_that_were_trained(
 def test_a_checkpoint_that_the_supervisor_wants_is_saved_at_the_end_of_that_step(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    from forge.train.trainer.child.control import StopFlag, Wishes
+    from forge.train.trainer.child.control import StepOrders, StopFlag
     from forge.train.trainer.sft import trainer as answers
 
     write_rows(tmp_path / "rows.jsonl")
@@ -189,7 +189,7 @@ def test_a_checkpoint_that_the_supervisor_wants_is_saved_at_the_end_of_that_step
     trainer = trainer_of(tiny_model, tmp_path, stage)
     saved: list[int] = []
     control: Any = SimpleNamespace(
-        progress=lambda *, step, **_: Wishes(save=step == 1),
+        progress=lambda *, step, **_: StepOrders(save=step == 1),
         checkpoint=lambda *, step, path: saved.append(step),
     )
     trainer.add_callback(answers.Reporter(trainer, control=control, stop=StopFlag()))

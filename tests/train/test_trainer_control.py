@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from forge.train.trainer.child.control import Control, StopFlag
+from forge.train.trainer.child.control import StopFlag, SupervisorClient
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +23,7 @@ def test_a_publish_is_waited_for_as_long_as_the_runner_says(
         waits.append(timeout)
         return httpx.Response(200, json={"version": 7})
 
-    control = Control(tmp_path / "none.sock", stop=StopFlag(), publish_timeout_s=4200.0)
+    control = SupervisorClient(tmp_path / "none.sock", stop=StopFlag(), publish_timeout_s=4200.0)
     monkeypatch.setattr(control._client, "post", post)
     assert control.publish(step=1, path=tmp_path, probe={}) == 7
     control.close()

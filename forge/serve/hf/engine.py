@@ -22,8 +22,8 @@ import torch
 
 from forge.records import Finish
 from forge.serve.engine.draws import uniforms
-from forge.serve.hf.model import Model
-from forge.serve.hf.rows import Memory, Row, counters_of, knobs_of
+from forge.serve.hf.model import HfModel
+from forge.serve.hf.rows import Row, RowCache, counters_of, knobs_of
 from forge.serve.hf.sampler import draw
 from forge.serve.port import COMPACT_WIRE, FULL, LORA, SCORE, SLEEP, EngineStatus
 from forge.serve.request import EngineSample, Request, check_length, check_tokens
@@ -53,11 +53,11 @@ class HfEngine:
         self._settings = settings
         self._device = torch.device(settings.device)
         dtype = torch.float32 if settings.is_exact else torch.bfloat16
-        self._model = Model(settings.model_dir, dtype=dtype, device=self._device)
+        self._model = HfModel(settings.model_dir, dtype=dtype, device=self._device)
         self._version = settings.version
         self._waiting: deque[EngineSample] = deque()
         self._rows: list[Row] = []
-        self._memory: Memory | None = None
+        self._memory: RowCache | None = None
         self._generated_tokens = self._prompt_tokens = 0
         features = {LORA, FULL, SCORE, COMPACT_WIRE}
         # Without a GPU there is nothing to give away.

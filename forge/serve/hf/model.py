@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from forge.errors import ConfigError
-from forge.serve.hf.rows import Memory
+from forge.serve.hf.rows import RowCache
 from forge.serve.port import ADAPTER, FULL
 
 NOT_LOADED = (
@@ -29,7 +29,7 @@ NOT_LOADED = (
 """What transformers and PEFT raise at a directory that they cannot load."""
 
 
-class Model:
+class HfModel:
     """Weights, and what they say of tokens."""
 
     def __init__(self, model_dir: Path, *, dtype: torch.dtype, device: torch.device) -> None:
@@ -109,19 +109,21 @@ class Model:
 
     # -- tokens ----------------------------------------------------------------------------------
 
-    def prefill(self, tokens: list[int]) -> tuple[torch.Tensor, Memory]:
+    def prefill(self, tokens: list[int]) -> tuple[torch.Tensor, RowCache]:
         """Evaluate one sequence; logits after its last token [1, V], and its KV."""
         ids = torch.tensor([tokens], device=self.device)
-        memory = Memory(DynamicCache(), torch.zeros(1, dtype=torch.long, device=self.device))
+        memory = RowCache(DynamicCache(), torch.zeros(1, dtype=torch.long, device=self.device))
         return self.forward(ids, memory, num_logits=1)[:, -1], memory
 
-    def decode(self, tokens: list[int], memory: Memory) -> torch.Tensor:
+    def decode(self, tokens: list[int], memory: RowCache) -> torch.Tensor:
         """One more token for each row; logits after it. [R, V]"""
         ids = torch.tensor(tokens, device=self.device)[:, None]
         return self.forward(ids, memory, num_logits=1)[:, -1]
 
     @torch.inference_mode()
-    def forward(self, ids_RN: torch.Tensor, memory: Memory, *, num_logits: int = 0) -> torch.Tensor:
+    def forward(
+        self, ids_RN: torch.Tensor, memory: RowCache, *, num_logits: int = 0
+    ) -> torch.Tensor:
         """N more tokens for each row, their KV added to the memory; logits of the last `num_logits`
         of them, 0 for all. [R, N, V]
         """

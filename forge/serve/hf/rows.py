@@ -85,7 +85,7 @@ def counters_of(rows: list[Row]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 @dataclass(slots=True, eq=False)
-class Memory:
+class RowCache:
     """KV of the rows: one [R, H, T, D] pair a layer, padded on the left; and each row's length."""
 
     cache: DynamicCache
@@ -118,7 +118,7 @@ class Memory:
                 assert layer.values is not None
                 layer.keys, layer.values = layer.keys[:, :, unused:], layer.values[:, :, unused:]
 
-    def join(self, other: Memory) -> None:
+    def join(self, other: RowCache) -> None:
         """Add the other's rows behind ours."""
         columns = max(self.num_columns, other.num_columns)
         mine, theirs = columns - self.num_columns, columns - other.num_columns

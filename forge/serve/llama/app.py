@@ -18,13 +18,13 @@ from forge.serve.engine.app import log_to_stderr, serve_engine
 from forge.serve.engine.card import card_turns
 from forge.serve.engine.worker import Worker
 from forge.serve.llama.convert import Precision
-from forge.serve.llama.engine import MAX_SLOTS, Engine
+from forge.serve.llama.engine import MAX_SLOTS, LlamaEngine
 from forge.serve.llama.model import ModelSettings
 
 logger = logging.getLogger(__name__)
 
 
-def _make_engine(config: Mapping[str, Any]) -> Engine:
+def _make_engine(config: Mapping[str, Any]) -> LlamaEngine:
     if config["slots"] > MAX_SLOTS:
         logger.warning("%d slots asked, %d served: one is for scoring", config["slots"], MAX_SLOTS)
     settings = ModelSettings(
@@ -36,7 +36,7 @@ def _make_engine(config: Mapping[str, Any]) -> Engine:
         gpu_layers=config.get("gpu_layers", 0),
         allow_in_place=config.get("allow_in_place", True),
     )
-    return Engine(
+    return LlamaEngine(
         settings, num_slots=min(config["slots"], MAX_SLOTS), version=config.get("version", 0)
     )
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from forge.serve.llama.binding import Binding
 
 
-class Batch:
+class DecodeBatch:
     """Columns of up to `capacity` tokens. Rows of logits come back in the order in which outputs
     were asked for.
     """

@@ -24,9 +24,9 @@ import numpy as np
 from forge.errors import ConfigError
 from forge.records import Finish
 from forge.serve.engine.draws import Draw, uniforms
-from forge.serve.llama.batch import Batch
-from forge.serve.llama.model import BATCH_TOKENS, MAX_SEQUENCES, Model, ModelSettings
-from forge.serve.llama.sampler import Sampler
+from forge.serve.llama.batch import DecodeBatch
+from forge.serve.llama.model import BATCH_TOKENS, MAX_SEQUENCES, LlamaModel, ModelSettings
+from forge.serve.llama.sampler import TokenSampler
 from forge.serve.llama.score import score
 from forge.serve.llama.slots import Slots
 from forge.serve.llama.stages import Counts, Fork, Prefill, Starts
@@ -40,7 +40,7 @@ MAX_SLOTS = MAX_SEQUENCES - 1
 """One id is kept for scoring."""
 
 
-class Engine:
+class LlamaEngine:
     """A model that serves: a StepEngine. Every call from one thread."""
 
     features = frozenset({LORA, FULL, SCORE, COMPACT_WIRE})
@@ -49,14 +49,14 @@ class Engine:
         if not 1 <= num_slots <= MAX_SLOTS:
             raise ConfigError(f"serve.slots: found {num_slots}; allowed is 1 to {MAX_SLOTS}")
         settings = replace(settings, num_sequences=num_slots + 1)
-        self.model = Model(settings)
+        self.model = LlamaModel(settings)
         self.version = version
         self.counts = Counts()
         self.num_slots = num_slots
         self.context_tokens = settings.context_tokens
-        self._batch = Batch(self.model.binding, capacity=BATCH_TOKENS)
+        self._batch = DecodeBatch(self.model.binding, capacity=BATCH_TOKENS)
         self._slots = Slots(num_slots=num_slots, context_tokens=settings.context_tokens)
-        self._sampler = Sampler(num_vocab=self.model.num_vocab, max_rows=num_slots)
+        self._sampler = TokenSampler(num_vocab=self.model.num_vocab, max_rows=num_slots)
         self._prefills: deque[Prefill] = deque()
         self._forks: deque[Fork] = deque()
 

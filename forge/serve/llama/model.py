@@ -29,7 +29,7 @@ from forge.serve.port import ADAPTER, FULL
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from forge.serve.llama.batch import Batch
+    from forge.serve.llama.batch import DecodeBatch
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class ModelSettings:
     """Write new weights over the old where the build allows; off means reload."""
 
 
-class Model:
+class LlamaModel:
     """Weights, context and KV memory."""
 
     def __init__(self, settings: ModelSettings) -> None:
@@ -199,7 +199,7 @@ class Model:
 
     # -- decoding --------------------------------------------------------------------------------
 
-    def decode(self, batch: Batch) -> np.ndarray:
+    def decode(self, batch: DecodeBatch) -> np.ndarray:
         """Run a batch; logits of the tokens that asked for them, in batch order. [num_outputs, V],
         valid until the next.
         """

@@ -17,7 +17,7 @@ numbers and one block.
 """
 
 
-class Sampler:
+class TokenSampler:
     """Holds the padded buffer of probabilities, so that a step allocates little."""
 
     def __init__(self, *, num_vocab: int, max_rows: int) -> None:

@@ -14,12 +14,17 @@ import numpy as np
 from forge.serve.request import check_length, check_tokens
 
 if TYPE_CHECKING:
-    from forge.serve.llama.batch import Batch
-    from forge.serve.llama.model import Model
+    from forge.serve.llama.batch import DecodeBatch
+    from forge.serve.llama.model import LlamaModel
 
 
 def score(
-    model: Model, batch: Batch, prompt: np.ndarray, completion: np.ndarray, *, sequence: int
+    model: LlamaModel,
+    batch: DecodeBatch,
+    prompt: np.ndarray,
+    completion: np.ndarray,
+    *,
+    sequence: int,
 ) -> np.ndarray:
     """Log probability at temperature 1 of each completion token after all before it. [T]"""
     check_tokens("prompt_ids", prompt, num_vocab=model.num_vocab)
@@ -33,7 +38,7 @@ def score(
 
 
 def _score(
-    model: Model, batch: Batch, tokens: np.ndarray, num_prompt: int, sequence: int
+    model: LlamaModel, batch: DecodeBatch, tokens: np.ndarray, num_prompt: int, sequence: int
 ) -> np.ndarray:
     """Position p's logits score token p + 1, so rows are wanted from the prompt's last token on."""
     start, logprobs = 0, []

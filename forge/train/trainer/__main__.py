@@ -37,10 +37,10 @@ def main() -> None:
         return
     # After the lease: these imports take seconds in which our owner may die.
     from forge.train.trainer.child.parallel import end_rank
-    from forge.train.trainer.child.settings import Settings, start_logging
+    from forge.train.trainer.child.settings import TrainerSettings, start_logging
 
     start_logging()
-    settings = Settings.load(config)
+    settings = TrainerSettings.load(config)
     if settings.stage["kind"] == "sft":
         from forge.train.trainer.sft.trainer import train_answers
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from forge.train.trainer.child.settings import Settings
+    from forge.train.trainer.child.settings import TrainerSettings
 
 _OPTIMIZERS = {"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_bnb_8bit"}
 
 
-def trainer_arguments(settings: Settings, *, updates_per_step: int = 1) -> dict[str, Any]:
+def trainer_arguments(settings: TrainerSettings, *, updates_per_step: int = 1) -> dict[str, Any]:
     """Arguments that SFTConfig and GRPOConfig share. Nothing is logged by the step unless a
     callback asks."""
     stage = settings.stage
@@ -49,7 +49,7 @@ def trainer_arguments(settings: Settings, *, updates_per_step: int = 1) -> dict[
     }
 
 
-def uses_fsdp(settings: Settings) -> bool:
+def uses_fsdp(settings: TrainerSettings) -> bool:
     """Whether the ranks share one model. On CPUs, where accelerate has no FSDP, each rank has a
     whole one; "auto" was decided with the placement."""
     is_parted = settings.stage["parallel"] == "fsdp2" and settings.num_ranks > 1
@@ -66,7 +66,7 @@ def _fsdp(*, recomputes: bool) -> dict[str, Any]:
     }
 
 
-def _schedule(settings: Settings) -> dict[str, Any]:
+def _schedule(settings: TrainerSettings) -> dict[str, Any]:
     """The learning rate's way from its peak to `min_learning_rate`."""
     kind, lowest = settings.stage["schedule"], settings.stage["min_learning_rate"]
     if kind == "constant":

@@ -64,7 +64,7 @@ class StopFlag:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class TakenBatch:
     """What `take` gave: a step to train."""
 
     step: int
@@ -74,7 +74,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class StepOrders:
     """What the supervisor wants at the end of a step, beside what the settings say."""
 
     save: bool = False
@@ -83,12 +83,12 @@ class Wishes:
     """The weights published, and no next step begun until they are: they will be evaluated."""
 
     @classmethod
-    def read(cls, answer: Mapping[str, Any]) -> Wishes:
+    def read(cls, answer: Mapping[str, Any]) -> StepOrders:
         """From its answer to a report."""
         return cls(save=bool(answer.get("save")), evaluate=bool(answer.get("evaluate")))
 
 
-class Control:
+class SupervisorClient:
     """A blocking client of control.sock."""
 
     def __init__(self, socket_path: Path, *, stop: StopFlag, publish_timeout_s: float) -> None:
@@ -107,7 +107,7 @@ class Control:
         """Nothing more will be said."""
         self._client.close()
 
-    def take(self, *, step: int) -> Batch | None:
+    def take(self, *, step: int) -> TakenBatch | None:
         """The batch after `step`; None when there is none to come or SIGTERM asked us to stop."""
         start = time.monotonic()
         try:
@@ -122,7 +122,7 @@ class Control:
         if answer["kind"] != "batch":
             logger.info("take: %s", answer["kind"])
             return None
-        return Batch(
+        return TakenBatch(
             step=answer["step"],
             samples_path=Path(answer["samples_path"]),
             wait_s=time.monotonic() - start,
@@ -133,9 +133,9 @@ class Control:
         body = {"step": step, "path": str(path), "probe": probe}
         return self._post("/publish", body, timeout_s=self._publish_timeout_s)["version"]
 
-    def trained(self, *, step: int, metrics: Mapping[str, float]) -> Wishes:
+    def trained(self, *, step: int, metrics: Mapping[str, float]) -> StepOrders:
         """Acknowledge a batch."""
-        return Wishes.read(self._post("/trained", {"step": step, "metrics": _finite(metrics)}))
+        return StepOrders.read(self._post("/trained", {"step": step, "metrics": _finite(metrics)}))
 
     def checkpoint(self, *, step: int, path: Path) -> None:
         """Say that a whole checkpoint stands at `path`."""
@@ -148,15 +148,15 @@ class Control:
         except (Stalled, httpx.HTTPError) as err:
             logger.warning("the reason was not taken: %s", err)
 
-    def progress(self, *, step: int, total: int, metrics: Mapping[str, float]) -> Wishes:
+    def progress(self, *, step: int, total: int, metrics: Mapping[str, float]) -> StepOrders:
         """Say how far we are. Best effort: a busy supervisor costs a line in the log, not the
         training."""
         try:
             body = {"step": step, "total": total, "metrics": _finite(metrics)}
-            return Wishes.read(self._post("/progress", body, timeout_s=5.0))
+            return StepOrders.read(self._post("/progress", body, timeout_s=5.0))
         except (Stalled, httpx.HTTPError) as err:
             logger.warning("progress of step %d was not taken: %s", step, err)
-            return Wishes()
+            return StepOrders()
 
     def _post(self, path: str, body: dict, *, timeout_s: float = ANSWER_TIMEOUT_S) -> dict:
         try:

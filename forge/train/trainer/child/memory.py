@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from forge.train.trainer.child.control import Control
+    from forge.train.trainer.child.control import SupervisorClient
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 
 @contextmanager
 def reported_when_full(
-    control: Control, *, rank: int, micro_batch_tokens: int | None
+    control: SupervisorClient, *, rank: int, micro_batch_tokens: int | None
 ) -> Iterator[None]:
     """Tell the supervisor the numbers of a GPU out of memory inside; the error goes on upwards.
 

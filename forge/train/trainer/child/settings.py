@@ -22,7 +22,7 @@ _DTYPES = {None: None, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class TrainerSettings:
     """A trainer child's config, as `forge.train.handle` writes it."""
 
     stage: Mapping[str, Any]
@@ -78,7 +78,7 @@ class Settings:
         return bool(self.eval_every) and step % self.eval_every == 0
 
     @classmethod
-    def load(cls, config: Mapping[str, Any]) -> Settings:
+    def load(cls, config: Mapping[str, Any]) -> TrainerSettings:
         """From the JSON that `hold_lease` returns."""
         rows, adapter = config["rows_path"], config["adapter"]
         return cls(
@@ -112,7 +112,7 @@ def start_logging() -> None:
     logger.info("imports took %.1f CPU seconds", time.process_time())
 
 
-def load_tokenizer(settings: Settings) -> PreTrainedTokenizerBase:
+def load_tokenizer(settings: TrainerSettings) -> PreTrainedTokenizerBase:
     """For TRL, which wants pad and eos ids; the ids that are trained come from the host."""
     from transformers import AutoTokenizer
 

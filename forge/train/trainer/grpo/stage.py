@@ -18,7 +18,7 @@ from trl.trainer.grpo_config import GRPOConfig
 
 from forge.train.durable import find_last_checkpoint
 from forge.train.trainer.child.arguments import trainer_arguments
-from forge.train.trainer.child.control import Control, StopFlag
+from forge.train.trainer.child.control import StopFlag, SupervisorClient
 from forge.train.trainer.child.memory import reported_when_full
 from forge.train.trainer.child.parallel import join_process_group
 from forge.train.trainer.child.settings import load_tokenizer
@@ -28,19 +28,19 @@ from forge.train.trainer.model.load import load_model
 from forge.train.trainer.model.scoring import score_labelled_positions_only
 
 if TYPE_CHECKING:
-    from forge.train.trainer.child.settings import Settings
+    from forge.train.trainer.child.settings import TrainerSettings
 
 logger = logging.getLogger(__name__)
 
 
-def train_turns(settings: Settings) -> None:
+def train_turns(settings: TrainerSettings) -> None:
     """Train the stage, from its last checkpoint where there is one."""
     stop = StopFlag()
     stop.install()
     rank, budget = int(os.environ.get("RANK", "0")), settings.micro_batch_tokens
     with (
         closing(
-            Control(
+            SupervisorClient(
                 settings.control_socket, stop=stop, publish_timeout_s=settings.publish_timeout_s
             )
         ) as control,
@@ -58,7 +58,7 @@ def train_turns(settings: Settings) -> None:
     logger.info("ended after step %d of %d", trainer.step, settings.stage["steps"])
 
 
-def make_trainer(settings: Settings, *, control: Control) -> TurnTrainer:
+def make_trainer(settings: TrainerSettings, *, control: SupervisorClient) -> TurnTrainer:
     """The trainer of a stage."""
     score_labelled_positions_only()
     stage, rollout = settings.stage, settings.rollout

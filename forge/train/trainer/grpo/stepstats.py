@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from forge.train.trainer.child.control import Batch
+    from forge.train.trainer.child.control import TakenBatch
     from forge.train.trainer.child.parallel import World
     from forge.train.trainer.grpo.microbatches import MicroBatch
 
@@ -56,7 +56,7 @@ class StepStats:
         self._num_skipped += not ok
         return ok
 
-    def start(self, batch: Batch, *, version: int) -> None:
+    def start(self, batch: TakenBatch, *, version: int) -> None:
         """A batch was taken, to be trained from weights of this version."""
         self.version, self.wait_s = version, batch.wait_s
         self._started_at = time.monotonic()

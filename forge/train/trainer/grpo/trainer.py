@@ -39,8 +39,8 @@ from forge.train.trainer.publish.probes import Prober
 from forge.train.trainer.publish.weights import snapshot
 
 if TYPE_CHECKING:
-    from forge.train.trainer.child.control import Batch, Control, Wishes
-    from forge.train.trainer.child.settings import Settings
+    from forge.train.trainer.child.control import StepOrders, SupervisorClient, TakenBatch
+    from forge.train.trainer.child.settings import TrainerSettings
     from forge.train.trainer.grpo.prefixes import PrefixRow
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,9 @@ logger = logging.getLogger(__name__)
 class TurnTrainer(WholeCheckpoints, GRPOTrainer):
     """GRPOTrainer on batches taken from control.sock."""
 
-    def __init__(self, *, settings: Settings, control: Control, **kwargs: Any) -> None:
+    def __init__(
+        self, *, settings: TrainerSettings, control: SupervisorClient, **kwargs: Any
+    ) -> None:
         self.world = World()
         super().__init__(**kwargs)
         self.settings = settings
@@ -57,7 +59,7 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
         self.publisher = Publisher()
         self.card = SharedCard(settings.shared_card)
         self.stats = StepStats(clip_low=self.epsilon_low, clip_high=self.epsilon_high)
-        self.taken: Batch | None = None
+        self.taken: TakenBatch | None = None
         self._prober = Prober(settings.work_dir / "probe.json")
         self._cut: list[MicroBatch] = []
         self._passes_left = 0
@@ -231,11 +233,11 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
         self.stats.start(batch, version=newest if version is None else version)
         return True
 
-    def _ask(self) -> tuple[Batch | None, int | None]:
+    def _ask(self) -> tuple[TakenBatch | None, int | None]:
         """On rank 0: the next batch, and the version of the weights that it is trained from."""
         return self.server.take(step=self.step), self.publisher.weights_version
 
-    def finish_step(self) -> Wishes:
+    def finish_step(self) -> StepOrders:
         """Acknowledge the batch, and publish what it made of the weights. Collective."""
         assert self.taken is not None
         (peak,) = self.world.max([float(take_peak_bytes())])

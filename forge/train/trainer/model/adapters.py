@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from peft import LoraConfig
 
-    from forge.train.trainer.child.settings import Settings
+    from forge.train.trainer.child.settings import TrainerSettings
 
 
-def new_adapter(settings: Settings) -> LoraConfig | None:
+def new_adapter(settings: TrainerSettings) -> LoraConfig | None:
     """None for full training, and where an adapter is trained further.
 
     `target_parameters` are the fused experts of a mixture, which are no modules.

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
 
-    from forge.train.trainer.child.settings import Settings
+    from forge.train.trainer.child.settings import TrainerSettings
 
 
-def load_model(settings: Settings) -> PreTrainedModel | PeftModel:
+def load_model(settings: TrainerSettings) -> PreTrainedModel | PeftModel:
     """The checkpoint, with the adapter on it where one is given.
 
     By default in f32, also on a GPU (where autocast computes in bf16): bf16 weights would round
@@ -44,7 +44,7 @@ def load_model(settings: Settings) -> PreTrainedModel | PeftModel:
     return PeftModel.from_pretrained(model, str(settings.adapter), is_trainable=True)
 
 
-def weights_dtype(settings: Settings) -> torch.dtype:
+def weights_dtype(settings: TrainerSettings) -> torch.dtype:
     """`model.dtype`; for auto, f32 where all weights are trained or there is no GPU."""
     if settings.model["dtype"] != "auto":
         return getattr(torch, settings.model["dtype"])
@@ -52,7 +52,7 @@ def weights_dtype(settings: Settings) -> torch.dtype:
     return torch.bfloat16 if is_frozen and torch.cuda.is_available() else torch.float32
 
 
-def _attention(settings: Settings) -> dict[str, Any]:
+def _attention(settings: TrainerSettings) -> dict[str, Any]:
     """One that takes samples with shared prefixes, where the stage asks for it."""
     if not settings.shares_prefixes:
         return {}
@@ -60,7 +60,7 @@ def _attention(settings: Settings) -> dict[str, Any]:
     return {"attn_implementation": ATTENTION}
 
 
-def _on_own_gpu(settings: Settings) -> dict[str, Any]:
+def _on_own_gpu(settings: TrainerSettings) -> dict[str, Any]:
     """4-bit weights are made where they stay: on this rank's GPU."""
     config = quantization(settings.model["quantize"])
     if config is None:

@@ -23,8 +23,8 @@ from forge.train.trainer.publish.weights import free_dir, save_weights
 if TYPE_CHECKING:
     import torch
 
-    from forge.train.trainer.child.control import Control
-    from forge.train.trainer.child.settings import Settings
+    from forge.train.trainer.child.control import SupervisorClient
+    from forge.train.trainer.child.settings import TrainerSettings
 
 logger = logging.getLogger(__name__)
 
@@ -81,8 +81,8 @@ def write_and_offer(
     weights: dict[str, torch.Tensor],
     probe: dict[str, Any] | None,
     *,
-    settings: Settings,
-    server: Control,
+    settings: TrainerSettings,
+    server: SupervisorClient,
     step: int,
     copied_s: float,
 ) -> int:

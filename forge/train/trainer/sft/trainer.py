@@ -26,10 +26,10 @@ from forge.train.durable import find_last_checkpoint
 from forge.train.trainer.child.arguments import trainer_arguments
 from forge.train.trainer.child.card import SharedCard
 from forge.train.trainer.child.checkpoint import WholeCheckpoints
-from forge.train.trainer.child.control import Control, StopFlag, Wishes
+from forge.train.trainer.child.control import StepOrders, StopFlag, SupervisorClient
 from forge.train.trainer.child.memory import reported_when_full, take_peak_bytes
 from forge.train.trainer.child.parallel import World, join_process_group
-from forge.train.trainer.child.settings import Settings, load_tokenizer
+from forge.train.trainer.child.settings import TrainerSettings, load_tokenizer
 from forge.train.trainer.model.adapters import new_adapter
 from forge.train.trainer.model.load import load_model
 from forge.train.trainer.model.scoring import score_labelled_positions_only
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 PROGRESS_EVERY_S = 1.0
 
 
-def train_answers(settings: Settings) -> None:
+def train_answers(settings: TrainerSettings) -> None:
     """Train the stage to its end or to a SIGTERM."""
     assert settings.rows_path is not None
     stop = StopFlag()
@@ -53,7 +53,7 @@ def train_answers(settings: Settings) -> None:
     rank, budget = int(os.environ.get("RANK", "0")), micro_batch_tokens(settings)
     with (
         closing(
-            Control(
+            SupervisorClient(
                 settings.control_socket, stop=stop, publish_timeout_s=settings.publish_timeout_s
             )
         ) as control,
@@ -73,14 +73,18 @@ def train_answers(settings: Settings) -> None:
         _publish(trainer, settings, control, tokens=Tokens.of_rows(rows.to_list()))
 
 
-def micro_batch_tokens(settings: Settings) -> int | None:
+def micro_batch_tokens(settings: TrainerSettings) -> int | None:
     """In use, a restart's scale included; None where a step is one micro-batch or a part of it."""
     budget = settings.stage["micro_batch_tokens"]
     return None if budget is None else max(1, int(budget * settings.micro_batch_scale))
 
 
 def _publish(
-    trainer: AnswerTrainer, settings: Settings, control: Control, *, tokens: Tokens | None
+    trainer: AnswerTrainer,
+    settings: TrainerSettings,
+    control: SupervisorClient,
+    *,
+    tokens: Tokens | None,
 ) -> None:
     """The weights as they are at the end. Collective."""
     model: Any = trainer.model
@@ -96,7 +100,7 @@ def _publish(
     control.publish(step=step, path=path, probe=scored)
 
 
-def make_trainer(settings: Settings, *, rows: Dataset) -> AnswerTrainer:
+def make_trainer(settings: TrainerSettings, *, rows: Dataset) -> AnswerTrainer:
     """The trainer for a stage's rows."""
     score_labelled_positions_only()
     stage, tokenizer = settings.stage, load_tokenizer(settings)
@@ -124,7 +128,7 @@ def make_trainer(settings: Settings, *, rows: Dataset) -> AnswerTrainer:
     )
 
 
-def packed_cuts(settings: Settings, *, rows: int) -> int:
+def packed_cuts(settings: TrainerSettings, *, rows: int) -> int:
     """Micro-batches of a rank's packed rows: a divisor of `rows`."""
     budget = settings.stage["micro_batch_tokens"] or rows * settings.stage["max_length"]
     fits = max(1, int(budget * settings.micro_batch_scale) // settings.stage["max_length"])
@@ -151,7 +155,7 @@ class AnswerTrainer(WholeCheckpoints, SFTTrainer):
 
     args: SFTConfig
 
-    def __init__(self, *, settings: Settings, **kwargs: Any) -> None:
+    def __init__(self, *, settings: TrainerSettings, **kwargs: Any) -> None:
         self.world = World()
         self.settings = settings
         self.card = SharedCard(settings.shared_card)
@@ -204,7 +208,7 @@ class AnswerTrainer(WholeCheckpoints, SFTTrainer):
         return 0
 
 
-def num_cuts(settings: Settings, *, rows: int, width: int) -> int:
+def num_cuts(settings: TrainerSettings, *, rows: int, width: int) -> int:
     """Micro-batches of a batch whose longest row has `width` tokens: none above the budget, but for
     one of a single row."""
     budget = micro_batch_tokens(settings)
@@ -217,7 +221,9 @@ class Reporter(TrainerCallback):
     """Progress each second, checkpoints as they are made, and the answer to SIGTERM. What rank 0
     decides, all ranks do."""
 
-    def __init__(self, trainer: AnswerTrainer, *, control: Control, stop: StopFlag) -> None:
+    def __init__(
+        self, trainer: AnswerTrainer, *, control: SupervisorClient, stop: StopFlag
+    ) -> None:
         self._trainer = trainer
         self._world = trainer.world
         self._server = control
@@ -279,7 +285,7 @@ class Reporter(TrainerCallback):
         if self._world.from_main(lambda: self._tell(state, metrics)).save:
             control.should_save = True
 
-    def _tell(self, state: TrainerState, metrics: dict[str, float]) -> Wishes:
+    def _tell(self, state: TrainerState, metrics: dict[str, float]) -> StepOrders:
         """On rank 0."""
         return self._server.progress(step=state.global_step, total=state.max_steps, metrics=metrics)
 
