@@ -1,5 +1,6 @@
-"""What a run is told: the schema, and loading an experiment file with all its mistakes at once.
+"""Experiment files: `load_experiment` reads and checks one, `dump_experiment` writes one, and
+`forge keys` describes every key.
 
-`schema` is the words, `load.load_experiment` the way in, `dump.dump_experiment` the way back.
-Nothing is imported here, since `forge --help` must not pay for pydantic.
+Called by commands and the supervisor; other rooms use `forge.config.schema` only. Nothing is
+imported here, since `forge --help` must start without pydantic.
 """

@@ -1,8 +1,7 @@
-"""Every key of an experiment in words: what `forge keys` prints, what error messages allow, and the
-schema for editors.
+"""Descriptions of all keys, for `forge keys`, error messages and editors.
 
-The schema's annotations and docstrings are the only source. Units stand in the names (`_s`,
-`_bytes`, `_tokens`).
+The schema's annotations and docstrings are the only source. A key's unit is the end of its name
+(`_s`, `_bytes`, `_tokens`).
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ UNITS = {
     "steps": "steps",
     "every": "steps",
 }
-"""Unit by the end of the key's name; the first that fits."""
-
+"""Unit by the end of a key's name; the first match counts."""
 
 SINGULAR: dict[Any, str] = {
     int: "an integer",
@@ -59,30 +57,30 @@ PLURAL: dict[Any, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """One key, for people."""
+    """Description of one key."""
 
     table: str
-    """`model.tiny`, `stage sft`; empty for the top of the file."""
+    """`model.tiny`, `stage sft`; empty for keys outside tables."""
     name: str
     type: str
-    """What may stand there, range included: `an integer from 1 to 16`."""
+    """Allowed values: `an integer from 1 to 16`."""
     default: str
-    """As TOML; `required`, or `absent`."""
+    """Default as TOML, `required` or `absent`."""
     unit: str
     doc: str
 
     def to_json(self) -> dict[str, str]:
-        """For programs."""
+        """One key in `forge keys --json`."""
         return {"path": self.path, **asdict(self)}
 
     @property
     def path(self) -> str:
-        """As `--set` takes it, but for stages, which take their index."""
+        """Key as `--set` takes it, except that a stage needs its index."""
         return f"{self.table}.{self.name}" if self.table else self.name
 
 
 def all_keys() -> list[Key]:
-    """Every key that holds a value, table by table in the order of the schema."""
+    """All keys that have a value, by table in the order of the schema."""
     keys = list(_table_keys(Experiment, table=""))
     for kind, model in STAGES.items():
         keys += _table_keys(model, table=f"stage {kind}")
@@ -96,8 +94,11 @@ def keys_of(table: str) -> list[Key]:
 
 
 def find_keys(table: str) -> list[Key]:
-    """The keys of a table, or the one of this path, or all for "". Raises ConfigError for what is
-    not there."""
+    """The keys of a table, the key of this path, or all keys for "".
+
+    Raises:
+        ConfigError: there is no such table or key.
+    """
     found = keys_of(table) if table else all_keys()
     found = found or [key for key in all_keys() if key.path == table]
     if not found:
@@ -112,7 +113,7 @@ def find_keys(table: str) -> list[Key]:
 
 
 def table_of(annotation: Any) -> type[BaseModel] | None:
-    """The model of a sub-table, also of an optional one; None for a plain value."""
+    """The model of a sub-table, optional or not; None for a plain value."""
     for option in _options(annotation):
         if isinstance(option, type) and issubclass(option, BaseModel):
             return option
@@ -120,7 +121,7 @@ def table_of(annotation: Any) -> type[BaseModel] | None:
 
 
 def allowed(field: FieldInfo) -> str:
-    """What may stand there, in words, range included."""
+    """Allowed values in words, with their range."""
     if isinstance(field.json_schema_extra, dict) and "allowed" in field.json_schema_extra:
         return str(field.json_schema_extra["allowed"])
     annotation = field.annotation
@@ -134,7 +135,7 @@ def schema_json() -> str:
     schema = Experiment.model_json_schema()
     schema["properties"]["extends"] = {
         "type": "string",
-        "description": "Another experiment file, relative to this one, that this one changes.",
+        "description": "Experiment file that this one extends; relative to this file.",
     }
     return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
 
@@ -178,7 +179,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _options(annotation: Any) -> tuple[Any, ...]:
-    """The members of a union, `Annotated` taken off; a plain annotation is its only member."""
+    """The members of a union without `Annotated`; a plain annotation is its only member."""
     while get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     if get_origin(annotation) in (Union, types.UnionType):

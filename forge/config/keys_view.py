@@ -1,4 +1,4 @@
-"""Keys on a terminal: a table a `[table]`. Called by `forge keys`."""
+"""Output of `forge keys` on a terminal: one block per `[table]`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def render(keys: list[Key]) -> RenderableType:
-    """One block a table, in the order of the schema."""
+    """One block per table, in the order of the schema."""
     parts: list[RenderableType] = []
     for name, members in groupby(keys, key=lambda key: key.table):
         title = f"[{name}]" if name else "top of the file"
         title = f"[[stage]] {name.removeprefix('stage ')}" if name.startswith("stage ") else title
-        # A name is copied from here: it stays whole, and the others fold.
+        # Names stay whole, since people copy them; the other columns fold.
         others = (Column(head, overflow="fold") for head in ("type", "default", "unit", ""))
         table = Table(Column("key", no_wrap=True), *others, box=None, pad_edge=False)
         for key in members:

@@ -1,4 +1,4 @@
-"""The words about keys: complete, and the same for people, messages and editors."""
+"""Descriptions of keys: complete, and the same in `forge keys`, messages and editors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from forge.errors import ConfigError
 ROOT = Path(__file__).parents[2]
 
 
-def test_every_key_has_its_line():
+def test_every_key_has_a_description():
     assert [key.path for key in all_keys() if not key.doc] == []
 
 
@@ -46,20 +46,20 @@ def test_one_key_is_found_by_its_path():
         find_keys("rollout.grup_size")
 
 
-def drawn(width: int) -> str:
+def rendered(width: int) -> str:
     console = Console(width=width, file=io.StringIO())
     console.print(render(all_keys()))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("width", [60, 80])
-def test_names_are_whole_and_nothing_is_cut_off_on_a_narrow_terminal(width: int):
-    told = drawn(width)
-    assert {key.name for key in all_keys()} <= set(told.split())
-    assert sorted("".join(told.split())) == sorted("".join(drawn(1000).split()))
+def test_a_narrow_terminal_shows_whole_names_and_all_text(width: int):
+    shown = rendered(width)
+    assert {key.name for key in all_keys()} <= set(shown.split())
+    assert sorted("".join(shown.split())) == sorted("".join(rendered(1000).split()))
 
 
-def test_the_schema_for_editors_is_fresh():
+def test_the_schema_for_editors_is_up_to_date():
     path = ROOT / "experiments" / "schema.json"
     assert path.read_text() == schema_json(), "run: forge keys --schema > experiments/schema.json"
 

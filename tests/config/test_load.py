@@ -1,6 +1,4 @@
-"""Loading experiments: what is right loads, what is wrong says where, what was found and what is
-allowed.
-"""
+"""Loading experiments, and the messages about mistakes: place, what was found, what is allowed."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forge.config.checks.pinning import PINNING
+from forge.config.checks.devices import PINNING
 from forge.config.dump import dump_experiment
 from forge.config.keys import all_keys
 from forge.config.load import load_experiment
@@ -44,7 +42,7 @@ def mistakes_of(path: Path, *overrides: str) -> list[str]:
 @pytest.mark.parametrize(
     "path", sorted((ROOT / "experiments").glob("*.toml")), ids=lambda p: p.name
 )
-def test_every_experiment_loads_and_comes_back_from_its_dump_unchanged(path, tmp_path):
+def test_every_experiment_loads_and_its_dump_loads_to_the_same(path, tmp_path):
     experiment = load_experiment(path, is_here=False)
     dumped = write(tmp_path, dump_experiment(experiment, comment="resolved\nby a test"))
     assert load_experiment(dumped, is_here=False) == experiment
@@ -72,12 +70,12 @@ def test_two_mistakes_are_both_shown_with_their_lines_and_did_you_mean(tmp_path)
         ("train_truncated = 1", "found 1; true or false"),
     ],
 )
-def test_a_wrong_value_is_told_in_plain_words(tmp_path, line, words):
+def test_a_wrong_value_gives_a_message_in_plain_english(tmp_path, line, words):
     path = write(tmp_path, f"{MINIMAL}[rollout]\n{line}\n")
     assert mistakes_of(path) == [f"x.toml:6: rollout.{line.split()[0]}: {words}"]
 
 
-def test_one_input_set_is_refused_as_an_answer_kept_from_the_first_call_would_pass(tmp_path):
+def test_one_input_is_refused_since_returning_the_first_output_again_would_pass(tmp_path):
     path = write(tmp_path, f"{MINIMAL}[judge]\nnum_inputs = 1\n")
     assert mistakes_of(path) == ["x.toml:6: judge.num_inputs: found 1; an integer from 2 to 16"]
 
@@ -110,7 +108,7 @@ def test_a_mistake_names_its_line(tmp_path, text, expected):
     ("overrides", "expected"),
     [
         (["model.path=org/x"], "--set model.path: found both init and path"),
-        (["model.tiny.head_dim=33"], "--set model.tiny.head_dim: found 33; an even size"),
+        (["model.tiny.head_dim=33"], "--set model.tiny.head_dim: found 33; an even number"),
         (["model.tiny.num_kv_heads=3"], "--set model.tiny.num_kv_heads: found 3; a divisor of"),
         (["serve.context_tokens=352"], "--set serve.context_tokens: found 352; more than rollout."),
         (
@@ -130,7 +128,7 @@ def test_a_mistake_names_its_line(tmp_path, text, expected):
         (["stage.1.warmup_steps=9999"], "--set stage.1.warmup_steps: found 9999; at most steps"),
         (["stage.0.num_problems=65"], "--set stage.0.num_problems: found 65; at most problems."),
         (["devices.judge=auto"], '--set devices.judge: found "auto", and devices.gpus is absent'),
-        (["model.quantize.bits=4"], ": model.quantize: found it without [model.lora]"),
+        (["model.quantize.bits=4"], ": model.quantize: set without [model.lora]"),
         (
             ["model.quantize.bits=4", "model.lora.r=8", "model.dtype=float32"],
             '--set model.dtype: found "float32" with [model.quantize]',
@@ -157,11 +155,11 @@ def test_a_mistake_names_its_line(tmp_path, text, expected):
         ),
         (
             ["serve.max_concurrency=32", "rollout.max_staleness=0"],
-            '--set serve.max_concurrency: found 32; it bounds what rollout.groups_in_flight = "au',
+            '--set serve.max_concurrency: found 32; it only limits rollout.groups_in_flight = "au',
         ),
         (
             ["serve.max_concurrency=32", "rollout.groups_in_flight=4"],
-            '--set serve.max_concurrency: found 32; it bounds what rollout.groups_in_flight = "au',
+            '--set serve.max_concurrency: found 32; it only limits rollout.groups_in_flight = "au',
         ),
         (
             ["serve.max_concurrency=3", "rollout.group_size=8", "serve.replicas=2"],
@@ -172,21 +170,21 @@ def test_a_mistake_names_its_line(tmp_path, text, expected):
         (["serve.url=['h:1']"], '--set serve.url.0: found "h:1"; http://HOST:PORT[/PATH]'),
         (
             ['serve.env={ CUDA_VISIBLE_DEVICES = "0" }'],
-            'serve.env.CUDA_VISIBLE_DEVICES: found "0"; nothing, since devices.gpus says which',
+            'serve.env.CUDA_VISIBLE_DEVICES: found "0"; remove it, devices.gpus chooses',
         ),
         (['judge.env={ HIP_VISIBLE_DEVICES = "" }'], 'judge.env.HIP_VISIBLE_DEVICES: found "";'),
-        (["serve.model_name=x"], "--set serve.model_name: found it without serve.url"),
+        (["serve.model_name=x"], "--set serve.model_name: set without serve.url"),
         (["data.source=file"], '--set data.source: found source = "file" without path'),
-        (["data.source=file", "data.path=/no/x"], '--set data.path: found "/no/x", which is not'),
+        (["data.source=file", "data.path=/no/x"], '--set data.path: found "/no/x", which does not'),
         (["data.path=/tmp"], '--set data.path: found a path; allowed with source = "file"'),
     ],
 )
-def test_keys_that_exclude_each_other_are_told_before_anything_starts(overrides, expected):
+def test_keys_that_exclude_each_other_are_mistakes(overrides, expected):
     found = mistakes_of(QUICKSTART, *overrides)
     assert any(expected in line for line in found), found
 
 
-def test_every_variable_that_pins_a_child_is_refused_and_no_other():
+def test_exactly_the_variables_that_pin_a_child_to_gpus_are_refused():
     assert all(PINNING.fullmatch(name) for name in VISIBILITY_VARIABLES)
     asked = 'serve.env={ CUDA_CACHE_PATH = "/x" }'
     found = load_experiment(QUICKSTART, overrides=[asked])
@@ -208,9 +206,11 @@ def test_grpo_without_a_model_to_start_from_is_refused_with_advice(tmp_path):
 @pytest.mark.parametrize("model", ["my model", "./nowhere", "a/b/c", "-x"])
 def test_a_model_that_is_neither_a_directory_nor_a_hub_name_is_refused(tmp_path, model):
     path = write(tmp_path, f'name = "x"\nmodel.path = "{model}"\n[[stage]]\nkind = "eval"\n')
-    assert mistakes_of(path) == [
-        f'x.toml:2: model.path: found "{model}", which is no directory; a directory or a hub name'
-    ]
+    (line,) = mistakes_of(path)
+    assert line == (
+        f'x.toml:2: model.path: found "{model}", which is not a directory; '
+        "a directory or a hub name"
+    )
 
 
 def test_sft_on_problems_without_answers_is_refused(tmp_path):
@@ -231,7 +231,7 @@ def test_mistakes_of_both_kinds_are_shown_at_once(tmp_path):
     assert [line.startswith(start) for line, start in zip(found, starts, strict=True)] == [True] * 4
 
 
-def test_set_takes_toml_values_bare_words_and_stage_indices():
+def test_set_takes_toml_values_unquoted_strings_and_stage_indices():
     experiment = load_experiment(
         QUICKSTART,
         overrides=[
@@ -272,7 +272,7 @@ def test_a_mistake_about_a_key_with_a_line_end_takes_one_line(tmp_path):
     assert line.startswith('x.toml:6: model.tiny."a\\nb": unknown key; ')
 
 
-def test_extends_composes_and_each_mistake_names_the_file_it_stands_in(tmp_path):
+def test_extends_merges_files_and_each_mistake_names_its_own_file(tmp_path):
     write(tmp_path, MINIMAL + "[rollout]\ngamma = 0.5\ngroup_size = 1\n", name="base.toml")
     path = write(tmp_path, 'extends = "base.toml"\n[rollout]\ngamma = 2\nmax_turns = 1\n')
     assert mistakes_of(path) == [
@@ -283,7 +283,7 @@ def test_extends_composes_and_each_mistake_names_the_file_it_stands_in(tmp_path)
     assert (rollout.gamma, rollout.group_size, rollout.max_turns) == (1.0, 2, 1)
 
 
-def test_stages_of_a_child_replace_those_of_its_base(tmp_path):
+def test_stages_of_a_file_replace_those_of_the_file_it_extends(tmp_path):
     write(tmp_path, MINIMAL + '[[stage]]\nkind = "eval"\nsamples = 0\n', name="base.toml")
     path = write(tmp_path, 'extends = "base.toml"\n[[stage]]\nkind = "eval"\n')
     assert len(load_experiment(path).stage) == 1
@@ -297,13 +297,11 @@ def test_stages_of_a_child_replace_those_of_its_base(tmp_path):
         ("3", "x.toml:2: extends: found 3; the path of an experiment file"),
     ],
 )
-def test_a_base_that_cannot_be_read_is_told_with_the_line_that_names_it(
-    tmp_path, extends, expected
-):
+def test_a_mistake_in_extends_names_its_line(tmp_path, extends, expected):
     assert mistakes_of(write(tmp_path, f"\nextends = {extends}\n")) == [expected]
 
 
-def test_a_missing_file_a_directory_and_no_text_are_config_errors(tmp_path):
+def test_a_missing_file_a_directory_and_a_binary_file_are_config_errors(tmp_path):
     write(tmp_path, MINIMAL, name="near.toml")
     assert mistakes_of(tmp_path / "no.toml") == ["no.toml: no such file; there is near.toml"]
     (tmp_path / "dir.toml").mkdir()
@@ -325,7 +323,7 @@ def test_a_resolved_experiment_means_the_same_from_any_directory(tmp_path, monke
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(settings_of_free_form)
-def test_whatever_an_experiment_holds_comes_back_from_its_dump(tmp_path, values):
+def test_any_settings_are_the_same_after_dump_and_load(tmp_path, values):
     minimal = {"name": "x", "model": {"init": "tiny"}, "stage": [{"kind": "eval"}]}
     experiment = Experiment.model_validate({**minimal, **values})
     dumped = write(tmp_path, dump_experiment(experiment))

@@ -27,13 +27,13 @@ def file(tmp_path: Path) -> Path:
         ('notify.webhook="ftp://x"', 'found "ftp://x"; http(s)://HOST[:PORT][/PATH]'),
         ('notify.webhook="https://a b"', 'found "https://a b"; http(s)://HOST[:PORT][/PATH]'),
         ('notify.on=["dead"]', 'found "dead"; a list of "done", "failed", "stalled", "stopped"'),
-        ('notify.on=["done"]', "found it without command and webhook; one of them"),
+        ('notify.on=["done"]', "set without command or webhook; set one of them"),
         ('notify.webhook_env="NO_SUCH_HOOK"', 'found "NO_SUCH_HOOK", which is not set;'),
-        ('notify.webhook_env="EMPTY_HOOK"', 'found "EMPTY_HOOK", which holds no http(s)://HOST'),
+        ('notify.webhook_env="EMPTY_HOOK"', 'found "EMPTY_HOOK", which is not http(s)://HOST'),
         ("notify.timeout_s=0", "found 0; a number, above 0, 300 or less"),
         ('notify.comand="x"', "unknown key; did you mean command?"),
         ('sinks.to=["wandbb"]', 'found "wandbb"; a list of "tensorboard", "trackio", "wandb"'),
-        ('sinks.wandb_mode="offline"', 'found it without "wandb" in sinks.to; both or none'),
+        ('sinks.wandb_mode="offline"', 'set without "wandb" in sinks.to; both or neither'),
         ('sinks.project="a/b"', 'found "a/b"; 1 to 64 letters'),
     ],
 )
@@ -48,17 +48,17 @@ def test_a_mistake_is_one_line(
     assert "\n" not in str(raised.value)
 
 
-def test_a_webhook_and_a_variable_for_it_are_one_too_many(
+def test_a_webhook_and_a_variable_for_it_exclude_each_other(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OUR_HOOK", URL)
-    with pytest.raises(ConfigError, match=r"found it beside notify\.webhook; exactly one"):
+    with pytest.raises(ConfigError, match=r"set together with notify\.webhook; exactly one"):
         load_experiment(
             file, overrides=[f'notify.webhook="{URL}"', 'notify.webhook_env="OUR_HOOK"']
         )
 
 
-def test_a_variable_is_not_looked_for_on_another_machine(file: Path) -> None:
+def test_a_variable_is_not_required_for_another_machine(file: Path) -> None:
     overrides = ['notify.webhook_env="NO_SUCH_HOOK"']
     elsewhere = load_experiment(file, overrides=overrides, is_here=False)
     assert elsewhere.notify.webhook_env == "NO_SUCH_HOOK"
@@ -74,7 +74,7 @@ def test_a_variable_is_not_looked_for_on_another_machine(file: Path) -> None:
         ['sinks.to=["wandb", "tensorboard"]', 'sinks.wandb_mode="offline"'],
     ],
 )
-def test_a_resolved_experiment_loads_to_the_same(
+def test_a_resolved_experiment_loads_to_an_equal_one(
     file: Path, tmp_path: Path, overrides: list[str]
 ) -> None:
     experiment = load_experiment(file, overrides=overrides)

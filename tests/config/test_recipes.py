@@ -1,5 +1,5 @@
-"""The recipes: each loads anywhere, plans for the cards it is made for, and has the published
-values of what it repeats."""
+"""The recipes: each loads anywhere, plans for the GPUs it is made for, and has the published values
+of the work that it reproduces."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 EIGHT = ("8xH100-80GB", "8xA100-40GB", "8xMI300X-192GB")
 TOO_SMALL = {
-    # Machines of eight cards that a recipe does not fit, by its own numbers.
+    # Machines of eight GPUs whose memory is too small for a recipe, by its own numbers.
     "kernelllm-8b-single-turn": {"8xA100-40GB"},
     "mi300x-8b": {"8xH100-80GB", "8xA100-40GB"},
     "qwen3-30b-a3b-lora": {"8xA100-40GB"},
@@ -47,7 +47,7 @@ def values(table: Any, *names: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("cards", EIGHT)
 @pytest.mark.parametrize("name", NAMES)
-def test_every_recipe_plans_for_eight_cards_or_says_what_is_missing(
+def test_every_recipe_plans_for_eight_gpus_or_says_what_is_missing(
     name: str, cards: str, tmp_path: Path
 ) -> None:
     if cards in TOO_SMALL.get(name, ()):
@@ -60,7 +60,7 @@ def test_every_recipe_plans_for_eight_cards_or_says_what_is_missing(
 
 
 @pytest.mark.parametrize(("name", "cards"), ONE_CARD.items())
-def test_a_recipe_for_one_card_has_engine_trainer_and_judge_on_it_awake(
+def test_a_recipe_for_one_gpu_runs_engine_trainer_and_judge_on_it_without_sleep(
     name: str, cards: str, tmp_path: Path
 ) -> None:
     placement = plan_for(name, cards, tmp_path).placement
@@ -68,7 +68,7 @@ def test_a_recipe_for_one_card_has_engine_trainer_and_judge_on_it_awake(
     assert not placement.sleeps
 
 
-def test_an_adapters_checkpoints_take_its_own_size_on_disk(tmp_path: Path) -> None:
+def test_checkpoints_of_an_adapter_take_less_disk_than_a_whole_model(tmp_path: Path) -> None:
     adapter = plan_for("qwen3-30b-a3b-lora", "8xH100-80GB", tmp_path).disk_bytes
     whole = plan_for("qwen3-8b-kernelbench", "8xH100-80GB", tmp_path).disk_bytes
     assert adapter is not None
@@ -184,7 +184,7 @@ def test_evaluation_measures_all_four_levels_and_trains_nothing() -> None:
     assert {stage.kind for stage in experiment.stage} == {"eval"}
 
 
-def test_evaluation_of_a_server_needs_nothing_but_its_address(tmp_path: Path) -> None:
+def test_evaluation_of_a_server_needs_only_its_address(tmp_path: Path) -> None:
     path = FOLDER / "eval-kernelbench.toml"
     experiment = load_experiment(
         path, overrides=['serve.url=["http://localhost:8000"]'], is_here=False
@@ -194,7 +194,7 @@ def test_evaluation_of_a_server_needs_nothing_but_its_address(tmp_path: Path) ->
     assert len(planned.placement.judge) == 1
 
 
-def test_the_recipe_from_scratch_downloads_nothing_and_times_on_the_card() -> None:
+def test_the_recipe_from_scratch_downloads_nothing_and_times_on_the_gpu() -> None:
     experiment = load("h200-from-scratch")
     assert experiment.model.init == "tiny"
     shape = model_shape(experiment.model)
@@ -206,7 +206,7 @@ def test_the_recipe_from_scratch_downloads_nothing_and_times_on_the_card() -> No
     assert [stage.kind for stage in experiment.stage] == ["sft", "eval", "grpo", "eval"]
 
 
-def test_sizes_for_a_gpu_are_refused_with_judges_on_the_cpu() -> None:
+def test_gpu_sizes_are_refused_with_judges_on_the_cpu() -> None:
     no_cards = ["devices.train=0", "devices.serve=0", "devices.judge=0"]
     path = FOLDER / "h200-from-scratch.toml"
     with pytest.raises(ConfigError, match=r"problems.sizes: found \"gpu\" with judges on the CPU"):
@@ -216,7 +216,7 @@ def test_sizes_for_a_gpu_are_refused_with_judges_on_the_cpu() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_is_named_after_its_file_and_says_what_it_is(name: str) -> None:
+def test_a_recipe_has_its_files_name_and_begins_with_a_comment(name: str) -> None:
     assert load(name).name == name
     assert (FOLDER / f"{name}.toml").read_text().startswith("# ")
 

@@ -41,3 +41,13 @@ def show(value: object) -> str:
         text = str(value)
     text = text.replace("\n", "\\n")
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"
+
+
+def mistake(text: str, *path: str | int) -> Mistake:
+    """A mistake about the key at `path`."""
+    return Mistake(path=path, text=text)
+
+
+def absent(text: str, *path: str | int) -> Mistake:
+    """A mistake about a file or variable that is missing on this machine."""
+    return Mistake(path=path, text=text, is_about_here=True)

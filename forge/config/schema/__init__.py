@@ -5,20 +5,14 @@ Imported by every room that takes settings. Never imports loading or checking.
 """
 
 from forge.config.schema.base import KeyPath, PathValue, Positive, Share, Table, dotted
-from forge.config.schema.experiment import (
-    JUDGE_URL,
-    DataTable,
-    DevicesTable,
-    EvalTable,
-    Experiment,
-    JudgeTable,
-    ProblemsTable,
-    RewardTable,
-    RolloutTable,
-)
+from forge.config.schema.devices import DevicesTable
+from forge.config.schema.experiment import Experiment
+from forge.config.schema.judge import JUDGE_URL, JudgeTable
 from forge.config.schema.keeping import LimitsTable, StoreTable
 from forge.config.schema.model import LoraTable, ModelTable, QuantizeTable, TinyModel
 from forge.config.schema.outlets import NotifyTable, SinksTable
+from forge.config.schema.problems import DataTable, ProblemsTable
+from forge.config.schema.rollout import EvalTable, RewardTable, RolloutTable
 from forge.config.schema.serving import SERVE_URL, ServeTable
 from forge.config.schema.stages import EvalStage, GrpoStage, SftStage, Stage, TrainStage
 

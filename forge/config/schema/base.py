@@ -34,6 +34,12 @@ PathValue = Annotated[Path, Field(strict=False)]
 Positive = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
+NAME_RULE = Field(
+    pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+    json_schema_extra={"allowed": "1 to 64 letters, digits, . _ -, starting with letter or digit"},
+)
+"""Names that are part of a path."""
+
 
 def dotted(path: KeyPath) -> str:
     """A key as it is written in `--set`: `stage.1.steps`, `serve.env."A B"`. Always one line."""

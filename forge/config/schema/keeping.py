@@ -1,4 +1,4 @@
-"""`[store]` and `[limits]`: what is kept of a run, and when it must end."""
+"""`[store]` and `[limits]`: storage of a run, and limits of an attempt."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from forge.config.schema.base import PathValue, Positive, Table
 
 
 class StoreTable(Table):
-    """`[store]`: what is kept, and where."""
+    """`[store]`: location and content of a run's storage."""
 
     dir: PathValue = Path("runs")
     """Parent of run directories, relative to the working directory."""
     texts: Literal["plain", "zstd"] = "zstd"
-    """How texts are stored; plain lets stock sqlite3 read them."""
+    """Storage of texts: compressed, or plain, which stock sqlite3 can read."""
     keep_tokens: Annotated[
         str,
         Field(
@@ -24,15 +24,16 @@ class StoreTable(Table):
             json_schema_extra={"allowed": '"all", "untrained" or "last:N"'},
         ),
     ] = "all"
-    """Token ids and logprobs in tokens.db: all, untrained, or last:N steps."""
+    """Token ids and logprobs kept in tokens.db. all: every turn up to 20 GB, then as untrained.
+    untrained: only what a resume needs. last:N: the last N steps."""
     min_free_bytes: Annotated[int, Field(ge=0)] = 500_000_000
-    """A run stops cleanly when the disk has less."""
+    """Free disk space below which a run saves and stops."""
 
 
 class LimitsTable(Table):
-    """`[limits]`: when an attempt stops, as by a first Ctrl-C. `forge resume` has them afresh."""
+    """`[limits]`: an attempt that reaches one saves and stops; each resume is a new attempt."""
 
     hours: Annotated[float, Field(gt=0)] | None = None
-    """Wall-clock hours of an attempt."""
+    """Maximum wall-clock time of an attempt."""
     tokens: Positive | None = None
-    """Generated tokens of an attempt."""
+    """Maximum number of generated tokens in an attempt."""

@@ -1,5 +1,5 @@
-"""`[notify]` and `[sinks]`: who is told of a run, and where else its numbers go. Neither can hold a
-run up or fail it."""
+"""`[notify]` and `[sinks]`: messages to people, and copies of the metrics. Neither delays a run for
+long or fails it."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from forge.config.schema.base import Table
+from forge.config.schema.base import NAME_RULE, Table
 
 WEBHOOK = r"^https?://[^\s/]+(/\S*)?$"
-"""What a webhook's URL looks like, here and in its environment variable."""
+"""Pattern of a webhook's URL, in the file and in an environment variable."""
 
-ON = ("done", "failed", "stalled", "best")
+DEFAULT_EVENTS = ("done", "failed", "stalled", "best")
 
 
 class NotifyTable(Table):
-    """`[notify]`: telling a person."""
+    """`[notify]`: messages to people."""
 
     command: Annotated[str, Field(min_length=1)] | None = None
-    """Shell command that is run with FORGE_RUN, FORGE_EVENT, FORGE_MESSAGE and FORGE_RUN_DIR in its
-    environment and the same as JSON on its stdin."""
+    """Shell command for each message. Its environment has FORGE_RUN, FORGE_EVENT, FORGE_MESSAGE and
+    FORGE_RUN_DIR; its stdin has the same as JSON."""
     webhook: Annotated[
         str | None,
         Field(pattern=WEBHOOK, json_schema_extra={"allowed": "http(s)://HOST[:PORT][/PATH]"}),
     ] = None
-    """URL that the JSON is posted to; Slack, Mattermost and Discord show it. It is stored with the
-    run: a secret one is better named by webhook_env."""
+    """URL to which each message is posted as JSON that Slack, Mattermost and Discord show. It is
+    stored with the run; use webhook_env for a secret URL."""
     webhook_env: Annotated[
         str | None,
         Field(
@@ -34,7 +34,7 @@ class NotifyTable(Table):
             json_schema_extra={"allowed": "the name of a variable"},
         ),
     ] = None
-    """Environment variable that holds the URL instead."""
+    """Environment variable that holds the URL, instead of webhook."""
     on: Annotated[
         list[Literal["done", "failed", "stalled", "stopped", "best"]],
         Field(
@@ -43,37 +43,32 @@ class NotifyTable(Table):
                 "allowed": 'a list of "done", "failed", "stalled", "stopped", "best"'
             },
         ),
-    ] = Field(default_factory=lambda: list(ON))
-    """done, failed, stalled (exit 5), stopped (by a person or by [limits]): how an attempt ended.
-    best: an evaluation above all of its size before it, or a kernel faster than any before by a
-    tenth."""
+    ] = Field(default_factory=lambda: list(DEFAULT_EVENTS))
+    """Events that send a message. done, failed, stalled (exit 5), stopped (by a person or by
+    [limits]): the end of an attempt. best: an evaluation above all earlier ones of its size, or a
+    kernel at least 10% faster than any before."""
     timeout_s: Annotated[float, Field(gt=0, le=300)] = 10.0
-    """How long command and webhook may take each time; the end of a run waits no longer."""
+    """Maximum time for the command and for the webhook, each. The end of a run waits no longer."""
 
     @property
-    def is_asked(self) -> bool:
-        """Whether anybody is to be told."""
+    def is_configured(self) -> bool:
+        """True if there is a command or a webhook."""
         return any((self.command, self.webhook, self.webhook_env))
 
 
 class SinksTable(Table):
-    """`[sinks]`: other places for the numbers of each step; the store has them anyway."""
+    """`[sinks]`: other destinations of each step's metrics, which the store has in any case."""
 
     to: Annotated[
         list[Literal["tensorboard", "trackio", "wandb"]],
         Field(json_schema_extra={"allowed": 'a list of "tensorboard", "trackio", "wandb"'}),
     ] = Field(default_factory=list)
-    """Each is fed by a child process that follows the store. tensorboard and wandb write below the
-    run's directory, trackio where TRACKIO_DIR says."""
-    project: Annotated[
-        str,
-        Field(
-            pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
-            json_schema_extra={"allowed": "1 to 64 letters, digits, ., _ and -, no mark first"},
-        ),
-    ] = "forge"
-    """The runs' project in trackio and wandb."""
+    """Destinations, each fed by a child process that reads the store. tensorboard and wandb write
+    below the run's directory, trackio to TRACKIO_DIR."""
+    project: Annotated[str, NAME_RULE] = "forge"
+    """Project of the runs in trackio and wandb."""
     wandb_mode: Literal["online", "offline"] = "online"
-    """offline: files that "wandb sync" sends later. Online, WANDB_API_KEY is read."""
+    """online: sends the metrics, and needs WANDB_API_KEY. offline: writes files that "wandb sync"
+    can send later."""
     close_timeout_s: Annotated[float, Field(gt=0, le=600)] = 30.0
-    """How long the end of a run waits for what a sink has not written yet."""
+    """Maximum wait at the end of a run for what a sink has not written yet."""

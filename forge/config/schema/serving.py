@@ -1,4 +1,4 @@
-"""`[serve]`: the engines that answer, ours or somebody else's."""
+"""`[serve]`: the inference engines of a run, or servers that replace them."""
 
 from __future__ import annotations
 
@@ -13,47 +13,46 @@ SERVE_URL = re.compile(r"https?://[^/\s]+(/[^\s?#]*)?|unix:/\S+")
 
 
 class ServeTable(Table):
-    """`[serve]`: the model answering."""
+    """`[serve]`: inference engines."""
 
     engine: Literal["auto", "llama", "vllm", "hf"] = "auto"
-    """Inference engine. auto: on GPUs the first of vllm, llama (built for GPUs) and hf that is
-    installed; without, llama."""
+    """Inference engine. auto: with GPUs the first installed of vllm, llama (if built for GPUs) and
+    hf; without GPUs llama."""
     url: list[str] = Field(default_factory=list)
-    """OpenAI-compatible servers that answer instead of engines of this run, for evaluations: their
-    weights cannot be changed. http://HOST:PORT[/PATH], or unix:/PATH."""
+    """OpenAI-compatible servers that replace the run's own engines: http://HOST:PORT[/PATH] or
+    unix:/PATH. For evaluation only, since their weights cannot be changed."""
     api_key_env: str | None = None
-    """Environment variable with the key that url asks for."""
+    """Environment variable that holds the API key for url."""
     model_name: str | None = None
-    """The model's name at url; absent means the only one there."""
+    """Name of the model at url; absent means the only one there."""
     replicas: Positive = 1
-    """Engine processes."""
+    """Number of engine processes."""
     threads: Positive = 1
-    """CPU threads a replica."""
+    """CPU threads per replica."""
     slots: Annotated[int, Field(ge=1, le=256)] = 32
-    """Sequences decoded together in a replica."""
+    """Sequences that a replica decodes at the same time."""
     max_concurrency: Positive | None = None
-    """Most rollouts in a replica at once that rollout.groups_in_flight = "auto" may come to; absent
-    means that the load alone decides."""
+    """Upper limit of rollouts per replica for rollout.groups_in_flight = "auto"; absent means that
+    only the measured load limits it."""
     memory_share: Annotated[float, Field(gt=0, le=1)] = 0.85
-    """vllm: of a GPU's memory, for weights and KV cache together."""
+    """Share of a GPU's memory for weights and KV cache together; vllm only."""
     tensor_parallel: Positive = 1
-    """vllm: GPUs that one replica is spread over."""
+    """GPUs per replica, for tensor parallelism; vllm only."""
     eager: bool = False
-    """vllm: run without CUDA graphs; starts sooner, decodes slower."""
+    """Run without CUDA graphs, which starts sooner and decodes more slowly; vllm only."""
     sleep: Literal["auto", "never", "always"] = "auto"
-    """Free an engine's GPU memory while the trainer steps on the same card. auto: where both do not
-    fit side by side."""
+    """Release an engine's GPU memory while the trainer steps on the same GPU. auto: if both do not
+    fit at the same time."""
     context_tokens: Annotated[int, Field(ge=64)] = 1280
-    """Prompt and completion of one sequence together."""
+    """Maximum length of a sequence, prompt and completion together."""
     precision: Literal["exact", "fast"] = "exact"
-    """exact: f32 weights and KV, no flash attention, equal to transformers. fast: bf16 weights, f16
-    KV.
-    """
+    """Precision of the engine. exact: float32 weights and KV cache, no flash attention; logprobs
+    equal those of transformers. fast: bfloat16 weights, float16 KV cache."""
     python: PathValue | None = None
-    """Interpreter of the engine's child; absent means ours."""
+    """Python interpreter of the engines; absent means forge's own."""
     env: dict[str, str] = Field(default_factory=dict)
-    """Added to the child's environment."""
+    """Additional environment variables of the engines."""
     start_timeout_s: Annotated[float, Field(gt=0)] | None = None
-    """Until /health must answer; absent means the engine's own time."""
+    """Maximum time from start until /health answers; absent means the engine's own default."""
     request_timeout_s: Annotated[float, Field(gt=0)] = 300.0
-    """For one completion request."""
+    """Maximum time for one completion request."""

@@ -80,7 +80,7 @@ async def open_notifier(
     table: NotifyTable, paths: RunPaths, *, attempt: int, writer: Writer, console: Console
 ) -> AsyncIterator[None]:
     """Tells of new bests while inside, and at the end how it ended. Without `[notify]` nothing."""
-    if not table.is_asked:
+    if not table.is_configured:
         yield
         return
     notifier = Notifier(table, paths, attempt=attempt, writer=writer, console=console)

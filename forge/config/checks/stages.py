@@ -1,0 +1,79 @@
+"""Checks of `[[stage]]`: stages that cannot work where they are, settings of training."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from forge.config.checks.mistake import mistake
+from forge.config.schema import EvalStage, GrpoStage, SftStage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from forge.config.checks.mistake import Mistake
+    from forge.config.schema import Experiment, TrainStage
+
+
+def check_order(experiment: Experiment) -> Iterator[Mistake]:
+    """Stages that need answers, a model that can write kernels, or more problems."""
+    is_random = experiment.model.init is not None and experiment.model.adapter is None
+    for index, stage in enumerate(experiment.stage):
+        if isinstance(stage, SftStage):
+            is_random = False
+            if experiment.problems.source == "dir" and experiment.data.source != "file":
+                yield mistake(
+                    'found "sft", which needs answers, and problems.source = "dir" has none; '
+                    'set data.source = "file" for rows of a file, or use grpo or eval with a model '
+                    "that can already write kernels",
+                    *("stage", index, "kind"),
+                )
+        if isinstance(stage, GrpoStage) and is_random:
+            yield mistake(
+                "found grpo on random weights, where every group is flat and nothing is learned; "
+                'put a [[stage]] with kind = "sft" before it, or start from [model] path',
+                *("stage", index, "kind"),
+            )
+        heldout = experiment.problems.num_heldout
+        wanted = stage.num_problems if isinstance(stage, EvalStage) else None
+        if experiment.problems.source == "generated" and wanted and wanted > heldout:
+            text = f"found {wanted}; at most problems.num_heldout = {heldout}"
+            yield mistake(text, "stage", index, "num_problems")
+
+
+def check_training(experiment: Experiment) -> Iterator[Mistake]:
+    """Steps, learning rates and parallelism of each training stage."""
+    for index, stage in enumerate(experiment.stage):
+        if isinstance(stage, EvalStage):
+            continue
+        yield from _check_steps(stage, index)
+        yield from _check_learning_rate(stage, index)
+        if stage.context_parallel > 1:
+            yield mistake(
+                f"found {stage.context_parallel}; 1, since no trainer here splits a sequence over "
+                "GPUs (TRL's GRPO trainers cannot); fsdp2 and smaller micro-batches save memory",
+                *("stage", index, "context_parallel"),
+            )
+        if experiment.model.quantize and stage.parallel == "fsdp2":
+            text = 'found "fsdp2" with [model.quantize], whose 4-bit weights cannot be sharded;'
+            yield mistake(f'{text} "ddp" or "auto"', "stage", index, "parallel")
+
+
+def _check_steps(stage: TrainStage, index: int) -> Iterator[Mistake]:
+    epochs = stage.epochs if isinstance(stage, SftStage) else None
+    if stage.steps and epochs:
+        yield mistake("found both steps and epochs; set exactly one of them", "stage", index)
+    if not stage.steps and not epochs:
+        yield mistake("found neither steps nor epochs; set exactly one of them", "stage", index)
+    if stage.steps and stage.warmup_steps > stage.steps:
+        text = f"found {stage.warmup_steps}; at most steps = {stage.steps}"
+        yield mistake(text, "stage", index, "warmup_steps")
+
+
+def _check_learning_rate(stage: TrainStage, index: int) -> Iterator[Mistake]:
+    path = ("stage", index, "min_learning_rate")
+    if stage.min_learning_rate > stage.learning_rate:
+        text = f"found {stage.min_learning_rate}; at most learning_rate = {stage.learning_rate}"
+        yield mistake(text, *path)
+    if stage.min_learning_rate and stage.schedule == "constant":
+        text = f'found {stage.min_learning_rate} with schedule = "constant", which does not decay;'
+        yield mistake(f'{text} set schedule to "linear" or "cosine"', *path)

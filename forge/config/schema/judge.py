@@ -1,0 +1,56 @@
+"""`[judge]`: compiling, checking and timing candidates."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from forge.config.schema.base import Positive, Table
+
+JUDGE_URL = re.compile(r"https?://[^/\s]+|unix:/\S+")
+
+
+class JudgeTable(Table):
+    """`[judge]`: compiling, checking and timing candidates."""
+
+    workers: Positive = 2
+    """Judges on a machine without GPUs; with GPUs there is one judge per GPU."""
+    url: list[str] = Field(default_factory=list)
+    """Addresses of "forge judge --serve" pools that replace local judges: http://HOST:PORT or
+    unix:/PATH. FORGE_JUDGE_TOKEN holds their token. Each pool judges by its own settings."""
+    isolation: Literal["auto", "namespaces", "namespaces-noproc", "landlock", "none"] = "auto"
+    """Sandbox of candidates. auto: the strongest level that works here; a machine without
+    one is refused. namespaces-noproc, landlock: weaker levels, for machines that allow no more."""
+    compile: Literal["ttir", "binary"] = "ttir"
+    """Depth of compilation without a GPU: Triton IR (5 ms), or a binary (1 s if not cached)."""
+    num_inputs: Annotated[int, Field(ge=2, le=16)] = 2
+    """Independent random inputs that a candidate must answer correctly. With one, returning the
+    output of the first call would pass."""
+    compile_timeout_s: Annotated[float, Field(gt=0)] = 10.0
+    """Maximum time for import, first call and compilation of a candidate."""
+    correct_timeout_s: Annotated[float, Field(gt=0)] = 10.0
+    """Maximum time for all checked calls together."""
+    memory_bytes: Annotated[int, Field(ge=1 << 20)] = 4 << 30
+    """Memory limit of the process that runs a candidate."""
+    torch_share: Annotated[float, Field(ge=0)] = 0.1
+    """Maximum work of torch operations in a candidate's forward, in bytes and in FLOPs, as a share
+    of the reference's work. A candidate above it is rejected."""
+    allow_ops: list[str] = Field(default_factory=list)
+    """Torch operations that torch_share does not count, such as "mm" or "convolution"."""
+    tf32: bool = True
+    """Allow TF32 in fp32 matrix products on GPUs, for baseline and candidate alike. The tolerance
+    of such problems widens by the error of eager with TF32."""
+    timing: bool = True
+    """Time correct candidates if there is a GPU."""
+    baseline: Literal["eager", "compile"] = "eager"
+    """Denominator of speed-ups: Model in eager mode, or under torch.compile, which takes up to a
+    minute per problem, once."""
+    timing_timeout_s: Annotated[float, Field(gt=0)] = 30.0
+    """Maximum time for warm-up and all timed calls together."""
+    min_us: Annotated[float, Field(ge=0)] = 100.0
+    """Kernel time in microseconds below which the clock's resolution widens the interval of a
+    speed-up."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Additional environment variables of the judges."""

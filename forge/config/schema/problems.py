@@ -1,0 +1,60 @@
+"""`[problems]` and `[data]`: problems to solve, and rows for supervised fine-tuning."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from forge.config.schema.base import PathValue, Positive, Share, Table
+
+
+class ProblemsTable(Table):
+    """`[problems]`: the problems to solve."""
+
+    source: Literal["generated", "dir"] = "generated"
+    """Origin of the problems: the built-in generator, or a directory in KernelBench's layout."""
+    path: PathValue | None = None
+    """Directory of the problems for source = "dir"; searched recursively for *.py."""
+    overrides: dict[str, int | float | bool | str] = Field(default_factory=dict)
+    """Values for module constants of the problem files, e.g. { batch_size = 16, dim = 256 }; for
+    source = "dir"."""
+    include: list[str] = Field(default_factory=list)
+    """Glob patterns of files, relative to path; empty means all files; for source = "dir"."""
+    sizes: Literal["small", "gpu"] = "small"
+    """Tensor sizes of generated problems. small: for Triton's interpreter on the CPU. gpu: large
+    enough for 100 µs or more on a GPU."""
+    num_problems: Annotated[int, Field(ge=64)] = 3200
+    """Number of generated problems, all different, divided among SFT, GRPO and evaluation."""
+    num_heldout: Positive = 64
+    """Problems reserved for evaluation. With source = "dir" and too few files, GRPO and evaluation
+    use the same files."""
+    allow_flagged: bool = False
+    """Train on problems that "forge problems check" flags, instead of leaving them out; for source
+    = "dir"."""
+    sft_by_level: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] = Field(
+        default_factory=lambda: [200, 200, 100, 50]
+    )
+    """Generated problems with an answer in the SFT rows, by chain length: the first number is for
+    length 1. GRPO uses the other problems."""
+
+
+class DataTable(Table):
+    """`[data]`: rows for supervised fine-tuning."""
+
+    source: Literal["generated", "file"] = "generated"
+    """Origin of the rows: the generator's own answers, or a file."""
+    path: PathValue | None = None
+    """File of rows (JSON, JSON lines or Parquet), or directory of them; for source = "file"."""
+    format: Literal["messages", "kernelbook", "trinity"] = "messages"
+    """Columns of the rows in a file. messages: a list of messages with role and content.
+    kernelbook, trinity: the columns of these data sets."""
+    pairs_per_problem: Positive = 1
+    """Single-turn rows generated per problem."""
+    static_share: Share = 0.0
+    """Share of generated first answers with the sizes written as numbers, as torch.compile does,
+    instead of read from the tensors. Such an answer is correct, but the model has to multiply to
+    write one."""
+    repair_share: Share = 0.2
+    """Multi-turn rows per single-turn row. Each has one or two wrong answers, the judge's feedback
+    on them, and the repaired answer; never more turns than a rollout."""

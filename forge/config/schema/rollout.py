@@ -1,0 +1,85 @@
+"""`[reward]`, `[rollout]` and `[eval]`: scoring verdicts, sampling rollouts, measuring a policy."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from forge.config.schema.base import Positive, Share, Table
+
+
+class RewardTable(Table):
+    """`[reward]`: terms of the reward of one verdict. Each is stored."""
+
+    compiled: float = 0.3
+    """Reward if a kernel of the candidate's own compiled, was launched and wrote the output."""
+    correct: float = 0.5
+    """Reward if all checked outputs agree with the reference."""
+    speedup: float = 0.2
+    """Weight of ln(min(speedup_low, speedup_cap)) for a correct kernel that was timed."""
+    speedup_cap: Annotated[float, Field(gt=1)] = 10.0
+    """Largest speed-up that counts; larger ones are rewarded as this one."""
+    slower_penalty: bool = False
+    """Let the speed-up term become negative for kernels slower than the baseline."""
+    rejected: Annotated[float, Field(le=0)] = 0.0
+    """Amount added for status rejected."""
+    compile_error: Annotated[float, Field(le=0)] = 0.0
+    """Amount added for status compile_error."""
+    stop_at_speedup: Annotated[float, Field(gt=0)] = 2.0
+    """Speed-up at which a correct kernel ends its rollout. Without timing, any correct kernel ends
+    it."""
+
+
+class RolloutTable(Table):
+    """`[rollout]`: sampling groups of rollouts for GRPO."""
+
+    group_size: Annotated[int, Field(ge=2)] = 8
+    """Rollouts of one problem in a group."""
+    groups_per_step: Positive = 8
+    """Groups with different rewards inside that make a batch."""
+    max_turns: Annotated[int, Field(ge=1, le=16)] = 3
+    """Maximum attempts in a rollout."""
+    gamma: Share = 0.4
+    """Discount of later turns' rewards: return_t = Σ_j γ^j r_(t+j), the last reward repeated."""
+    credit: Literal["turn", "trajectory"] = "turn"
+    """Returns of turns. turn: each turn has its own return (Kevin). trajectory: all turns have the
+    return of the first (TritonForge)."""
+    scale: Literal["group", "none"] = "group"
+    """Scaling of advantages: by the group's standard deviation, or none (Dr. GRPO)."""
+    temperature: Annotated[float, Field(gt=0, le=2)] = 1.0
+    """Sampling temperature. There is no top-p or top-k, since truncation biases the ratios."""
+    max_completion_tokens: Annotated[int, Field(ge=8)] = 384
+    """Maximum length of one completion."""
+    max_staleness: Annotated[int, Field(ge=0, le=8)] = 1
+    """Maximum number of steps that generation may run ahead of training. 0: synchronous, on-policy.
+    1: the next batch is generated while the trainer steps."""
+    sampler: Literal["uniform", "curriculum", "priority"] = "uniform"
+    """Order of problems. uniform: each equally often. curriculum: by level, easy ones first.
+    priority: by the variance of their recent rewards."""
+    replay: Positive = 1
+    """Maximum uses of a group in training, within max_staleness."""
+    groups_in_flight: Positive | Literal["auto"] = "auto"
+    """Groups sampled at the same time. auto: as many as engines and judges can handle."""
+    in_flight: Literal["turn", "keep"] = "turn"
+    """Arrival of new weights. turn: after the running turns end. keep: in the middle of them."""
+    max_replacements: Annotated[float, Field(ge=0)] = 1.0
+    """Maximum groups per step that replace flat ones (equal rewards), as a multiple of
+    groups_per_step."""
+    train_truncated: bool = True
+    """Train on completions that max_completion_tokens cut off; if false they are masked."""
+
+
+class EvalTable(Table):
+    """`[eval]`: measuring a policy on held-out problems."""
+
+    samples: Positive = 4
+    """Rollouts per problem at temperature 1."""
+    greedy: bool = True
+    """One more rollout per problem at temperature 0."""
+    max_turns: Annotated[int, Field(ge=1, le=16)] = 3
+    """Maximum attempts in a rollout. pass@1 counts the first, multi-turn pass@1 counts any."""
+    every: Annotated[int, Field(ge=0)] = 0
+    """Steps between evaluations inside a grpo stage; 0 means none."""
+    num_problems: Positive = 16
+    """Held-out problems in evaluations inside a stage, always the same ones."""
