@@ -1,1 +1,4 @@
-"""Estimates with intervals: pass@k, fast_p, bootstraps clustered by problem. Pure functions."""
+"""Estimates with intervals: pass@k, evaluations, paired comparisons. Pure functions, seeded.
+
+Used by the evaluate stage, `forge compare` and the benches; imports nothing but records.
+"""

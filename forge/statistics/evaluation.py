@@ -1,10 +1,9 @@
-"""From played groups to an Evaluation: the figures that the three evaluations of a run are compared
-by.
+"""An Evaluation from played groups: the figures by which the evaluations of a run are compared.
 
-Called by the runner when an evaluation has been played (in a worker thread: the bootstrap takes
-some 50 ms), and by whoever recomputes one from stored turns. Promises: a turn that failed for our
-reasons counts neither for nor against; a problem whose prompt does not fit the context counts as
-unsolved, so that pass@1 is always of all problems that were asked for.
+The evaluate stage calls it in a worker thread (the bootstrap takes 50 ms); stored turns give the
+same figures again. A turn that failed through a fault of the machinery counts neither for nor
+against. A problem whose prompt does not fit the context counts as unsolved, so pass@1 always covers
+all problems of the evaluation.
 """
 
 from __future__ import annotations
@@ -13,13 +12,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from forge.records import End, Evaluation, Group, Problem, Trajectory, Turn
-from forge.statistics.passk import Estimate, Tally, estimate_mean, estimate_pass_at_k
-
-Rollouts = list[tuple[Problem, Trajectory]]
+from forge.records import End, Evaluation, Group, Problem, Turn
+from forge.statistics.multi_turn import Rollouts, rates_by_turn, solved_in_any_turn
+from forge.statistics.passk import Estimate, Tally, estimate_pass_at_k
 
 Answer = tuple[Problem, Turn | None]
-"""A first turn; None where the prompt did not fit, which fails at everything."""
+"""A problem and a first turn; None if the prompt did not fit, which counts as a failure."""
 
 
 def evaluate_groups(
@@ -32,11 +30,18 @@ def evaluate_groups(
     max_turns: int,
     at: float,
 ) -> Evaluation:
-    """Computes an evaluation; pass@1 counts first turns at temperature 1, greedy rollouts are
-    apart.
+    """Computes an evaluation; pass@1 counts sampled first turns, greedy rollouts are separate.
 
-    Groups are those played for evaluation, of one policy; all problems they name must be given.
-    Where nothing could be judged, the rates are 0 with the interval 0..1.
+    If no turn was judged, the rates are 0 with the interval 0..1.
+
+    Args:
+        groups: evaluation groups of one policy.
+        problems: all problems of the groups, or more.
+        stage: name of the evaluation, such as `eval-0` or `grpo-3@5`.
+        at: Unix time in seconds.
+
+    Raises:
+        KeyError: a group's problem is not in `problems`.
     """
     by_id = {problem.problem_id: problem for problem in problems}
     sampled: Rollouts = []
@@ -47,7 +52,7 @@ def evaluate_groups(
     first = _first_answers(sampled)
     tallies = _tallies(first)
     at_k = _pass_at_ks(tallies)
-    multi = _multi(sampled)
+    multi = solved_in_any_turn(sampled)
     return Evaluation(
         stage=stage,
         step=step,
@@ -66,7 +71,7 @@ def evaluate_groups(
         detail={
             "by_family": _parts(first, lambda problem: problem.family),
             "by_level": _parts(first, lambda problem: str(problem.level)),
-            "by_turn": _by_turn(sampled),
+            "by_turn": rates_by_turn(sampled),
             "pass_at_k_ci": {str(k): [each.low, each.high] for k, each in at_k.items()},
             "multi": multi,
             "tallies": {name: [tally.num, tally.correct] for name, tally in tallies.items()},
@@ -86,7 +91,7 @@ def _counts(rollouts: Rollouts) -> dict[str, int]:
 
 
 def _first_answers(rollouts: Rollouts) -> list[Answer]:
-    """Those that count."""
+    """First turns that count: scored ones, and missing ones."""
     answers = [(problem, t.turns[0] if t.turns else None) for problem, t in rollouts]
     return [(p, turn) for p, turn in answers if turn is None or turn.verdict.status.is_scored]
 
@@ -97,20 +102,6 @@ def _is_correct(turn: Turn) -> bool:
 
 def _is_compiled(turn: Turn) -> bool:
     return turn.verdict.is_compiled
-
-
-def _multi_counts(trajectory: Trajectory) -> bool:
-    """A rollout that we failed counts only if it had succeeded before."""
-    return _is_solved(trajectory) or trajectory.end is not End.INFRA
-
-
-def _is_cut_short(trajectory: Trajectory) -> bool:
-    """We failed it after answers that did not solve it; a later one might have."""
-    return not _multi_counts(trajectory) and trajectory.turns[0].verdict.status.is_scored
-
-
-def _is_solved(trajectory: Trajectory) -> bool:
-    return any(turn.verdict.is_correct for turn in trajectory.turns)
 
 
 def _tallies(answers: list[Answer]) -> dict[str, Tally]:
@@ -135,35 +126,6 @@ def _pass_at_ks(tallies: dict[str, Tally]) -> dict[int, Estimate]:
 def _greedy(rollouts: Rollouts) -> float | None:
     first = _first_answers(rollouts)
     return _mean_by_problem(first, _is_correct) if first else None
-
-
-def _multi(rollouts: Rollouts) -> dict[str, float]:
-    """Rollouts with a correct turn, as pass_at_1 is: a mean over problems with its interval.
-
-    A rollout that we cut short is left out of the mean, which favours those that succeed early;
-    the interval therefore runs from "none of them would have been solved" to "all of them".
-    """
-    value = _solved_share(rollouts, cut_short=None)
-    if value is None:
-        return {"value": 0.0, "ci_low": 0.0, "ci_high": 1.0, "num_cut_short": 0}
-    low, high = (_solved_share(rollouts, cut_short=solved) or value for solved in (False, True))
-    return {
-        "value": value.value,
-        "ci_low": low.low,
-        "ci_high": high.high,
-        "num_cut_short": sum(_is_cut_short(trajectory) for _, trajectory in rollouts),
-    }
-
-
-def _solved_share(rollouts: Rollouts, *, cut_short: bool | None) -> Estimate | None:
-    """Solved rollouts, those cut short counted as `cut_short` or, for None, not at all."""
-    found: dict[str, list[bool]] = defaultdict(list)
-    for problem, trajectory in rollouts:
-        if _multi_counts(trajectory):
-            found[problem.problem_id].append(_is_solved(trajectory))
-        elif cut_short is not None and _is_cut_short(trajectory):
-            found[problem.problem_id].append(cut_short)
-    return estimate_mean([sum(each) / len(each) for each in found.values()])
 
 
 def _claims(answers: list[Answer], claim: Callable[[Turn], bool]) -> dict[str, list[bool]]:
@@ -196,24 +158,3 @@ def _part(answers: list[Answer]) -> dict[str, Any]:
         "ci_high": estimate.high if estimate else 1.0,
         "compile_rate": _mean_by_problem(answers, _is_compiled),
     }
-
-
-def _by_turn(rollouts: Rollouts) -> dict[str, dict[str, Any]]:
-    """Turn t: of the rollouts that came to it, how many were correct there; and of all, how many
-    by then.
-    """
-    counted = [trajectory for _, trajectory in rollouts if _multi_counts(trajectory)]
-    out: dict[str, dict[str, Any]] = {}
-    for number in range(max((len(t.turns) for t in counted), default=0)):
-        here = [t.turns[number] for t in counted if len(t.turns) > number]
-        scored = [turn for turn in here if turn.verdict.status.is_scored]
-        solved = sum(
-            any(turn.verdict.is_correct for turn in t.turns[: number + 1]) for t in counted
-        )
-        out[str(number)] = {
-            "num": len(scored),
-            "pass_at_1": sum(turn.verdict.is_correct for turn in scored) / max(1, len(scored)),
-            "compile_rate": sum(turn.verdict.is_compiled for turn in scored) / max(1, len(scored)),
-            "solved_by_then": solved / len(counted),
-        }
-    return out

@@ -1,29 +1,28 @@
-"""pass@k, its interval, and the paired comparison of two evaluations. Pure Python, seeded, no run
-needed.
+"""pass@k, its interval, and the paired comparison of two evaluations.
 
-pass@k is the unbiased estimate of arXiv 2107.03374: of n samples with c correct, the chance that k
-drawn without replacement hold a correct one, 1 − C(n−c, k) / C(n, k); averaged over problems.
-Samples of one problem are not independent, so intervals resample problems, not samples (cluster
-bootstrap, percentiles).
+pass@k (arXiv 2107.03374, eq. 1) is the chance that k of n samples, drawn without replacement,
+include one of the c correct ones: 1 − C(n−c, k) / C(n, k), averaged over problems. Intervals are
+95 % percentile intervals of a cluster bootstrap (Field and Welsh, Bootstrapping clustered data,
+2007): samples of one problem are not independent, so problems are resampled, not samples.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import itemgetter
 
 NUM_RESAMPLES = 2000
-"""Percentiles at 2.5 % then rest on 50 resamples in each tail; 64 problems take 10 ms."""
+"""The 2.5 % percentile then has 50 resamples below it; 64 problems take 10 ms."""
 TAIL = 0.025
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """What one problem's samples came to."""
+    """Samples of one problem."""
 
     num: int
     correct: int
@@ -39,40 +38,9 @@ class Estimate:
     num_problems: int
 
 
-def pass_at_k(tally: Tally, k: int) -> float:
-    """Unbiased pass@k of one problem. Raises ValueError where it has fewer than k samples."""
-    if not 1 <= k <= tally.num:
-        raise ValueError(f"pass@{k} of {tally.num} samples")
-    return 1.0 - math.comb(tally.num - tally.correct, k) / math.comb(tally.num, k)
-
-
-def estimate_pass_at_k(tallies: Sequence[Tally], k: int, *, seed: int = 0) -> Estimate | None:
-    """pass@k over the problems that have k samples; None where none has."""
-    return estimate_mean([pass_at_k(t, k) for t in tallies if t.num >= k], seed=seed)
-
-
-def estimate_mean(values: Sequence[float], *, seed: int = 0) -> Estimate | None:
-    """Mean of one number in 0..1 a problem, with its cluster-bootstrap interval; None for no
-    problems.
-
-    Where all problems agree on 0 or 1 every resample does too: the open end is then the exact
-    binomial bound with problems as trials (0 of 64: at most 5.6 %).
-    """
-    if not values:
-        return None
-    mean = math.fsum(values) / len(values)
-    low, high = _percentiles(values, seed=seed, span=(0.0, 1.0))
-    bound = 1.0 - TAIL ** (1.0 / len(values))
-    if all(value == 0.0 for value in values):
-        high = bound
-    if all(value == 1.0 for value in values):
-        low = 1.0 - bound
-    return Estimate(value=mean, low=low, high=high, num_problems=len(values))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """b minus a, over the problems that both have."""
+    """The mean of b − a over the problems of both, with its 95 % interval."""
 
     value: float
     low: float
@@ -80,39 +48,85 @@ class Difference:
     num_problems: int
 
 
+def pass_at_k(tally: Tally, k: int) -> float:
+    """Unbiased pass@k of one problem, 1 − C(n−c, k) / C(n, k).
+
+    Raises:
+        ValueError: k is less than 1 or more than the problem's samples.
+    """
+    if not 1 <= k <= tally.num:
+        raise ValueError(f"pass@{k} of {tally.num} samples")
+    return 1.0 - math.comb(tally.num - tally.correct, k) / math.comb(tally.num, k)
+
+
+def estimate_pass_at_k(tallies: Sequence[Tally], k: int, *, seed: int = 0) -> Estimate | None:
+    """Mean pass@k of the problems with at least k samples; None if there are none."""
+    return estimate_mean([pass_at_k(t, k) for t in tallies if t.num >= k], seed=seed)
+
+
+def estimate_mean(values: Sequence[float], *, seed: int = 0) -> Estimate | None:
+    """Mean of one number in 0..1 per problem, with its interval; None without problems.
+
+    If all values are 0 or all are 1, every resample agrees; the open end is then the exact binomial
+    (Clopper-Pearson) bound with problems as trials: 1 − 0.025^(1/n), 5.6 % for 0 of 64.
+    """
+    if not values:
+        return None
+    low, high = _percentiles(values, seed=seed, span=(0.0, 1.0))
+    bound = 1.0 - TAIL ** (1.0 / len(values))
+    if all(value == 0.0 for value in values):
+        high = bound
+    if all(value == 1.0 for value in values):
+        low = 1.0 - bound
+    return Estimate(value=_mean(values), low=low, high=high, num_problems=len(values))
+
+
 def compare_paired(
     a: Mapping[str, Tally], b: Mapping[str, Tally], *, k: int = 1, seed: int = 0
 ) -> Difference | None:
-    """How much better b is at pass@k, problem by problem: pairing removes what is hard for both.
-    None without common ones.
+    """Difference of pass@k, paired by problem, which removes what makes a problem hard for both.
+
+    Args:
+        a: tallies by problem_id; b likewise.
+
+    Returns:
+        None if no problem has k samples in both.
     """
     both = [name for name in sorted(a.keys() & b.keys()) if min(a[name].num, b[name].num) >= k]
     if not both:
         return None
     values = [pass_at_k(b[name], k) - pass_at_k(a[name], k) for name in both]
-    low, high = _percentiles(values, seed=seed, span=(-1.0, 1.0))
-    return Difference(
-        value=math.fsum(values) / len(values), low=low, high=high, num_problems=len(values)
-    )
+    return _difference(values, seed=seed, span=(-1.0, 1.0))
 
 
 def estimate_difference(values: Sequence[float], *, seed: int = 0) -> Difference | None:
-    """Mean of one difference a problem, of any size, with its interval; None for fewer than two,
-    which say nothing about others.
+    """Mean of one unbounded difference per problem, with its interval.
+
+    Returns:
+        None for fewer than two problems: one says nothing about the others.
     """
     if len(values) < 2:
         return None
-    low, high = _percentiles(values, seed=seed, span=(-math.inf, math.inf))
-    return Difference(
-        value=math.fsum(values) / len(values), low=low, high=high, num_problems=len(values)
-    )
+    return _difference(values, seed=seed, span=(-math.inf, math.inf))
+
+
+def _difference(values: Sequence[float], *, seed: int, span: tuple[float, float]) -> Difference:
+    low, high = _percentiles(values, seed=seed, span=span)
+    return Difference(value=_mean(values), low=low, high=high, num_problems=len(values))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
 
 
 def _percentiles(
     values: Sequence[float], *, seed: int, span: tuple[float, float]
 ) -> tuple[float, float]:
-    """2.5 and 97.5 % of the means of resampled problems, interpolated between neighbours; of one
-    problem, which says nothing about others, all that is possible."""
+    """2.5 and 97.5 % percentiles of the means of resampled problems, interpolated.
+
+    Args:
+        span: all possible values; the interval of a single problem.
+    """
     if len(values) == 1:
         return span
     num = len(values)
@@ -121,8 +135,11 @@ def _percentiles(
 
 
 @lru_cache(maxsize=8)
-def _resamples(num: int, seed: int) -> tuple[itemgetter, ...]:
-    """The draws for so many problems: the figures of one evaluation share them, 4 times quicker."""
+def _resamples(num: int, seed: int) -> tuple[Callable[[Sequence[float]], tuple[float, ...]], ...]:
+    """Draws of `num` problems with replacement, NUM_RESAMPLES times.
+
+    All figures of an evaluation share them, which is 4 times faster.
+    """
     rng = random.Random(seed)
     return tuple(itemgetter(*rng.choices(range(num), k=num)) for _ in range(NUM_RESAMPLES))
 

@@ -1,4 +1,4 @@
-"""An evaluation is computed from turns: infra faults count for nothing, greedy is apart."""
+"""Evaluations from turns: machine faults do not count, greedy rollouts are separate."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def evaluate(*groups: Group) -> Evaluation:
     return evaluate_groups(groups, PROBLEMS, stage="eval-0", step=0, version=1, max_turns=2, at=5.0)
 
 
-def test_pass_at_1_counts_first_turns_and_multi_any() -> None:
+def test_pass_at_1_counts_first_turns_and_the_multi_turn_rate_counts_any() -> None:
     result = evaluate(
         played(0, [[GOOD], [BAD, GOOD], [BAD, BAD], [BAD, BAD]]), played(1, [[BAD, GOOD]] * 4, 1)
     )
@@ -44,7 +44,7 @@ def test_pass_at_1_counts_first_turns_and_multi_any() -> None:
     assert result.pass_at_1_greedy is None
 
 
-def test_infra_failures_count_neither_for_nor_against() -> None:
+def test_machine_faults_count_neither_for_nor_against() -> None:
     clean = evaluate(played(0, [[GOOD], [BAD, BAD]]))
     masked = evaluate(played(0, [[GOOD], [BAD, BAD], [INFRA], [INFRA]]))
     assert masked.pass_at_1 == clean.pass_at_1 == 0.5
@@ -52,7 +52,7 @@ def test_infra_failures_count_neither_for_nor_against() -> None:
     assert masked.detail["num_masked"] == 2
 
 
-def test_a_rollout_that_we_cut_short_widens_the_interval_of_multi() -> None:
+def test_a_rollout_cut_short_by_a_fault_widens_the_multi_turn_interval() -> None:
     groups = [played(0, [[GOOD], [BAD, BAD]]), played(1, [[GOOD], [BAD, GOOD]], 1)]
     clean = evaluate(*groups).detail["multi"]
     cut = evaluate(*groups, played(2, [[BAD, INFRA]] * 2)).detail["multi"]
@@ -72,12 +72,12 @@ def test_a_problem_whose_prompt_does_not_fit_counts_as_unsolved() -> None:
     assert result.detail["by_family"]["matmul"]["pass_at_1"] == 0.0
 
 
-def test_a_rollout_that_failed_on_us_after_success_is_a_success() -> None:
+def test_a_fault_after_a_correct_turn_leaves_the_rollout_solved() -> None:
     assert evaluate(played(0, [[GOOD, INFRA]])).pass_at_1_multi == 1.0
     assert evaluate(played(0, [[GOOD], [BAD, INFRA]])).pass_at_1_multi == 1.0
 
 
-def test_greedy_rollouts_are_apart() -> None:
+def test_greedy_rollouts_do_not_count_in_pass_at_1() -> None:
     result = evaluate(played(0, [[BAD, BAD]] * 2), played(1, [[GOOD]], is_greedy=True))
     assert result.pass_at_1 == 0.0
     assert result.pass_at_1_greedy == 1.0
@@ -101,7 +101,7 @@ def test_parts_are_by_family_level_and_turn() -> None:
     json.dumps(result.detail)
 
 
-def test_nothing_judged_knows_nothing() -> None:
+def test_without_a_judged_turn_the_rates_are_0_and_the_interval_is_all_of_0_to_1() -> None:
     result = evaluate(played(0, [[INFRA]]))
     assert (result.pass_at_1, result.ci_low, result.ci_high) == (0.0, 0.0, 1.0)
     assert result.pass_at_k == {}

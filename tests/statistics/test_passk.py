@@ -1,4 +1,4 @@
-"""pass@k equals brute force; intervals and comparisons hold what they claim."""
+"""pass@k equals brute force; intervals cover the truth, paired comparisons find small gains."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_pass_at_k_equals_brute_force(samples: list[bool], k: int) -> None:
     assert pass_at_k(tally, k) == pytest.approx(sum(any(each) for each in drawn) / len(drawn))
 
 
-def test_the_interval_is_the_same_for_the_same_seed_and_holds_the_mean() -> None:
+def test_the_interval_is_the_same_for_the_same_seed_and_contains_the_mean() -> None:
     rng = random.Random(1)
     values = [rng.random() for _ in range(40)]
     first = estimate_mean(values, seed=3)
@@ -40,7 +40,7 @@ def test_the_interval_is_the_same_for_the_same_seed_and_holds_the_mean() -> None
 
 
 def test_the_interval_resamples_problems_not_samples() -> None:
-    """Eight equal answers of one problem say no more than one: the interval must not shrink."""
+    """Eight equal answers to a problem carry no more evidence than one: the interval stays."""
     few = [Tally(num=1, correct=i % 2) for i in range(20)]
     many = [Tally(num=8, correct=8 * (i % 2)) for i in range(20)]
     assert estimate_pass_at_k(few, 1) == estimate_pass_at_k(many, 1)
