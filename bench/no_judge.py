@@ -23,7 +23,7 @@ from trainers_workload import made_up_reward
 from forge import cli
 from forge.evalpool.pool import GPU_CAPACITY, Pool
 from forge.evalpool.seating import Seat, Seating
-from forge.records import Problem, Status, Verdict
+from forge.records import Problem, Reason, Status, Verdict
 from forge.rollout.prompter import TemplatePrompter
 from forge.runner import prepare_run, work
 
@@ -43,8 +43,8 @@ class WholeAnswers(TemplatePrompter):
         mark = EARNS if made_up_reward(token_ids) else EARNS_NOT
         return f"{mark} {super().decode(token_ids)}"
 
-    def extract(self, problem: Problem, completion_text: str) -> tuple[str, str]:
-        return completion_text, ""
+    def extract(self, problem: Problem, completion_text: str) -> tuple[str, Reason]:
+        return completion_text, Reason.OK
 
 
 class NoJudges(Pool):

@@ -33,6 +33,7 @@ import anyio  # noqa: E402
 from forge.config.schema import ServeTable  # noqa: E402
 from forge.process.devices import inventory  # noqa: E402
 from forge.process.sockets import open_socket_dir  # noqa: E402
+from forge.records import Prompt  # noqa: E402
 from forge.serve.replicas import Replicas, open_replicas  # noqa: E402
 from forge.serve.weights import Weights  # noqa: E402
 
@@ -143,7 +144,9 @@ async def _publish(
 
 
 async def _generate(replicas: Replicas, n: int, max_tokens: int, seed: int) -> int:
-    found = await replicas.generate(PROMPT, n=n, max_tokens=max_tokens, temperature=1.0, seed=seed)
+    found = await replicas.generate(
+        Prompt(ids=tuple(PROMPT)), n=n, max_tokens=max_tokens, temperature=1.0, seed=seed
+    )
     return found[0].min_version
 
 

@@ -32,6 +32,7 @@ import anyio  # noqa: E402
 from forge.config.schema import ServeTable  # noqa: E402
 from forge.process.devices import inventory  # noqa: E402
 from forge.process.sockets import open_socket_dir  # noqa: E402
+from forge.records import Prompt  # noqa: E402
 from forge.serve.client import ReplicaClient  # noqa: E402
 from forge.serve.replicas import Replicas, open_replicas  # noqa: E402
 from forge.serve.weights import Weights  # noqa: E402
@@ -132,7 +133,11 @@ async def _rounds(work: Workload, replicas: Replicas, *, offset: int) -> list[fl
 
         async def ask(prompt: list[int], seed: int, made: list[int] = made) -> None:
             found = await replicas.generate(
-                prompt, n=work.shared, max_tokens=work.tokens, temperature=1.0, seed=seed
+                Prompt(ids=tuple(prompt)),
+                n=work.shared,
+                max_tokens=work.tokens,
+                temperature=1.0,
+                seed=seed,
             )
             made += [len(one.logprobs) for one in found]
 
@@ -168,7 +173,9 @@ async def _json_rounds(work: Workload, sockets: Path, *, offset: int) -> list[fl
 
 async def _gap(work: Workload, replicas: Replicas, client: ReplicaClient) -> float:
     prompt = work.prompts(999)[0]
-    (one,) = await replicas.generate(prompt, n=1, max_tokens=work.tokens, temperature=1.0, seed=1)
+    (one,) = await replicas.generate(
+        Prompt(ids=tuple(prompt)), n=1, max_tokens=work.tokens, temperature=1.0, seed=1
+    )
     scored = await client.score(prompt, one.token_ids)
     pairs = list(zip(one.logprobs, scored, strict=True))
     return sum(abs(a - b) for a, b in pairs) / len(pairs)

@@ -27,7 +27,7 @@ from forge.errors import ConfigError
 from forge.evalpool.pool import open_pool
 from forge.process.gpu_claim import claim
 from forge.process.sockets import open_socket_dir
-from forge.records import Completion, Problem, Purpose, Trajectory, Turn
+from forge.records import Completion, Problem, Prompt, Purpose, Trajectory, Turn
 from forge.rollout.play import Place, Ports, Rules, play_group
 from forge.rollout.prompter import TemplatePrompter
 from forge.runner.plan.machine import this_machine
@@ -242,12 +242,12 @@ class _Streamed:
     say: Say
 
     async def __call__(
-        self, prompt_ids: Sequence[int], *, n: int, max_tokens: int, temperature: float, seed: int
+        self, prompt: Prompt, *, n: int, max_tokens: int, temperature: float, seed: int
     ) -> list[Completion]:
         assert n == 1, "a chat plays one rollout"
         made: list[Completion] = []
         async for chunk in self.client.stream(
-            prompt_ids,
+            prompt.ids,
             max_tokens=max_tokens,
             temperature=temperature,
             seed=seed,

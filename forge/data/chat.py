@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError
+from forge.records import Prompt
 
 if TYPE_CHECKING:
     import jinja2
@@ -78,15 +79,22 @@ class ChatTemplate:
         """Entries of the tokenizer, added tokens included."""
         return self.tokenizer.get_vocab_size(with_added_tokens=True)
 
-    def render_text(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-        """The conversation as the template writes it. For reading: `render` is what makes ids."""
-        return self._apply(messages, add_generation_prompt).replace(_GUARD, "")
+    def prompt(self, messages: Sequence[Message]) -> Prompt:
+        """The conversation, ready for the model's next turn."""
+        text = self._apply(messages, add_generation_prompt=True)
+        return Prompt(
+            ids=tuple(self._tokenize(text)),
+            messages=tuple(messages),
+            text=text.replace(_GUARD, ""),
+        )
 
     def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = True
     ) -> list[int]:
-        """Token ids of the conversation, ready for the model's next turn."""
-        text = self._apply(messages, add_generation_prompt)
+        """Token ids of the conversation, by default ready for the model's next turn."""
+        return self._tokenize(self._apply(messages, add_generation_prompt))
+
+    def _tokenize(self, text: str) -> list[int]:
         if _GUARD not in text:
             return self.tokenizer.encode(text, add_special_tokens=False).ids
         ids: list[int] = []

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from forge.records import Message, Problem, Verdict
-
-CountTokens = Callable[[Sequence[Message]], int]
-"""Tokens of a conversation rendered as a prompt, generation prompt included."""
+if TYPE_CHECKING:
+    from forge.records import Problem, Verdict
 
 
 class Judge(Protocol):

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from forge.records import Message, Problem, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from forge.data.ports import CountTokens
+    from forge.records import Prompt
 
 SYSTEM = "Write {entry_point}New with Triton."
 """Short, since every prompt of a small model pays for it."""
@@ -64,18 +64,18 @@ def fit(
     attempts: Sequence[Exchange],
     *,
     budget_tokens: int,
-    count_tokens: CountTokens,
-) -> tuple[Message, ...] | None:
-    """The conversation within `budget_tokens`: the oldest attempts go first, the newest never.
+    render: Callable[[Sequence[Message]], Prompt],
+) -> Prompt | None:
+    """The conversation within `budget_tokens`: the oldest attempts are dropped first, the newest
+    never.
 
     Returns:
-        The messages; None where not even the newest attempt fits (the rollout ends
-        `context_full`).
+        The prompt; None if not even the newest attempt fits (the rollout ends `context_full`).
     """
     for first in range(max(1, len(attempts))):
-        messages = conversation(problem, attempts[first:])
-        if count_tokens(messages) <= budget_tokens:
-            return messages
+        prompt = render(conversation(problem, attempts[first:]))
+        if len(prompt.ids) <= budget_tokens:
+            return prompt
     return None
 
 

@@ -3,7 +3,16 @@
 
 from forge.records.problem import Message, Pair, Problem, Split
 from forge.records.reason import Reason, Status
-from forge.records.rollout import Completion, End, Finish, Group, Purpose, Trajectory, Turn
+from forge.records.rollout import (
+    Completion,
+    End,
+    Finish,
+    Group,
+    Prompt,
+    Purpose,
+    Trajectory,
+    Turn,
+)
 from forge.records.run import (
     Attempt,
     AttemptEnd,
@@ -32,6 +41,7 @@ __all__ = [
     "Problem",
     "ProcessEnd",
     "ProcessStart",
+    "Prompt",
     "Purpose",
     "Reason",
     "Sample",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from forge.records.problem import Message
     from forge.records.verdict import Verdict
 
 
@@ -41,6 +42,18 @@ class Purpose(StrEnum):
     TRAIN = "train"
     EVAL = "eval"
     CHAT = "chat"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A conversation and its tokens: exactly those that the engine sees, that are trained and that
+    are stored."""
+
+    ids: tuple[int, ...]
+    messages: tuple[Message, ...] = ()
+    """For a server that applies its own template; without any, only `ids` can be sent."""
+    text: str = ""
+    """The rendered template, for reading."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forge.config.schema import RewardTable
-    from forge.rollout.ports import Generate, Judge, Load, Prompt, Prompter, Sink
+    from forge.records import Prompt
+    from forge.rollout.ports import Generate, Judge, Load, Prompter, Sink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +178,7 @@ async def _answers(
 ) -> list[Answer]:
     began = time.monotonic()
     completions = await ports.generate(
-        prompt.ids,
+        prompt,
         n=n,
         max_tokens=rules.max_completion_tokens,
         temperature=rules.temperature,

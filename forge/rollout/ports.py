@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forge.data.prompts import Exchange
-    from forge.records import Completion, Problem, Reason, Verdict
+    from forge.records import Completion, Problem, Prompt, Reason, Verdict
 
 
 class Generate(Protocol):
     """Samples continuations from the current policy."""
 
     async def __call__(
-        self, prompt_ids: Sequence[int], *, n: int, max_tokens: int, temperature: float, seed: int
+        self, prompt: Prompt, *, n: int, max_tokens: int, temperature: float, seed: int
     ) -> list[Completion]:
         """n completions of one prompt, each on one set of weights from its first token to its last.
 
@@ -77,15 +76,6 @@ class Sink(Protocol):
     async def put(self, *records: Any) -> None:
         """Takes records in order; raises MachineError when they can no longer be stored."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """A rendered conversation: the very tokens that the engine sees, that are trained and that
-    are stored."""
-
-    ids: tuple[int, ...]
-    text: str
 
 
 class Prompter(Protocol):

@@ -115,7 +115,7 @@ class Work:
         if table.url:
             from forge.serve.remote.remote import open_remote
 
-            async with open_remote(table, chat=run.prompter, say=run.console.say) as remote:
+            async with open_remote(table, chat=run.prompter.chat, say=run.console.say) as remote:
                 yield remote
             return
         work_dir = run.paths.root / "serve"  # whole models: too large for a socket's /tmp

@@ -28,7 +28,7 @@ from forge.serve.client import ReplicaClient
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from forge.records import Completion
+    from forge.records import Completion, Prompt
     from forge.serve.weights import Weights
 
 logger = logging.getLogger(__name__)
@@ -304,7 +304,7 @@ class Replica:
 
     async def complete(
         self,
-        prompt_ids: Sequence[int],
+        prompt: Prompt,
         *,
         n: int,
         max_tokens: int,
@@ -316,7 +316,7 @@ class Replica:
         try:
             with self._busy.running():
                 return await self._client.complete(
-                    prompt_ids,
+                    prompt.ids,
                     n=n,
                     max_tokens=max_tokens,
                     temperature=temperature,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
     from pathlib import Path
 
-    from forge.records import Completion
+    from forge.records import Completion, Prompt
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class Server(Protocol):
 
     async def complete(
         self,
-        prompt_ids: Sequence[int],
+        prompt: Prompt,
         *,
         n: int,
         max_tokens: int,
@@ -110,7 +110,7 @@ class Server(Protocol):
 class _Attempt:
     """One request and its outcome at each server that got it."""
 
-    prompt_ids: Sequence[int]
+    prompt: Prompt
     n: int
     max_tokens: int
     temperature: float
@@ -193,7 +193,7 @@ class Served(ABC):
     # -- requests --------------------------------------------------------------------------------
 
     async def generate(
-        self, prompt_ids: Sequence[int], *, n: int, max_tokens: int, temperature: float, seed: int
+        self, prompt: Prompt, *, n: int, max_tokens: int, temperature: float, seed: int
     ) -> list[Completion]:
         """Sample `n` continuations on one server, so that the prompt is evaluated once.
 
@@ -204,10 +204,10 @@ class Served(ABC):
         failed: list[Server] = []
         for number in range(ATTEMPTS):
             attempt = _Attempt(
-                prompt_ids=prompt_ids, n=n, max_tokens=max_tokens, temperature=temperature,
+                prompt=prompt, n=n, max_tokens=max_tokens, temperature=temperature,
                 seed=seed,
             )  # fmt: skip
-            first = await self._choose(prompt_ids, avoided=failed)
+            first = await self._choose(prompt.ids, avoided=failed)
             with _counted(first, n):
                 await self._send(attempt, first)
             if attempt.answer is not None:
@@ -280,7 +280,7 @@ class Served(ABC):
         began = time.monotonic()
         try:
             completions = await server.complete(
-                attempt.prompt_ids,
+                attempt.prompt,
                 n=attempt.n,
                 max_tokens=attempt.max_tokens,
                 temperature=attempt.temperature,
@@ -319,7 +319,7 @@ class Served(ABC):
                     first.name, now - began,
                 )  # fmt: skip
                 self.router.was_silent(first.name, now=now)
-                return self._route(up, attempt.prompt_ids)
+                return self._route(up, attempt.prompt.ids)
 
     def _is_silent(self, server: Server, since: float) -> bool:
         """True if another server has answered since, and this one has not."""

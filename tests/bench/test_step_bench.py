@@ -16,7 +16,7 @@ import pytest
 from forge.config.checks.check import check
 from forge.config.load import load_experiment
 from forge.evalpool.pool import Pool
-from forge.records import Problem, Split
+from forge.records import Problem, Reason, Split
 from forge.rewards import reward_terms
 from forge.rollout.prompter import TemplatePrompter
 from forge.runner import prepare_run, work
@@ -101,7 +101,7 @@ async def test_forge_and_the_baseline_give_equal_rewards_for_equal_ids(
         for ids in IDS:
             code, reason = prompter.extract(PROBLEM, prompter.decode(ids))
             assert code
-            assert not reason
+            assert reason is Reason.OK
             verdict = await pool.judge(PROBLEM, code)
             assert not verdict.is_correct
             terms = reward_terms(verdict, step_shape.MADE_UP)

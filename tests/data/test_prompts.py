@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge.data.prompts import Exchange, conversation, feedback_message, first_messages, fit
-from forge.records import Message, Problem, Split, Status, Timing, Verdict
+from forge.records import Message, Problem, Prompt, Split, Status, Timing, Verdict
 
 PROBLEM = Problem(
     problem_id="level1/1_Relu",
@@ -25,8 +25,10 @@ def _attempts(num: int) -> list[Exchange]:
     return [Exchange(completion_text=f"attempt {i}", verdict=WRONG) for i in range(num)]
 
 
-def _count_words(messages: Sequence[Message]) -> int:
-    return sum(len(message.content.split()) for message in messages)
+def _render(messages: Sequence[Message]) -> Prompt:
+    """One token a word."""
+    num_words = sum(len(message.content.split()) for message in messages)
+    return Prompt(ids=(1,) * num_words, messages=tuple(messages))
 
 
 def test_the_first_prompt_is_short_and_names_the_class_to_write() -> None:
@@ -78,23 +80,24 @@ def test_a_conversation_alternates_attempts_and_feedback() -> None:
 
 def test_the_oldest_attempt_is_dropped_first() -> None:
     attempts = _attempts(3)
-    full = _count_words(conversation(PROBLEM, attempts))
-    messages = fit(PROBLEM, attempts, budget_tokens=full - 1, count_tokens=_count_words)
-    assert messages == conversation(PROBLEM, attempts[1:])
+    full = len(_render(conversation(PROBLEM, attempts)).ids)
+    prompt = fit(PROBLEM, attempts, budget_tokens=full - 1, render=_render)
+    assert prompt is not None
+    assert prompt.messages == conversation(PROBLEM, attempts[1:])
 
 
 def test_a_conversation_that_cannot_fit_is_none() -> None:
-    assert fit(PROBLEM, _attempts(2), budget_tokens=1, count_tokens=_count_words) is None
-    assert fit(PROBLEM, [], budget_tokens=1, count_tokens=_count_words) is None
+    assert fit(PROBLEM, _attempts(2), budget_tokens=1, render=_render) is None
+    assert fit(PROBLEM, [], budget_tokens=1, render=_render) is None
 
 
 @given(num=st.integers(0, 4), budget=st.integers(1, 80))
 def test_what_fits_stays_in_the_budget_and_keeps_the_newest_attempt(num: int, budget: int) -> None:
     attempts = _attempts(num)
-    messages = fit(PROBLEM, attempts, budget_tokens=budget, count_tokens=_count_words)
-    if messages is None:
+    prompt = fit(PROBLEM, attempts, budget_tokens=budget, render=_render)
+    if prompt is None:
         return
-    assert _count_words(messages) <= budget
-    assert messages[:2] == first_messages(PROBLEM)
+    assert len(prompt.ids) <= budget
+    assert prompt.messages[:2] == first_messages(PROBLEM)
     if attempts:
-        assert messages[-2].content == attempts[-1].completion_text
+        assert prompt.messages[-2].content == attempts[-1].completion_text

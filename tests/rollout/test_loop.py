@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import anyio
 import pytest
 
-from forge.config.schema import RewardTable
 from forge.errors import Stalled
 from forge.records import (
     Completion,
@@ -20,9 +19,9 @@ from forge.records import (
     Finish,
     Group,
     Problem,
+    Prompt,
     Purpose,
     Sample,
-    Split,
     Status,
     Trajectory,
     Turn,
@@ -31,104 +30,20 @@ from forge.records import (
 from forge.rollout.batches import Batch, BatchPlan, count_from, make_samples
 from forge.rollout.pacing import PublishedSteps
 from forge.rollout.past import Past
-from forge.rollout.play import Place, Ports, Rules, play_group
-from forge.rollout.ports import Prompt
+from forge.rollout.play import Place, play_group
 from forge.rollout.producer import produce_batches
 from forge.rollout.uniform import UniformSampler
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from forge.data.prompts import Exchange
+from tests.rollout.fakes import (
+    FakePolicy,
+    batch_plan,
+    fake_judge,
+    mixed,
+    ports,
+    problem,
+    rules,
+)
 
 pytestmark = pytest.mark.anyio
-
-
-def problem(name: str = "p") -> Problem:
-    return Problem(problem_id=name, source="", family="f", level=1, split=Split.GRPO)
-
-
-def rules(**changes: Any) -> Rules:
-    base: dict[str, Any] = {
-        "group_size": 4,
-        "max_turns": 3,
-        "gamma": 0.4,
-        "credit": "turn",
-        "temperature": 1.0,
-        "max_completion_tokens": 8,
-        "reward": RewardTable(),
-        "seed": 0,
-    }
-    return Rules(**{**base, **changes})
-
-
-@dataclass
-class FakePolicy:
-    """Answers with one token that the fake judge reads: 1 is right, 2 compiles, 3 breaks the
-    judge."""
-
-    choose: Any
-    version: int = 0
-    asked: list[tuple[int, ...]] = field(default_factory=list)
-
-    async def __call__(
-        self, prompt_ids: Sequence[int], *, n: int, max_tokens: int, temperature: float, seed: int
-    ) -> list[Completion]:
-        await anyio.lowlevel.checkpoint()
-        self.asked.append(tuple(prompt_ids))
-        return [
-            Completion(
-                token_ids=(self.choose(seed, i, len(prompt_ids)),), logprobs=(-0.1,),
-                finish=Finish.STOP,
-                min_version=self.version, max_version=self.version,
-            )
-            for i in range(n)
-        ]  # fmt: skip
-
-
-async def fake_judge(problem: Problem, code: str) -> Verdict:
-    await anyio.lowlevel.checkpoint()
-    status = {"1": Status.CORRECT, "2": Status.WRONG, "3": Status.INFRA_ERROR}[code]
-    return Verdict(status=status, reason="ok", detail="", is_compiled=code in "12")
-
-
-class FakePrompter:
-    def __init__(self, room: int = 10) -> None:
-        self.room = room
-
-    def prompt(self, problem: Problem, attempts: Sequence[Exchange]) -> Prompt | None:
-        if len(attempts) >= self.room:
-            return None
-        return Prompt(ids=(9,) * (1 + len(attempts)), text="prompt")
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return str(token_ids[0])
-
-    def feedback(self, verdict: Verdict) -> str:
-        return str(verdict.status)
-
-    def extract(self, problem: Problem, completion_text: str) -> tuple[str, str]:
-        return ("", "no_code_block") if completion_text == "0" else (completion_text, "ok")
-
-
-class Recorder:
-    def __init__(self) -> None:
-        self.records: list[Any] = []
-
-    async def put(self, *records: Any) -> None:
-        self.records += records
-
-    def of(self, kind: type) -> list[Any]:
-        return [r for r in self.records if isinstance(r, kind)]
-
-
-def ports(choose: Any, *, room: int = 10) -> tuple[Ports, Recorder, FakePolicy]:
-    sink, policy = Recorder(), FakePolicy(choose)
-    return (
-        Ports(generate=policy, judge=fake_judge, sink=sink, prompter=FakePrompter(room)),
-        sink,
-        policy,
-    )
 
 
 PLACE = Place(group_id=5, purpose=Purpose.TRAIN, stage=3, step=1)
@@ -156,11 +71,11 @@ async def test_apart_each_rollout_asks_for_itself_and_is_judged_while_others_wri
     slow, judged = anyio.Event(), list[str]()
 
     class Policy(FakePolicy):
-        async def __call__(self, prompt_ids: Sequence[int], **asked: Any) -> list[Completion]:
-            self.asked.append(tuple(prompt_ids))
+        async def __call__(self, prompt: Prompt, **asked: Any) -> list[Completion]:
+            self.asked.append(prompt.ids)
             if len(self.asked) == 1:
                 await slow.wait()
-            return await super().__call__(prompt_ids, **asked)
+            return await super().__call__(prompt, **asked)
 
     async def judge(problem: Problem, code: str) -> Verdict:
         judged.append(code)
@@ -211,21 +126,6 @@ async def test_an_answer_without_code_is_rejected_with_words() -> None:
     assert all("code block" in v.detail for v in verdicts)
 
 
-def batch_plan(**changes: Any) -> BatchPlan:
-    base: dict[str, Any] = {
-        "stage": 3,
-        "first_step": 1,
-        "last_step": 4,
-        "groups_per_step": 2,
-        "max_replacements": 2,
-        "max_staleness": 1,
-        "scale": "group",
-        "train_truncated": True,
-        "publish_timeout_s": 5.0,
-    }
-    return BatchPlan(**{**base, **changes})
-
-
 async def run_loop(
     plan: BatchPlan,
     choose: Any,
@@ -268,10 +168,6 @@ async def run_loop(
                 step_of=lambda version: version, past=past,
             )  # fmt: skip
     return batches, staleness
-
-
-def mixed(seed: int, i: int, length: int) -> int:
-    return 1 if i % 2 else 2
 
 
 @pytest.mark.parametrize("bound", [0, 1, 2])

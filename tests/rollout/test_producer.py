@@ -19,14 +19,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge.errors import Stalled
-from forge.records import Completion, Group, Problem, Sample
+from forge.records import Completion, Group, Problem, Prompt, Sample
 from forge.rollout import producer as producer_module
 from forge.rollout.batches import Batch, BatchPlan
 from forge.rollout.pacing import PublishedSteps
 from forge.rollout.past import Past, recall
 from forge.rollout.producer import produce_batches
 from forge.rollout.sampler import Sampler, make_sampler
-from tests.rollout.test_loop import (
+from tests.rollout.fakes import (
     FakePolicy,
     Recorder,
     batch_plan,
@@ -97,9 +97,9 @@ class Loop:
                 out=send, step_of=lambda version: version, past=past,
             )  # fmt: skip
 
-    async def _generate(self, prompt_ids: Any, **asked: Any) -> list[Completion]:
+    async def _generate(self, prompt: Prompt, **asked: Any) -> list[Completion]:
         self.playing.append((self.playing[-1] if self.playing else 0) + 1)
-        answer = await self.policy(prompt_ids, **asked)
+        answer = await self.policy(prompt, **asked)
         await ticks(self.slowness(self.chance))
         self.playing.append(self.playing[-1] - 1)
         return answer
@@ -307,11 +307,11 @@ async def test_the_number_of_groups_follows_the_load(monkeypatch: pytest.MonkeyP
         in_flight: list[int] = []
 
         async def generate(
-            prompt_ids: Any, counts: list[int] = in_flight, **asked: Any
+            prompt: Prompt, counts: list[int] = in_flight, **asked: Any
         ) -> list[Completion]:
             counts.append(1)
             await ticks(10)
-            answer = await FakePolicy(mixed)(prompt_ids, **asked)
+            answer = await FakePolicy(mixed)(prompt, **asked)
             counts.append(-1)
             return answer
 

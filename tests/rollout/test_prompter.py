@@ -1,39 +1,49 @@
-"""What a prompter remembers of its prompts, for servers that take messages only."""
+"""The prompter renders each conversation once, and gives the tokens together with the messages."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-import pytest
-
-from forge.errors import ConfigError
-from forge.records import Message
-from forge.rollout import prompter as module
+from forge.data.prompts import Exchange, conversation
+from forge.records import Message, Prompt, Status, Verdict
 from forge.rollout.prompter import TemplatePrompter
+from tests.rollout.fakes import problem
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+WRONG = Verdict(status=Status.WRONG, reason="mismatch", detail="")
+ATTEMPTS = [Exchange(completion_text=f"attempt {i}", verdict=WRONG) for i in range(3)]
 
 
-def test_a_prompts_conversation_is_found_by_its_ids_until_many_others_came(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    chat: Any = SimpleNamespace(
-        render=lambda messages, **_: [ord(letter) for letter in messages[0].content],
-        render_text=lambda messages, **_: messages[0].content,
-        encode_plain=lambda text: [len(text)],
-        stop_token_ids=(7,),
-    )
-    asked = iter(["first", "second", "third"])
-    monkeypatch.setattr(module, "fit", lambda *_, **__: [Message(role="user", content=next(asked))])
-    monkeypatch.setattr(module, "REMEMBERED", 2)
-    prompter = TemplatePrompter(chat=chat, context_tokens=9, max_completion_tokens=1)
-    problem: Any = None
-    prompts = [prompter.prompt(problem, []) for _ in range(3)]
-    contents = []
-    for prompt in prompts[1:]:
-        assert prompt is not None
-        contents.append(prompter.messages(list(prompt.ids))[0].content)
-    assert contents == ["second", "third"]
-    assert prompts[0] is not None
-    with pytest.raises(ConfigError, match="no conversation of this run"):
-        prompter.messages(prompts[0].ids)
-    assert (prompter.encode("four"), prompter.stop_token_ids) == ([4], (7,))
+@dataclass
+class Template:
+    """One token a message."""
+
+    rendered: list[tuple[Message, ...]] = field(default_factory=list)
+
+    def prompt(self, messages: Sequence[Message]) -> Prompt:
+        self.rendered.append(tuple(messages))
+        return Prompt(ids=(1,) * len(messages), messages=tuple(messages), text="text")
+
+
+def prompter_of(template: Any, *, context_tokens: int) -> TemplatePrompter:
+    return TemplatePrompter(chat=template, context_tokens=context_tokens, max_completion_tokens=10)
+
+
+def test_a_conversation_that_fits_is_rendered_once() -> None:
+    template = Template()
+    prompt = prompter_of(template, context_tokens=18).prompt(problem(), ATTEMPTS)
+    assert prompt is not None
+    assert template.rendered == [prompt.messages] == [conversation(problem(), ATTEMPTS)]
+    assert (len(prompt.ids), prompt.text) == (8, "text")
+
+
+def test_the_oldest_attempts_are_dropped_until_prompt_and_completion_fit() -> None:
+    template = Template()
+    prompt = prompter_of(template, context_tokens=14).prompt(problem(), ATTEMPTS)
+    assert prompt is not None
+    assert prompt.messages == conversation(problem(), ATTEMPTS[2:])
+    assert len(template.rendered) == 3
+    assert prompter_of(template, context_tokens=13).prompt(problem(), ATTEMPTS) is None

@@ -24,7 +24,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 import forge.data.chat
 from forge.config.schema import ServeTable
 from forge.data.chat import ChatTemplate
-from forge.rollout.prompter import TemplatePrompter
+from forge.records import Prompt
 from forge.serve.remote.openai_wire import Dialect
 from forge.serve.remote.remote import open_remote
 
@@ -156,13 +156,12 @@ def test_engines_alone_answer_openai_clients_and_evaluations_and_end_with_their_
 
 
 async def evaluate(url: str, model_dir: Path) -> list[Any]:
-    prompter = TemplatePrompter(
-        chat=ChatTemplate.load(model_dir), context_tokens=512, max_completion_tokens=64
-    )
     table = ServeTable(url=[f"{url}/v1"])
-    async with open_remote(table, chat=prompter, say=pytest.fail) as remote:
+    async with open_remote(table, chat=ChatTemplate.load(model_dir), say=pytest.fail) as remote:
         assert remote.servers[0].found.dialect is Dialect.FORGE
-        return await remote.generate([1, 2, 3], n=2, max_tokens=9, temperature=1.0, seed=0)
+        return await remote.generate(
+            Prompt(ids=(1, 2, 3)), n=2, max_tokens=9, temperature=1.0, seed=0
+        )
 
 
 @pytest.mark.slow

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from forge.records import Message
 
 pytestmark = pytest.mark.anyio
 Engine = Callable[["Request"], Awaitable[Response]]
@@ -46,11 +45,8 @@ class Ids:
 
     stop_token_ids: Sequence[int] = (7,)
 
-    def encode(self, text: str) -> list[int]:
+    def encode_plain(self, text: str) -> list[int]:
         return [ord(letter) for letter in text]
-
-    def messages(self, prompt_ids: Sequence[int]) -> Sequence[Message]:
-        raise AssertionError(prompt_ids)
 
 
 @asynccontextmanager

@@ -23,6 +23,7 @@ from forge.errors import MachineError
 from forge.process.devices import Gpu, inventory
 from forge.process.gpu_users import occupancies
 from forge.process.sockets import open_socket_dir
+from forge.records import Prompt
 from forge.serve.installed.engines import check_engine
 from forge.serve.replicas import Replicas, open_replicas
 from forge.serve.weights import Weights
@@ -91,7 +92,7 @@ async def ask_all(replicas: Replicas, *, num_prompts: int, n: int, tokens: int) 
     async def ask(number: int, seed: int) -> None:
         prompt = [*range(256), *([1000 + number] * 256)]
         for one in await replicas.generate(
-            prompt, n=1, max_tokens=tokens, temperature=1.0, seed=seed
+            Prompt(ids=tuple(prompt)), n=1, max_tokens=tokens, temperature=1.0, seed=seed
         ):
             got[number] += len(one.token_ids)
 

@@ -15,6 +15,7 @@ import pytest
 from forge.config.schema import ServeTable
 from forge.errors import ConfigError
 from forge.process.sockets import open_socket_dir
+from forge.records import Prompt
 from forge.serve.client import ReplicaClient
 from forge.serve.replicas import open_replicas
 from forge.serve.weights import Weights
@@ -67,8 +68,8 @@ async def test_hf_passes_the_contract_of_an_engine(
             assert health["engine"] == "hf"
             assert {"lora", "full", "score", "compact"} <= set(health["features"])
             asked = {"n": 3, "max_tokens": 20, "temperature": 0.9, "seed": 5}
-            first = await replicas.generate(PROMPT, **asked)
-            assert first == await replicas.generate(PROMPT, **asked)
+            first = await replicas.generate(Prompt(ids=tuple(PROMPT)), **asked)
+            assert first == await replicas.generate(Prompt(ids=tuple(PROMPT)), **asked)
             for one in first:
                 expected = tied.logprobs(PROMPT, one.token_ids, temperature=0.9)
                 assert np.abs(expected - one.logprobs).max() <= 1e-3
@@ -83,7 +84,9 @@ async def test_hf_passes_the_contract_of_an_engine(
                 await client.sleep()
 
             os.kill(pids.all[0], signal.SIGKILL)
-            (again,) = await replicas.generate(PROMPT, n=1, max_tokens=9, temperature=1.0, seed=5)
+            (again,) = await replicas.generate(
+                Prompt(ids=tuple(PROMPT)), n=1, max_tokens=9, temperature=1.0, seed=5
+            )
             assert (again.min_version, len(pids.all)) == (2, 2)
             expected = adapted.logprobs(PROMPT, again.token_ids)
             assert np.abs(expected - again.logprobs).max() <= 1e-3

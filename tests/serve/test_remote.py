@@ -26,7 +26,7 @@ from forge.config.schema import ServeTable
 from forge.errors import ConfigError, MachineError, Stalled
 from forge.process.sockets import open_socket_dir
 from forge.process.uds import serve_task
-from forge.records import Finish, Message
+from forge.records import Finish, Message, Prompt
 from forge.serve.client import ReplicaClient
 from forge.serve.remote.discovery import SPLIT_ME
 from forge.serve.remote.openai_wire import Dialect, error_message, read_answer
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 PROMPT = list(range(30))
+ASKED = Prompt(
+    ids=tuple(PROMPT), messages=(Message(role="user", content="".join(map(chr, PROMPT))),)
+)
 HOW: dict[str, Any] = {"max_tokens": 12, "temperature": 0.7}
 
 
@@ -53,11 +56,8 @@ class Letters:
 
     stop_token_ids: Sequence[int] = (7,)
 
-    def encode(self, text: str) -> list[int]:
+    def encode_plain(self, text: str) -> list[int]:
         return [ord(letter) for letter in text]
-
-    def messages(self, prompt_ids: Sequence[int]) -> Sequence[Message]:
-        return [Message(role="user", content="".join(map(chr, prompt_ids)))]
 
 
 class Server:
@@ -153,7 +153,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 async def ask(remote: Remote, *, n: int = 2, seed: int = 3) -> list[Any]:
-    return await remote.generate(PROMPT, n=n, seed=seed, **HOW)
+    return await remote.generate(ASKED, n=n, seed=seed, **HOW)
 
 
 @pytest.mark.slow
@@ -245,7 +245,7 @@ async def test_a_server_that_only_chats_gets_messages_and_its_text_becomes_our_i
 async def test_a_server_with_another_tokenizer_is_asked_by_messages(tmp_path: Path) -> None:
     for theirs, expected in [
         ([1, 2, 3], Dialect.CHAT),
-        (Letters().encode(SPLIT_ME), Dialect.TOKENS),
+        (Letters().encode_plain(SPLIT_ME), Dialect.TOKENS),
     ]:
         server = Server(tmp_path / expected, models=[("qwen", "vllm")])
         server.answers["/v1/completions"] = like_vllm

@@ -25,7 +25,7 @@ from forge.config.schema import ServeTable
 from forge.errors import ChildDied, ConfigError, MachineError, Stalled
 from forge.process.sockets import open_socket_dir
 from forge.process.uds import open_client
-from forge.records import Finish
+from forge.records import Finish, Prompt
 from forge.serve.client import ReplicaClient
 from forge.serve.installed.engines import check_engine
 from forge.serve.replica import Restarts
@@ -110,7 +110,7 @@ async def test_a_publish_reaches_all_a_stale_one_is_seen_and_a_killed_one_comes_
 
             async def ask(seed: int) -> None:
                 found = await replicas.generate(
-                    PROMPT, n=2, max_tokens=300, temperature=1.0, seed=seed
+                    Prompt(ids=tuple(PROMPT)), n=2, max_tokens=300, temperature=1.0, seed=seed
                 )
                 answers.extend(len(one.token_ids) for one in found)
 
@@ -176,7 +176,9 @@ async def test_a_refused_publish_leaves_the_old_weights_everywhere(
         assert replicas.version == 1
         for found in await replicas.probe(PROMPT, completion):
             assert np.abs(adapted.logprobs(PROMPT, completion) - found).mean() <= 1e-4
-        (one,) = await replicas.generate(PROMPT, n=1, max_tokens=9, temperature=1.0, seed=0)
+        (one,) = await replicas.generate(
+            Prompt(ids=tuple(PROMPT)), n=1, max_tokens=9, temperature=1.0, seed=0
+        )
         assert (one.min_version, one.max_version, one.finish) == (1, 1, Finish.LENGTH)
 
 
@@ -232,7 +234,9 @@ async def test_nothing_that_a_client_sends_stops_a_replica(tied: Reference, tmp_
             assert response.status_code == 400, (path, body)
             assert "\n" not in response.json()["error"]["message"]
         assert (await http.get("/nowhere")).status_code == 404
-        (one,) = await replicas.generate(PROMPT, n=1, max_tokens=5, temperature=0.0, seed=0)
+        (one,) = await replicas.generate(
+            Prompt(ids=tuple(PROMPT)), n=1, max_tokens=5, temperature=0.0, seed=0
+        )
         assert len(one.token_ids) == 5
         assert replicas.stats().num_restarts == 0
 
@@ -281,7 +285,9 @@ async def test_a_silent_replica_is_named(tied: Reference, tmp_path: Path) -> Non
     async with served(tied, tmp_path, lives=lives, request_timeout_s=1.0) as (replicas, _):
         os.kill(lives.pids["serve-0"][0], signal.SIGSTOP)
         with pytest.raises(Stalled, match=r"serve-0 was silent for 1 s; asked: POST /v1/comp"):
-            await replicas.generate(PROMPT, n=1, max_tokens=5, temperature=1.0, seed=0)
+            await replicas.generate(
+                Prompt(ids=tuple(PROMPT)), n=1, max_tokens=5, temperature=1.0, seed=0
+            )
         os.kill(lives.pids["serve-0"][0], signal.SIGCONT)
 
 
@@ -297,7 +303,11 @@ async def test_a_slow_replica_holds_nobody_up_and_its_lost_answers_are_counted_o
         async def ask_all() -> None:
             async def ask(seed: int) -> None:
                 found = await replicas.generate(
-                    PROMPT, n=2, max_tokens=num_tokens, temperature=1.0, seed=seed
+                    Prompt(ids=tuple(PROMPT)),
+                    n=2,
+                    max_tokens=num_tokens,
+                    temperature=1.0,
+                    seed=seed,
                 )
                 answers[seed] = [one.token_ids for one in found]
 
@@ -330,7 +340,9 @@ async def test_a_replica_that_hangs_is_killed_and_started_again(
     lives = Lives()
     async with served(tied, tmp_path, lives=lives) as (replicas, _):
         os.kill(lives.pids["serve-0"][0], signal.SIGSTOP)
-        (one,) = await replicas.generate(PROMPT, n=1, max_tokens=5, temperature=1.0, seed=0)
+        (one,) = await replicas.generate(
+            Prompt(ids=tuple(PROMPT)), n=1, max_tokens=5, temperature=1.0, seed=0
+        )
         assert len(one.token_ids) == 5
         assert replicas.stats().num_restarts == 1
         assert replicas.stats().generated_tokens == 5
@@ -345,7 +357,7 @@ async def test_a_rolling_publish_mixes_no_versions_and_keeps_answering(
 
         async def ask(seed: int, max_tokens: int) -> None:
             for one in await replicas.generate(
-                PROMPT, n=2, max_tokens=max_tokens, temperature=1.0, seed=seed
+                Prompt(ids=tuple(PROMPT)), n=2, max_tokens=max_tokens, temperature=1.0, seed=seed
             ):
                 seen.append((one.min_version, one.max_version))  # noqa: PERF401
 
@@ -381,7 +393,9 @@ async def test_a_replica_that_keeps_dying_ends_the_run(
             monkeypatch.setattr(replicas.all[0], "_restarts", Restarts(limit=1, first_delay_s=0.01))
             for _ in range(2):
                 os.kill(lives.pids["serve-0"][-1], signal.SIGKILL)
-                await replicas.generate(PROMPT, n=1, max_tokens=5, temperature=1.0, seed=0)
+                await replicas.generate(
+                    Prompt(ids=tuple(PROMPT)), n=1, max_tokens=5, temperature=1.0, seed=0
+                )
             pytest.fail("it was restarted")
     (error,) = leaves(raised.value)
     assert "serve-0 died more than 1 times in 10 min" in str(error)

@@ -13,7 +13,7 @@ import pytest
 import forge.serve.router
 import forge.serve.served
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled
-from forge.records import Completion, Finish
+from forge.records import Completion, Finish, Prompt
 from tests.serve.plain_served import PlainServed
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Fake:
         self.go_on.set()
 
     async def complete(
-        self, prompt_ids: Sequence[int], *, n: int, max_tokens: int, temperature: float,
+        self, prompt: Prompt, *, n: int, max_tokens: int, temperature: float,
         seed: int, stop_token_ids: Sequence[int],
     ) -> list[Completion]:  # fmt: skip
         self.num_asked += 1
@@ -74,11 +74,11 @@ def served(*fakes: Fake, wait_s: float = 5.0) -> Served:
 async def test_what_comes_from_both_in_one_moment_is_given_and_counted_once() -> None:
     a, b = Fake("a"), Fake("b")
     both = served(a, b)
-    await both.generate([1], n=2, **HOW)
+    await both.generate(Prompt(ids=(1,)), n=2, **HOW)
     event = a.wait()
     b.go_on = event
     async with anyio.create_task_group() as group:
-        group.start_soon(lambda: both.generate([1], n=2, **HOW))
+        group.start_soon(lambda: both.generate(Prompt(ids=(1,)), n=2, **HOW))
         while b.num_asked == 0:
             await anyio.sleep(0.01)
             both._answered_at["b"] = 1e18  # another request of b's has been answered
@@ -93,7 +93,7 @@ async def test_requests_of_one_moment_are_spread_over_the_servers() -> None:
     all_of_them = served(*fakes)
     async with anyio.create_task_group() as group:
         for _ in range(8):
-            group.start_soon(lambda: all_of_them.generate([1], n=1, **HOW))
+            group.start_soon(lambda: all_of_them.generate(Prompt(ids=(1,)), n=1, **HOW))
     assert [fake.num_asked for fake in fakes] == [2, 2, 2, 2]
 
 
@@ -111,7 +111,7 @@ async def test_who_is_lost_leaves_the_request_to_whoever_is_up(
     a, b = Fake("a"), Fake("b")
     a.errors = [error]
     both = served(a, b)
-    (one,) = await both.generate([1], n=1, **HOW)
+    (one,) = await both.generate(Prompt(ids=(1,)), n=1, **HOW)
     assert one.token_ids == (1, 2, 3)
     assert (a.num_asked, b.num_asked) == asked
     assert both.stats().generated_tokens == 3
@@ -120,7 +120,7 @@ async def test_who_is_lost_leaves_the_request_to_whoever_is_up(
 async def test_one_alone_that_failed_is_asked_again() -> None:
     a = Fake("a")
     a.errors = [MachineError("a: the engine failed, and is back")]
-    (one,) = await served(a).generate([1], n=1, **HOW)
+    (one,) = await served(a).generate(Prompt(ids=(1,)), n=1, **HOW)
     assert (a.num_asked, one.token_ids) == (2, (1, 2, 3))
 
 
@@ -129,7 +129,7 @@ async def test_one_alone_raises_what_it_met(error: ForgeError) -> None:
     a = Fake("a")
     a.errors = [error]
     with pytest.raises(type(error)):
-        await served(a).generate([1], n=1, **HOW)
+        await served(a).generate(Prompt(ids=(1,)), n=1, **HOW)
     assert (a.num_asked, a.load) == (1, 0)
 
 
@@ -137,7 +137,7 @@ async def test_a_refusal_is_not_asked_elsewhere() -> None:
     a, b = Fake("a"), Fake("b")
     a.errors = [ConfigError("too long")]
     with pytest.raises(ConfigError, match="too long"):
-        await served(a, b).generate([1], n=1, **HOW)
+        await served(a, b).generate(Prompt(ids=(1,)), n=1, **HOW)
     assert b.num_asked == 0
 
 
@@ -146,7 +146,7 @@ async def test_what_keeps_being_lost_is_the_error_of_the_request(kind: type[Forg
     a = Fake("a")
     a.errors = [kind(f"{n}") for n in range(9)]
     with pytest.raises(kind):
-        await served(a).generate([1], n=1, **HOW)
+        await served(a).generate(Prompt(ids=(1,)), n=1, **HOW)
     assert a.num_asked == forge.serve.served.ATTEMPTS
 
 
@@ -156,7 +156,7 @@ async def test_a_request_that_is_dropped_leaves_no_load() -> None:
     b.wait()
     both = served(a, b)
     with anyio.move_on_after(0.05):
-        await both.generate([1], n=3, **HOW)
+        await both.generate(Prompt(ids=(1,)), n=3, **HOW)
     assert a.num_asked + b.num_asked == 1
     assert a.load == b.load == 0
 
@@ -168,7 +168,7 @@ async def test_requests_wait_while_held_and_while_nobody_is_up() -> None:
     answers: list[Completion] = []
 
     async def ask() -> None:
-        answers.extend(await one.generate([1], n=1, **HOW))
+        answers.extend(await one.generate(Prompt(ids=(1,)), n=1, **HOW))
 
     async with anyio.create_task_group() as group:
         group.start_soon(ask)
@@ -178,7 +178,7 @@ async def test_requests_wait_while_held_and_while_nobody_is_up() -> None:
     assert len(answers) == 1
     a.is_up = False
     with pytest.raises(Stalled, match=r"no replica came up within 0 s; waited for: a"):
-        await one.generate([1], n=1, **HOW)
+        await one.generate(Prompt(ids=(1,)), n=1, **HOW)
     async with anyio.create_task_group() as group:
         group.start_soon(ask)
         await anyio.sleep(0.05)

@@ -14,6 +14,7 @@ import pytest
 
 from forge.config.schema import ServeTable
 from forge.process.sockets import open_socket_dir
+from forge.records import Prompt
 from forge.serve.client import ReplicaClient
 from forge.serve.installed.engines import ENGINES, EngineKind
 from forge.serve.replicas import open_replicas
@@ -64,7 +65,7 @@ async def test_sleep_waits_for_what_runs_keeps_the_dead_away_and_ends_with_wake_
 
             async def ask(name: str, tenths: int) -> None:
                 (one,) = await replicas.generate(
-                    [tenths], n=1, max_tokens=3, temperature=1.0, seed=0
+                    Prompt(ids=(tenths,)), n=1, max_tokens=3, temperature=1.0, seed=0
                 )
                 order.append(f"{name} by {one.max_version}")
 
@@ -108,7 +109,9 @@ async def test_engines_that_cannot_sleep_go_on(tied: Reference, tmp_path: Path) 
             log_dir=tmp_path, work_dir=tmp_path,
         ) as replicas:  # fmt: skip
             await replicas.sleep()
-            (one,) = await replicas.generate([1], n=1, max_tokens=3, temperature=1.0, seed=0)
+            (one,) = await replicas.generate(
+                Prompt(ids=(1,)), n=1, max_tokens=3, temperature=1.0, seed=0
+            )
             assert len(one.token_ids) == 3
 
 

@@ -31,6 +31,7 @@ from forge.process.devices import inventory
 from forge.process.gpu_lease import GpuLease
 from forge.process.gpu_users import occupancies
 from forge.process.sockets import open_socket_dir
+from forge.records import Prompt
 from forge.serve.client import ReplicaClient
 from forge.serve.installed.engines import check_engine
 from forge.serve.replicas import Replicas, open_replicas
@@ -152,12 +153,12 @@ async def test_engines_pass_their_contract_on_a_card(
     settings["lora_rank"] = RANK if has_adapters else 0
     async with served(first, tmp_path, **settings) as (replicas, client):
         asked: dict[str, Any] = {"n": 4, "max_tokens": 40, "temperature": 0.8, "seed": 5}
-        found = await replicas.generate(PROMPT, **asked)
+        found = await replicas.generate(Prompt(ids=tuple(PROMPT)), **asked)
         assert len({one.token_ids for one in found}) == 4, "samples of a group differ"
         for one in found:
             assert gap(first.logprobs(one.token_ids, temperature=0.8), one.logprobs) <= allowed
             assert len(one.token_ids) == 40
-        again = await replicas.generate(PROMPT, **asked)
+        again = await replicas.generate(Prompt(ids=tuple(PROMPT)), **asked)
         if precision == "exact":
             assert [one.token_ids for one in again] == [one.token_ids for one in found]
         greedy: dict[str, Any] = {"max_tokens": 40, "temperature": 0.0}
@@ -175,7 +176,7 @@ async def test_engines_pass_their_contract_on_a_card(
             seconds = time.monotonic() - seconds
             (scored,) = await replicas.probe(PROMPT, TOKENS)
             (sampled,) = await replicas.generate(
-                PROMPT, n=1, max_tokens=30, temperature=1.0, seed=version
+                Prompt(ids=tuple(PROMPT)), n=1, max_tokens=30, temperature=1.0, seed=version
             )
             gaps = [
                 gap(each.logprobs(TOKENS), scored),
@@ -207,7 +208,9 @@ async def check_turns_in_flight(
     versions: list[tuple[int, int]] = []
 
     async def ask() -> None:
-        (one,) = await replicas.generate(PROMPT, n=1, max_tokens=900, temperature=1.0, seed=1)
+        (one,) = await replicas.generate(
+            Prompt(ids=tuple(PROMPT)), n=1, max_tokens=900, temperature=1.0, seed=1
+        )
         versions.append((one.min_version, one.max_version))
 
     for version, path in ((20, adapter.path), (21, other.path)):
@@ -255,12 +258,16 @@ async def test_a_shared_card_is_slept_on_waited_for_and_free_after_a_kill(tmp_pa
             while not held.is_set():  # noqa: ASYNC110
                 await anyio.sleep(0.01)
             with anyio.move_on_after(2.0) as waited:
-                await replicas.generate(PROMPT, n=1, max_tokens=8, temperature=1.0, seed=1)
+                await replicas.generate(
+                    Prompt(ids=tuple(PROMPT)), n=1, max_tokens=8, temperature=1.0, seed=1
+                )
             assert waited.cancelled_caught, "no step while somebody times kernels"
         finally:
             over.set()
             timing.join()
-        (one,) = await replicas.generate(PROMPT, n=1, max_tokens=8, temperature=1.0, seed=1)
+        (one,) = await replicas.generate(
+            Prompt(ids=tuple(PROMPT)), n=1, max_tokens=8, temperature=1.0, seed=1
+        )
         assert len(one.token_ids) == 8
 
         os.kill(pids.all[0], signal.SIGKILL)

@@ -69,19 +69,17 @@ def test_text_of_a_message_never_becomes_a_special_token(
     ours = chat.render([Message(role="user", content="")])
     special = {chat.tokenizer.token_to_id(name) for name in SPECIALS}
     assert [i for i in ids if i in special] == [i for i in ours if i in special]
+    assert chat.prompt([Message(role="user", content=text)]).ids == tuple(ids)
     assert not special & set(chat.encode_plain(text))
     assert not special & set(chat.render_answer(text)[:-1])
     if "\ufdd0" not in text:
         shown = f"<|im_start|>user\n{text}<|im_end|><|im_start|>assistant\n"
         assert chat.decode(ids, skip_special=False) == shown
-        assert (
-            chat.render_text([Message(role="user", content=text)], add_generation_prompt=True)
-            == shown
-        )
+        assert chat.prompt([Message(role="user", content=text)]).text == shown
 
 
 def test_thinking_stays_in_the_last_answer_only(chat: ChatTemplate) -> None:
-    text = chat.render_text(CHAT, add_generation_prompt=False)
+    text = chat.decode(chat.render(CHAT, add_generation_prompt=False), skip_special=False)
     assert "<think>so</think>" in text
     assert "try" not in text
 

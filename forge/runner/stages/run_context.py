@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from forge.config.schema import Experiment
     from forge.control.records import Role
     from forge.evalpool.pool import Pool
-    from forge.records import Completion, Problem, Verdict
+    from forge.records import Completion, Problem, Prompt, Verdict
     from forge.rollout.prompter import TemplatePrompter
     from forge.runner.live.console import Console
     from forge.runner.live.observer import StoreObserver
@@ -96,14 +96,14 @@ class RunContext:
         return verdict
 
     async def generate(
-        self, prompt_ids: Sequence[int], *, n: int, max_tokens: int, temperature: float, seed: int
+        self, prompt: Prompt, *, n: int, max_tokens: int, temperature: float, seed: int
     ) -> list[Completion]:
         """The Generate port for training: a publish waits until the turn ends, and a turn until
         the publish does."""
         assert self.replicas is not None
         async with self.weights.gate.turn():
             return await self.replicas.generate(
-                prompt_ids, n=n, max_tokens=max_tokens, temperature=temperature, seed=seed
+                prompt, n=n, max_tokens=max_tokens, temperature=temperature, seed=seed
             )
 
     def ports(self) -> Ports:
@@ -119,10 +119,10 @@ class RunContext:
         replicas, gate = self.replicas, self.weights.gate
 
         async def generate(
-            prompt_ids: Sequence[int], *, n: int, max_tokens: int, temperature: float, seed: int
+            prompt: Prompt, *, n: int, max_tokens: int, temperature: float, seed: int
         ) -> list[Completion]:
             answers = await replicas.generate(
-                prompt_ids, n=n, max_tokens=max_tokens, temperature=temperature, seed=seed
+                prompt, n=n, max_tokens=max_tokens, temperature=temperature, seed=seed
             )
             await gate.heard()
             return answers

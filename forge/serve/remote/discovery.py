@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from forge.errors import ChildDied, ConfigError, MachineError, Stalled
+from forge.records import Prompt
 from forge.serve.remote.openai_wire import PATHS, Dialect, RemoteRequest, read_answer
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ async def _speaks(
     """Whether one token, asked for so, comes; not where that is refused, or answered in other
     words. Raises MachineError where it is neither."""
     request = RemoteRequest(
-        prompt_ids=ids, messages=(), n=1, max_tokens=1, temperature=1.0, seed=0,
+        prompt=Prompt(ids=tuple(ids)), n=1, max_tokens=1, temperature=1.0, seed=0,
         stop_token_ids=stop,
     )  # fmt: skip
     said = "%s does not speak %s: %s"

@@ -23,7 +23,7 @@ from forge.records import Completion, Finish
 from forge.serve.wire import MAGIC, unpack
 
 if TYPE_CHECKING:
-    from forge.records import Message
+    from forge.records import Prompt
 
 SEED_LIMIT = 1 << 31
 """Some servers take 32 bits, signed."""
@@ -42,9 +42,7 @@ class Dialect(StrEnum):
 class RemoteRequest:
     """One request for samples."""
 
-    prompt_ids: Sequence[int]
-    messages: Sequence[Message]
-    """The conversation that `prompt_ids` renders; for CHAT only."""
+    prompt: Prompt
     n: int
     max_tokens: int
     temperature: float
@@ -56,7 +54,7 @@ class RemoteRequest:
         what it samples with.
         """
         common = {"model": model, "temperature": self.temperature, "seed": self.seed % SEED_LIMIT}
-        ids = {"prompt": list(self.prompt_ids), "stop_token_ids": list(self.stop_token_ids)}
+        ids = {"prompt": list(self.prompt.ids), "stop_token_ids": list(self.stop_token_ids)}
         match dialect:
             case Dialect.FORGE:
                 return {
@@ -80,12 +78,12 @@ class RemoteRequest:
                     "stop_token_ids": list(self.stop_token_ids),
                 }
                 return {
-                    "input_ids": list(self.prompt_ids),
+                    "input_ids": list(self.prompt.ids),
                     "sampling_params": params,
                     "return_logprob": True,
                 }
             case Dialect.CHAT:
-                messages = [{"role": m.role, "content": m.content} for m in self.messages]
+                messages = [{"role": m.role, "content": m.content} for m in self.prompt.messages]
                 return {
                     **common,
                     "messages": messages,

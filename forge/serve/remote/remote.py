@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forge.config.schema import ServeTable
-    from forge.records import Completion, Message
+    from forge.records import Completion, Prompt
 
 logger = logging.getLogger(__name__)
 
@@ -46,19 +46,15 @@ THREAD_BYTES = 64 * 1024
 
 
 class ChatPort(Protocol):
-    """Our tokenizer and the conversations it rendered: what a server that only chats needs."""
+    """Our tokenizer: encodes the text of a server that returns no token ids."""
 
-    def encode(self, text: str) -> list[int]:
+    def encode_plain(self, text: str) -> list[int]:
         """Token ids of a text in which nothing is special."""
         ...
 
     @property
     def stop_token_ids(self) -> Sequence[int]:
         """The first one ends an answer."""
-        ...
-
-    def messages(self, prompt_ids: Sequence[int]) -> Sequence[Message]:
-        """The conversation that was rendered to these ids."""
         ...
 
 
@@ -86,14 +82,13 @@ class RemoteServer:
         return self._busy.busy_s
 
     async def complete(
-        self, prompt_ids: Sequence[int], *, n: int, max_tokens: int, temperature: float,
+        self, prompt: Prompt, *, n: int, max_tokens: int, temperature: float,
         seed: int, stop_token_ids: Sequence[int],
     ) -> list[Completion]:  # fmt: skip
         """Sample; for CHAT as n requests, since few such servers take n."""
         is_chat = self.found.dialect is Dialect.CHAT
         request = RemoteRequest(
-            prompt_ids=prompt_ids,
-            messages=self._chat.messages(prompt_ids) if is_chat else (),
+            prompt=prompt,
             n=n,
             max_tokens=max_tokens,
             temperature=temperature,
@@ -152,7 +147,7 @@ class RemoteServer:
 
     def _encode_answer(self, text: str, is_ended: bool) -> list[int]:
         end = [self._chat.stop_token_ids[0]] if is_ended else []
-        return [*self._chat.encode(text), *end]
+        return [*self._chat.encode_plain(text), *end]
 
 
 class Remote(Served):
@@ -225,7 +220,7 @@ async def open_remote(
             client = UrlClient(url, http, timeout_s=table.request_timeout_s)
             found = await discover(
                 client,
-                split_ids=chat.encode(SPLIT_ME),
+                split_ids=chat.encode_plain(SPLIT_ME),
                 stop_token_ids=chat.stop_token_ids,
                 model_name=table.model_name,
             )

@@ -32,7 +32,7 @@ from forge.runner.weights.turnover import Turnover
 from forge.serve.port import OLD_ADAPTERS, PREFIX_CACHE
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths
-from tests.rollout.test_loop import batch_plan
+from tests.rollout.fakes import batch_plan
 from tests.store.storefactory import attempt, group, problem, samples, write_run
 
 STAGE = {"kind": "grpo", "steps": 9, "learning_rate": 1e-5}
