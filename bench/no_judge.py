@@ -22,13 +22,15 @@ from trainers_workload import made_up_reward
 
 from forge import cli
 from forge.evalpool.pool import GPU_CAPACITY, Pool
-from forge.evalpool.seating import Seat, Seating
+from forge.evalpool.seat import Seat
+from forge.evalpool.seating import Seating
 from forge.records import Problem, Reason, Status, Verdict
 from forge.rollout.prompter import TemplatePrompter
 from forge.runner import prepare_run, work
 
 if TYPE_CHECKING:
     from forge.config.schema import JudgeTable
+    from forge.records.problem import ReferenceModule
 
 EARNS, EARNS_NOT = "[made-up reward: 1]", "[made-up reward: 0]"
 """Prefix of prompt and completion texts: the reward depends on token ids, which a judge does not
@@ -52,7 +54,7 @@ class NoJudges(Pool):
 
     async def judge(
         self,
-        problem: Problem,
+        problem: ReferenceModule,
         code: str,
         *,
         timing: bool = True,

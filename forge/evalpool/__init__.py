@@ -1,3 +1,5 @@
-"""Judging kernels. `pool` (host, no torch) owns the judges; `extract` finds the candidate in a
-completion; `judge/` is the child process that runs it.
+"""Judging kernels: the host's side, without torch. `pool` owns the judges, which are child
+processes (`judge/`) or pools behind a URL.
+
+Called by the supervisor and by commands. Never imports `judge/`.
 """

@@ -1,8 +1,8 @@
-"""A kernel that is known to be right and one that is known to be wrong.
+"""The canary: a kernel known to be right and one known to be wrong.
 
-Judged by `keeper.py`, both at once, before a judge under suspicion takes its next candidate, or
-before what it found after a fault on its card is believed. Promise: a judge passes only if it finds
-the first correct and the second wrong.
+`keeper.py` has both judged, at once, before a suspect judge takes its next candidate, and before
+verdicts that follow a fault on a card are accepted. Promise: a judge passes only if it finds the
+first kernel correct and the second wrong.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ PROBLEM = ReferenceModule(problem_id="canary", source=SOURCE)
 
 
 async def find_fault(ask: Callable[[ReferenceModule, str], Awaitable[Verdict]]) -> str | None:
-    """None where both are judged as they must be; else what was found, for people.
+    """None if both kernels are judged correctly; else a message that says what was found.
 
-    Raises what `ask` raises, unless the other was misjudged.
+    Raises the error of `ask`, unless the other kernel was misjudged.
     """
     faults, errors = list[str](), list[Exception]()
 
     async def judge(code: str, name: str, expected: Status) -> None:
         try:
             verdict = await ask(PROBLEM, code)
-        except Exception as error:  # raised below, in no group
+        except Exception as error:  # raised below, outside the task group
             errors.append(error)
             return
         if verdict.status is not expected:

@@ -1,6 +1,6 @@
-"""Capacity of a judge: its CPU cores, its GPU contexts and the memory that they take.
+"""Capacity of a judge: its CPU cores, its GPU contexts and their memory. Pure.
 
-Called by the pool, the judge and the plan (`runner/plan/gpu_costs.py`), which must agree. Pure.
+Called by the pool, the judge and the plan (`runner/plan/gpu_costs.py`), which must agree.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 GPU_CAPACITY = 16
-"""Candidates at once on a card: start, compilation and correctness of several overlap."""
+"""Concurrent candidates on a card: start, compilation and correctness of several overlap."""
 CONTEXT_BYTES = 450 << 20
-"""Of the card, what a runner takes before it has a tensor."""
+"""GPU memory of a runner before it has a tensor."""
 WAITING_SHARE = 0.04
-"""Of the card, for contexts that nobody uses yet: oracles', of which there is one on any card, and
-ready runners'."""
+"""Share of the card's memory for contexts not yet in use: those of oracles (at least one on any
+card) and of ready runners."""
 MAX_ORACLES = 4
 MAX_STARTED = 4
 
 
 def share(cores: Sequence[int], *, seat: int, num_seats: int, offset: int = 0) -> tuple[int, ...]:
-    """Cores of one judge of `num_seats`: no core twice while there are enough, else one in turn.
+    """Cores of one judge of `num_seats`: disjoint while there are enough, else one in turn.
 
     Args:
-        offset: where to begin, so that two runs on one machine begin at different places.
+        offset: first core, so that two runs on one machine begin at different cores.
     """
     count = len(cores)
     each = max(1, count // num_seats)
@@ -34,20 +34,20 @@ def share(cores: Sequence[int], *, seat: int, num_seats: int, offset: int = 0) -
 
 
 def num_oracles(*, memory_bytes: int) -> int:
-    """Oracles that draw for one problem after another. More would not come sooner: the driver makes
-    contexts one at a time, and candidates need theirs."""
+    """Number of oracles, each of which draws inputs for one problem at a time. More would not be
+    faster: the driver makes one context at a time, and candidates need theirs."""
     return max(1, min(MAX_ORACLES, _num_waiting(memory_bytes) // 3))
 
 
 def num_started(*, memory_bytes: int) -> int:
-    """References that wait to be timed, each with a context and a candidate's memory, while who
-    began them waits for the card. None on one of 24 GB: there each is started when it is timed."""
+    """Number of references started ahead of their timing, each with a context and a candidate's
+    memory. None on a card of 24 GB, where each is started when it is timed."""
     return min(MAX_STARTED, _num_waiting(memory_bytes) // 3)
 
 
 def num_ready(capacity: int, *, memory_bytes: int) -> int:
-    """Runners whose context is made ahead: half of those that a judge has at once, for the driver
-    makes the others' while these compile; fewer where the card is small."""
+    """Number of runners with a context made ahead: half of a judge's runners, since the driver
+    makes the other contexts while these compile; fewer on a small card."""
     num_left = _num_waiting(memory_bytes) - num_oracles(memory_bytes=memory_bytes)
     return min(capacity // 2, max(0, num_left))
 

@@ -1,11 +1,11 @@
-"""Keeps one seat taken: opens its judge, judges canaries, replaces what ended or cannot be trusted.
+"""Keeps a judge at one seat: opens it, judges canaries, replaces it when it ends or is distrusted.
 
-    open ──▶ sat down ──▶ minded until it ended, fell silent or is quarantined ──▶ back-off ──┐
-      ▲                                                                                       │
-      └───────────────────────────────────────────────────────────────────────────────────────┘
+    open ──▶ watch until it ends, falls silent or is quarantined ──▶ back-off ──┐
+      ▲                                                                         │
+      └─────────────────────────────────────────────────────────────────────────┘
 
-One task a seat, started by `pool.py`. What is opened is a `Link`: a child of ours or a pool behind
-a URL (`links.py`). Promise: after its first success it ends only when cancelled.
+One task a seat, started by `pool.py`. It opens a `Link`: a child process or a pool behind a URL
+(`links.py`). Promise: after its first success it ends only when cancelled.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import anyio.abc
 
 from forge.errors import ForgeError
 from forge.evalpool import canary
-from forge.evalpool.seating import JudgeKind, Seat, Seating, State, is_silent
+from forge.evalpool.seat import JudgeKind, Seat, State
 from forge.evalpool.wire import NoAnswer, ask_verdict
 from forge.records.verdict import JudgeOptions
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     import httpx
 
+    from forge.evalpool.seating import Seating
     from forge.records.problem import ReferenceModule
     from forge.records.verdict import Verdict
 
@@ -37,32 +38,32 @@ logger = logging.getLogger(__name__)
 
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.2, 10.0
 CANARY_PAUSE_S = 5.0
-"""After a canary that says nothing of the judge, as it met another run or the machine's limits."""
+"""Pause after an inconclusive canary, which met another run or the machine's limits."""
 MAX_CANARIES = 100
-"""Of those in a row; the next counts as failed."""
+"""Inconclusive canaries in a row, after which the canary counts as failed."""
 END_NOTICE_S = 1.0
-"""A broken connection is mostly a death: how long its notice may take before we end the judge."""
+"""Wait after a broken connection for the notice of the judge's death, before the judge is ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A judge that answers."""
+    """An open connection to a judge that answers."""
 
     client: httpx.AsyncClient
     health: dict[str, Any]
-    """Its answer to /health."""
+    """The judge's answer to /health."""
     ended: Callable[[], Awaitable[str]]
-    """Returns once it has ended, with the reason."""
+    """Waits until the judge has ended; returns the reason."""
     timeout_s: float
-    """Of one request."""
+    """Deadline of one request."""
 
 
-class _SaysNothing(Exception):
-    """A canary ended for a reason that is not the judge's: to be judged again later."""
+class _InconclusiveError(Exception):
+    """A canary ended for a reason outside the judge, and must be repeated."""
 
 
 class Keeper:
-    """Of one seat."""
+    """Keeps one seat taken."""
 
     def __init__(
         self,
@@ -75,37 +76,37 @@ class Keeper:
         self._open_link = open_link
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-        """For ever. The first start must succeed; later ones are repeated, each with a canary."""
+        """Runs until cancelled. The first start must succeed; later ones are repeated."""
         backoff_s, is_first = FIRST_BACKOFF_S, True
         while True:
             num_taken = self._seat.num_taken
             try:
                 async with self._open_link() as link:
-                    self._sit_down(link, is_trusted=is_first)
+                    self._open_seat(link, is_trusted=is_first)
                     if is_first:
                         task_status.started()
                         is_first = False
                     try:
-                        reason = await self._mind(link)
+                        reason = await self._reason_to_replace(link)
                     finally:
-                        self._seating.left(self._seat)
-                    logger.warning("%s %s; started again", self._seat.name, reason)
+                        self._seating.judge_closed(self._seat)
+                    logger.warning("%s %s; restarting", self._seat.name, reason)
             except (ForgeError, NoAnswer) as error:
                 if is_first:
                     raise
-                logger.error("%s cannot be started again: %s", self._seat.name, error)
+                logger.error("%s cannot be restarted: %s", self._seat.name, error)
             if self._seat.num_taken > num_taken:
                 backoff_s = FIRST_BACKOFF_S
             await anyio.sleep(backoff_s)
             backoff_s = min(backoff_s * 2, LONGEST_BACKOFF_S)
 
-    def _sit_down(self, link: Link, *, is_trusted: bool) -> None:
+    def _open_seat(self, link: Link, *, is_trusted: bool) -> None:
         self._seat.kinds = read_kinds(link.health)
         self._seat.capacity = int(link.health.get("capacity", self._seat.capacity))
-        self._seating.sat_down(self._seat, link.client, is_trusted=is_trusted)
+        self._seating.judge_opened(self._seat, link.client, is_trusted=is_trusted)
 
-    async def _mind(self, link: Link) -> str:
-        """Until the judge ended, is found not to answer, or is quarantined. Says which."""
+    async def _reason_to_replace(self, link: Link) -> str:
+        """Waits until the judge has ended, does not answer, or is quarantined; returns which."""
         reasons: list[str] = []
 
         async def end() -> None:
@@ -122,7 +123,7 @@ class Keeper:
         return reasons[0]
 
     async def _watch(self, link: Link) -> str:
-        """Judges canaries where one is due. Returns when this judge must be replaced."""
+        """Judges canaries that are due. Returns why the judge must be replaced."""
         seat, is_fresh = self._seat, True
         while True:
             if seat.is_lost:
@@ -137,16 +138,16 @@ class Keeper:
                 seat.news = anyio.Event()
 
     async def _judge_canary(self, link: Link) -> None:
-        self._seating.canary_begun(self._seat)
+        self._seating.canary_started(self._seat)
         fault: str | None = None
         for _ in range(MAX_CANARIES):
             try:
                 fault = await canary.find_fault(partial(self._ask_canary, link))
                 break
-            except _SaysNothing as error:
+            except _InconclusiveError as error:
                 fault = f"a canary could not be judged: {error}"
                 logger.warning("%s: %s", self._seat.name, fault)
-                self._seating.canary_silent(self._seat, why=fault)
+                self._seating.canary_inconclusive(self._seat, why=fault)
             except NoAnswer as error:
                 fault = f"it gave a canary no answer: {error}"
                 self._seat.is_lost = self._seat.is_lost or error.is_lost
@@ -159,17 +160,17 @@ class Keeper:
         self._seating.canary_judged(self._seat, fault=fault)
 
     async def _ask_canary(self, link: Link, problem: ReferenceModule, code: str) -> Verdict:
-        """Raises NoAnswer or _SaysNothing."""
+        """Raises NoAnswer or _InconclusiveError."""
         verdict = await ask_verdict(
             link.client, problem, code, JudgeOptions(timing=False), timeout_s=link.timeout_s
         )
-        if is_silent(verdict, others_run=self._seat.num_running > 0):
-            raise _SaysNothing(verdict.reason)
+        if verdict.policy.is_inconclusive(others_run=self._seat.num_running > 0):
+            raise _InconclusiveError(verdict.reason)
         return verdict
 
 
 def read_kinds(health: dict[str, Any]) -> tuple[JudgeKind, ...]:
-    """Of the judges behind one /health. Raises NoAnswer where it is no judge's."""
+    """Kinds of the judges behind one /health. Raises NoAnswer if it is not a judge's answer."""
     try:
         return tuple(
             JudgeKind(

@@ -1,17 +1,17 @@
-"""The judges of a run, seen from the supervisor: one call, whatever judges are doing behind it.
+"""The judges of a run behind one call.
 
-    judge(problem, code) ─▶ remembered? ─▶ room ─▶ least loaded judge ─HTTP─▶ verdict
-                                             ▲       │ infra fault: once more, on another judge
-                                             └───────┘
+    judge(problem, code) ─▶ cached? ─▶ room ─▶ least loaded judge ─HTTP─▶ verdict
+                                         ▲       │ infra fault: once more, on another judge
+                                         └───────┘
     one keeper a seat (`keeper.py`): opens its judge, judges canaries, replaces it
 
-Promises: a dead judge is always started again; a kernel is never blamed for a judge; at most
+Promises: a dead judge is always restarted; a kernel is never blamed for a judge; at most
 `MAX_QUEUED` requests are queued and further callers wait; identical candidates are judged once for
-correctness while that is remembered; no time is ever shared.
+correctness while the cache holds the verdict; a time is never shared between requests.
 
-A runner that somebody killed (SIGKILL, not by the judge) may have met an operator or the kernel's
-out-of-memory killer: that is an infra error, and judged once more. The same again is the
-candidate's own doing: `runtime_error: killed`, so that nobody gains by dying so.
+A runner that got a SIGKILL, and not from the judge, may have been killed by an operator or by the
+kernel for memory: an infra error, which is judged again. If that happens twice, the candidate
+caused it (`runtime_error: killed`), so that no candidate gains by ending itself.
 """
 
 from __future__ import annotations
@@ -32,11 +32,13 @@ from forge.errors import MachineError, Stalled
 from forge.evalpool.capacity import GPU_CAPACITY, share
 from forge.evalpool.keeper import Keeper
 from forge.evalpool.links import judge_spec, open_child_link, open_url_link
-from forge.evalpool.seating import NoJudge, Seat, Seating, State
+from forge.evalpool.seat import Seat, State
+from forge.evalpool.seating import NoJudge, Seating
 from forge.evalpool.verdict_cache import VerdictCache, candidate_key, is_enough
 from forge.evalpool.wire import NoAnswer, ask_verdict, post, problem_to_json
 from forge.records.examination import Examination, Flag
-from forge.records.verdict import JudgeOptions, Status, Verdict
+from forge.records.reason import Reason, Status
+from forge.records.verdict import JudgeOptions, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -49,53 +51,55 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_QUEUED = 256
-"""Requests that wait for a judge; who comes on top waits for a place in that queue."""
+"""Maximum number of requests that wait for a judge; further callers wait to be queued."""
 CPU_CAPACITY = 1
-"""Candidates at once in one judge: a runner is one busy thread, and judges are as many as cores."""
+"""Concurrent candidates of a judge on the CPU: a runner is one busy thread, and there is one judge
+for each core."""
 START_TIMEOUT_S = 180.0
 SLACK_S = 60.0
-"""Above the deadlines of all phases: forks, frames, and the wait for the card."""
+"""Added to the deadlines of all phases, for forks, frames and the wait for the card."""
 
 
 @dataclass(slots=True)
 class _Running:
-    """A judgement that others may wait for."""
+    """A judgement in progress, which identical requests wait for."""
 
     done: anyio.Event = field(default_factory=anyio.Event)
     verdict: Verdict | None = None
     stalled: str | None = None
-    """Why no judge could be had."""
+    """Why no judge was available."""
 
     def shared(self) -> Verdict | None:
-        """What who waited need not find out again, though it is not remembered. Raises Stalled."""
+        """The verdict, if waiting requests take it although it is not cached: it would come out
+        the same, at the same cost. Raises Stalled."""
         if self.stalled is not None:
             raise Stalled(self.stalled)
         verdict = self.verdict
         is_shared = verdict is not None and (
-            verdict.status is Status.TIMEOUT or verdict.reason == "no_judge"
+            verdict.status is Status.TIMEOUT or verdict.reason == Reason.NO_JUDGE
         )
         return verdict if is_shared else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolStats:
-    """For displays and idle shares."""
+    """Counters for displays and idle shares."""
 
     num_judged: int
-    """Verdicts given, cached ones not counted."""
+    """Verdicts of judges."""
     num_cached: int
-    """Answers from memory."""
+    """Verdicts from the cache."""
     num_infra: int
-    """Infra faults seen, retried ones too."""
+    """Infra faults, retried ones included."""
     num_quarantined: int
-    """Judges that failed twice and take no work."""
+    """Judges that failed twice and take no requests."""
     queue_length: int
     busy_s: dict[str, float]
-    """Seconds with at least one candidate in judgement, by judge."""
+    """Seconds with at least one candidate in progress, by judge."""
 
 
 class Pool:
-    """Judges behind one call. Made by `open_pool`."""
+    """Judges behind one call. Opened by `open_pool`."""
 
     def __init__(self, table: JudgeTable, seating: Seating) -> None:
         self._table = table
@@ -114,10 +118,15 @@ class Pool:
         profile: bool = False,
         smoke: bool = False,
     ) -> Verdict:
-        """The verdict on correctness, and where asked for times and samples: on GPUs only.
+        """The verdict on a candidate.
 
-        With `smoke`, a runner that others have used may give it: never for what counts.
-        Raises Stalled when no judge lives for `seating.NO_JUDGE_TIMEOUT_S`.
+        Args:
+            timing: measure times too, on GPUs.
+            profile: return samples and kernel times too, on GPUs.
+            smoke: accept a runner that has judged other candidates; never for verdicts that count.
+
+        Raises:
+            Stalled: no judge was up for `seating.NO_JUDGE_TIMEOUT_S`.
         """
         options = JudgeOptions(timing=timing and self._table.timing, profile=profile, smoke=smoke)
         key = candidate_key(problem, code)
@@ -130,7 +139,7 @@ class Pool:
         if cached is not None and is_enough(cached, options):
             self._num_cached += 1
             return cached
-        if cached is not None:  # correct, and to be timed for this request alone
+        if cached is not None:  # correct, and times are measured for each request
             return await self._judge_in_turn(problem, code, options)
         running = self._running[key, options] = _Running()
         try:
@@ -145,10 +154,12 @@ class Pool:
         return verdict
 
     async def examine(self, problem: ReferenceModule) -> Examination:
-        """Whether a problem can be judged and trained on, as a judge finds it.
+        """Examines whether a problem can be judged and trained on.
 
-        Two judges in a row that gave no answer are a flag of the problem: others may be examined.
-        Raises MachineError where none can be had.
+        A problem that two judges in a row give no answer to is flagged.
+
+        Raises:
+            MachineError: no judge is available.
         """
         seat, lost = None, ""
         for _ in range(2):
@@ -163,14 +174,14 @@ class Pool:
                 continue
             finally:
                 self.seating.give_back(seat)
-            if await self.seating.vouched(seat):
+            if await self.seating.wait_for_canary(seat):
                 return examination
             lost = f"{seat.name} failed after this examination: {seat.why}"
-        words = f"it could not be examined: {lost}"
-        return Examination(problem_id=problem.problem_id, flags={Flag.CRASH: words[:500]})
+        message = f"it could not be examined: {lost}"
+        return Examination(problem_id=problem.problem_id, flags={Flag.CRASH: message[:500]})
 
     def stats(self) -> PoolStats:
-        """Now."""
+        """Current counters."""
         seats = self.seating.seats
         return PoolStats(
             num_judged=self._num_judged,
@@ -192,46 +203,45 @@ class Pool:
     async def _judge_twice(
         self, problem: ReferenceModule, code: str, options: JudgeOptions
     ) -> Verdict:
-        """Once more, on another judge where there is one, for infra faults only."""
+        """Judges again after an infra fault, on another judge where there is one."""
         first, seat = await self._judge_once(problem, code, options, avoid=None)
-        if first.status is not Status.INFRA_ERROR:
+        if not first.policy.is_retried:
             return first
         self._num_infra += 1
         if seat is None:
             return first
         logger.warning("%s: %s: %s; judged again", seat.name, first.reason, first.detail)
         verdict, _ = await self._judge_once(problem, code, options, avoid=seat)
-        self._num_infra += verdict.status is Status.INFRA_ERROR
-        if first.reason == verdict.reason == "runner_killed":
-            return replace(verdict, status=Status.RUNTIME_ERROR, reason="killed")
+        self._num_infra += verdict.policy.is_retried
+        if first.reason == verdict.reason == Reason.RUNNER_KILLED:
+            return replace(verdict, status=Status.RUNTIME_ERROR, reason=Reason.KILLED)
         return verdict
 
     async def _judge_once(
         self, problem: ReferenceModule, code: str, options: JudgeOptions, *, avoid: Seat | None
     ) -> tuple[Verdict, Seat | None]:
-        """The seat is None where none could be had, since all are quarantined."""
+        """The verdict and its seat; no seat if all judges are quarantined."""
         try:
             seat = await self._take(avoid=avoid)
         except NoJudge as error:
-            return _infra("no_judge", str(error)), None
+            return _infra(Reason.NO_JUDGE, str(error)), None
         try:
             with seat.busy.running():
                 verdict = await self._ask(seat, problem, code, options)
-            self.seating.heard(seat, verdict)
+            self.seating.record_verdict(seat, verdict)
         finally:
             self.seating.give_back(seat)
-        return await self._vouched(seat, verdict), seat
+        return await self._confirmed(seat, verdict), seat
 
-    async def _vouched(self, seat: Seat, verdict: Verdict) -> Verdict:
-        """The verdict, once its judge's card is known to be whole; where it is not an infra error,
-        which the verdict may be already."""
+    async def _confirmed(self, seat: Seat, verdict: Verdict) -> Verdict:
+        """The verdict, once the judge's card is known to work; else an infra error."""
         if not seat.is_doubted:
             return verdict
         start = time.monotonic()
-        if not await self.seating.vouched(seat):
-            if verdict.status is Status.INFRA_ERROR:
+        if not await self.seating.wait_for_canary(seat):
+            if verdict.policy.is_retried:
                 return verdict
-            return _infra("distrusted", f"{seat.name} failed after this verdict: {seat.why}")
+            return _infra(Reason.DISTRUSTED, f"{seat.name} failed after this verdict: {seat.why}")
         phase_s = {**verdict.phase_s, "canary": time.monotonic() - start}
         return replace(verdict, phase_s=phase_s)
 
@@ -244,8 +254,8 @@ class Pool:
             timeout_s = self._timeout_s(seat)
             return await ask_verdict(seat.client, problem, code, options, timeout_s=timeout_s)
         except NoAnswer as error:
-            words = self._note_silence(seat, error)
-            return _infra("bad_request" if error.is_refusal else "judge_lost", words)
+            message = self._note_silence(seat, error)
+            return _infra(Reason.BAD_REQUEST if error.is_refusal else Reason.JUDGE_LOST, message)
 
     async def _examine_there(self, seat: Seat, problem: ReferenceModule) -> Examination:
         if seat.client is None:
@@ -255,19 +265,19 @@ class Pool:
         try:
             return Examination.from_json(answer)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise NoAnswer(f"its answer is no examination: {error!r}") from error
+            raise NoAnswer(f"its answer is not an examination: {error!r}") from error
 
     def _timeout_s(self, seat: Seat) -> float:
         return request_timeout_s(self._table, is_timed=seat.is_timed)
 
     def _note_silence(self, seat: Seat, error: NoAnswer) -> str:
-        words = f"{seat.name} did not answer: {error}"
+        message = f"{seat.name} did not answer: {error}"
         if error.is_lost:
-            self.seating.lost(seat, why=words)
-        return words
+            self.seating.judge_lost(seat, why=message)
+        return message
 
     async def _take(self, *, avoid: Seat | None) -> Seat:
-        """Raises NoJudge where all are quarantined, Stalled where none lives."""
+        """Raises NoJudge if all judges are quarantined, Stalled if none is up."""
         try:
             return await self.seating.take(avoid=avoid)
         except NoJudge as error:
@@ -277,8 +287,8 @@ class Pool:
 
 
 def request_timeout_s(table: JudgeTable, *, is_timed: bool) -> float:
-    """For one request: the reference, all phases of the candidate, and (on a card, or in a served
-    pool, whose other requests we do not know) the timings that come first."""
+    """Deadline of one request: the reference, all phases of the candidate, and the timings of other
+    requests that come first (on a card, or behind a URL, where they are unknown)."""
     checks_s = 2 * (table.compile_timeout_s + table.correct_timeout_s)
     timings_s = GPU_CAPACITY * table.timing_timeout_s if is_timed and table.timing else 0.0
     return checks_s + timings_s + SLACK_S
@@ -294,13 +304,13 @@ async def open_pool(
     threads: int = 1,
     gpus: Sequence[Gpu] = (),
 ) -> AsyncIterator[Pool]:
-    """Judges: one for each of `gpus`, else `table.workers` on the CPU; or those at `table.url`.
+    """Opens one judge for each of `gpus`, else `table.workers` on the CPU, or those at `table.url`.
 
-    Yields when all are ready; ends what it started with everything in it.
+    Yields when all are ready; on exit ends every process that it started.
 
     Raises:
-        MachineError: this machine gives no sandbox, or nobody answers at a URL.
-        ChildDied, Stalled: a judge did not get ready.
+        MachineError: this machine has no usable sandbox, or a URL does not answer.
+        ChildDied, Stalled: a judge did not become ready.
     """
     opens = {}
     timeout_s = request_timeout_s(table, is_timed=True)
@@ -330,5 +340,5 @@ async def open_pool(
             keepers.cancel_scope.cancel()
 
 
-def _infra(reason: str, detail: str) -> Verdict:
+def _infra(reason: Reason, detail: str) -> Verdict:
     return Verdict(status=Status.INFRA_ERROR, reason=reason, detail=detail[:500])

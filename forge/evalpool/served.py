@@ -30,7 +30,7 @@ from forge.errors import ConfigError, MachineError, Stalled
 from forge.evalpool.door import bound_address, bound_path, is_loopback, url_of
 from forge.evalpool.links import TOKEN_VARIABLE
 from forge.evalpool.pool import Pool, open_pool
-from forge.evalpool.seating import State
+from forge.evalpool.seat import State
 from forge.evalpool.wire import BadRequest, parse_problem, parse_request
 from forge.process.sockets import open_socket_dir
 from forge.process.uds import ServerLimits, serve_listener

@@ -1,7 +1,7 @@
-"""Verdicts on correctness, remembered by candidate and kind of judge: a small model repeats itself.
+"""Cache of verdicts on correctness, by candidate and kind of judge: a small model repeats itself.
 
-Called by `pool.py`. Promises: what a busy machine or a broken one may have caused is not kept, nor
-is any time; at most `MAX_REMEMBERED` verdicts are.
+Called by `pool.py`. Promises: no time is cached, and no verdict that a busy or broken machine may
+have caused; the cache holds at most `MAX_REMEMBERED` verdicts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import OrderedDict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from forge.evalpool.seating import JudgeKind
+from forge.evalpool.seat import JudgeKind
 from forge.records.verdict import JudgeOptions, Status, Verdict
 
 if TYPE_CHECKING:
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 MAX_REMEMBERED = 20_000
 TIMING_PHASE = "time"
-"""A candidate that failed in it had been found correct; another measurement may say otherwise."""
+"""A candidate that fails in this phase was found correct, and may pass the next measurement."""
 
 
 class VerdictCache:
-    """A bounded map from (candidate, kind of judge) to the untimed part of its verdict."""
+    """Bounded map from (candidate, kind of judge) to the verdict without its times."""
 
     def __init__(self) -> None:
         self._verdicts: OrderedDict[tuple[str, JudgeKind], Verdict] = OrderedDict()
 
     def find(self, key: str, *, kinds: Iterable[JudgeKind]) -> Verdict | None:
-        """Of the first of these kinds that judged it."""
+        """The cached verdict of the first of these kinds; None without one."""
         for kind in kinds:
             verdict = self._verdicts.get((key, kind))
             if verdict is not None:
@@ -40,8 +40,8 @@ class VerdictCache:
         return None
 
     def remember(self, key: str, verdict: Verdict) -> None:
-        """But for infra faults, timeouts, and what was found while timing."""
-        if verdict.status in (Status.INFRA_ERROR, Status.TIMEOUT):
+        """Caches a verdict, unless it is an infra error, a timeout, or was found while timing."""
+        if verdict.policy.is_retried or verdict.status is Status.TIMEOUT:
             return
         if TIMING_PHASE in verdict.phase_s and not verdict.is_correct:
             return
@@ -52,7 +52,7 @@ class VerdictCache:
 
 
 def candidate_key(problem: ReferenceModule, code: str) -> str:
-    """Equal for what is judged alike: names and splits of problems play no part."""
+    """Hash of all that decides a verdict; names and splits of problems do not."""
     digest = hashlib.sha256()
     for part in (problem.source, problem.entry_point, problem.precision, code):
         digest.update(part.encode(errors="surrogatepass"))
@@ -61,8 +61,8 @@ def candidate_key(problem: ReferenceModule, code: str) -> str:
 
 
 def is_enough(verdict: Verdict, options: JudgeOptions) -> bool:
-    """Whether a remembered verdict answers a request. A time never does: it is measured for each
-    request that asks, as cards and clocks drift."""
+    """True if a cached verdict answers a request. Times are measured for each request that asks for
+    them, since cards and clocks drift."""
     if options.smoke:
         return True
     is_timed = verdict.device != "cpu" and (options.timing or options.profile)

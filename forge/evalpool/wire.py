@@ -1,8 +1,8 @@
-"""One request to a judge, as it goes over HTTP: to our own child or to a pool behind a URL.
+"""Requests to a judge over HTTP: to a child process or to a pool behind a URL.
 
-`pool.py` and `keeper.py` ask; `served.py` and the judge's `app.py` parse. Promises: whatever
-goes wrong on the way is NoAnswer, never an error of httpx; a full server (503) is asked again, when
-it says, until the deadline; whatever is no request is BadRequest, in one line.
+`pool.py` and `keeper.py` send them; `served.py` and the judge's `app.py` parse them. Promises: any
+failure of a request is NoAnswer, never an error of httpx; a full server (503) is asked again, after
+the pause that it names, until the deadline; an invalid request is BadRequest, in one line.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import httpx
 
 LONGEST_PAUSE_S = 10.0
-"""Between two tries at a full server, whatever it asks for."""
+"""Maximum pause between two requests to a full server, whatever it asks for."""
 SHORTEST_PAUSE_S = 0.1
 JSON = {"Content-Type": "application/json"}
 PROBLEM_FIELDS = ("problem_id", "source", "entry_point", "precision")
@@ -32,18 +32,18 @@ PRECISIONS = ("fp32", "fp16", "bf16")
 
 
 class NoAnswer(Exception):
-    """A judge gave none: it died, was silent or failed."""
+    """A judge gave no answer: it died, was silent or failed."""
 
-    def __init__(self, words: str, *, is_lost: bool = False, is_refusal: bool = False) -> None:
-        super().__init__(words)
+    def __init__(self, message: str, *, is_lost: bool = False, is_refusal: bool = False) -> None:
+        super().__init__(message)
         self.is_lost = is_lost
-        """The connection broke or nothing came: it may be dead."""
+        """True if the connection broke or timed out: the judge may be dead."""
         self.is_refusal = is_refusal
-        """It says that the request is none: nobody's fault but ours."""
+        """True if the judge refused the request as invalid: our fault, not the judge's."""
 
 
 class BadRequest(Exception):
-    """A body is not what it must be. The message says where, what was found and what is allowed."""
+    """Invalid body. The message says where, what was found and what is allowed."""
 
 
 def problem_to_json(problem: ReferenceModule) -> dict[str, str]:
@@ -59,7 +59,7 @@ async def ask_verdict(
     *,
     timeout_s: float,
 ) -> Verdict:
-    """Raises NoAnswer."""
+    """The verdict of a judge on a candidate. Raises NoAnswer."""
     body = {
         "problem": problem_to_json(problem),
         "code": code,
@@ -69,17 +69,17 @@ async def ask_verdict(
     try:
         return Verdict.from_json(answer)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise NoAnswer(f"its answer is no verdict: {error!r}") from error
+        raise NoAnswer(f"its answer is not a verdict: {error!r}") from error
 
 
 async def post(
     client: httpx.AsyncClient, path: str, body: Mapping[str, Any], *, timeout_s: float
 ) -> Any:
-    """The answer's JSON. Raises NoAnswer."""
+    """The answer's JSON to a POST. Raises NoAnswer."""
     import httpx
 
     deadline = time.monotonic() + timeout_s
-    # As ASCII: a candidate with half of a surrogate pair is a candidate too.
+    # As ASCII, since a candidate may hold half of a surrogate pair.
     content = json.dumps(body).encode()
     try:
         while True:
@@ -97,12 +97,12 @@ async def post(
     except httpx.TransportError as error:
         raise NoAnswer(f"{type(error).__name__}: {error}", is_lost=True) from error
     except (httpx.HTTPError, RuntimeError, ValueError) as error:
-        # httpx says RuntimeError of a client that was closed while a request waited.
+        # httpx raises RuntimeError for a client that was closed while a request waited.
         raise NoAnswer(f"{type(error).__name__}: {error}") from error
 
 
 def parse_request(body: Any) -> tuple[ReferenceModule, str, JudgeOptions]:
-    """Of POST /judge. Raises BadRequest."""
+    """The body of POST /judge. Raises BadRequest."""
     problem, code = parse_problem(body), body.get("code")
     if not isinstance(code, str):
         raise BadRequest(f"code: found {_name(code)}; a string is needed")
@@ -111,13 +111,13 @@ def parse_request(body: Any) -> tuple[ReferenceModule, str, JudgeOptions]:
         raise BadRequest(f"options: found {_name(options)}; an object is allowed")
     for name, value in options.items():
         if name not in OPTIONS or not isinstance(value, bool):
-            words = f"options.{name[:40]}: found {_name(value)}"
-            raise BadRequest(f"{words}; {', '.join(OPTIONS)} are allowed, each a boolean")
+            found = f"options.{name[:40]}: found {_name(value)}"
+            raise BadRequest(f"{found}; {', '.join(OPTIONS)} are allowed, each a boolean")
     return problem, code, JudgeOptions(**options)
 
 
 def parse_problem(body: Any) -> ReferenceModule:
-    """Of POST /judge and POST /examine. Raises BadRequest."""
+    """The problem in the body of POST /judge or POST /examine. Raises BadRequest."""
     if not isinstance(body, dict):
         raise BadRequest(f"body: found {_name(body)}; a JSON object is needed")
     problem = body.get("problem")
@@ -148,7 +148,7 @@ def _name(value: object) -> str:
 
 
 def _pause_s(response: httpx.Response) -> float:
-    """As the server asks, within bounds."""
+    """The pause that the server asks for, within bounds."""
     try:
         asked_s = float(response.headers.get("Retry-After", 1.0))
     except ValueError:

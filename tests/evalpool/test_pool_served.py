@@ -21,7 +21,8 @@ from forge.errors import ConfigError, MachineError
 from forge.evalpool import links, served
 from forge.evalpool.door import bound_address, bound_path, parse_address, url_of
 from forge.evalpool.pool import Pool, open_pool
-from forge.evalpool.seating import Seat, Seating, State
+from forge.evalpool.seat import Seat, State
+from forge.evalpool.seating import Seating
 from forge.evalpool.served import MAX_BODY_BYTES, MAX_DRAINED_BYTES, PoolApp, serve_pool
 from forge.evalpool.wire import JSON, NoAnswer, problem_to_json
 from forge.process.sockets import open_socket_dir

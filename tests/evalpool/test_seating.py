@@ -18,7 +18,8 @@ from forge.evalpool import canary, keeper, seating
 from forge.evalpool import pool as pool_module
 from forge.evalpool.keeper import Keeper, Link
 from forge.evalpool.pool import Pool
-from forge.evalpool.seating import NoJudge, Seat, Seating, State, needs_canary
+from forge.evalpool.seat import Seat, State
+from forge.evalpool.seating import NoJudge, Seating
 from forge.records.examination import Examination, Flag
 from forge.records.problem import ReferenceModule
 from forge.records.verdict import Status, Timing, Verdict
@@ -50,7 +51,7 @@ def anyio_backend() -> str:
 def seats_up(num: int, *, capacity: int = 1) -> Seating:
     seats = Seating(Seat(f"judge-{number}", capacity=capacity) for number in range(num))
     for seat in seats.seats:
-        seats.sat_down(seat, httpx.AsyncClient(), is_trusted=True)
+        seats.judge_opened(seat, httpx.AsyncClient(), is_trusted=True)
     return seats
 
 
@@ -91,7 +92,7 @@ async def test_a_second_try_goes_to_another_judge_while_one_is_up() -> None:
     with anyio.move_on_after(0.05) as scope:
         await seats.take(avoid=other)  # free, but it waits for the busy one
     assert scope.cancelled_caught
-    seats.left(one)
+    seats.judge_closed(one)
     assert await seats.take(avoid=other) is other
 
 
@@ -107,10 +108,10 @@ def test_the_second_fault_in_a_row_quarantines_and_a_verdict_between_them_forgiv
         (FAULT, State.QUARANTINED),
     ):
         if verdict is None:
-            seats.canary_begun(seat)
+            seats.canary_started(seat)
             seats.canary_judged(seat, fault=None)
         else:
-            seats.heard(seat, verdict)
+            seats.record_verdict(seat, verdict)
         assert seat.state is state
 
 
@@ -118,7 +119,7 @@ def test_what_failed_beside_a_fault_is_the_same_fault() -> None:
     """A card that is lost takes all candidates on it along."""
     seats = seats_up(1, capacity=8)
     for _ in range(8):
-        seats.heard(seats.seats[0], FAULT)
+        seats.record_verdict(seats.seats[0], FAULT)
     assert seats.seats[0].state is State.SUSPECT
 
 
@@ -126,7 +127,7 @@ def test_no_judge_is_blamed_for_a_problem_or_a_candidate() -> None:
     seats = seats_up(1)
     for reason in ("runner_killed", "reference_failed", "gpu_busy", "judge_bug"):
         for _ in range(3):
-            seats.heard(seats.seats[0], replace(KILLED, reason=reason))
+            seats.record_verdict(seats.seats[0], replace(KILLED, reason=reason))
     assert seats.seats[0].state is State.UP
 
 
@@ -136,7 +137,7 @@ def test_a_card_without_room_is_the_judges_fault_only_where_nobody_else_runs(rea
     for num_running, num_faults in ((2, 0), (1, 1)):
         seats = seats_up(1, capacity=8)
         seats.seats[0].num_running = num_running
-        seats.heard(seats.seats[0], full)
+        seats.record_verdict(seats.seats[0], full)
         assert seats.seats[0].num_faults == num_faults
         assert seats.seats[0].is_doubted is (num_faults == 0)
         assert seats.seats[0].state is (State.SUSPECT if num_faults else State.UP)
@@ -145,7 +146,7 @@ def test_a_card_without_room_is_the_judges_fault_only_where_nobody_else_runs(rea
 def test_a_second_failed_canary_quarantines() -> None:
     seats = seats_up(1)
     seat = seats.seats[0]
-    seats.heard(seat, CRASH)
+    seats.record_verdict(seat, CRASH)
     assert seat.state is State.UP
     seats.canary_judged(seat, fault="wrong")
     assert seat.state is State.SUSPECT
@@ -167,8 +168,12 @@ def test_a_second_failed_canary_quarantines() -> None:
         (replace(FAULT, reason="reference_failed"), False),
     ],
 )
-def test_a_canary_is_due_after_what_may_harm_a_card(verdict: Verdict, is_due: bool) -> None:
-    assert needs_canary(verdict) is is_due
+def test_a_verdict_that_may_come_with_a_damaged_card_calls_for_a_canary(
+    verdict: Verdict, is_due: bool
+) -> None:
+    seats = seats_up(1)
+    seats.record_verdict(seats.seats[0], verdict)
+    assert seats.seats[0].is_canary_due is is_due
 
 
 async def test_all_in_quarantine_is_an_infra_error_and_never_a_hang(
@@ -178,7 +183,7 @@ async def test_all_in_quarantine_is_an_infra_error_and_never_a_hang(
     seats = seats_up(2)
     for seat in seats.seats:
         seat.num_faults = 1
-        seats.heard(seat, FAULT)
+        seats.record_verdict(seat, FAULT)
     with pytest.raises(NoJudge, match="judge-0 is quarantined \\(zygote_gone\\)") as raised:
         await seats.take()
     assert raised.value.is_quarantine
@@ -202,7 +207,7 @@ async def test_who_waits_learns_when_the_last_judge_is_quarantined(
             tg.start_soon(wait)
             await anyio.sleep(0.01)
             seat.num_faults = 1
-            seats.heard(seat, FAULT)
+            seats.record_verdict(seat, FAULT)
 
 
 class Script:
@@ -272,27 +277,27 @@ async def test_a_judge_goes_on_while_a_fault_on_its_card_is_looked_into() -> Non
     seat, told = seats.seats[0], list[tuple[str, bool]]()
 
     async def wait(name: str) -> None:
-        told.append((name, await seats.vouched(seat)))
+        told.append((name, await seats.wait_for_canary(seat)))
 
     async with anyio.create_task_group() as tg:
-        seats.heard(seat, CORRECT)
-        assert await seats.vouched(seat)
-        seats.heard(seat, CRASH)
+        seats.record_verdict(seat, CORRECT)
+        assert await seats.wait_for_canary(seat)
+        seats.record_verdict(seat, CRASH)
         assert seat.has_room
         tg.start_soon(wait, "during the first doubt")
         await anyio.wait_all_tasks_blocked()
-        seats.canary_begun(seat)
-        seats.heard(seat, CORRECT)
+        seats.canary_started(seat)
+        seats.record_verdict(seat, CORRECT)
         tg.start_soon(wait, "beside its canary")
         await anyio.wait_all_tasks_blocked()
-        seats.heard(seat, CRASH)
+        seats.record_verdict(seat, CRASH)
         tg.start_soon(wait, "after the second fault")
         await anyio.wait_all_tasks_blocked()
         assert told == []
         seats.canary_judged(seat, fault=None)
         await anyio.wait_all_tasks_blocked()
         assert told == [("during the first doubt", True), ("beside its canary", True)]
-        seats.canary_begun(seat)
+        seats.canary_started(seat)
         seats.canary_judged(seat, fault="wrong")
         await anyio.wait_all_tasks_blocked()
         assert told[2:] == [("after the second fault", False)]
@@ -300,7 +305,7 @@ async def test_a_judge_goes_on_while_a_fault_on_its_card_is_looked_into() -> Non
         tg.start_soon(wait, "what ran beside the canary that failed")
         await anyio.wait_all_tasks_blocked()
         assert told[3:] == []
-        seats.canary_begun(seat)
+        seats.canary_started(seat)
         seats.canary_judged(seat, fault=None)
         assert not seat.is_doubted
     assert told[3:] == [("what ran beside the canary that failed", True)]
@@ -310,49 +315,49 @@ async def test_a_judge_goes_on_while_a_fault_on_its_card_is_looked_into() -> Non
 async def test_nobody_waits_for_the_canary_of_a_judge_that_is_gone(end: str) -> None:
     seats = seats_up(1)
     seat = seats.seats[0]
-    seats.heard(seat, CRASH)
-    seats.canary_begun(seat)
-    seats.heard(seat, CRASH)
+    seats.record_verdict(seat, CRASH)
+    seats.canary_started(seat)
+    seats.record_verdict(seat, CRASH)
     with anyio.fail_after(1):
         async with anyio.create_task_group() as tg:
 
             async def wait() -> None:
-                assert not await seats.vouched(seat)
+                assert not await seats.wait_for_canary(seat)
 
             tg.start_soon(wait)
             await anyio.wait_all_tasks_blocked()
             if end == "lost":
-                seats.lost(seat, why="silent")
+                seats.judge_lost(seat, why="silent")
             else:
-                seats.left(seat)
+                seats.judge_closed(seat)
 
 
 @pytest.mark.parametrize("end", ["lost", "left"])
 async def test_what_comes_late_from_a_doubted_judge_that_is_gone_is_given_up(end: str) -> None:
     seats = seats_up(1)
     seat = seats.seats[0]
-    seats.heard(seat, CRASH)
+    seats.record_verdict(seat, CRASH)
     if end == "lost":
-        seats.lost(seat, why="silent")
+        seats.judge_lost(seat, why="silent")
     else:
-        seats.left(seat)
+        seats.judge_closed(seat)
     with anyio.fail_after(1):
-        seats.heard(seat, CORRECT)
-        assert not await seats.vouched(seat)
-        seats.heard(seat, CRASH)
-        assert not await seats.vouched(seat)
-        seats.sat_down(seat, httpx.AsyncClient(), is_trusted=False)
-        assert await seats.vouched(seat)
+        seats.record_verdict(seat, CORRECT)
+        assert not await seats.wait_for_canary(seat)
+        seats.record_verdict(seat, CRASH)
+        assert not await seats.wait_for_canary(seat)
+        seats.judge_opened(seat, httpx.AsyncClient(), is_trusted=False)
+        assert await seats.wait_for_canary(seat)
 
 
 @pytest.mark.parametrize("num_faults", [0, 1])
 def test_a_canary_says_nothing_of_a_fault_that_came_after_it_began(num_faults: int) -> None:
     seats = seats_up(1)
     seat = seats.seats[0]
-    seats.heard(seat, CRASH)
-    seats.canary_begun(seat)
+    seats.record_verdict(seat, CRASH)
+    seats.canary_started(seat)
     seat.num_faults = num_faults
-    seats.heard(seat, FAULT)
+    seats.record_verdict(seat, FAULT)
     seats.canary_judged(seat, fault=None)
     assert seat.state is (State.QUARANTINED if num_faults else State.SUSPECT)
 
@@ -361,9 +366,9 @@ async def test_a_quarantined_judge_is_replaced_before_its_canary() -> None:
     script = Script()
     async with kept(script) as pool:
         seat = pool.seating.seats[0]
-        pool.seating.heard(seat, CRASH)
+        pool.seating.record_verdict(seat, CRASH)
         seat.num_faults = 1
-        pool.seating.heard(seat, FAULT)
+        pool.seating.record_verdict(seat, FAULT)
         assert (await pool.judge(PROBLEM, "one")).is_correct
     assert script.num_opened == 2
     assert script.asked == ["right", "wrong", "one"]
@@ -385,13 +390,13 @@ async def test_a_judge_whose_canary_finds_no_room_takes_none_until_it_did(
 
     async with kept(Crowded()) as pool:
         seat = await pool.seating.take()
-        pool.seating.heard(seat, CRASH)
+        pool.seating.record_verdict(seat, CRASH)
         with anyio.fail_after(5):
             while seat.state is State.UP:  # noqa: ASYNC110  # a scripted judge sets no event
                 await anyio.sleep(0.001)
             assert seat.state is State.SUSPECT
             pool.seating.give_back(seat)
-            assert await pool.seating.vouched(seat)
+            assert await pool.seating.wait_for_canary(seat)
 
 
 async def test_an_examination_on_a_card_whose_canary_fails_is_made_again() -> None:
@@ -406,7 +411,7 @@ async def test_an_examination_on_a_card_whose_canary_fails_is_made_again() -> No
 
     harmed, whole = Examining(WRONG, WRONG), Examining()
     async with kept(harmed, whole) as pool:
-        pool.seating.heard(pool.seating.seats[0], CRASH)
+        pool.seating.record_verdict(pool.seating.seats[0], CRASH)
         assert not (await pool.examine(PROBLEM)).flags
     assert "examine" in harmed.asked
     assert whole.asked == ["examine"]
@@ -416,7 +421,7 @@ async def test_who_is_lost_on_a_doubted_card_is_told_how() -> None:
     class Silent(Script):
         def answer(self, request: httpx.Request) -> httpx.Response:
             if json.loads(request.content)["code"] == "one":
-                pool.seating.heard(pool.seating.seats[0], CRASH)
+                pool.seating.record_verdict(pool.seating.seats[0], CRASH)
                 raise httpx.ReadError("reset")
             return super().answer(request)
 
@@ -533,7 +538,7 @@ async def test_an_examination_that_is_lost_is_a_flag_of_its_problem(answer: obje
     async with kept(Broken(), Broken()) as pool:
         examination = await pool.examine(PROBLEM)
     assert examination.problem_id == PROBLEM.problem_id
-    assert "no examination" in examination.flags[Flag.CRASH]
+    assert "not an examination" in examination.flags[Flag.CRASH]
 
 
 def test_only_where_times_are_taken_a_request_waits_for_them() -> None:

@@ -10,7 +10,8 @@ import httpx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge.evalpool.seating import Seat, Seating, State
+from forge.evalpool.seat import Seat, State
+from forge.evalpool.seating import Seating
 from forge.records.verdict import Status, Verdict
 
 CORRECT = Verdict(
@@ -30,7 +31,7 @@ class History:
     def __init__(self) -> None:
         self.seats = Seating([Seat("judge-0", capacity=4)])
         self.seat = self.seats.seats[0]
-        self.seats.sat_down(self.seat, CLIENT, is_trusted=True)
+        self.seats.judge_opened(self.seat, CLIENT, is_trusted=True)
         self.now = 0
         self.faults = list[int]()
         """When something spoke against the card."""
@@ -42,7 +43,7 @@ class History:
         self.num_asked = 0
 
     async def ask(self, *, at: int) -> None:
-        is_whole = await self.seats.vouched(self.seat)
+        is_whole = await self.seats.wait_for_canary(self.seat)
         last = max((fault for fault in self.faults if fault <= at), default=None)
         is_known = last is None or any(began > last for began in self.vouched_from)
         self.told[at] = (is_whole, is_known)
@@ -57,13 +58,13 @@ class History:
                 verdict = {"correct": CORRECT, "crash": CRASH, "infra": INFRA}[event]
                 if verdict is CRASH:
                     self.faults.append(self.now)
-                seats.heard(seat, verdict)
+                seats.record_verdict(seat, verdict)
                 return verdict is not INFRA
             case "begin" if is_minded and self.canary is None:
                 self.canary = self.now
-                seats.canary_begun(seat)
+                seats.canary_started(seat)
             case "silent" if is_minded and self.canary is not None:
-                seats.canary_silent(seat, why="gpu_memory")
+                seats.canary_inconclusive(seat, why="gpu_memory")
             case "right" | "failed" if self.canary is not None:
                 if event == "failed" and seat.client is not None:
                     self.faults.append(self.now)
@@ -72,14 +73,14 @@ class History:
                 self.canary = None
                 seats.canary_judged(seat, fault=None if event == "right" else "misjudged")
             case "lost":
-                seats.lost(seat, why="silent")
+                seats.judge_lost(seat, why="silent")
             case "left" if seat.client is not None or seat.is_lost:
                 self.canary = None
-                seats.left(seat)
+                seats.judge_closed(seat)
             case "sit" if seat.client is None and self.canary is None:
                 self.faults.clear()
                 self.vouched_from.clear()
-                seats.sat_down(seat, CLIENT, is_trusted=False)
+                seats.judge_opened(seat, CLIENT, is_trusted=False)
             case _:
                 pass
         return False

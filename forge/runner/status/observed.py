@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge.evalpool.pool import MAX_QUEUED, request_timeout_s
-from forge.evalpool.seating import State
+from forge.evalpool.seat import State
 from forge.runner.live.observer import Seen
 from forge.runner.status.health import FULL, Fill, Queue
 from forge.serve.remote.remote import Remote
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from forge.config.schema import Experiment
     from forge.control.records import Role
     from forge.evalpool.pool import Pool
-    from forge.evalpool.seating import Seat
+    from forge.evalpool.seat import Seat
     from forge.runner.live.progress import Progress
     from forge.runner.stages.trainer_desk import TrainerDesk
     from forge.serve.remote.remote import RemoteServer

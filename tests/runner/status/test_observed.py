@@ -10,7 +10,8 @@ import pytest
 
 from forge.config.load import load_experiment
 from forge.evalpool.pool import Pool
-from forge.evalpool.seating import Seat, Seating
+from forge.evalpool.seat import Seat
+from forge.evalpool.seating import Seating
 from forge.records.verdict import Status, Verdict
 from forge.runner.status.observed import observe_judges
 
@@ -31,14 +32,14 @@ async def test_a_judge_that_only_judges_a_canary_is_not_idle() -> None:
         (seen,) = observe_judges(pool, EXPERIMENT, seen={})
         return seen.phase
 
-    seats.sat_down(seats.seats[0], httpx.AsyncClient(), is_trusted=True)
+    seats.judge_opened(seats.seats[0], httpx.AsyncClient(), is_trusted=True)
     assert phase() == "idle"
     seat = await seats.take()
-    seats.heard(seat, CRASH)
+    seats.record_verdict(seat, CRASH)
     assert phase() == "judging 1 of 4"
     seats.give_back(seat)
     assert phase() == "judging a canary"
-    seats.canary_begun(seat)
+    seats.canary_started(seat)
     seats.canary_judged(seat, fault=None)
-    seats.heard(seat, replace(CRASH, device="cpu"))
+    seats.record_verdict(seat, replace(CRASH, device="cpu"))
     assert phase() == "idle"

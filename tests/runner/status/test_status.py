@@ -16,7 +16,8 @@ from forge.commands.status_view import render
 from forge.config.load import load_experiment
 from forge.control.records import ComponentStatus, LiveStatus
 from forge.evalpool.pool import MAX_QUEUED, Pool
-from forge.evalpool.seating import JudgeKind, Seat, Seating, State
+from forge.evalpool.seat import JudgeKind, Seat, State
+from forge.evalpool.seating import Seating
 from forge.process.child import ChildSpec
 from forge.process.devices import Gpu, Vendor
 from forge.process.memory import HostMemory
