@@ -122,8 +122,9 @@ def table_of(annotation: Any) -> type[BaseModel] | None:
 
 def allowed(field: FieldInfo) -> str:
     """Allowed values in words, with their range."""
-    if isinstance(field.json_schema_extra, dict) and "allowed" in field.json_schema_extra:
-        return str(field.json_schema_extra["allowed"])
+    extra: Any = field.json_schema_extra
+    if extra and "allowed" in extra:
+        return extra["allowed"]
     annotation = field.annotation
     if get_origin(annotation) is list and table_of(get_args(annotation)[0]):
         return "one [[stage]] or more"
@@ -214,7 +215,7 @@ def _range(limits: Any) -> str:
     high = next((limit for limit in limits if isinstance(limit, Le | Lt)), None)
     if isinstance(low, Ge) and isinstance(high, Le):
         return f" from {low.ge:g} to {high.le:g}"
-    words = []
+    words: list[str] = []
     if low is not None:
         words.append(f"{low.ge} or more" if isinstance(low, Ge) else f"above {low.gt:g}")
     if high is not None:

@@ -8,7 +8,7 @@ experiment means the same from any working directory; `store.dir` stays relative
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forge.config.checks.mistake import Mistake
+    from forge.config.schema import TomlTable
 
 PATH_KEYS = (
     ("problems", "path"),
@@ -58,7 +59,7 @@ def load_experiment(
     return experiment
 
 
-def _validate(values: dict[str, Any]) -> tuple[Experiment | None, list[Mistake]]:
+def _validate(values: TomlTable) -> tuple[Experiment | None, list[Mistake]]:
     """The experiment, if possible with defaults in place of mistakes, and the mistakes."""
     try:
         return Experiment.model_validate(values), []
@@ -70,7 +71,7 @@ def _validate(values: dict[str, Any]) -> tuple[Experiment | None, list[Mistake]]
         return None, mistakes
 
 
-def _make_absolute(values: dict[str, Any]) -> None:
+def _make_absolute(values: TomlTable) -> None:
     for table, key in PATH_KEYS:
         owner = values.get(table)
         value = owner.get(key) if isinstance(owner, dict) else None

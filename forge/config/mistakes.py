@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
     from pydantic.fields import FieldInfo
 
-    from forge.config.schema import KeyPath
+    from forge.config.schema import KeyPath, TomlTable, TomlValue
 
 
-def found_mistakes(error: ValidationError, values: dict[str, Any]) -> list[Mistake]:
+def found_mistakes(error: ValidationError, values: TomlTable) -> list[Mistake]:
     """One mistake per key that pydantic refuses, in no particular order."""
     mistakes: dict[KeyPath, Mistake] = {}
     for detail in error.errors(include_url=False, include_context=False, include_input=False):
@@ -31,11 +31,11 @@ def found_mistakes(error: ValidationError, values: dict[str, Any]) -> list[Mista
     return list(mistakes.values())
 
 
-def without(values: dict[str, Any], mistakes: list[Mistake]) -> dict[str, Any]:
+def without(values: TomlTable, mistakes: list[Mistake]) -> TomlTable:
     """A copy without the mistaken keys, so that defaults apply and further checks can run."""
     gone = {mistake.path for mistake in mistakes}
 
-    def copy(value: Any, path: KeyPath) -> Any:
+    def copy(value: TomlValue, path: KeyPath) -> Any:
         if isinstance(value, dict):
             return {k: copy(v, (*path, k)) for k, v in value.items() if (*path, k) not in gone}
         if isinstance(value, list):
@@ -45,32 +45,32 @@ def without(values: dict[str, Any], mistakes: list[Mistake]) -> dict[str, Any]:
     return copy(values, ())
 
 
-def _real_path(loc: tuple[str | int, ...], values: dict[str, Any]) -> KeyPath:
+def _real_path(loc: tuple[str | int, ...], values: TomlTable) -> KeyPath:
     """pydantic's location without the names of union members, which are not keys."""
     path: KeyPath = ()
-    here: Any = values
+    here: TomlValue | None = values
     for index, part in enumerate(loc):
-        if _has(here, part):
-            path, here = (*path, part), here[part]
+        child = _child(here, part)
+        if child is not None:
+            path, here = (*path, part), child
         elif isinstance(here, dict) and index == len(loc) - 1 and part != "[key]":
             path = (*path, part)
     return path
 
 
-def _message(path: KeyPath, values: dict[str, Any]) -> str:
+def _message(path: KeyPath, values: TomlTable) -> str:
     model, field = _schema_at(path, values)
-    parent, name = _get(values, path[:-1]), path[-1] if path else ""
-    present = _has(parent, name)
-    found = parent[name] if present else None
+    name = str(path[-1]) if path else ""
+    found = _at(values, path) if path else None
     if len(path) == 2 and path[0] == "stage" and isinstance(found, dict):
         return _stage_message(found)
     if field is None and model is not None:
         known = _known_keys(model, top=len(path) == 1)
-        hint = _did_you_mean(str(name), known, elsewhere=_tables_with(str(name)))
+        hint = _did_you_mean(name, known, elsewhere=_tables_with(name))
         return f"unknown key; {hint}"
     if field is None:
         return f"found {show(found)}; a table"
-    if not present:
+    if found is None:
         line = " ".join((field.description or "").split())
         return f"missing; {allowed(field)} ({line})"
     hint = _near(found, allowed(field).split('"')[1::2]) if isinstance(found, str) else ""
@@ -104,7 +104,7 @@ def _known_keys(model: type[BaseModel], *, top: bool) -> list[str]:
     return [*model.model_fields, "extends"] if top else list(model.model_fields)
 
 
-def _stage_message(stage: dict[str, Any]) -> str:
+def _stage_message(stage: TomlTable) -> str:
     kinds = ", ".join(f'"{kind}"' for kind in STAGES)
     if "kind" not in stage:
         return f"missing kind; one of {kinds}"
@@ -112,15 +112,13 @@ def _stage_message(stage: dict[str, Any]) -> str:
     return f"found kind = {show(stage['kind'])}; one of {kinds}{hint}"
 
 
-def _schema_at(
-    path: KeyPath, values: dict[str, Any]
-) -> tuple[type[BaseModel] | None, FieldInfo | None]:
+def _schema_at(path: KeyPath, values: TomlTable) -> tuple[type[BaseModel] | None, FieldInfo | None]:
     """The table that contains a path and its field; inside a value, the field of that value."""
     model: type[BaseModel] | None = Experiment
     field: FieldInfo | None = None
     for index, part in enumerate(path):
         if index == 1 and path[0] == "stage":
-            model = STAGES.get(str(_get(values, (*path[:2], "kind"))))
+            model = STAGES.get(str(_at(values, (*path[:2], "kind"))))
             continue
         if model is None:
             return None, field
@@ -131,15 +129,17 @@ def _schema_at(
     return model, field
 
 
-def _get(values: Any, path: KeyPath) -> Any:
+def _at(values: TomlTable, path: KeyPath) -> TomlValue | None:
+    """The value at a path; None if it is absent, since TOML has no null."""
+    here: TomlValue | None = values
     for part in path:
-        if not _has(values, part):
-            return None
-        values = values[part]
-    return values
+        here = _child(here, part)
+    return here
 
 
-def _has(values: Any, part: str | int) -> bool:
-    if isinstance(values, dict):
-        return part in values
-    return isinstance(values, list) and isinstance(part, int) and part < len(values)
+def _child(value: TomlValue | None, part: str | int) -> TomlValue | None:
+    if isinstance(value, dict):
+        return value.get(str(part))
+    if isinstance(value, list) and isinstance(part, int) and part < len(value):
+        return value[part]
+    return None

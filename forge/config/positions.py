@@ -7,14 +7,14 @@ positions, such as tree-sitter-toml, stop at TOML 1.0; tomli reads 1.1.)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tomli
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from forge.config.schema import KeyPath
+    from forge.config.schema import KeyPath, TomlTable, TomlValue
 
 
 def key_lines(text: str) -> dict[KeyPath, int]:
@@ -46,7 +46,7 @@ def split_key(text: str) -> tuple[str, ...]:
         ValueError: the text is not a key, or has an empty part.
     """
     try:
-        value: Any = tomli.loads(f"{text} = 0")
+        value: TomlValue = tomli.loads(f"{text} = 0")
     except (tomli.TOMLDecodeError, RecursionError) as error:
         raise ValueError(f"{text!r} is not a key") from error
     parts: list[str] = []
@@ -58,7 +58,7 @@ def split_key(text: str) -> tuple[str, ...]:
     return tuple(parts)
 
 
-def _statements(text: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
+def _statements(text: str) -> Iterator[tuple[int, str, TomlTable]]:
     """First line, text and values of each statement, blank line and comment."""
     first, statement = 1, ""
     for number, line in enumerate(text.split("\n"), start=1):
@@ -71,10 +71,12 @@ def _statements(text: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
         first, statement = number + 1, ""
 
 
-def _mark(value: Any, path: KeyPath, *, line: int, lines: dict[KeyPath, int]) -> None:
+def _mark(value: TomlValue, path: KeyPath, *, line: int, lines: dict[KeyPath, int]) -> None:
     """Notes the line for everything inside a value."""
-    items = value.items() if isinstance(value, dict) else enumerate(value)
+    if isinstance(value, dict):
+        items = list(value.items())
+    else:
+        items = list(enumerate(value)) if isinstance(value, list) else []
     for name, inner in items:
         lines.setdefault((*path, name), line)
-        if isinstance(inner, dict | list):
-            _mark(inner, (*path, name), line=line, lines=lines)
+        _mark(inner, (*path, name), line=line, lines=lines)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import tomli
 
 from forge.config.positions import key_lines, split_key
-from forge.config.schema import KeyPath, dotted
+from forge.config.schema import KeyPath, TomlTable, TomlValue, dotted
 from forge.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ class Sources:
     """The merged values, and the origin of each key: `file:line` or `--set`."""
 
     file: Path
-    values: dict[str, Any] = field(default_factory=dict)
-    origins: dict[KeyPath, str] = field(default_factory=dict)
-    mistakes: list[str] = field(default_factory=list)
+    values: TomlTable = field(default_factory=dict[str, TomlValue])
+    origins: dict[KeyPath, str] = field(default_factory=dict[KeyPath, str])
+    mistakes: list[str] = field(default_factory=list[str])
     """Malformed `--set` arguments, one message each."""
 
     def origin(self, path: KeyPath) -> str:
@@ -58,9 +58,9 @@ def read_sources(path: Path, *, overrides: Sequence[str] = ()) -> Sources:
     return sources
 
 
-def _chain(path: Path) -> list[tuple[Path, dict[str, Any], dict[KeyPath, int]]]:
+def _chain(path: Path) -> list[tuple[Path, TomlTable, dict[KeyPath, int]]]:
     """The file, then the file that it extends, and so on, each with its values and lines."""
-    chain: list[tuple[Path, dict[str, Any], dict[KeyPath, int]]] = []
+    chain: list[tuple[Path, TomlTable, dict[KeyPath, int]]] = []
     seen: list[Path] = []
     place = ""
     while True:
@@ -94,7 +94,7 @@ def _read(path: Path, *, place: str) -> str:
         raise ConfigError(f"{place}{path}: {error.strerror}") from None
 
 
-def _parse(text: str, path: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
+def _parse(text: str, path: Path) -> tuple[TomlTable, dict[KeyPath, int]]:
     try:
         return tomli.loads(text), key_lines(text)
     except tomli.TOMLDecodeError as error:
@@ -109,10 +109,10 @@ def _parse(text: str, path: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
 
 def _merge(
     sources: Sources,
-    values: dict[str, Any],
+    values: TomlTable,
     *,
     origins: dict[KeyPath, str],
-    into: dict[str, Any],
+    into: TomlTable,
     at: KeyPath,
 ) -> None:
     for name, value in values.items():
@@ -162,14 +162,14 @@ def _override(sources: Sources, text: str) -> str | None:
     return None
 
 
-def _step(target: dict[str, Any] | list[Any], part: str) -> str | int | None:
+def _step(target: TomlTable | list[TomlValue], part: str) -> str | int | None:
     """The key or list index that `part` names in `target`; None if the index is out of range."""
     if isinstance(target, dict):
         return part
     return int(part) if part.isdecimal() and int(part) < len(target) else None
 
 
-def _no_step(target: dict[str, Any] | list[Any], part: str) -> str:
+def _no_step(target: TomlTable | list[TomlValue], part: str) -> str:
     if isinstance(target, dict):
         return "is not a table"
     return f"does not exist; found {len(target)}, counted from 0"

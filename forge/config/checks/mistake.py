@@ -8,7 +8,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from forge.config.schema import KeyPath
+    from forge.config.schema import KeyPath, TomlValue
 
 LONGEST_VALUE = 60
 """Characters of a found value that a message shows."""
@@ -25,7 +25,7 @@ class Mistake:
     """True if a file or variable is missing on this machine; another one may have it."""
 
 
-def show(value: object) -> str:
+def show(value: TomlValue | PurePath | None) -> str:
     """A value as TOML writes it, cut to a length that fits a line."""
     if isinstance(value, bool):
         text = str(value).lower()

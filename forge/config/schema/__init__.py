@@ -4,7 +4,16 @@
 Imported by every room that takes settings. Never imports loading or checking.
 """
 
-from forge.config.schema.base import KeyPath, PathValue, Positive, Share, Table, dotted
+from forge.config.schema.base import (
+    KeyPath,
+    PathValue,
+    Positive,
+    Share,
+    Table,
+    TomlTable,
+    TomlValue,
+    dotted,
+)
 from forge.config.schema.devices import DevicesTable
 from forge.config.schema.experiment import Experiment
 from forge.config.schema.judge import JUDGE_URL, JudgeTable
@@ -45,6 +54,8 @@ __all__ = [
     "StoreTable",
     "Table",
     "TinyModel",
+    "TomlTable",
+    "TomlValue",
     "TrainStage",
     "dotted",
 ]

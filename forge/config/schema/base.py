@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import date, datetime, time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
 KeyPath = tuple[str | int, ...]
 """Path of a key: `("stage", 1, "steps")` is `steps` of the second `[[stage]]`."""
+
+TomlValue: TypeAlias = (
+    "str | int | float | bool | datetime | date | time | list[TomlValue] | TomlTable"
+)
+TomlTable: TypeAlias = dict[str, TomlValue]
 
 BARE_PART = re.compile(r"[\w-]+")
 

@@ -62,7 +62,7 @@ class SinksTable(Table):
     to: Annotated[
         list[Literal["tensorboard", "trackio", "wandb"]],
         Field(json_schema_extra={"allowed": 'a list of "tensorboard", "trackio", "wandb"'}),
-    ] = Field(default_factory=list)
+    ] = Field(default_factory=list[Literal["tensorboard", "trackio", "wandb"]])
     """Destinations, each fed by a child process that reads the store. tensorboard and wandb write
     below the run's directory, trackio to TRACKIO_DIR."""
     project: Annotated[str, NAME_RULE] = "forge"
