@@ -41,7 +41,7 @@ from forge.runner.plan.placement import Placement
 from forge.runner.plan.plan import Plan, plan
 from forge.runner.plan.view import render as render_plan
 from forge.runner.prepare.locate_model import locate_model
-from forge.runner.stages.control import Control, serve_control
+from forge.runner.stages.control import ControlServer, serve_control
 from forge.runner.stages.run_context import RunContext
 from forge.runner.status.status import Components
 from forge.runner.work import EarlierAttempts, Work
@@ -157,7 +157,6 @@ async def _supervise(
         open_notifier(experiment.notify, paths, attempt=attempt, writer=writer, console=console),
     ):
         with open_socket_dir() as socket_dir:
-            stop = StopRequest(resume=f'"forge resume {paths.root}" continues')
             run = RunContext(
                 experiment=experiment,
                 paths=paths,
@@ -166,28 +165,24 @@ async def _supervise(
                 socket_dir=socket_dir,
                 writer=writer,
                 observer=StoreObserver(writer, attempt),
-                control=Control(
-                    status=lambda: run.progress.snapshot() | components.to_json(), stop=stop.set
-                ),
                 progress=Progress(run=paths.name, num_stages=len(experiment.stage)),
                 console=console,
-                stop=stop,
+                stop=StopRequest(resume=f'"forge resume {paths.root}" continues'),
             )
-            components = Components(run=run, log_path=run.log_dir / SUPERVISOR_LOG)
-            await _record_all(run, components, past)
+            await _record_all(run, past)
     from forge.runner.outlets.summary import show_summary
 
     show_summary(paths, console, placement)
 
 
-async def _record_all(run: RunContext, components: Components, past: EarlierAttempts) -> None:
+async def _record_all(run: RunContext, past: EarlierAttempts) -> None:
     """Do the work between the first and the last row of the attempt."""
     description = await anyio.to_thread.run_sync(
         lambda: describe_attempt(run.attempt, seed=run.experiment.seed, gpus=run.placement.gpus)
     )
     await run.writer.put(description)
     try:
-        await _work(run, components, past)
+        await _work(run, past)
     except BaseException as error:
         ending = ending_of(error)
         if ending.is_stop:
@@ -204,15 +199,17 @@ async def _record_all(run: RunContext, components: Components, past: EarlierAtte
     record_status(run, state="done")
 
 
-async def _work(run: RunContext, components: Components, past: EarlierAttempts) -> None:
+async def _work(run: RunContext, past: EarlierAttempts) -> None:
     """Run the work in its own cancel scope, so that the second Ctrl-C cancels only the work:
     signals are still handled and the ends of children still recorded."""
+    components = Components(run=run, log_path=run.log_dir / SUPERVISOR_LOG)
+    control = ControlServer(run, status=lambda: run.progress.snapshot() | components.to_json())
     working = anyio.CancelScope()
-    async with serve_control(run.control, run.control_socket), anyio.create_task_group() as tasks:
+    async with serve_control(control, run.control_socket), anyio.create_task_group() as tasks:
         await tasks.start(handle_signals, run, working)
         background = tasks.start_soon
         background(run.observer.drain)
-        background(run.control.raise_failure)
+        background(control.raise_failure)
         background(run.console.follow, run.progress)
         background(keep_status, run)
         background(components.watch)

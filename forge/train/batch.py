@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,23 @@ if TYPE_CHECKING:
     import numpy as np
 
 _INTS = ("sample_id", "group_id", "rollout", "turn", "policy_version")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleHeader:
+    """The scalars of a sample, without its tokens."""
+
+    sample_id: int
+    group_id: int
+    rollout: int
+    turn: int
+    policy_version: int
+    advantage: float
+
+    @classmethod
+    def of(cls, sample: Sample) -> SampleHeader:
+        """The header of a sample."""
+        return cls(**{name: getattr(sample, name) for name in (*_INTS, "advantage")})
 
 
 def write_batch(path: Path, samples: Sequence[Sample]) -> None:
@@ -66,6 +84,16 @@ def read_batch(path: Path) -> list[Sample]:
         )
         for i, advantage in enumerate(advantages)
     ]
+
+
+def read_headers(path: Path) -> list[SampleHeader]:
+    """The headers of a file's samples, in order. Reads no tokens."""
+    import numpy as np
+
+    with np.load(path) as file:
+        columns = {name: file[name].tolist() for name in (*_INTS, "advantage")}
+    rows = zip(*columns.values(), strict=True)
+    return [SampleHeader(**dict(zip(columns, row, strict=True))) for row in rows]
 
 
 def _flat(lists: Iterable[Sequence[float]]) -> Iterable[float]:

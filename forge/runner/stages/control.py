@@ -11,9 +11,9 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 from starlette.applications import Starlette
@@ -29,6 +29,7 @@ from forge.runner.weights.sync import Probe
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+    from forge.runner.stages.run_context import RunContext
     from forge.runner.stages.trainer_desk import TrainerDesk
 
 START_TIMEOUT_S = 10.0
@@ -37,23 +38,37 @@ START_TIMEOUT_S = 10.0
 Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
-class Control:
-    """What the socket answers. Up before anything is prepared; a training stage plugs in its desk
-    and what it does with the trainer's words."""
+class StagePort(Protocol):
+    """A training stage as the control socket calls it."""
 
-    def __init__(
-        self,
-        *,
-        status: Callable[[], dict[str, Any]],
-        stop: Callable[[str], None],
-    ) -> None:
-        self.desk: TrainerDesk | None = None
-        self.on_progress: Callable[[int, dict[str, float]], Awaitable[None]] | None = None
-        self.on_trained: Callable[[int, dict[str, float]], None] = lambda step, metrics: None
-        self._status, self._stop = status, stop
-        self.on_publish: Callable[[Path, int, Probe | None], Awaitable[int]] | None = None
-        self.on_evaluate: Callable[[], str] | None = None
-        """Asks for an evaluation, in words; raises ConfigError where there can be none."""
+    @property
+    def desk(self) -> TrainerDesk:
+        """Where the trainer takes batches."""
+        ...
+
+    async def acknowledge(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The trainer trained the batch of a step."""
+        ...
+
+    async def report(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The trainer trained a step on rows of its own."""
+        ...
+
+    async def publish(self, path: Path, step: int, probe: Probe | None) -> int:
+        """Serve new weights; returns their version."""
+        ...
+
+    def request_evaluation(self) -> str:
+        """Ask for an evaluation; returns a message. Raises ConfigError where there can be none."""
+        ...
+
+
+class ControlServer:
+    """Request handlers of control.sock. Served before anything is prepared; requests of a trainer
+    go to the current stage."""
+
+    def __init__(self, run: RunContext, *, status: Callable[[], dict[str, Any]]) -> None:
+        self._run, self._status = run, status
         self.failure: Exception | None = None
         self._failed = anyio.Event()
 
@@ -101,14 +116,16 @@ class Control:
     async def _get_status(self, body: dict[str, Any]) -> dict[str, Any]:
         return {"ok": True, **self._status()}
 
-    def _heard(self) -> TrainerDesk:
-        if self.desk is None:
+    def _trained_stage(self) -> StagePort:
+        """The current training stage, whose trainer has just been heard."""
+        stage = self._run.stage
+        if stage is None:
             raise _Refused("no training stage is running")
-        self.desk.last_heard = time.monotonic()
-        return self.desk
+        stage.desk.last_heard = time.monotonic()
+        return stage
 
     async def _take(self, body: dict[str, Any]) -> dict[str, Any]:
-        desk = self._heard()
+        desk = self._trained_stage().desk
         with _reading():
             step = int(body["step"])
         answer = await desk.take(step)
@@ -116,80 +133,74 @@ class Control:
         return answer
 
     async def _trained(self, body: dict[str, Any]) -> dict[str, Any]:
-        desk = self._heard()
+        stage = self._trained_stage()
         step, metrics = _step_and_metrics(body)
-        await desk.trained(step, metrics)
-        self.on_trained(step, metrics)
-        return desk.wishes(step)
+        await stage.acknowledge(step, metrics)
+        return stage.desk.requests.after(step)
 
     async def _publish_weights(self, body: dict[str, Any]) -> dict[str, Any]:
-        desk = self._heard()
+        stage = self._trained_stage()
         with _reading():
             path, step = Path(body["path"]), int(body["step"])
             probe = Probe.from_json(body["probe"]) if body.get("probe") else None
-        assert self.on_publish is not None
-        desk.last_heard = math.inf  # the replicas have the word, and deadlines of their own
+        desk = stage.desk
+        desk.last_heard = math.inf  # it waits for the replicas, which have their own deadlines
         try:
             with desk.publishing():
-                return {"version": await self.on_publish(path, step, probe)}
+                return {"version": await stage.publish(path, step, probe)}
         finally:
             desk.last_heard = time.monotonic()
 
     async def _trainer_failed(self, body: dict[str, Any]) -> dict[str, Any]:
-        self._heard().failure = body
+        self._trained_stage().desk.failure = body
         return {}
 
     async def _checkpoint(self, body: dict[str, Any]) -> dict[str, Any]:
-        desk = self._heard()
+        desk = self._trained_stage().desk
         with _reading():
             step = int(body["step"])
         desk.checkpointed(step)
         return {}
 
     async def _progress(self, body: dict[str, Any]) -> dict[str, Any]:
-        desk = self._heard()
+        stage = self._trained_stage()
         step, metrics = _step_and_metrics(body)
-        assert self.on_progress is not None
-        await self.on_progress(step, metrics)
-        return desk.wishes(step)
+        await stage.report(step, metrics)
+        return stage.desk.requests.after(step)
 
     async def _stop_run(self, body: dict[str, Any]) -> dict[str, Any]:
-        self._stop(str(body.get("reason", "forge stop")))
+        self._run.stop.set(str(body.get("reason", "forge stop")))
         return {}
 
     async def _save(self, body: dict[str, Any]) -> dict[str, Any]:
-        desk, label = self._training("nothing to save"), self._label
-        desk.is_save_wanted = True
-        return await self._noted(desk, f"{label}: saves a checkpoint after the step that runs")
+        stage = self._training_stage("nothing to save")
+        stage.desk.requests.is_save_wanted = True
+        return await self._record(f"{self._label}: saves a checkpoint after the step that runs")
 
     async def _evaluate(self, body: dict[str, Any]) -> dict[str, Any]:
-        desk = self._training("no policy that changes")
-        if self.on_evaluate is None:
-            raise _Refused(
-                f"{self._label}: serves no policy while it trains; a grpo stage is evaluated in "
-                'between, and a stage of kind "eval" evaluates what comes out of this one'
-            )
+        stage = self._training_stage("no policy that changes")
         try:
-            words = self.on_evaluate()
+            message = stage.request_evaluation()
         except ConfigError as error:
             raise _Refused(str(error)) from error
-        return await self._noted(desk, words)
+        return await self._record(message)
 
     @property
     def _label(self) -> str:
-        return str(self._status().get("stage", "this run"))
+        return self._run.progress.label
 
-    def _training(self, lack: str) -> TrainerDesk:
-        """The desk of the stage that somebody asks something of, who is not its trainer."""
-        if self.desk is None:
+    def _training_stage(self, lack: str) -> StagePort:
+        """The stage that a user's request is for."""
+        stage = self._run.stage
+        if stage is None:
             raise _Refused(f"{self._label}: no trainer runs now, so there is {lack}")
-        if self.desk.is_stopping:
+        if stage.desk.is_stopping:
             raise _Refused(f"{self._label}: it is stopping, and saves a checkpoint as it does")
-        return self.desk
+        return stage
 
-    async def _noted(self, desk: TrainerDesk, words: str) -> dict[str, Any]:
-        await desk.sink.put(Event(at=time.time(), kind="asked", message=words))
-        return {"message": words}
+    async def _record(self, message: str) -> dict[str, Any]:
+        await self._run.writer.put(Event(at=time.time(), kind="asked", message=message))
+        return {"message": message}
 
 
 class _Refused(Exception):
@@ -212,7 +223,7 @@ def _step_and_metrics(body: dict[str, Any]) -> tuple[int, dict[str, float]]:
 
 
 @contextlib.asynccontextmanager
-async def serve_control(control: Control, socket_path: Path) -> AsyncIterator[None]:
+async def serve_control(control: ControlServer, socket_path: Path) -> AsyncIterator[None]:
     """Serve the control socket while inside."""
     async with anyio.create_task_group() as tasks:
         with anyio.move_on_after(START_TIMEOUT_S) as scope:

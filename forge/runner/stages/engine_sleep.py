@@ -1,13 +1,14 @@
-"""Engines that sleep while the trainer steps, where both do not fit one card at once.
+# pyright: strict
+"""Engines that sleep while the trainer trains, where both do not fit one card at once.
 
-    trainer asks, a batch is there ─▶ engines end what runs, sleep ─▶ the batch is handed out
-    trainer acknowledges the step  ─▶ engines wake ─▶ its weights are published ─▶ turns go on
+    trainer asks, a batch is there ─▶ engines finish, sleep ─▶ the batch is handed out
+    trainer acknowledges the step  ─▶ engines wake ─▶ its weights are published ─▶ turns continue
 
 Started by the grpo stage where its placement says so. The desk holds a batch back until the engines
-sleep, and a publish waits until they are awake. Generation and training take turns then: nothing
-overlaps but judging. Turns wait at the gate from before the nap until after the publish: one that
-began with weights that are about to go would hold their successor up. A trainer that died is no
-reason to sleep on: the next one publishes before it takes anything.
+are asleep, and a publish waits until they are awake. Generation and training take turns then: only
+judging overlaps. Turns wait at the gate from before the sleep until after the publish: a turn that
+began with weights about to be replaced would delay their successor. After a trainer died the
+engines wake: the next one publishes before it takes a batch.
 """
 
 from __future__ import annotations
@@ -16,42 +17,59 @@ from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
+from forge.runner.stages.trainer_state import Engines, TrainerState
+
 if TYPE_CHECKING:
     from forge.runner.stages.trainer_desk import TrainerDesk
     from forge.runner.weights.gate import TurnGate
 
 
-class Sleeper(Protocol):
-    """Engines."""
+class SleepingEngines(Protocol):
+    """Engines that can give their memory away."""
 
     async def sleep(self) -> None:
-        """Returns once what ran has ended and the memory is given away."""
+        """Returns once running requests have ended and the memory is free."""
         ...
 
-    async def wake(self) -> None: ...
+    async def wake(self) -> None:
+        """Returns once the engines answer again."""
+        ...
 
 
-async def take_naps(engines: Sleeper, desk: TrainerDesk, gate: TurnGate) -> None:
-    """Runs until cancelled; leaves the engines awake and turns going on."""
-    desk.waits_for_naps = True
+async def alternate_with_training(
+    engines: SleepingEngines, desk: TrainerDesk, gate: TurnGate
+) -> None:
+    """Runs until cancelled; leaves the engines awake and the gate open."""
+
+    desk.engines_sleep = True
     try:
         while True:
-            await desk.until(lambda: desk.is_batch_wanted)
-            desk.engines_are("between")
+            await desk.wait_until(lambda: desk.is_sleep_wanted)
+            desk.set_engines(Engines.CHANGING)
             gate.hold()
             await engines.sleep()
-            desk.engines_are("asleep")
-            await desk.until(lambda: desk.is_training or desk.is_publishing)
-            await desk.until(lambda: not desk.is_training or desk.is_publishing)
-            desk.engines_are("between")
+            desk.set_engines(Engines.ASLEEP)
+            await _wait_for_end_of_step(desk)
+            desk.set_engines(Engines.CHANGING)
             await engines.wake()
-            desk.engines_are("awake")
-            await desk.until(lambda: desk.is_publishing or desk.is_taking)
-            await desk.until(lambda: not desk.is_publishing)
+            desk.set_engines(Engines.AWAKE)
+            await desk.wait_until(lambda: desk.is_publishing or desk.state is TrainerState.WAITING)
+            await desk.wait_until(lambda: not desk.is_publishing)
             gate.release()
     finally:
         gate.release()
         with anyio.CancelScope(shield=True):
             await engines.wake()
-        desk.waits_for_naps = False
-        desk.engines_are("awake")
+        desk.engines_sleep = False
+        desk.set_engines(Engines.AWAKE)
+
+
+async def _wait_for_end_of_step(desk: TrainerDesk) -> None:
+    """Wait until the next batch was handed out and is no longer trained, or a publish begins."""
+    num_before = desk.num_handed_out
+
+    def is_over() -> bool:
+        is_trained = desk.num_handed_out > num_before and desk.state is not TrainerState.TRAINING
+        return is_trained or desk.is_publishing
+
+    await desk.wait_until(is_over)

@@ -10,12 +10,11 @@ trainer gets its next batch afterwards, which is played meanwhile.
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -27,20 +26,21 @@ from forge.rollout.play import Ports, Rules
 from forge.rollout.producer import produce_batches
 from forge.rollout.sampler import make_sampler
 from forge.runner.live.progress import GroupNumbers
-from forge.runner.stages.engine_sleep import take_naps
+from forge.runner.stages.batch_shelf import BatchShelf
+from forge.runner.stages.engine_sleep import alternate_with_training
 from forge.runner.stages.midway import Midway, evaluated_steps
-from forge.runner.stages.trainer import own_trainer, plugged
+from forge.runner.stages.plug import TrainerPlug, plugged_in
+from forge.runner.stages.producer_file import ProducerFile
+from forge.runner.stages.trainer import own_trainer
 from forge.runner.stages.trainer_desk import TrainerDesk
 from forge.runner.weights.turnover import choose_turnover
 from forge.serve.port import PREFIX_CACHE
-from forge.store.layout import write_file
 from forge.store.reader import open_run
 from forge.store.resume import untrained_groups
 from forge.train.durable import is_kept
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Sequence
 
     from anyio.streams.memory import MemoryObjectReceiveStream
 
@@ -54,14 +54,15 @@ if TYPE_CHECKING:
 async def run_grpo_stage(run: RunContext, stage: GrpoStage, index: int, *, start: Weights) -> None:
     """An `[[stage]]` of kind grpo. Raises Stopped when the user asked for it, after a
     checkpoint."""
+    shelf = BatchShelf(run.paths.batches, stage=index)
     desk = TrainerDesk(
-        stage=index, last_step=stage.steps, batches_dir=run.paths.batches, sink=run.writer,
+        shelf, stage=index, last_step=stage.steps, sink=run.writer,
         steps=await anyio.to_thread.run_sync(_published_steps, run, index),
     )  # fmt: skip
     problems, rollout = run.of(Split.GRPO), run.experiment.rollout
     sampler = make_sampler(rollout.sampler, problems, seed=run.experiment.seed)
-    offered = desk.recover()
-    saved = _ProducerFile(run.paths.batches / f"sampler-{index}.json", offered=offered)
+    offered = await anyio.to_thread.run_sync(shelf.recover)
+    saved = ProducerFile(run.paths.batches / f"sampler-{index}.json", offered=offered)
     first_step = max(offered, saved.step) + 1
     plan = _batch_plan(run, stage, index, first_step)
     past = await anyio.to_thread.run_sync(_recall, run, desk, saved, sampler, problems, plan)
@@ -98,23 +99,45 @@ async def run_grpo_stage(run: RunContext, stage: GrpoStage, index: int, *, start
         producing.cancel()
         desk.stop()
 
-    with plugged(run, desk, published, keep=keep, after=midway.after, on_evaluate=midway.ask):
+    with plugged_in(run, GrpoPlug(run, desk, published, is_kept=keep, midway=midway)):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(produce)
             tasks.start_soon(_offer, run, desk, saved, receive)
             tasks.start_soon(stop_producing)
             tasks.start_soon(midway.run)
             if run.placement.sleeps and run.replicas is not None:
-                tasks.start_soon(take_naps, run.replicas, desk, run.weights.gate)
+                tasks.start_soon(alternate_with_training, run.replicas, desk, run.weights.gate)
             await own_trainer(run, stage, desk, published, start=start)
             await midway.finish()
             tasks.cancel_scope.cancel()
 
 
+class GrpoPlug(TrainerPlug):
+    """The StagePort of a grpo stage: the weights that it publishes can be evaluated."""
+
+    def __init__(
+        self,
+        run: RunContext,
+        desk: TrainerDesk,
+        published: PublishedSteps,
+        *,
+        is_kept: Callable[[int], bool],
+        midway: Midway,
+    ) -> None:
+        super().__init__(run, desk, published, is_kept=is_kept)
+        self._midway = midway
+
+    def after_publish(self, step: int) -> None:
+        self._midway.after(step)
+
+    def request_evaluation(self) -> str:
+        return self._midway.ask()
+
+
 async def _offer(
     run: RunContext,
     desk: TrainerDesk,
-    saved: _ProducerFile,
+    saved: ProducerFile,
     batches: MemoryObjectReceiveStream[Batch],
 ) -> None:
     """Make each batch durable, then available, then forgettable: the order is what resume relies
@@ -148,7 +171,7 @@ def _step_of(run: RunContext, desk: TrainerDesk, version: int) -> int:
 def _recall(
     run: RunContext,
     desk: TrainerDesk,
-    saved: _ProducerFile,
+    saved: ProducerFile,
     sampler: Sampler,
     problems: Sequence[Problem],
     plan: BatchPlan,
@@ -156,7 +179,7 @@ def _recall(
     """What an earlier attempt had begun and not offered; the sampler goes on where it stood."""
     with open_run(run.paths) as reader:
         found = untrained_groups(reader, stage=desk.stage)
-    offered = desk.offered_groups()
+    offered = desk.shelf.groups()
     untrained = still_of_use(
         (group for group in found if group.group_id not in offered),
         plan,
@@ -221,33 +244,6 @@ def training_rules(run: RunContext) -> Rules:
         reward=run.experiment.reward,
         seed=run.experiment.seed,
     )
-
-
-class _ProducerFile:
-    """The producer's state after the last durable batch. It lies beside until that batch is
-    offered: a kill at any moment leaves the state that belongs to the newest batch file."""
-
-    def __init__(self, path: Path, *, offered: int) -> None:
-        """`offered`: the step of the newest batch file, 0 for none."""
-        self.path, self._beside = path, path.with_suffix(".next")
-        if offered and self._read(self._beside)["step"] == offered:
-            self.settle()
-        found = self._read(path)
-        self.step: int = found["step"]
-        """Of the last batch; 0 for none."""
-        self.state: dict[str, Any] | None = found["state"]
-
-    def prepare(self, batch: Batch) -> None:
-        """Before the batch is offered."""
-        write_file(self._beside, json.dumps({"step": batch.step, "state": dict(batch.state)}))
-
-    def settle(self) -> None:
-        """Once it is."""
-        self._beside.replace(self.path)
-
-    @staticmethod
-    def _read(path: Path) -> dict[str, Any]:
-        return json.loads(path.read_text()) if path.exists() else {"step": 0, "state": None}
 
 
 def _batch_metrics(stage: int, batch: Batch) -> Metrics:

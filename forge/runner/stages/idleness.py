@@ -23,3 +23,19 @@ class Idleness:
             "step/wall/seconds": passed,
             **{f"idle/{role}/seconds": min(max(s, 0.0), passed) for role, s in idle.items()},
         }
+
+
+class WaitClock:
+    """Total time for which something waited. Times are monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._total_s = 0.0
+        self._since: float | None = None
+
+    def set(self, is_waiting: bool, *, now: float) -> None:
+        """Waiting begins, continues or ends."""
+        self._total_s, self._since = self.seconds(now), now if is_waiting else None
+
+    def seconds(self, now: float) -> float:
+        """Seconds waited so far."""
+        return self._total_s + (0.0 if self._since is None else now - self._since)

@@ -81,13 +81,13 @@ class Midway:
                 f"{label}: its last step runs, {last} of {last}; what comes out is evaluated by a "
                 'stage of kind "eval" after it'
             )
-        desk.is_evaluation_wanted = True
+        desk.requests.is_evaluation_wanted = True
         return f"{label}: evaluates after the step that runs"
 
     def after(self, step: int) -> None:
         """Called at each publish. One that comes while another waits to be played is skipped."""
         every = self._run.experiment.eval.every
-        is_wanted = step == self._desk.evaluated_step
+        is_wanted = step == self._desk.requests.evaluated_step
         is_due = is_wanted or bool(every and step % every == 0)
         if is_due and step < self._stage.steps and step not in self._asked:
             with suppress(anyio.WouldBlock):
@@ -95,7 +95,7 @@ class Midway:
                 self._asked.add(step)
                 self._desk.hold()
                 if is_wanted:
-                    self._desk.evaluation_begins()
+                    self._desk.requests.begin_evaluation()
 
     async def run(self) -> None:
         """Play them as they are asked for, until `finish`. A stop drops the one being played."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from forge.runner.live.progress import Progress
     from forge.runner.live.stopping import StopRequest
     from forge.runner.plan.placement import Placement
-    from forge.runner.stages.control import Control
+    from forge.runner.stages.control import StagePort
     from forge.runner.stages.trainer_desk import TrainerDesk
     from forge.runner.weights.sync import WeightSync
     from forge.serve.remote.remote import Remote
@@ -46,7 +46,6 @@ class RunContext:
     socket_dir: Path
     writer: Writer
     observer: StoreObserver
-    control: Control
     progress: Progress
     console: Console
     stop: StopRequest
@@ -66,6 +65,8 @@ class RunContext:
     """Set while judges run."""
     replicas: Replicas | Remote | None = None
     """Set while engines run."""
+    stage: StagePort | None = None
+    """Set during a training stage."""
     ending: set[Role] = field(default_factory=set)
     """Roles whose processes are being closed and will not be restarted."""
 
@@ -76,7 +77,7 @@ class RunContext:
     @property
     def desk(self) -> TrainerDesk | None:
         """The trainer desk of the current stage; None outside training stages."""
-        return self.control.desk
+        return None if self.stage is None else self.stage.desk
 
     @property
     def control_socket(self) -> Path:

@@ -13,7 +13,9 @@ from forge.errors import ConfigError
 from forge.records import Event, Pair
 from forge.rollout.pacing import PublishedSteps
 from forge.runner.prepare.prepare import data_dir, load_pairs
-from forge.runner.stages.trainer import own_trainer, plugged
+from forge.runner.stages.batch_shelf import BatchShelf
+from forge.runner.stages.plug import TrainerPlug, plugged_in
+from forge.runner.stages.trainer import own_trainer
 from forge.runner.stages.trainer_desk import TrainerDesk
 from forge.store.layout import write_file
 
@@ -38,14 +40,13 @@ async def run_sft_stage(run: RunContext, stage: SftStage, index: int, *, start: 
         words = f"{kept} rows, {dropped} dropped as longer than {stage.max_length} tokens"
         await run.writer.put(Event(at=time.time(), kind="sft_rows", message=words))
     stage = await anyio.to_thread.run_sync(with_steps, stage, rows)
-    desk = TrainerDesk(
-        stage=index, last_step=stage.steps, batches_dir=run.paths.batches, sink=run.writer
-    )
+    shelf = BatchShelf(run.paths.batches, stage=index)  # stays empty: the trainer has its rows
+    desk = TrainerDesk(shelf, stage=index, last_step=stage.steps, sink=run.writer)
     published = PublishedSteps()
     run.progress.enter(
         f"sft-{index}", stage=index, total=stage.steps, unit="steps", busy=run.busy()
     )
-    with plugged(run, desk, published, keep=lambda step: True):
+    with plugged_in(run, TrainerPlug(run, desk, published, is_kept=lambda step: True)):
         await own_trainer(run, stage, desk, published, start=start, rows_path=rows)
 
 

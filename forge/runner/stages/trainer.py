@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -21,15 +21,14 @@ import anyio
 from forge.config.schema import GrpoStage
 from forge.errors import MachineError
 from forge.process.child import describe_exit
-from forge.records import Event, Metrics
+from forge.records import Event
 from forge.runner.plan.prefix_sharing import share_prefixes
-from forge.runner.stages.idleness import Idleness
 from forge.serve.installed.engines import ENGINES
 from forge.train.handle import TrainerJob, open_trainer
 from forge.views.text.numbers import gigabytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from forge.config.schema import ModelTable, ServeTable, SftStage
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from forge.runner.plan.placement import Placement
     from forge.runner.stages.run_context import RunContext
     from forge.runner.stages.trainer_desk import TrainerDesk
-    from forge.runner.weights.sync import Probe
     from forge.serve.weights import Weights
 
 Stage = TypeVar("Stage", bound="SftStage | GrpoStage")
@@ -55,77 +53,6 @@ it was still starting and had no handler."""
 SCALES = (1.0, 0.5)
 """Of the micro-batches: as configured, then once more at half the size where a GPU's memory ran
 out."""
-SHOWN = {"train/loss/mean": "loss", "train/tokens/per_s": "trained tok/s"}
-"""Of the trainer's numbers, those on the live line, and their names there."""
-
-
-@contextmanager
-def plugged(
-    run: RunContext,
-    desk: TrainerDesk,
-    published: PublishedSteps,
-    *,
-    keep: Callable[[int], bool],
-    after: Callable[[int], None] = lambda step: None,
-    on_evaluate: Callable[[], str] | None = None,
-) -> Iterator[None]:
-    """The control socket speaks for this stage while inside.
-
-    Args:
-        keep: Whether the weights of a step stay on disk when the next version takes over.
-        after: Called once a step's weights are served.
-        on_evaluate: Asks for an evaluation after the step that runs, where the stage can.
-
-    """
-
-    idleness = Idleness(now=time.monotonic(), busy=run.busy())
-
-    async def on_publish(path: Path, step: int, probe: Probe | None) -> int:
-        await desk.until_awake()
-
-        def on_served() -> None:
-            if step < desk.last_step:  # the last one ends the stage: the store has it first
-                published.advance(step)
-
-        row = await run.weights.publish(
-            path, stage=desk.stage, step=step, probe=probe, keep=keep(step), on_served=on_served
-        )
-        desk.steps[row.version] = step
-        run.progress.policy_version = row.version
-        values = {
-            "weights/publish/seconds": row.publish_s,
-            "weights/probe_gap/mean": row.probe_gap,
-        }
-        if desk.is_starting:  # a checkpoint's weights again: its step has its numbers
-            run.progress.begin_at(step)
-        else:
-            values |= idleness.since_last(now=time.monotonic(), busy=run.busy())
-        await run.writer.put(Metrics(stage=desk.stage, step=step, at=time.time(), values=values))
-        published.advance(step)
-        after(step)
-        return row.version
-
-    async def on_progress(step: int, metrics: dict[str, float]) -> None:
-        desk.reached(step)
-        on_trained(step, metrics)
-        await run.writer.put(Metrics(stage=desk.stage, step=step, at=time.time(), values=metrics))
-
-    def on_trained(step: int, metrics: dict[str, float]) -> None:
-        progress = run.progress
-        if not progress.done:
-            progress.begin_at(step)
-        progress.done = max(progress.done, step)
-        progress.numbers.update({SHOWN[key]: metrics[key] for key in SHOWN if key in metrics})
-
-    control = run.control
-    control.desk, control.on_publish = desk, on_publish
-    control.on_progress, control.on_trained = on_progress, on_trained
-    control.on_evaluate = on_evaluate
-    try:
-        yield
-    finally:
-        desk.stop()  # wakes a pending take, which would hold up the socket's end
-        control.desk = control.on_publish = control.on_progress = control.on_evaluate = None
 
 
 async def own_trainer(
@@ -152,10 +79,10 @@ async def own_trainer(
     job = _job(run, stage, desk, start=start, rows_path=rows_path)
     scale = next(scales)
     while True:
-        desk.trainer_is_gone()  # if there was one
-        desk.starts()
+        desk.trainer_ended()
+        desk.trainer_starts()
         # From its checkpoint it publishes first: not into an evaluation of what was published last.
-        await desk.until(lambda: not (desk.is_held or desk.is_publishing))
+        await desk.wait_until(lambda: not (desk.is_held or desk.is_publishing))
         desk.last_heard, desk.failure = time.monotonic(), None
         scaled = replace(job, micro_batch_scale=scale)
         async with open_trainer(scaled, observer=run.observer) as child:

@@ -1,278 +1,268 @@
-"""The trainer's desk: what a training stage offers its trainer over control.sock, and what the
+# pyright: strict
+"""The trainer's desk: what a training stage gives its trainer over control.sock, and what the
 trainer reports.
 
-    produce_batches ──▶ offer(batch) ──▶ batches/<stage>-<step>.npz ──▶ take ──▶ trainer ──▶
-    trained, publish, checkpoint
+    offer(batch) ──▶ shelf ──▶ take ──▶ trainer ──▶ trained, publish, checkpoint
 
-A batch file stays until a checkpoint covers its step. A trainer that restarts at step k asks for
-step k + 1 and gets the same batch again: what was taken but not trained is offered again, and a
-crash trains nothing twice that counted.
+A trainer that restarts at step k asks for step k + 1 and gets the same batch again, so a batch that
+was taken but not trained is not lost and no step counts twice.
 """
 
 from __future__ import annotations
 
-import re
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from forge.records import Metrics, Sample, SampleUse
-from forge.train.batch import read_batch, write_batch
+from forge.records import Metrics, SampleUse
+from forge.runner.stages.idleness import WaitClock
+from forge.runner.stages.trainer_state import Engines, TrainerEvent, TrainerState, next_state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Generator, Mapping
 
     from forge.rollout.batches import Batch
     from forge.rollout.ports import Sink
-
-Engines = Literal["awake", "between", "asleep"]
+    from forge.runner.stages.batch_shelf import BatchShelf
 
 TAKE_WAIT_S = 20.0
-"""How long one long poll is held; the trainer asks again. Shorter than its HTTP deadline."""
+"""Duration of one long poll; the trainer asks again. Shorter than its HTTP deadline."""
 
 
-@dataclass(slots=True)
-class TrainerDesk:
-    """State of one training stage as seen over the control socket."""
+@dataclass(slots=True, kw_only=True)
+class StepRequests:
+    """What people asked the trainer to do once its current step ends."""
 
-    stage: int
     last_step: int
-    batches_dir: Path
-    sink: Sink
-    steps: dict[int, int] = field(default_factory=dict)
-    """Policy version to the step of this stage that published it, earlier attempts included.
-    Versions of before the stage are absent: they are its step 0."""
-    is_stopping: bool = False
-    trained_step: int = 0
-    last_heard: float = field(default_factory=time.monotonic)
-    """Monotonic time of the trainer's last request; its owner watches it."""
-    failure: Mapping[str, Any] | None = None
-    """What the trainer said of its end before it ended; its owner takes it."""
-    waits_for_naps: bool = False
-    """A batch is handed out only while the engines sleep."""
-    is_batch_wanted: bool = False
-    """The trainer asks, and its batch is held back for the engines to sleep first."""
-    is_training: bool = False
-    """It has a batch that it did not acknowledge yet."""
-    is_starting: bool = False
-    """It has trained nothing since it was started."""
     is_save_wanted: bool = False
-    """A checkpoint, at the end of the step that runs; until there is one."""
+    """True until a checkpoint is written."""
     is_evaluation_wanted: bool = False
-    """Of the weights after the step that runs; until one begins."""
+    """True until an evaluation begins."""
     evaluated_step: int = 0
-    """After which the trainer was told to publish and wait for that."""
-    num_restarts: int = 0
-    """Trainers of this stage that died or hung and have a successor."""
-    _engines: Engines = "awake"
-    _is_held: bool = False
-    _waited_s: float = 0.0
-    _waiting_since: float | None = None
-    _num_taking: int = 0
-    _num_publishing: int = 0
-    _num_gone: int = 0
-    """Trainers that have ended: what one of them asked is no longer answered."""
-    _offered: dict[int, Path] = field(default_factory=dict)
-    _changed: anyio.Event = field(default_factory=anyio.Event)
+    """Step after which the trainer was asked to publish and to wait for that; 0 for none."""
 
-    def recover(self) -> int:
-        """Take up the batch files that an earlier attempt left; returns the last step among
-        them, 0 for none."""
-        for path in self.batches_dir.glob(f"{self.stage}-*.npz"):
-            if match := re.fullmatch(r"\d+-(\d+)\.npz", path.name):
-                self._offered[int(match[1])] = path
-        return max(self._offered, default=0)
-
-    def offered_groups(self) -> set[int]:
-        """Groups with samples in the batch files. Reads them: call it in a thread."""
-        paths = list(self._offered.values())
-        return {sample.group_id for path in paths for sample in read_batch(path)}
-
-    async def offer(self, batch: Batch) -> None:
-        """Make a batch durable and available."""
-        path = self.batches_dir / f"{self.stage}-{batch.step:06d}.npz"
-        await anyio.to_thread.run_sync(write_batch, path, batch.samples)
-        self._offered[batch.step] = path
-        self._wake()
-
-    def stop(self) -> None:
-        """Answer every further `take` with stop: the trainer checkpoints and ends."""
-        self.is_stopping = True
-        self._wake()
-
-    def hold(self) -> None:
-        """Give the trainer no batch until `release`."""
-        self._is_held = True
-
-    def release(self) -> None:
-        self._is_held = False
-        self._wake()
-
-    def engines_are(self, state: Engines) -> None:
-        """What `naps` brought them to."""
-        self._engines = state
-        self.is_batch_wanted = False
-        self._wake()
-
-    async def until(self, holds: Callable[[], bool]) -> None:
-        """Returns once it does; looked at whenever something changes here."""
-        while not holds():
-            await self._changed.wait()
-
-    async def until_awake(self) -> None:
-        """For a publish."""
-        await self.until(lambda: self._engines == "awake")
-
-    def starts(self) -> None:
-        """The trainer is being started: it trains nothing until it asks for a batch, or reports a
-        step of rows that it has."""
-        self.is_starting = True
-        self._mark()
-
-    def wishes(self, step: int) -> dict[str, bool]:
-        """What a trainer that ended a step is told to do before the next."""
+    def after(self, step: int) -> dict[str, bool]:
+        """The answer to a trainer that has ended a step."""
         is_evaluated = self.is_evaluation_wanted and step < self.last_step
         if is_evaluated:
             self.evaluated_step = step
         return {"save": self.is_save_wanted, "evaluate": is_evaluated}
 
-    def evaluation_begins(self) -> None:
+    def begin_evaluation(self) -> None:
+        """The requested evaluation begins."""
         self.is_evaluation_wanted, self.evaluated_step = False, 0
 
-    def reached(self, step: int) -> None:
-        """A trainer of rows that it has tells how far it is."""
-        self.trained_step = max(self.trained_step, step)
-        self.is_starting = False
-        self._mark()
 
-    def trainer_is_gone(self) -> None:
-        """It ended, whatever it had asked or taken: the next one begins with nothing."""
-        self._num_gone += 1
-        self.is_training = self.is_batch_wanted = False
-        self._mark()
+class TrainerDesk:
+    """State of one training stage as seen over the control socket."""
+
+    def __init__(
+        self,
+        shelf: BatchShelf,
+        *,
+        stage: int,
+        last_step: int,
+        sink: Sink,
+        steps: Mapping[int, int] | None = None,
+    ) -> None:
+        self.shelf, self.stage, self.last_step = shelf, stage, last_step
+        self.steps = dict(steps or {})
+        """Policy version to the step of this stage that published it, earlier attempts included.
+        Versions from before the stage are absent: they count as step 0."""
+        self.state = TrainerState.GONE
+        self.requests = StepRequests(last_step=last_step)
+        self.trained_step = 0
+        self.num_handed_out = 0
+        """Batches that trainers of this stage got, each as often as it was taken."""
+        self.num_restarts = 0
+        """Trainers of this stage that died or hung and were replaced."""
+        self.last_heard = time.monotonic()
+        """Monotonic time of the trainer's last request; infinite while it waits for a publish."""
+        self.failure: Mapping[str, Any] | None = None
+        """The trainer's own report of why it is about to end."""
+        self.is_stopping = False
+        self.is_held = False
+        """True while the trainer gets no batch because an evaluation runs."""
+        self.engines_sleep = False
+        """True if a batch is handed out only while the engines are asleep."""
+        self._sink = sink
+        self._engines = Engines.AWAKE
+        self._waiting = WaitClock()
+        self._asked_step = 0
+        self._num_publishing = 0
+        self._last_take = 0
+        """Number of the take that may still be answered with a batch; raised when a trainer
+        ends."""
+        self._changed = anyio.Event()
+
+    # Batches
+
+    async def offer(self, batch: Batch) -> None:
+        """Make a batch durable and available."""
+        await self.shelf.add(batch)
         self._wake()
-
-    @property
-    def is_held(self) -> bool:
-        """It gets no batch until `release`."""
-        return self._is_held
-
-    @property
-    def is_taking(self) -> bool:
-        """It asks for a batch: there is nothing to publish before."""
-        return self._num_taking > 0
-
-    @property
-    def is_publishing(self) -> bool:
-        """A trainer's weights are on their way, or wait for engines that sleep."""
-        return self._num_publishing > 0
-
-    def idle_s(self, now: float) -> float:
-        """Seconds that the trainer has had nothing to train so far: it started, waited for a
-        batch, or for its weights to be served. A publish beside a step is no wait."""
-        waiting_s = 0.0 if self._waiting_since is None else now - self._waiting_since
-        return self._waited_s + waiting_s
 
     async def take(self, step: int) -> dict[str, Any]:
-        """The batch after `step`, or why there is none now. Held for up to TAKE_WAIT_S."""
+        """The batch after `step`, or why there is none now. Waits for up to TAKE_WAIT_S."""
         answer: dict[str, Any] = {"kind": "wait"}
-        num_gone = self._num_gone
-        self._num_taking += 1
-        self.is_training = self.is_starting = False
-        self._mark()
-        self._wake()
+        self._last_take += 1
+        this_take, self._asked_step = self._last_take, step
+        self._apply(TrainerEvent.ASKED)
         try:
             with anyio.move_on_after(TAKE_WAIT_S):
-                while num_gone == self._num_gone:
+                while this_take == self._last_take:
                     if (found := self._answer(step)) is not None:
                         answer = found
                         break
                     await self._changed.wait()
         finally:
-            self._num_taking -= 1
-            if num_gone == self._num_gone:
-                self.is_training = answer["kind"] == "batch"
-            self._mark()
-            self._wake()
+            if this_take == self._last_take:
+                is_batch = answer["kind"] == "batch"
+                self.num_handed_out += is_batch
+                self._apply(TrainerEvent.GIVEN if is_batch else TrainerEvent.UNANSWERED)
         return answer
-
-    @contextmanager
-    def publishing(self) -> Iterator[None]:
-        """Around a publish: a trainer that has no batch waits for its end."""
-        self._num_publishing += 1
-        self._mark()
-        self._wake()
-        try:
-            yield
-        finally:
-            self._num_publishing -= 1
-            self._mark()
-            self._wake()
-
-    def _mark(self) -> None:
-        """The trainer begins or ends to wait, or neither."""
-        now = time.monotonic()
-        self._waited_s, self._waiting_since = self.idle_s(now), None
-        is_waiting = self.is_starting or self._num_taking or self.is_publishing
-        if is_waiting and not self.is_training:
-            self._waiting_since = now
 
     def _answer(self, step: int) -> dict[str, Any] | None:
         if self.is_stopping:
             return {"kind": "stop"}
-        if self._is_held:
+        if self.is_held:
             return None
         if step >= self.last_step:
             return {"kind": "done"}
-        path = self._offered.get(step + 1)
-        if path is not None and self.waits_for_naps and self.is_publishing:
-            return None  # of a trainer that is gone: the engines are needed until its end
-        if path is not None and self.waits_for_naps and self._engines != "asleep":
-            if not self.is_batch_wanted and self._engines == "awake":
-                self.is_batch_wanted = True
-                self._wake()
+        path = self.shelf.path(step + 1)
+        # A publish that a dead trainer left needs the engines until it ends.
+        is_free = self._engines is Engines.ASLEEP and not self.is_publishing
+        if path is None or (self.engines_sleep and not is_free):
             return None
-        return (
-            None if path is None else {"kind": "batch", "step": step + 1, "samples_path": str(path)}
-        )
+        return {"kind": "batch", "step": step + 1, "samples_path": str(path)}
 
-    async def trained(self, step: int, metrics: Mapping[str, float]) -> Sequence[Sample]:
-        """Acknowledge a step: which samples it used, at which staleness, and its metrics.
+    async def trained(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Acknowledge a step: record which samples it used, at which staleness, and its metrics.
 
         Staleness counts steps, not versions: a trainer that restarts publishes an old step again.
+
+        Raises:
+            KeyError: no batch of that step was offered.
         """
-        samples = await anyio.to_thread.run_sync(read_batch, self._offered[step])
-        await self.sink.put(
+        await self._sink.put(
             *(
                 SampleUse(
-                    sample_id=s.sample_id,
-                    group_id=s.group_id,
-                    rollout=s.rollout,
-                    turn=s.turn,
+                    sample_id=header.sample_id,
+                    group_id=header.group_id,
+                    rollout=header.rollout,
+                    turn=header.turn,
                     stage=self.stage,
                     step=step,
-                    advantage=s.advantage,
-                    staleness=step - 1 - self.steps.get(s.policy_version, 0),
+                    advantage=header.advantage,
+                    staleness=step - 1 - self.steps.get(header.policy_version, 0),
                 )
-                for s in samples
+                for header in self.shelf.headers(step)
             ),
             Metrics(stage=self.stage, step=step, at=time.time(), values=dict(metrics)),
         )
         self.trained_step = max(self.trained_step, step)
-        self.is_training = False
-        self._mark()
-        self._wake()
-        return samples
+        self._apply(TrainerEvent.ACKNOWLEDGED)
+
+    def report(self, step: int) -> None:
+        """A trainer with rows of its own has trained a step."""
+        self.trained_step = max(self.trained_step, step)
+        self._apply(TrainerEvent.REPORTED)
 
     def checkpointed(self, step: int) -> None:
-        """A whole checkpoint covers `step`: earlier batch files are no longer needed."""
-        self.is_save_wanted = False
-        for done in [s for s in self._offered if s <= step]:
-            self._offered.pop(done).unlink(missing_ok=True)
+        """A whole checkpoint covers `step`: batch files up to it are no longer needed."""
+        self.requests.is_save_wanted = False
+        self.shelf.discard(up_to=step)
+
+    # The trainer's process
+
+    def trainer_starts(self) -> None:
+        """A trainer is being started."""
+        self._apply(TrainerEvent.STARTED)
+
+    def trainer_ended(self) -> None:
+        """The trainer ended, if there was one: its requests are no longer answered."""
+        self._last_take += 1
+        self._apply(TrainerEvent.ENDED)
+
+    def stop(self) -> None:
+        """Answer every further `take` with stop: the trainer saves a checkpoint and ends."""
+        self.is_stopping = True
+        self._wake()
+
+    def hold(self) -> None:
+        """Give the trainer no batch until `release`."""
+        self.is_held = True
+
+    def release(self) -> None:
+        """End of `hold`."""
+        self.is_held = False
+        self._wake()
+
+    # Publishing and engines
+
+    @contextmanager
+    def publishing(self) -> Generator[None]:
+        """Around a publish: a trainer without a batch waits for its end."""
+        self._change_publishing(1)
+        try:
+            yield
+        finally:
+            self._change_publishing(-1)
+
+    @property
+    def is_publishing(self) -> bool:
+        """True while weights of a trainer are being published or wait for sleeping engines."""
+        return self._num_publishing > 0
+
+    @property
+    def is_sleep_wanted(self) -> bool:
+        """True if the trainer waits for a batch that it gets once the engines are asleep."""
+        return (
+            self._engines is Engines.AWAKE
+            and self.state is TrainerState.WAITING
+            and not (self.is_stopping or self.is_held or self.is_publishing)
+            and self._asked_step < self.last_step
+            and self.shelf.path(self._asked_step + 1) is not None
+        )
+
+    def set_engines(self, state: Engines) -> None:
+        """Called by `engine_sleep` at each change."""
+        self._engines = state
+        self._wake()
+
+    async def wait_until_awake(self) -> None:
+        """Wait for engines that can load weights."""
+        await self.wait_until(lambda: self._engines is Engines.AWAKE)
+
+    async def wait_until(self, holds: Callable[[], bool]) -> None:
+        """Wait until a condition on this desk holds; checked at every change of the desk."""
+        while not holds():
+            await self._changed.wait()
+
+    # Time
+
+    def idle_s(self, now: float) -> float:
+        """Seconds for which the trainer has had nothing to train: it started, waited for a batch,
+        or waited for a publish. A publish beside a step is no wait."""
+        return self._waiting.seconds(now)
+
+    def _change_publishing(self, by: int) -> None:
+        self._num_publishing += by
+        self._update()
+
+    def _apply(self, event: TrainerEvent) -> None:
+        self.state = next_state(self.state, event)
+        self._update()
+
+    def _update(self) -> None:
+        is_waiting = self.state in (TrainerState.STARTING, TrainerState.WAITING) or (
+            self.is_publishing and self.state is not TrainerState.TRAINING
+        )
+        self._waiting.set(is_waiting, now=time.monotonic())
+        self._wake()
 
     def _wake(self) -> None:
         self._changed.set()

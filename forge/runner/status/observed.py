@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from forge.evalpool.pool import MAX_QUEUED, request_timeout_s
 from forge.evalpool.seat import State
 from forge.runner.live.observer import Seen
+from forge.runner.stages.trainer_state import TrainerState
 from forge.runner.status.health import FULL, Fill, Queue
 from forge.serve.remote.remote import Remote
 from forge.serve.replicas import Replicas
@@ -104,7 +105,7 @@ def observe_trainer(
     if desk is None:
         return
     child = seen.get("trainer")
-    is_gone = desk.is_starting or child is None or child.ended_at is not None
+    is_gone = desk.state is TrainerState.STARTING or child is None or child.ended_at is not None
     stage = experiment.stage[desk.stage]
     yield Component(
         name="trainer",
@@ -113,7 +114,7 @@ def observe_trainer(
         phase=_trainer_phase(desk, is_gone=is_gone),
         is_gone=is_gone,
         num_restarts=desk.num_restarts,
-        marks=(desk.trained_step, desk.is_training, desk.is_publishing),
+        marks=(desk.trained_step, desk.state is TrainerState.TRAINING, desk.is_publishing),
         is_asked=True,
         silent_s=None if math.isinf(desk.last_heard) else max(0.0, now - desk.last_heard),
         limit_s=getattr(stage, "step_timeout_s", None),
@@ -127,11 +128,11 @@ def _trainer_phase(desk: TrainerDesk, *, is_gone: bool) -> str:
         return "restarting" if desk.num_restarts else "starting"
     if desk.is_stopping:
         return "saving"
-    if desk.is_training:
+    if desk.state is TrainerState.TRAINING:
         return f"step {desk.trained_step + 1}"
     if desk.is_publishing:
         return "publishing"
-    if desk.is_taking:
+    if desk.state is TrainerState.WAITING:
         return "held for an evaluation" if desk.is_held else "waiting for a batch"
     return "training"
 

@@ -7,6 +7,7 @@ import json
 import math
 import time
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -15,37 +16,61 @@ import pytest
 from forge.errors import ConfigError
 from forge.process.sockets import open_socket_dir
 from forge.process.uds import open_client
-from forge.runner.stages.control import Control, serve_control
-from forge.runner.stages.trainer_desk import TrainerDesk
+from forge.runner.live.stopping import StopRequest
+from forge.runner.stages.control import ControlServer, serve_control
+from tests.runner.stages.desks import Recorder, batch, make_desk
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
 
     import httpx
 
+    from forge.runner.stages.control import StagePort
+    from forge.runner.weights.sync import Probe
+
 pytestmark = pytest.mark.anyio
 
 
-class Recorder:
-    def __init__(self) -> None:
-        self.records: list[Any] = []
+class Stage:
+    """A stage port whose publishes wait until `may_publish` is set."""
 
-    async def put(self, *records: Any) -> None:
-        self.records += records
+    def __init__(self, folder: Path) -> None:
+        self.desk = make_desk(folder, stage=1, last_step=5)
+        self.may_publish = anyio.Event()
+        self.may_publish.set()
+        self.heard_at_publish: list[float] = []
+
+    async def acknowledge(self, step: int, metrics: Mapping[str, float]) -> None:
+        await self.desk.trained(step, metrics)
+
+    async def report(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.desk.report(step)
+
+    async def publish(self, path: Path, step: int, probe: Probe | None) -> int:
+        self.heard_at_publish.append(self.desk.last_heard)
+        await self.may_publish.wait()
+        return 7
+
+    def request_evaluation(self) -> str:
+        raise ConfigError("its last step runs")
 
 
-def new_control(**kwargs: Any) -> Control:
-    stopped: list[str] = []
-    return Control(**{"status": lambda: {"run": "x-1"}, "stop": stopped.append, **kwargs})
+def context(stage: StagePort | None = None) -> Any:
+    return SimpleNamespace(
+        stage=stage,
+        stop=StopRequest(resume="resume."),
+        progress=SimpleNamespace(label="sft-1"),
+        writer=Recorder(),
+    )
 
 
-def new_desk(path: Path) -> TrainerDesk:
-    return TrainerDesk(stage=1, last_step=5, batches_dir=path, sink=Recorder())
+def new_control(run: Any) -> ControlServer:
+    return ControlServer(run, status=lambda: {"run": "x-1"})
 
 
 @asynccontextmanager
-async def client_of(control: Control) -> AsyncIterator[httpx.AsyncClient]:
+async def client_of(control: ControlServer) -> AsyncIterator[httpx.AsyncClient]:
     with open_socket_dir() as folder:
         path = folder / "control.sock"
         async with serve_control(control, path), open_client(path, timeout_s=5) as client:
@@ -53,13 +78,13 @@ async def client_of(control: Control) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def test_it_answers_before_any_stage_runs() -> None:
-    reasons: list[str] = []
-    control = new_control(stop=reasons.append)
+    run = context()
+    control = new_control(run)
     async with client_of(control) as client:
         assert (await client.get("/status")).json() == {"ok": True, "run": "x-1"}
         assert (await client.post("/stop", json={"reason": "enough"})).status_code == 200
         refused = await client.post("/take", json={"step": 0})
-    assert reasons == ["enough"]
+    assert run.stop.reason == "enough"
     assert (refused.status_code, refused.json()) == (400, {"error": "no training stage is running"})
     assert control.failure is None
 
@@ -80,8 +105,7 @@ async def test_it_answers_before_any_stage_runs() -> None:
 async def test_what_makes_no_sense_is_refused_and_ends_nothing(
     path: str, body: str, tmp_path: Path
 ) -> None:
-    control = new_control()
-    control.desk = new_desk(tmp_path)
+    control = new_control(context(Stage(tmp_path)))
     async with client_of(control) as client:
         answer = await client.post(path, content=body)
     assert answer.status_code == 400, answer.text
@@ -89,8 +113,7 @@ async def test_what_makes_no_sense_is_refused_and_ends_nothing(
 
 
 async def test_an_error_of_ours_in_a_handler_ends_the_run(tmp_path: Path) -> None:
-    control = new_control()
-    control.desk = new_desk(tmp_path)
+    control = new_control(context(Stage(tmp_path)))
     async with client_of(control) as client:
         # No batch was offered for step 1, so acknowledging it is a KeyError of the desk's.
         answer = await client.post("/trained", json={"step": 1, "metrics": {}})
@@ -100,32 +123,20 @@ async def test_an_error_of_ours_in_a_handler_ends_the_run(tmp_path: Path) -> Non
 
 
 async def test_a_trainer_whose_weights_are_being_published_is_not_silent(tmp_path: Path) -> None:
-    control, heard = new_control(), []
-    desk = control.desk = new_desk(tmp_path)
-
-    async def on_publish(path: Path, step: int, probe: object) -> int:
-        heard.append(desk.last_heard)
-        return 7
-
-    control.on_publish = on_publish
-    async with client_of(control) as client:
+    stage = Stage(tmp_path)
+    async with client_of(new_control(context(stage))) as client:
         answer = await client.post("/publish", content=json.dumps({"path": "w", "step": 2}))
     assert answer.json() == {"version": 7}
-    assert heard == [math.inf]
-    assert desk.last_heard <= time.monotonic()
+    assert stage.heard_at_publish == [math.inf]
+    assert stage.desk.last_heard <= time.monotonic()
 
 
 async def test_a_batch_is_handed_out_while_weights_are_being_published(tmp_path: Path) -> None:
-    control, served, versions = new_control(), anyio.Event(), list[int]()
-    desk = control.desk = new_desk(tmp_path)
-    desk._offered[3] = tmp_path / "3.npz"
-
-    async def on_publish(path: Path, step: int, probe: object) -> int:
-        await served.wait()
-        return 7
-
-    control.on_publish = on_publish
-    async with client_of(control) as client:
+    stage, versions = Stage(tmp_path), list[int]()
+    stage.may_publish = anyio.Event()
+    desk = stage.desk
+    await desk.offer(batch(3))
+    async with client_of(new_control(context(stage))) as client:
 
         async def publish() -> None:
             answer = await client.post("/publish", json={"path": "w", "step": 2})
@@ -134,28 +145,22 @@ async def test_a_batch_is_handed_out_while_weights_are_being_published(tmp_path:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(publish)
             with anyio.fail_after(5):
-                while not desk._num_publishing:  # noqa: ASYNC110 - a request on a real socket
+                while not desk.is_publishing:  # noqa: ASYNC110 - a request on a real socket
                     await anyio.sleep(0.001)
                 taken = (await client.post("/take", json={"step": 2})).json()
             assert (taken["step"], versions) == (3, [])
             before = desk.idle_s(time.monotonic())
             await anyio.sleep(0.01)
             assert desk.idle_s(time.monotonic()) == before, "it trains beside the publish"
-            assert desk.last_heard <= time.monotonic(), "and may be called silent"
-            served.set()
+            assert desk.last_heard <= time.monotonic(), "and its silence counts again"
+            stage.may_publish.set()
     assert versions == [7]
 
 
 async def test_a_checkpoint_is_wanted_until_there_is_one(tmp_path: Path) -> None:
-    control = new_control(status=lambda: {"stage": "sft-1"})
-    control.desk = desk = new_desk(tmp_path)
-
-    async def heard(step: int, metrics: dict[str, float]) -> None:
-        desk.reached(step)
-
-    control.on_progress = heard
+    run = context(Stage(tmp_path))
     report = {"step": 1, "metrics": {}}
-    async with client_of(control) as client:
+    async with client_of(new_control(run)) as client:
         assert (await client.post("/progress", json=report)).json()["save"] is False
         asked = await client.post("/save")
         assert asked.json() == {"message": "sft-1: saves a checkpoint after the step that runs"}
@@ -163,35 +168,28 @@ async def test_a_checkpoint_is_wanted_until_there_is_one(tmp_path: Path) -> None
         assert (await client.post("/progress", json=report)).json()["save"] is True, "not yet"
         await client.post("/checkpoint", json={"step": 1, "path": "x"})
         assert (await client.post("/progress", json=report)).json()["save"] is False
-    (event,) = desk.sink.records  # pyright: ignore[reportAttributeAccessIssue]
+    (event,) = run.writer.records
     assert (event.kind, event.message) == ("asked", asked.json()["message"])
 
 
 @pytest.mark.parametrize(
     ("path", "stage", "words"),
     [
-        ("/save", None, "eval-0: no trainer runs now, so there is nothing to save"),
-        ("/evaluate", None, "eval-0: no trainer runs now, so there is no policy that changes"),
-        ("/evaluate", "sft", "eval-0: serves no policy while it trains; "),
+        ("/save", "none", "sft-1: no trainer runs now, so there is nothing to save"),
+        ("/evaluate", "none", "sft-1: no trainer runs now, so there is no policy that changes"),
         ("/evaluate", "last", "its last step runs"),
-        ("/save", "stopping", "eval-0: it is stopping, and saves a checkpoint as it does"),
-        ("/evaluate", "stopping", "eval-0: it is stopping, and saves a checkpoint as it does"),
+        ("/save", "stopping", "sft-1: it is stopping, and saves a checkpoint as it does"),
+        ("/evaluate", "stopping", "sft-1: it is stopping, and saves a checkpoint as it does"),
     ],
 )
 async def test_what_a_stage_cannot_do_is_refused_in_a_line_and_ends_nothing(
-    tmp_path: Path, path: str, stage: str | None, words: str
+    tmp_path: Path, path: str, stage: str, words: str
 ) -> None:
-    def refuse() -> str:
-        raise ConfigError("its last step runs")
-
-    control = new_control(status=lambda: {"stage": "eval-0"})
-    if stage is not None:
-        control.desk = new_desk(tmp_path)
-        control.desk.is_stopping = stage == "stopping"
-        control.on_evaluate = refuse if stage == "last" else None
+    port = Stage(tmp_path)
+    port.desk.is_stopping = stage == "stopping"
+    control = new_control(context(None if stage == "none" else port))
     async with client_of(control) as client:
         refused = await client.post(path)
     assert refused.status_code == 400
-    assert refused.json()["error"].startswith(words)
-    assert "\n" not in refused.json()["error"]
+    assert refused.json()["error"] == words
     assert control.failure is None

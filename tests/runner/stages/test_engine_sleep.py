@@ -10,9 +10,10 @@ import anyio.lowlevel
 import pytest
 
 from forge.runner.stages import trainer_desk as desk_module
-from forge.runner.stages.engine_sleep import take_naps
+from forge.runner.stages.engine_sleep import alternate_with_training
+from forge.runner.stages.trainer_state import TrainerState
 from forge.runner.weights.gate import TurnGate
-from tests.runner.stages.test_trainer_desk import batch, make_desk
+from tests.runner.stages.desks import batch, make_desk
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -41,13 +42,13 @@ class Engines:
 
 
 @asynccontextmanager
-async def napping(
+async def sleeping(
     desk: TrainerDesk, engines: Engines, gate: TurnGate | None = None
 ) -> AsyncIterator[None]:
     gate = gate or TurnGate(timeout_s=5)
     with anyio.fail_after(10):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(take_naps, engines, desk, gate)
+            tasks.start_soon(alternate_with_training, engines, desk, gate)
             await anyio.wait_all_tasks_blocked()
             yield
             tasks.cancel_scope.cancel()
@@ -55,21 +56,21 @@ async def napping(
 
 async def test_engines_sleep_with_a_batch_and_are_awake_between_steps(tmp_path: Path) -> None:
     desk, engines = make_desk(tmp_path), Engines()
-    async with napping(desk, engines):
+    async with sleeping(desk, engines):
         for step in (1, 2):
             assert not engines.is_asleep, "turns are played until there is a batch"
             await desk.offer(batch(step))
             assert (await desk.take(step - 1))["step"] == step
             assert engines.is_asleep
             await desk.trained(step, {})
-            await desk.until_awake()
+            await desk.wait_until_awake()
             assert not engines.is_asleep, "a publish finds them awake"
     assert engines.slept == 2
 
 
 async def test_no_batch_is_handed_out_while_engines_wake(tmp_path: Path) -> None:
     desk, engines = make_desk(tmp_path), Engines()
-    async with napping(desk, engines):
+    async with sleeping(desk, engines):
         await desk.offer(batch(1))
         await desk.take(0)
         await desk.offer(batch(2))
@@ -84,7 +85,7 @@ async def test_a_trainer_without_a_batch_leaves_the_engines_awake(
 ) -> None:
     monkeypatch.setattr(desk_module, "TAKE_WAIT_S", 0.01)
     desk, engines = make_desk(tmp_path), Engines()
-    async with napping(desk, engines):
+    async with sleeping(desk, engines):
         assert await desk.take(0) == {"kind": "wait"}
         desk.hold()
         await desk.offer(batch(1))
@@ -98,7 +99,7 @@ async def test_engines_that_are_long_to_sleep_hold_the_batch_back(
     monkeypatch.setattr(desk_module, "TAKE_WAIT_S", 0.01)
     desk, engines = make_desk(tmp_path), Engines()
     engines.may_sleep = anyio.Event()
-    async with napping(desk, engines):
+    async with sleeping(desk, engines):
         await desk.offer(batch(1))
         assert await desk.take(0) == {"kind": "wait"}
         engines.may_sleep.set()
@@ -110,7 +111,7 @@ async def test_a_restarted_trainer_gets_its_batch_again_with_the_engines_asleep(
     tmp_path: Path,
 ) -> None:
     desk, engines = make_desk(tmp_path), Engines()
-    async with napping(desk, engines):
+    async with sleeping(desk, engines):
         await desk.offer(batch(1))
         assert (await desk.take(0))["kind"] == "batch"
         assert (await desk.take(0))["kind"] == "batch"
@@ -121,12 +122,12 @@ async def test_engines_wake_for_the_publish_of_a_trainer_whose_predecessor_died_
     tmp_path: Path,
 ) -> None:
     desk, engines = make_desk(tmp_path), Engines()
-    async with napping(desk, engines):
+    async with sleeping(desk, engines):
         await desk.offer(batch(1))
         await desk.take(0)
-        desk.trainer_is_gone()
+        desk.trainer_ended()
         with desk.publishing():
-            await desk.until_awake()
+            await desk.wait_until_awake()
             assert not engines.is_asleep
         assert (await desk.take(0))["kind"] == "batch"
         assert engines.is_asleep
@@ -137,16 +138,16 @@ async def test_engines_wake_for_the_publish_of_a_trainer_whose_predecessor_died_
 ) -> None:
     desk, engines = make_desk(tmp_path), Engines()
     engines.may_sleep = anyio.Event()
-    async with napping(desk, engines), anyio.create_task_group() as dead:
+    async with sleeping(desk, engines), anyio.create_task_group() as dead:
         await desk.offer(batch(1))
         dead.start_soon(desk.take, 0)
         await anyio.wait_all_tasks_blocked()
-        desk.trainer_is_gone()
+        desk.trainer_ended()
         engines.may_sleep.set()
         await anyio.wait_all_tasks_blocked()
-        assert not desk.is_training, "nobody has the batch"
+        assert desk.state is TrainerState.GONE, "nobody has the batch"
         with desk.publishing():
-            await desk.until_awake()
+            await desk.wait_until_awake()
             assert not engines.is_asleep
 
 
@@ -154,7 +155,7 @@ async def test_engines_do_not_fall_asleep_in_a_publish_that_a_dead_trainer_left(
     tmp_path: Path,
 ) -> None:
     desk, engines = make_desk(tmp_path), Engines()
-    async with napping(desk, engines), anyio.create_task_group() as tasks:
+    async with sleeping(desk, engines), anyio.create_task_group() as tasks:
         with desk.publishing():
             await desk.offer(batch(1))
             tasks.start_soon(desk.take, 0)
@@ -175,7 +176,7 @@ async def test_a_turn_that_waited_for_a_nap_begins_after_the_publish_and_does_no
             order.append("turn")
             await anyio.sleep(0.01)
 
-    async with napping(desk, engines, gate), anyio.create_task_group() as turns:
+    async with sleeping(desk, engines, gate), anyio.create_task_group() as turns:
         await desk.offer(batch(1))
         await desk.take(0)
         turns.start_soon(play)
@@ -184,7 +185,7 @@ async def test_a_turn_that_waited_for_a_nap_begins_after_the_publish_and_does_no
         await anyio.wait_all_tasks_blocked()
         assert order == [], "the weights of step 1 are about to come"
         with desk.publishing():
-            await desk.until_awake()
+            await desk.wait_until_awake()
             await anyio.wait_all_tasks_blocked()
             assert order == [], "nor between waking and the publish"
             async with gate.publish():
@@ -195,7 +196,7 @@ async def test_a_turn_that_waited_for_a_nap_begins_after_the_publish_and_does_no
 
 async def test_turns_go_on_where_a_step_is_followed_by_no_publish(tmp_path: Path) -> None:
     desk, engines, gate = make_desk(tmp_path), Engines(), TurnGate(timeout_s=5)
-    async with napping(desk, engines, gate), anyio.create_task_group() as tasks:
+    async with sleeping(desk, engines, gate), anyio.create_task_group() as tasks:
         await desk.offer(batch(1))
         await desk.take(0)
         await desk.trained(1, {})
@@ -206,13 +207,13 @@ async def test_turns_go_on_where_a_step_is_followed_by_no_publish(tmp_path: Path
 
 async def test_a_stage_that_ends_leaves_the_engines_awake(tmp_path: Path) -> None:
     desk, engines, gate = make_desk(tmp_path), Engines(), TurnGate(timeout_s=5)
-    async with napping(desk, engines, gate):
+    async with sleeping(desk, engines, gate):
         await desk.offer(batch(1))
         await desk.take(0)
         desk.stop()
         assert await desk.take(0) == {"kind": "stop"}
     assert not engines.is_asleep
-    assert not desk.waits_for_naps
-    await desk.until_awake()
+    assert not desk.engines_sleep
+    await desk.wait_until_awake()
     async with gate.turn():
         pass

@@ -16,16 +16,16 @@ from forge.records import Finish, Group, Problem, Status
 from forge.rollout.batches import Batch
 from forge.rollout.play import Ports
 from forge.rollout.sampler import make_sampler
+from forge.runner.stages.batch_shelf import BatchShelf
 from forge.runner.stages.grpo import (
     _batch_plan,
     _offer,
-    _ProducerFile,
     _recall,
     _set_turnover,
     _step_of,
     _training_ports,
 )
-from forge.runner.stages.trainer_desk import TrainerDesk
+from forge.runner.stages.producer_file import ProducerFile
 from forge.runner.weights.gate import TurnGate
 from forge.runner.weights.sync import Begin, WeightSync
 from forge.runner.weights.turnover import Turnover
@@ -33,6 +33,7 @@ from forge.serve.port import OLD_ADAPTERS, PREFIX_CACHE
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths
 from tests.rollout.fakes import batch_plan
+from tests.runner.stages.desks import make_desk
 from tests.store.storefactory import attempt, group, problem, samples, write_run
 
 STAGE = {"kind": "grpo", "steps": 9, "learning_rate": 1e-5}
@@ -100,7 +101,8 @@ def test_an_adapter_goes_out_beside_running_turns(start: Weights, expected: Turn
 
 def test_a_version_of_an_earlier_attempt_or_stage_has_its_step_too(tmp_path: Path) -> None:
     run = run_of(experiment())
-    desk = TrainerDesk(stage=0, last_step=9, batches_dir=tmp_path, sink=run, steps={3: 2})
+    desk = make_desk(tmp_path, stage=0, last_step=9)
+    desk.steps[3] = 2
     path = tmp_path / "w"
     path.mkdir()
     run.weights._sink = SimpleNamespace(put=_nothing, flush=_nothing)
@@ -119,12 +121,13 @@ def test_a_resumed_stage_takes_up_what_no_batch_has(tmp_path: Path) -> None:
     groups = [group(number, rows, version=7) for number in (1, 2, 3)]
     groups += [group(5, rows, version=6), truncated(group(6, rows, version=7))]
     anyio.run(write_run, root, [attempt(), *(problem(n) for n in range(4)), *groups])
-    desk: Any = SimpleNamespace(stage=1, offered_groups=lambda: {1}, steps={6: 3, 7: 4})
+    shelf = SimpleNamespace(groups=lambda: {1})
+    desk: Any = SimpleNamespace(stage=1, shelf=shelf, steps={6: 3, 7: 4})
     problems = [problem(n) for n in range(4)]
     names = [each.problem_id for each in problems]
     sampler = make_sampler("uniform", problems, seed=0)
     sampler.next()
-    saved = _ProducerFile(tmp_path / "sampler-1.json", offered=0)
+    saved = ProducerFile(tmp_path / "sampler-1.json", offered=0)
     assert (saved.step, saved.state) == (0, None)
     waiting = [{"group": 2, "problem": groups[1].problem_id}]
     state = {"sampler": sampler.state(), "waiting": waiting, "problems": [names[3]]}
@@ -133,7 +136,7 @@ def test_a_resumed_stage_takes_up_what_no_batch_has(tmp_path: Path) -> None:
     again = make_sampler("uniform", problems, seed=0)
     run = run_of(experiment())
     run.paths = RunPaths(root)
-    found = _ProducerFile(saved.path, offered=0)
+    found = ProducerFile(saved.path, offered=0)
     assert found.step == 5
     plan = batch_plan(first_step=6, max_staleness=1, train_truncated=False)
     past = _recall(run, desk, found, again, problems, plan)
@@ -165,13 +168,13 @@ def test_without_a_state_all_that_ended_is_taken_up(tmp_path: Path) -> None:
     root = tmp_path / "toy-1"
     rows = [[Status.WRONG], [Status.CORRECT]]
     anyio.run(write_run, root, [attempt(), problem(0), group(4, rows)])
-    desk: Any = SimpleNamespace(stage=1, offered_groups=set, steps={})
+    desk: Any = SimpleNamespace(stage=1, shelf=SimpleNamespace(groups=set), steps={})
     problems: list[Problem] = [problem(0)]
     run = run_of(experiment())
     run.paths = RunPaths(root)
     sampler = make_sampler("uniform", problems, seed=0)
     past = _recall(
-        run, desk, _ProducerFile(tmp_path / "none.json", offered=0), sampler, problems, batch_plan()
+        run, desk, ProducerFile(tmp_path / "none.json", offered=0), sampler, problems, batch_plan()
     )
     assert [g.group_id for g in past.ended] == [4]
 
@@ -186,9 +189,9 @@ async def test_a_kill_beside_an_offer_leaves_the_state_that_belongs_to_the_newes
     tmp_path: Path, killed_at: str, step: int
 ) -> None:
     run = run_of(experiment())
-    run.writer = writer = cast("Any", SimpleNamespace(put=_nothing, flush=_nothing))
-    real = TrainerDesk(stage=1, last_step=9, batches_dir=tmp_path, sink=writer)
-    saved: Any = _ProducerFile(tmp_path / "sampler-1.json", offered=real.recover())
+    run.writer = cast("Any", SimpleNamespace(put=_nothing, flush=_nothing))
+    real = make_desk(tmp_path, stage=1, last_step=9)
+    saved: Any = ProducerFile(tmp_path / "sampler-1.json", offered=real.shelf.recover())
 
     def kill() -> None:
         raise Killed
@@ -209,6 +212,6 @@ async def test_a_kill_beside_an_offer_leaves_the_state_that_belongs_to_the_newes
             await send.send(Batch(step=number, groups=(), samples=tuple(played), state=state))
     with pytest.raises(Killed):
         await _offer(run, desk, saved, receive)
-    again = TrainerDesk(stage=1, last_step=9, batches_dir=tmp_path, sink=writer)
-    found = _ProducerFile(saved.path, offered=again.recover())
+    again = BatchShelf(tmp_path, stage=1)
+    found = ProducerFile(saved.path, offered=again.recover())
     assert (found.step, found.state) == (step, {"of": step})

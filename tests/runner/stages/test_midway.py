@@ -15,16 +15,11 @@ from forge.rollout.pacing import PublishedSteps
 from forge.runner.live.stopping import StopRequest
 from forge.runner.stages import midway
 from forge.runner.stages.midway import Midway, evaluated_steps
-from forge.runner.stages.trainer_desk import TrainerDesk
 from forge.store.layout import RunPaths
+from tests.runner.stages.desks import make_desk
 from tests.store.storefactory import small_run, write_run
 
 pytestmark = pytest.mark.anyio
-
-
-class Sink:
-    async def put(self, *records: Any) -> None:
-        raise AssertionError("unreachable")
 
 
 class Stage:
@@ -34,8 +29,8 @@ class Stage:
         self, monkeypatch: pytest.MonkeyPatch, *, evaluated: set[int] | None = None
     ) -> None:
         self.stop, self.published = StopRequest(resume="resume."), PublishedSteps(2)
-        self.desk = TrainerDesk(stage=3, last_step=9, batches_dir=Path(), sink=Sink())
-        self.desk._offered[3] = Path("3.npz")
+        self.desk = make_desk(Path(), last_step=9)
+        self.desk.shelf._headers[3] = []
         self.numbers: dict[str, float] = {}
         self.labels: list[str] = []
         self.played = anyio.Event()
@@ -149,16 +144,16 @@ async def test_an_evaluation_that_somebody_asks_for_follows_the_step_that_runs(
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(stage.midway.run)
         desk.trained_step = 4
-        assert desk.wishes(4) == {"save": False, "evaluate": False}
+        assert desk.requests.after(4) == {"save": False, "evaluate": False}
         assert stage.midway.ask() == "grpo-3: evaluates after the step that runs"
         stage.midway.after(5)  # published beside the step that runs: the trainer is not held
         await anyio.wait_all_tasks_blocked()
         assert stage.labels == []
-        assert desk.wishes(5) == {"save": False, "evaluate": True}
+        assert desk.requests.after(5) == {"save": False, "evaluate": True}
         stage.midway.after(5)
         await anyio.wait_all_tasks_blocked()
         assert stage.labels == ["grpo-3@5"]
-        assert desk.wishes(6)["evaluate"] is False
+        assert desk.requests.after(6)["evaluate"] is False
         await stage.midway.finish()
     assert (await desk.take(2))["kind"] == "batch"
 
@@ -170,9 +165,9 @@ async def test_an_evaluation_that_was_asked_for_of_a_trainer_that_died_is_played
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(stage.midway.run)
         stage.midway.ask()
-        assert stage.desk.wishes(7)["evaluate"]
+        assert stage.desk.requests.after(7)["evaluate"]
         stage.midway.after(3)  # its successor's checkpoint; 7 was never published
-        assert stage.desk.wishes(5)["evaluate"], "the first step that the successor ends"
+        assert stage.desk.requests.after(5)["evaluate"], "the first step that the successor ends"
         stage.midway.after(5)
         await anyio.wait_all_tasks_blocked()
         await stage.midway.finish()
@@ -187,8 +182,8 @@ async def test_after_the_last_step_there_is_nothing_to_evaluate_in_between(stage
             stage.midway.ask()
         await anyio.wait_all_tasks_blocked()
         await stage.midway.finish()
-    stage.desk.is_evaluation_wanted = True
-    assert stage.desk.wishes(9)["evaluate"] is False
+    stage.desk.requests.is_evaluation_wanted = True
+    assert stage.desk.requests.after(9)["evaluate"] is False
 
 
 async def test_the_store_knows_which_steps_of_a_stage_were_evaluated(tmp_path: Path) -> None:

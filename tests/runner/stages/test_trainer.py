@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from forge.config.schema import EvalTable, LoraTable, ModelTable, ServeTable, SftStage
-from forge.errors import ChildDied, MachineError, Stalled, Stopped
+from forge.errors import ChildDied, ConfigError, MachineError, Stalled, Stopped
 from forge.process.child import ChildSpec, open_child
 from forge.process.devices import Gpu, Vendor
 from forge.records import Event, Metrics, PolicyVersion
@@ -22,13 +22,14 @@ from forge.runner.live.progress import Progress
 from forge.runner.live.stopping import StopRequest
 from forge.runner.plan.placement import Placement
 from forge.runner.stages import trainer
-from forge.runner.stages.control import Control
+from forge.runner.stages.plug import TrainerPlug, plugged_in
 from forge.runner.stages.run_context import RunContext
-from forge.runner.stages.trainer_desk import TrainerDesk
+from forge.runner.stages.trainer_state import TrainerState
 from forge.runner.weights import sync as weights
 from forge.runner.weights.gate import TurnGate
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths
+from tests.runner.stages.desks import Recorder, make_desk
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -55,16 +56,6 @@ time.sleep(60)
 """
 
 
-class Recorder:
-    def __init__(self) -> None:
-        self.records: list[Any] = []
-
-    async def put(self, *records: Any) -> None:
-        self.records += records
-
-    async def flush(self) -> None: ...
-
-
 class Stage:
     """An sft stage of five steps whose trainers are the given programs, one after the other."""
 
@@ -77,9 +68,8 @@ class Stage:
         self.on_restart: Callable[[], None] = lambda: None
         self.on_start: Callable[[], None] = lambda: None
         self.asked: list[TrainerJob] = []
-        self.desk = TrainerDesk(stage=1, last_step=5, batches_dir=folder, sink=self.writer)
+        self.desk = make_desk(folder, stage=1, last_step=5, sink=self.writer)
         self.progress = Progress(run="x-1", num_stages=2)
-        self.control = Control(status=dict, stop=self.stop.set)
         self.run: Any = SimpleNamespace(
             experiment=SimpleNamespace(
                 model=ModelTable(path="m"),
@@ -96,10 +86,13 @@ class Stage:
             stop=self.stop,
             writer=self.writer,
             progress=self.progress,
-            control=self.control,
+            stage=None,
             console=SimpleNamespace(say=self.said.append),
             busy=dict,
         )
+
+    def plug(self) -> TrainerPlug:
+        return TrainerPlug(self.run, self.desk, self.published, is_kept=lambda step: True)
 
     async def own(self) -> None:
         await trainer.own_trainer(
@@ -219,16 +212,16 @@ async def test_a_silent_trainer_is_restarted_as_a_dead_one_is(stage: Stage) -> N
 
 @trainers("raise SystemExit(3)", "print('done')", restarts=1)
 async def test_a_trainer_begins_at_a_desk_where_nobody_trains(stage: Stage) -> None:
-    trains: list[bool] = []
+    states: list[TrainerState] = []
 
     def note() -> None:
-        trains.append(stage.desk.is_training)
-        stage.desk.is_training = True
+        states.append(stage.desk.state)
+        stage.desk.state = TrainerState.TRAINING
 
     stage.on_start = note
     stage.on_restart = lambda: stage.published.advance(5)
     await stage.own()
-    assert trains == [False, False]
+    assert states == [TrainerState.STARTING, TrainerState.STARTING]
 
 
 @trainers("raise SystemExit(3)", "print('done')", restarts=1)
@@ -261,7 +254,7 @@ async def test_a_trainer_is_not_restarted_under_an_evaluation(stage: Stage) -> N
 
 @trainers("raise SystemExit(3)", "print('done')", restarts=1)
 async def test_a_trainer_that_published_its_last_step_has_done_its_stage(stage: Stage) -> None:
-    with trainer.plugged(stage.run, stage.desk, stage.published, keep=lambda step: True):
+    with plugged_in(stage.run, stage.plug()):
         stage.on_restart = lambda: stage.published.advance(5)
         await stage.own()
     assert stage.writer.records[0].message.startswith("trainer: exit 3 in stage sft-1")
@@ -269,16 +262,16 @@ async def test_a_trainer_that_published_its_last_step_has_done_its_stage(stage: 
 
 @trainers("raise SystemExit(3)", "print('done')", restarts=1)
 async def test_a_trainer_is_idle_while_it_is_started_and_restarted(stage: Stage) -> None:
-    starts: list[bool] = []
+    states: list[TrainerState] = []
 
     def note() -> None:
-        starts.append(stage.desk.is_starting)
-        stage.desk.reached(1)
+        states.append(stage.desk.state)
+        stage.desk.report(1)
 
     stage.on_start = note
     stage.on_restart = lambda: stage.published.advance(5)
     await stage.own()
-    assert starts == [True, True]
+    assert states == [TrainerState.STARTING, TrainerState.STARTING]
 
 
 async def test_a_checkpoint_that_is_published_again_leaves_its_step_its_numbers(
@@ -287,15 +280,12 @@ async def test_a_checkpoint_that_is_published_again_leaves_its_step_its_numbers(
     stage = Stage(tmp_path, [])
     stage.run.busy = lambda: {"serve": 0.0}
     stage.run.weights = SimpleNamespace(publish=published_row)
-    with trainer.plugged(stage.run, stage.desk, stage.published, keep=lambda step: True):
-        publish, progress = stage.control.on_publish, stage.control.on_progress
-        assert publish is not None
-        assert progress is not None
-        stage.desk.starts()
-        await publish(tmp_path, 2, None)
-        assert stage.progress.done == 2, "the live line goes on where the stage is"
-        await progress(3, {})
-        await publish(tmp_path, 3, None)
+    plug = stage.plug()
+    stage.desk.trainer_starts()
+    await plug.publish(tmp_path, 2, None)
+    assert stage.progress.done == 2, "the live line continues where the stage is"
+    await plug.report(3, {})
+    await plug.publish(tmp_path, 3, None)
     assert stage.progress.done == 3
     again, _, after = (row.values for row in stage.writer.records)
     assert set(again) == {"weights/publish/seconds", "weights/probe_gap/mean"}
@@ -313,11 +303,11 @@ async def test_groups_are_admitted_while_the_store_still_reads_the_weights(
         weights.Begin(weights=Weights(full=tmp_path)), attempt=1, precision="exact",
         gate=TurnGate(timeout_s=5), sink=stage.writer,
     )  # fmt: skip
-    with trainer.plugged(stage.run, stage.desk, stage.published, keep=lambda step: True):
-        publish: Any = stage.control.on_publish
+    plug = stage.plug()
+    with plugged_in(stage.run, plug):
         for step, served in ((4, 4), (5, 4)):
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(publish, tmp_path, step, None)
+                tasks.start_soon(plug.publish, tmp_path, step, None)
                 await anyio.sleep(0.05)
                 assert stage.published.step == served
                 assert stage.run.weights.step == step
@@ -424,9 +414,7 @@ async def test_a_trainer_waits_for_a_publish_as_long_as_the_replicas_may_take(
 async def test_reports_of_an_sft_step_are_stored_and_shown(stage: Stage) -> None:
     stage.progress.enter("sft-1", stage=1, total=5, unit="steps", busy={})
     values = {"train/loss/mean": 0.5, "train/tokens/per_s": 3120.0, "train/grad_norm/value": 1.0}
-    with trainer.plugged(stage.run, stage.desk, stage.published, keep=lambda step: True):
-        assert stage.control.on_progress is not None
-        await stage.control.on_progress(3, values)
+    await stage.plug().report(3, values)
     (row,) = stage.writer.records
     assert isinstance(row, Metrics)
     assert (row.stage, row.step, row.values) == (1, 3, values)
@@ -436,14 +424,19 @@ async def test_reports_of_an_sft_step_are_stored_and_shown(stage: Stage) -> None
 
 def test_the_live_idle_share_of_a_trainer_is_what_it_waited_at_its_desk(tmp_path: Path) -> None:
     stage = Stage(tmp_path, [])
-    run: Any = SimpleNamespace(
-        control=stage.control, progress=stage.progress, replicas=None, pool=None
-    )
+    run: Any = SimpleNamespace(progress=stage.progress, replicas=None, pool=None)
     run.desk = None
     assert RunContext.busy(run) == {}
     stage.progress.enter("sft-1", stage=1, total=5, unit="steps", busy=RunContext.busy(run))
     stage.progress.stage_started_at -= 10
     run.desk = stage.desk
-    stage.desk._waited_s = 4.0
+    stage.desk._waiting._total_s = 4.0
     stage.progress.measure_idle(RunContext.busy(run))
     assert stage.progress.idle["trainer"] == pytest.approx(0.4, abs=0.01)
+
+
+def test_a_stage_that_serves_no_policy_refuses_an_evaluation_in_a_line(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, [])
+    stage.progress.label = "sft-1"
+    with pytest.raises(ConfigError, match=r"^sft-1: serves no policy while it trains; [^\n]*$"):
+        stage.plug().request_evaluation()

@@ -10,44 +10,15 @@ from typing import Any, cast
 import anyio
 import pytest
 
-from forge.records import Metrics, Sample, SampleUse
+from forge.records import Metrics, SampleUse
 from forge.rollout.batches import Batch
 from forge.runner.stages import trainer_desk as desk_module
 from forge.runner.stages.grpo import _offer
 from forge.runner.stages.idleness import Idleness
-from forge.runner.stages.trainer_desk import TrainerDesk
+from forge.runner.stages.trainer_state import TrainerState
+from tests.runner.stages.desks import Recorder, batch, make_desk
 
 pytestmark = pytest.mark.anyio
-
-
-class Recorder:
-    def __init__(self) -> None:
-        self.records: list[Any] = []
-
-    async def put(self, *records: Any) -> None:
-        self.records += records
-
-
-def sample(sample_id: int, *, version: int = 4) -> Sample:
-    return Sample(
-        sample_id=sample_id,
-        group_id=1,
-        rollout=0,
-        turn=0,
-        prompt_ids=(1, 2),
-        completion_ids=(3,),
-        logprobs=(-0.5,),
-        advantage=0.25,
-        policy_version=version,
-    )
-
-
-def batch(step: int) -> Batch:
-    return Batch(step=step, groups=(), samples=(sample(step),), state={})
-
-
-def make_desk(path: Path) -> TrainerDesk:
-    return TrainerDesk(stage=3, last_step=3, batches_dir=path, sink=Recorder())
 
 
 async def test_a_trainer_gets_the_batch_after_its_own_step(tmp_path: Path) -> None:
@@ -80,17 +51,17 @@ async def test_what_was_taken_but_not_checkpointed_is_offered_again_after_a_cras
         await first.trained(step, {"train/loss/mean": 1.0})
     first.checkpointed(1)
     second = make_desk(tmp_path)
-    assert second.recover() == 2
+    assert second.shelf.recover() == 2
     assert (await second.take(1))["step"] == 2
     assert not (tmp_path / "3-000001.npz").exists()
 
 
 async def test_an_acknowledged_step_records_uses_with_staleness_and_metrics(tmp_path: Path) -> None:
-    desk = make_desk(tmp_path)
+    sink = Recorder()
+    desk = make_desk(tmp_path, sink=sink)
     await desk.offer(batch(1))
     await desk.trained(1, {"train/loss/mean": 0.5})
-    assert isinstance(desk.sink, Recorder)
-    use, metrics = desk.sink.records
+    use, metrics = sink.records
     assert isinstance(use, SampleUse)
     assert (use.staleness, use.step, use.stage) == (0, 1, 3)
     assert isinstance(metrics, Metrics)
@@ -98,12 +69,12 @@ async def test_an_acknowledged_step_records_uses_with_staleness_and_metrics(tmp_
 
 
 async def test_staleness_counts_steps_though_a_restart_publishes_one_again(tmp_path: Path) -> None:
-    desk = make_desk(tmp_path)
+    sink = Recorder()
+    desk = make_desk(tmp_path, sink=sink)
     await desk.offer(batch(3))
     desk.steps.update({4: 1, 5: 2, 6: 0, 7: 1, 8: 2})  # version 4 sampled what step 3 trains
     await desk.trained(3, {})
-    assert isinstance(desk.sink, Recorder)
-    assert desk.sink.records[0].staleness == 1
+    assert sink.records[0].staleness == 1
 
 
 async def test_a_batch_is_offered_once_run_db_has_its_samples(tmp_path: Path) -> None:
@@ -195,18 +166,18 @@ async def test_a_trainer_without_a_batch_waits_for_its_publish_and_one_with_a_ba
 async def test_a_trainer_that_is_being_started_trains_nothing(tmp_path: Path) -> None:
     desk = make_desk(tmp_path)
     await desk.offer(batch(1))
-    desk.starts()
+    desk.trainer_starts()
     await anyio.sleep(0.02)
     assert desk.idle_s(time.monotonic()) >= 0.02
     await desk.take(0)
     begun_s = desk.idle_s(time.monotonic())
     await anyio.sleep(0.01)
     assert desk.idle_s(time.monotonic()) == begun_s
-    desk.trainer_is_gone()
-    desk.starts()
+    desk.trainer_ended()
+    desk.trainer_starts()
     await anyio.sleep(0.02)
     assert desk.idle_s(time.monotonic()) >= begun_s + 0.02
-    desk.reached(1)  # with rows of its own
+    desk.report(1)  # with rows of its own
     begun_s = desk.idle_s(time.monotonic())
     await anyio.sleep(0.01)
     assert desk.idle_s(time.monotonic()) == begun_s
@@ -221,18 +192,10 @@ async def test_what_a_dead_trainer_asked_is_given_to_nobody(tmp_path: Path) -> N
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(take)
         await anyio.wait_all_tasks_blocked()
-        desk.trainer_is_gone()
+        desk.trainer_ended()
         await desk.offer(batch(1))
     assert answers == [{"kind": "wait"}]
-    assert not desk.is_training
-
-
-async def test_groups_in_offered_batches_are_known_after_a_restart(tmp_path: Path) -> None:
-    desk = make_desk(tmp_path)
-    await desk.offer(batch(1))
-    again = make_desk(tmp_path)
-    again.recover()
-    assert again.offered_groups() == {1}
+    assert desk.state is TrainerState.GONE
 
 
 async def test_idle_seconds_are_those_of_the_step_not_of_the_stage() -> None:
@@ -252,3 +215,24 @@ async def test_a_stop_is_the_answer_to_every_further_take(tmp_path: Path) -> Non
     await desk.offer(batch(1))
     desk.stop()
     assert await desk.take(0) == {"kind": "stop"}
+
+
+async def test_a_batch_that_was_acknowledged_is_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = make_desk(tmp_path)
+    await desk.offer(batch(1))
+    (tmp_path / "3-000001.npz").unlink()
+    await desk.trained(1, {})
+
+
+async def test_an_acknowledgement_of_a_dead_trainer_does_not_stop_its_successor_from_starting(
+    tmp_path: Path,
+) -> None:
+    desk = make_desk(tmp_path)
+    await desk.offer(batch(1))
+    await desk.take(0)
+    desk.trainer_ended()
+    desk.trainer_starts()
+    await desk.trained(1, {})
+    assert desk.state is TrainerState.STARTING

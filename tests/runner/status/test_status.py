@@ -23,17 +23,20 @@ from forge.process.devices import Gpu, Vendor
 from forge.process.memory import HostMemory
 from forge.runner.live.observer import StoreObserver
 from forge.runner.live.progress import Progress
-from forge.runner.stages.trainer_desk import TrainerDesk
+from forge.runner.stages.trainer_state import TrainerState
 from forge.runner.status import status as components_module
 from forge.runner.status.status import Components
 from forge.runner.status.vitals import Card, Vitals
 from forge.serve.remote.remote import Remote, RemoteServer
 from forge.serve.replicas import Replicas
 from forge.serve.weights import Weights
+from tests.runner.stages.desks import make_desk
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+    from forge.runner.stages.trainer_desk import TrainerDesk
 
 pytestmark = pytest.mark.anyio
 
@@ -115,7 +118,7 @@ async def watched(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
 
 
 def desk_of(watched: Watched) -> TrainerDesk:
-    desk = TrainerDesk(stage=1, last_step=9, batches_dir=watched.folder, sink=Sink())
+    desk = make_desk(watched.folder, stage=1, last_step=9)
     desk.last_heard = watched.now
     watched.run.desk = desk
     return desk
@@ -155,12 +158,12 @@ async def test_the_supervisor_is_there_from_the_beginning(watched: Watched) -> N
 
 async def test_a_trainer_is_told_through_its_life(watched: Watched) -> None:
     desk = desk_of(watched)
-    desk.starts()
+    desk.trainer_starts()
     assert (watched.look()["trainer"].phase, watched.look()["trainer"].health) == (
         "starting", "green",
     )  # fmt: skip
     watched.start("trainer", pid=11)
-    desk.is_starting, desk.is_training = False, True
+    desk.state = TrainerState.TRAINING
     desk.last_heard = watched.now
     found = watched.look(resident={11: 5 * GB})["trainer"]
     assert (found.phase, found.health, found.memory_bytes) == ("step 1", "green", 5 * GB)
@@ -170,9 +173,9 @@ async def test_a_trainer_is_told_through_its_life(watched: Watched) -> None:
     assert watched.look()["trainer"].health == "green"
 
     watched.observer.ended("trainer", pid=11, reason="killed by signal 9")
-    desk.trainer_is_gone()
+    desk.trainer_ended()
     desk.num_restarts += 1
-    desk.starts()
+    desk.trainer_starts()
     desk.last_heard = watched.now
     found = watched.look()["trainer"]
     assert (found.phase, found.health, found.why, found.num_restarts, found.memory_bytes) == (
@@ -180,7 +183,7 @@ async def test_a_trainer_is_told_through_its_life(watched: Watched) -> None:
     )  # fmt: skip
     watched.start("trainer", pid=12)
     assert watched.look()["trainer"].why == "recovering: killed by signal 9", "it has begun only"
-    desk.reached(3)
+    desk.report(3)
     found = watched.look()["trainer"]
     assert (found.health, found.why) == ("yellow", "restarted 0 s ago")
     desk.last_heard = watched.now + 20
@@ -191,7 +194,7 @@ async def test_a_trainer_is_told_through_its_life(watched: Watched) -> None:
 
     watched.run.desk = None
     assert "trainer" not in watched.look(), "of no stage"
-    desk_of(watched).starts()
+    desk_of(watched).trainer_starts()
     assert watched.look()["trainer"].health == "green", "of another stage: a start is no recovery"
 
 

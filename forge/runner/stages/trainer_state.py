@@ -1,0 +1,77 @@
+# pyright: strict
+"""The states of a stage's trainer, as its requests show them, and the events that change them.
+
+    STARTING ── asked ──▶ WAITING ── given ──▶ TRAINING
+        │                 ▲     │                 │
+     reported         asked   unanswered     acknowledged
+        ▼                 │     ▼                 │
+     WORKING ◀────────────┴─────┴─────────────────┘       ended: GONE, started: STARTING
+
+Publishing is no state: weights are published beside a step, and a publish may outlive its trainer.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class TrainerState(StrEnum):
+    """What a trainer does."""
+
+    GONE = "gone"
+    """No trainer runs."""
+    STARTING = "starting"
+    """Being started; it has neither asked for a batch nor reported a step."""
+    WAITING = "waiting"
+    """Asks for a batch."""
+    TRAINING = "training"
+    """Has a batch that it has not acknowledged."""
+    WORKING = "working"
+    """Between two batches, for example saving a checkpoint; or training on rows of its own."""
+
+
+class TrainerEvent(StrEnum):
+    """What happened to a trainer."""
+
+    STARTED = "started"
+    ASKED = "asked"
+    """It asked for a batch."""
+    GIVEN = "given"
+    """It got one."""
+    UNANSWERED = "unanswered"
+    """It got another answer."""
+    ACKNOWLEDGED = "acknowledged"
+    """It trained its batch."""
+    REPORTED = "reported"
+    """It trained a step on rows of its own."""
+    ENDED = "ended"
+
+
+TRANSITIONS: Mapping[TrainerEvent, Mapping[TrainerState, TrainerState]] = {
+    TrainerEvent.STARTED: dict.fromkeys(TrainerState, TrainerState.STARTING),
+    TrainerEvent.ASKED: dict.fromkeys(TrainerState, TrainerState.WAITING),
+    TrainerEvent.GIVEN: {TrainerState.WAITING: TrainerState.TRAINING},
+    TrainerEvent.UNANSWERED: {TrainerState.WAITING: TrainerState.WORKING},
+    TrainerEvent.ACKNOWLEDGED: {TrainerState.TRAINING: TrainerState.WORKING},
+    TrainerEvent.REPORTED: {TrainerState.STARTING: TrainerState.WORKING},
+    TrainerEvent.ENDED: dict.fromkeys(TrainerState, TrainerState.GONE),
+}
+"""The next state by event and state. An event changes no state that it does not list: the last
+request of a dead trainer may be handled while its successor starts."""
+
+
+def next_state(state: TrainerState, event: TrainerEvent) -> TrainerState:
+    """The state after an event."""
+    return TRANSITIONS[event].get(state, state)
+
+
+class Engines(StrEnum):
+    """State of engines that sleep while the trainer trains."""
+
+    AWAKE = "awake"
+    CHANGING = "changing"
+    ASLEEP = "asleep"

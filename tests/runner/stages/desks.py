@@ -1,0 +1,48 @@
+"""Desks and batches for the tests of a stage."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from forge.records import Sample
+from forge.rollout.batches import Batch
+from forge.runner.stages.batch_shelf import BatchShelf
+from forge.runner.stages.trainer_desk import TrainerDesk
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Recorder:
+    """A sink that keeps its records."""
+
+    def __init__(self) -> None:
+        self.records: list[Any] = []
+
+    async def put(self, *records: Any) -> None:
+        self.records += records
+
+    async def flush(self) -> None: ...
+
+
+def sample(sample_id: int, *, version: int = 4) -> Sample:
+    return Sample(
+        sample_id=sample_id,
+        group_id=1,
+        rollout=0,
+        turn=0,
+        prompt_ids=(1, 2),
+        completion_ids=(3,),
+        logprobs=(-0.5,),
+        advantage=0.25,
+        policy_version=version,
+    )
+
+
+def batch(step: int) -> Batch:
+    return Batch(step=step, groups=(), samples=(sample(step),), state={})
+
+
+def make_desk(folder: Path, *, stage: int = 3, last_step: int = 3, sink: Any = None) -> TrainerDesk:
+    shelf = BatchShelf(folder, stage=stage)
+    return TrainerDesk(shelf, stage=stage, last_step=last_step, sink=sink or Recorder())
