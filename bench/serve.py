@@ -152,7 +152,7 @@ async def _rounds(work: Workload, replicas: Replicas, *, offset: int) -> list[fl
 
 async def _json_rounds(work: Workload, sockets: Path, *, offset: int) -> list[float]:
     """The same request in OpenAI's JSON form, parsed here."""
-    from forge.process.uds import open_client
+    from forge.process.ask import open_client
 
     seconds = []
     async with open_client(sockets / "serve-0.sock", timeout_s=ARM_TIMEOUT_S) as http:

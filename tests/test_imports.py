@@ -25,7 +25,7 @@ ROOMS: dict[str, set[str]] = {
     "config": {"config.checks", "config.schema"},
     "config.checks": {"config.schema"},
     "config.schema": set(),
-    "control": set(),
+    "control": {"process"},
     "rewards": {"config.schema"},
     "statistics": set(),
     "install": set(),

@@ -1,101 +1,67 @@
-"""Speaking to a running supervisor: `status`, `stop`, `save`, `evaluate`. Used by the CLI and the
+"""The client of a running supervisor: `status`, `stop`, `save`, `evaluate`. Used by the CLI and the
 TUI.
 
-Blocking and small, on the standard library, so that `forge status` starts no event loop. Every call
-has a deadline.
+Every call blocks, and has a deadline.
 """
 
 from __future__ import annotations
 
-import http.client
 import json
-import socket
 from typing import TYPE_CHECKING, Any
 
 from forge.control.records import LiveStatus
-from forge.errors import ConfigError, Stalled
+from forge.errors import ChildDied, ConfigError
+from forge.process.ask import error_message, send_blocking
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
 TIMEOUT_S = 5.0
-"""The supervisor's loop never blocks for longer than a fraction of this."""
+"""Maximum wait for an answer. The supervisor's loop never blocks for more than a fraction of it."""
 REFUSED = 400
-"""What the supervisor says no to, with a line for people."""
+"""Status of a refusal, with one line for people."""
 
 
 class ControlClient:
-    """One run's control socket."""
+    """A client of one run's control socket. Every call raises ConfigError if no supervisor runs
+    there, Stalled if it is silent."""
 
     def __init__(self, socket_path: Path, *, timeout_s: float = TIMEOUT_S) -> None:
         self._path = socket_path
         self._timeout_s = timeout_s
 
     def status(self) -> LiveStatus:
-        """What the run is doing. ConfigError if it is not running, Stalled if it is silent."""
+        """Progress and components of the run."""
         return LiveStatus.from_json(self._ask("GET", "/status"))
 
     def stop(self, *, reason: str = "forge stop") -> None:
-        """As a first Ctrl-C: nothing new is admitted, the step ends, everything is saved."""
+        """Stop as at a first Ctrl-C: the running step ends, and everything is saved."""
         self._ask("POST", "/stop", {"reason": reason})
 
     def save(self) -> str:
-        """A checkpoint that a resume can begin with, at the end of the step that runs. What will
-        happen, in a line. ConfigError, in a line, where the run is in no training stage."""
+        """Request a checkpoint at the end of the running step. Returns a line that says what will
+        happen; raises ConfigError, in one line, outside a training stage."""
         return self._ask("POST", "/save")["message"]
 
     def evaluate(self) -> str:
-        """An evaluation of the policy after the step that runs, as `eval.every` makes them. What
-        will happen, in a line. ConfigError, in a line, outside a grpo stage."""
+        """Request an evaluation after the running step, as `eval.every` does. Returns a line that
+        says what will happen; raises ConfigError, in one line, outside a grpo stage."""
         return self._ask("POST", "/evaluate")["message"]
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        connection = _UnixConnection(self._path, timeout_s=self._timeout_s)
         try:
-            connection.request(
-                method,
-                path,
-                body=None if body is None else json.dumps(body),
-                headers={"Content-Type": "application/json"},
-            )
-            response = connection.getresponse()
-            text = response.read()
-        except TimeoutError as error:
-            raise Stalled(
-                f"the supervisor at {self._path} was silent for {self._timeout_s:g} s; "
-                f"asked: {method} {path}"
-            ) from error
-        except (ConnectionError, FileNotFoundError, http.client.HTTPException) as error:
+            answer = send_blocking(
+                self._path, method, path, body,
+                server=f"the supervisor at {self._path}", timeout_s=self._timeout_s,
+            )  # fmt: skip
+        except ChildDied as error:
             raise ConfigError(
                 f"{self._path}: no supervisor answers there; it has ended or has just begun"
             ) from error
-        finally:
-            connection.close()
-        answer = _json_object(text)
-        if response.status == REFUSED and "error" in answer:
-            raise ConfigError(answer["error"])
-        if response.status != 200:
-            words = answer.get("error", response.reason)
-            raise ConfigError(f"{self._path}: {method} {path}: {words}")
-        return answer
-
-
-def _json_object(text: bytes) -> dict[str, Any]:
-    """Empty for what is none, as the 404 of a supervisor of another version."""
-    try:
-        answer = json.loads(text)
-    except ValueError:
-        return {}
-    return answer if isinstance(answer, dict) else {}
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: Path, *, timeout_s: float) -> None:
-        super().__init__("forge", timeout=timeout_s)
-        self._socket_path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self._socket_path))
+        if answer.status == 200:
+            return json.loads(answer.content)
+        message = error_message(answer.content)
+        if answer.status == REFUSED:
+            raise ConfigError(message)
+        raise ConfigError(f"{self._path}: {method} {path}: {message}")

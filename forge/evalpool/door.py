@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from forge.errors import ConfigError, MachineError
 from forge.evalpool.links import TOKEN_VARIABLE
-from forge.process.uds import UNIX_PREFIX, bind_socket
+from forge.process.ask import UNIX_PREFIX
+from forge.process.uds import bind_socket
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,9 +17,9 @@ from forge.config.schema import JUDGE_URL
 from forge.errors import ChildDied, ConfigError, MachineError, Stalled
 from forge.evalpool.keeper import Link, read_kinds
 from forge.evalpool.wire import NoAnswer
+from forge.process.ask import error_message, open_client, open_url_client, send
 from forge.process.child import ChildSpec, open_child
 from forge.process.environment import child_env
-from forge.process.uds import open_client, open_url_client
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -120,16 +120,15 @@ def judge_spec(
 
 
 async def _ask_health(client: httpx.AsyncClient) -> dict[str, Any]:
-    import httpx
-
     try:
-        response = await client.get("/health", timeout=PROBE_TIMEOUT_S)
-        if response.status_code == httpx.codes.UNAUTHORIZED:
+        response = await send(client, "GET", "/health", server="it", timeout_s=PROBE_TIMEOUT_S)
+        if response.status_code == 401:
             raise NoAnswer(f"it wants the token of its {TOKEN_VARIABLE} in ours")
-        response.raise_for_status()
+        if response.status_code != 200:
+            raise NoAnswer(f"HTTP {response.status_code}: {error_message(response.content)}")
         health = response.json()
-    except (httpx.HTTPError, ValueError) as error:
-        raise NoAnswer(f"{type(error).__name__}: {error}") from error
+    except (ChildDied, Stalled, ValueError) as error:
+        raise NoAnswer(str(error)) from error
     if not isinstance(health, dict):
         raise NoAnswer("its /health is no object")
     return health

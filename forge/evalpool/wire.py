@@ -7,13 +7,14 @@ the pause that it names, until the deadline; an invalid request is BadRequest, i
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from forge.errors import ChildDied, Stalled
+from forge.process.ask import error_message, retry_pause_s, send
 from forge.records.problem import ReferenceModule
 from forge.records.verdict import JudgeOptions, Verdict
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 LONGEST_PAUSE_S = 10.0
 """Maximum pause between two requests to a full server, whatever it asks for."""
-SHORTEST_PAUSE_S = 0.1
-JSON = {"Content-Type": "application/json"}
 PROBLEM_FIELDS = ("problem_id", "source", "entry_point", "precision")
 OPTIONS = ("timing", "profile", "smoke")
 PRECISIONS = ("fp32", "fp16", "bf16")
@@ -76,28 +75,26 @@ async def post(
     client: httpx.AsyncClient, path: str, body: Mapping[str, Any], *, timeout_s: float
 ) -> Any:
     """The answer's JSON to a POST. Raises NoAnswer."""
-    import httpx
-
     deadline = time.monotonic() + timeout_s
-    # As ASCII, since a candidate may hold half of a surrogate pair.
-    content = json.dumps(body).encode()
     try:
         while True:
-            response = await client.post(path, content=content, headers=JSON)
-            if response.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+            response = await send(client, "POST", path, body, server="it", timeout_s=timeout_s)
+            if response.status_code != 503:
                 break
-            pause_s = _pause_s(response)
+            pause_s = retry_pause_s(response, default_s=1.0, longest_s=LONGEST_PAUSE_S)
             if time.monotonic() + pause_s > deadline:
                 raise NoAnswer(f"it was full for {timeout_s:.0f} s")
             await anyio.sleep(pause_s)
-        if response.status_code == httpx.codes.UNPROCESSABLE_ENTITY:
-            raise NoAnswer(f"it refuses the request: {response.text[:200]}", is_refusal=True)
-        response.raise_for_status()
-        return response.json()
-    except httpx.TransportError as error:
-        raise NoAnswer(f"{type(error).__name__}: {error}", is_lost=True) from error
-    except (httpx.HTTPError, RuntimeError, ValueError) as error:
-        # httpx raises RuntimeError for a client that was closed while a request waited.
+        if response.status_code == 200:
+            return response.json()
+        message = error_message(response.content)
+        if response.status_code == 422:
+            raise NoAnswer(f"it refuses the request: {message}", is_refusal=True)
+        raise NoAnswer(f"HTTP {response.status_code}: {message}")
+    except (ChildDied, Stalled) as error:
+        raise NoAnswer(str(error), is_lost=True) from error
+    except (RuntimeError, ValueError) as error:
+        # httpx raises RuntimeError if its client is closed while a request waits.
         raise NoAnswer(f"{type(error).__name__}: {error}") from error
 
 
@@ -145,12 +142,3 @@ def _has_surrogate(text: str) -> bool:
 
 def _name(value: object) -> str:
     return "nothing" if value is None else type(value).__name__
-
-
-def _pause_s(response: httpx.Response) -> float:
-    """The pause that the server asks for, within bounds."""
-    try:
-        asked_s = float(response.headers.get("Retry-After", 1.0))
-    except ValueError:
-        asked_s = 1.0
-    return min(max(asked_s, SHORTEST_PAUSE_S), LONGEST_PAUSE_S)

@@ -27,6 +27,7 @@ import anyio
 
 from forge.errors import ChildDied, MachineError, Stalled
 from forge.process import lease
+from forge.process.ask import open_client, send
 from forge.process.logtail import read_last_lines
 from forge.process.sockets import check_socket_path
 
@@ -293,18 +294,17 @@ def _write_config(spec: ChildSpec) -> Path:
 
 async def _wait_ready(child: Child, *, socket_path: Path) -> None:
     """Until /health is 200. A refused connection or another status means not yet."""
-    import httpx
-
-    from forge.process.uds import open_client
-
     pause_s = FIRST_PROBE_S
     with anyio.move_on_after(child.spec.ready_timeout_s):
         async with open_client(socket_path, timeout_s=PROBE_TIMEOUT_S) as client:
             while child.is_alive:
                 try:
-                    if (await client.get("/health")).status_code == 200:
+                    answer = await send(
+                        client, "GET", "/health", server=child.spec.name, timeout_s=PROBE_TIMEOUT_S
+                    )
+                    if answer.status_code == 200:
                         return
-                except httpx.TransportError as error:
+                except (ChildDied, Stalled) as error:
                     logger.debug("%s is not ready: %s", child.spec.name, error)
                 await anyio.sleep(pause_s)
                 pause_s = min(pause_s * 2, LONGEST_PROBE_S)

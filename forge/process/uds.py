@@ -21,14 +21,11 @@ import anyio.abc
 from forge.process.sockets import check_socket_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
-    import httpx
     import uvicorn
     from starlette.applications import Starlette
 
-UNIX_PREFIX = "unix:"
-"""Of a URL that names a socket: `unix:/run/forge/judges.sock`."""
 KEEP_ALIVE_S = 3600
 """Longer than any pause between two requests of a run, so that a pooled connection is not closed
 under a request.
@@ -46,45 +43,6 @@ class ServerLimits:
 
 GRACEFUL_S = 2
 """Below every stop_grace_s: requests in flight get this long after SIGTERM."""
-
-
-def open_client(
-    socket_path: Path, *, timeout_s: float, headers: Mapping[str, str] | None = None
-) -> httpx.AsyncClient:
-    """A client for the server on `socket_path`, for `async with`: `client.get("/health")`."""
-    import httpx
-
-    transport = httpx.AsyncHTTPTransport(
-        uds=str(check_socket_path(socket_path)),
-        limits=_no_limits(),
-        verify=False,  # no TLS on a Unix socket; reading the certificates takes 24 ms
-    )
-    return httpx.AsyncClient(
-        transport=transport,
-        base_url="http://forge",
-        headers=headers,
-        timeout=timeout_s,
-        trust_env=False,
-    )
-
-
-def open_url_client(url: str, *, timeout_s: float, token: str | None) -> httpx.AsyncClient:
-    """The same for `http://host:port`, `https://...` or `unix:/path`, with a bearer token."""
-    import httpx
-
-    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    if url.startswith(UNIX_PREFIX):
-        path = Path(url.removeprefix(UNIX_PREFIX))
-        return open_client(path, timeout_s=timeout_s, headers=headers)
-    return httpx.AsyncClient(
-        base_url=url, headers=headers, timeout=timeout_s, limits=_no_limits(), trust_env=False
-    )
-
-
-def _no_limits() -> httpx.Limits:
-    import httpx
-
-    return httpx.Limits(max_connections=None, max_keepalive_connections=64)
 
 
 def serve(app: Starlette, socket_path: Path) -> None:

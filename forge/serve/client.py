@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
-import anyio.to_thread
 import numpy as np
 
-from forge.errors import ChildDied, ConfigError, MachineError, Stalled
-from forge.process.uds import open_client
+from forge.errors import ConfigError, MachineError
+from forge.process.ask import error_message, named_errors, open_client, parse_content, send
 from forge.records import Completion, Finish
 from forge.serve.wire import COMPACT, MAGIC, unpack
 
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-THREAD_BYTES = 64 * 1024
-"""An answer above this is parsed off the loop: 64 kB of JSON take about 1 ms."""
 ACCEPT = {"Accept": COMPACT}
 SHORT_TIMEOUT_S = 10.0
 """For /health."""
@@ -54,8 +51,7 @@ class ReplicaClient:
     def __init__(self, socket_path: Path, *, name: str = "", timeout_s: float = 300.0) -> None:
         self.name = name or socket_path.stem
         self.timeout_s = timeout_s
-        # Deadlines are ours; httpx's own only ends what ours could not.
-        self._http = open_client(socket_path, timeout_s=timeout_s + 5.0)
+        self._http = open_client(socket_path, timeout_s=timeout_s)
 
     async def __aenter__(self) -> ReplicaClient:
         return self
@@ -110,7 +106,8 @@ class ReplicaClient:
             "stop_token_ids": list(stop_token_ids),
             "stream": True,
         }
-        with _named(self.name, "POST /v1/completions (stream)", self.timeout_s):
+        asked = "POST /v1/completions (stream)"
+        with named_errors(self.name, asked, timeout_s=self.timeout_s):
             async with self._http.stream("POST", "/v1/completions", json=body) as response:
                 if response.status_code != 200:
                     raise _refused(self.name, response.status_code, await response.aread())
@@ -155,8 +152,10 @@ class ReplicaClient:
 
     async def health(self) -> dict[str, Any]:
         """What GET /health says."""
-        with _named(self.name, "GET /health", SHORT_TIMEOUT_S), anyio.fail_after(SHORT_TIMEOUT_S):
-            return (await self._http.get("/health")).json()
+        answer = await send(
+            self._http, "GET", "/health", server=self.name, timeout_s=SHORT_TIMEOUT_S
+        )
+        return answer.json()
 
     async def sleep(self) -> None:
         """Let it give its GPU memory away. It answers nothing until `wake`."""
@@ -174,48 +173,18 @@ class ReplicaClient:
         parse: Callable[[bytes], T],
         headers: Mapping[str, str] | None = None,
     ) -> T:
-        with _named(self.name, f"POST {path}", self.timeout_s), anyio.fail_after(self.timeout_s):
-            response = await self._http.post(
-                path, content=json.dumps(body).encode(), headers=headers
-            )
-        content = response.content
+        response = await send(
+            self._http, "POST", path, body,
+            server=self.name, timeout_s=self.timeout_s, headers=headers,
+        )  # fmt: skip
         if response.status_code != 200:
-            raise _refused(self.name, response.status_code, content)
-        if len(content) <= THREAD_BYTES:
-            return parse(content)
-        return await anyio.to_thread.run_sync(parse, content)
-
-
-class _named:
-    """Turns silence and hang-ups inside a `with` into errors that name the engine and the
-    question.
-    """
-
-    def __init__(self, name: str, asked: str, timeout_s: float) -> None:
-        self._name, self._asked, self._timeout_s = name, asked, timeout_s
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        import httpx
-
-        if isinstance(error, TimeoutError | httpx.TimeoutException):
-            raise Stalled(
-                f"{self._name} was silent for {self._timeout_s:.0f} s; asked: {self._asked}"
-            ) from error
-        if isinstance(error, httpx.TransportError):
-            said = str(error) or type(error).__name__
-            raise ChildDied(f"{self._name} hung up; asked: {self._asked}: {said}") from error
+            raise _refused(self.name, response.status_code, response.content)
+        return await parse_content(response.content, parse)
 
 
 def _refused(name: str, status: int, content: bytes) -> ConfigError | MachineError:
-    try:
-        message = json.loads(content)["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        message = content[:200].decode("utf-8", "replace")
     kind = ConfigError if 400 <= status < 500 else MachineError
-    return kind(f"{name}: {message}")
+    return kind(f"{name}: {error_message(content)}")
 
 
 def _completions(content: bytes) -> list[Completion]:

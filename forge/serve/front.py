@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import anyio
 
 from forge.errors import ForgeError
-from forge.process.uds import open_client
+from forge.process.ask import open_client
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping

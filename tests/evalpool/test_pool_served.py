@@ -24,9 +24,10 @@ from forge.evalpool.pool import Pool, open_pool
 from forge.evalpool.seat import Seat, State
 from forge.evalpool.seating import Seating
 from forge.evalpool.served import MAX_BODY_BYTES, MAX_DRAINED_BYTES, PoolApp, serve_pool
-from forge.evalpool.wire import JSON, NoAnswer, problem_to_json
+from forge.evalpool.wire import NoAnswer, problem_to_json
+from forge.process.ask import JSON_TYPE, open_client, open_url_client
 from forge.process.sockets import open_socket_dir
-from forge.process.uds import open_client, open_url_client, serve_task
+from forge.process.uds import serve_task
 from forge.records.verdict import Status, Verdict
 from tests.evalpool.judged import CODE, PROBLEM, ROOT, descendants, wait_until_gone
 
@@ -177,7 +178,7 @@ async def test_what_is_no_request_is_refused_in_a_line(
     client: httpx.AsyncClient, body: bytes, words: str
 ) -> None:
     async with client:
-        response = await client.post("/judge", content=body, headers=JSON)
+        response = await client.post("/judge", content=body, headers=JSON_TYPE)
     assert response.status_code == 422
     assert words in response.json()["error"]
 
@@ -189,11 +190,11 @@ async def test_a_body_is_bounded_whatever_its_header_says(client: httpx.AsyncCli
 
     async with client:
         content = chunks(MAX_BODY_BYTES + (2 << 20))
-        response = await client.post("/judge", content=content, headers=JSON)
+        response = await client.post("/judge", content=content, headers=JSON_TYPE)
         assert response.status_code == 413
         assert str(MAX_BODY_BYTES) in response.json()["error"]
         with pytest.raises(httpx.TransportError):  # it hangs up on who goes on
-            await client.post("/judge", content=chunks(MAX_DRAINED_BYTES * 2), headers=JSON)
+            await client.post("/judge", content=chunks(MAX_DRAINED_BYTES * 2), headers=JSON_TYPE)
         assert (await client.get("/health")).json()["ok"]
 
 

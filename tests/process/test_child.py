@@ -15,10 +15,10 @@ import anyio
 import pytest
 
 from forge.errors import ChildDied, MachineError, Stalled
+from forge.process.ask import open_client
 from forge.process.child import ChildSpec, _spawn, describe_exit, open_child
 from forge.process.environment import child_env
 from forge.process.sockets import open_socket_dir
-from forge.process.uds import open_client
 
 SERVER = """
 from pathlib import Path

@@ -16,13 +16,14 @@ from starlette.applications import Starlette
 
 from forge.errors import ConfigError
 from forge.process import devices
+from forge.process.ask import open_client
 from forge.process.busy import BusyClock
 from forge.process.devices import Gpu, Vendor, visibility
 from forge.process.disk import free_bytes, is_disk_full
 from forge.process.environment import child_env
 from forge.process.logtail import read_last_lines
 from forge.process.sockets import check_socket_path, open_socket_dir
-from forge.process.uds import open_client, serve_task
+from forge.process.uds import serve_task
 
 
 def make_gpu(index: int, *, vendor: Vendor = Vendor.NVIDIA) -> Gpu:

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 import forge.data.chat
 from forge.config.schema import ServeTable
 from forge.data.chat import ChatTemplate
+from forge.process.ask import open_client
 from forge.process.sockets import open_socket_dir
-from forge.process.uds import open_client
 from forge.records import Message
 from forge.serve.replicas import open_replicas
 from forge.serve.weights import Weights

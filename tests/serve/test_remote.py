@@ -24,12 +24,13 @@ import forge.serve.remote.remote
 import forge.serve.remote.url_client
 from forge.config.schema import ServeTable
 from forge.errors import ConfigError, MachineError, Stalled
+from forge.process.ask import error_message
 from forge.process.sockets import open_socket_dir
 from forge.process.uds import serve_task
 from forge.records import Finish, Message, Prompt
 from forge.serve.client import ReplicaClient
 from forge.serve.remote.discovery import SPLIT_ME
-from forge.serve.remote.openai_wire import Dialect, error_message, read_answer
+from forge.serve.remote.openai_wire import Dialect, read_answer
 from forge.serve.remote.remote import Remote, open_remote
 from forge.serve.replicas import open_replicas
 from forge.serve.weights import Weights

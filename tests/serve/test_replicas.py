@@ -23,8 +23,8 @@ import forge.serve.replica
 import forge.serve.router
 from forge.config.schema import ServeTable
 from forge.errors import ChildDied, ConfigError, MachineError, Stalled
+from forge.process.ask import open_client
 from forge.process.sockets import open_socket_dir
-from forge.process.uds import open_client
 from forge.records import Finish, Prompt
 from forge.serve.client import ReplicaClient
 from forge.serve.installed.engines import check_engine

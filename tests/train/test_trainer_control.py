@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import httpx
-
+from forge.process.ask import Answer
+from forge.train.trainer.child import control
 from forge.train.trainer.child.control import StopFlag, SupervisorClient
 
 if TYPE_CHECKING:
@@ -19,12 +19,11 @@ def test_a_publish_is_waited_for_as_long_as_the_runner_says(
 ) -> None:
     waits: list[float] = []
 
-    def post(path: str, *, json: Any, timeout: float) -> httpx.Response:
-        waits.append(timeout)
-        return httpx.Response(200, json={"version": 7})
+    def send(*_request: Any, server: str, timeout_s: float) -> Answer:
+        waits.append(timeout_s)
+        return Answer(status=200, content=b'{"version": 7}')
 
-    control = SupervisorClient(tmp_path / "none.sock", stop=StopFlag(), publish_timeout_s=4200.0)
-    monkeypatch.setattr(control._client, "post", post)
-    assert control.publish(step=1, path=tmp_path, probe={}) == 7
-    control.close()
+    monkeypatch.setattr(control, "send_blocking", send)
+    trainer = SupervisorClient(tmp_path / "none.sock", stop=StopFlag(), publish_timeout_s=4200.0)
+    assert trainer.publish(step=1, path=tmp_path, probe={}) == 7
     assert waits == [4200.0]

@@ -176,16 +176,3 @@ def _completion(ids: Sequence[int], logprobs: Sequence[float], finish: object) -
 def _finish(found: object) -> Finish:
     """Other reasons (`content_filter`, `eos`, none at all) are the model's end too."""
     return Finish(found) if found in (Finish.LENGTH, Finish.ABORT) else Finish.STOP
-
-
-def error_message(content: bytes) -> str:
-    """What a refusal says, in one line: OpenAI's shape, vLLM's older one, or its first words."""
-    try:
-        found = json.loads(content)
-        inner = found.get("error", found)
-        said = inner.get("message") if isinstance(inner, Mapping) else inner
-        if isinstance(said, str) and said:
-            return " ".join(said.split())[:500]
-    except (ValueError, AttributeError):
-        pass
-    return " ".join(content[:200].decode("utf-8", "replace").split()) or "no words"

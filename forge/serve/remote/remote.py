@@ -16,11 +16,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
-import anyio.to_thread
 
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled
+from forge.process.ask import open_url_client, parse_content
 from forge.process.busy import BusyClock
-from forge.process.uds import open_url_client
 from forge.serve.remote.discovery import SPLIT_ME, RemoteModel, discover
 from forge.serve.remote.openai_wire import PATHS, Dialect, RemoteRequest, read_answer
 from forge.serve.remote.url_client import UrlClient
@@ -41,8 +40,6 @@ PROBE_EVERY_S = 2.0
 WAIT_S = 120.0
 """For one of them to be up."""
 NEWER_LIMIT = "max_completion_tokens"
-THREAD_BYTES = 64 * 1024
-"""An answer above this is parsed off the loop: 64 kB of JSON take about 1 ms."""
 
 
 class ChatPort(Protocol):
@@ -123,12 +120,12 @@ class RemoteServer:
         """Raises ConfigError where it refuses, MachineError where it cannot, ChildDied, Stalled."""
         content = await self._post(request.body(self.found.dialect, model=self.found.model))
         parse = partial(
-            read_answer, content, self.found.dialect, n=request.n, encode=self._encode_answer
+            read_answer, dialect=self.found.dialect, n=request.n, encode=self._encode_answer
         )
         try:
-            if len(content) <= THREAD_BYTES or self.found.dialect is Dialect.CHAT:
-                return parse()  # a tokenizer belongs to the loop's thread
-            return await anyio.to_thread.run_sync(parse)
+            if self.found.dialect is Dialect.CHAT:
+                return parse(content)  # a tokenizer belongs to the loop's thread
+            return await parse_content(content, parse)
         except MachineError as error:
             raise MachineError(f"{self.name}: {error}") from error
 
@@ -214,8 +211,7 @@ async def open_remote(
     async with AsyncExitStack() as opened:
         servers: list[RemoteServer] = []
         for url in table.url:
-            # Deadlines are ours; httpx's own only ends what ours could not.
-            http = open_url_client(_root(url), timeout_s=table.request_timeout_s + 5.0, token=token)
+            http = open_url_client(_root(url), timeout_s=table.request_timeout_s, token=token)
             await opened.enter_async_context(http)
             client = UrlClient(url, http, timeout_s=table.request_timeout_s)
             found = await discover(

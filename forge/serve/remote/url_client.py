@@ -7,13 +7,12 @@ not.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled
-from forge.serve.remote.openai_wire import error_message
+from forge.process.ask import error_message, retry_pause_s, send
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,8 +54,7 @@ class UrlClient:
                 return response.content
             if response.status_code not in BUSY or attempt == BUSY_ATTEMPTS - 1:
                 raise self._refusal(response)
-            asked = response.headers.get("retry-after", "")
-            await anyio.sleep(min(float(asked) if asked.isdecimal() else pause_s, LONGEST_PAUSE_S))
+            await anyio.sleep(retry_pause_s(response, default_s=pause_s, longest_s=LONGEST_PAUSE_S))
             pause_s *= 2
         raise AssertionError("the loop returns or raises")
 
@@ -88,17 +86,11 @@ class UrlClient:
         self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float,
         headers: Mapping[str, str],
     ) -> httpx.Response:  # fmt: skip
-        import httpx
-
-        asked = f"{method} {path}"
-        content = None if body is None else json.dumps(body).encode()
-        sent = {**headers, "Content-Type": "application/json"} if content else headers
         try:
-            with anyio.fail_after(timeout_s):
-                return await self._http.request(method, path, content=content, headers=sent)
-        except (TimeoutError, httpx.TimeoutException) as error:
-            raise Stalled(f"{self.url} was silent for {timeout_s:.0f} s; asked: {asked}") from error
-        except httpx.TransportError as error:
+            return await send(
+                self._http, method, path, body,
+                server=self.url, timeout_s=timeout_s, headers=headers,
+            )  # fmt: skip
+        except ChildDied:
             self.is_up = False
-            said = str(error) or type(error).__name__
-            raise ChildDied(f"{self.url} hung up; asked: {asked}: {said}") from error
+            raise

@@ -14,8 +14,8 @@ import anyio
 import pytest
 
 from forge.errors import ConfigError
+from forge.process.ask import open_client
 from forge.process.sockets import open_socket_dir
-from forge.process.uds import open_client
 from forge.runner.live.stopping import StopRequest
 from forge.runner.stages.control import ControlServer, serve_control
 from tests.runner.stages.desks import Recorder, batch, make_desk

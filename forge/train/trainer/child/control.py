@@ -8,6 +8,7 @@ nothing here has to.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import signal
@@ -19,9 +20,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import httpx
-
-from forge.errors import Stalled
+from forge.errors import ChildDied, MachineError, Stalled
+from forge.process.ask import error_message, send_blocking
 
 logger = logging.getLogger(__name__)
 
@@ -93,19 +93,11 @@ class SupervisorClient:
 
     def __init__(self, socket_path: Path, *, stop: StopFlag, publish_timeout_s: float) -> None:
         """`publish_timeout_s`: until every replica has loaded new weights and passed its probe."""
-        self._client = httpx.Client(
-            transport=httpx.HTTPTransport(uds=str(socket_path)),
-            base_url="http://forge",
-            trust_env=False,
-        )
+        self._socket_path = socket_path
         self.before_poll: Callable[[], None] = lambda: None
         """Called by `take` before each long poll; what it raises ends the wait."""
         self._stop = stop
         self._publish_timeout_s = publish_timeout_s
-
-    def close(self) -> None:
-        """Nothing more will be said."""
-        self._client.close()
 
     def take(self, *, step: int) -> TakenBatch | None:
         """The batch after `step`; None when there is none to come or SIGTERM asked us to stop."""
@@ -145,7 +137,7 @@ class SupervisorClient:
         """Say why this trainer is about to end. Best effort: it ends anyway."""
         try:
             self._post("/failed", numbers, timeout_s=5.0)
-        except (Stalled, httpx.HTTPError) as err:
+        except (Stalled, ChildDied, MachineError) as err:
             logger.warning("the reason was not taken: %s", err)
 
     def progress(self, *, step: int, total: int, metrics: Mapping[str, float]) -> StepOrders:
@@ -154,22 +146,18 @@ class SupervisorClient:
         try:
             body = {"step": step, "total": total, "metrics": _finite(metrics)}
             return StepOrders.read(self._post("/progress", body, timeout_s=5.0))
-        except (Stalled, httpx.HTTPError) as err:
+        except (Stalled, ChildDied, MachineError) as err:
             logger.warning("progress of step %d was not taken: %s", step, err)
             return StepOrders()
 
     def _post(self, path: str, body: dict, *, timeout_s: float = ANSWER_TIMEOUT_S) -> dict:
-        try:
-            answer = self._client.post(path, json=body, timeout=timeout_s)
-        except httpx.TimeoutException as err:
-            raise Stalled(f"control.sock was silent for {timeout_s:.0f} s; asked: {path}") from err
-        if answer.is_error:
-            raise httpx.HTTPStatusError(
-                f"control.sock answered {answer.status_code} to {path}: {answer.text[:500]}",
-                request=answer.request,
-                response=answer,
-            )
-        return answer.json()
+        answer = send_blocking(
+            self._socket_path, "POST", path, body, server="control.sock", timeout_s=timeout_s
+        )
+        if answer.status != 200:
+            message = error_message(answer.content)
+            raise MachineError(f"control.sock answered {answer.status} to {path}: {message}")
+        return json.loads(answer.content)
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float]:

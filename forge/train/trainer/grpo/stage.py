@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,14 +37,10 @@ def train_turns(settings: TrainerSettings) -> None:
     stop = StopFlag()
     stop.install()
     rank, budget = int(os.environ.get("RANK", "0")), settings.micro_batch_tokens
-    with (
-        closing(
-            SupervisorClient(
-                settings.control_socket, stop=stop, publish_timeout_s=settings.publish_timeout_s
-            )
-        ) as control,
-        reported_when_full(control, rank=rank, micro_batch_tokens=budget),
-    ):
+    control = SupervisorClient(
+        settings.control_socket, stop=stop, publish_timeout_s=settings.publish_timeout_s
+    )
+    with reported_when_full(control, rank=rank, micro_batch_tokens=budget):
         join_process_group()
         trainer = make_trainer(settings, control=control)
         control.before_poll = trainer.publisher.check

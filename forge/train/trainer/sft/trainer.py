@@ -11,7 +11,7 @@ import logging
 import math
 import os
 import time
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,14 +51,10 @@ def train_answers(settings: TrainerSettings) -> None:
     stop = StopFlag()
     stop.install()
     rank, budget = int(os.environ.get("RANK", "0")), micro_batch_tokens(settings)
-    with (
-        closing(
-            SupervisorClient(
-                settings.control_socket, stop=stop, publish_timeout_s=settings.publish_timeout_s
-            )
-        ) as control,
-        reported_when_full(control, rank=rank, micro_batch_tokens=budget),
-    ):
+    control = SupervisorClient(
+        settings.control_socket, stop=stop, publish_timeout_s=settings.publish_timeout_s
+    )
+    with reported_when_full(control, rank=rank, micro_batch_tokens=budget):
         join_process_group()
         rows = read_rows(settings.rows_path)
         trainer = make_trainer(settings, rows=rows)

@@ -1,0 +1,150 @@
+"""Requests end with an answer or with an error that names the server: real servers on sockets."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.to_thread
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from forge.errors import ChildDied, Stalled
+from forge.process.ask import error_message, open_client, retry_pause_s, send, send_blocking
+from forge.process.uds import serve_task
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
+
+    from starlette.requests import Request
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def echo(request: Request) -> Response:
+    return JSONResponse(await request.json())
+
+
+async def trickle(_request: Request) -> Response:
+    """Sends a byte often enough to satisfy a timeout of each read."""
+    from starlette.responses import StreamingResponse
+
+    async def chunks() -> AsyncIterator[bytes]:
+        while True:
+            yield b" "
+            await anyio.sleep(0.02)
+
+    return StreamingResponse(chunks())
+
+
+async def cut(_request: Request) -> Response:
+    return Response(b"short", headers={"content-length": "99"})
+
+
+async def undecodable(_request: Request) -> Response:
+    return Response(b"no gzip", headers={"content-encoding": "gzip"})
+
+
+@asynccontextmanager
+async def serving(path: Path, answer: Callable[[Request], Awaitable[Response]]):
+    app = Starlette(routes=[Route("/x", answer, methods=["GET", "POST"])])
+    async with anyio.create_task_group() as group:
+        await group.start(serve_task, app, path)
+        yield
+        group.cancel_scope.cancel()
+
+
+async def ask(path: Path, *, timeout_s: float = 5.0) -> httpx.Response:
+    async with open_client(path, timeout_s=timeout_s) as client:
+        return await send(client, "POST", "/x", {"a": 1}, server="serve-0", timeout_s=timeout_s)
+
+
+async def ask_in_thread(path: Path, *, timeout_s: float = 5.0):
+    request = partial(
+        send_blocking, path, "POST", "/x", {"a": 1}, server="serve-0", timeout_s=timeout_s
+    )
+    return await anyio.to_thread.run_sync(request)
+
+
+async def test_both_senders_return_the_answer_of_any_status(tmp_path: Path) -> None:
+    async with serving(tmp_path / "s", echo):
+        assert (await ask(tmp_path / "s")).json() == {"a": 1}
+        assert (await ask_in_thread(tmp_path / "s")).content == b'{"a":1}'
+
+    async def refuse(_request: Request) -> Response:
+        return JSONResponse({"error": "no"}, 400)
+
+    async with serving(tmp_path / "s", refuse):
+        assert (await ask(tmp_path / "s")).status_code == 400
+        assert (await ask_in_thread(tmp_path / "s")).status == 400
+
+
+async def test_silence_is_an_error_that_names_the_server_and_the_request(tmp_path: Path) -> None:
+    async def never(_request: Request) -> Response:
+        await anyio.sleep(5)
+        raise AssertionError
+
+    words = r"serve-0 was silent for 0\.1 s; asked: POST /x"
+    async with serving(tmp_path / "s", never):
+        for sender in (ask, ask_in_thread):
+            with pytest.raises(Stalled, match=words):
+                await sender(tmp_path / "s", timeout_s=0.1)
+
+
+async def test_the_deadline_holds_for_an_answer_that_never_ends(tmp_path: Path) -> None:
+    async with serving(tmp_path / "s", trickle):
+        with anyio.fail_after(5), pytest.raises(Stalled):
+            await ask(tmp_path / "s", timeout_s=0.2)
+
+
+@pytest.mark.parametrize("answer", [cut, None])
+async def test_a_broken_connection_is_an_error_that_names_the_server(
+    tmp_path: Path, answer
+) -> None:
+    async with serving(tmp_path / ("s" if answer else "other"), answer or echo):
+        for sender in (ask, ask_in_thread):
+            with pytest.raises(ChildDied, match=r"serve-0 hung up; asked: POST /x: .+"):
+                await sender(tmp_path / "s")
+
+
+async def test_an_answer_that_cannot_be_decoded_names_the_server(tmp_path: Path) -> None:
+    async with serving(tmp_path / "s", undecodable):
+        with pytest.raises(ChildDied, match="serve-0 hung up; asked: POST /x"):
+            await ask(tmp_path / "s")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"error": {"message": "too\\nlong", "type": "t"}}', "too long"),
+        (b'{"message": "older", "code": 400}', "older"),
+        (b'{"error": "forge"}', "forge"),
+        (b"Not Found", "Not Found"),
+        (b'{"error": null}', '{"error": null}'),
+        (b"[1]", "[1]"),
+        (b"[" * 100_000, "[" * 200),
+        (b"", "no message"),
+    ],
+)
+def test_the_message_of_an_error_is_one_line(content: bytes, message: str) -> None:
+    assert error_message(content) == message
+
+
+@pytest.mark.parametrize(
+    ("header", "pause_s"),
+    [("3", 3.0), ("0", 0.1), ("900", 10.0), ("nan", 0.1), ("Wed, 21 Oct 2026", 1.0), (None, 1.0)],
+)
+def test_a_full_server_chooses_the_pause_within_bounds(header: str | None, pause_s: float) -> None:
+    response = httpx.Response(503, headers={} if header is None else {"Retry-After": header})
+    assert retry_pause_s(response, default_s=1.0, longest_s=10.0) == pause_s
