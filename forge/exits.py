@@ -1,55 +1,41 @@
-"""From an error to a line and an exit code: `cli.main` prints it when a command raises, a run
-records it with its attempt.
+"""Maps an error to an exit code and a message.
 
-Exception groups are unwrapped here and nowhere else: of all that went wrong, what its reader can
-mend best is told.
+Called by the command line, which prints them, and by the supervisor, which stores and sends them.
+Exception groups are unwrapped here and nowhere else: of several errors, the one that the user can
+fix is the cause.
 """
 
 from __future__ import annotations
 
 import asyncio
-import io
-import os
-import select
 import sqlite3
-import sys
-import traceback
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 import typer
 
-from forge import __version__
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled, Stopped
 from forge.process.disk import is_disk_full
-from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 RANK = (MachineError, ConfigError, ChildDied, Stalled, Stopped, ForgeError)
-"""When several went wrong together, the first of these is the cause and the others its
-consequences.
-"""
+"""Errors by rank: of several, the first kind here is the cause and the others are consequences."""
 
 CTRL_C = (KeyboardInterrupt, typer.Abort, asyncio.CancelledError)
 """asyncio turns Ctrl-C into a cancellation of its main task."""
 
 BUG = 70
-USAGE = 2
 INTERRUPTED = 130
-
-UsageError: type[Exception] = typer.BadParameter.__bases__[0]
-"""typer brings its own click or uses the installed one; this is the right class in both cases."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """What an error comes to."""
+    """Exit code and message of a command or an attempt that has ended."""
 
     code: int
-    words: str
+    message: str
 
     @property
     def is_bug(self) -> bool:
@@ -61,76 +47,37 @@ class Ending:
 
 
 def ending_of(error: BaseException) -> Ending:
-    """The exit code of an error, of the worst in a group, and the words that tell it."""
-    leaves = list(_leaves(error))
+    """The exit code and message of an error, or of the cause among a group of errors."""
+    leaves = list(iter_leaves(error))
     if any(isinstance(leaf, CTRL_C) for leaf in leaves):
-        return Ending(code=INTERRUPTED, words="stopped by Ctrl-C")
+        return Ending(code=INTERRUPTED, message="stopped by Ctrl-C")
     full = next((leaf for leaf in leaves if _is_disk_full(leaf)), None)
     if full is not None and not any(isinstance(leaf, MachineError) for leaf in leaves):
-        nameless = (
-            "run.db" if isinstance(full, sqlite3.Error) else "stdout, or a file without a name"
-        )
-        where = getattr(full, "filename", None) or nameless
-        words = f'{where}: the disk is full; what was recorded is safe, "forge resume" goes on'
-        return Ending(code=MachineError.exit_code, words=words)
+        return Ending(code=MachineError.exit_code, message=_disk_full_message(full))
     damaged = next((leaf for leaf in leaves if _is_damaged(leaf)), None)
     if damaged is not None:
-        words = f"run.db: damaged, or copied without its run.db-wal or in part: {damaged}"
-        return Ending(code=MachineError.exit_code, words=words)
+        message = f"run.db: damaged, incomplete, or copied without its run.db-wal: {damaged}"
+        return Ending(code=MachineError.exit_code, message=message)
     for kind in RANK:
         for leaf in leaves:
             if isinstance(leaf, kind):
-                return Ending(code=leaf.exit_code, words=str(leaf))
-    return Ending(code=BUG, words=f"{type(leaves[0]).__name__}: {leaves[0]}")
+                return Ending(code=leaf.exit_code, message=str(leaf))
+    return Ending(code=BUG, message=f"{type(leaves[0]).__name__}: {leaves[0]}")
 
 
-def explain(error: BaseException) -> int:
-    """Says what went wrong on stderr; returns the exit code."""
-    # typer turns a broken pipe of its own process into SystemExit(1).
-    cause = error.__context__ if isinstance(error, SystemExit) else error
-    if cause is not None and _is_closed_stdout(cause):  # `forge sql ... | head`
-        let_go(sys.stdout)
-        return 0
-    if isinstance(error, UsageError):
-        error.show()  # pyright: ignore[reportAttributeAccessIssue]
-        return USAGE
-    if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else BUG
-    ending = ending_of(error)
-    if not ending.is_bug:
-        return _tell(ending)
-    with suppress(OSError):
-        traceback.print_exception(error)
-    words = f"this is a bug in forge {__version__}; please report the lines above"
-    return _tell(Ending(code=BUG, words=words))
-
-
-def let_go(stream: TextIO) -> None:
-    """The reader of a stream has gone: it leads nowhere from now on, also for what Python flushes
-    to it at exit."""
-    with suppress(io.UnsupportedOperation):  # a stream of Python's own, without a descriptor
-        null = os.open(os.devnull, os.O_WRONLY)
-        try:
-            os.dup2(null, stream.fileno())
-        finally:
-            os.close(null)
-
-
-def _is_closed_stdout(error: BaseException) -> bool:
-    """Whether all that went wrong is that nobody reads our output any more."""
-    if not all(isinstance(leaf, BrokenPipeError) for leaf in _leaves(error)):
-        return False
-    poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)
-    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
+def iter_leaves(error: BaseException) -> Iterator[BaseException]:
+    """The errors of a group and its subgroups; any other error alone."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
-            yield from _leaves(inner)
+            yield from iter_leaves(inner)
     else:
         yield error
+
+
+def _disk_full_message(error: BaseException) -> str:
+    unnamed = "run.db" if isinstance(error, sqlite3.Error) else "stdout, or a file without a name"
+    where = getattr(error, "filename", None) or unnamed
+    return f'{where}: the disk is full; all recorded data is safe, continue with "forge resume"'
 
 
 def _is_disk_full(error: BaseException) -> bool:
@@ -143,16 +90,3 @@ def _is_damaged(error: BaseException) -> bool:
         sqlite3.SQLITE_CORRUPT,
         sqlite3.SQLITE_NOTADB,
     )
-
-
-def _tell(ending: Ending) -> int:
-    words = printable(ending.words)  # a file's name may be in it
-    line = words if "\n" in words else f"forge: {words}"
-    if sys.stderr is None:  # closed before we started
-        return ending.code
-    try:
-        sys.stderr.write(f"{line}\n")
-        sys.stderr.flush()
-    except OSError:  # nobody is left to be told; the exit code still is
-        let_go(sys.stderr)
-    return ending.code

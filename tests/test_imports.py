@@ -30,6 +30,7 @@ ROOMS: dict[str, set[str]] = {
     "statistics": set(),
     "install": set(),
     "process": set(),
+    "exits": {"process"},
     # data and rollout: the problems and the loop
     "data": {"config.schema", "data.families"},
     "data.families": set(),
@@ -105,7 +106,7 @@ SUPERVISOR: dict[str, set[str]] = {
 }  # fmt: skip
 """The rooms of the supervisor that each of its rooms may import, besides PARTS."""
 
-ANYTHING = {"cli", "exits", "__init__", "__main__"}
+ANYTHING = {"cli", "__init__", "__main__"}
 """The command line and the package's own names."""
 
 EXCEPTIONS: dict[str, set[str]] = {

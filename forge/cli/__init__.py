@@ -37,7 +37,7 @@ def run_command(argv: list[str]) -> int:
         code = app(argv, prog_name="forge", standalone_mode=False)
         sys.stdout.flush()
     except BaseException as error:
-        from forge.exits import explain
+        from forge.cli.explaining import explain
 
         return explain(error)
     return code if isinstance(code, int) else 0

@@ -91,7 +91,7 @@ async def record_end(run: RunContext, ending: Ending) -> None:
         attempt=run.attempt,
         ended_at=time.time(),
         exit_code=ending.code,
-        reason=ending.words[:MAX_REASON],
+        reason=ending.message[:MAX_REASON],
     )
     with anyio.CancelScope(shield=True):
         await run.writer.put(row)

@@ -186,7 +186,7 @@ async def _record_all(run: RunContext, past: EarlierAttempts) -> None:
     except BaseException as error:
         ending = ending_of(error)
         if ending.is_stop:
-            log.info("exit %d: %s", ending.code, ending.words)
+            log.info("exit %d: %s", ending.code, ending.message)
         else:
             log.error("exit %d", ending.code, exc_info=error)
         record_status(run, state="stopped" if ending.is_stop else "failed")
@@ -195,7 +195,7 @@ async def _record_all(run: RunContext, past: EarlierAttempts) -> None:
         except ForgeError as failure:  # of the store: it may be the cause
             raise BaseExceptionGroup("", [error, failure]) from None
         raise
-    await record_end(run, Ending(code=0, words="done"))
+    await record_end(run, Ending(code=0, message="done"))
     record_status(run, state="done")
 
 

@@ -17,8 +17,9 @@ import pytest
 import forge
 from forge import cli
 from forge.cli import printing
+from forge.cli.explaining import explain
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled, Stopped
-from forge.exits import ending_of, explain
+from forge.exits import ending_of
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "experiments" / "quickstart.toml"
@@ -69,16 +70,16 @@ def test_of_several_errors_the_cause_is_told_and_not_its_consequences(capsys):
 
 def test_what_is_recorded_of_an_error_is_what_is_told():
     nested = ExceptionGroup("", [ExceptionGroup("", [KeyError("x"), Stalled("trainer: silent")])])
-    assert (ending_of(nested).code, ending_of(nested).words) == (5, "trainer: silent")
+    assert (ending_of(nested).code, ending_of(nested).message) == (5, "trainer: silent")
     full = ending_of(ExceptionGroup("", [OSError(errno.ENOSPC, "x", "run.db")]))
-    assert (full.code, full.words.split(":")[0]) == (3, "run.db")
-    assert ending_of(ExceptionGroup("", [KeyError("x")])).words == "KeyError: 'x'"
+    assert (full.code, full.message.split(":")[0]) == (3, "run.db")
+    assert ending_of(ExceptionGroup("", [KeyError("x")])).message == "KeyError: 'x'"
     assert ending_of(asyncio.CancelledError()).is_stop
 
 
 PIPES = """
 import os, sys
-from forge.exits import explain
+from forge.cli.explaining import explain
 reader, writer = os.pipe()
 os.dup2(writer, int(sys.argv[1]))
 os.close(writer)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from forge.cli.explaining import explain
 from forge.commands import detach
 from forge.commands.detach import run_detached
 from forge.errors import ForgeError, Stalled
-from forge.exits import explain
 from forge.store.layout import create_run, read_status, write_status
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ TOKEN = "a secret"
 PROGRAM = """
 import sys
 from pathlib import Path
-from forge import exits
+from forge.cli.explaining import explain
 from forge.config.schema import JudgeTable
 from forge.evalpool.served import serve_pool
 how, where, token = sys.argv[1:]
@@ -53,7 +53,7 @@ try:
     else:
         serve_pool(table, listen=where, token=token or None)
 except BaseException as error:
-    sys.exit(exits.explain(error))
+    sys.exit(explain(error))
 """
 BODY = {"problem": problem_to_json(PROBLEM), "code": CODE}
 
@@ -333,8 +333,8 @@ async def test_nobody_at_a_url_is_a_machine_error_that_names_it(tmp_path: Path) 
             pass
     ending = exits.ending_of(raised.value)
     assert ending.code == 3
-    assert url in ending.words
-    assert "\n" not in ending.words
+    assert url in ending.message
+    assert "\n" not in ending.message
 
 
 async def test_what_is_no_judge_is_not_taken_for_one(tmp_path: Path) -> None:

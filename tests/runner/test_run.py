@@ -203,9 +203,9 @@ async def test_status_and_stop_are_answered_while_a_run_prepares(supervised: Sup
 
     ending = await supervised.end(work)
     assert ending is not None
-    assert ending.words.startswith('forge stop; everything is saved. "forge resume ')
+    assert ending.message.startswith('forge stop; everything is saved. "forge resume ')
     assert (heard[0].run, heard[0].stage) == ("x-1", "prepare")
-    assert supervised.recorded == (130, ending.words)
+    assert supervised.recorded == (130, ending.message)
     assert read_status(supervised.paths)["state"] == "stopped"
 
 
@@ -219,7 +219,7 @@ async def test_what_fails_after_a_stop_was_asked_is_told_as_what_it_is(
 
     ending = await supervised.end(work)
     assert ending is not None
-    assert supervised.recorded == (4, "trainer died: exit 1") == (ending.code, ending.words)
+    assert supervised.recorded == (4, "trainer died: exit 1") == (ending.code, ending.message)
     assert read_status(supervised.paths)["state"] == "failed"
 
 
@@ -252,8 +252,8 @@ async def test_a_second_ctrl_c_takes_the_work_down_and_records_how_its_children_
     ending = await supervised.end(work)
     assert ending is not None
     assert ending.code == 130
-    assert ending.words.startswith("stopped at once; ")
-    assert supervised.recorded == (130, ending.words)
+    assert ending.message.startswith("stopped at once; ")
+    assert supervised.recorded == (130, ending.message)
     ended_at, reason = supervised.row("SELECT ended_at, reason FROM processes")
     assert ended_at is not None
     assert "stopped by forge" in reason
@@ -269,7 +269,7 @@ async def test_a_bug_is_recorded_by_its_name_and_its_traceback_is_logged(
 
     ending = await supervised.end(work)
     assert ending is not None
-    assert supervised.recorded == (70, "KeyError: 'step'") == (ending.code, ending.words)
+    assert supervised.recorded == (70, "KeyError: 'step'") == (ending.code, ending.message)
     assert "in work" in caplog.text
 
 
@@ -286,7 +286,7 @@ async def test_a_store_that_failed_is_told_before_the_stop_that_it_could_not_rec
     monkeypatch.setattr(run_module, "record_end", fail)
     ending = await supervised.end(work)
     assert ending is not None
-    assert (ending.code, ending.words) == (3, "run.db: the disk is full")
+    assert (ending.code, ending.message) == (3, "run.db: the disk is full")
 
 
 async def test_a_limit_stops_an_attempt_as_a_first_ctrl_c_does() -> None:

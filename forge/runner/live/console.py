@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import anyio
 
-from forge.exits import let_go
+from forge.process.streams import redirect_to_null
 from forge.views.text.numbers import clock, number, share
 
 if TYPE_CHECKING:
@@ -92,14 +92,14 @@ class _Unbreakable:
         try:
             return self._stream.write(text)
         except OSError:  # EPIPE of a pipe, EIO of a terminal
-            let_go(self._stream)
+            redirect_to_null(self._stream)
             return len(text)
 
     def flush(self) -> None:
         try:
             self._stream.flush()
         except OSError:
-            let_go(self._stream)
+            redirect_to_null(self._stream)
 
 
 def plain_line(progress: Progress) -> str:

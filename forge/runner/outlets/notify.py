@@ -93,7 +93,7 @@ async def open_notifier(
     except BaseException as error:
         await notifier.end(ending_of(error))
         raise
-    await notifier.end(Ending(code=0, words=""))
+    await notifier.end(Ending(code=0, message=""))
 
 
 class Notifier:
@@ -126,7 +126,7 @@ class Notifier:
             if "best" in self._table.on:
                 await self._tell_bests()
             if event in self._table.on:
-                words = ending.words or await self._look(self._bests.summary) or "done"
+                words = ending.message or await self._look(self._bests.summary) or "done"
                 await self.tell(event, words, {"exit_code": ending.code})
             self._bests.close()
 

@@ -143,7 +143,7 @@ async def test_how_a_run_ended_is_told_as_it_is(
             raise error
     except BaseException as raised:
         ended = ending_of(raised)
-    assert str(error) in ended.words
+    assert str(error) in ended.message
     said = (tmp_path / "said").read_text()
     assert said.startswith(f"{event}: ")
     assert str(error) in said
@@ -249,7 +249,7 @@ async def test_a_store_that_failed_does_not_hide_why(paths: RunPaths, tmp_path: 
             raise ConfigError("the cause")
     except BaseException as error:
         ended = ending_of(error)
-    assert ended.words == "the cause"
+    assert ended.message == "the cause"
 
 
 async def test_a_new_best_is_told_while_the_run_goes_on(
@@ -340,5 +340,5 @@ async def test_a_run_tells_after_it_has_recorded_how_it_ended(
 
     ended = await supervised.end(work)
     assert ended is not None
-    assert ended.words == "the GPU fell off the bus"
+    assert ended.message == "the GPU fell off the bus"
     assert (tmp_path / "r").read_text() == "the GPU fell off the bus\n"
