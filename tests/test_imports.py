@@ -72,12 +72,14 @@ ROOMS: dict[str, set[str]] = {
     "views.compare": {"store", "views.run", "views.sql", "views.text", "statistics"},
     "views.report": {"store", "views.run", "views.sql", "views.text", "statistics"},
     # tui: the monitor
-    "tui": {"control", "store", "tui.screens", "tui.widgets", "views.run", "views.text"},
+    "tui": {"control", "store", "tui.frame", "tui.dialogs", "tui.screens", "views.text"},
+    "tui.frame": {"control", "store", "views.run", "views.text"},
+    "tui.dialogs": set(),
+    "tui.widgets": {"control", "views.run", "views.text"},
     "tui.screens": {
-        "control", "store", "tui", "tui.widgets",
+        "control", "store", "tui.frame", "tui.dialogs", "tui.widgets",
         "views.compare", "views.run", "views.text",
     },
-    "tui.widgets": {"control", "tui", "views.run", "views.text"},
 }  # fmt: skip
 """The rooms that each room may import, besides GROUND and itself."""
 
@@ -124,7 +126,6 @@ EXCEPTIONS: dict[str, set[str]] = {
 CROWDED = {
     "forge/evalpool/judge": 63,
     "forge/rollout": 16,
-    "tui/widgets": 17,
 }
 """Rooms with more than MAX_FILES files. The judge is rebuilt in rooms of its own."""
 

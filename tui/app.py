@@ -23,10 +23,10 @@ from textual.theme import ThemeProvider
 
 from forge.errors import ForgeError
 from forge.views.text.terminal import printable
-from tui.watched import Watched
-from tui.widgets.confirm import Confirm
-from tui.widgets.help import Help
-from tui.widgets.palette import Palette
+from tui.dialogs.confirm import Confirm
+from tui.dialogs.help import Help
+from tui.dialogs.palette import Palette
+from tui.frame.watched import Watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -22,12 +22,12 @@ from tests.tui.watching import (
     unwrapped,
     watching,
 )
-from tui import watched
 from tui.app import ACTIONS, PLACES, WatchApp
-from tui.widgets.confirm import Confirm
-from tui.widgets.help import Help
-from tui.widgets.navline import NavLine
-from tui.widgets.palette import Palette
+from tui.dialogs.confirm import Confirm
+from tui.dialogs.help import Help
+from tui.dialogs.palette import Palette
+from tui.frame import watched
+from tui.frame.navline import NavLine
 
 if TYPE_CHECKING:
     from pathlib import Path

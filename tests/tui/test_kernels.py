@@ -16,9 +16,9 @@ from forge.store.layout import RunPaths
 from tests.store.storefactory import attempt, group, problem, timing, turn, write_run
 from tests.tui.hostile import assert_harmless, write_hostile_run
 from tests.tui.watching import LARGE, SMALL, check_snapshot, press, settle, text_of, watching
+from tui.dialogs.confirm import Confirm
 from tui.screens.kernels import KernelsScreen
 from tui.screens.rollout import RolloutScreen
-from tui.widgets.confirm import Confirm
 from tui.widgets.copying import MAX_COPIED
 from tui.widgets.row_table import RowTable
 

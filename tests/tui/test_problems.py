@@ -14,8 +14,8 @@ from forge.store.layout import RunPaths
 from tests.store.storefactory import write_run
 from tests.tui.hostile import NAME, assert_harmless, write_hostile_run
 from tests.tui.watching import LARGE, SMALL, check_snapshot, press, settle, text_of, watching
+from tui.frame.paced import PacedScreen
 from tui.screens.attempts import AttemptsScreen
-from tui.screens.paced import PacedScreen
 from tui.screens.problems import ProblemsScreen
 from tui.screens.rollout import RolloutScreen
 from tui.widgets.row_table import RowTable
@@ -144,7 +144,7 @@ async def test_letters_go_into_the_filter_while_it_is_typed(canned_run: RunPaths
 async def test_what_was_written_is_shown_and_the_same_is_not_asked_again(
     canned_run: RunPaths, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("tui.screens.paced.PACE", 0.0)
+    monkeypatch.setattr("tui.frame.paced.PACE", 0.0)
     asked = []
     answer = ProblemsScreen.answer
     monkeypatch.setattr(
@@ -169,7 +169,7 @@ async def test_what_was_written_is_shown_and_the_same_is_not_asked_again(
 async def test_a_dear_question_is_asked_seldom_but_a_keys_at_once(
     canned_run: RunPaths, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("tui.screens.paced.PACE", 1e6)
+    monkeypatch.setattr("tui.frame.paced.PACE", 1e6)
     async with watching(canned_run, keys=["2"]) as pilot:
         with sqlite3.connect(canned_run.run_db) as connection:
             connection.execute("UPDATE problems SET level = 77")

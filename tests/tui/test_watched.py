@@ -13,7 +13,7 @@ from forge.store.layout import RunPaths
 from forge.views.run.conversation import load_conversation
 from tests import canned
 from tests.tui.supervisors import supervising
-from tui.watched import Watched
+from tui.frame.watched import Watched
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ from textual.widgets import ContentSwitcher, DataTable, Static
 from forge.views.run.problem_history import Attempt, ProblemHistory, ProblemRow, load_history
 from forge.views.text.numbers import NONE, factor, number, share
 from forge.views.text.terminal import printable
-from tui.screens.paced import PacedScreen
+from tui.frame.paced import PacedScreen
 from tui.screens.rollout import RolloutScreen
 from tui.widgets.row_table import Column, RowTable
 from tui.widgets.texts import shown_code, spark
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
 
     from forge.store.reader import RunReader
-    from tui.watched import Watched
+    from tui.frame.watched import Watched
 
 ORDERS = {
     "latest": lambda attempt: (-attempt.group_id, attempt.rollout),

@@ -15,14 +15,14 @@ from forge.errors import ForgeError
 from forge.store.reader import RunReader
 from forge.views.compare import By, compare, render_comparison
 from forge.views.text.terminal import printable
-from tui.screens.asking import AskingScreen
+from tui.frame.asking import AskingScreen
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
     from forge.store.layout import RunPaths
-    from tui.watched import Watched
+    from tui.frame.watched import Watched
 
 
 class CompareScreen(AskingScreen[Group]):

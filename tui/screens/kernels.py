@@ -25,12 +25,12 @@ from forge.views.run.kernels import (
 )
 from forge.views.text.numbers import NONE, at_least, number
 from forge.views.text.terminal import printable
-from tui.screens.paced import PacedScreen
+from tui.dialogs.ask_line import AskLine
+from tui.dialogs.confirm import Confirm
+from tui.dialogs.filter_line import FilterLine
+from tui.frame.paced import PacedScreen
 from tui.screens.rollout import RolloutScreen
-from tui.widgets.ask_line import AskLine
-from tui.widgets.confirm import Confirm
 from tui.widgets.copying import copy_code
-from tui.widgets.filter_line import FilterLine
 from tui.widgets.row_table import Column, RowTable
 from tui.widgets.texts import shown_code
 from tui.widgets.verdicts import microseconds, times
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
 
     from forge.store.reader import RunReader
-    from tui.watched import Watched
+    from tui.frame.watched import Watched
 
 COLUMNS = (
     Column(key="rank", heading="#", value=lambda row: str(row["rank"]), is_number=True),

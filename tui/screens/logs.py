@@ -16,7 +16,7 @@ from textual.widgets import Input, Log, Static, Tab, Tabs
 from forge.errors import ConfigError
 from forge.views.run.logs import Level, LogBook, LogFilter, LogLine, compile_pattern
 from forge.views.text.terminal import printable
-from tui.screens.asking import AskingScreen
+from tui.frame.asking import AskingScreen
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
-    from tui.watched import Watched
+    from tui.frame.watched import Watched
 
 LOOK_S = 1.0
 ALL = "all"

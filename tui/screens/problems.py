@@ -20,8 +20,8 @@ from forge.views.run.problem_history import (
 )
 from forge.views.text.numbers import NONE, factor, number, share
 from forge.views.text.terminal import printable
-from tui.screens.paced import PacedScreen
-from tui.widgets.filter_line import FilterLine
+from tui.dialogs.filter_line import FilterLine
+from tui.frame.paced import PacedScreen
 from tui.widgets.row_table import Column, RowTable
 from tui.widgets.texts import spark
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
 
     from forge.store.reader import RunReader
-    from tui.watched import Watched
+    from tui.frame.watched import Watched
 
 PURPOSES: tuple[str | None, ...] = (None, *Purpose)
 SOLVED = {None: "all", False: "never solved", True: "solved"}

@@ -16,8 +16,8 @@ from textual.widgets import DataTable, Static, TabbedContent, TabPane
 
 from forge.views.run.conversation import Conversation, PlayedTurn, load_conversation, parse_place
 from forge.views.text.terminal import printable
-from tui.screens.paced import PacedScreen
-from tui.widgets.ask_line import AskLine
+from tui.dialogs.ask_line import AskLine
+from tui.frame.paced import PacedScreen
 from tui.widgets.conversations import answer_of, head_of, prompt_of, turn_diff
 from tui.widgets.copying import copy_code
 from tui.widgets.siblings import SiblingsPane
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
 
     from forge.store.reader import RunReader
-    from tui.watched import Watched
+    from tui.frame.watched import Watched
 
 PANES = {
     "answer": ("a", "Answer"),

@@ -20,7 +20,7 @@ from textual.widgets import DataTable, Static
 from forge.views.run.monitor import Activity, Curve, Curves, load_activity
 from forge.views.text.numbers import NONE, bar, duration, number, percent, share
 from forge.views.text.terminal import printable
-from tui.screens.asking import AskingScreen
+from tui.frame.asking import AskingScreen
 from tui.widgets.curves import CurveGrid
 from tui.widgets.processes import (
     SIGNS,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from forge.control import LiveStatus
     from forge.store.reader import RunReader
     from forge.views.run.standing import Standing
-    from tui.watched import Watched
+    from tui.frame.watched import Watched
 
 IDLE_BAR = 8
 MIX_BAR = 12

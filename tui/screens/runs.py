@@ -17,10 +17,10 @@ from forge.store.layout import RunPaths, is_owned, list_runs
 from forge.views.run.runs import load_run
 from forge.views.text.numbers import NONE, percent
 from forge.views.text.terminal import printable
-from tui.screens.asking import AskingScreen
+from tui.frame.asking import AskingScreen
+from tui.frame.topline import STATE_SIGNS
 from tui.screens.compare import CompareScreen
 from tui.widgets.row_table import Column, RowTable
-from tui.widgets.topline import STATE_SIGNS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.binding import BindingType
 
-    from tui.watched import Watched
+    from tui.frame.watched import Watched
 
 Row = dict[str, Any]
 

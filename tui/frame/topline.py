@@ -10,7 +10,7 @@ from textual.widgets import Static
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
-    from tui.watched import Watched
+    from tui.frame.watched import Watched
 
 STATE_SIGNS = {
     "running": "▶", "done": "✔", "stopped": "■", "failed": "✘", "killed": "✘", "new": "…",

@@ -14,15 +14,15 @@ from textual.screen import Screen
 from textual.widgets import Footer
 from textual.worker import Worker, WorkerState
 
-from tui.widgets.navline import NavLine
-from tui.widgets.topline import TopLine
+from tui.frame.navline import NavLine
+from tui.frame.topline import TopLine
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.events import ScreenResume
 
     from forge.store.reader import RunReader
-    from tui.watched import Watched
+    from tui.frame.watched import Watched
 
 Data = TypeVar("Data")
 

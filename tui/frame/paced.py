@@ -10,11 +10,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from tui.screens.asking import AskingScreen
+from tui.frame.asking import AskingScreen
 
 if TYPE_CHECKING:
     from forge.store.reader import RunReader
-    from tui.watched import Watched
+    from tui.frame.watched import Watched
 
 Data = TypeVar("Data")
 

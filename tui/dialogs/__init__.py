@@ -1,0 +1,1 @@
+"""Input from a person: confirmation, a line of text, a filter, help, the command palette."""
