@@ -15,10 +15,10 @@ from forge.records import Purpose, Status
 from forge.store.reader import open_run
 from forge.views.run.conversation import (
     MAX_DIFF_LINES,
-    Part,
+    AnswerPart,
     diff_codes,
     load_conversation,
-    parse_place,
+    parse_address,
     split_answer,
 )
 from forge.views.run.kernels import file_name, load_kernel, load_kernels, write_kernel
@@ -250,19 +250,19 @@ def test_a_file_name_is_no_path() -> None:
 
 
 def test_a_place_is_parsed_or_none() -> None:
-    place = parse_place(" g12.r3.t1 ")
+    place = parse_address(" g12.r3.t1 ")
     assert place is not None
     assert (place.group_id, place.rollout, place.turn) == (12, 3, 1)
-    assert [parse_place(words) for words in ("", "g", "g1.t2", "-1", "x", "9" * 30)] == [None] * 6
+    assert [parse_address(words) for words in ("", "g", "g1.t2", "-1", "x", "9" * 30)] == [None] * 6
 
 
 def test_an_answer_is_split_into_thinking_text_and_code() -> None:
     answer = "<think>\na\n```python\nno\n```\n</think>\nHere:\n```python\nx = 1\n~~~\n```\nend"
     assert split_answer(answer) == [
-        (Part.THINKING, "<think>\na\n```python\nno\n```\n</think>\n"),
-        (Part.TEXT, "Here:\n```python\n"),
-        (Part.CODE, "x = 1\n~~~\n"),
-        (Part.TEXT, "```\nend"),
+        (AnswerPart.THINKING, "<think>\na\n```python\nno\n```\n</think>\n"),
+        (AnswerPart.TEXT, "Here:\n```python\n"),
+        (AnswerPart.CODE, "x = 1\n~~~\n"),
+        (AnswerPart.TEXT, "```\nend"),
     ]
 
 

@@ -11,7 +11,7 @@ from textual.binding import Binding
 from textual.containers import VerticalScroll
 from textual.widgets import ContentSwitcher, DataTable, Static
 
-from forge.views.run.problem_history import Attempt, ProblemHistory, ProblemRow, load_history
+from forge.views.run.problem_history import ProblemAttempt, ProblemHistory, ProblemRow, load_history
 from forge.views.text.numbers import NONE, factor, number, share
 from forge.views.text.terminal import printable
 from tui.frame.paced import PacedScreen
@@ -170,7 +170,7 @@ class AttemptsScreen(PacedScreen[ProblemHistory]):
         return text.append(words, style="not bold")
 
 
-def _purpose(attempt: Attempt) -> str:
+def _purpose(attempt: ProblemAttempt) -> str:
     return f"{attempt.purpose or '–'}{', greedy' if attempt.is_greedy else ''}"
 
 

@@ -14,7 +14,7 @@ from textual.binding import Binding
 from textual.containers import Horizontal, VerticalScroll
 from textual.widgets import DataTable, Static, TabbedContent, TabPane
 
-from forge.views.run.conversation import Conversation, PlayedTurn, load_conversation, parse_place
+from forge.views.run.conversation import Conversation, PlayedTurn, load_conversation, parse_address
 from forge.views.text.terminal import printable
 from tui.dialogs.ask_line import AskLine
 from tui.frame.paced import PacedScreen
@@ -223,7 +223,7 @@ class RolloutScreen(PacedScreen[Found]):
         """Asks for a place by its name."""
 
         def answered(words: str | None) -> None:
-            place = None if words is None else parse_place(words)
+            place = None if words is None else parse_address(words)
             if place is not None:
                 self._go(place.group_id, place.rollout, turn=place.turn)
             elif words is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group
 from rich.text import Text
 
-from forge.views.run.conversation import Part, diff_codes, split_answer
+from forge.views.run.conversation import AnswerPart, diff_codes, split_answer
 from forge.views.text.numbers import number
 from forge.views.text.terminal import printable
 from tui.widgets.texts import MAX_SHOWN, shown_code, shown_diff, shown_text
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MAX_REASON = 40
 """Characters of the judge's code, which is a word, in the head line; the verdict has all."""
-STYLES = {Part.TEXT: "", Part.THINKING: "italic dim"}
+STYLES = {AnswerPart.TEXT: "", AnswerPart.THINKING: "italic dim"}
 
 
 def head_of(found: Conversation, turn: PlayedTurn) -> Text:
@@ -67,7 +67,7 @@ def answer_of(found: Conversation, turn: PlayedTurn) -> Group:
     parts.append(_heading("it answered"))
     completion = turn.row["completion"] or ""
     for kind, text in split_answer(completion[:MAX_SHOWN]):
-        if kind is Part.CODE:
+        if kind is AnswerPart.CODE:
             parts.append(shown_code(text))
         else:
             parts.append(shown_text(text.removesuffix("\n"), style=STYLES[kind]))

@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forge.views.compare.records import By, Curve, CurvePoint
+from forge.views.compare.records import By, CurvePair, CurvePoint
 
 if TYPE_CHECKING:
     from forge.store.reader import RunReader
@@ -26,20 +26,20 @@ _STEPS = f"SELECT stage, step, num_completion_tokens, {', '.join(STEP_COLUMNS)} 
 _METRICS = "SELECT stage, step, key, value, at, attempt FROM v_metrics WHERE key IN ({})"
 _WALL = "step/wall/seconds"
 
-Place = tuple[int, int]
+StageStep = tuple[int, int]
 """(stage, step)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class TrainedSteps:
     """The trained steps of one run, in order, and what each had cost when it was done."""
 
-    places: tuple[Place, ...]
+    places: tuple[StageStep, ...]
     spent: dict[By, tuple[float | None, ...]]
     """Cumulative, one a place; None where it was not counted."""
-    values: dict[str, dict[Place, float]]
+    values: dict[str, dict[StageStep, float]]
 
-    def at(self, place: Place, by: By) -> float | None:
+    def at(self, place: StageStep, by: By) -> float | None:
         """What had been spent up to and with this stage and step; 0 before the first."""
         index = bisect_right(self.places, place)
         return 0.0 if index == 0 else self.spent[by][index - 1]
@@ -62,14 +62,14 @@ def has_rollouts(reader: RunReader) -> bool:
     return found is not None
 
 
-def load_progress(reader: RunReader, *, of_rollouts: bool) -> Progress:
+def load_trained_steps(reader: RunReader, *, of_rollouts: bool) -> TrainedSteps:
     """The steps that were trained on rollouts, or those of SFT."""
     played = {(row["stage"], row["step"]): row for row in reader.rows(_STEPS)}
     keys = (*METRICS, _WALL)
     rows = reader.rows(_METRICS.format(", ".join("?" * len(keys))), keys)
     stages = {stage for stage, _ in played}
-    values: dict[str, dict[Place, float]] = defaultdict(dict)
-    marks: dict[Place, tuple[int, float]] = {}
+    values: dict[str, dict[StageStep, float]] = defaultdict(dict)
+    marks: dict[StageStep, tuple[int, float]] = {}
     for row in rows:
         place = (row["stage"], row["step"])
         if (row["stage"] in stages) != of_rollouts:
@@ -88,19 +88,21 @@ def load_progress(reader: RunReader, *, of_rollouts: bool) -> Progress:
         By.TOKENS: _add_up([played.get(p, {}).get("num_completion_tokens") for p in places]),
         By.TIME: _add_up(_seconds(places, walls, marks)),
     }
-    return Progress(places=places, spent=spent, values=dict(values))
+    return TrainedSteps(places=places, spent=spent, values=dict(values))
 
 
-def compare_curves(a: Progress, b: Progress, *, by: By, budget: float) -> tuple[Curve, ...]:
+def compare_curves(
+    a: TrainedSteps, b: TrainedSteps, *, by: By, budget: float
+) -> tuple[CurvePair, ...]:
     """Every metric that both have."""
-    out: list[Curve] = []
+    out: list[CurvePair] = []
     for name in (*STEP_COLUMNS, *METRICS):
         left, right = a.curve(name, by), b.curve(name, by)
         if not left or not right:
             continue
         xs = [share * budget for share in SHARES]
         points = tuple(CurvePoint(x=x, a=_mean_at(left, x), b=_mean_at(right, x)) for x in xs)
-        out.append(Curve(name=name, a=left, b=right, at=points))
+        out.append(CurvePair(name=name, a=left, b=right, at=points))
     return tuple(out)
 
 
@@ -110,7 +112,7 @@ def _mean_at(curve: tuple[tuple[float, float], ...], x: float) -> float | None:
     return sum(last) / len(last) if last else None
 
 
-def _count_steps(places: tuple[Place, ...]) -> tuple[float, ...]:
+def _count_steps(places: tuple[StageStep, ...]) -> tuple[float, ...]:
     """Step numbers, on top of the last one of the stage before."""
     out: list[float] = []
     before, base = None, 0.0
@@ -133,7 +135,9 @@ def _add_up(costs: list[float | None]) -> tuple[float | None, ...]:
 
 
 def _seconds(
-    places: tuple[Place, ...], walls: dict[Place, float], marks: dict[Place, tuple[int, float]]
+    places: tuple[StageStep, ...],
+    walls: dict[StageStep, float],
+    marks: dict[StageStep, tuple[int, float]],
 ) -> list[float | None]:
     """Of each step, as measured; else since the step before it, within a stage and an attempt."""
     out: list[float | None] = []

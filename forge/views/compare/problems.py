@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forge.statistics.passk import Difference, Tally, compare_paired, estimate_difference
-from forge.views.compare.records import By, Part, ProblemChange, Score
+from forge.views.compare.records import By, ProblemChange, Score, ScorePart
 
 if TYPE_CHECKING:
     from forge.store.reader import RunReader
-    from forge.views.compare.curves import Progress
+    from forge.views.compare.curves import TrainedSteps
 
 Z = 1.959964
 """Of 95 %."""
@@ -69,12 +69,12 @@ class Chosen:
 
 
 def choose_evaluation(
-    reader: RunReader, progress: Progress, *, by: By, budget: float | None
+    reader: RunReader, steps: TrainedSteps, *, by: By, budget: float | None
 ) -> Chosen | None:
     """The latest one that had cost no more than the budget; the last where costs are unknown."""
     chosen: Chosen | None = None
     for row in reader.rows(_EVALUATIONS):
-        spent = progress.at((row["stage_index"], row["step"]), by)
+        spent = steps.at((row["stage_index"], row["step"]), by)
         if spent is not None and budget is not None and spent > budget * (1 + 1e-9):
             continue
         name = f"{row['stage']} at step {row['step']}"
@@ -134,7 +134,7 @@ def tallies(answers: Mapping[str, Answers]) -> dict[str, Tally]:
     return {name: each.tally for name, each in answers.items()}
 
 
-def parts_by_level(a: Mapping[str, Answers], b: Mapping[str, Answers]) -> tuple[Part, ...]:
+def parts_by_level(a: Mapping[str, Answers], b: Mapping[str, Answers]) -> tuple[ScorePart, ...]:
     levels = sorted({a[name].level for name in a.keys() & b.keys()})
     out = []
     for level in levels:
@@ -144,7 +144,7 @@ def parts_by_level(a: Mapping[str, Answers], b: Mapping[str, Answers]) -> tuple[
     return tuple(part for part in out if part is not None)
 
 
-def parts_by_device(a: Mapping[str, Answers], b: Mapping[str, Answers]) -> tuple[Part, ...]:
+def parts_by_device(a: Mapping[str, Answers], b: Mapping[str, Answers]) -> tuple[ScorePart, ...]:
     """Devices that judged answers of both: a time of another card is another time."""
     devices = sorted(
         {device for each in a.values() for device in each.tallies}
@@ -160,10 +160,12 @@ def parts_by_device(a: Mapping[str, Answers], b: Mapping[str, Answers]) -> tuple
 
 def _part(
     name: str, a: Mapping[str, Tally], b: Mapping[str, Tally], ratios: Sequence[float]
-) -> Part | None:
+) -> ScorePart | None:
     found = score(a, b)
     return (
-        None if found is None else Part(name=name, score=found, speed=estimate_difference(ratios))
+        None
+        if found is None
+        else ScorePart(name=name, score=found, speed=estimate_difference(ratios))
     )
 
 

@@ -58,7 +58,7 @@ class CurvePoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
+class CurvePair:
     """One metric of both runs over what they are compared by."""
 
     name: str
@@ -116,7 +116,7 @@ class ProblemChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ScorePart:
     """The score of one level, or of one device's verdicts."""
 
     name: str
@@ -135,12 +135,12 @@ class Comparison:
     a: Side
     b: Side
     config: tuple[Change, ...]
-    curves: tuple[Curve, ...]
+    curves: tuple[CurvePair, ...]
     score: Score | None
     problems: tuple[ProblemChange, ...]
     """Largest loss first, largest gain last."""
-    by_level: tuple[Part, ...]
-    by_device: tuple[Part, ...]
+    by_level: tuple[ScorePart, ...]
+    by_device: tuple[ScorePart, ...]
     notes: tuple[str, ...]
     """What could not be compared and why, a line each."""
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge.store.reader import RowTable
 from forge.views.compare.curves import WINDOW
-from forge.views.compare.records import By, Comparison, Curve, Part, ProblemChange, Score
+from forge.views.compare.records import By, Comparison, CurvePair, ProblemChange, Score, ScorePart
 from forge.views.sql.sql import render_table
 from forge.views.text.numbers import NONE, digits, percent
 from forge.views.text.terminal import printable
@@ -89,11 +89,11 @@ def _short(metric: str) -> str:
     return metric.removeprefix("train/").removesuffix("/mean")
 
 
-def _points_of(curve: Curve) -> list[str]:
+def _points_of(curve: CurvePair) -> list[str]:
     return [f"{digits(point.a)} → {digits(point.b)}" for point in curve.at[-NUM_POINTS:]]
 
 
-def _render_parts(parts: tuple[Part, ...]) -> RichTable:
+def _render_parts(parts: tuple[ScorePart, ...]) -> RichTable:
     columns = ("", "n", "a", "b", "b − a", "95 %", "won", "lost", "speed b/a")
     rows = [
         (
@@ -141,7 +141,7 @@ def _without_empty(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> Ric
     )
 
 
-def _speed(part: Part) -> str:
+def _speed(part: ScorePart) -> str:
     if part.speed is None:
         return NONE
     value, low, high = (2.0**x for x in (part.speed.value, part.speed.low, part.speed.high))

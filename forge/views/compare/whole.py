@@ -6,7 +6,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from forge.views.compare.config import find_changes
-from forge.views.compare.curves import Progress, compare_curves, has_rollouts, load_progress
+from forge.views.compare.curves import (
+    TrainedSteps,
+    compare_curves,
+    has_rollouts,
+    load_trained_steps,
+)
 from forge.views.compare.problems import (
     Answers,
     Chosen,
@@ -31,8 +36,8 @@ FAR_APART = 0.1
 def compare(a: RunReader, b: RunReader, *, by: By = By.STEP) -> Comparison:
     """Compares two runs at equal steps, tokens or time."""
     of_rollouts = has_rollouts(a) or has_rollouts(b)
-    left = load_progress(a, of_rollouts=of_rollouts)
-    right = load_progress(b, of_rollouts=of_rollouts)
+    left = load_trained_steps(a, of_rollouts=of_rollouts)
+    right = load_trained_steps(b, of_rollouts=of_rollouts)
     notes: list[str] = []
     kind = "step of grpo" if of_rollouts else "step"
     names = (_name(a), _name(b))
@@ -60,24 +65,24 @@ def _name(reader: RunReader) -> str:
     return reader.paths.name
 
 
-def _side(reader: RunReader, progress: Progress, chosen: Chosen | None, *, by: By) -> Side:
+def _side(reader: RunReader, steps: TrainedSteps, chosen: Chosen | None, *, by: By) -> Side:
     return Side(
         name=_name(reader),
         state=run_state(reader),
-        spent=progress.total(by),
+        spent=steps.total(by),
         devices=chosen.devices if chosen else (),
         evaluation=None if chosen is None else chosen.name,
     )
 
 
 def _budget(
-    a: Progress, b: Progress, by: By, *, kind: str, names: tuple[str, str], notes: list[str]
+    a: TrainedSteps, b: TrainedSteps, by: By, *, kind: str, names: tuple[str, str], notes: list[str]
 ) -> float | None:
     """The most that both have; None where one has none or did not count it."""
-    for name, progress in zip(names, (a, b), strict=True):
-        if not progress.places:
+    for name, steps in zip(names, (a, b), strict=True):
+        if not steps.places:
             notes.append(f"{name} has trained no {kind}: no curves, and the last evaluations")
-        elif progress.total(by) is None:
+        elif steps.total(by) is None:
             notes.append(
                 f"{name} did not count its {UNIT[by]}: no curves, and the last evaluations"
             )

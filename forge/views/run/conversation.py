@@ -32,7 +32,7 @@ _NAME = re.compile(r"g?(\d+)(?:\.r(\d+)(?:\.t(\d+))?)?")
 _FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})")
 
 
-class Part(StrEnum):
+class AnswerPart(StrEnum):
     """What a stretch of an answer is."""
 
     TEXT = "text"
@@ -41,7 +41,7 @@ class Part(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RolloutAddress:
     """What somebody typed to go to: `12`, `g12`, `g12.r3` or `g12.r3.t1`."""
 
     group_id: int
@@ -107,7 +107,7 @@ class Conversation:
     after: int | None
 
 
-def parse_place(words: str) -> Place | None:
+def parse_address(words: str) -> RolloutAddress | None:
     """None for what names no rollout. Numbers beyond SQLite's name none either."""
     found = _NAME.fullmatch(words.strip())
     if found is None:
@@ -115,7 +115,7 @@ def parse_place(words: str) -> Place | None:
     group_id, rollout, turn = (None if part is None else int(part) for part in found.groups())
     if max(group_id or 0, rollout or 0, turn or 0) >= 2**63 or group_id is None:
         return None
-    return Place(group_id=group_id, rollout=rollout, turn=turn)
+    return RolloutAddress(group_id=group_id, rollout=rollout, turn=turn)
 
 
 def latest_group(reader: RunReader) -> int | None:
@@ -217,22 +217,22 @@ def _load_siblings(reader: RunReader, group_id: int, rollout: int) -> tuple[Sibl
     )
 
 
-def split_answer(text: str) -> list[tuple[Part, str]]:
+def split_answer(text: str) -> list[tuple[AnswerPart, str]]:
     """An answer as stretches of text, thinking and fenced code, in order; joined they are the
     answer. Takes linear time and never raises.
     """
-    parts: list[tuple[Part, list[str]]] = []
+    parts: list[tuple[AnswerPart, list[str]]] = []
     fence: str | None = None
     is_thinking = False
     for line in text.splitlines(keepends=True):
         mark = _FENCE.match(line)
         if fence is not None:
             is_end = mark is not None and mark.group(1).startswith(fence) and _is_bare(line)
-            kind, fence = (Part.TEXT, None) if is_end else (Part.CODE, fence)
+            kind, fence = (AnswerPart.TEXT, None) if is_end else (AnswerPart.CODE, fence)
         elif is_thinking or "<think>" in line:
-            kind, is_thinking = Part.THINKING, "</think>" not in line
+            kind, is_thinking = AnswerPart.THINKING, "</think>" not in line
         else:
-            kind = Part.TEXT
+            kind = AnswerPart.TEXT
             fence = mark.group(1) if mark is not None else None
         if not parts or parts[-1][0] is not kind:
             parts.append((kind, []))

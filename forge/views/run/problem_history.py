@@ -82,7 +82,7 @@ class ProblemList:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class ProblemAttempt:
     """One rollout at a problem."""
 
     group_id: int
@@ -118,7 +118,7 @@ class ProblemHistory:
     problem_id: str
     totals: tuple[ProblemRow, ...]
     """One a purpose that it was played for."""
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[ProblemAttempt, ...]
     """Latest first; at most MAX_ATTEMPTS."""
     source: str | None
     """The reference module."""
@@ -204,7 +204,7 @@ def load_history(reader: RunReader, problem_id: str) -> ProblemHistory:
     )
 
 
-def _load_attempts(reader: RunReader, problem_id: str) -> tuple[Attempt, ...]:
+def _load_attempts(reader: RunReader, problem_id: str) -> tuple[ProblemAttempt, ...]:
     rows = reader.rows(
         _ATTEMPTS, {"problem": problem_id, "limit": MAX_ATTEMPTS, "rows": MAX_TURN_ROWS}
     )
@@ -217,9 +217,9 @@ def _load_attempts(reader: RunReader, problem_id: str) -> tuple[Attempt, ...]:
     )
 
 
-def _attempt(turns: list[dict[str, Any]], *, stages: Sequence[Any]) -> Attempt:
+def _attempt(turns: list[dict[str, Any]], *, stages: Sequence[Any]) -> ProblemAttempt:
     first, last = turns[0], turns[-1]
-    return Attempt(
+    return ProblemAttempt(
         group_id=first["group_id"],
         rollout=first["rollout"],
         stage_name=None if first["stage"] is None else stage_name(stages, first["stage"]),
