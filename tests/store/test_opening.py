@@ -17,7 +17,7 @@ from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.store.schema.migrations import RUN_MIGRATIONS
 from forge.store.schema.run_views import view_names
-from forge.store.write import writer_thread
+from forge.store.write import databases, writer_thread
 from forge.store.write.writer import open_writer
 from tests.store.storefactory import Options, make_root, small_run, write_run
 
@@ -44,8 +44,8 @@ def test_a_run_of_schema_1_is_read_without_being_written_and_migrated_by_its_nex
 ) -> None:
     root = tmp_path / "toy-1"
     with monkeypatch.context() as patch:
-        patch.setattr(writer_thread, "RUN_MIGRATIONS", RUN_MIGRATIONS[:1])
-        patch.setattr(writer_thread, "VIEWS", VIEWS_1)
+        patch.setattr(databases, "RUN_MIGRATIONS", RUN_MIGRATIONS[:1])
+        patch.setattr(databases, "VIEWS", VIEWS_1)
         patch.setattr(writer_thread, "settle_oldest", lambda _: False)
         patch.setattr(writer_thread, "settle_while", lambda _, **__: None)
         anyio.run(lambda: write_run(root, small_run(), texts=texts))

@@ -217,7 +217,7 @@ def test_a_full_disk_is_one_machine_error_and_loses_nothing_recorded(tmp_path: P
 def test_a_database_that_may_not_grow_keeps_what_was_flushed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from forge.store.write import writer_thread as module
+    from forge.store.write import databases as module
 
     connect = module._connect
 

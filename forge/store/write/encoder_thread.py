@@ -1,11 +1,12 @@
-"""The thread before the writer's: hashes and compresses what was put, in order, so that neither the
-event loop nor the thread that owns the databases does.
+"""The encoder's thread: hashes and compresses puts, in order, before the writer's thread.
 
-Started by `store.writer_thread`. zstd and SHA-256 let go of Python's lock, so this runs beside
-SQLite.
+Started by `writer_thread`. zstd and SHA-256 release Python's lock, so this thread runs in parallel
+with the event loop and with SQLite.
 
     put ──queue──▶ encoder thread ──bounded──▶ writer thread ──▶ tokens.db, then run.db
 """
+
+# pyright: strict
 
 from __future__ import annotations
 
@@ -23,27 +24,28 @@ if TYPE_CHECKING:
     from forge.store.write.rows import Record
 
     Item = tuple[Record, ...] | Future[None] | None
-    """A put, a flush that waits, or the end."""
+    """A put, a pending flush, or the end."""
 
 BATCH_PUTS = 64
-"""Encoded together, if so many wait: 5 ms of work, most of it without Python's lock."""
+"""Maximum number of puts encoded together: 5 ms of work, most of it without Python's lock."""
 AHEAD_BATCHES = 3
-"""That wait for the writer, so that neither thread waits for the other. They are handed on whole:
-a queue that is woken for each put costs more than the put."""
+"""Encoded batches queued for the writer, so that neither thread waits for the other. A queue entry
+is a batch, since waking the writer for each put would cost more than the put."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """One put; `turns` has an entry for each record, None where that is no turn."""
+    """One put, ready to be written."""
 
     records: tuple[Record, ...]
     turns: tuple[EncodedTurn | None, ...]
+    """One entry per record, None for a record that is not a turn."""
     error: Exception | None = None
-    """Why it could not be encoded: the writer then fails as if it could not be written."""
+    """Failure of the encoder; the writer fails as if the write had failed."""
 
 
 class EncoderThread:
-    """Takes items from one queue and hands them on in the same order."""
+    """Moves items from the queue of puts to `encoded`, in the same order."""
 
     def __init__(self, items: queue.Queue[Item], *, texts: str) -> None:
         self._items = items
@@ -52,10 +54,12 @@ class EncoderThread:
         self.encoded: queue.Queue[list[Encoded | Future[None] | None]] = queue.Queue(AHEAD_BATCHES)
 
     def start(self) -> None:
+        """Starts the thread, which ends at a None in the queue."""
         self._thread.start()
 
     @property
     def is_idle(self) -> bool:
+        """True if both queues are empty."""
         return self._items.empty() and self.encoded.empty()
 
     def _main(self) -> None:
@@ -68,16 +72,16 @@ class EncoderThread:
                 except queue.Empty:
                     break
             is_open = items[-1] is not None
-            self._hand_on(items)
+            self._encode(items)
 
-    def _hand_on(self, items: list[Item]) -> None:
-        """The puts of all items are encoded together and go on in their order."""
+    def _encode(self, items: list[Item]) -> None:
+        """Encodes the puts of all items together and queues the result as one batch."""
         puts = [item for item in items if isinstance(item, tuple)]
         turns = [record for put in puts for record in put if isinstance(record, Turn)]
         error, done = None, iter(())
         try:
             done = iter(self._encoder.turns(turns))
-        except Exception as found:  # boundary: the writer's thread raises it
+        except Exception as found:  # boundary: the writer's thread reports it
             error = found
         batch: list[Encoded | Future[None] | None] = []
         for item in items:

@@ -1,19 +1,13 @@
-"""From a record to its rows: one method a record type. Used by the writer's thread only, inside its
-transaction.
+"""Rows of records: one method per record type. Used by the writer's thread in its transaction.
 
-Every write is an upsert on the record's key, so that a resumed run may write again what it had
-written.
+Every write is an upsert on the record's key, so a resumed run may write again what it had written.
 """
 
 from __future__ import annotations
 
-import json
-import math
-import re
 import sqlite3
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from functools import cache
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -33,7 +27,7 @@ from forge.records import (
     Trajectory,
     Turn,
 )
-from forge.records.verdict import TIMING_FIELDS
+from forge.store.write import columns
 from forge.store.write.texts import TextTable
 
 if TYPE_CHECKING:
@@ -58,11 +52,11 @@ Record = (
 
 RECORD_TYPES = frozenset(get_args(Record))
 
-_STAGE = re.compile(r"^[a-z]+-(\d+)")
+_TURN_KEY = ("group_id", "rollout", "turn")
 
 
 class RowWriter:
-    """Writes records through two connections: rows into run.db, token arrays into tokens.db."""
+    """Writes rows to run.db and token arrays to tokens.db."""
 
     def __init__(
         self,
@@ -90,8 +84,8 @@ class RowWriter:
             Metrics: self._metrics,
             PolicyVersion: self._policy,
             Problem: self._problem,
-            ProcessEnd: self._process_end,
-            ProcessStart: self._process_start,
+            ProcessEnd: self._process,
+            ProcessStart: self._process,
             Sample: self._sample,
             SampleUse: self._sample_use,
             Trajectory: self._trajectory,
@@ -102,7 +96,7 @@ class RowWriter:
         """Writes one record. Raises sqlite3.Error; the caller rolls the transaction back.
 
         Args:
-            encoded: of a turn, where another thread has done that already.
+            encoded: texts and tokens of a turn, if another thread has encoded them already.
         """
         if encoded is not None and isinstance(record, Turn):
             self._turn(record, encoded)
@@ -117,11 +111,9 @@ class RowWriter:
         *,
         db: sqlite3.Connection | None = None,
     ) -> None:
-        """Upsert: a row with this key is rewritten in place and keeps its rowid."""
+        """Inserts a row, or rewrites the one with this key in place, which keeps its rowid."""
         statement = _upsert(table, key, tuple(row))
         (db or self._run).execute(statement, tuple(row.values()))
-
-    # ---- rollouts
 
     def _problem(self, record: Problem) -> None:
         row = {
@@ -136,36 +128,18 @@ class RowWriter:
         self._put("problems", ("problem_id",), row)
 
     def _group(self, record: Group) -> None:
-        row = {
-            "group_id": record.group_id,
-            "attempt": self._attempt,
-            "problem_id": record.problem_id,
-            "purpose": str(record.purpose),
-            "stage": record.stage,
-            "step": record.step,
-            "is_greedy": record.is_greedy,
-            "is_flat": record.is_flat,
-            "num_rollouts": len(record.trajectories),
-            "recorded_at": self._clock(),
-        }
+        row = columns.of_group(record)
+        row |= {"attempt": self._attempt, "recorded_at": self._clock()}
         self._put("groups", ("group_id",), row)
         for trajectory in record.trajectories:
-            # A rollout is put when it ends and again with its group: the same object is written.
+            # A rollout is put when it ends and again with its group: the same object is skipped.
             if self._ended.pop((record.group_id, trajectory.rollout), None) is not trajectory:
                 self._trajectory(trajectory)
                 self._ended.pop((record.group_id, trajectory.rollout))
 
     def _trajectory(self, record: Trajectory) -> None:
-        """Its end and returns; turns that were not put before are written too."""
-        row = {
-            "group_id": record.group_id,
-            "rollout": record.rollout,
-            "problem_id": record.problem_id,
-            "ended": str(record.end),
-            "num_turns": len(record.turns),
-            "is_correct": any(turn.verdict.is_correct for turn in record.turns),
-        }
-        self._put("trajectories", ("group_id", "rollout"), row)
+        """Writes the end and the returns, and turns that were not put before."""
+        self._put("trajectories", ("group_id", "rollout"), columns.of_trajectory(record))
         self._ended[record.group_id, record.rollout] = record
         values = record.returns or (None,) * len(record.turns)
         for turn, value in zip(record.turns, values, strict=True):
@@ -174,63 +148,32 @@ class RowWriter:
                 self._set_return(turn, value)
 
     def _set_return(self, turn: Turn, value: float | None) -> bool:
+        """Updates a turn's return; False if the turn has no row yet."""
         cursor = self._run.execute(
-            "UPDATE turns SET discounted_return = ? WHERE group_id = ? AND rollout = ? AND turn = "
-            "?",
+            "UPDATE turns SET discounted_return = ? "
+            "WHERE group_id = ? AND rollout = ? AND turn = ?",
             (value, turn.group_id, turn.rollout, turn.turn),
         )
         return cursor.rowcount == 1
 
     def _turn(self, record: Turn, encoded: EncodedTurn | None = None) -> None:
         encoded = self._encoder.turns([record])[0] if encoded is None else encoded
-        completion = record.completion
         completion_id = self._texts.put(encoded.completion)
         feedback_id = self._texts.put(encoded.feedback)
-        row = {
-            "group_id": record.group_id,
-            "rollout": record.rollout,
-            "turn": record.turn,
+        row = columns.of_turn(record)
+        row |= {
             "attempt": self._attempt,
             "recorded_at": self._clock(),
-            "num_prompt_tokens": len(record.prompt_ids),
-            "num_completion_tokens": len(completion.token_ids),
-            "finish": str(completion.finish),
-            "min_version": completion.min_version,
-            "max_version": completion.max_version,
-            "reward": record.reward,
-            "reward_terms": _json(record.reward_terms),
-            "generate_s": record.generate_s,
-            "judge_s": record.judge_s,
             "prompt_id": self._texts.put(encoded.prompt),
             "completion_id": completion_id,
             "code_id": self._texts.put(encoded.code, within_id=completion_id),
             "feedback_id": feedback_id,
         }
-        self._put("turns", ("group_id", "rollout", "turn"), row)
-        detail_id = self._texts.put(encoded.detail, within_id=feedback_id)
-        self._verdict(record, detail_id=detail_id)
+        self._put("turns", _TURN_KEY, row)
+        row = columns.of_verdict(record)
+        row["detail_id"] = self._texts.put(encoded.detail, within_id=feedback_id)
+        self._put("verdicts", _TURN_KEY, row)
         self._token_row(record, encoded.tokens)
-
-    def _verdict(self, record: Turn, *, detail_id: int | None) -> None:
-        verdict = record.verdict
-        row = {
-            "group_id": record.group_id,
-            "rollout": record.rollout,
-            "turn": record.turn,
-            "status": str(verdict.status),
-            "reason": verdict.reason,
-            "detail_id": detail_id,
-            "is_compiled": verdict.is_compiled,
-            "num_launches": verdict.num_launches,
-            **{name: getattr(verdict.timing, name, None) for name in TIMING_FIELDS},
-            "torch_share": verdict.torch_share,
-            "isolation": verdict.isolation,
-            "caps": verdict.caps,
-            "device": verdict.device,
-            "phase_s": _json(verdict.phase_s),
-            "harness": verdict.harness,
-        }
-        self._put("verdicts", ("group_id", "rollout", "turn"), row)
 
     def _token_row(self, record: Turn | Sample, tokens: tuple[bytes, bytes, bytes]) -> None:
         row = {
@@ -241,72 +184,36 @@ class RowWriter:
             "completion_ids": tokens[1],
             "logprobs": tokens[2],
         }
-        self._put("tokens", ("group_id", "rollout", "turn"), row, db=self._tokens)
-
-    # ---- training
+        self._put("tokens", _TURN_KEY, row, db=self._tokens)
 
     def _sample(self, record: Sample) -> None:
-        """The offer; its tokens are the turn's and are written only where that was never put."""
-        row = {
-            "sample_id": record.sample_id,
-            "group_id": record.group_id,
-            "rollout": record.rollout,
-            "turn": record.turn,
-            "advantage": record.advantage,
-            "policy_version": record.policy_version,
-        }
-        self._put("samples", ("sample_id",), row)
+        """Writes the offer, and the tokens only if the turn itself was never put."""
+        self._put("samples", ("sample_id",), columns.of_sample(record))
         key = (record.group_id, record.rollout, record.turn)
         query = "SELECT 1 FROM tokens WHERE group_id = ? AND rollout = ? AND turn = ?"
         if self._tokens.execute(query, key).fetchone() is None:
             self._token_row(record, self._encoder.tokens(record))
 
     def _sample_use(self, record: SampleUse) -> None:
-        row = {field.name: getattr(record, field.name) for field in fields(record)}
-        self._put(
-            "sample_uses",
-            ("sample_id", "attempt", "stage", "step"),
-            {**row, "attempt": self._attempt},
-        )
+        row = columns.of_fields(record) | {"attempt": self._attempt}
+        self._put("sample_uses", ("sample_id", "attempt", "stage", "step"), row)
 
     def _policy(self, record: PolicyVersion) -> None:
-        row = {field.name: getattr(record, field.name) for field in fields(record)}
-        self._put("policies", ("version",), row)
+        self._put("policies", ("version",), columns.of_fields(record))
 
     def _metrics(self, record: Metrics) -> None:
-        for key, value in record.values.items():
-            row = {
-                "attempt": self._attempt,
-                "stage": record.stage,
-                "step": record.step,
-                "key": key,
-                "value": float(value) if math.isfinite(value) else None,
-                "at": record.at,
-            }
-            self._put("metrics", ("stage", "step", "key", "attempt"), row)
+        for row in columns.of_metrics(record):
+            self._put(
+                "metrics", ("stage", "step", "key", "attempt"), row | {"attempt": self._attempt}
+            )
 
     def _evaluation(self, record: Evaluation) -> None:
-        row = {field.name: getattr(record, field.name) for field in fields(record)}
-        match = _STAGE.match(record.stage)
-        row["stage_index"] = int(match[1]) if match else None
-        row["pass_at_k"] = _json({str(k): value for k, value in record.pass_at_k.items()})
-        row["detail"] = _json(record.detail)
+        row = columns.of_evaluation(record)
         self._put("evaluations", ("stage", "step", "policy_version"), row)
-
-    # ---- the run
 
     def _attempt_start(self, record: Attempt) -> None:
         self._attempt = record.attempt
-        row = {
-            "attempt": record.attempt,
-            "started_at": record.started_at,
-            "seed": record.seed,
-            "code_commit": record.commit,
-            "code_diff": record.code_diff,
-            "versions": _json(record.versions),
-            "machine": _json(record.machine),
-        }
-        self._put("attempts", ("attempt",), row)
+        self._put("attempts", ("attempt",), columns.of_attempt(record))
 
     def _attempt_end(self, record: AttemptEnd) -> None:
         self._run.execute(
@@ -314,22 +221,11 @@ class RowWriter:
             (record.ended_at, record.exit_code, record.reason, record.attempt),
         )
 
-    def _process_start(self, record: ProcessStart) -> None:
-        row = {field.name: getattr(record, field.name) for field in fields(record)}
-        self._put("processes", ("attempt", "name", "pid"), row)
-
-    def _process_end(self, record: ProcessEnd) -> None:
-        row = {field.name: getattr(record, field.name) for field in fields(record)}
-        self._put("processes", ("attempt", "name", "pid"), row)
+    def _process(self, record: ProcessStart | ProcessEnd) -> None:
+        self._put("processes", ("attempt", "name", "pid"), columns.of_fields(record))
 
     def _event(self, record: Event) -> None:
-        row = {
-            "attempt": self._attempt,
-            "at": record.at,
-            "kind": record.kind,
-            "message": record.message,
-            "data": _json(record.data),
-        }
+        row = columns.of_event(record) | {"attempt": self._attempt}
         self._run.execute(
             f"INSERT INTO events ({', '.join(row)}) VALUES (?, ?, ?, ?, ?)", tuple(row.values())
         )
@@ -342,21 +238,3 @@ def _upsert(table: str, key: tuple[str, ...], columns: tuple[str, ...]) -> str:
         f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))}) "
         f"ON CONFLICT ({', '.join(key)}) DO UPDATE SET {rest}"
     )
-
-
-def _json(value: Mapping[str, Any]) -> str:
-    """Compact JSON that SQLite reads: a number that is not finite becomes null."""
-    try:
-        return json.dumps(dict(value), allow_nan=False, separators=(",", ":"), default=str)
-    except ValueError:
-        return json.dumps(_finite(value), allow_nan=False, separators=(",", ":"), default=str)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

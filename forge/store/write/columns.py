@@ -1,0 +1,187 @@
+"""Columns of each record type, as `store.write.rows` writes them. Pure functions.
+
+JSON columns are compact; numbers that are not finite become null, which is all that SQLite's JSON
+functions can read.
+"""
+
+# pyright: strict
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, cast
+
+from forge.records.verdict import TIMING_FIELDS
+
+if TYPE_CHECKING:
+    from forge.records import (
+        Attempt,
+        Evaluation,
+        Event,
+        Group,
+        Metrics,
+        PolicyVersion,
+        ProcessEnd,
+        ProcessStart,
+        Sample,
+        SampleUse,
+        Trajectory,
+        Turn,
+    )
+
+_STAGE = re.compile(r"^[a-z]+-(\d+)")
+
+Row = dict[str, Any]
+
+
+def of_fields(
+    record: Evaluation | PolicyVersion | ProcessEnd | ProcessStart | SampleUse,
+) -> Row:
+    """One column per field, for records whose fields are the table's columns."""
+    return {field.name: getattr(record, field.name) for field in fields(record)}
+
+
+def of_group(record: Group) -> Row:
+    """Columns of `groups` but for attempt and recorded_at."""
+    return {
+        "group_id": record.group_id,
+        "problem_id": record.problem_id,
+        "purpose": str(record.purpose),
+        "stage": record.stage,
+        "step": record.step,
+        "is_greedy": record.is_greedy,
+        "is_flat": record.is_flat,
+        "num_rollouts": len(record.trajectories),
+    }
+
+
+def of_trajectory(record: Trajectory) -> Row:
+    """Columns of `trajectories`."""
+    return {
+        "group_id": record.group_id,
+        "rollout": record.rollout,
+        "problem_id": record.problem_id,
+        "ended": str(record.end),
+        "num_turns": len(record.turns),
+        "is_correct": any(turn.verdict.is_correct for turn in record.turns),
+    }
+
+
+def of_turn(record: Turn) -> Row:
+    """Columns of `turns` but for attempt, recorded_at, the return and the ids of its texts."""
+    completion = record.completion
+    return {
+        "group_id": record.group_id,
+        "rollout": record.rollout,
+        "turn": record.turn,
+        "num_prompt_tokens": len(record.prompt_ids),
+        "num_completion_tokens": len(completion.token_ids),
+        "finish": str(completion.finish),
+        "min_version": completion.min_version,
+        "max_version": completion.max_version,
+        "reward": record.reward,
+        "reward_terms": _json(record.reward_terms),
+        "generate_s": record.generate_s,
+        "judge_s": record.judge_s,
+    }
+
+
+def of_verdict(record: Turn) -> Row:
+    """Columns of `verdicts` but for the id of the detail."""
+    verdict = record.verdict
+    return {
+        "group_id": record.group_id,
+        "rollout": record.rollout,
+        "turn": record.turn,
+        "status": str(verdict.status),
+        "reason": verdict.reason,
+        "is_compiled": verdict.is_compiled,
+        "num_launches": verdict.num_launches,
+        **{name: getattr(verdict.timing, name, None) for name in TIMING_FIELDS},
+        "torch_share": verdict.torch_share,
+        "isolation": verdict.isolation,
+        "caps": verdict.caps,
+        "device": verdict.device,
+        "phase_s": _json(verdict.phase_s),
+        "harness": verdict.harness,
+    }
+
+
+def of_sample(record: Sample) -> Row:
+    """Columns of `samples`."""
+    return {
+        "sample_id": record.sample_id,
+        "group_id": record.group_id,
+        "rollout": record.rollout,
+        "turn": record.turn,
+        "advantage": record.advantage,
+        "policy_version": record.policy_version,
+    }
+
+
+def of_metrics(record: Metrics) -> Iterator[Row]:
+    """Columns of `metrics` but for attempt, one row per metric."""
+    for key, value in record.values.items():
+        yield {
+            "stage": record.stage,
+            "step": record.step,
+            "key": key,
+            "value": float(value) if math.isfinite(value) else None,
+            "at": record.at,
+        }
+
+
+def of_evaluation(record: Evaluation) -> Row:
+    """Columns of `evaluations`; stage_index is the number in the stage's name."""
+    match = _STAGE.match(record.stage)
+    return of_fields(record) | {
+        "stage_index": int(match[1]) if match else None,
+        "pass_at_k": _json({str(k): value for k, value in record.pass_at_k.items()}),
+        "detail": _json(record.detail),
+    }
+
+
+def of_attempt(record: Attempt) -> Row:
+    """Columns of `attempts` at its start."""
+    return {
+        "attempt": record.attempt,
+        "started_at": record.started_at,
+        "seed": record.seed,
+        "code_commit": record.commit,
+        "code_diff": record.code_diff,
+        "versions": _json(record.versions),
+        "machine": _json(record.machine),
+    }
+
+
+def of_event(record: Event) -> Row:
+    """Columns of `events` but for attempt."""
+    return {
+        "at": record.at,
+        "kind": record.kind,
+        "message": record.message,
+        "data": _json(record.data),
+    }
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    """Compact JSON; the search for numbers that are not finite runs only if there is one."""
+    try:
+        return json.dumps(dict(value), allow_nan=False, separators=(",", ":"), default=str)
+    except ValueError:
+        return json.dumps(_finite(value), allow_nan=False, separators=(",", ":"), default=str)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        items = cast("Mapping[Any, Any]", value).items()
+        return {str(key): _finite(item) for key, item in items}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in cast("list[Any] | tuple[Any, ...]", value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,99 @@
+"""run.db and tokens.db opened read-write: pragmas, migrations, transactions over both.
+
+Used on the writer's thread only. Tokens are committed before the rows that name them, so each turn
+in run.db has its tokens, also after a power cut.
+"""
+
+# pyright: strict
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forge import __version__
+from forge.store.schema.migrations import RUN_MIGRATIONS, TOKEN_MIGRATIONS, migrate
+from forge.store.schema.run_views import VIEWS
+
+if TYPE_CHECKING:
+    from forge.store.layout import RunPaths
+
+logger = logging.getLogger(__name__)
+
+CHECKPOINT_PAGES = 16_000
+"""64 MB of WAL before it is copied into the database, which costs an fsync."""
+
+
+class Databases:
+    """Both connections."""
+
+    def __init__(self, paths: RunPaths, *, texts: str, now: float) -> None:
+        """Creates or migrates both databases, and the run's row.
+
+        Raises:
+            ConfigError: a database is newer than this forge, or not forge's.
+            sqlite3.Error: a database cannot be opened or written.
+        """
+        self._paths = paths
+        with ExitStack() as opened:
+            self.run = _connect(paths.run_db)
+            opened.callback(self.run.close)
+            self.tokens = _connect(paths.tokens_db)
+            opened.callback(self.tokens.close)
+            migrate(self.run, path=paths.run_db, migrations=RUN_MIGRATIONS, views=VIEWS)
+            migrate(self.tokens, path=paths.tokens_db, migrations=TOKEN_MIGRATIONS)
+            self._put_run(texts=texts, now=now)
+            opened.pop_all()
+
+    def begin(self) -> None:
+        """Starts a transaction in both."""
+        self.tokens.execute("BEGIN IMMEDIATE")
+        self.run.execute("BEGIN IMMEDIATE")
+
+    def commit(self) -> None:
+        """Commits tokens.db, then run.db."""
+        self.tokens.execute("COMMIT")
+        self.run.execute("COMMIT")
+
+    def rollback(self) -> None:
+        """Rolls back whichever transaction is open."""
+        for connection in (self.tokens, self.run):
+            if connection.in_transaction:
+                connection.rollback()
+
+    def close(self) -> None:
+        """Copies the WALs into the databases and closes them; logs a checkpoint that fails."""
+        for connection in (self.tokens, self.run):
+            try:
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            except sqlite3.Error as error:  # full disk: readers still read the WAL
+                logger.warning("%s: checkpoint at close: %s", self._paths.root, error)
+            connection.close()
+
+    def _put_run(self, *, texts: str, now: float) -> None:
+        experiment = ""
+        if self._paths.experiment.exists():
+            experiment = self._paths.experiment.read_text(encoding="utf-8")
+        self.run.execute(
+            "INSERT INTO runs VALUES (?, 'experiment', ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE "
+            "SET experiment = coalesce(nullif(excluded.experiment, ''), experiment), "
+            "texts = excluded.texts",
+            (self._paths.name, now, experiment, __version__, texts),
+        )
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=True)
+    for pragma in (
+        "busy_timeout = 5000",
+        "journal_mode = WAL",
+        "synchronous = FULL",
+        "temp_store = MEMORY",
+        "cache_size = -65536",
+        f"wal_autocheckpoint = {CHECKPOINT_PAGES}",
+    ):
+        connection.execute(f"PRAGMA {pragma}")
+    return connection
