@@ -11,7 +11,7 @@ import typer
 
 from forge import __version__
 from forge.exits import BUG, Ending, ending_of, iter_leaves
-from forge.process.streams import redirect_to_null
+from forge.views.text.streams import redirect_to_null
 from forge.views.text.terminal import printable
 
 USAGE = 2

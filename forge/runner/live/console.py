@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 import anyio
 
-from forge.process.streams import redirect_to_null
 from forge.views.text.numbers import clock, number, share
+from forge.views.text.streams import redirect_to_null
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
