@@ -21,7 +21,8 @@ from forge.runner.plan.needs import needs_pairs
 from forge.runner.prepare.prepare import prepare_model, prepare_pairs
 from forge.runner.prepare.refused_problems import find_refused, is_examined, refusal
 from forge.runner.weights.gate import TurnGate
-from forge.runner.weights.sync import WeightSync, begin_again
+from forge.runner.weights.resume import find_starting_weights
+from forge.runner.weights.sync import WeightSync
 from forge.serve.weights import Weights
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ async def _weights(run: RunContext, model_dir: Path, state: LastState | None) ->
     serve = run.experiment.serve
     start = Weights(full=model_dir, adapter=run.experiment.model.adapter)
     begin = await anyio.to_thread.run_sync(
-        begin_again, start, state, run.experiment, run.paths.weights
+        find_starting_weights, start, state, run.experiment, run.paths.weights
     )
     return WeightSync(
         begin,

@@ -24,7 +24,7 @@ from starlette.routing import Route
 from forge.errors import ConfigError, Stalled
 from forge.process.uds import serve_task
 from forge.records import Event
-from forge.runner.weights.sync import Probe
+from forge.runner.weights.probe import Probe
 
 if TYPE_CHECKING:
     from starlette.requests import Request

@@ -33,7 +33,7 @@ from forge.runner.stages.plug import TrainerPlug, plugged_in
 from forge.runner.stages.producer_file import ProducerFile
 from forge.runner.stages.trainer import own_trainer
 from forge.runner.stages.trainer_desk import TrainerDesk
-from forge.runner.weights.turnover import choose_turnover
+from forge.runner.weights.gate import choose_turnover
 from forge.serve.port import PREFIX_CACHE
 from forge.store.reader import open_run
 from forge.store.resume import untrained_groups

@@ -125,7 +125,7 @@ class RunContext:
             answers = await replicas.generate(
                 prompt, n=n, max_tokens=max_tokens, temperature=temperature, seed=seed
             )
-            await gate.heard()
+            await gate.report_progress()
             return answers
 
         async with gate.pinned():

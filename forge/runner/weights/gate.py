@@ -1,42 +1,79 @@
-"""The turn gate: a publish takes effect at a turn boundary, so no completion mixes two policies.
+# pyright: strict
+"""When new weights replace the old ones: the turn gate, and how a publish treats running turns.
 
-    many turns    async with gate.turn()      each waits while a publish waits or holds
-    evaluations   async with gate.pinned()    the same, as one long turn
-    one publish   async with gate.publish()   waits until those have ended; preferred
-    naps          gate.hold(), release()      no turn begins while engines sleep
+    many turns      async with gate.turn()      each waits while a publish waits or runs
+    evaluations     async with gate.pinned()    the same, as one long turn
+    one publish     async with gate.publish()   waits until those have ended; preferred
+    sleeping        gate.hold(), release()      no turn begins while engines sleep
 
-Where the replicas see to the boundary themselves (`turnover.py`), turns pass: only what is pinned
-and a publish keep each other waiting.
+A publish takes effect at a turn boundary, so no completion mixes two policies. Where the replicas
+keep that boundary themselves, turns pass the gate: only pinned evaluations and publishes exclude
+each other.
 
-No wait has a fixed length, since an evaluation is one long turn: it is the silence that has a
-deadline, and whoever holds the gate for long says `heard` at each answer.
+No wait has a fixed length, since an evaluation is one long turn: only silence has a deadline, and a
+long holder of the gate calls `report_progress` at each answer.
 """
 
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from enum import StrEnum
+from typing import TYPE_CHECKING, Literal
 
 import anyio
 
 from forge.errors import Stalled
+from forge.serve.port import OLD_ADAPTERS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, Callable, Collection
+
+
+class Turnover(StrEnum):
+    """How a publish treats running turns. All three are the same for the synchronous loop, where
+    nothing runs during a publish."""
+
+    STOP = "stop"
+    """Every turn ends, then all replicas load: nothing is generated meanwhile."""
+    ROLLING = "rolling"
+    """One replica after the other loads, each once its own turns have ended."""
+    LIVE = "live"
+    """Immediately: a turn keeps the adapter that it began with, or continues with new weights."""
+
+
+def choose_turnover(
+    *,
+    max_staleness: int,
+    in_flight: Literal["turn", "keep"],
+    is_adapter: bool,
+    num_replicas: int,
+    features: Collection[str],
+) -> Turnover:
+    """The turnover that delays generation least and still gives each turn one set of weights,
+    unless `in_flight = "keep"` permits two.
+
+    Args:
+        is_adapter: True if the stage publishes an adapter.
+        features: Features of the engine.
+    """
+    if max_staleness == 0:
+        return Turnover.STOP
+    if in_flight == "keep" or (is_adapter and OLD_ADAPTERS in features):
+        return Turnover.LIVE
+    return Turnover.ROLLING if num_replicas > 1 else Turnover.STOP
 
 
 class TurnGate:
     """A reader-writer lock for one event loop; publishers are preferred.
 
     Args:
-        timeout_s: Without a turn that ends or is heard of, a wait raises Stalled after so long.
-
+        timeout_s: A wait raises Stalled if no turn ends or reports progress for this long.
     """
 
     def __init__(self, *, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self.stops_turns = True
-        """Whether a publish and a training turn exclude each other."""
+        """True if a publish and a training turn exclude each other."""
         self._running = 0
         self._publishing = 0
         self._may_begin = anyio.Event()
@@ -45,7 +82,7 @@ class TurnGate:
         self._condition = anyio.Condition()
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
+    async def turn(self) -> AsyncGenerator[None]:
         """Held from the first token of a training turn to its last."""
         await self._may_begin.wait()
         if not self.stops_turns:
@@ -60,11 +97,12 @@ class TurnGate:
             self._may_begin = anyio.Event()
 
     def release(self) -> None:
+        """End of `hold`."""
         self._may_begin.set()
 
     @asynccontextmanager
-    async def pinned(self) -> AsyncIterator[None]:
-        """Shared: the weights are the same ones from beginning to end."""
+    async def pinned(self) -> AsyncGenerator[None]:
+        """Shared: the weights do not change while inside."""
         async with self._condition:
             await self._wait(lambda: self._publishing == 0, "a publish to end")
             self._running += 1
@@ -77,8 +115,8 @@ class TurnGate:
                     self._condition.notify_all()
 
     @asynccontextmanager
-    async def publish(self) -> AsyncIterator[None]:
-        """Exclusive: nothing is pinned, and no turn runs that it stops."""
+    async def publish(self) -> AsyncGenerator[None]:
+        """Exclusive: nothing is pinned, and no turn runs if turns are stopped."""
         self._publishing += 1
         try:
             async with self._exclusive:
@@ -91,8 +129,8 @@ class TurnGate:
                 async with self._condition:
                     self._condition.notify_all()
 
-    async def heard(self) -> None:
-        """A turn that goes on has made progress: who waits for its end waits afresh."""
+    async def report_progress(self) -> None:
+        """A running turn has made progress: the deadlines of waits begin again."""
         async with self._condition:
             self._condition.notify_all()
 

@@ -1,24 +1,84 @@
-"""Which weights of a run answer when it is asked later. Called by `chat` and `serving`."""
+# pyright: strict
+"""Which weights are loaded: by a resumed attempt, by `forge chat` and by `forge serve`."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import dataclass
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
-from forge.errors import ConfigError
+from forge.config.schema import EvalStage
+from forge.errors import ConfigError, MachineError
+from forge.runner.weights.published import find_strays, sha256_of_weights
 from forge.serve.weights import Weights
 from forge.store.reader import open_run
 from forge.store.resume import events, last_state
+from forge.train.durable import is_kept
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forge.config.schema import Experiment
+    from forge.records import PolicyVersion
     from forge.store.layout import RunPaths
+    from forge.store.resume import LastState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartingWeights:
+    """The weights that an attempt starts with."""
+
+    weights: Weights
+    step: int = 0
+    """Step at which they were published."""
+    last_version: int = 0
+    """Highest version number that was ever given out."""
+    strays: Sequence[Path] = ()
+    """Directories that killed attempts left and nobody keeps; deleted after the next publish."""
+
+
+def find_starting_weights(
+    start: Weights, state: LastState | None, experiment: Experiment, weights_dir: Path
+) -> StartingWeights:
+    """The newest published weights that are whole; without any, those of the run's start. Reads the
+    newest ones completely: call it in a thread.
+
+    Raises:
+        MachineError: the weights of a finished stage are missing or damaged. Those of an unfinished
+            stage are published again from its checkpoint.
+    """
+    if state is None:
+        return StartingWeights(weights=start)
+
+    def keeps(policy: PolicyVersion) -> bool:
+        stage = experiment.stage[policy.stage]
+        assert not isinstance(stage, EvalStage), "an evaluation publishes nothing"
+        # A stage measured in epochs has steps = 0 here: sft keeps everything it publishes.
+        return not stage.steps or is_kept(
+            policy.step, steps=stage.steps, save_every=stage.save_every
+        )
+
+    strays = find_strays(weights_dir, kept=(p.path for p in state.policies if keeps(p)))
+    for policy in state.policies:
+        path = weights_dir / PurePath(policy.path).name
+        if path.is_dir() and sha256_of_weights(path) == policy.sha256:
+            return StartingWeights(
+                weights=start.then(path, version=policy.version),
+                step=policy.step,
+                last_version=state.policy_version,
+                strays=strays,
+            )
+        if policy.stage in state.finished_stages:
+            raise MachineError(f"{path}: the weights that the run goes on from are gone or damaged")
+    return StartingWeights(weights=start, last_version=max(state.policy_version, 0), strays=strays)
 
 
 def find_weights(paths: RunPaths, step: str) -> Weights:
-    """What was published after a step; for an empty `step` the newest that is still there, or what
-    the run began with where it has published nothing yet.
+    """The weights published after a step. For an empty `step` the newest ones that still exist, or
+    those that the run began with if it has published nothing yet.
 
-    Raises ConfigError naming the steps that there are.
+    Raises:
+        ConfigError: there are none; the message names the steps that have weights.
     """
     with open_run(paths) as reader:
         policies = last_state(reader).policies

@@ -26,9 +26,9 @@ from forge.runner.stages.grpo import (
     _training_ports,
 )
 from forge.runner.stages.producer_file import ProducerFile
-from forge.runner.weights.gate import TurnGate
-from forge.runner.weights.sync import Begin, WeightSync
-from forge.runner.weights.turnover import Turnover
+from forge.runner.weights.gate import TurnGate, Turnover
+from forge.runner.weights.resume import StartingWeights
+from forge.runner.weights.sync import WeightSync
 from forge.serve.port import OLD_ADAPTERS, PREFIX_CACHE
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths
@@ -46,7 +46,7 @@ def experiment(**tables: Any) -> Experiment:
 
 def run_of(found: Experiment, *, features: frozenset[str] = frozenset()) -> Any:
     gate = TurnGate(timeout_s=1)
-    begin = Begin(weights=Weights(full=Path("w")), last_version=4)
+    begin = StartingWeights(weights=Weights(full=Path("w")), last_version=4)
     sink: Any = None
     seats = [SimpleNamespace(capacity=2), SimpleNamespace(capacity=1)]
     return SimpleNamespace(

@@ -27,6 +27,7 @@ from forge.runner.stages.run_context import RunContext
 from forge.runner.stages.trainer_state import TrainerState
 from forge.runner.weights import sync as weights
 from forge.runner.weights.gate import TurnGate
+from forge.runner.weights.resume import StartingWeights
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths
 from tests.runner.stages.desks import Recorder, make_desk
@@ -297,10 +298,10 @@ async def test_groups_are_admitted_while_the_store_still_reads_the_weights(
 ) -> None:
     """But for the last step, whose publish ends the stage."""
     is_read = threading.Event()
-    monkeypatch.setattr(weights, "_sha256_of_weights", lambda path: is_read.wait(5) and "0")
+    monkeypatch.setattr(weights, "sha256_of_weights", lambda path: is_read.wait(5) and "0")
     stage = Stage(tmp_path, [])
     stage.run.weights = weights.WeightSync(
-        weights.Begin(weights=Weights(full=tmp_path)), attempt=1, precision="exact",
+        StartingWeights(weights=Weights(full=tmp_path)), attempt=1, precision="exact",
         gate=TurnGate(timeout_s=5), sink=stage.writer,
     )  # fmt: skip
     plug = stage.plug()

@@ -13,9 +13,10 @@ import pytest
 from forge.config.schema import Experiment
 from forge.errors import ChildDied, MachineError, Stalled
 from forge.records import Event, PolicyVersion
-from forge.runner.weights.gate import TurnGate
-from forge.runner.weights.sync import Begin, Probe, Serving, WeightSync, begin_again
-from forge.runner.weights.turnover import Turnover, choose_turnover
+from forge.runner.weights.gate import TurnGate, Turnover, choose_turnover
+from forge.runner.weights.probe import Probe
+from forge.runner.weights.resume import StartingWeights, find_starting_weights
+from forge.runner.weights.sync import Serving, WeightSync
 from forge.serve.port import LORA, OLD_ADAPTERS
 from forge.serve.weights import Weights
 from forge.store.resume import LastState
@@ -63,7 +64,7 @@ def weight_sync(
 ) -> tuple[WeightSync, Recorder]:
     sink = Recorder()
     sync = WeightSync(
-        Begin(weights=Weights(full=tmp_path, version=7), last_version=7),
+        StartingWeights(weights=Weights(full=tmp_path, version=7), last_version=7),
         attempt=1,
         precision=precision,
         gate=TurnGate(timeout_s=5),
@@ -286,7 +287,7 @@ async def test_a_publish_waits_for_a_long_turn_as_long_as_it_is_heard_of() -> No
             async with gate.turn():
                 for _ in range(12):
                     await anyio.sleep(0.01)
-                    await gate.heard()
+                    await gate.report_progress()
 
         tasks.start_soon(evaluation)
         await anyio.wait_all_tasks_blocked()
@@ -353,7 +354,7 @@ async def test_resume_goes_on_from_the_newest_whole_weights(tmp_path: Path) -> N
     state = state_of(*(r for r in sink.records if isinstance(r, PolicyVersion)), finished=(0,))
 
     (tmp_path / "grpo-6" / "model.safetensors").write_bytes(b"cut short by a power cut")
-    begin = begin_again(start, state, EXPERIMENT, tmp_path)
+    begin = find_starting_weights(start, state, EXPERIMENT, tmp_path)
     assert begin.weights == Weights(full=tmp_path / "grpo-5", version=11, full_version=11)
     assert (begin.step, begin.last_version) == (5, 12)
     strays = [path.name for path in begin.strays]
@@ -382,7 +383,7 @@ async def test_resume_does_not_fall_back_behind_a_finished_stage(tmp_path: Path)
     state = state_of(sink.records[0], finished=(0,))
     (path / "model.safetensors").unlink()
     with pytest.raises(MachineError, match=r"w: the weights .* are gone or damaged"):
-        begin_again(Weights(full=tmp_path), state, EXPERIMENT, tmp_path)
+        find_starting_weights(Weights(full=tmp_path), state, EXPERIMENT, tmp_path)
 
 
 async def test_an_adapter_keeps_the_checkpoint_it_lies_on(tmp_path: Path) -> None:
@@ -392,6 +393,6 @@ async def test_an_adapter_keeps_the_checkpoint_it_lies_on(tmp_path: Path) -> Non
     await sync.publish(adapter, stage=0, step=9, probe=None, keep=True)
     assert sync.current == Weights(full=tmp_path, adapter=adapter, version=8)
     start = Weights(full=tmp_path / "init")
-    begin = begin_again(start, state_of(sink.records[0]), EXPERIMENT, tmp_path)
+    begin = find_starting_weights(start, state_of(sink.records[0]), EXPERIMENT, tmp_path)
     assert begin.weights == Weights(full=tmp_path / "init", adapter=adapter, version=8)
     assert Weights.from_json(json.loads(json.dumps(begin.weights.to_json()))) == begin.weights
