@@ -34,7 +34,9 @@ ROOMS: dict[str, set[str]] = {
     # data and rollout: the problems and the loop
     "data": {"config.schema", "data.families"},
     "data.families": set(),
-    "rollout": {"rewards", "data"},
+    "data.pairs": {"config.schema", "data", "data.families"},
+    "rollout": {"rewards", "data", "rollout.sampling"},
+    "rollout.sampling": set(),
     # serve: inference engines
     "serve": {"config.schema", "process", "serve.installed"},
     "serve.installed": {"config.schema", "process"},
@@ -84,7 +86,8 @@ ROOMS: dict[str, set[str]] = {
 """The rooms that each room may import, besides GROUND and itself."""
 
 PARTS = {
-    "config", "config.schema", "control", "rewards", "statistics", "process", "data", "rollout",
+    "config", "config.schema", "control", "rewards", "statistics", "process",
+    "data", "data.pairs", "rollout", "rollout.sampling",
     "serve", "serve.installed", "serve.remote", "evalpool", "train", "store", "store.write",
     "views", "views.text", "views.sql", "views.run", "views.compare", "views.report", "exits",
 }  # fmt: skip
@@ -125,7 +128,6 @@ EXCEPTIONS: dict[str, set[str]] = {
 
 CROWDED = {
     "forge/evalpool/judge": 63,
-    "forge/rollout": 16,
 }
 """Rooms with more than MAX_FILES files. The judge is rebuilt in rooms of its own."""
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from forge.records import Group, Problem, Verdict
     from forge.rollout.pacing import PublishedSteps
-    from forge.rollout.sampler import Sampler
+    from forge.rollout.sampling.sampler import Sampler
 
 LOOK_EVERY_S = 1.0
 """At the load, where the number of groups in flight follows it."""

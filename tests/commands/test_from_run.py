@@ -13,7 +13,7 @@ import pytest
 from forge.cli import run_command
 from forge.commands.rows_from_run import Wanted, write_rows
 from forge.config.load import load_experiment
-from forge.data.pair_files import read_pairs
+from forge.data.pairs.files import read_pairs
 from forge.errors import ConfigError
 from forge.records import Finish, Purpose, Split, Status
 from forge.store.reader import open_run

@@ -1,76 +1,116 @@
-"""Every family's honest answer is right in the interpreter and compiles for a GPU."""
+"""From completions to source."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING
-
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from forge.config.schema import ProblemsTable
-from forge.data.families.sizes import Scale
-from forge.data.generator import (
-    Composition,
-    Style,
-    answer,
-    dynamic_answer,
-    generate_problems,
-    sizes_of,
-    static_answer,
-)
+from forge.data.answers import extract
 
-if TYPE_CHECKING:
-    from forge.records import Problem
-
-CHILD = Path(__file__).with_name("answers_child.py")
+CODE = "import torch\nclass ModelNew:\n    pass\n"
 
 
-def _one_of_each() -> list[Problem]:
-    """A problem of each family and variant, of each operation, and of each length."""
-    chosen: dict[object, Problem] = {}
-    for problem in generate_problems(ProblemsTable(), seed=1):
-        composition = Composition.parse(problem.problem_id)
-        chosen.setdefault((composition.family, composition.variant), problem)
-        for op in composition.chain:
-            chosen.setdefault(op, problem)
-    return list({p.problem_id: p for p in chosen.values()}.values())
+def test_takes_the_last_block_that_defines_the_entry_point() -> None:
+    text = f"```python\n# old\n{CODE}```\nbetter:\n```python\n# new\n{CODE}```\n```\nprint(1)\n```"
+    assert extract(text).code == "# new\n" + CODE
 
 
-def _jobs(problem: Problem) -> list[tuple[str, str, str]]:
-    """The problem's answer in each style, and those laid out for a GPU, which must be right here
-    too: sizes are constants of both."""
-    large = replace(Composition.of(problem), scale=Scale.GPU)
-    answers = {
-        "dynamic": answer(problem),
-        "static": answer(problem, style=Style.STATIC),
-        "dynamic for a GPU": dynamic_answer(large),
-        "static for a GPU": static_answer(large, sizes=sizes_of(problem)),
-    }
-    return [(f"{problem.problem_id} {name}", problem.source, a) for name, a in answers.items()]
+def test_any_tag_and_none_will_do() -> None:
+    for tag in ("", "python", "triton", "py title=x"):
+        assert extract(f"so:\n```{tag}\n{CODE}```").code == CODE
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("check", ["run", "compile"])
-def test_honest_answers_are_right_and_compile(check: str, tmp_path: Path) -> None:
-    problems = _one_of_each()
-    assert len(problems) >= 21
-    jobs = tmp_path / "jobs.json"
-    jobs.write_text(json.dumps([job for p in problems for job in _jobs(p)]))
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "TRITON_CACHE_DIR": str(tmp_path / "cache")}
-    if check == "run":
-        env["TRITON_INTERPRET"] = "1"
-    done = subprocess.run(
-        [sys.executable, str(CHILD), check, str(jobs)],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
+def test_triton_tags_are_blocks_too() -> None:
+    assert extract(f"<triton>\n{CODE}</triton>").code == CODE.strip("\n")
+    assert extract(f"<triton>\n```python\n{CODE}```\n</triton>").code == CODE
+
+
+def test_thinking_is_no_answer() -> None:
+    assert extract(f"<think>\n```python\n{CODE}```\n</think>\nno").reason == "no_code_block"
+    assert extract(f"<think>hm</think>\n```python\n{CODE}```").is_ok
+
+
+def test_a_thought_opened_by_the_template_is_no_answer() -> None:
+    text = f"```python\n# thought\n{CODE}```\n</think>\n```python\n{CODE}```"
+    assert extract(text).code == CODE
+
+
+def test_unclosed_thinking_is_no_answer() -> None:
+    assert extract(f"<think>\n```python\n{CODE}```").reason == "unclosed_thinking"
+
+
+def test_an_unclosed_block_is_no_answer() -> None:
+    assert extract(f"```python\n{CODE}").reason == "no_code_block"
+
+
+def test_a_block_without_the_class_is_named() -> None:
+    assert extract("```python\nx = 1\n```").reason == "no_entry_point"
+    assert extract(f"```python\n{CODE}```", entry_point="Net").reason == "no_entry_point"
+
+
+def test_a_function_may_be_the_entry_point() -> None:
+    code = "import torch\ndef softmaxNew(x):\n    return x\n"
+    assert extract(f"```python\n{code}```", entry_point="softmax").code == code
+    assert extract(f"```python\n{CODE}```\n```\n{code}```", entry_point="softmax").code == code
+    assert extract(f"```python\n{code}```", entry_point="soft").reason == "no_entry_point"
+    assert (
+        extract("```python\nsoftmaxNew(x)\n```", entry_point="softmax").reason == "no_entry_point"
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert json.loads(done.stdout) == {}
+
+
+@pytest.mark.parametrize("part", ["<triton>", "</triton>", "</think>", "```\n", "\n\n ", "<think>"])
+def test_five_megabytes_of_anything_take_no_time(part: str) -> None:
+    """Quadratic in the number of marks, this would be hours: the test's own limit would end it."""
+    text = part * (5_000_000 // len(part))
+    assert not extract(text).is_ok
+    assert extract(f"{text}</think>\n\n```\n{CODE}```").code == CODE
+
+
+@pytest.mark.parametrize("line", ["```" + " " * 10**6 + "`", "~" * 10**6 + "`", "`" * 10**6 + "x`"])
+def test_one_line_of_a_megabyte_takes_no_time(line: str) -> None:
+    """As above: 0.2 s for 8,000 characters, when spaces could belong to two parts of a fence."""
+    assert extract(line).reason == "no_code_block"
+    assert extract(f"{line}\n```\n{CODE}```").code == CODE
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "no_code_block"),
+        ("\0\x01\ufffd\udcff" * 99, "no_code_block"),
+        ("```python\nclass Other: pass\n```", "no_entry_point"),
+        ("```python\n    class ModelNew: pass\n```", "no_entry_point"),
+        ("```python\nclass ModelNewer: pass\n```", "no_entry_point"),
+    ],
+)
+def test_what_is_no_answer_says_so(text: str, reason: str) -> None:
+    found = extract(text)
+    assert (found.code, found.reason) == ("", reason)
+
+
+def test_a_class_with_a_syntax_error_is_still_the_answer() -> None:
+    code = "class ModelNew:\n    def forward(self, x\n"
+    assert extract(f"```\n{code}```").code == code
+
+
+PARTS = [
+    *("```", "```python\n", "~~~", "````", "\n```\n", "<think>", "</think>", "<triton>", "\n"),
+    *("</triton>", "class ModelNew", "def ModelNew(", ":\n", " ", "\r\n", "\0", "\ud800", "x = 1"),
+]
+
+
+@given(st.lists(st.sampled_from(PARTS) | st.text(max_size=5), max_size=40).map("".join))
+def test_what_is_found_is_part_of_the_text_and_defines_the_class(text: str) -> None:
+    found = extract(text)
+    assert found.reason in ("ok", "no_code_block", "no_entry_point", "unclosed_thinking")
+    assert not found.is_ok or ("ModelNew" in found.code and found.code.strip("\n") in text)
+
+
+@given(
+    st.text(alphabet=st.sampled_from(list("`~<>/thinkrio\n cdMoelNw:")), max_size=300)
+    | st.text(max_size=300)
+)
+def test_never_raises(text: str) -> None:
+    found = extract(text)
+    assert found.is_ok == bool(found.code.strip())

@@ -11,7 +11,7 @@ import pytest
 
 from forge.config.schema import ProblemsTable
 from forge.data.generator import Composition, Style, answer, generate_problems
-from forge.data.mistakes import MISTAKES, Draft, break_answer, wrong_order, wrong_size
+from forge.data.pairs.mistakes import MISTAKES, Draft, break_answer, wrong_order, wrong_size
 
 if TYPE_CHECKING:
     from forge.records import Problem

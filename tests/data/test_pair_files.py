@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 from forge.config.schema import DataTable
 from forge.data.answers import extract
-from forge.data.pair_files import read_pairs
+from forge.data.pairs.files import read_pairs
 from forge.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def test_an_answer_without_the_class_that_is_called_is_left_out_and_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = [kernelbook_row(), kernelbook_row(triton_code="def call(args): ...", uuid=8)]
-    with caplog.at_level(logging.INFO, logger="forge.data.pair_files"):
+    with caplog.at_level(logging.INFO, logger="forge.data.pairs.files"):
         pairs = read(tmp_path / "rows.json", rows, "kernelbook")
     assert [pair.problem_id for pair in pairs] == ["kernelbook/7"]
     assert "left out 1 without the class that a judge calls" in caplog.text

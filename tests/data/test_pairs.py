@@ -8,7 +8,7 @@ import pytest
 
 from forge.config.schema import DataTable, ProblemsTable
 from forge.data.generator import answer, generate_problems
-from forge.data.pairs import make_pairs
+from forge.data.pairs.generated import make_pairs
 from forge.data.prompts import first_messages
 from forge.data.splits import in_split
 from forge.records import Pair, Problem, Split, Status, Verdict

@@ -24,10 +24,10 @@ from forge.records import (
     Turn,
     Verdict,
 )
-from forge.rollout import curriculum, priority
-from forge.rollout.curriculum import CurriculumSampler
-from forge.rollout.priority import PrioritySampler
-from forge.rollout.sampler import Sampler, make_sampler
+from forge.rollout.sampling import curriculum, priority
+from forge.rollout.sampling.curriculum import CurriculumSampler
+from forge.rollout.sampling.priority import PrioritySampler
+from forge.rollout.sampling.sampler import Sampler, make_sampler
 
 Kind = Literal["uniform", "curriculum", "priority"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

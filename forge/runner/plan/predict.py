@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage, Stage
-from forge.data.pairs import most_broken
+from forge.data.pairs.generated import most_broken
 from forge.runner.plan import cpu_costs as costs
 from forge.runner.plan.model_shape import model_shape
 from forge.runner.plan.needs import needs_judges, needs_serving, needs_training, turns_played

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import anyio.to_thread
 
-from forge.data.pairs import make_pairs
+from forge.data.pairs.generated import make_pairs
 from forge.data.prompts import first_messages
 from forge.errors import ConfigError
 from forge.records import Message, Pair, Problem, Split, Verdict
@@ -59,7 +59,7 @@ async def prepare_pairs(
     if file.exists():
         return load_pairs(paths)
     if experiment.data.source == "file":  # a judge may be there for later stages
-        from forge.data.pair_files import read_pairs
+        from forge.data.pairs.files import read_pairs
 
         pairs = await anyio.to_thread.run_sync(read_pairs, experiment.data)
         return _kept(file, pairs)

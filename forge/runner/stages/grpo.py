@@ -24,7 +24,7 @@ from forge.rollout.pacing import PublishedSteps
 from forge.rollout.past import Past, recall, still_of_use
 from forge.rollout.play import Ports, Rules
 from forge.rollout.producer import produce_batches
-from forge.rollout.sampler import make_sampler
+from forge.rollout.sampling.sampler import make_sampler
 from forge.runner.live.progress import GroupNumbers
 from forge.runner.stages.batch_shelf import BatchShelf
 from forge.runner.stages.engine_sleep import alternate_with_training
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from forge.config.schema import GrpoStage
     from forge.records import Problem
-    from forge.rollout.sampler import Sampler
+    from forge.rollout.sampling.sampler import Sampler
     from forge.runner.stages.run_context import RunContext
     from forge.serve.weights import Weights
 

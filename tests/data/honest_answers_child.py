@@ -1,7 +1,7 @@
 """Runs honest answers in the interpreter, or compiles them for a GPU that is not there.
 
-Started by test_answers as `python answers_child.py run|compile FILE.json`; prints a JSON object: id
-to what went wrong.
+Started by test_honest_answers as `python honest_answers_child.py run|compile FILE.json`; prints a
+JSON object: id to what went wrong.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from forge.data.pairs.rows import Unfit, text_of
 from forge.data.prompts import first_messages
-from forge.data.rows import Unfit, text_of
 from forge.records import Message, Pair, Problem, Split
 
 if TYPE_CHECKING:

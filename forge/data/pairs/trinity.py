@@ -12,8 +12,8 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
+from forge.data.pairs.rows import BadRow, Unfit, text_of
 from forge.data.prompts import first_messages
-from forge.data.rows import BadRow, Unfit, text_of
 from forge.records import Message, Pair, Problem, Split
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from forge.rollout.curriculum import CurriculumSampler
-from forge.rollout.priority import PrioritySampler
-from forge.rollout.uniform import UniformSampler
+from forge.rollout.sampling.curriculum import CurriculumSampler
+from forge.rollout.sampling.priority import PrioritySampler
+from forge.rollout.sampling.uniform import UniformSampler
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -14,7 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from forge.records import End
-from forge.rollout.uniform import UniformSampler
+from forge.rollout.sampling.uniform import UniformSampler
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -12,8 +12,8 @@ import logging
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from forge.data import kernelbook, trinity
-from forge.data.rows import BadRow, Unfit, text_of
+from forge.data.pairs import kernelbook, trinity
+from forge.data.pairs.rows import BadRow, Unfit, text_of
 from forge.errors import ConfigError, MachineError
 from forge.records import Message, Pair
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from forge.data.generator import Composition, Style, answer
-from forge.data.mistakes import break_answer
+from forge.data.pairs.mistakes import break_answer
 from forge.data.prompts import Exchange, conversation, first_messages
 from forge.records import Message, Pair, Problem, Verdict
 

@@ -1,0 +1,76 @@
+"""Every family's honest answer is right in the interpreter and compiles for a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from forge.config.schema import ProblemsTable
+from forge.data.families.sizes import Scale
+from forge.data.generator import (
+    Composition,
+    Style,
+    answer,
+    dynamic_answer,
+    generate_problems,
+    sizes_of,
+    static_answer,
+)
+
+if TYPE_CHECKING:
+    from forge.records import Problem
+
+CHILD = Path(__file__).with_name("honest_answers_child.py")
+
+
+def _one_of_each() -> list[Problem]:
+    """A problem of each family and variant, of each operation, and of each length."""
+    chosen: dict[object, Problem] = {}
+    for problem in generate_problems(ProblemsTable(), seed=1):
+        composition = Composition.parse(problem.problem_id)
+        chosen.setdefault((composition.family, composition.variant), problem)
+        for op in composition.chain:
+            chosen.setdefault(op, problem)
+    return list({p.problem_id: p for p in chosen.values()}.values())
+
+
+def _jobs(problem: Problem) -> list[tuple[str, str, str]]:
+    """The problem's answer in each style, and those laid out for a GPU, which must be right here
+    too: sizes are constants of both."""
+    large = replace(Composition.of(problem), scale=Scale.GPU)
+    answers = {
+        "dynamic": answer(problem),
+        "static": answer(problem, style=Style.STATIC),
+        "dynamic for a GPU": dynamic_answer(large),
+        "static for a GPU": static_answer(large, sizes=sizes_of(problem)),
+    }
+    return [(f"{problem.problem_id} {name}", problem.source, a) for name, a in answers.items()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", ["run", "compile"])
+def test_honest_answers_are_right_and_compile(check: str, tmp_path: Path) -> None:
+    problems = _one_of_each()
+    assert len(problems) >= 21
+    jobs = tmp_path / "jobs.json"
+    jobs.write_text(json.dumps([job for p in problems for job in _jobs(p)]))
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    if check == "run":
+        env["TRITON_INTERPRET"] = "1"
+    done = subprocess.run(
+        [sys.executable, str(CHILD), check, str(jobs)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout) == {}
