@@ -7,14 +7,10 @@ from typing import Any
 from forge.views.report.asking import Asker, label
 from forge.views.report.charts import Chart, Kind, Line, make_line
 from forge.views.run.conversation import MENTIONED_QUEUE_S
+from forge.views.run.idle import BY_STAGE
 
 IDLE = """
 SELECT stage, step, role, idle_share FROM v_idle WHERE step_s > 0 ORDER BY stage, step, role
-"""
-
-IDLE_TOTAL = """
-SELECT stage, role, sum(step_s) AS step_s, sum(idle_s) / sum(step_s) AS idle_share
-FROM v_idle GROUP BY stage, role ORDER BY stage, role
 """
 
 PHASES = """
@@ -56,7 +52,7 @@ class TimeSpent:
     """Seconds of a run, by who and by what."""
 
     def __init__(self, asker: Asker) -> None:
-        self.idle = asker.rows("idle shares", IDLE_TOTAL)
+        self.idle = asker.rows("idle shares", BY_STAGE)
         self._idle_by_step = asker.rows("idle shares by step", IDLE)
         self.phases = asker.rows("phases of judging", PHASES)
         self._queued_s = asker.one("the queue of the judges", QUEUED).get("mean_s")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from forge.views.run.idle import load_idle
 from forge.views.run.standing import RATE_WINDOW_S, load_stages
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def load_activity(reader: RunReader, *, now: float) -> Activity:
         mix=load_failure_mix(reader),
         rollouts_per_s=load_rollouts_per_s(reader, now=now),
         processes=load_processes(reader),
-        idle=load_idle(reader),
+        idle=load_idle(reader, stage=_training_stage(reader)[0], num_steps=IDLE_STEPS),
         ran_s=attempt["ran_s"] if attempt else None,
         last_words=attempt["reason"] if attempt else None,
     )
@@ -157,21 +158,6 @@ def load_rollouts_per_s(reader: RunReader, *, now: float) -> float | None:
         (RECENT_RATE_GROUPS, now - RATE_WINDOW_S),
     )
     return row["num"] / RATE_WINDOW_S if row and row["num"] else None
-
-
-def load_idle(reader: RunReader) -> dict[str, float]:
-    """Role to idle share over the last IDLE_STEPS steps of the stage that trained last."""
-    rows = reader.rows(
-        "WITH last AS (SELECT stage, max(step) AS step FROM metrics "
-        "WHERE stage = (SELECT max(stage) FROM metrics)) "
-        "SELECT key, sum(value) AS seconds FROM metrics WHERE stage = (SELECT stage FROM last) "
-        "AND step > (SELECT step FROM last) - ? "
-        "AND (key LIKE 'idle/%/seconds' OR key = 'step/wall/seconds') GROUP BY key",
-        (IDLE_STEPS,),
-    )
-    seconds = {row["key"]: row["seconds"] for row in rows}
-    wall = seconds.pop("step/wall/seconds", None)
-    return {key.split("/")[1]: idle / wall for key, idle in seconds.items()} if wall else {}
 
 
 def load_processes(reader: RunReader) -> list[dict[str, Any]]:

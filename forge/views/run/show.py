@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge.store.reader import RunReader, open_run
+from forge.views.run.idle import load_idle_by_stage
 from forge.views.run.standing import load_stages, load_standing, stage_name, why_lines
 from forge.views.text.numbers import NONE, factor, percent
 from forge.views.text.terminal import printable_values
@@ -33,13 +34,14 @@ def load_show(reader: RunReader) -> dict[str, Any]:
     shares by stage.
     """
     standing = load_standing(reader, now=time.time())
+    stages = load_stages(reader)
     return {
         "name": reader.paths.name,
         "path": str(reader.paths.root),
         "state": standing.state,
         "reason": standing.reason,
         "attempts": load_attempts(reader),
-        "stages": _stages(reader),
+        "stages": _stages(reader, stages),
         "stage": standing.stage,
         "step": standing.step,
         "evaluations": load_evaluations(reader),
@@ -48,7 +50,10 @@ def load_show(reader: RunReader) -> dict[str, Any]:
         "verdicts": _counts(
             reader, "SELECT status, count(*) FROM verdicts GROUP BY status ORDER BY 2 DESC"
         ),
-        "idle": _idle(reader),
+        "idle": {
+            stage_name(stages, stage): shares
+            for stage, shares in load_idle_by_stage(reader).items()
+        },
         "policy_version": standing.policy_version,
     }
 
@@ -178,19 +183,7 @@ def _evaluation(row: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _idle(reader: RunReader) -> dict[str, dict[str, float]]:
-    """Stage and role to idle share: what idles while a model is made says nothing of a step."""
-    stages = load_stages(reader)
-    found: dict[str, dict[str, float]] = {}
-    for stage, role, share in reader.query(
-        "SELECT stage, role, sum(idle_s) / sum(step_s) FROM v_idle GROUP BY stage, role "
-        "ORDER BY stage, role"
-    ).rows:
-        found.setdefault(stage_name(stages, stage), {})[role] = share
-    return found
-
-
-def _stages(reader: RunReader) -> list[dict[str, Any]]:
+def _stages(reader: RunReader, stages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Index, name, kind and state (waiting, started, done) of each stage."""
     marks = reader.rows(
         "SELECT json_extract(data, '$.stage') AS stage, max(kind = 'stage_end') AS is_done FROM "
@@ -198,7 +191,6 @@ def _stages(reader: RunReader) -> list[dict[str, Any]]:
         "WHERE kind IN ('stage_start', 'stage_end') GROUP BY 1"
     )
     states = {row["stage"]: "done" if row["is_done"] else "started" for row in marks}
-    stages = load_stages(reader)
     return [
         {
             "index": index,

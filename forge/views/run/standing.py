@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import tomli
 
 from forge.store.layout import is_owned
+from forge.views.run.idle import load_idle
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def load_standing(reader: RunReader, *, now: float) -> Standing:
         num_turns=reader.value("SELECT count(*) FROM turns"),
         tokens_per_s=rates[0],
         turns_per_s=rates[1],
-        idle=_load_idle(reader, stage=stage),
+        idle=load_idle(reader, stage=stage),
         policy_version=reader.value("SELECT max(version) FROM policies"),
         pass_at_1=reader.value(
             "SELECT pass_at_1 FROM evaluations ORDER BY at DESC, evaluation_id DESC LIMIT 1"
@@ -155,15 +156,6 @@ def end_reason(reader: RunReader) -> str | None:
 def why_lines(reason: str | None) -> list[str]:
     """A line, where the end of a run needs words."""
     return [] if reason in (None, "", "done") else [f"why: {printable(reason)}"]
-
-
-def _load_idle(reader: RunReader, *, stage: int | None) -> dict[str, float]:
-    rows = reader.rows(
-        "SELECT role, idle_share FROM v_idle WHERE stage = :stage AND step = "
-        "(SELECT max(step) FROM v_idle WHERE stage = :stage)",
-        {"stage": stage},
-    )
-    return {row["role"]: row["idle_share"] for row in rows}
 
 
 def _current_stage(reader: RunReader) -> int | None:
