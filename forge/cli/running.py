@@ -178,7 +178,7 @@ def _components(paths: RunPaths) -> list[dict[str, Any]]:
 def _client(paths: RunPaths) -> ControlClient:
     from forge.control.client import ControlClient
     from forge.errors import ConfigError
-    from forge.store.layout import is_owned, read_status
+    from forge.store.ownership import is_owned, read_status
 
     socket_path = read_status(paths).get("control_socket")
     if not is_owned(paths) or not socket_path:

@@ -37,7 +37,8 @@ from forge.runner.weights.resume import find_weights
 from forge.serve.client import ReplicaClient
 from forge.serve.installed.engines import choose_engine
 from forge.serve.replicas import open_replicas
-from forge.store.layout import RunPaths, find_run, next_attempt, open_run_lock
+from forge.store.layout import RunPaths, find_run, next_attempt
+from forge.store.ownership import open_run_lock
 from forge.store.reader import open_run
 from forge.store.resume import last_state
 from forge.store.write.writer import open_writer

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 
 from forge.errors import ConfigError
 from forge.process.logtail import clean, read_last_lines
-from forge.store.layout import RunPaths, is_owned
+from forge.store.ownership import is_owned
 from forge.views.run.logs import Level, LogFilter, LogTail, compile_pattern
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from forge.store.layout import RunPaths
 
 POLL_S = 0.25
 

@@ -13,7 +13,7 @@ import anyio
 
 from forge.records import AttemptEnd
 from forge.runner.live.stopping import limit_reached, watch_signals
-from forge.store.layout import write_status
+from forge.store.ownership import write_status
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus

@@ -46,7 +46,8 @@ from forge.runner.stages.run_context import RunContext
 from forge.runner.status.status import Components
 from forge.runner.work import EarlierAttempts, Work
 from forge.serve.weights import Weights
-from forge.store.layout import RunPaths, create_run, next_attempt, open_run_lock, write_file
+from forge.store.layout import RunPaths, create_run, next_attempt, write_file
+from forge.store.ownership import open_run_lock
 from forge.store.reader import open_run
 from forge.store.resume import events, last_state
 from forge.store.write.writer import open_writer

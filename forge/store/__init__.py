@@ -1,6 +1,7 @@
 """What is remembered: the run directory, its two databases, the one writer and the many readers."""
 
-from forge.store.layout import RunPaths, create_run, find_run, open_run_lock
+from forge.store.layout import RunPaths, create_run, find_run
+from forge.store.ownership import open_run_lock
 from forge.store.reader import RunReader, open_run
 from forge.store.write.writer import Writer, open_writer
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from forge.store.layout import RunPaths, read_status
+from forge.store.ownership import read_status
 from forge.store.reader import open_run
 from forge.views.run.show import load_show
 from tests import canned
 from tests.canned.make import MAX_BYTES
+
+if TYPE_CHECKING:
+    from forge.store.layout import RunPaths
 
 EMPTY_VIEWS = {"v_replayed", "v_judge_noise"}
 """It was never resumed, and a CPU times nothing."""

@@ -11,7 +11,8 @@ from forge.cli.explaining import explain
 from forge.commands import detach
 from forge.commands.detach import run_detached
 from forge.errors import ForgeError, Stalled
-from forge.store.layout import create_run, read_status, write_status
+from forge.store.layout import create_run
+from forge.store.ownership import read_status, write_status
 
 if TYPE_CHECKING:
     from pathlib import Path

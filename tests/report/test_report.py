@@ -19,7 +19,8 @@ import pytest
 from forge.cli import run_command
 from forge.errors import ConfigError, MachineError
 from forge.records import AttemptEnd, Event, Metrics, Purpose, Status
-from forge.store.layout import RunPaths, open_run_lock
+from forge.store.layout import RunPaths
+from forge.store.ownership import open_run_lock
 from forge.views.report import write_report
 from forge.views.run.show import show_run
 from tests import canned

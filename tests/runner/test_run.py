@@ -32,7 +32,8 @@ from forge.runner.plan.placement import Placement
 from forge.runner.run import _supervise
 from forge.runner.stages.run_context import RunContext
 from forge.runner.work import EarlierAttempts, Work
-from forge.store.layout import RunPaths, create_run, read_status, write_file
+from forge.store.layout import RunPaths, create_run, write_file
+from forge.store.ownership import read_status
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

@@ -15,7 +15,8 @@ from forge.errors import ConfigError, MachineError
 from forge.records import Event
 from forge.runner import run as run_module
 from forge.runner.run import resume_run, run_experiment
-from forge.store.layout import RunPaths, create_run, open_run_lock
+from forge.store.layout import RunPaths, create_run
+from forge.store.ownership import open_run_lock
 from forge.store.write.writer import open_writer
 
 if TYPE_CHECKING:

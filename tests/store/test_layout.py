@@ -12,17 +12,8 @@ from pathlib import Path
 import pytest
 
 from forge.errors import ConfigError, MachineError
-from forge.store.layout import (
-    RunPaths,
-    create_run,
-    find_run,
-    is_owned,
-    list_runs,
-    next_attempt,
-    open_run_lock,
-    read_status,
-    write_status,
-)
+from forge.store.layout import RunPaths, create_run, find_run, list_runs, next_attempt
+from forge.store.ownership import is_owned, open_run_lock, read_status, write_status
 
 
 def make_run(store: Path, name: str) -> RunPaths:
@@ -92,7 +83,7 @@ def test_a_store_that_cannot_be_written_is_the_machines_fault(tmp_path: Path) ->
 def test_a_run_has_one_owner_and_the_lock_ends_with_its_process(tmp_path: Path) -> None:
     paths = create_run("toy", store_dir=tmp_path)
     code = (
-        "import sys, time, pathlib; from forge.store.layout import *\n"
+        "import sys, time, pathlib; from forge.store import RunPaths, open_run_lock\n"
         "with open_run_lock(RunPaths(pathlib.Path(sys.argv[1]))): print('mine', flush=True); "
         "time.sleep(60)"
     )

@@ -10,7 +10,7 @@ import pytest
 from textual.filter import Monochrome
 from textual.widgets import Sparkline
 
-from forge.store.layout import open_run_lock, write_status
+from forge.store.ownership import open_run_lock, write_status
 from forge.store.reader import open_run
 from forge.views.run.monitor import Curve, Curves, load_processes
 from tests.tui.supervisors import component, supervising

@@ -22,7 +22,8 @@ import forge
 from forge.cli import run_command
 from forge.errors import ConfigError
 from forge.records import AttemptEnd, Metrics, Purpose, Status
-from forge.store.layout import RunPaths, open_run_lock
+from forge.store.layout import RunPaths
+from forge.store.ownership import open_run_lock
 from forge.store.reader import open_run
 from forge.views.run import rollouts, runs, show
 from forge.views.run.standing import load_standing

@@ -13,7 +13,8 @@ from textual.binding import Binding
 from textual.message import Message
 from textual.widgets import DataTable, Static
 
-from forge.store.layout import RunPaths, is_owned, list_runs
+from forge.store.layout import RunPaths, list_runs
+from forge.store.ownership import is_owned
 from forge.views.run.runs import load_run
 from forge.views.text.numbers import NONE, percent
 from forge.views.text.terminal import printable

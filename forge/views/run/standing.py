@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import tomli
 
-from forge.store.layout import is_owned
+from forge.store.ownership import is_owned
 from forge.views.run.idle import load_idle
 from forge.views.text.terminal import printable
 

@@ -1,0 +1,89 @@
+"""The supervisor that owns a run: the run's lock, and STATUS.json, which carries its pid.
+
+Written by the supervisor and `forge chat`; read by every command that looks at a run, and the TUI.
+"""
+
+# pyright: strict
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from forge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from forge.store.layout import RunPaths
+
+LOCK_TRIES = 10
+LOCK_PAUSE_S = 0.05
+"""`is_owned` holds the lock for microseconds, so an owner tries a few times before it gives up."""
+
+
+@contextmanager
+def open_run_lock(paths: RunPaths) -> Generator[None]:
+    """Holds the run's lock for this process.
+
+    A flock ends with its process, so a killed supervisor leaves nothing to clean up. It does not
+    work across NFS clients.
+
+    Raises:
+        ConfigError: another process holds the lock; the message has its pid.
+    """
+    descriptor = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        for _ in range(LOCK_TRIES):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(LOCK_PAUSE_S)
+        else:
+            holder = os.read(descriptor, 32).decode(errors="replace").strip() or "another process"
+            raise ConfigError(
+                f"{paths.root}: already running as pid {holder}; "
+                f'"forge stop {paths.name}" ends it, "forge status {paths.name}" shows it'
+            )
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_owned(paths: RunPaths) -> bool:
+    """True if a live supervisor holds the run. A chat may hold it too, but its pid is not the one
+    in STATUS.json.
+    """
+    try:
+        descriptor = os.open(paths.lock, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+        return holder == str(read_status(paths).get("pid", holder))
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def write_status(paths: RunPaths, status: Mapping[str, Any]) -> None:
+    """Replaces STATUS.json atomically; not fsynced, since run.db is the record."""
+    spare = paths.root / f".STATUS.{os.getpid()}"
+    spare.write_text(json.dumps(status) + "\n", encoding="utf-8")
+    spare.replace(paths.status)
+
+
+def read_status(paths: RunPaths) -> dict[str, Any]:
+    """Content of STATUS.json, empty if there is none yet."""
+    try:
+        return json.loads(paths.status.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
