@@ -1,5 +1,7 @@
-"""The eval stage, and evaluations in between: play held-out problems with one set of weights,
-measure, store."""
+"""Evaluations: play held-out problems with one set of weights, measure, store.
+
+Called by `work.py` for an eval stage and by `midway.py` during a grpo stage.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from forge.runner.stages.run_context import RunContext
 
 ROLLOUTS_PER_SLOT = 1.5
-"""Played at once, per sequence slot of the engines: while some are judged, others have taken their
+"""Rollouts played at once per sequence slot of the engines: while some are judged, others use their
 slots, and few wait."""
 
 
@@ -30,12 +32,14 @@ class EvalSettings:
     """How one evaluation is played."""
 
     samples: int
+    """Rollouts of each problem at temperature 1."""
     greedy: bool
+    """True for one more rollout at temperature 0."""
     max_turns: int
 
     @classmethod
     def of(cls, table: EvalTable, stage: EvalStage | None = None) -> EvalSettings:
-        """The stage's own keys where it has them, else those of `[eval]`."""
+        """The stage's keys where it has them, otherwise those of `[eval]`."""
         own = (
             stage.model_dump(include={"samples", "greedy", "max_turns"}, exclude_none=True)
             if stage
@@ -58,15 +62,15 @@ async def evaluate(
     evaluation.
 
     Args:
-        label: `eval-2`, or `grpo-3@5` for one in between.
-        show: Drive the progress display (not while a trainer's stage owns it).
-
+        label: `eval-2`, or `grpo-3@5` for one between the steps of a grpo stage.
+        show: Drive the progress display, which a training stage uses otherwise.
     """
     groups: list[Group] = []
     version = run.weights.version
-    rules = [_rules(run, settings, temperature=1.0, size=settings.samples)]
+    turns = settings.max_turns
+    rules = [run.rules(group_size=settings.samples, max_turns=turns, temperature=1.0)]
     if settings.greedy:
-        rules.append(_rules(run, settings, temperature=0.0, size=1))
+        rules.append(run.rules(group_size=1, max_turns=turns, temperature=0.0))
     sizes = [rule.group_size for rule in rules]
     limiter = anyio.CapacityLimiter(groups_in_flight(run.experiment.serve, sizes))
 
@@ -105,18 +109,18 @@ async def evaluate(
 
 
 def groups_in_flight(serve: ServeTable, sizes: Sequence[int]) -> int:
-    """Groups played at once: as many as fill the slots of all replicas.
+    """Number of groups played at once, so that they fill the slots of all replicas.
 
     Args:
-        sizes: rollouts of each group of a problem.
+        sizes: Rollouts in each group of a problem.
     """
     slots = serve.slots * (len(serve.url) or serve.replicas)
     return max(2, math.ceil(ROLLOUTS_PER_SLOT * slots * len(sizes) / sum(sizes)))
 
 
 async def run_eval_stage(run: RunContext, stage: EvalStage, index: int) -> Evaluation:
-    """An `[[stage]]` of kind eval."""
-    problems = run.of(Split.HELDOUT)
+    """Run a `[[stage]]` of kind eval."""
+    problems = run.problems_of(Split.HELDOUT)
     settings = EvalSettings.of(run.experiment.eval, stage)
     chosen = spread(problems, stage.num_problems or len(problems))
     return await evaluate(
@@ -125,25 +129,11 @@ async def run_eval_stage(run: RunContext, stage: EvalStage, index: int) -> Evalu
 
 
 def spread(problems: Sequence[Problem], count: int) -> list[Problem]:
-    """`count` problems spread evenly over the list, so that a part has every family that the
-    whole has."""
+    """`count` problems at even distances in the list, so that a part has every family of the
+    whole."""
     if count >= len(problems):
         return list(problems)
     return [problems[i * len(problems) // count] for i in range(count)]
-
-
-def _rules(run: RunContext, settings: EvalSettings, *, temperature: float, size: int) -> Rules:
-    rollout = run.experiment.rollout
-    return Rules(
-        group_size=size,
-        max_turns=settings.max_turns,
-        gamma=rollout.gamma,
-        credit=rollout.credit,
-        temperature=temperature,
-        max_completion_tokens=rollout.max_completion_tokens,
-        reward=run.experiment.reward,
-        seed=run.experiment.seed,
-    )
 
 
 def _numbers(groups: Sequence[Group]) -> dict[str, float]:

@@ -1,11 +1,12 @@
-"""The grpo stage: rollouts, trainer and weights at once, at most `max_staleness` steps apart.
+"""The grpo stage: rollouts, training and publishing run concurrently, at most `max_staleness` steps
+apart.
 
     produce_batches ──▶ desk ──▶ trainer ── publish ──▶ weights ──▶ replicas
            ▲                                   │
            └────── PublishedSteps.advance ◀────┘ (pacing)
 
-Every n steps, and when somebody asks, the published weights are evaluated (`midway.py`): the
-trainer gets its next batch afterwards, which is played meanwhile.
+Every n steps, and on request, the published weights are evaluated (`midway.py`): the trainer gets
+its next batch afterwards, which is played meanwhile.
 """
 
 from __future__ import annotations
@@ -22,14 +23,13 @@ from forge.records import Metrics, Split
 from forge.rollout.batches import Batch, BatchPlan
 from forge.rollout.pacing import PublishedSteps
 from forge.rollout.past import Past, recall, still_of_use
-from forge.rollout.play import Ports, Rules
 from forge.rollout.producer import produce_batches
 from forge.rollout.sampling.sampler import make_sampler
 from forge.runner.live.progress import GroupNumbers
 from forge.runner.stages.batch_shelf import BatchShelf
 from forge.runner.stages.engine_sleep import alternate_with_training
 from forge.runner.stages.midway import Midway, evaluated_steps
-from forge.runner.stages.plug import TrainerPlug, plugged_in
+from forge.runner.stages.plug import GrpoPlug, plugged_in
 from forge.runner.stages.producer_file import ProducerFile
 from forge.runner.stages.trainer import own_trainer
 from forge.runner.stages.trainer_desk import TrainerDesk
@@ -40,26 +40,30 @@ from forge.store.resume import untrained_groups
 from forge.train.durable import is_kept
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from anyio.streams.memory import MemoryObjectReceiveStream
 
     from forge.config.schema import GrpoStage
     from forge.records import Problem
+    from forge.rollout.play import Ports
     from forge.rollout.sampling.sampler import Sampler
     from forge.runner.stages.run_context import RunContext
     from forge.serve.weights import Weights
 
 
 async def run_grpo_stage(run: RunContext, stage: GrpoStage, index: int, *, start: Weights) -> None:
-    """An `[[stage]]` of kind grpo. Raises Stopped when the user asked for it, after a
-    checkpoint."""
+    """Run a `[[stage]]` of kind grpo.
+
+    Raises:
+        Stopped: a stop was requested; the trainer has saved a checkpoint.
+    """
     shelf = BatchShelf(run.paths.batches, stage=index)
     desk = TrainerDesk(
         shelf, stage=index, last_step=stage.steps, sink=run.writer,
         steps=await anyio.to_thread.run_sync(_published_steps, run, index),
     )  # fmt: skip
-    problems, rollout = run.of(Split.GRPO), run.experiment.rollout
+    problems, rollout = run.problems_of(Split.GRPO), run.experiment.rollout
     sampler = make_sampler(rollout.sampler, problems, seed=run.experiment.seed)
     offered = await anyio.to_thread.run_sync(shelf.recover)
     saved = ProducerFile(run.paths.batches / f"sampler-{index}.json", offered=offered)
@@ -83,7 +87,11 @@ async def run_grpo_stage(run: RunContext, stage: GrpoStage, index: int, *, start
             await produce_batches(
                 plan,
                 sampler=sampler,
-                rules=training_rules(run),
+                rules=run.rules(
+                    group_size=rollout.group_size,
+                    max_turns=rollout.max_turns,
+                    temperature=rollout.temperature,
+                ),
                 ports=_training_ports(run),
                 published=published,
                 group_ids=run.group_ids,
@@ -112,43 +120,21 @@ async def run_grpo_stage(run: RunContext, stage: GrpoStage, index: int, *, start
             tasks.cancel_scope.cancel()
 
 
-class GrpoPlug(TrainerPlug):
-    """The StagePort of a grpo stage: the weights that it publishes can be evaluated."""
-
-    def __init__(
-        self,
-        run: RunContext,
-        desk: TrainerDesk,
-        published: PublishedSteps,
-        *,
-        is_kept: Callable[[int], bool],
-        midway: Midway,
-    ) -> None:
-        super().__init__(run, desk, published, is_kept=is_kept)
-        self._midway = midway
-
-    def after_publish(self, step: int) -> None:
-        self._midway.after(step)
-
-    def request_evaluation(self) -> str:
-        return self._midway.ask()
-
-
 async def _offer(
     run: RunContext,
     desk: TrainerDesk,
     saved: ProducerFile,
     batches: MemoryObjectReceiveStream[Batch],
 ) -> None:
-    """Make each batch durable, then available, then forgettable: the order is what resume relies
-    on. A batch file whose samples run.db does not have would have its sample ids given out again.
-    """
+    """Make each batch durable, then available, then settle the producer's state. Resume relies on
+    this order: the ids in a batch file whose samples are missing in run.db would be given out
+    again."""
     async with batches:
         async for batch in batches:
             await run.writer.put(_batch_metrics(desk.stage, batch))
             await run.writer.flush()
             for version in {sample.policy_version for sample in batch.samples}:
-                # Its publish may not be over: it may have been sampled in the middle of it.
+                # Its publish may still be running: samples can be drawn in the middle of it.
                 desk.steps[version] = _step_of(run, desk, version)
             await anyio.to_thread.run_sync(saved.prepare, batch)
             await desk.offer(batch)
@@ -156,14 +142,14 @@ async def _offer(
 
 
 def _published_steps(run: RunContext, stage: int) -> dict[int, int]:
-    """Version to step, of the weights that earlier attempts published in this stage."""
+    """Policy version to step, for weights that earlier attempts published in this stage."""
     with open_run(run.paths) as reader:
         found = reader.query("SELECT version, step FROM policies WHERE stage = ?", (stage,))
     return dict(found.rows)
 
 
 def _step_of(run: RunContext, desk: TrainerDesk, version: int) -> int:
-    """The step of this stage whose weights a version is; those of before it are its step 0."""
+    """The step of this stage that published a version; 0 for versions from before the stage."""
     step = run.weights.step_of(version, stage=desk.stage)
     return desk.steps.get(version, 0) if step is None else step
 
@@ -176,7 +162,7 @@ def _recall(
     problems: Sequence[Problem],
     plan: BatchPlan,
 ) -> Past:
-    """What an earlier attempt had begun and not offered; the sampler goes on where it stood."""
+    """The groups that an earlier attempt began and did not offer. Restores the sampler."""
     with open_run(run.paths) as reader:
         found = untrained_groups(reader, stage=desk.stage)
     offered = desk.shelf.groups()
@@ -192,7 +178,7 @@ def _recall(
 
 
 def _set_turnover(run: RunContext, start: Weights) -> None:
-    """How this stage's publishes treat running turns."""
+    """Choose how the publishes of this stage treat running turns."""
     rollout, model = run.experiment.rollout, run.experiment.model
     assert run.replicas is not None
     run.weights.turnover = choose_turnover(
@@ -228,21 +214,6 @@ def _batch_plan(run: RunContext, stage: GrpoStage, index: int, first_step: int) 
         in_flight=None if rollout.groups_in_flight == "auto" else rollout.groups_in_flight,
         most_in_flight=most,
         judge_capacity=sum(seat.capacity for seat in run.pool.seating.seats),
-    )
-
-
-def training_rules(run: RunContext) -> Rules:
-    """How groups are played for training."""
-    rollout = run.experiment.rollout
-    return Rules(
-        group_size=rollout.group_size,
-        max_turns=rollout.max_turns,
-        gamma=rollout.gamma,
-        credit=rollout.credit,
-        temperature=rollout.temperature,
-        max_completion_tokens=rollout.max_completion_tokens,
-        reward=run.experiment.reward,
-        seed=run.experiment.seed,
     )
 
 

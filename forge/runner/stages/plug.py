@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forge.rollout.pacing import PublishedSteps
+    from forge.runner.stages.midway import Midway
     from forge.runner.stages.run_context import RunContext
     from forge.runner.stages.trainer_desk import TrainerDesk
     from forge.runner.weights.probe import Probe
@@ -29,7 +30,7 @@ SHOWN = {"train/loss/mean": "loss", "train/tokens/per_s": "trained tok/s"}
 
 
 class TrainerPlug:
-    """The StagePort of an sft stage; a grpo stage adds evaluations (`midway.py`)."""
+    """The StagePort of an sft stage."""
 
     def __init__(
         self,
@@ -112,6 +113,28 @@ class TrainerPlug:
     async def _put(self, step: int, values: Mapping[str, float]) -> None:
         row = Metrics(stage=self.desk.stage, step=step, at=time.time(), values=values)
         await self._run.writer.put(row)
+
+
+class GrpoPlug(TrainerPlug):
+    """The StagePort of a grpo stage, which evaluates published weights (`midway.py`)."""
+
+    def __init__(
+        self,
+        run: RunContext,
+        desk: TrainerDesk,
+        published: PublishedSteps,
+        *,
+        is_kept: Callable[[int], bool],
+        midway: Midway,
+    ) -> None:
+        super().__init__(run, desk, published, is_kept=is_kept)
+        self._midway = midway
+
+    def after_publish(self, step: int) -> None:
+        self._midway.after(step)
+
+    def request_evaluation(self) -> str:
+        return self._midway.ask()
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from forge.data.splits import in_split
 from forge.records import Split
-from forge.rollout.play import Ports
+from forge.rollout.play import Ports, Rules
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
@@ -72,6 +72,7 @@ class RunContext:
 
     @property
     def log_dir(self) -> Path:
+        """Logs of this attempt."""
         return self.paths.logs(self.attempt)
 
     @property
@@ -81,10 +82,11 @@ class RunContext:
 
     @property
     def control_socket(self) -> Path:
+        """Socket of `control.py`."""
         return self.socket_dir / "control.sock"
 
-    def of(self, split: Split) -> list[Problem]:
-        """The problems of one split, in their order; for GRPO those that may be trained on."""
+    def problems_of(self, split: Split) -> list[Problem]:
+        """The problems of one split, in order; for GRPO without the refused ones."""
         found = in_split(self.problems, split)
         if split is Split.GRPO:
             return [problem for problem in found if problem.problem_id not in self.refused]
@@ -93,14 +95,13 @@ class RunContext:
     async def judge(self, problem: Problem, code: str) -> Verdict:
         """The Judge port."""
         assert self.pool is not None
-        verdict = await self.pool.judge(problem, code)
-        return verdict
+        return await self.pool.judge(problem, code)
 
     async def generate(
         self, prompt: Prompt, *, n: int, max_tokens: int, temperature: float, seed: int
     ) -> list[Completion]:
-        """The Generate port for training: a publish waits until the turn ends, and a turn until
-        the publish does."""
+        """The Generate port for training: a publish waits for the end of the turn, and a turn for
+        the end of the publish."""
         assert self.replicas is not None
         async with self.weights.gate.turn():
             return await self.replicas.generate(
@@ -108,14 +109,15 @@ class RunContext:
             )
 
     def ports(self) -> Ports:
+        """Ports of the rollout loop for training."""
         return Ports(
             generate=self.generate, judge=self.judge, sink=self.writer, prompter=self.prompter
         )
 
     @asynccontextmanager
     async def pinned_ports(self) -> AsyncIterator[Ports]:
-        """Ports whose weights do not change while inside: what an evaluation plays with.
-        Publishes wait, however long it takes, as long as completions come."""
+        """Ports for an evaluation: the weights do not change while inside. Publishes wait for as
+        long as completions arrive."""
         assert self.replicas is not None
         replicas, gate = self.replicas, self.weights.gate
 
@@ -133,10 +135,24 @@ class RunContext:
                 generate=generate, judge=self.judge, sink=self.writer, prompter=self.prompter
             )
 
+    def rules(self, *, group_size: int, max_turns: int, temperature: float) -> Rules:
+        """How a group is played under this experiment."""
+        rollout = self.experiment.rollout
+        return Rules(
+            group_size=group_size,
+            max_turns=max_turns,
+            gamma=rollout.gamma,
+            credit=rollout.credit,
+            temperature=temperature,
+            max_completion_tokens=rollout.max_completion_tokens,
+            reward=self.experiment.reward,
+            seed=self.experiment.seed,
+        )
+
     def busy(self) -> dict[str, float]:
         """Busy seconds so far by role, averaged over the role's processes; a role without
-        processes is absent. A replica or judge is busy with a request in progress; the trainer,
-        of its stage, whenever it does not wait for a batch."""
+        processes is absent. A replica or judge is busy while it has a request; a trainer is busy
+        since its stage began, except while it waits."""
         found: dict[str, float] = {}
         if self.desk is not None:
             now = time.monotonic()

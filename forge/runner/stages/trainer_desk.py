@@ -12,14 +12,19 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from forge.records import Metrics, SampleUse
 from forge.runner.stages.idleness import WaitClock
-from forge.runner.stages.trainer_state import Engines, TrainerEvent, TrainerState, next_state
+from forge.runner.stages.trainer_state import (
+    Engines,
+    StepRequests,
+    TrainerEvent,
+    TrainerState,
+    next_state,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
@@ -30,30 +35,6 @@ if TYPE_CHECKING:
 
 TAKE_WAIT_S = 20.0
 """Duration of one long poll; the trainer asks again. Shorter than its HTTP deadline."""
-
-
-@dataclass(slots=True, kw_only=True)
-class StepRequests:
-    """What people asked the trainer to do once its current step ends."""
-
-    last_step: int
-    is_save_wanted: bool = False
-    """True until a checkpoint is written."""
-    is_evaluation_wanted: bool = False
-    """True until an evaluation begins."""
-    evaluated_step: int = 0
-    """Step after which the trainer was asked to publish and to wait for that; 0 for none."""
-
-    def after(self, step: int) -> dict[str, bool]:
-        """The answer to a trainer that has ended a step."""
-        is_evaluated = self.is_evaluation_wanted and step < self.last_step
-        if is_evaluated:
-            self.evaluated_step = step
-        return {"save": self.is_save_wanted, "evaluate": is_evaluated}
-
-    def begin_evaluation(self) -> None:
-        """The requested evaluation begins."""
-        self.is_evaluation_wanted, self.evaluated_step = False, 0
 
 
 class TrainerDesk:

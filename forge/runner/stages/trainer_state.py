@@ -1,5 +1,6 @@
 # pyright: strict
-"""The states of a stage's trainer, as its requests show them, and the events that change them.
+"""The states of a stage's trainer, as its requests show them, and the events that change them; what
+people asked of it; and the state of the engines.
 
     STARTING ── asked ──▶ WAITING ── given ──▶ TRAINING
         │                 ▲     │                 │
@@ -12,6 +13,7 @@ Publishing is no state: weights are published beside a step, and a publish may o
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -75,3 +77,27 @@ class Engines(StrEnum):
     AWAKE = "awake"
     CHANGING = "changing"
     ASLEEP = "asleep"
+
+
+@dataclass(slots=True, kw_only=True)
+class StepRequests:
+    """What people asked the trainer to do once its current step ends."""
+
+    last_step: int
+    is_save_wanted: bool = False
+    """True until a checkpoint is written."""
+    is_evaluation_wanted: bool = False
+    """True until an evaluation begins."""
+    evaluated_step: int = 0
+    """Step after which the trainer was asked to publish and to wait for that; 0 for none."""
+
+    def after(self, step: int) -> dict[str, bool]:
+        """The answer to a trainer that has ended a step."""
+        is_evaluated = self.is_evaluation_wanted and step < self.last_step
+        if is_evaluated:
+            self.evaluated_step = step
+        return {"save": self.is_save_wanted, "evaluate": is_evaluated}
+
+    def begin_evaluation(self) -> None:
+        """The requested evaluation begins."""
+        self.is_evaluation_wanted, self.evaluated_step = False, 0

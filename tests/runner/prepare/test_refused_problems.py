@@ -114,6 +114,6 @@ def test_examined_are_files_that_grpo_trains_on_unless_flags_are_allowed(tmp_pat
 
 def test_what_is_refused_is_evaluated_and_not_trained_on() -> None:
     shared = SimpleNamespace(problems=make_problems(Split.GRPO, Split.GRPO), refused={"p0"})
-    of = RunContext.of
+    of = RunContext.problems_of
     assert [one.problem_id for one in of(cast("Any", shared), Split.GRPO)] == ["p1"]
     assert [one.problem_id for one in of(cast("Any", shared), Split.HELDOUT)] == ["p0", "p1"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import count
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ import pytest
 from forge.config.schema import Experiment
 from forge.runner.stages import evaluate as module
 from forge.runner.stages.evaluate import EvalSettings, evaluate, groups_in_flight
+from forge.runner.stages.run_context import RunContext
 from tests.store.storefactory import problem
 
 if TYPE_CHECKING:
@@ -73,6 +75,7 @@ async def test_an_evaluation_has_a_rollout_for_every_slot(
         pinned_ports=pinned_ports,
         writer=SimpleNamespace(put=put),
     )
+    run.rules = partial(RunContext.rules, run)
     settings = EvalSettings(samples=samples, greedy=False, max_turns=1)
     problems = [problem(number) for number in range(60)]
     await evaluate(run, problems, settings, label="eval-0", stage=0, step=0, show=False)

@@ -36,7 +36,7 @@ class Stage:
         self.played = anyio.Event()
         run: Any = SimpleNamespace(
             experiment=SimpleNamespace(eval=EvalTable(every=2)),
-            of=lambda split: [],
+            problems_of=lambda split: [],
             stop=self.stop,
             progress=SimpleNamespace(numbers=self.numbers),
         )
