@@ -72,8 +72,7 @@ def plan(
     experiment = load_experiment(file, overrides=overrides or (), is_here=assumed is None)
     machine = None
     if assumed is not None:
-        from forge.runner.plan.assumed_machine import assume
-        from forge.runner.plan.machine import this_machine
+        from forge.runner.plan.machine import assume, this_machine
 
         machine = assume(assumed, here=this_machine(experiment.store.dir))
     made = make_plan(experiment, machine=machine)

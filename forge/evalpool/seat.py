@@ -85,7 +85,7 @@ class Seat:
     examined: Doubt | None = None
     """The doubt whose canary is being judged."""
     examined_state: State = State.DOWN
-    """State in which the last canary started."""
+    """State at the start of the last canary."""
     is_lost: bool = False
     """True if it broke a connection or did not answer: its keeper replaces it."""
     news: anyio.Event = field(default_factory=anyio.Event)

@@ -1,4 +1,4 @@
-"""`forge plan --assume` and `--wait`: machines and runs that are not here."""
+"""`forge plan --assume`, and `--wait` of runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CARD = Gpu(
 )  # fmt: skip
 
 
-def test_a_plan_for_an_assumed_machine_shows_its_cards_and_why(capsys):
+def test_a_plan_for_an_assumed_machine_shows_its_cards_and_reasons(capsys):
     assert cli.run_command(["plan", str(QUICKSTART), "--assume", "3xH100-80GB", *ON_GPUS]) == 0
     shown = capsys.readouterr().out
     assert "assumed: 3xH100-80GB" in shown
@@ -50,14 +50,14 @@ def test_files_of_another_machine_need_not_be_on_this_one(tmp_path, capsys):
     assert "nowhere" in capsys.readouterr().err
 
 
-def test_a_machine_that_cannot_be_is_refused(capsys):
+def test_an_invalid_assumed_machine_is_refused(capsys):
     assert cli.run_command(["plan", str(QUICKSTART), "--assume", "many"]) == 2
     assert capsys.readouterr().err.startswith('forge: --assume: found "many"; ')
 
 
 @pytest.fixture
 def one_card(monkeypatch, tmp_path):
-    """A machine with a card that others fill, for commands that ask for this machine."""
+    """This machine, as commands see it, with one card that another process fills."""
     monkeypatch.setattr(machine_module, "inventory", lambda: (CARD,))
     full = Occupancy(free_bytes=0, users=(GpuUser(pid=77, name="python", memory_bytes=1 << 37),))
     monkeypatch.setattr(machine_module, "occupancies", lambda gpus: {CARD.uuid: full})

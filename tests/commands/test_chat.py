@@ -19,8 +19,7 @@ from forge.commands.chat import place_on, small
 from forge.config.load import load_experiment
 from forge.errors import ConfigError
 from forge.records import Event, PolicyVersion
-from forge.runner.plan.assumed_machine import assume
-from forge.runner.plan.machine import Machine
+from forge.runner.plan.machine import Machine, assume
 from forge.runner.weights.resume import find_weights
 from forge.serve.weights import Weights
 from forge.store.layout import RunPaths

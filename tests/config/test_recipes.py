@@ -10,8 +10,7 @@ import pytest
 
 from forge.config.load import load_experiment
 from forge.errors import ConfigError, MachineError
-from forge.runner.plan.assumed_machine import assume
-from forge.runner.plan.machine import this_machine
+from forge.runner.plan.machine import assume, this_machine
 from forge.runner.plan.model_shape import model_shape
 from forge.runner.plan.plan import plan
 

@@ -133,7 +133,7 @@ async def test_each_role_is_handed_the_cards_that_its_plan_gave_it(
     lora = supervised.experiment.model.model_copy(update={"lora": LoraTable(r=64)})
     placement = Placement(
         engine="vllm", serve=((cards[0],), (cards[1],)), judge=(cards[1], cards[2]),
-        shared=frozenset({"GPU-1"}), memory_share=0.4,
+        memory_share=0.4,
     )  # fmt: skip
     work = make_work(
         supervised.experiment.model_copy(update={"model": lora}),

@@ -1,5 +1,5 @@
-"""What a run will need, decided before anything starts: roles, devices, memory, time.
+"""The plan of a run, made before anything starts: processes, devices, memory, time.
 
-Called by `forge plan`, `forge run` and whatever opens engines alone. Reads the machine and starts
-nothing; imports no other room of the supervisor.
+Called by `forge plan`, `forge run` and commands that open engines alone. Reads the machine and
+starts nothing; imports no other room of the supervisor.
 """

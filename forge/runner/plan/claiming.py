@@ -1,9 +1,10 @@
-"""Cards for a command: which ones, claimed, and only then weighed. Called by `run` and `serving`.
+"""Claims the cards of a command before their free memory is checked.
 
-    lay out as if the cards were empty ──▶ claim (or wait for it) ──▶ lay out beside who is there
+    lay out as if cards were empty ──▶ claim (or wait) ──▶ lay out beside the cards' other users
 
-Who else is on a card is asked under the claim: before it, a run that is about to end would get a
-second one refused, or bounded for good by memory that is free when its turn comes.
+Called by `run` and by commands that open engines. The other users of a card are read under the
+claim. Read before it, a run that is about to end would cause the next run to be refused, or limited
+for good by memory that is free when its turn comes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from forge.runner.plan.machine import Machine
 
 LEFTOVERS_S, LOOK_AGAIN_S = 10.0, 2.0
-"""A killed process is gone from its card within seconds."""
+"""A killed process leaves its card within seconds."""
 
 
 class HasCards(Protocol):
@@ -45,37 +46,37 @@ def open_claimed(
     wait_s: float,
     say: Callable[[str], None],
 ) -> Iterator[tuple[T, Claim]]:
-    """What `lay_out` made of this machine, and the claim on its cards. Blocks.
+    """Yields the result of `lay_out` for this machine, and the claim on its cards. Blocks.
 
     Args:
-        look: asks the machine anew.
-        wait_s: for cards of another run.
+        look: reads the machine again.
+        wait_s: maximum wait for cards of another run.
 
     Raises:
-        CardBusy: processes that claim nothing leave too little of a card.
-        MachineError: a card is another run's, with its name; or what `lay_out` raises.
+        CardBusy: processes without a claim leave too little memory on a card.
+        MachineError: another run has claimed a card; or an error of `lay_out`.
     """
     machine = look()
     made = lay_out(replace(machine, gpu_users={}))
     with claim(made.gpus, run=run, wait_s=wait_s, say=say) as cards:
         if made.gpus:
-            # The same order of cards, or others than the claimed ones would be laid out.
-            made = _weighed(lay_out, lambda: replace(look(), busy=machine.busy), say)
+            # `busy` stays: another order of cards would lay out other cards than the claimed ones.
+            made = _fitted(lay_out, lambda: replace(look(), busy=machine.busy), say)
         yield made, cards
 
 
-def _weighed(
+def _fitted(
     lay_out: Callable[[Machine], T], look: Callable[[], Machine], say: Callable[[str], None]
 ) -> T:
-    """What a run that was just killed leaves on a card is waited for."""
-    deadline, is_told = time.monotonic() + LEFTOVERS_S, False
+    """Lays out beside the cards' other users. Waits for processes of a run that was just killed."""
+    deadline, has_said = time.monotonic() + LEFTOVERS_S, False
     while True:
         try:
             return lay_out(look())
         except CardBusy as error:
             if time.monotonic() >= deadline:
                 raise
-            if not is_told:
-                say(f"{error}; looking again for {LEFTOVERS_S:.0f} s")
-                is_told = True
+            if not has_said:
+                say(f"{error}; trying again for {LEFTOVERS_S:.0f} s")
+                has_said = True
             time.sleep(LOOK_AGAIN_S)

@@ -1,7 +1,7 @@
-"""What things cost on a CPU: seconds of one core and bytes, from sizes. Pure; `plan` adds them up.
+"""Costs on a CPU: seconds of one core and bytes, from sizes. `predict` and `plan` add them up.
 
 The constants were measured on a 2-core x86 machine with small models and are within a factor of two
-elsewhere; `bench/` has what measures them again.
+elsewhere; `bench/` measures them again.
 """
 
 from __future__ import annotations
@@ -16,53 +16,52 @@ if TYPE_CHECKING:
     from forge.config.schema import ModelTable, ServeTable
 
 TRAIN_S_PER_TOKEN = 41e-6
-"""Overhead of forward and backward: attention, optimizer, Python. Fit to 9.0k tok/s at 0.86M, 5.1k
-at 1.9M.
-"""
+"""Overhead of forward and backward a token: attention, optimizer, Python. Fitted to 9.0k tok/s at
+0.86M parameters and 5.1k at 1.9M."""
 TRAIN_S_PER_TOKEN_PARAM = 82e-12
-"""6 FLOPs a token and parameter at 73 GFLOP/s."""
+"""6 FLOPs at 73 GFLOP/s."""
 GENERATE_S_PER_TOKEN = 120e-6
 """Engine overhead a token in a batch of 32: sampling, scheduling, HTTP."""
 GENERATE_S_PER_TOKEN_PARAM = 110e-12
-"""2 FLOPs a token and parameter, f32, memory-bound."""
+"""2 FLOPs in f32, memory-bound."""
 JUDGE_S = 0.13
-"""Fork, sandbox, interpreter runs on two inputs, ghost replay, compilation to ttir."""
+"""Seconds a candidate: fork, sandbox, interpreter runs on two inputs, ghost replay, compilation to
+ttir."""
 JUDGE_GPU_S = 0.5
-"""Wall seconds of one card's judge a candidate, each of a problem of its own that must be drawn:
+"""Wall seconds a candidate on one card, if each has another problem, whose inputs must be drawn:
 319 took 158 s on an H200, four at once."""
 SCREEN_S = 0.01
-"""A completion without a kernel ends before the sandbox."""
+"""Seconds a completion without a kernel, which ends before the sandbox."""
 START_S = {"supervisor": 1.0, "replica": 1.5, "judge": 6.0, "trainer": 7.0, "task": 6.0}
-"""Imports of each kind of process; a judge has an oracle and a zygote, which import torch too."""
+"""Seconds of imports by kind of process. A judge has an oracle and a zygote, which import torch."""
 
 ROW_TOKENS = 300
 """Mean SFT row of the generator: prompt 85, answer 215."""
 PROMPT_TOKENS = 85
 ANSWER_TOKENS = 215
 RETRY_SHARE = 0.4
-"""Rollouts that take another turn when allowed, after SFT."""
+"""Share of rollouts that take another turn if allowed, after SFT."""
 REPLACED_SHARE = 0.3
-"""Groups without signal that are replaced, per group trained."""
+"""Groups replaced for lack of signal, per group trained."""
 
 SUPERVISOR_BYTES = 200 << 20
 TORCH_PROCESS_BYTES = 450 << 20
-"""A process that has imported torch, triton or transformers and done little."""
+"""A process after the import of torch, triton or transformers."""
 JUDGE_BYTES = 2 * TORCH_PROCESS_BYTES
-"""Oracle and zygote; runners share the zygote's pages."""
+"""Oracle and zygote. Runners share the zygote's pages."""
 REPLICA_BYTES = 250 << 20
 GPU_PROCESS_BYTES = 4 << 30
-"""Of host memory, a process with torch and its model on a GPU: pinned buffers, a file being read.
-"""
+"""Host memory of a process whose model is on a GPU: torch, pinned buffers, a file being read."""
 TRAIN_BYTES_PER_PARAM = 16
 """f32 weights, gradients and two Adam moments."""
 TURN_BYTES = 8_000
-"""Of run.db and tokens.db, a turn."""
+"""Growth of run.db and tokens.db by a turn."""
 CHECKPOINT_BYTES_PER_PARAM = 12
 KEPT_CHECKPOINTS = 3
 
 
 def count_params(model: ModelTable) -> int | None:
-    """Parameters of the model of a run; None where it is neither on this machine nor known."""
+    """Parameters of a run's model; None if it is neither on this machine nor known by name."""
     folder = Path(model.path or "").expanduser()
     files = list(folder.glob("*.safetensors")) if model.path and folder.is_dir() else []
     if files:
@@ -72,7 +71,7 @@ def count_params(model: ModelTable) -> int | None:
 
 
 def _params_of(file: Path) -> int:
-    """From the header of a safetensors file: its length in 8 bytes, then JSON with the shapes."""
+    """Values in a safetensors file, by its header: 8 bytes of length, then JSON with the shapes."""
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
         header = json.loads(opened.read(size)) if size < 1 << 26 else {}
@@ -86,12 +85,12 @@ def _params_of(file: Path) -> int:
 
 
 def train_s(tokens: float, *, params: int) -> float:
-    """Core seconds of forward and backward."""
+    """Core seconds of training on tokens."""
     return tokens * (TRAIN_S_PER_TOKEN + params * TRAIN_S_PER_TOKEN_PARAM)
 
 
 def generate_s(tokens: float, *, params: int) -> float:
-    """Core seconds of sampling tokens in a full batch."""
+    """Core seconds of generating tokens in a full batch."""
     return tokens * (GENERATE_S_PER_TOKEN + params * GENERATE_S_PER_TOKEN_PARAM)
 
 
@@ -101,7 +100,7 @@ def turns_of(max_turns: int) -> float:
 
 
 def replica_bytes(serve: ServeTable, model: ModelTable, *, params: int) -> int:
-    """Weights and KV cache of one engine."""
+    """Host memory of one engine on the CPU: weights and KV cache."""
     exact = serve.precision == "exact"
     tiny = model.tiny
     kv_values = params**0.5 / 2

@@ -1,8 +1,7 @@
-"""What things cost on a GPU: bytes of its memory, by role. Pure; `placement` adds them up by card.
+"""GPU memory of each role, estimated from the shape of the model. `gpu_fit` adds it up by card.
 
-Estimates from the shape of the model, made to be a little high: a run that the plan lets start
-should not end with CUDA out of memory. What a trainer took in the end is in its metrics
-(`train/peak_bytes/max`).
+Estimates are a little high on purpose: a run that passes the plan should not end with CUDA out of
+memory. The measured peak of a trainer is in its metrics (`train/peak_bytes/max`).
 """
 
 from __future__ import annotations
@@ -11,45 +10,44 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from forge.config.schema import SftStage
-from forge.evalpool import capacity as contexts
+from forge.evalpool import capacity
 
 if TYPE_CHECKING:
     from forge.config.schema import GrpoStage, ModelTable, ProblemsTable, ServeTable
     from forge.runner.plan.model_shape import ModelShape
 
 CONTEXT_BYTES = 900 << 20
-"""Of a process with torch on a card: CUDA context, cuBLAS workspace, the allocator's rounding."""
+"""A process with torch on a card: CUDA context, cuBLAS workspace, rounding of the allocator."""
 GRAPH_BYTES = 2 << 30
 """vLLM's CUDA graphs and the activations of its largest batch."""
 ASLEEP_BYTES = 1536 << 20
-"""What an engine keeps on the card while it sleeps: context, graphs."""
+"""An engine that sleeps keeps its context and graphs."""
 LARGE_TENSOR_BYTES = 4 << 30
-"""Inputs and outputs of the candidates that run at once, a quarter of them, where problems are made
-for a GPU's clock."""
+"""Inputs and outputs of concurrent candidates, a quarter of the capacity, at the sizes of a GPU."""
 JUDGE_SHARE = 0.1
-"""Of the card, for inputs and results that a judge keeps."""
+"""Share of the card for inputs and results that a judge keeps."""
 BITS4_BYTES = 0.56
-"""Of a weight in NF4, its doubly quantised scales included."""
+"""Bytes of a weight in NF4, with its doubly quantised scales."""
 LOGIT_TILE = (4096, 32_768)
-"""Tokens by vocabulary entries: what TRL's output layer holds of the logits at once."""
+"""Tokens by vocabulary entries of the logits that TRL's output layer holds at a time."""
 KEYS_PER_TOKEN = 4
-"""At most, where prefixes are shared: `forge.train.trainer.grpo.prefixes`."""
+"""Maximum, if prefixes are shared: `forge.train.trainer.grpo.prefixes`."""
 SLACK = 1.15
-"""Of activations: fragmentation, buffers of the products."""
+"""Factor on activations, for fragmentation and the buffers of matrix products."""
 NUM_ADAPTERS = 4
-"""In an engine at once: old turns end on the old one."""
+"""Adapters in an engine at a time: running turns keep the adapter that they began with."""
 LEAST_CONTEXTS = 4
-"""Sequences of full length that an engine must have room for, to be of use."""
+"""Sequences of full length that must fit an engine for it to be useful."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainBytes:
-    """Of one rank."""
+    """GPU memory of one rank of the trainer."""
 
     resident: int
-    """Between steps: weights, gradients' buffers, optimizer state, context."""
+    """Between steps: weights, gradient buffers, optimizer state, context."""
     peak: int
-    """In the middle of a step."""
+    """Maximum during a step."""
 
 
 def train_bytes(
@@ -61,12 +59,12 @@ def train_bytes(
     parallel: str,
     context_tokens: int,
 ) -> TrainBytes:
-    """What a rank of the trainer needs.
+    """GPU memory of a rank of the trainer.
 
     Args:
-        num_gpus: ranks.
-        parallel: `ddp` or `fsdp2`; of one rank it does not matter.
-        context_tokens: of the engine, and so of the longest sample.
+        num_gpus: number of ranks.
+        parallel: `ddp` or `fsdp2`; without effect on a single rank.
+        context_tokens: context of the engine, and so the length of the longest sample.
     """
     state = _state_bytes(stage, model, shape)
     if parallel == "fsdp2" and num_gpus > 1:
@@ -78,7 +76,7 @@ def train_bytes(
 
 
 def _state_bytes(stage: SftStage | GrpoStage, model: ModelTable, shape: ModelShape) -> float:
-    """Weights, gradients, both moments; a reference model where the KL term wants one."""
+    """Weights, gradients, both moments, and a reference model if the KL term needs one."""
     moments = 2 if stage.optimizer == "adamw_8bit" else 8
     has_reference = not isinstance(stage, SftStage) and stage.beta > 0
     if model.lora is None:
@@ -99,18 +97,18 @@ def _activation_bytes(
     stream = 2 if model.lora is not None or model.dtype == "bfloat16" else 4
     inner = shape.intermediate
     if shape.is_mixture:
-        inner = max(inner, 10 * shape.expert_intermediate)  # active ones, kept apart by sorting
+        inner = max(inner, 10 * shape.expert_intermediate)  # active experts, sorted apart
     block = tokens * 2 * (12 * shape.hidden + 6 * shape.heads * shape.head_dim + 5 * inner)
     saved = tokens * shape.hidden * stream * shape.layers
     if stage.gradient_checkpointing is False:
         saved += block * (shape.layers - 1)
     logits = 4 * min(tokens, LOGIT_TILE[0]) * min(shape.vocab, LOGIT_TILE[1])
     if model.lora is None:
-        logits += 4 * shape.vocab * shape.hidden  # its gradient is summed up in f32, apart
+        logits += 4 * shape.vocab * shape.hidden  # its gradient is summed separately, in f32
     saved_keys, keys = _key_bytes(stage, shape, tokens=tokens)
     experts = 0
     if model.lora is not None and model.lora.target_parameters and shape.is_mixture:
-        # PEFT writes W + B·A of a layer's experts out, and their gradient.
+        # PEFT materialises W + B·A of a layer's experts, and the gradient.
         experts = 2 * 2 * shape.expert_params / max(shape.layers - shape.dense_layers, 1)
     return saved + saved_keys + block + keys + logits + experts
 
@@ -118,8 +116,8 @@ def _activation_bytes(
 def _key_bytes(
     stage: SftStage | GrpoStage, shape: ModelShape, *, tokens: int
 ) -> tuple[float, float]:
-    """Of the keys and values that samples with shared prefixes gather: kept for later, and in the
-    layer at work, where gradients come to them, of every head before they are summed."""
+    """Keys and values that samples with shared prefixes gather: bytes saved for the backward pass,
+    and bytes in the current layer, with the gradient of every head before they are summed."""
     if isinstance(stage, SftStage) or stage.share_prefixes is not True:
         return 0, 0
     num = KEYS_PER_TOKEN * tokens
@@ -130,7 +128,7 @@ def _key_bytes(
 
 
 def _tokens(stage: SftStage | GrpoStage, *, num_gpus: int, context_tokens: int) -> int:
-    """Of the widest micro-batch of a rank: a row longer than the budget has one of its own."""
+    """Tokens of a rank's largest micro-batch: a row above the budget is a micro-batch alone."""
     if stage.micro_batch_tokens is not None:
         longest = stage.max_length if isinstance(stage, SftStage) else context_tokens
         return max(stage.micro_batch_tokens, longest)
@@ -140,18 +138,18 @@ def _tokens(stage: SftStage | GrpoStage, *, num_gpus: int, context_tokens: int) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeBytes:
-    """Of one card of a replica."""
+    """GPU memory on one card of a replica."""
 
     least: int
-    """Below this the engine does not start, or serves a handful of sequences."""
+    """With less the engine does not start, or serves only a few sequences."""
     full: int
-    """With a cache for all slots."""
+    """With a KV cache for all slots."""
 
 
 def serve_bytes(
     serve: ServeTable, model: ModelTable, shape: ModelShape, *, engine: str, num_gpus: int
 ) -> ServeBytes:
-    """What an engine needs on each of its `num_gpus` cards."""
+    """GPU memory of an engine on each of its `num_gpus` cards."""
     width = 4 if serve.precision == "exact" else 2
     adapters = 0 if model.lora is None else NUM_ADAPTERS * 2 * shape.adapter_params(model.lora)
     fixed = CONTEXT_BYTES + (shape.params * width + adapters) / num_gpus
@@ -166,11 +164,11 @@ def serve_bytes(
 
 
 def judge_bytes(problems: ProblemsTable, *, memory_bytes: int) -> int:
-    """What a judge holds on a card of this size, with all seats taken."""
+    """GPU memory of a judge at full capacity, on a card of this size."""
     is_large = problems.sizes == "gpu" or (problems.source == "dir" and not problems.overrides)
     tensors = LARGE_TENSOR_BYTES * is_large + int(JUDGE_SHARE * memory_bytes)
-    capacity = contexts.GPU_CAPACITY
-    num_contexts = capacity + contexts.num_ready(capacity, memory_bytes=memory_bytes)
-    num_contexts += contexts.num_oracles(memory_bytes=memory_bytes)
-    num_contexts += contexts.num_started(memory_bytes=memory_bytes)
-    return num_contexts * contexts.CONTEXT_BYTES + tensors
+    num_runners = capacity.GPU_CAPACITY
+    num_contexts = num_runners + capacity.num_ready(num_runners, memory_bytes=memory_bytes)
+    num_contexts += capacity.num_oracles(memory_bytes=memory_bytes)
+    num_contexts += capacity.num_started(memory_bytes=memory_bytes)
+    return num_contexts * capacity.CONTEXT_BYTES + tensors

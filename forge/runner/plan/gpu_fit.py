@@ -1,8 +1,8 @@
-"""Whether what a layout puts on each card fits it, and what gives way where it does not at once.
+"""Checks that the roles of a layout fit the memory of their cards, and limits the engine if needed.
 
-On a card of its own a role has what it asks. On a shared card an engine that takes a share of the
-memory (vllm) is bounded first; where even its least does not fit beside a step of the trainer, it
-sleeps while the trainer steps; where that does not help either, the plan is refused with the sums.
+A role alone on a card gets all it asks for. On a shared card an engine that takes a share of the
+memory (vllm) is limited first. If even its minimum does not fit beside a step of the trainer, it
+sleeps while the trainer steps. If that does not suffice, the plan is refused with the sums.
 """
 
 from __future__ import annotations
@@ -19,76 +19,60 @@ from forge.runner.plan.prefix_sharing import settled
 from forge.views.text.numbers import gigabytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from forge.config.schema import Experiment
     from forge.process.devices import Gpu
     from forge.process.gpu_users import GpuUser
     from forge.runner.plan.gpu_costs import TrainBytes
+    from forge.runner.plan.layout import Layout
     from forge.runner.plan.model_shape import ModelShape
 
 CAN_SLEEP = frozenset({"vllm", "hf"})
 TAKES_SHARE = frozenset({"vllm"})
-"""Engines that take serve.memory_share of a card whatever the model is."""
+"""Engines that take serve.memory_share of a card for any model."""
 DRIVER_SHARE = 0.02
-"""Of a card, what the driver keeps."""
+"""Share of a card that the driver keeps."""
 
 
 class CardBusy(MachineError):
-    """Others hold so much of a card that our part does not fit."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """Cards by role, nothing weighed yet."""
-
-    serve: tuple[tuple[Gpu, ...], ...]
-    judge: tuple[Gpu, ...]
-    train: tuple[Gpu, ...]
-
-    @property
-    def cards(self) -> tuple[Gpu, ...]:
-        """Each once, in the order of the roles."""
-        found = (*(gpu for one in self.serve for gpu in one), *self.judge, *self.train)
-        return tuple({gpu.uuid: gpu for gpu in found}.values())
-
-    @property
-    def shared(self) -> frozenset[str]:
-        """UUIDs of cards with more than one role, or several replicas."""
-        roles = ([gpu for one in self.serve for gpu in one], self.judge, self.train)
-        return frozenset(
-            gpu.uuid for gpu in self.cards if sum(list(role).count(gpu) for role in roles) > 1
-        )
+    """Other processes hold too much memory of a card."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """What came of it."""
+    """Settings with which a layout fits its cards."""
 
     parallel: str = "ddp"
+    """Resolved `parallel = "auto"` of the stages."""
     sleeps: bool = False
+    """True if engines free their memory while the trainer steps."""
     memory_share: float | None = None
+    """Share of a card that an engine may take; None means serve.memory_share."""
     bytes_by_gpu: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """UUID to role (`serve`, `judge`, `train`) to maximum bytes."""
     reasons: tuple[str, ...] = ()
+    """Messages that explain choices the experiment left open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Load:
-    """What one card has to hold."""
+class _CardLoad:
+    """Memory that one card has to provide."""
 
     gpu: Gpu
     num_replicas: int
-    """On this card."""
+    """Replicas on this card."""
     serve_least: int
+    """Minimum of its replicas together."""
     serve_full: int
-    """Of all its replicas together, as asked."""
+    """Full need of its replicas together."""
     judge: int
     train: TrainBytes | None
     users: tuple[GpuUser, ...]
 
     @property
     def room(self) -> int:
-        """What is there for us: of a card that others use, what they leave."""
+        """Memory for this run: what other users of the card leave."""
         usable = int(self.gpu.memory_bytes * (1 - DRIVER_SHARE))
         return min(usable, self.gpu.free_bytes) if self.users else usable
 
@@ -108,28 +92,30 @@ def fit(
     engine: str,
     users: Mapping[str, tuple[GpuUser, ...]],
 ) -> Fit:
-    """Weighs a layout. Without the model's shape nothing is known, and nothing refused.
+    """Fits a layout to the memory of its cards. A model of unknown shape is not checked.
 
     Args:
-        users: processes of others by card.
+        engine: the engine that serves.
+        users: other processes by card.
 
     Raises:
-        CardBusy: it would fit if others left the card.
-        MachineError: it does not fit, with the sums.
+        ConfigError: `serve.sleep = "always"` with an engine that cannot sleep.
+        CardBusy: it would fit without the other processes.
+        MachineError: it does not fit; the message has the sums.
     """
     shape = model_shape(experiment.model)
     if shape is None:
-        words = f"{experiment.model.path}: of unknown size, so GPU memory is not weighed"
-        return Fit(reasons=(words,) if layout.cards else ())
+        reason = f"{experiment.model.path}: unknown size, so GPU memory is not checked"
+        return Fit(reasons=(reason,) if layout.gpus else ())
     if experiment.serve.sleep == "always" and engine not in CAN_SLEEP and layout.serve:
         raise ConfigError(
-            f'serve.sleep = "always": the {engine} engine cannot sleep; "auto" or "never"'
+            f'serve.sleep = "always": engine {engine} cannot sleep; "auto" or "never" is allowed'
         )
     experiment = settled(experiment, gpus=layout.train)
     parallel, why = _parallel(experiment, layout, shape)
     loads = [
         _load(experiment, layout, gpu, shape, engine=engine, parallel=parallel, users=users)
-        for gpu in layout.cards
+        for gpu in layout.gpus
     ]
     return _settle(experiment, loads, engine=engine, parallel=parallel, reasons=why)
 
@@ -137,7 +123,7 @@ def fit(
 def _parallel(
     experiment: Experiment, layout: Layout, shape: ModelShape
 ) -> tuple[str, tuple[str, ...]]:
-    """ddp where a whole trainer fits a card, else fsdp2; what a stage demands wins."""
+    """ddp if a whole trainer fits a card, else fsdp2, unless a stage sets it; and the reason."""
     stages = [stage for stage in experiment.stage if not isinstance(stage, EvalStage)]
     demanded = {stage.parallel for stage in stages} - {"auto"}
     if len(layout.train) < 2 or demanded:
@@ -157,8 +143,7 @@ def _parallel(
     num = len(layout.train)
     if need <= smallest * (1 - DRIVER_SHARE) or experiment.model.quantize is not None:
         return "ddp", (f"trainer on {num} cards: ddp, {gigabytes(need)} on each",)
-    words = f"trainer on {num} cards: fsdp2, since a whole one needs {gigabytes(need)}"
-    return "fsdp2", (words,)
+    return "fsdp2", (f"trainer on {num} cards: fsdp2, since ddp needs {gigabytes(need)} on each",)
 
 
 def _load(
@@ -170,7 +155,7 @@ def _load(
     engine: str,
     parallel: str,
     users: Mapping[str, tuple[GpuUser, ...]],
-) -> _Load:
+) -> _CardLoad:
     serve, model = experiment.serve, experiment.model
     replicas = [replica for replica in layout.serve if gpu in replica]
     need = serve_bytes(serve, model, shape, engine=engine, num_gpus=serve.tensor_parallel)
@@ -189,7 +174,7 @@ def _load(
         for stage in experiment.stage
         if gpu in layout.train and not isinstance(stage, EvalStage)
     ]
-    return _Load(
+    return _CardLoad(
         gpu=gpu,
         num_replicas=len(replicas),
         serve_least=len(replicas) * need.least,
@@ -203,14 +188,14 @@ def _load(
 
 def _settle(
     experiment: Experiment,
-    loads: list[_Load],
+    loads: list[_CardLoad],
     *,
     engine: str,
     parallel: str,
     reasons: tuple[str, ...],
 ) -> Fit:
     serving = [load for load in loads if load.num_replicas]
-    # What a sleeping engine leaves helps where the trainer is on its card.
+    # Sleep helps only where the trainer is on the engine's card.
     may_sleep = engine in CAN_SLEEP and experiment.serve.sleep != "never"
     must_sleep = experiment.serve.sleep == "always"
     rooms = {load.gpu.uuid: load.room - load.judge - load.train_peak for load in serving}
@@ -234,29 +219,24 @@ def _settle(
         if engine in TAKES_SHARE and serving
         else None,
         bytes_by_gpu={load.gpu.uuid: _by_role(load, share, engine=engine) for load in loads},
-        reasons=(*reasons, *_words(experiment, share if bounded else None, sleeps=sleeps)),
+        reasons=(*reasons, *_reasons(experiment, share if bounded else None, sleeps=sleeps)),
     )
 
 
-def _words(experiment: Experiment, share: float | None, *, sleeps: bool) -> list[str]:
-    asked = experiment.serve.memory_share
-    words = []
+def _reasons(experiment: Experiment, share: float | None, *, sleeps: bool) -> Iterator[str]:
     if share is not None:
-        words.append(
-            f"the engine takes {share:.0%} of its card, not serve.memory_share = {asked:.0%}: "
-            "more does not fit beside the others"
+        yield (
+            f"the engine takes {share:.0%} of its card instead of serve.memory_share = "
+            f"{experiment.serve.memory_share:.0%}: more does not fit beside the other roles"
         )
-    if sleeps:
-        words.append(
-            "the engine sleeps while the trainer steps: together they do not fit the card"
-            if experiment.serve.sleep == "auto"
-            else "the engine sleeps while the trainer steps (serve.sleep = always)"
-        )
-    return words
+    if sleeps and experiment.serve.sleep == "auto":
+        yield "the engine sleeps while the trainer steps: together they do not fit the card"
+    elif sleeps:
+        yield "the engine sleeps while the trainer steps (serve.sleep = always)"
 
 
-def _require(experiment: Experiment, load: _Load, *, sleeps: bool, engine: str) -> None:
-    """Raises MachineError where a card cannot hold what it has to."""
+def _require(experiment: Experiment, load: _CardLoad, *, sleeps: bool, engine: str) -> None:
+    """Raises MachineError or CardBusy if a card has too little memory."""
     serve = load.serve_least if engine in TAKES_SHARE else load.serve_full
     serve = serve if load.num_replicas else 0
     while_stepping = (ASLEEP_BYTES if serve and sleeps else serve) + load.train_peak + load.judge
@@ -269,7 +249,7 @@ def _require(experiment: Experiment, load: _Load, *, sleeps: bool, engine: str) 
         listed = ", ".join(f"{role} {gigabytes(part)}" for role, part in sums.items() if part)
         kind = CardBusy if load.users else MachineError
         raise kind(
-            f"{named} needs {gigabytes(need)} ({listed}{asleep}); {_there(load)}. "
+            f"{named} needs {gigabytes(need)} ({listed}{asleep}); {_memory_of(load)}. "
             f"{_advice(experiment, load)}"
         )
     share = experiment.serve.memory_share
@@ -280,8 +260,8 @@ def _require(experiment: Experiment, load: _Load, *, sleeps: bool, engine: str) 
         )
 
 
-def _there(load: _Load) -> str:
-    """What the card has, and who has the rest of it."""
+def _memory_of(load: _CardLoad) -> str:
+    """The card's memory and its other users."""
     if not load.users:
         return f"it has {gigabytes(load.gpu.memory_bytes)}"
     others = ", ".join(map(str, load.users))
@@ -290,21 +270,21 @@ def _there(load: _Load) -> str:
     )
 
 
-def _advice(experiment: Experiment, load: _Load) -> str:
+def _advice(experiment: Experiment, load: _CardLoad) -> str:
     if load.users:
-        return "Wait for them, or name other cards in devices.gpus"
+        return "Wait for them to end, or name other cards in devices.gpus"
     if load.train is not None and load.train_resident > load.room:
-        return "More cards for devices.train with fsdp2, or [model.lora]"
+        return "More cards for devices.train with fsdp2, or [model.lora], would help"
     if load.train is not None and (load.num_replicas or load.judge):
-        return "A card for each role, a smaller micro_batch_tokens, or [model.lora]"
+        return "A card for each role, a smaller micro_batch_tokens, or [model.lora] would help"
     if load.train is not None:
-        return "A smaller micro_batch_tokens, more cards for devices.train, or [model.lora]"
+        return "A smaller micro_batch_tokens, more devices.train, or [model.lora] would help"
     if experiment.serve.tensor_parallel == 1 and load.num_replicas:
-        return "serve.tensor_parallel spreads a replica over cards; serve.slots is its cache"
-    return "Fewer serve.slots or a smaller serve.context_tokens"
+        return "serve.tensor_parallel spreads a replica over cards; fewer serve.slots save memory"
+    return "Fewer serve.slots or a smaller serve.context_tokens would help"
 
 
-def _by_role(load: _Load, share: float, *, engine: str) -> dict[str, int]:
+def _by_role(load: _CardLoad, share: float, *, engine: str) -> dict[str, int]:
     serve = int(share * load.gpu.memory_bytes) if engine in TAKES_SHARE else load.serve_full
     parts = {
         "serve": serve if load.num_replicas else 0,

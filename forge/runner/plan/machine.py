@@ -1,59 +1,70 @@
-"""What this machine has, asked once: cores, memory, disk, GPUs, engines. `plan` and `forge doctor`
-read it.
+"""The machine that a plan is made for: cores, memory, disk, GPUs, engines.
 
-Asks the kernel, NVML or amdsmi, and the list of installed packages; imports none of them.
+`this_machine` asks the kernel, NVML or amdsmi, and the list of installed packages, and imports none
+of those. `assume` makes the machine of `forge plan --assume "8xH100-80GB"`, which need not exist:
+its other resources follow from its cards, as is usual for such machines; every engine is installed,
+and no other process uses a card. Called by `plan` and `forge doctor`.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from forge.process.devices import Gpu, hidden_gpus, inventory
+from forge.errors import ConfigError
+from forge.process.devices import Gpu, Vendor, hidden_gpus, inventory
 from forge.process.disk import free_bytes
 from forge.process.gpu_claim import claimed
 from forge.process.gpu_users import GpuUser, occupancies
 from forge.process.memory import total_memory_bytes
-from forge.serve.installed.engines import installed_engines
+from forge.serve.installed.engines import ENGINES, installed_engines
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from forge.config.schema import ServeTable
 
+ASSUMED_FORM = re.compile(r"(?P<num>\d{1,3})x(?P<name>[A-Za-z][\w .]*?)-(?P<size>\d{1,4})GB")
+CORES_PER_CARD, MEMORY_PER_CARD, DISK_PER_CARD = 16, 128 << 30, 500 << 30
+"""Cores, bytes of memory and bytes of disk of an assumed machine, for each card."""
+AMD_NAMES = re.compile(r"(AMD|MI|RX|Radeon)[ \d]", re.IGNORECASE)
+AMD_ARCHS = {"MI2": "gfx90a", "MI3": "gfx942"}
+"""Architecture by the first three letters of the name."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Facts that a plan is made for."""
+    """The machine that a plan is made for."""
 
     cores: int
-    """That we may run on, by affinity."""
+    """Cores that this process may run on, by affinity."""
     memory_bytes: int
-    """Physical, or the container's limit where that is lower."""
+    """Physical memory, or the container's limit where that is lower."""
     free_disk_bytes: int
-    """Where runs are stored."""
+    """Free bytes in the directory of runs."""
     gpus: tuple[Gpu, ...]
     engines: frozenset[str]
     """Engines that are installed in the interpreter that serves."""
     hidden_gpus: str = ""
-    """Why there are fewer cards than the machine has, in words."""
+    """Message that says why `gpus` has fewer cards than the machine; empty if it has all."""
     gpu_users: Mapping[str, tuple[GpuUser, ...]] = field(default_factory=dict)
-    """Processes of others on the cards, by UUID."""
+    """Processes outside this run on the cards, by UUID."""
     busy: frozenset[str] = frozenset()
-    """UUIDs of the cards that others use or another run has claimed: `auto` takes them last."""
+    """UUIDs of cards with other users or claimed by another run: `auto` takes them last."""
     is_here: bool = False
-    """It is this one, so its interpreters can be asked."""
+    """True for the machine that this process runs on, whose interpreters can be asked."""
     assumed: str = ""
-    """`forge plan --assume`: what was assumed; empty for a machine that is there."""
+    """Argument of `forge plan --assume`; empty for a real machine."""
 
 
 def this_machine(store_dir: Path, *, serve: ServeTable | None = None) -> Machine:
-    """Asks. Takes a millisecond without GPUs.
+    """Reads this machine. Takes a millisecond without GPUs.
 
     Args:
-        serve: whose interpreter is asked for engines; absent means ours.
+        serve: the table that names the interpreter with the engines; absent means this one.
     """
     gpus, users = _gpus_now()
     return Machine(
@@ -70,7 +81,7 @@ def this_machine(store_dir: Path, *, serve: ServeTable | None = None) -> Machine
 
 
 def _gpus_now() -> tuple[tuple[Gpu, ...], dict[str, tuple[GpuUser, ...]]]:
-    """The cards with what is free on them now, and who else is on them."""
+    """The cards with their free memory, and the other users of each."""
     gpus = inventory()
     found = occupancies(gpus)
     free = {uuid: each.free_bytes for uuid, each in found.items()}
@@ -79,7 +90,48 @@ def _gpus_now() -> tuple[tuple[Gpu, ...], dict[str, tuple[GpuUser, ...]]]:
 
 
 def count_cores() -> int:
-    """Those that we may run on; all of them where the system has no affinity (macOS)."""
+    """Cores that this process may run on; all cores on a system without affinity (macOS)."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def assume(text: str, *, here: Machine) -> Machine:
+    """The machine that `text` describes, with at least the cores, memory and disk of `here`.
+
+    Raises ConfigError if `text` is not NUMBERxNAME-SIZEGB, or names no card.
+    """
+    match = ASSUMED_FORM.fullmatch(text.strip())
+    num = int(match["num"]) if match else 0
+    if match is None or not num or not int(match["size"]):
+        raise ConfigError(
+            f'--assume: found "{text}"; NUMBERxNAME-SIZEGB is allowed, such as "8xH100-80GB", '
+            '"1xMI300X-192GB" or "2xRTX4090-24GB"'
+        )
+    return replace(
+        here,
+        cores=max(here.cores, num * CORES_PER_CARD),
+        memory_bytes=max(here.memory_bytes, num * MEMORY_PER_CARD),
+        free_disk_bytes=max(here.free_disk_bytes, num * DISK_PER_CARD),
+        gpus=tuple(_card(index, match["name"], int(match["size"]) << 30) for index in range(num)),
+        engines=frozenset(ENGINES),
+        hidden_gpus="",
+        gpu_users={},
+        busy=frozenset(),
+        is_here=False,
+        assumed=text.strip(),
+    )
+
+
+def _card(index: int, name: str, memory_bytes: int) -> Gpu:
+    is_amd = AMD_NAMES.match(name) is not None
+    return Gpu(
+        vendor=Vendor.AMD if is_amd else Vendor.NVIDIA,
+        index=index,
+        uuid=f"GPU-assumed-{index}",
+        name=name,
+        memory_bytes=memory_bytes,
+        free_bytes=memory_bytes,
+        arch=AMD_ARCHS.get(name[:3].upper(), "") if is_amd else "",
+        minor=None if is_amd else index,
+    )

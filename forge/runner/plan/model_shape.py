@@ -1,7 +1,7 @@
-"""The shape of a model before it is loaded: sizes of its parts, and the parameters that follow.
+"""Shape of a model before it is loaded: sizes of its parts, and its number of parameters.
 
-From the experiment (a tiny model), from `config.json` of a directory or of the hub's cache, or from
-the table of known hub names, so that a plan needs no download. Called by `costs` and `gpu_costs`.
+It comes from the experiment (a tiny model), from `config.json` of a directory or of the hub's
+cache, or from the table of known hub names, so that a plan needs no download.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MLP = ("gate_proj", "up_proj", "down_proj")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """A decoder with grouped attention and a gated MLP; Qwen3, Llama and mixtures of experts."""
+    """A decoder with grouped attention and a gated MLP: Qwen3, Llama, mixtures of experts."""
 
     hidden: int
     layers: int
@@ -29,48 +29,49 @@ class ModelShape:
     kv_heads: int
     head_dim: int
     intermediate: int
-    """Of a dense layer's MLP."""
+    """Width of a dense layer's MLP."""
     vocab: int
     is_tied: bool
     experts: int = 0
-    """In each sparse layer; 0 for a dense model."""
+    """Experts in each sparse layer; 0 for a dense model."""
     expert_intermediate: int = 0
     shared_experts: int = 0
     dense_layers: int = 0
-    """Of a mixture: layers without experts."""
+    """Layers of a mixture without experts."""
     gated_attention: bool = False
     model_type: str = "qwen3"
-    """As in config.json."""
+    """`model_type` of config.json."""
 
     @property
     def params(self) -> int:
-        """All of them, norms left out but for the residual stream's."""
+        """Number of parameters, with the norms of the residual stream, queries and keys."""
         embeddings = self.vocab * self.hidden * (1 if self.is_tied else 2)
         norms = (2 * self.layers + 1) * self.hidden + 2 * self.layers * self.head_dim
         return embeddings + norms + self.layers * self._attention + self._mlps
 
     @property
     def expert_params(self) -> int:
-        """Of the fused experts, which no 4-bit format of ours takes."""
+        """Parameters of the fused experts, which are never quantised to 4 bits."""
         each = 3 * self.hidden * self.expert_intermediate
         return self._sparse_layers * self.experts * each
 
     @property
     def linear_params(self) -> int:
-        """Of plain linear layers: what 4 bits and "all-linear" mean."""
+        """Parameters of plain linear layers, which 4-bit weights and "all-linear" refer to."""
         return self.layers * self._attention + self._mlps - self.expert_params - self._routers
 
     @property
     def kv_values(self) -> int:
-        """Keys and values of one token, all layers."""
+        """Values in the KV cache of one token, all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim
 
     @property
     def is_mixture(self) -> bool:
+        """True for a mixture of experts."""
         return self.experts > 0
 
     def adapter_params(self, lora: LoraTable) -> int:
-        """Of a LoRA adapter: r · (in + out) of each matrix that gets one."""
+        """Parameters of a LoRA adapter: r · (in + out) for each matrix that it changes."""
         names = lora.target_modules
         wanted = set(ATTENTION + MLP) if names == "all-linear" else set(names)
         total = self.layers * sum(
@@ -107,7 +108,7 @@ class ModelShape:
         return self.dense_layers * dense + sparse
 
     def _matrices(self) -> dict[str, tuple[int, int]]:
-        """Inputs and outputs of each linear layer of a dense block."""
+        """Input and output width of each linear layer of a dense block."""
         query, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         return {
             "q_proj": (self.hidden, query),
@@ -154,11 +155,11 @@ KNOWN: dict[str, ModelShape] = {
     "kernelllm": _LLAMA_8B,
     "trinity-mini": _TRINITY_MINI,
 }
-"""By the name without its owner, in lower case; longer names that begin so are of the same size."""
+"""Shapes by name without owner, in lower case. A longer name `<known>-...` has the same shape."""
 
 
 def model_shape(model: ModelTable) -> ModelShape | None:
-    """None where neither a `config.json` is here nor the name known. Asks no network."""
+    """The shape of a model; None without a local `config.json` or a known name. Uses no network."""
     if model.init:
         return tiny_shape(model.tiny)
     if folder := config_dir(model):
@@ -172,8 +173,8 @@ def model_shape(model: ModelTable) -> ModelShape | None:
 
 
 def config_dir(model: ModelTable) -> Path | None:
-    """Where a `config.json` of the model is: its directory, or the hub's cache. None for a random
-    one, and where it is not here."""
+    """Folder with the `config.json` of a model: its directory, or the hub's cache. None for a
+    random model, or without one on this machine."""
     if model.init or not model.path:
         return None
     folders = (Path(model.path).expanduser(), *_cached(model.path))
@@ -181,7 +182,7 @@ def config_dir(model: ModelTable) -> Path | None:
 
 
 def tiny_shape(tiny: TinyModel) -> ModelShape:
-    """Of the model that `init = "tiny"` makes."""
+    """Shape of the model that `init = "tiny"` makes."""
     return ModelShape(
         hidden=tiny.hidden_size, layers=tiny.num_layers, heads=tiny.num_heads,
         kv_heads=tiny.num_kv_heads, head_dim=tiny.head_dim, intermediate=tiny.intermediate_size,
@@ -190,7 +191,7 @@ def tiny_shape(tiny: TinyModel) -> ModelShape:
 
 
 def read_shape(path: Path) -> ModelShape | None:
-    """From a `config.json` of transformers; None for one of another kind of model."""
+    """Shape in a `config.json` of transformers; None for other kinds of models."""
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         found = found.get("text_config", found)
@@ -218,7 +219,7 @@ def read_shape(path: Path) -> ModelShape | None:
 
 
 def model_type(model_dir: Path) -> str | None:
-    """Of the `config.json` of a directory; None where there is none."""
+    """`model_type` in the `config.json` of a directory; None without one."""
     try:
         return json.loads((model_dir / "config.json").read_text(encoding="utf-8"))["model_type"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -226,14 +227,14 @@ def model_type(model_dir: Path) -> str | None:
 
 
 def lora_rank(model: ModelTable, *, adapter: Path | None = None) -> int:
-    """Of the widest adapter that will be served: the one to train, the one given, `adapter`; 0 for
+    """Largest rank of the adapters to serve: the one to train, `model.adapter` and `adapter`; 0 for
     none."""
     given = [adapter_rank(folder) for folder in (model.adapter, adapter) if folder is not None]
     return max([*given, model.lora.r if model.lora else 0], default=0)
 
 
 def adapter_rank(folder: Path) -> int:
-    """Of a PEFT adapter; 0 where its config does not say."""
+    """Rank of a PEFT adapter; 0 if its config does not say."""
     try:
         return int(json.loads((folder / "adapter_config.json").read_text())["r"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -241,8 +242,8 @@ def adapter_rank(folder: Path) -> int:
 
 
 def _cached(name: str) -> list[Path]:
-    """Snapshots of a hub name on this machine, newest first. The hub's library takes 0.3 s to
-    import; its layout is documented and stable."""
+    """Snapshots of a hub name on this machine, newest first. Read without the hub's library, which
+    takes 0.3 s to import; the cache's layout is documented and stable."""
     home = os.environ.get("HF_HOME", "~/.cache/huggingface")
     cache = Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub")).expanduser()
     folder = cache / f"models--{name.replace('/', '--')}" / "snapshots"

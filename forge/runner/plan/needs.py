@@ -1,5 +1,7 @@
-"""Which parts of forge an experiment needs, by its stages alone. Asked by `plan`, `placement` and
-`run`, so that what is planned is what is started."""
+"""The parts of forge that an experiment needs, by its stages alone.
+
+Called by `plan`, `placement` and `run`, so that exactly the planned processes are started.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +14,17 @@ if TYPE_CHECKING:
 
 
 def needs_serving(experiment: Experiment) -> bool:
-    """Whether any stage generates."""
+    """True if any stage generates."""
     return any(not isinstance(stage, SftStage) for stage in experiment.stage)
 
 
 def needs_training(experiment: Experiment) -> bool:
-    """Whether any stage trains."""
+    """True if any stage trains."""
     return any(not isinstance(stage, EvalStage) for stage in experiment.stage)
 
 
 def needs_pairs(experiment: Experiment) -> bool:
-    """Whether any stage trains on pairs, or a tokenizer has to be trained on their texts."""
+    """True if a stage trains on pairs, or a tokenizer is trained on their texts."""
     return (
         any(isinstance(stage, SftStage) for stage in experiment.stage)
         or experiment.model.init is not None
@@ -30,15 +32,15 @@ def needs_pairs(experiment: Experiment) -> bool:
 
 
 def makes_pairs(experiment: Experiment) -> bool:
-    """Whether the generator makes them, whose broken answers are judged."""
+    """True if the generator makes the pairs, whose broken answers are judged."""
     return needs_pairs(experiment) and experiment.data.source == "generated"
 
 
 def needs_judges(experiment: Experiment) -> bool:
-    """Whether anything is judged: what stages generate, or the broken answers of made pairs."""
+    """True if anything is judged: completions of a stage, or broken answers of generated pairs."""
     return needs_serving(experiment) or makes_pairs(experiment)
 
 
 def turns_played(experiment: Experiment) -> int:
-    """Of the longest rollouts, in training and evaluation."""
+    """Maximum turns of a rollout, in training and evaluation."""
     return max(experiment.rollout.max_turns, experiment.eval.max_turns)

@@ -1,20 +1,20 @@
-"""Which card does what: `place` turns `[devices]` and a machine into cards by role.
+"""Placement of the roles of a run on GPUs, from `[devices]` and the machine.
 
-Pure in the experiment and the machine. `plan` shows it, `run` hands the cards out. Three steps:
-how many cards each role gets (`_counts`), which ones (`_lay_out`), and whether what they hold fits
-(`gpu_fit`).
+Pure. `plan` shows the placement, `run` hands the cards out. Three steps: the number of cards of
+each role (`_counts`), which cards (`_lay_out`), and whether their memory suffices (`gpu_fit`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from forge.config.schema import EvalStage, SftStage
+from forge.config.schema import SftStage
 from forge.errors import MachineError
 from forge.process.devices import matching
-from forge.runner.plan.gpu_fit import Fit, Layout, fit
-from forge.runner.plan.needs import needs_judges, needs_serving
+from forge.runner.plan.gpu_fit import fit
+from forge.runner.plan.layout import Layout
+from forge.runner.plan.needs import needs_judges, needs_serving, needs_training
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,76 +24,46 @@ if TYPE_CHECKING:
     from forge.runner.plan.machine import Machine
 
 ROLES = ("serve", "judge", "train")
-"""In the order in which they take cards."""
+"""Roles, in the order of taking cards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
-    """Cards by role. Without arguments: a run on the CPU."""
+class Placement(Layout):
+    """A layout that fits its machine, with the settings that make it fit. Default: the CPU."""
 
     engine: str = "llama"
-    """What `serve.engine = "auto"` came to."""
-    serve: tuple[tuple[Gpu, ...], ...] = ()
-    """Of each replica; empty where replicas run on the CPU."""
-    judge: tuple[Gpu, ...] = ()
-    """One a judge; empty where judges run on the CPU."""
-    train: tuple[Gpu, ...] = ()
-    """One a rank of the trainer; empty where it runs on the CPU."""
-    shared: frozenset[str] = frozenset()
-    """UUIDs of cards with more than one role: work on them is done under their lease."""
+    """Resolved `serve.engine`."""
     parallel: str = "ddp"
-    """What `parallel = "auto"` of the stages came to."""
+    """Resolved `parallel = "auto"` of the stages."""
     sleeps: bool = False
-    """Whether engines free their memory while the trainer steps."""
+    """True if engines free their memory while the trainer steps."""
     memory_share: float | None = None
-    """Of a card, what an engine may take; absent means serve.memory_share."""
+    """Share of a card that an engine may take; None means serve.memory_share."""
     reasons: tuple[str, ...] = ()
-    """Why so, in words, for what the experiment left open."""
+    """Messages that explain choices the experiment left open."""
     bytes_by_gpu: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """UUID to role (`serve`, `judge`, `train`) to bytes at the widest moment."""
-
-    @property
-    def gpus(self) -> tuple[Gpu, ...]:
-        """Every card in use, once."""
-        cards = (*(gpu for replica in self.serve for gpu in replica), *self.judge, *self.train)
-        return tuple({gpu.uuid: gpu for gpu in cards}.values())
-
-    @property
-    def serve_uuids(self) -> tuple[tuple[str, ...], ...]:
-        """As `open_replicas` takes them."""
-        return tuple(tuple(gpu.uuid for gpu in replica) for replica in self.serve)
-
-    @property
-    def train_uuids(self) -> tuple[str, ...]:
-        """As `open_trainer` takes them."""
-        return tuple(gpu.uuid for gpu in self.train)
+    """UUID to role (`serve`, `judge`, `train`) to maximum bytes."""
 
     def settled(self, table: ServeTable) -> ServeTable:
-        """With what the plan decided put in: the engine, and what it may take of its cards."""
+        """The table with the planned engine and its share of a card."""
         found: dict[str, object] = {"engine": self.engine}
         if self.memory_share is not None:
             found["memory_share"] = self.memory_share
         return table.model_copy(update=found)
 
-    def roles_of(self, uuid: str) -> tuple[str, ...]:
-        """What a card does."""
-        cards = {"serve": [gpu for one in self.serve for gpu in one], "judge": self.judge}
-        cards["train"] = self.train
-        return tuple(role for role in ROLES if uuid in {gpu.uuid for gpu in cards[role]})
-
 
 def place(experiment: Experiment, machine: Machine, *, engine: str = "llama") -> Placement:
-    """Lays the roles of an experiment out on the cards of a machine.
+    """Places the roles of an experiment on the cards of a machine.
 
     Args:
-        engine: the one that will serve; what it takes differs.
+        engine: the engine that serves, on which the memory depends.
 
     Raises:
-        MachineError: too few cards, or too little memory on them; with the sums.
+        MachineError: too few cards, or too little memory on them; the message has the sums.
     """
     cards = _allowed(experiment, machine)
     counts, reasons = _counts(experiment, num_cards=len(cards))
-    reasons += _moved(cards, machine) if experiment.devices.gpus == "auto" else []
+    reasons += _reordered(cards, machine) if experiment.devices.gpus == "auto" else []
     if sum(counts.values()) == 0:
         return Placement(engine=engine, reasons=tuple(reasons))
     layout = _lay_out(experiment, machine, cards, counts)
@@ -101,29 +71,21 @@ def place(experiment: Experiment, machine: Machine, *, engine: str = "llama") ->
         gpu.uuid in layout.shared for replica in layout.serve for gpu in replica
     ):
         raise MachineError(
-            f"serve.tensor_parallel = {experiment.serve.tensor_parallel}: its cards are shared with"
-            " another role, and ranks that wait for a card hold each other up; 1, or more cards"
+            f"serve.tensor_parallel = {experiment.serve.tensor_parallel}: the engine shares cards "
+            "with another role, and ranks that wait for a card block each other; 1 is allowed, or "
+            "more cards"
         )
     fitted = fit(experiment, layout, engine=engine, users=machine.gpu_users)
-    placement = Placement(
+    return Placement(
         engine=engine,
         serve=layout.serve,
         judge=layout.judge,
         train=layout.train,
-        shared=layout.shared,
-    )
-    reasons += _sharing(experiment, placement)
-    return _with(placement, fitted, reasons)
-
-
-def _with(placement: Placement, fitted: Fit, reasons: list[str]) -> Placement:
-    return replace(
-        placement,
         parallel=fitted.parallel,
         sleeps=fitted.sleeps,
         memory_share=fitted.memory_share,
         bytes_by_gpu=fitted.bytes_by_gpu,
-        reasons=(*reasons, *fitted.reasons),
+        reasons=(*reasons, *_sharing(experiment, layout), *fitted.reasons),
     )
 
 
@@ -137,43 +99,43 @@ def _allowed(experiment: Experiment, machine: Machine) -> list[Gpu]:
     for number, gpu in enumerate(found):
         if gpu in found[:number]:
             raise MachineError(
-                f"devices.gpus: {names[number]} is GPU {gpu.index} again; each card once"
+                f"devices.gpus: {names[number]} is GPU {gpu.index} again; each card is allowed once"
             )
     return found
 
 
-def _moved(cards: list[Gpu], machine: Machine) -> list[str]:
-    """Why cards of `auto` are not taken in their order."""
+def _reordered(cards: list[Gpu], machine: Machine) -> list[str]:
+    """Why `auto` does not take the cards in the machine's order."""
     if cards == list(machine.gpus):
         return []
     last = ", ".join(str(gpu.index) for gpu in cards if gpu.uuid in machine.busy)
-    return [f"devices.gpus = auto: GPU {last} last, since others are there"]
+    return [f"devices.gpus = auto: GPU {last} last, since other processes use it"]
 
 
 def _find(name: str, machine: Machine) -> Gpu:
     found = matching(machine.gpus, name)
     if len(found) == 1:
         return found[0]
-    there = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in machine.gpus) or "none"
+    present = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in machine.gpus) or "none"
     hidden = f"; {machine.hidden_gpus}" if machine.hidden_gpus else ""
-    whole = "; a part of a card is not used, only whole ones" if name.startswith("MIG-") else ""
+    whole = "; only whole cards can be used" if name.startswith("MIG-") else ""
     raise MachineError(
-        f'devices.gpus: found "{name}"; the GPUs of this machine are: {there}{whole}{hidden}'
+        f'devices.gpus: found "{name}"; the GPUs of this machine are: {present}{whole}{hidden}'
     )
 
 
 def _counts(experiment: Experiment, *, num_cards: int) -> tuple[dict[str, int], list[str]]:
-    """Cards a role; and why, where it was left open. Roles that no stage has get none."""
+    """Number of cards by role, and the reasons for those left open. Unneeded roles get none."""
     devices, serve = experiment.devices, experiment.serve
     needed = {
         "serve": needs_serving(experiment) and not serve.url,
         "judge": needs_judges(experiment) and not experiment.judge.url,
-        "train": any(not isinstance(stage, EvalStage) for stage in experiment.stage),
+        "train": needs_training(experiment),
     }
     least = {"serve": serve.replicas * serve.tensor_parallel, "judge": 1, "train": 1}
     asked = {role: getattr(devices, role) if needed[role] else 0 for role in ROLES}
     reasons = [
-        f"{role} gets no card: no stage needs it, or others do it"
+        f"{role} gets no card: no stage needs it, or a URL provides it"
         for role in ROLES
         if getattr(devices, role) and not needed[role]
     ]
@@ -199,7 +161,7 @@ def _counts(experiment: Experiment, *, num_cards: int) -> tuple[dict[str, int], 
 
 
 def _dividing(experiment: Experiment, num: int) -> int:
-    """Ranks, at most so many, that can share every sft batch equally."""
+    """Largest number of ranks, up to `num`, that divides every sft batch."""
     sizes = [stage.batch_size for stage in experiment.stage if isinstance(stage, SftStage)]
     return max(k for k in range(1, max(num, 1) + 1) if all(size % k == 0 for size in sizes))
 
@@ -207,8 +169,8 @@ def _dividing(experiment: Experiment, num: int) -> int:
 def _lay_out(
     experiment: Experiment, machine: Machine, cards: list[Gpu], counts: Mapping[str, int]
 ) -> Layout:
-    """Disjoint where there are enough cards; else judges move to the engines' cards before
-    anything moves to the trainer's, which are the busiest."""
+    """Roles get disjoint cards if there are enough. Else judges share the engines' cards before
+    anything shares the trainer's, which are the busiest."""
     num_serve, num_judge, num_train = (counts[role] for role in ROLES)
     share, num = experiment.devices.share, len(cards)
     if share == "always" and max(counts.values()) <= num:
@@ -234,18 +196,19 @@ def _lay_out(
 
 
 def _shares(cards: list[Gpu], num_replicas: int, num_each: int) -> tuple[tuple[Gpu, ...], ...]:
-    """The cards of each replica: an equal part, or one card that several replicas share."""
+    """Cards of each replica: an equal part, or one card that several replicas share."""
     if not cards:
         return ()
     if len(cards) % num_replicas and num_replicas % len(cards):
         raise MachineError(
-            f"serve.replicas: {num_replicas} on {len(cards)} GPUs; one a GPU, or as many on each"
+            f"serve.replicas: {num_replicas} on {len(cards)} GPUs; equally many replicas on each "
+            "GPU, or GPUs for each replica, are allowed"
         )
     each = max(1, len(cards) // num_replicas)
     if each != num_each:
         raise MachineError(
             f"serve.tensor_parallel = {num_each}: {num_replicas} replicas on {len(cards)} GPUs "
-            f"have {each} each; devices.serve = {num_replicas * num_each} gives them {num_each}"
+            f"have {each} each; devices.serve = {num_replicas * num_each} gives each {num_each}"
         )
     return tuple(
         tuple(cards[(index * each + offset) % len(cards)] for offset in range(each))
@@ -267,20 +230,20 @@ def _too_few(
         has += f" ({machine.hidden_gpus})"
     advice = (
         '"forge plan --assume 8xH100-80GB" plans for another machine; '
-        "experiments/quickstart.toml needs none."
+        "experiments/quickstart.toml needs no GPU."
     )
     if num_allowed and experiment.devices.share == "never" and max(counts.values()) <= num_allowed:
-        advice = '[devices] share = "auto" lets roles share a card where the memory allows it.'
+        advice = '[devices] share = "auto" lets roles share a card if its memory suffices.'
     return MachineError(
         f"{experiment.name} needs {total} {'GPU' if total == 1 else 'GPUs'} ({split}); {has}. "
         f"{advice}"
     )
 
 
-def _sharing(experiment: Experiment, placement: Placement) -> list[str]:
+def _sharing(experiment: Experiment, layout: Layout) -> list[str]:
     share = experiment.devices.share
     return [
-        f"GPU {gpu.index} has {', '.join(placement.roles_of(gpu.uuid))} (devices.share = {share})"
-        for gpu in placement.gpus
-        if len(placement.roles_of(gpu.uuid)) > 1
+        f"GPU {gpu.index} has {', '.join(layout.roles_of(gpu.uuid))} (devices.share = {share})"
+        for gpu in layout.gpus
+        if len(layout.roles_of(gpu.uuid)) > 1
     ]

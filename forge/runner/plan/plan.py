@@ -1,10 +1,9 @@
-"""What a run will do, before anything starts: processes on devices, predicted seconds, memory and
-disk.
+"""The plan of a run: processes on devices, predicted seconds, memory and disk.
 
-`plan` is pure in the experiment, its problem files and the machine, imports no torch, and raises
-for what cannot work: so `forge plan` says it, and a run before it has a directory. `forge plan`
-prints it, `run` and `resume` call it first. Predictions of time are for CPU runs; a GPU phase has
-none, but its memory is weighed card by card (`placement`).
+`plan` depends only on the experiment, its problem files and the machine, and imports no torch. It
+raises for what cannot work, before a run has a directory. `forge plan` prints it; `run` and
+`resume` call it first. Times are predicted for CPU phases only; for GPUs the memory of each card is
+checked (`placement`).
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessPlan:
-    """One process of the run."""
+    """A process of the run."""
 
     name: str
     device: str
@@ -46,12 +45,12 @@ class ProcessPlan:
     threads: int
     memory_bytes: int | None
     stages: str
-    """When it lives: `all`, or the stages."""
+    """Stages that need it, or `all`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardPlan:
-    """One card in use."""
+    """A card in use."""
 
     index: int
     uuid: str
@@ -59,12 +58,12 @@ class CardPlan:
     memory_bytes: int
     roles: tuple[str, ...]
     bytes_by_role: Mapping[str, int]
-    """At the widest moment; empty where the model's size is unknown."""
+    """Maximum bytes by role; empty if the model's size is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The whole."""
+    """The plan of a run."""
 
     name: str
     params: int | None
@@ -72,35 +71,35 @@ class Plan:
     processes: tuple[ProcessPlan, ...]
     phases: tuple[PhasePlan, ...]
     memory_bytes: int | None
-    """At the widest moment."""
+    """Sum over all processes; None if the model's size is unknown."""
     disk_bytes: int | None
     notes: tuple[str, ...]
-    """What is allowed and unwise."""
+    """Warnings: allowed, but unwise."""
     cards: tuple[CardPlan, ...] = ()
     reasons: tuple[str, ...] = ()
-    """Why roles are where they are, for what the experiment left open."""
+    """Messages that explain choices the experiment left open."""
     assumed: str = ""
-    """The machine of `--assume`; empty for this one."""
+    """Argument of `--assume`; empty for this machine."""
     placement: Placement = field(default_factory=Placement)
-    """What a run hands out."""
+    """The placement that a run uses."""
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
-        """Every card in use, once."""
+        """Every card in use once."""
         return self.placement.gpus
 
     @property
     def cpu_s(self) -> float | None:
-        """Seconds of one core, all phases together."""
+        """Seconds of one core, over all phases."""
         return _total([phase.cpu_s for phase in self.phases])
 
     @property
     def wall_s(self) -> float | None:
-        """Seconds on this machine's cores."""
+        """Seconds on the machine's cores, over all phases."""
         return _total([phase.wall_s for phase in self.phases])
 
     def to_json(self) -> dict[str, Any]:
-        """What `forge plan --json` prints."""
+        """The output of `forge plan --json`."""
         plain = asdict(replace(self, placement=Placement()))
         del plain["placement"]
         totals = {"cpu_s": self.cpu_s, "wall_s": self.wall_s}
@@ -108,11 +107,11 @@ class Plan:
 
 
 def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
-    """Lays a run out on a machine (this one, unless given).
+    """Plans a run on a machine; the default is this machine.
 
     Raises:
-        ConfigError: problems cannot be loaded, or a stage has none.
-        MachineError: GPUs, disk, an engine or a sink's package are missing.
+        ConfigError: problems cannot be loaded, a stage has none, or the trainer cannot do a stage.
+        MachineError: GPUs, disk, an engine or a package are missing.
     """
     if machine is None:
         machine = this_machine(experiment.store.dir, serve=experiment.serve)
@@ -151,7 +150,7 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
 
 
 def _engine(experiment: Experiment, machine: Machine) -> tuple[str, tuple[str, ...]]:
-    """The engine that will serve, and why that one, where the experiment leaves it open."""
+    """The engine that serves, and the reason if the experiment leaves it open."""
     serve, devices = experiment.serve, experiment.devices
     if not needs_serving(experiment) or serve.url:
         return "llama" if serve.engine == "auto" else serve.engine, ()
@@ -205,7 +204,7 @@ def _processes(
         size = params and costs.TORCH_PROCESS_BYTES + params * costs.TRAIN_BYTES_PER_PARAM
         if placement.train:
             size = len(placement.train) * costs.GPU_PROCESS_BYTES
-            size += 4 * (params or 0) * (experiment.model.lora is None)  # whole, to be published
+            size += 4 * (params or 0) * (experiment.model.lora is None)  # gathered to publish
         yield ProcessPlan(
             name="trainer", device=_device(placement.train),
             threads=max(stage.threads for stage in trained), memory_bytes=size,
@@ -230,7 +229,7 @@ def _notes(
     disk: int | None,
 ) -> Iterator[str]:
     if placement.engine == "hf" and experiment.serve.engine == "auto":
-        yield f"transformers answer, which is many times slower; {ENGINES['vllm'].advice}"
+        yield f"transformers serves, which is many times slower; {ENGINES['vllm'].advice}"
     if memory is not None and memory > machine.memory_bytes:
         yield (
             f"needs about {gigabytes(memory)} of memory; "
@@ -238,7 +237,7 @@ def _notes(
         )
     room = machine.free_disk_bytes - experiment.store.min_free_bytes
     if disk is not None and disk > room:
-        yield f"needs about {gigabytes(disk)} of disk; {gigabytes(room)} may be used"
+        yield f"needs about {gigabytes(disk)} of disk; {gigabytes(room)} are available"
     for index, stage in enumerate(experiment.stage):
         busy = 0 if isinstance(stage, EvalStage) else stage.threads
         busy += experiment.serve.replicas * experiment.serve.threads * isinstance(stage, GrpoStage)
@@ -248,19 +247,19 @@ def _notes(
                 f"for {machine.cores} cores"
             )
     if experiment.judge.url:
-        yield f"judges of other machines or processes: {', '.join(experiment.judge.url)}"
+        yield f"judges are external: {', '.join(experiment.judge.url)}"
     if experiment.serve.url:
-        yield f"servers that answer, with weights of their own: {', '.join(experiment.serve.url)}"
+        yield f"servers are external and keep their own weights: {', '.join(experiment.serve.url)}"
     devices = experiment.devices
     if devices.gpus is not None and not (devices.train or devices.serve or devices.judge):
-        yield "devices.gpus is given, and train, serve and judge are 0: everything is on the CPU"
+        yield "devices.gpus is set, but train, serve and judge are 0: everything runs on the CPU"
     if not machine.assumed and machine.hidden_gpus and experiment.devices.gpus:
         yield machine.hidden_gpus
     for gpu in machine.gpus:
         for user in machine.gpu_users.get(gpu.uuid, ()) if experiment.devices.gpus else ():
-            yield f"GPU {gpu.index}: {user}; what is timed there is timed beside it"
+            yield f"GPU {gpu.index}: {user}, which disturbs the timing of kernels there"
     if experiment.model.path and costs.count_params(experiment.model) is None:
-        yield f"{experiment.model.path} is no directory here: nothing is predicted for it"
+        yield f"{experiment.model.path} is not a local directory: nothing is predicted for it"
 
 
 def _total(values: list[Any]) -> float | None:

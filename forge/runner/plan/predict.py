@@ -1,7 +1,7 @@
-"""What each phase of a run will take: seconds of one core, seconds on this machine, bytes on disk.
+"""Predicted cost of each phase of a run: seconds of one core, wall seconds, bytes on disk.
 
-Called by `plan`. Pure; the prices are in `costs`. A phase that runs on a GPU, or with a model of
-unknown size, gets no prediction.
+Called by `plan`. Pure; the constants are in `cpu_costs`. A phase that runs on a GPU, or with a
+model of unknown size, has no prediction.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhasePlan:
-    """One phase: prepare, or a stage."""
+    """A phase of a run: prepare, or a stage."""
 
     name: str
     work: str
-    """In words: `64 problems x 5 rollouts, up to 3 turns`."""
+    """Amount of work, for people: `64 problems × 5 rollouts, up to 3 turns`."""
     cpu_s: float | None
-    """Seconds of one core; None where it cannot be predicted."""
+    """Seconds of one core; None if it cannot be predicted."""
     wall_s: float | None
 
 
 def predict_phases(
     experiment: Experiment, *, machine: Machine, params: int | None, num_judge_gpus: int = 0
 ) -> Iterator[PhasePlan]:
-    """Prepare, then the stages in order."""
+    """Phases in order: prepare, then the stages."""
     is_random = experiment.model.init is not None
     yield _prepare(experiment, machine=machine, num_judge_gpus=num_judge_gpus)
     for index, stage in enumerate(experiment.stage):
@@ -56,7 +56,7 @@ def predict_phases(
 
 
 def _prepare(experiment: Experiment, *, machine: Machine, num_judge_gpus: int) -> PhasePlan:
-    """Judges start, broken answers of repairs are judged, tokenizer and model are made."""
+    """Starts of judges, verdicts on broken answers for repairs, making of tokenizer and model."""
     workers = experiment.judge.workers
     num_judged = 0
     if any(isinstance(stage, SftStage) for stage in experiment.stage):
@@ -78,7 +78,7 @@ def _prepare(experiment: Experiment, *, machine: Machine, num_judge_gpus: int) -
 
 
 def _num_pairs(experiment: Experiment) -> int | None:
-    """One-turn rows that the generator makes; None where they are in a file."""
+    """One-turn rows that the generator makes; None if rows come from a file."""
     problems = experiment.problems
     if experiment.data.source != "generated":
         return None
@@ -177,13 +177,13 @@ def _work(experiment: Experiment, stage: Stage) -> str:
 
 
 def _num_trained(model: ModelTable, *, params: int) -> int:
-    """Of an adapter its own; a checkpoint holds nothing of the base."""
+    """Parameters in a checkpoint: of an adapter without its base model."""
     shape = model_shape(model)
     return params if model.lora is None or shape is None else shape.adapter_params(model.lora)
 
 
 def predict_disk_bytes(experiment: Experiment, *, params: int | None) -> int | None:
-    """Kept checkpoints and weights, and a row with its texts and tokens for each turn."""
+    """Bytes of kept checkpoints and weights, and of each turn's row, texts and tokens."""
     if params is None:
         return None
     rollout, turns = experiment.rollout, 0.0

@@ -1,8 +1,8 @@
-"""Whether a grpo stage shares prefixes: what `share_prefixes = "auto"` comes to, and why.
+"""Resolves `share_prefixes = "auto"` of a grpo stage, with the reason.
 
-Asked by the plan, which says it, and again by whoever starts the trainer, when the model is at hand
-(a hub's may not be before). What a stage says itself is taken as it is; what cannot be then is
-refused by `forge.train.refusals`.
+Called by the plan, which shows it, and again when the trainer starts, since a model of the hub may
+be on the machine only then. An explicit true or false is kept; `forge.train.refusals` refuses what
+cannot work.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from forge.process.devices import Gpu
 
 TRIED = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-"""model_type of config.json: their gradients are compared in `tests/train/test_prefixes.py`."""
+"""Values of model_type in config.json whose gradients `tests/train/test_prefixes.py` compares."""
 MAX_HEAD_DIM = 192
-"""Wider heads have no backward in the flash kernel on some cards; all are multiples of 8."""
+"""On some cards the flash kernel has no backward pass for wider heads; all are multiples of 8."""
 MIN_CAPABILITY = (8, 0)
 MIN_TORCH = (2, 10)
-"""With a varlen kernel of its own."""
+"""First version with a varlen kernel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
-    """What became of `share_prefixes`."""
+    """Resolved `share_prefixes`."""
 
     is_on: bool
     why: str
@@ -44,21 +44,20 @@ class Sharing:
 def share_prefixes(
     stage: GrpoStage, model: ModelTable, *, gpus: Sequence[Gpu], model_dir: Path | None = None
 ) -> Sharing:
-    """As the stage says; for "auto", wherever it is known to work.
+    """Resolves the key of one stage: "auto" is true wherever sharing is known to work.
 
     Args:
-        gpus: of the trainer; none of them: it is on the CPU.
-        model_dir: what will be trained, once it is here.
-
+        gpus: cards of the trainer; empty for the CPU.
+        model_dir: the model to train, once it is on this machine.
     """
     if stage.share_prefixes != "auto":
-        return Sharing(is_on=stage.share_prefixes, why="as the stage says")
+        return Sharing(is_on=stage.share_prefixes, why="set by the stage")
     why_not = _cards(gpus) or _model(model, model_dir)
-    return Sharing(is_on=not why_not, why=why_not or "what samples repeat is computed once")
+    return Sharing(is_on=not why_not, why=why_not or "a prefix that samples share is computed once")
 
 
 def settled(experiment: Experiment, *, gpus: Sequence[Gpu]) -> Experiment:
-    """With what "auto" comes to in its place."""
+    """The experiment with "auto" resolved."""
     stages = [
         stage.model_copy(
             update={"share_prefixes": share_prefixes(stage, experiment.model, gpus=gpus).is_on}
@@ -71,7 +70,7 @@ def settled(experiment: Experiment, *, gpus: Sequence[Gpu]) -> Experiment:
 
 
 def reasons(experiment: Experiment, *, gpus: Sequence[Gpu]) -> Iterator[str]:
-    """A line for each stage that leaves it open."""
+    """A message for each stage with "auto"."""
     for index, stage in enumerate(experiment.stage):
         if isinstance(stage, GrpoStage) and stage.share_prefixes == "auto":
             found = share_prefixes(stage, experiment.model, gpus=gpus)
@@ -80,33 +79,33 @@ def reasons(experiment: Experiment, *, gpus: Sequence[Gpu]) -> Iterator[str]:
 
 
 def _cards(gpus: Sequence[Gpu]) -> str:
-    """What speaks against it there; empty for nothing."""
+    """Why these cards cannot share prefixes; empty if they can."""
     if not gpus:
         return "the trainer is on the CPU, which has no kernel for it"
     if any(gpu.vendor is not Vendor.NVIDIA for gpu in gpus):
-        return "not tried on AMD"
+        return "not tested on AMD"
     if any(gpu.capability is not None and gpu.capability < MIN_CAPABILITY for gpu in gpus):
-        return "its kernel wants Ampere or later"
+        return "its kernel needs Ampere or later"
     found = re.match(r"(\d+)\.(\d+)", version("torch"))
     if found and tuple(map(int, found.groups())) < MIN_TORCH:
-        return f"its kernel wants torch {'.'.join(map(str, MIN_TORCH))}"
+        return f"its kernel needs torch {'.'.join(map(str, MIN_TORCH))}"
     return ""
 
 
 def _model(model: ModelTable, model_dir: Path | None) -> str:
-    """What speaks against it there; empty for nothing."""
+    """Why this model cannot share prefixes; empty if it can."""
     if model.quantize is not None:
-        return "not tried with 4-bit weights"
+        return "not tested with 4-bit weights"
     folder = model_dir or config_dir(model)
     shape = read_shape(model_dir / "config.json") if model_dir else model_shape(model)
     if shape is None:
-        return "the model is not known"
+        return "the shape of the model is unknown"
     if shape.is_mixture:
-        return "the loss of a mixture's router counts tokens as often as they are forwarded"
+        return "the router loss of a mixture counts a token each time it is forwarded"
     if shape.model_type not in TRIED:
-        return f"not tried with {shape.model_type}"
+        return f"not tested with {shape.model_type}"
     if folder and has_windows(folder):
-        return "its layers see windows of the context"
+        return "its layers use sliding windows"
     if shape.head_dim > MAX_HEAD_DIM or shape.head_dim % 8:
-        return f"its kernel takes no heads of {shape.head_dim}"
+        return f"its kernel does not support a head width of {shape.head_dim}"
     return ""

@@ -1,4 +1,4 @@
-"""Requirements of a run: disk, engine, problems, trackers, and the trainer's limits.
+"""Requirements of a run: disk, engine, problems, sinks, and the trainer's limits.
 
 Called by `plan`, so that a run is refused before it has a directory.
 """
@@ -29,21 +29,23 @@ if TYPE_CHECKING:
 
 
 def require_disk(experiment: Experiment, machine: Machine) -> None:
+    """Raises MachineError if less disk is free than at which a run stops."""
     store = experiment.store
     if machine.free_disk_bytes < store.min_free_bytes:
         free = gigabytes(machine.free_disk_bytes, places=2)
         least = gigabytes(store.min_free_bytes, places=2)
         raise MachineError(
             f"{store.dir}: {free} of disk are free; a run stops "
-            f"below store.min_free_bytes = {least}. Free some; a new "
-            f"run can lie elsewhere with --set store.dir=DIR"
+            f"below store.min_free_bytes = {least}. Free some disk, or start a new "
+            f"run elsewhere with --set store.dir=DIR"
         )
 
 
 def require_engine(
     experiment: Experiment, machine: Machine, placement: Placement, *, is_here: bool
 ) -> None:
-    """Of a machine that is here its interpreter is asked for versions and builds too."""
+    """Raises MachineError or ConfigError if the engine is missing or cannot do the job. On this
+    machine its interpreter is asked for versions and builds too."""
     serve = experiment.serve
     if not needs_serving(experiment) or serve.url:
         return
@@ -60,7 +62,7 @@ def require_engine(
 
 
 def require_problems(experiment: Experiment, machine: Machine) -> None:
-    """Loads them where a run could lack some; from numbers that leave no doubt, it does not."""
+    """Raises ConfigError if a stage has no problems. Loads them only if the numbers leave doubt."""
     table = experiment.problems
     if table.source == "generated" and is_ample(table):
         return
@@ -73,16 +75,16 @@ def require_problems(experiment: Experiment, machine: Machine) -> None:
             raise ConfigError(
                 f"problems.sft_by_level: {table.sft_by_level} of {table.num_problems} problems, "
                 f"{table.num_heldout} of them held out, leaves none for stage {index} "
-                f"({stage.kind}); sft sees the answers of these many by chain length, grpo plays "
-                "the rest"
+                f"({stage.kind}); sft trains on that many problems of each chain length, grpo "
+                "plays the rest"
             )
 
 
 def require_trainer(experiment: Experiment, placement: Placement, *, is_here: bool) -> None:
-    """What the trainer cannot do with this model on these cards, or lacks on this machine.
+    """Refuses what the trainer cannot do with this model on these cards, or on this machine.
 
     Raises:
-        ConfigError: with a line for each.
+        ConfigError: one line for each stage and limit.
         MachineError: bitsandbytes is missing.
     """
     model, shape = experiment.model, model_shape(experiment.model)
@@ -106,7 +108,7 @@ def require_trainer(experiment: Experiment, placement: Placement, *, is_here: bo
 
 
 def require_sinks(table: SinksTable) -> None:
-    """Raises MachineError for a sink whose package is not installed."""
+    """Raises MachineError if the package of a sink is not installed."""
     for name in table.to:
         if importlib.util.find_spec(name) is None:
             raise MachineError(

@@ -1,5 +1,6 @@
-"""A plan on a terminal: the table of processes, the table of phases, what is unwise. Called by
-`forge plan`.
+"""A plan on a terminal: tables of processes, cards and phases, reasons and warnings.
+
+Called by `forge plan`.
 """
 
 from __future__ import annotations
@@ -17,10 +18,8 @@ if TYPE_CHECKING:
 
 
 def render(plan: Plan) -> RenderableType:
-    """Both tables, totals and notes."""
-    params = (
-        "size not known yet" if plan.params is None else f"{parameters(plan.params)} parameters"
-    )
+    """All tables, totals, reasons and notes."""
+    params = "size unknown" if plan.params is None else f"{parameters(plan.params)} parameters"
     where = f"assumed: {plan.assumed}" if plan.assumed else f"{plan.cores} cores"
     head = Text(f"{plan.name}: {params}, {where}", style="bold")
     notes = [Text(f"! {note}", style="yellow") for note in plan.notes]
@@ -34,8 +33,8 @@ def render(plan: Plan) -> RenderableType:
 
 
 def processes(plan: Plan) -> Table:
-    """Process → device."""
-    table = Table("process", "device", "threads", "memory", "lives in", box=None, pad_edge=False)
+    """Table of processes with their devices."""
+    table = Table("process", "device", "threads", "memory", "stages", box=None, pad_edge=False)
     index = {card.uuid: str(card.index) for card in plan.cards}
     for each in plan.processes:
         cards = [index[uuid] for uuid in each.device.split(", ") if uuid in index]
@@ -46,7 +45,7 @@ def processes(plan: Plan) -> Table:
 
 
 def cards(plan: Plan) -> Table:
-    """Card → who has how much of its memory at the widest moment."""
+    """Table of cards with the maximum memory of each role."""
     table = Table("GPU", "card", "roles", box=None, pad_edge=False)
     table.add_column("memory", justify="right")
     table.add_column("of", justify="right")
@@ -61,7 +60,7 @@ def cards(plan: Plan) -> Table:
 
 
 def phases(plan: Plan) -> Table:
-    """Phase → predicted seconds."""
+    """Table of phases with predicted seconds."""
     table = Table("phase", "work", box=None, pad_edge=False)
     table.add_column("CPU-s", justify="right")
     table.add_column("wall", justify="right")
@@ -72,5 +71,5 @@ def phases(plan: Plan) -> Table:
 
 
 def seconds(value: float | None) -> str:
-    """Whole seconds."""
+    """Whole seconds; `?` if unknown."""
     return "?" if value is None else f"{value:.0f}"

@@ -34,7 +34,7 @@ class Queue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fill:
-    """How full a memory is that a component may exhaust."""
+    """Fill level of a memory that a component may exhaust."""
 
     share: float
     """0..1"""
@@ -49,7 +49,7 @@ class HealthFacts:
     failure: str = ""
     """Why it cannot be used and will not recover soon; empty while it can."""
     recovering: str = ""
-    """How it ended, while it is being restarted."""
+    """Reason of its end, while it is being restarted; else empty."""
     silent_s: float | None = None
     """Seconds since its last sign of progress, while a request is pending."""
     silent_limit_s: float | None = None

@@ -29,6 +29,7 @@ from forge.runner.status.observed import (
     observe_trainer,
 )
 from forge.runner.status.vitals import Card, LastLogLines, Vitals, VitalsSampler
+from forge.views.text import numbers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,12 +40,12 @@ LOOK_EVERY_S = 1.0
 VITALS_EVERY = 2
 """Looks between two passes over /proc, which take 15 us of a core for each process there."""
 LATE_FOR_S = 20.0
-"""How long a delay of the event loop stays visible."""
+"""A delay of the event loop stays visible for this long."""
 
 
 @dataclass(slots=True)
 class _History:
-    """What successive looks at a component have shown. Times are monotonic seconds."""
+    """Changes seen in successive looks at a component. Times are monotonic seconds."""
 
     owner: object
     marks: tuple[object, ...]
@@ -242,4 +243,4 @@ def _sole_users(components: Sequence[Component]) -> dict[str, str]:
 
 
 def _fill(used_bytes: int, total_bytes: int) -> Fill:
-    return Fill(share=used_bytes / total_bytes, of=f"{total_bytes / 1e9:.0f} GB")
+    return Fill(share=used_bytes / total_bytes, of=numbers.gigabytes(total_bytes, places=0))

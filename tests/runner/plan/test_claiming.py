@@ -1,4 +1,4 @@
-"""A card is weighed once it is ours: whoever claimed it before is waited for, or named."""
+"""A card's memory is checked under its claim: an earlier claim is waited for, or named."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from forge.errors import MachineError
 from forge.process.gpu_claim import claim, claimed
 from forge.process.gpu_users import GpuUser
 from forge.runner.plan import claiming
-from forge.runner.plan.assumed_machine import assume
 from forge.runner.plan.claiming import open_claimed
 from forge.runner.plan.gpu_fit import CardBusy
-from forge.runner.plan.machine import Machine
+from forge.runner.plan.machine import Machine, assume
 from forge.runner.plan.placement import Placement, place
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ CROWDED, FULL = with_free(60 << 30), with_free(5 << 30)
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where claims lie, in place of /tmp."""
+    """Folder of claims, instead of /tmp."""
     monkeypatch.setattr(claiming, "claim", partial(claim, folder=tmp_path))
     monkeypatch.setattr(claiming, "LEFTOVERS_S", 0.2)
     monkeypatch.setattr(claiming, "LOOK_AGAIN_S", 0.01)
@@ -66,7 +65,7 @@ def opened(
 
 
 @pytest.mark.parametrize("machine", [FULL, CROWDED, EMPTY])
-def test_a_second_run_is_told_the_name_of_the_first_however_full_the_card(
+def test_a_claimed_card_is_refused_with_the_name_of_its_run_even_if_it_is_full(
     machine: Machine, folder: Path
 ) -> None:
     with (
@@ -77,7 +76,9 @@ def test_a_second_run_is_told_the_name_of_the_first_however_full_the_card(
 
 
 @pytest.mark.parametrize("machine", [FULL, CROWDED])
-def test_who_waited_for_a_card_plans_with_all_of_it(machine: Machine, folder: Path) -> None:
+def test_a_run_that_waited_for_a_card_plans_with_all_its_memory(
+    machine: Machine, folder: Path
+) -> None:
     is_over, waits = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -99,7 +100,7 @@ def test_who_waited_for_a_card_plans_with_all_of_it(machine: Machine, folder: Pa
 
 
 @pytest.mark.parametrize(("num_busy", "starts"), [(2, True), (99999, False)])
-def test_what_a_killed_run_leaves_on_a_card_is_waited_for_and_others_are_not(
+def test_processes_of_a_killed_run_are_waited_for_and_other_processes_are_not(
     num_busy: int, starts: bool
 ) -> None:
     looks = iter([FULL] * num_busy + [EMPTY] * 9)
@@ -110,7 +111,7 @@ def test_what_a_killed_run_leaves_on_a_card_is_waited_for_and_others_are_not(
             opened(lambda: next(looks))
 
 
-def test_two_runs_at_once_take_cards_of_their_own(folder: Path) -> None:
+def test_two_concurrent_runs_take_different_cards(folder: Path) -> None:
     here = assume("4xH200-141GB", here=HERE)
 
     def look() -> Machine:
@@ -129,7 +130,7 @@ def test_two_runs_at_once_take_cards_of_their_own(folder: Path) -> None:
             pass
 
 
-def test_without_cards_the_machine_is_asked_once() -> None:
+def test_without_cards_the_machine_is_read_once() -> None:
     machines = iter([HERE])
     with open_claimed(
         lambda machine: Placement(), look=lambda: next(machines), run="x", wait_s=0.0, say=print

@@ -1,4 +1,4 @@
-"""Shapes of models and what they cost on a GPU."""
+"""Shapes of models, and their GPU memory by role."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_known_models_have_their_published_sizes(name, billions):
 
 
 @pytest.mark.parametrize("name", ["org/nothing", "org/qwen3-8bit", "Qwen/Qwen3-80B"])
-def test_a_name_that_only_looks_alike_is_unknown(name):
+def test_a_similar_name_is_unknown(name):
     assert model_shape(ModelTable(path=name)) is None
 
 
@@ -93,7 +93,7 @@ def test_a_mixture_counts_its_experts_once_and_its_adapter_in_them():
     assert shape.adapter_params(experts) > 10 * shape.adapter_params(attention) > 0
 
 
-def test_what_saves_memory_saves_it_in_the_plan():
+def test_settings_that_save_memory_save_it_in_the_plan():
     def peak(
         model: ModelTable = FULL,
         stage: GrpoStage | SftStage = GRPO,
@@ -126,7 +126,7 @@ def test_full_training_takes_18_bytes_a_parameter_between_steps():
     assert resident / SHAPE.params == pytest.approx(18, rel=0.02)
 
 
-def test_an_engine_needs_its_weights_and_more_for_longer_contexts():
+def test_an_engine_needs_more_memory_for_longer_contexts():
     def need(engine: str = "vllm", num_gpus: int = 1, **keys):
         table = ServeTable(**keys)
         return serve_bytes(table, FULL, SHAPE, engine=engine, num_gpus=num_gpus)
@@ -139,7 +139,7 @@ def test_an_engine_needs_its_weights_and_more_for_longer_contexts():
     assert need("llama").least == need("llama").full, "llama.cpp allocates its whole cache"
 
 
-def test_a_judge_needs_room_for_what_its_problems_hold():
+def test_a_judge_needs_room_for_the_tensors_of_its_problems():
     small = judge_bytes(ProblemsTable(), memory_bytes=80 << 30)
     assert judge_bytes(ProblemsTable(sizes="gpu"), memory_bytes=80 << 30) - small == 4 << 30
     full = ProblemsTable(source="dir")
@@ -148,7 +148,7 @@ def test_a_judge_needs_room_for_what_its_problems_hold():
     assert judge_bytes(less, memory_bytes=80 << 30) == small
 
 
-def test_a_judge_needs_room_for_candidates_oracles_references_and_what_it_makes_ahead():
+def test_a_judge_needs_room_for_every_context_it_may_hold():
     least, large = (
         judge_bytes(ProblemsTable(), memory_bytes=one << 30) - int(JUDGE_SHARE * (one << 30))
         for one in (8, 141)
@@ -157,7 +157,7 @@ def test_a_judge_needs_room_for_candidates_oracles_references_and_what_it_makes_
     assert large == (GPU_CAPACITY + 8 + 4 + 4) * CONTEXT_BYTES
 
 
-def test_the_widest_adapter_of_a_run_is_the_one_trained_given_or_served(tmp_path):
+def test_the_lora_rank_of_a_run_is_the_largest_of_its_adapters(tmp_path):
     assert lora_rank(FULL) == 0
     assert lora_rank(FULL, adapter=tmp_path) == 0, "a directory without a config"
     assert lora_rank(LORA) == 64

@@ -1,4 +1,4 @@
-"""Which card does what, and whether it fits: pure in experiment and machine."""
+"""Placement of roles on cards, and the check of their memory."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from forge.config.load import load_experiment
 from forge.errors import ConfigError, MachineError
 from forge.process.gpu_users import GpuUser
-from forge.runner.plan.assumed_machine import assume
-from forge.runner.plan.machine import Machine
+from forge.runner.plan.machine import Machine, assume
 from forge.runner.plan.placement import Placement, place
 
 QUICKSTART = Path(__file__).parents[3] / "experiments" / "quickstart.toml"
@@ -29,7 +28,7 @@ ALL_AUTO = (
 
 
 def place_on(machine: Machine | str, *overrides: str, engine: str = "vllm", model: str = ""):
-    """The quickstart, changed, on an assumed machine; `model` takes the place of its own."""
+    """Places a changed quickstart on an assumed machine; `model` replaces its model."""
     if isinstance(machine, str):
         machine = assume(machine, here=HERE)
     experiment = load_experiment(QUICKSTART, overrides=overrides)
@@ -63,19 +62,19 @@ def indices(placement: Placement) -> dict[str, list[int]]:
         ("2xH100-80GB", ["serve.replicas=2", "devices.share=auto"], ([0, 1], [0], [1])),
     ],
 )
-def test_auto_divides_the_cards_and_says_so(machine, overrides, expected):
+def test_auto_divides_the_cards_and_gives_reasons(machine, overrides, expected):
     placement = place_on(machine, *ALL_AUTO, *overrides)
     assert indices(placement) == dict(zip(("serve", "judge", "train"), expected, strict=True))
     assert any(reason.startswith("devices.serve = auto: ") for reason in placement.reasons)
 
 
-def test_without_cards_everything_is_on_the_cpu():
+def test_without_cards_everything_runs_on_the_cpu():
     placement = place_on("8xH100-80GB")
     assert placement.gpus == ()
     assert placement.serve_uuids == ()
 
 
-def test_a_shared_card_is_named_and_its_engine_bounded():
+def test_a_shared_card_is_named_and_its_engine_limited():
     placement = place_on("1xH200-141GB", *ALL_AUTO, "devices.share=auto")
     assert placement.shared == {"GPU-assumed-0"}
     assert "GPU 0 has serve, judge, train (devices.share = auto)" in placement.reasons
@@ -86,12 +85,12 @@ def test_a_shared_card_is_named_and_its_engine_bounded():
     assert any("the engine takes 7" in reason for reason in placement.reasons)
 
 
-def test_too_few_cards_are_refused_with_the_split_and_with_what_helps():
+def test_too_few_cards_are_refused_with_the_split_and_advice():
     with pytest.raises(MachineError) as caught:
         place_on("2xH100-80GB", *ALL_AUTO)
     assert str(caught.value) == (
         "quickstart needs 3 GPUs (serve 1, judge 1, train 1); this machine has 2. "
-        '[devices] share = "auto" lets roles share a card where the memory allows it.'
+        '[devices] share = "auto" lets roles share a card if its memory suffices.'
     )
 
 
@@ -100,7 +99,7 @@ def test_roles_that_may_share_need_one_card():
         place_on(HERE, *ALL_AUTO, "devices.share=auto")
 
 
-def test_an_engine_sleeps_where_it_does_not_fit_beside_a_step():
+def test_an_engine_sleeps_if_it_does_not_fit_beside_a_step():
     asked = (
         *ALL_AUTO, "devices.share=auto", "stage.3.micro_batch_tokens=65536",
         "model.tiny.max_context_tokens=40960", "serve.context_tokens=40960",
@@ -115,7 +114,7 @@ def test_an_engine_sleeps_where_it_does_not_fit_beside_a_step():
         place_on("1xA100-56GB", *asked, "serve.sleep=never", model="Qwen/Qwen3-0.6B")
     always = place_on("1xH200-141GB", *asked, "serve.sleep=always", model="Qwen/Qwen3-0.6B")
     assert always.sleeps
-    with pytest.raises(ConfigError, match="the llama engine cannot sleep"):
+    with pytest.raises(ConfigError, match="engine llama cannot sleep"):
         place_on("1xH200-141GB", *asked, "serve.sleep=always", engine="llama")
 
 
@@ -129,16 +128,16 @@ def test_too_little_memory_is_refused_with_the_sums():
     assert "fsdp2, or [model.lora]" in words
 
 
-def test_a_large_model_is_trained_in_parts_and_a_small_one_whole():
+def test_a_large_model_is_trained_with_fsdp2_and_a_small_one_with_ddp():
     large = place_on("8xH100-80GB", *ALL_AUTO, model="Qwen/Qwen3-8B")
     assert large.parallel == "fsdp2"
-    assert any("fsdp2, since a whole one needs" in reason for reason in large.reasons)
+    assert any("fsdp2, since ddp needs" in reason for reason in large.reasons)
     assert place_on("8xH100-80GB", *ALL_AUTO, model="Qwen/Qwen3-0.6B").parallel == "ddp"
     demanded = (*ALL_AUTO, "stage.1.parallel=fsdp2", "stage.3.parallel=fsdp2")
     assert place_on("8xH100-80GB", *demanded, model="Qwen/Qwen3-0.6B").parallel == "fsdp2"
 
 
-def test_a_share_of_the_card_that_does_not_hold_the_model_is_refused():
+def test_a_memory_share_too_small_for_the_model_is_refused():
     with pytest.raises(MachineError, match=r"serve\.memory_share = 0\.15 of the card is 12\.9 GB"):
         place_on(
             "8xH100-80GB", *ALL_AUTO, "serve.memory_share=0.15", "devices.train=4",
@@ -146,7 +145,7 @@ def test_a_share_of_the_card_that_does_not_hold_the_model_is_refused():
         )  # fmt: skip
 
 
-def test_a_card_that_others_fill_is_refused_by_their_pids_and_bytes():
+def test_a_card_full_of_other_processes_is_refused_with_their_pids_and_bytes():
     machine = assume("3xH100-80GB", here=HERE)
     cards = list(machine.gpus)
     cards[0] = replace(cards[0], free_bytes=3 << 30)
@@ -163,22 +162,22 @@ def test_a_card_that_others_fill_is_refused_by_their_pids_and_bytes():
     assert indices(spared)["serve"] == [1]
 
 
-def test_auto_takes_cards_of_others_last_and_says_so():
+def test_auto_takes_cards_in_use_last_and_gives_the_reason():
     machine = replace(assume("4xH100-80GB", here=HERE), busy=frozenset({"GPU-assumed-0"}))
     two = (*ALL_AUTO, "devices.train=1", "devices.judge=0")
     placement = place_on(machine, *two)
     assert indices(placement) == {"serve": [1], "judge": [], "train": [2]}
-    assert "devices.gpus = auto: GPU 0 last, since others are there" in placement.reasons
+    assert "devices.gpus = auto: GPU 0 last, since other processes use it" in placement.reasons
     named = place_on(machine, *two, "devices.gpus=['0', '1']")
     assert indices(named) == {"serve": [0], "judge": [], "train": [1]}
     all_busy = replace(machine, busy=frozenset(gpu.uuid for gpu in machine.gpus))
     for other in (all_busy, replace(machine, busy=frozenset())):
         placement = place_on(other, *two)
         assert indices(placement)["serve"] == [0]
-        assert not any("others are there" in reason for reason in placement.reasons)
+        assert not any("other processes use it" in reason for reason in placement.reasons)
 
 
-def test_an_engine_takes_no_more_than_others_leave_of_its_card():
+def test_an_engine_takes_no_more_than_other_processes_leave():
     machine = assume("3xH100-80GB", here=HERE)
     cards = list(machine.gpus)
     cards[0] = replace(cards[0], free_bytes=40 << 30)
@@ -188,13 +187,13 @@ def test_an_engine_takes_no_more_than_others_leave_of_its_card():
     assert placement.memory_share == 0.5
 
 
-def test_ranks_of_an_engine_share_no_card_with_others():
+def test_ranks_of_an_engine_share_no_card_with_other_roles():
     asked = ("devices.share=always", "serve.tensor_parallel=2", "serve.precision=fast")
-    with pytest.raises(MachineError, match=r"serve\.tensor_parallel = 2: its cards are shared"):
+    with pytest.raises(MachineError, match=r"serve\.tensor_parallel = 2: the engine shares cards"):
         place_on("2xH100-80GB", *ALL_AUTO, *asked)
 
 
-def test_replicas_are_spread_as_tensor_parallel_says():
+def test_replicas_are_spread_over_tensor_parallel_cards():
     asked = ("devices.gpus=auto", "devices.serve=4", "serve.replicas=2")
     placement = place_on("4xH100-80GB", *asked, "serve.tensor_parallel=2")
     assert [[gpu.index for gpu in one] for one in placement.serve] == [[0, 1], [2, 3]]
@@ -206,7 +205,7 @@ def test_replicas_are_spread_as_tensor_parallel_says():
     assert two.shared == {"GPU-assumed-0"}
 
 
-def test_roles_that_no_stage_has_get_no_card(tmp_path):
+def test_unneeded_roles_get_no_card(tmp_path):
     (tmp_path / "x.toml").write_text(
         'name = "x"\nmodel.path = "Qwen/Qwen3-0.6B"\n[devices]\ngpus = "auto"\ntrain = 2\n'
         'serve = 1\njudge = 1\n[[stage]]\nkind = "eval"\n'
@@ -214,7 +213,7 @@ def test_roles_that_no_stage_has_get_no_card(tmp_path):
     machine = assume("2xH100-80GB", here=HERE)
     placement = place(load_experiment(tmp_path / "x.toml"), machine, engine="vllm")
     assert indices(placement) == {"serve": [0], "judge": [1], "train": []}
-    assert "train gets no card: no stage needs it, or others do it" in placement.reasons
+    assert "train gets no card: no stage needs it, or a URL provides it" in placement.reasons
 
 
 @pytest.mark.parametrize(
@@ -222,17 +221,17 @@ def test_roles_that_no_stage_has_get_no_card(tmp_path):
     [
         ("['9']", 'found "9"; the GPUs of this machine are: 0 (GPU-assumed-0)'),
         ("['']", 'found ""; the GPUs of this machine are'),
-        ("['MIG-1a2b']", "a part of a card is not used, only whole ones"),
-        ("['0', 'GPU-assumed-0']", "GPU-assumed-0 is GPU 0 again; each card once"),
+        ("['MIG-1a2b']", "only whole cards can be used"),
+        ("['0', 'GPU-assumed-0']", "GPU-assumed-0 is GPU 0 again; each card is allowed once"),
     ],
 )
-def test_a_card_that_cannot_be_used_is_named(gpus, words):
+def test_an_unusable_card_is_named(gpus, words):
     with pytest.raises(MachineError) as caught:
         place_on("1xH100-80GB", f"devices.gpus={gpus}", "devices.serve=1")
     assert words in str(caught.value)
 
 
-def test_a_card_is_found_by_how_its_uuid_begins_where_that_names_one():
+def test_a_card_is_found_by_a_unique_prefix_of_its_uuid():
     shown = place_on("2xH100-80GB", "devices.gpus=['GPU-assumed-1']", "devices.serve=1")
     assert indices(shown)["serve"] == [1]
     one = place_on("1xH100-80GB", "devices.gpus=['GPU-ass']", "devices.serve=1")
@@ -241,7 +240,7 @@ def test_a_card_is_found_by_how_its_uuid_begins_where_that_names_one():
         place_on("2xH100-80GB", "devices.gpus=['GPU-ass']", "devices.serve=1")
 
 
-def test_why_cards_are_hidden_is_said_where_they_are_missed():
+def test_a_refusal_for_missing_cards_says_why_cards_are_hidden():
     here = replace(HERE, hidden_gpus="CUDA_VISIBLE_DEVICES names MIG-1, a slice of a card")
     with pytest.raises(MachineError, match=r"has 0 \(CUDA_VISIBLE_DEVICES names MIG-1"):
         place_on(here, "devices.gpus=auto", "devices.serve=1")
@@ -254,7 +253,7 @@ def test_why_cards_are_hidden_is_said_where_they_are_missed():
     share=st.sampled_from(["never", "auto", "always"]),
     replicas=st.integers(1, 3),
 )
-def test_whatever_is_asked_is_placed_whole_or_refused(num, roles, share, replicas):
+def test_every_request_is_placed_completely_or_refused(num, roles, share, replicas):
     asked = [
         f"devices.{role}={n}" for role, n in zip(("serve", "judge", "train"), roles, strict=True)
     ]

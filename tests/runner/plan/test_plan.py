@@ -1,4 +1,4 @@
-"""Plans: pure in experiment and machine."""
+"""Plans of a run: processes, phases, requirements and notes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from forge.process.devices import Gpu, Vendor
 from forge.runner.plan import cpu_costs as costs
 from forge.runner.plan import machine as machine_module
 from forge.runner.plan import requirements
-from forge.runner.plan.assumed_machine import assume
-from forge.runner.plan.machine import Machine, this_machine
+from forge.runner.plan.machine import Machine, assume, this_machine
 from forge.runner.plan.placement import Placement
 from forge.runner.plan.plan import Plan, plan
 from forge.runner.plan.view import render
@@ -50,7 +49,7 @@ def test_the_quickstart_plans_on_a_machine_with_cards():
     assert plan_of(machine=make_machine(num_gpus=8, cores=64)).placement.gpus == ()
 
 
-def test_a_plan_names_no_stage_and_no_work_that_the_experiment_has_not():
+def test_a_plan_names_only_stages_and_work_of_its_experiment():
     whole = plan_of()
     assert [each.stages for each in whole.processes] == [
         "all", "eval, grpo", "prepare, eval, grpo", "prepare, eval, grpo", "sft, grpo",
@@ -75,13 +74,13 @@ def test_the_quickstart_fits_ten_minutes_and_six_gib_on_two_cores():
     assert sum(phase.cpu_s or 0 for phase in planned.phases) == planned.cpu_s
 
 
-def test_more_gpus_than_there_are_is_a_machine_error_that_shows_the_split():
+def test_more_gpus_than_the_machine_has_are_refused_with_the_split():
     asked = ("devices.gpus=auto", "devices.train=1", "devices.serve=1", "devices.judge=2")
     with pytest.raises(MachineError) as caught:
         plan_of(*asked, machine=make_machine(num_gpus=2))
     assert str(caught.value) == (
         "quickstart needs 4 GPUs (serve 1, judge 2, train 1); this machine has 2. "
-        '[devices] share = "auto" lets roles share a card where the memory allows it.'
+        '[devices] share = "auto" lets roles share a card if its memory suffices.'
     )
 
 
@@ -98,7 +97,7 @@ def test_each_card_has_one_role_and_one_place_in_the_table():
     assert planned.wall_s is None, "nothing is predicted for a GPU"
 
 
-def test_broken_answers_are_predicted_to_take_longer_on_a_card_than_two_are():
+def test_broken_answers_take_longer_on_one_card_than_on_two():
     asked = ("devices.gpus=auto", "devices.train=1", "devices.serve=1", "data.repair_share=0.5")
     one, two = (
         plan_of(*asked, f"devices.judge={num}", machine=make_machine(num_gpus=4)).phases[0]
@@ -109,7 +108,7 @@ def test_broken_answers_are_predicted_to_take_longer_on_a_card_than_two_are():
     assert one.wall_s > two.wall_s > one.wall_s / 2 > 60
 
 
-def test_a_card_that_is_not_there_is_named():
+def test_a_missing_card_is_named():
     with pytest.raises(MachineError, match=r'found "7"; the GPUs of this machine are: 0 \(GPU-0\)'):
         plan_of("devices.gpus=['7']", "devices.train=1", machine=make_machine(num_gpus=1))
 
@@ -151,7 +150,7 @@ def test_a_stage_without_problems_is_a_config_error(overrides, words):
         plan_of(*overrides)
 
 
-def test_ample_numbers_of_problems_are_believed_and_others_drawn(monkeypatch):
+def test_ample_numbers_of_problems_are_accepted_without_loading_them(monkeypatch):
     drawn = []
     monkeypatch.setattr(
         requirements, "load_problems", lambda table, *, seed: drawn.append(table) or []
@@ -163,7 +162,7 @@ def test_ample_numbers_of_problems_are_believed_and_others_drawn(monkeypatch):
     assert len(drawn) == 1
 
 
-def test_what_a_trainer_cannot_do_is_told_by_the_plan(tmp_path):
+def test_the_plan_refuses_what_the_trainer_cannot_do(tmp_path):
     def plan_text(*lines: str) -> Plan:
         text = 'name = "x"\n[devices]\ngpus = "auto"\ntrain = 3\n'
         (tmp_path / "x.toml").write_text(text + "\n".join(lines))
@@ -193,7 +192,7 @@ def test_an_optimizer_that_is_not_installed_is_a_machine_error(monkeypatch):
         requirements.require_trainer(experiment, Placement(), is_here=True)
 
 
-def test_a_stage_in_epochs_is_predicted_by_its_rows_where_they_are_known():
+def test_a_stage_in_epochs_is_predicted_from_its_rows_if_they_are_known():
     planned = plan_of("stage.1.steps=0", "stage.1.epochs=2.0")
     (sft,) = [phase for phase in planned.phases if phase.name == "sft-1"]
     assert sft.work == "2 epochs × 8 rows"
@@ -201,7 +200,7 @@ def test_a_stage_in_epochs_is_predicted_by_its_rows_where_they_are_known():
     assert sft.cpu_s > 0
 
 
-def test_problem_files_that_cannot_be_used_are_named(tmp_path):
+def test_unusable_problem_files_are_named(tmp_path):
     (tmp_path / "problem.py").write_text("class Model: ...\nDIM = 4\ndef get_inputs(): ...\n")
     experiment = load_experiment(ROOT / "experiments" / "quickstart.toml")
     table = ProblemsTable(source="dir", path=tmp_path, overrides={"DIN": 2})
@@ -213,21 +212,21 @@ def test_problem_files_that_cannot_be_used_are_named(tmp_path):
         plan(experiment.model_copy(update={"problems": table}), machine=make_machine())
 
 
-def test_what_is_allowed_and_unwise_is_noted():
+def test_allowed_but_unwise_settings_are_noted():
     planned = plan_of("serve.threads=3", machine=make_machine(memory_bytes=1 << 30))
     notes = " ".join(planned.notes)
     assert "GB of memory; this machine has 1.1 GB" in notes
     assert "threads for 2 cores" in notes
 
 
-def test_cards_that_no_role_has_are_noted():
+def test_cards_without_a_role_are_noted():
     idle = plan_of("devices.gpus=auto", machine=make_machine(num_gpus=1))
-    assert any("everything is on the CPU" in note for note in idle.notes)
+    assert any("everything runs on the CPU" in note for note in idle.notes)
     used = plan_of("devices.gpus=auto", "devices.judge=1", machine=make_machine(num_gpus=1))
-    assert not any("everything is on the CPU" in note for note in used.notes)
+    assert not any("everything runs on the CPU" in note for note in used.notes)
 
 
-def test_a_slow_engine_that_nobody_asked_for_is_noted():
+def test_a_slow_engine_chosen_by_auto_is_noted():
     only_hf = make_machine(num_gpus=1, engines=frozenset({"hf"}))
     asked = ("devices.gpus=auto", "devices.serve=1")
     assert any("many times slower" in note for note in plan_of(*asked, machine=only_hf).notes)
@@ -235,14 +234,14 @@ def test_a_slow_engine_that_nobody_asked_for_is_noted():
     assert not any("many times slower" in note for note in wanted.notes)
 
 
-def test_judges_behind_a_url_are_named_and_none_is_started():
+def test_judges_behind_a_url_are_named_and_none_is_planned():
     planned = plan_of('judge.url=["http://box:8200", "unix:/run/j.sock"]')
     assert not any(process.name.startswith("judge") for process in planned.processes)
     assert any("http://box:8200, unix:/run/j.sock" in note for note in planned.notes)
 
 
 @pytest.mark.parametrize("url", ["box:8200", "ftp://box", "http://", "unix:", "http://box/path"])
-def test_a_url_of_judges_is_http_or_a_socket(url):
+def test_a_judge_url_is_http_or_a_socket(url):
     with pytest.raises(ConfigError, match=r"judge\.url"):
         plan_of(f'judge.url=["{url}"]')
 
@@ -274,7 +273,7 @@ def test_wider_heads_have_a_larger_cache_at_the_same_hidden_size():
     assert cache_bytes(64) == 2 * cache_bytes(32) > 0
 
 
-def test_an_engine_is_there_only_with_all_that_it_needs(monkeypatch, tmp_path):
+def test_an_engine_counts_as_installed_only_with_all_its_packages(monkeypatch, tmp_path):
     assert "llama" in this_machine(tmp_path).engines
     there = importlib.util.find_spec
     monkeypatch.setattr(
@@ -283,7 +282,7 @@ def test_an_engine_is_there_only_with_all_that_it_needs(monkeypatch, tmp_path):
     assert "llama" not in this_machine(tmp_path).engines
 
 
-def test_cores_are_counted_where_the_system_has_no_affinity(monkeypatch):
+def test_cores_are_counted_on_a_system_without_affinity(monkeypatch):
     monkeypatch.delattr(machine_module.os, "sched_getaffinity")
     assert machine_module.count_cores() >= 1
 

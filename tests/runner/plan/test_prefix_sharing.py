@@ -1,4 +1,4 @@
-"""What `share_prefixes = "auto"` comes to, and that it says why."""
+"""`share_prefixes = "auto"` is resolved with a reason."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from forge.config.load import load_experiment
 from forge.config.schema import GrpoStage, LoraTable, ModelTable, QuantizeTable
 from forge.process.devices import Gpu, Vendor
 from forge.runner.plan import prefix_sharing as sharing
-from forge.runner.plan.assumed_machine import assume
-from forge.runner.plan.gpu_fit import Layout, fit
-from forge.runner.plan.machine import this_machine
+from forge.runner.plan.gpu_fit import fit
+from forge.runner.plan.layout import Layout
+from forge.runner.plan.machine import assume, this_machine
 from forge.runner.plan.placement import Placement
 from forge.runner.plan.plan import plan
 from forge.runner.plan.prefix_sharing import share_prefixes
@@ -51,21 +51,29 @@ def plan_reasons(name: str, cards: str, tmp_path: Path, *overrides: str) -> list
     ("name", "cards", "line"),
     [
         ("quickstart", "", "stage.3.share_prefixes = auto: false (the trainer is on the CPU, "),
-        ("h200-from-scratch", "1xH200-141GB", "stage.2.share_prefixes = auto: true (what samples"),
-        ("qwen3-8b-kernelbench", "8xH100-80GB", "stage.1.share_prefixes = auto: true (what sam"),
-        ("kernelllm-8b-single-turn", "8xH100-80GB", "stage.1.share_prefixes = auto: true (what"),
-        ("mi300x-8b", "8xMI300X-192GB", "stage.0.share_prefixes = auto: false (not tried on AMD)"),
-        ("qwen3-30b-a3b-lora", "8xH100-80GB", "stage.1.share_prefixes = auto: false (the loss of"),
+        ("h200-from-scratch", "1xH200-141GB", "stage.2.share_prefixes = auto: true (a prefix"),
+        ("qwen3-8b-kernelbench", "8xH100-80GB", "stage.1.share_prefixes = auto: true (a prefix"),
+        (
+            "kernelllm-8b-single-turn",
+            "8xH100-80GB",
+            "stage.1.share_prefixes = auto: true (a prefix",
+        ),
+        ("mi300x-8b", "8xMI300X-192GB", "stage.0.share_prefixes = auto: false (not tested on AMD)"),
+        (
+            "qwen3-30b-a3b-lora",
+            "8xH100-80GB",
+            "stage.1.share_prefixes = auto: false (the router loss",
+        ),
     ],
 )
-def test_the_plan_says_what_auto_chose_and_why(
+def test_the_plan_shows_the_choice_of_auto_and_the_reason(
     name: str, cards: str, line: str, tmp_path: Path
 ) -> None:
     (found,) = plan_reasons(name, cards, tmp_path)
     assert found.startswith(line)
 
 
-def test_what_a_stage_says_needs_no_reason(tmp_path: Path) -> None:
+def test_an_explicit_value_has_no_reason(tmp_path: Path) -> None:
     said = "stage.2.share_prefixes=false"
     assert plan_reasons("h200-from-scratch", "1xH200-141GB", tmp_path, said) == []
     for value in (True, False):
@@ -82,16 +90,16 @@ def test_auto_is_on_for_a_dense_model_on_a_card_and_off_on_the_cpu() -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"vendor": Vendor.AMD, "capability": None}, "not tried on AMD"),
-        ({"capability": (7, 5)}, "its kernel wants Ampere or later"),
+        ({"vendor": Vendor.AMD, "capability": None}, "not tested on AMD"),
+        ({"capability": (7, 5)}, "its kernel needs Ampere or later"),
     ],
 )
-def test_one_card_that_cannot_is_enough(changes: dict[str, Any], why: str) -> None:
+def test_one_unsuitable_card_turns_sharing_off(changes: dict[str, Any], why: str) -> None:
     found = share_prefixes(STAGE, QWEN, gpus=[CARD, replace(CARD, **changes)])
     assert (found.is_on, found.why) == (False, why)
 
 
-def test_an_old_torch_has_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_torch_turns_sharing_off(monkeypatch: pytest.MonkeyPatch) -> None:
     for number, is_on in (("2.9.1", False), ("2.10.0+cu128", True), ("3.0", True)):
         monkeypatch.setattr(sharing, "version", lambda name, found=number: found)
         assert share_prefixes(STAGE, QWEN, gpus=[CARD]).is_on is is_on
@@ -101,15 +109,15 @@ def test_an_old_torch_has_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     ("changes", "why"),
     [
         ({}, None),
-        ({"model_type": "afmoe", "num_experts": 4}, "the loss of a mixture's router"),
-        ({"model_type": "gemma3_text"}, "not tried with gemma3_text"),
-        ({"sliding_window": 512}, "its layers see windows of the context"),
-        ({"head_dim": 256}, "its kernel takes no heads of 256"),
-        ({"head_dim": 20}, "its kernel takes no heads of 20"),
-        ({"hidden_size": None}, "the model is not known"),
+        ({"model_type": "afmoe", "num_experts": 4}, "the router loss of a mixture"),
+        ({"model_type": "gemma3_text"}, "not tested with gemma3_text"),
+        ({"sliding_window": 512}, "its layers use sliding windows"),
+        ({"head_dim": 256}, "its kernel does not support a head width of 256"),
+        ({"head_dim": 20}, "its kernel does not support a head width of 20"),
+        ({"hidden_size": None}, "the shape of the model is unknown"),
     ],
 )
-def test_a_model_that_it_was_not_tried_with_does_without(
+def test_an_untested_model_does_not_share(
     tmp_path: Path, changes: dict[str, Any], why: str | None
 ) -> None:
     table = write_config(tmp_path, **changes)
@@ -120,19 +128,19 @@ def test_a_model_that_it_was_not_tried_with_does_without(
     assert why is None or before.why.startswith(why)
 
 
-def test_adapters_share_on_a_base_of_bf16_and_not_of_4_bits() -> None:
+def test_adapters_share_on_a_bf16_base_and_not_on_a_4_bit_base() -> None:
     adapter = QWEN.model_copy(update={"lora": LoraTable()})
     assert share_prefixes(STAGE, adapter, gpus=[CARD]).is_on
     quantized = adapter.model_copy(update={"quantize": QuantizeTable()})
-    assert share_prefixes(STAGE, quantized, gpus=[CARD]).why == "not tried with 4-bit weights"
+    assert share_prefixes(STAGE, quantized, gpus=[CARD]).why == "not tested with 4-bit weights"
 
 
-def test_a_hubs_model_is_judged_by_its_config_once_that_is_here(
+def test_a_model_of_the_hub_is_resolved_by_its_config_once_it_is_cached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     table = ModelTable(path="org/mine")
-    assert share_prefixes(STAGE, table, gpus=[CARD]).why == "the model is not known"
+    assert share_prefixes(STAGE, table, gpus=[CARD]).why == "the shape of the model is unknown"
     snapshot = tmp_path / "models--org--mine" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
     write_config(snapshot)
@@ -141,7 +149,7 @@ def test_a_hubs_model_is_judged_by_its_config_once_that_is_here(
     assert not share_prefixes(STAGE, table, gpus=[CARD]).is_on
 
 
-def test_the_trainer_is_started_with_what_the_plan_chose(tmp_path: Path) -> None:
+def test_the_trainer_starts_with_the_value_that_the_plan_chose(tmp_path: Path) -> None:
     write_config(tmp_path)
     on_card, on_cpu = (
         _placed(STAGE, Placement(train=cards), model=QWEN, model_dir=tmp_path)
@@ -151,7 +159,7 @@ def test_the_trainer_is_started_with_what_the_plan_chose(tmp_path: Path) -> None
     assert on_cpu.share_prefixes is False
 
 
-def test_keys_that_are_gathered_are_weighed() -> None:
+def test_gathered_keys_count_in_the_memory_of_the_trainer() -> None:
     def train_bytes(value: str) -> int:
         experiment = load_experiment(
             EXPERIMENTS / "h200-from-scratch.toml",

@@ -385,9 +385,7 @@ async def test_a_trainer_gets_the_cards_of_its_role_and_sends_what_the_engine_co
         Gpu(vendor=Vendor.NVIDIA, index=i, uuid=f"GPU-{i}", name="x", memory_bytes=1, free_bytes=1)
         for i in range(2)
     )
-    stage.run.placement = Placement(
-        train=cards, shared=frozenset({cards[0].uuid}), parallel="fsdp2"
-    )
+    stage.run.placement = Placement(train=cards, judge=cards[:1], parallel="fsdp2")
     stage.run.experiment.serve = ServeTable(precision="fast")
     with pytest.raises(ChildDied):
         await stage.own()

@@ -1,4 +1,4 @@
-"""Machines that are not here, as `forge plan --assume` takes them."""
+"""Assumed machines of `forge plan --assume`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import pytest
 
 from forge.errors import ConfigError
 from forge.process.devices import Vendor
-from forge.runner.plan.assumed_machine import assume
-from forge.runner.plan.machine import Machine
+from forge.runner.plan.machine import Machine, assume
 
 HERE = Machine(
     cores=2, memory_bytes=16 << 30, free_disk_bytes=100 << 30, gpus=(), engines=frozenset(),
@@ -15,7 +14,7 @@ HERE = Machine(
 )  # fmt: skip
 
 
-def test_a_machine_is_its_cards_with_what_belongs_to_them():
+def test_an_assumed_machine_has_resources_for_each_card():
     machine = assume("8xH100-80GB", here=HERE)
     assert [gpu.index for gpu in machine.gpus] == list(range(8))
     assert {gpu.memory_bytes for gpu in machine.gpus} == {80 << 30}
@@ -27,7 +26,7 @@ def test_a_machine_is_its_cards_with_what_belongs_to_them():
     assert len({gpu.uuid for gpu in machine.gpus}) == 8
 
 
-def test_an_amd_card_is_known_by_its_name():
+def test_an_amd_card_is_recognised_by_its_name():
     card = assume("1xMI300X-192GB", here=HERE).gpus[0]
     assert (card.vendor, card.arch, card.memory_bytes) == (Vendor.AMD, "gfx942", 192 << 30)
     assert assume("1xRTX 4090-24GB", here=HERE).gpus[0].vendor is Vendor.NVIDIA
@@ -36,10 +35,10 @@ def test_an_amd_card_is_known_by_its_name():
 
 @pytest.mark.parametrize("text", ["", "H100", "8xH100", "8xH100-80", "0xH100-80GB", "-1xH100-80GB",
                                   "8xH100-0GB", "8 x H100-80GB", "1x4090-24GB"])  # fmt: skip
-def test_what_is_no_machine_is_refused_with_an_example(text):
+def test_an_invalid_machine_is_refused_with_examples(text):
     with pytest.raises(ConfigError) as caught:
         assume(text, here=HERE)
     assert str(caught.value) == (
-        f'--assume: found "{text}"; NUMBERxNAME-SIZEGB, as "8xH100-80GB", "1xMI300X-192GB" or '
-        '"2xRTX4090-24GB"'
+        f'--assume: found "{text}"; NUMBERxNAME-SIZEGB is allowed, such as "8xH100-80GB", '
+        '"1xMI300X-192GB" or "2xRTX4090-24GB"'
     )
