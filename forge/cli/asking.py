@@ -54,9 +54,10 @@ def judge(
     """Verdicts on candidates: one file, a directory, or stdin. Or judges for others (--serve)."""
     require_linux()
     from forge.commands.judge import judge as view
-    from forge.commands.judge.settings import Settings
+    from forge.commands.judge.request import JudgeRequest
+    from forge.commands.judge.settings import JudgeSettings
 
-    settings = Settings(
+    settings = JudgeSettings(
         device=device, isolation=isolation, compile=compile_to, baseline=baseline,
         workers=workers, url=url,
     )  # fmt: skip
@@ -66,12 +67,12 @@ def judge(
         from forge.errors import ConfigError
 
         raise ConfigError("--socket and --listen are where --serve listens; --url asks a pool")
-    question = view.Question.make(
+    request = JudgeRequest.make(
         problem, candidate, overrides=overrides or (), precision=precision, is_timed=is_timed,
         is_profiled=is_profiled,
     )  # fmt: skip
-    with waiting("judging", is_shown=not (as_json or question.is_directory)):
-        judged = view.judge(question, settings, is_shown=not as_json)
+    with waiting("judging", is_shown=not (as_json or request.is_directory)):
+        judged = view.judge(request, settings, is_shown=not as_json)
     print_json(judged.to_json()) if as_json else print_rich(judged.render())
     if judged.is_faulty:
         raise typer.Exit(3)
@@ -91,11 +92,11 @@ def check_problems(
     from forge.commands.judge import problems_view as view
     from forge.commands.judge.overrides import parse_overrides
     from forge.commands.judge.problems import check_path
-    from forge.commands.judge.settings import Settings
+    from forge.commands.judge.settings import JudgeSettings
 
     found = check_path(
         path,
-        settings=Settings(device=device, isolation=isolation),
+        settings=JudgeSettings(device=device, isolation=isolation),
         overrides=parse_overrides(overrides or ()),
         precision=precision,
         is_shown=not as_json,

@@ -1,14 +1,12 @@
-"""`forge chat RUN[@step]`, `forge.solve(code)` and `forge.asolve(code)`: ask a run's model for a
-kernel, judge every turn, store it with the run.
+"""`forge chat RUN[@step]`: asks a run's model for a kernel, judges every turn and stores it.
 
-The same loop as in training plays one rollout; only its Generate port differs, which shows tokens
-as they come.
+The same loop as in training plays one rollout; only its Generate port differs, which streams the
+text. `forge.solve` and `forge.asolve` call it from Python.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from forge.commands.source_text import STDIN, read_file, read_stdin
 from forge.config.load import load_experiment
 from forge.config.schema import EvalStage
 from forge.data.chat import ChatTemplate
@@ -54,14 +53,14 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """What to ask, and how long to go on."""
+    """A problem for a run's model, and the limits of the answer."""
 
     run: str
-    """A run, or `RUN@step` for the weights that were published after that step."""
+    """A run, or `RUN@step` for the weights published after that step."""
     source: str
     """A problem file, or a bare function."""
     name: str = "stdin"
-    """Of the problem, in messages and in the store."""
+    """Name of the problem in messages and in the store."""
     turns: int = 3
     temperature: float = 1.0
     seed: int = 0
@@ -75,11 +74,13 @@ def solve(
     store_dir: Path = Path("runs"),
     say: Say | None = None,
 ) -> Trajectory:
-    """A kernel for a torch function or problem file, from Python:
-    `forge.solve(code).turns[-1].code`.
+    """Asks a run's model for a kernel that replaces a torch function or solves a problem file.
 
-    Raises ConfigError for a run or a text that cannot be used, and inside an event loop, where
-    `asolve` is for.
+    Example: `forge.solve(code).turns[-1].code`.
+
+    Raises:
+        ConfigError: the run or the text cannot be used, or an event loop is running here; use
+            `asolve` there.
     """
     if _has_event_loop():
         raise ConfigError(
@@ -96,16 +97,17 @@ async def asolve(
     store_dir: Path = Path("runs"),
     say: Say | None = None,
 ) -> Trajectory:
-    """`solve` for an event loop of the main thread (asyncio), as Jupyter has one:
-    `(await forge.asolve(code)).turns[-1].code`.
+    """`solve` inside an asyncio event loop in the main thread, such as Jupyter's.
+
+    Example: `(await forge.asolve(code)).turns[-1].code`.
     """
     request = ChatRequest(run=run, source=code, turns=turns)
     return await achat(request, store_dir=store_dir, say=say)
 
 
 def chat(request: ChatRequest, *, store_dir: Path, say: Say | None = None) -> Trajectory:
-    """Play one rollout and store it as a group of purpose `chat`. `say` receives text as it
-    comes."""
+    """Plays one rollout and stores it as a group of purpose `chat`; `say` receives the text as it
+    is generated."""
     return anyio.run(partial(achat, request, store_dir=store_dir, say=say))
 
 
@@ -133,8 +135,8 @@ async def _chat(
     experiment = load_experiment(paths.experiment)
     if experiment.serve.url:
         raise ConfigError(
-            f"{paths.name}: its answers came from serve.url = {experiment.serve.url}, whose weights"
-            " it has not; ask that server"
+            f"{paths.name}: its answers came from serve.url = {experiment.serve.url}; it has no"
+            " weights of its own, so ask that server"
         )
     with open_run(paths) as reader:
         group_id = last_state(reader).group_id + 1
@@ -146,7 +148,7 @@ async def _chat(
     serve = placement.settled(experiment.serve)
     with ExitStack() as opened:
         socket_dir = opened.enter_context(open_socket_dir())
-        # Engines convert whole models: too large for a socket's /tmp.
+        # Engines convert whole models, which are too large for the /tmp of sockets.
         work_dir = opened.enter_context(TemporaryDirectory(prefix=".chat-", dir=paths.root))
         opened.enter_context(claim(placement.gpus, run=f"forge chat {paths.name}"))
         async with (
@@ -173,9 +175,9 @@ async def _chat(
                 place=Place(group_id=group_id, purpose=Purpose.CHAT, stage=-1, step=0),
                 rules=_rules(experiment, request),
                 ports=Ports(
-                    generate=_Streamed(client, chat_template.stop_token_ids, say),
+                    generate=_StreamingGenerate(client, chat_template.stop_token_ids, say),
                     judge=pool.judge,
-                    sink=_Told(writer, say),
+                    sink=_SayingSink(writer, say),
                     prompter=TemplatePrompter(
                         chat=chat_template,
                         context_tokens=serve.context_tokens,
@@ -188,7 +190,7 @@ async def _chat(
 
 
 def small(experiment: Experiment) -> Experiment:
-    """One engine and one judge, on cards where the run had them there; nothing is trained."""
+    """The experiment with one engine, one judge and no trainer, on GPUs for roles that had some."""
     devices, serve = experiment.devices, experiment.serve
     fewer = devices.model_copy(
         update={
@@ -209,7 +211,7 @@ def small(experiment: Experiment) -> Experiment:
 
 
 def place_on(experiment: Experiment, machine: Machine, *, model_dir: Path) -> Placement:
-    """As a plan of the run would; on a machine without cards the CPU answers."""
+    """Places engine and judge as the run's plan would; on the CPU if the machine has no GPUs."""
     if not machine.gpus:
         devices = experiment.devices.model_copy(update={"gpus": None, "serve": 0, "judge": 0})
         experiment = experiment.model_copy(update={"devices": devices})
@@ -235,8 +237,8 @@ def _rules(experiment: Experiment, request: ChatRequest) -> Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class _Streamed:
-    """The Generate port over a stream: says each piece."""
+class _StreamingGenerate:
+    """A Generate port that streams each piece of text to `say`."""
 
     client: ReplicaClient
     stop_token_ids: Sequence[int]
@@ -262,8 +264,8 @@ class _Streamed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """A sink that also says each verdict."""
+class _SayingSink:
+    """A sink that also passes the feedback of each turn to `say`."""
 
     sink: Any
     say: Say
@@ -276,15 +278,7 @@ class _Told:
 
 
 def read_source(path: str) -> tuple[str, str]:
-    """Text and name of a problem file, or of standard input for `-`. Raises ConfigError for one
-    that cannot be read."""
-    place = "stdin" if path == "-" else path
-    if path == "-" and sys.stdin is None:
-        raise ConfigError("stdin: it is closed; pipe a problem into it, or --problem FILE")
-    try:
-        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-        return data.decode(), "stdin" if path == "-" else Path(path).stem
-    except OSError as error:
-        raise ConfigError(f"{place}: cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{place}: no UTF-8: {error.reason} at {error.start}") from error
+    """Text and name of a problem file, or of stdin for `-`. Raises ConfigError."""
+    if path == STDIN:
+        return read_stdin(), "stdin"
+    return read_file(Path(path)), Path(path).stem

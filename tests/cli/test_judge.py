@@ -1,5 +1,4 @@
-"""`forge judge`: a verdict for whatever it is given, or one line that says what to give; exit codes
-for scripts."""
+"""`forge judge`: a verdict for any input, or one line that says what to give; exit codes."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ import pytest
 
 from forge import cli
 from forge.commands.judge.files import find_problem
-from forge.commands.judge.judge import Question
+from forge.commands.judge.request import JudgeRequest
 from forge.errors import ConfigError
 from forge.records import Verdict
 
@@ -68,19 +67,19 @@ def judge(
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Another working directory than ours, with one problem."""
+    """A working directory with one problem."""
     (tmp_path / "p.py").write_text(PROBLEM)
     return tmp_path
 
 
-def test_a_report_marks_the_failing_line_and_obeys_nothing(folder: Path) -> None:
+def test_a_report_marks_the_failing_line_and_escapes_control_characters(folder: Path) -> None:
     (folder / "c.py").write_text(ALIAS)
     done = judge("p.py", "c.py", "--profile", cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("compile_error (not_triton)\n")
     assert ">    9 |     tl.store(y + i, tl.maximun(value, 0.0), mask=i < n)" in done.stdout
     assert "     8 |     value = tl.load" in done.stdout
-    assert "there is no GPU time on a cpu" in done.stdout
+    assert "a CPU has no GPU time" in done.stdout
     assert "isolation namespaces, memory cap" in done.stdout
 
     (folder / "c.py").write_text(HOSTILE)
@@ -121,7 +120,7 @@ def test_a_directory_is_judged_into_a_table_and_a_summary(folder: Path) -> None:
     ]  # fmt: skip
 
 
-def test_in_two_directories_the_name_says_the_problem(folder: Path) -> None:
+def test_in_two_directories_a_candidates_name_selects_its_problem(folder: Path) -> None:
     for name in ("problems", "answers"):
         (folder / name).mkdir()
     (folder / "problems" / "3_relu.py").write_text(PROBLEM)
@@ -138,7 +137,7 @@ def test_in_two_directories_the_name_says_the_problem(folder: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_name_finds_the_nearest_problem_or_none() -> None:
+def test_a_name_finds_the_best_matching_problem_or_none() -> None:
     known = ["level1/3_a.py", "level2/3_b.py", "level2/4_c.py", "5_d.py"]
     assert find_problem("level2/3_b.py", known) == "level2/3_b.py"
     assert find_problem("other/3_b.py", known) == "level2/3_b.py"
@@ -157,7 +156,7 @@ def test_stdin_is_judged(folder: Path, text: str, status: str) -> None:
     assert json.loads(done.stdout)["status"] == status
 
 
-def test_whatever_text_there_is_gets_a_verdict_with_words_and_the_judge_lives(folder: Path) -> None:
+def test_any_text_gets_a_verdict_with_a_detail_and_the_judge_survives(folder: Path) -> None:
     answers = {
         "1_empty": ("", "rejected"),
         "2_words": ("nothing but words", "compile_error"),
@@ -186,8 +185,8 @@ def test_whatever_text_there_is_gets_a_verdict_with_words_and_the_judge_lives(fo
     [
         (["p.py", "missing.py"], "missing.py: no such file"),
         (["missing.py", "c.py"], "missing.py: no such file"),
-        (["p.py", "binary.py"], "binary.py: byte 0xff at 2 is no UTF-8"),
-        (["p.py", "-"], "stdin: byte 0xff at 0 is no UTF-8"),
+        (["p.py", "binary.py"], "binary.py: byte 0xff at 2 is not UTF-8"),
+        (["p.py", "-"], "stdin: byte 0xff at 0 is not UTF-8"),
         (["p.py", "empty"], "empty: no *.py in it"),
         (["none.py", "c.py"], "none.py: no get_inputs and no get_init_inputs"),
         (["p.py", "c.py", "--device", "tpu"], "--device tpu: one of auto, cpu, cuda, cuda:N"),
@@ -199,9 +198,12 @@ def test_whatever_text_there_is_gets_a_verdict_with_words_and_the_judge_lives(fo
         (["p.py", "c.py", "--override", "dim=1"], "--override dim: p.py has no such module const"),
         (["p.py", "c.py", "--override", "rows"], "--override rows: a name and a value"),
         (["p.py", "c.py", "--url", "nonsense"], "nonsense"),
-        (["p.py", "c.py", "--url", "http://x:1", "--workers", "2"], "--workers is chosen where"),
-        (["p.py", "c.py", "--override", "rows={[]: 1}"], "--override rows={[]: 1}: a number, true"),
-        (["p.py", "c.py", "--override", "rows=1e999"], "--override rows=1e999: a number, true"),
+        (["p.py", "c.py", "--url", "http://x:1", "--workers", "2"], "--workers must be set where"),
+        (
+            ["p.py", "c.py", "--override", "rows={[]: 1}"],
+            "--override rows={[]: 1}: not a number",
+        ),
+        (["p.py", "c.py", "--override", "rows=1e999"], "--override rows=1e999: not a number"),
         (["p.py", "a" * 5000], "aaa: file name too long"),
         (["a" * 5000, "c.py"], "aaa: file name too long"),
         (["p.py", ""], "CANDIDATE is empty"),
@@ -214,7 +216,7 @@ def test_whatever_text_there_is_gets_a_verdict_with_words_and_the_judge_lives(fo
         (["p.py", "c.py", "--listen", "h:1"], "--socket and --listen are where --serve listens"),
         (["--serve"], "--serve needs either --socket PATH or --listen HOST:PORT"),
         (["empty", "-"], "empty: a directory"),
-        (["two", "c.py"], "c.py: two has no one problem of this name or number"),
+        (["two", "c.py"], "c.py: two has no single problem of this name or number"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
 )
@@ -233,13 +235,13 @@ def test_what_cannot_be_judged_exits_2_in_one_line(
     with (folder / "bytes").open() as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
         assert cli.run_command(["judge", *argv]) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert words in told.err
-    assert told.err.count("\n") == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert words in printed.err
+    assert printed.err.count("\n") == 1
 
 
-def test_a_closed_stdin_is_told(folder: Path) -> None:
+def test_a_closed_stdin_is_reported(folder: Path) -> None:
     command = f"{sys.executable} -m forge judge p.py - <&-"
     done = subprocess.run(
         ["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False,
@@ -249,16 +251,16 @@ def test_a_closed_stdin_is_told(folder: Path) -> None:
     assert done.stderr.startswith("forge: stdin: it is closed")
 
 
-def test_a_path_that_is_forbidden_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forbidden_path_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Path, **how: bool) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(Path, "stat", refuse)
     with pytest.raises(ConfigError, match=r"p\.py: permission denied"):
-        Question.make(Path("p.py"), "-")
+        JudgeRequest.make(Path("p.py"), "-")
 
 
-def test_a_device_that_is_not_here_is_the_machines_fault(
+def test_a_missing_device_is_a_machine_error(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("forge.process.devices.inventory", tuple)
@@ -268,7 +270,7 @@ def test_a_device_that_is_not_here_is_the_machines_fault(
     assert "this machine has no GPU; --device cpu needs none" in capsys.readouterr().err
 
 
-def test_a_reference_that_fails_is_no_verdict_on_the_candidate(folder: Path) -> None:
+def test_a_failing_reference_gives_no_verdict_on_the_candidate(folder: Path) -> None:
     (folder / "p.py").write_text(PROBLEM.replace("torch.relu(x)", "torch.relu(y)"))
     (folder / "c.py").write_text(KERNEL)
     done = judge("p.py", "c.py", cwd=folder)

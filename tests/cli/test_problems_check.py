@@ -58,7 +58,7 @@ def folder(tmp_path: Path) -> Path:
     return problems
 
 
-def test_honest_problems_exit_0_with_a_table_that_says_so(folder: Path) -> None:
+def test_usable_problems_exit_0_with_a_table(folder: Path) -> None:
     (folder / "1_relu.py").write_text(RELU)
     (folder / "2_same.py").write_text(f"{MODEL}        return x * 1{TAIL}")
     done = check("problems", "--override", "batch_size=3", cwd=folder.parent)
@@ -67,11 +67,11 @@ def test_honest_problems_exit_0_with_a_table_that_says_so(folder: Path) -> None:
     assert "the output is input 0" in done.stdout
     last = done.stdout.strip().splitlines()[-1]
     assert last == (
-        "2 problems: 1 can be trained on, 1 would pay an answer that does less than they ask"
+        "2 problems: 1 can be trained on, 1 would reward an answer that does less than asked"
     )
 
 
-def test_hostile_files_end_with_a_flag_each_and_the_check_goes_on(folder: Path) -> None:
+def test_each_hostile_file_gets_a_flag_and_the_check_continues(folder: Path) -> None:
     for name, source in HOSTILE.items():
         (folder / name).write_bytes(source if isinstance(source, bytes) else source.encode())
     done = check(str(folder), "--json", cwd=folder.parent)
@@ -113,12 +113,12 @@ def test_what_cannot_be_checked_exits_2_in_one_line(
     assert done.stderr.count("\n") == 1
 
 
-def test_overrides_are_read_as_toml_and_python_write_them() -> None:
+def test_overrides_take_values_as_toml_and_python_write_them() -> None:
     items = ["n=16", "rate = 0.5", "flag=true", "other=False", "mode=max", "text='a b'", "e=1e-5"]
     assert parse_overrides(items) == {
         "n": 16, "rate": 0.5, "flag": True, "other": False, "mode": "max", "text": "a b", "e": 1e-5,
     }  # fmt: skip
     with pytest.raises(ConfigError, match="--override 1x=2: a name and a value"):
         parse_overrides(["1x=2"])
-    with pytest.raises(ConfigError, match=r"sizes=\[1, 2\]: a number, true, false or a text"):
+    with pytest.raises(ConfigError, match=r"sizes=\[1, 2\]: not a number"):
         parse_overrides(["sizes=[1, 2]"])

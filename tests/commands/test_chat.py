@@ -1,4 +1,4 @@
-"""Asking a run's model: which weights answer, and from where it may be asked."""
+"""`forge chat` and `forge.solve`: choice of weights, GPUs and engine, and refusals."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FUNCTION = "def f(x):\n    return torch.tanh(x)\n"
 
 
 def run_with(root: Path, *published: int, start: Weights, adapters: bool = False) -> RunPaths:
-    """A run that has published these steps, of which step 2 was not kept."""
+    """A run that has published these steps; the weights of step 2 were not kept."""
     records: list = [attempt()]
     data = {"stage": 0, "weights": start.to_json()}
     records.append(Event(at=1.0, kind="stage_start", message="sft-0", data=data))
@@ -57,7 +57,7 @@ def run_with(root: Path, *published: int, start: Weights, adapters: bool = False
 
 @pytest.mark.parametrize(
     ("stdin", "words"),
-    [(None, "stdin: it is closed"), (b"x = '\xff'", "stdin: no UTF-8: invalid start byte at 5")],
+    [(None, "stdin: it is closed"), (b"x = '\xff'", "stdin: byte 0xff at 5 is not UTF-8")],
 )
 def test_a_problem_from_stdin_that_cannot_be_read_is_one_line(
     stdin: bytes | None, words: str, monkeypatch: pytest.MonkeyPatch
@@ -68,7 +68,7 @@ def test_a_problem_from_stdin_that_cannot_be_read_is_one_line(
         chat.read_source("-")
 
 
-def test_a_problem_is_read_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_problem_is_read_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "p.py").write_text(FUNCTION)
     assert chat.read_source(str(tmp_path / "p.py")) == (FUNCTION, "p")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(FUNCTION.encode())))
@@ -77,7 +77,7 @@ def test_a_problem_is_read_as_it_stands(tmp_path: Path, monkeypatch: pytest.Monk
         chat.read_source("no.py")
 
 
-def test_the_newest_weights_that_were_kept_answer(tmp_path: Path) -> None:
+def test_the_newest_kept_weights_answer(tmp_path: Path) -> None:
     start = Weights(full=tmp_path / "init")
     paths = run_with(tmp_path / "toy-1", 1, 3, 2, start=start)
     weights = tmp_path / "toy-1" / "weights"
@@ -110,11 +110,11 @@ async def ask(store_dir: Path) -> None:
         await forge.asolve(FUNCTION, store_dir=store_dir)
 
 
-def test_in_an_event_loop_solve_names_what_works_there(tmp_path: Path) -> None:
+def test_solve_in_an_event_loop_names_asolve(tmp_path: Path) -> None:
     anyio.run(ask, tmp_path)
 
 
-ON_CARDS = (
+ON_GPUS = (
     "devices.gpus=auto",
     "devices.train=2",
     "devices.serve=2",
@@ -123,10 +123,10 @@ ON_CARDS = (
 )
 
 
-def test_a_chat_takes_a_card_of_each_kind_that_the_run_had_and_none_for_training(
+def test_a_chat_takes_one_gpu_for_each_role_of_the_run_except_training(
     tmp_path: Path,
 ) -> None:
-    experiment = small(load_experiment(QUICKSTART, overrides=ON_CARDS))
+    experiment = small(load_experiment(QUICKSTART, overrides=ON_GPUS))
     placement = place_on(experiment, assume("4xH100-80GB", here=HERE), model_dir=tmp_path)
     assert [[gpu.index for gpu in one] for one in placement.serve] == [[0]]
     assert [gpu.index for gpu in placement.judge] == [1]
@@ -138,7 +138,7 @@ def test_a_chat_takes_a_card_of_each_kind_that_the_run_had_and_none_for_training
 
 
 @pytest.mark.parametrize(("kind", "engine"), [("llama", "hf"), ("qwen3", "llama")])
-def test_a_chat_has_the_engine_that_serves_the_model_as_its_run_had(
+def test_a_chat_chooses_the_engine_by_the_type_of_the_model(
     kind: str, engine: str, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
@@ -148,11 +148,11 @@ def test_a_chat_has_the_engine_that_serves_the_model_as_its_run_had(
 
 
 class Opened(Exception):
-    """Engines would start now."""
+    """Raised at the point where engines would start."""
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
-def test_a_chat_converts_its_model_where_the_run_lies_and_leaves_nothing(
+def test_a_chat_converts_its_model_inside_the_run_directory_and_cleans_up(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, seen = tmp_path / "model", []
@@ -183,7 +183,7 @@ def test_a_chat_converts_its_model_where_the_run_lies_and_leaves_nothing(
     assert not list(paths.root.glob(".chat-*"))
 
 
-def test_a_run_whose_answers_came_from_a_url_has_no_model_to_ask(tmp_path: Path) -> None:
+def test_a_run_that_used_a_url_has_no_model_to_ask(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
     paths = run_with(tmp_path / "toy-1", start=Weights(full=model))

@@ -1,4 +1,4 @@
-"""`forge judge` and `forge problems check`: kernels and problems judged outside a run.
+"""`forge judge` and `forge problems check`: judge kernels and examine problems outside a run.
 
-Called by `forge/cli/`. Imports no other command and no room of the supervisor that starts one.
+Called by `forge/cli/`. Never imports the supervisor.
 """

@@ -1,5 +1,5 @@
-"""How far a command is that does the same for many things: a bar with ETA on a terminal, a line
-each 30 s elsewhere. On stderr, so that what a command prints can be piped.
+"""Progress of a command over many items, on stderr so that its output can be piped: a bar with ETA
+on a terminal, a line every 30 s elsewhere.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ PLAIN_EVERY_S = 30.0
 
 @asynccontextmanager
 async def open_counter(
-    words: str, *, total: int, is_shown: bool
+    label: str, *, total: int, is_shown: bool
 ) -> AsyncIterator[Callable[[], None]]:
-    """Yields what is to be called for each thing that is done."""
+    """Yields a function to call after each item."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as EtaColumn
@@ -32,7 +32,7 @@ async def open_counter(
         console=console, transient=True, redirect_stdout=False, redirect_stderr=False,
         disable=not (is_shown and console.is_terminal),
     ) as progress:  # fmt: skip
-        task = progress.add_task(words, total=total)
+        task = progress.add_task(label, total=total)
         done = 0
 
         def advance() -> None:
@@ -40,20 +40,20 @@ async def open_counter(
             done += 1
             progress.advance(task)
 
-        async def say() -> None:
+        async def print_lines() -> None:
             began = time.monotonic()
             while True:
                 await anyio.sleep(PLAIN_EVERY_S)
-                sys.stderr.write(_line(words, done, total, time.monotonic() - began))
+                sys.stderr.write(_line(label, done, total, time.monotonic() - began))
                 sys.stderr.flush()
 
-        async with anyio.create_task_group() as saying:
+        async with anyio.create_task_group() as tasks:
             if is_shown and not console.is_terminal:
-                saying.start_soon(say)
+                tasks.start_soon(print_lines)
             yield advance
-            saying.cancel_scope.cancel()
+            tasks.cancel_scope.cancel()
 
 
-def _line(words: str, done: int, total: int, seconds: float) -> str:
+def _line(label: str, done: int, total: int, seconds: float) -> str:
     eta = f", about {seconds / done * (total - done):.0f} s left" if done else ""
-    return f"{words}: {done} of {total}{eta}\n"
+    return f"{label}: {done} of {total}{eta}\n"

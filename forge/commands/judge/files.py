@@ -1,21 +1,21 @@
-"""What `forge judge` is given, as jobs: which candidate answers which problem.
+"""Reads the files of `forge judge` as jobs: each candidate with the problem that it answers.
 
     problem.py  candidate.py   one job       problem.py  folder/   one for each file
     problem.py  -              stdin         folder/     folder/   by name: 3_x.py answers 3_x.py,
     folder/     3_x.py         by name                             or the only problem numbered 3
 
-Called by `judging.py`. Promise: what cannot be used is a ConfigError with a line a mistake.
+Every file that cannot be used is a line of one ConfigError.
 """
 
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge.commands.judge.overrides import check_overrides
+from forge.commands.source_text import STDIN, read_file, read_stdin
 from forge.data.answers import extract
 from forge.data.directory import find_files, parse_file, to_problem
 from forge.errors import ConfigError
@@ -27,54 +27,51 @@ if TYPE_CHECKING:
     from forge.data.directory import Constant, ProblemFile
     from forge.records import Problem
 
-STDIN = "-"
 MAX_NAME = 256
-"""Characters of a path that are told: a source may stand where a path must."""
-MAX_BYTES = 16 << 20
-"""Of a candidate. The judge itself refuses far less, as a verdict."""
+"""Characters of a path in a message: users paste a source in place of a path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class JudgeJob:
     """One candidate and the problem that it answers."""
 
     name: str
-    """Of the candidate: its path below the directory given, its file name, or `stdin`."""
+    """Name of the candidate: its path below the given directory, its file name, or `stdin`."""
     problem: Problem
     code: str
-    """Taken from the text, where that is a model's answer; else the text itself."""
+    """Code in the text if it is a model's answer, else the text itself."""
 
 
 def read_jobs(
     problem: Path, candidate: str, *, overrides: Mapping[str, Constant], precision: str
-) -> list[Job]:
-    """In the order of their names. Raises ConfigError."""
+) -> list[JudgeJob]:
+    """All jobs, in the order of their names. Raises ConfigError."""
     root = None if candidate == STDIN else Path(candidate)
     if problem.is_dir() and root is None:
-        raise ConfigError(f"{problem}: a directory; what comes from stdin needs one problem file")
+        raise ConfigError(f"{problem}: a directory; a candidate on stdin needs one problem file")
     paths = _candidates(root) if root is not None else {"stdin": None}
     files = _problem_files(problem, list(paths))
     check_overrides(overrides, list({file.path: file for file in files.values()}.values()))
     folder = problem if problem.is_dir() else problem.parent
-    jobs: list[Job] = []
+    jobs: list[JudgeJob] = []
     mistakes: list[str] = []
     for name, path in paths.items():
         made = to_problem(files[name], root=folder, overrides=overrides, split=Split.HELDOUT)
         try:
-            text = read_stdin() if path is None else read_text(path)
+            text = read_stdin() if path is None else read_file(path)
         except ConfigError as error:
             mistakes.append(str(error))
             continue
         found = extract(text, entry_point=made.entry_point)
         code = found.code if found.is_ok else text
-        jobs.append(Job(name=name, problem=replace(made, precision=precision), code=code))
+        jobs.append(JudgeJob(name=name, problem=replace(made, precision=precision), code=code))
     if mistakes:
         raise ConfigError("\n".join(mistakes))
     return jobs
 
 
 def require_path(path: Path) -> None:
-    """Raises ConfigError where nothing is there for us."""
+    """Raises ConfigError if the path does not exist or is not accessible."""
     try:
         path.stat()
     except OSError as error:
@@ -82,28 +79,9 @@ def require_path(path: Path) -> None:
         raise ConfigError(f"{str(path)[:MAX_NAME]}: {words}") from error
 
 
-def read_text(path: Path) -> str:
-    """Raises ConfigError for what is no text."""
-    try:
-        with path.open("rb") as file:
-            return _decode(file.read(MAX_BYTES + 1), str(path))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
-
-
-def read_stdin() -> str:
-    """Raises ConfigError where there is none."""
-    if sys.stdin is None:
-        raise ConfigError("stdin: it is closed; pipe a candidate into it, or name a file")
-    try:
-        return _decode(sys.stdin.buffer.read(MAX_BYTES + 1), "stdin")
-    except OSError as error:
-        raise ConfigError(f"stdin: cannot be read: {error.strerror or error}") from error
-
-
 def find_problem(name: str, known: Sequence[str]) -> str | None:
-    """Of the problems' paths the one that a candidate's path names; None where none or several
-    do."""
+    """The problem that a candidate's path names, by path, file name or number; None unless exactly
+    one matches best."""
     if name in known:
         return name
     here, known_here = Path(name), [Path(one) for one in known]
@@ -123,19 +101,19 @@ def _candidates(root: Path) -> dict[str, Path | None]:
         return {root.name: root}
     paths = find_files(root, include=())
     if not paths:
-        raise ConfigError(f"{root}: no *.py in it; a directory of candidates has some")
+        raise ConfigError(f"{root}: no *.py in it; expected a directory of candidates")
     return {path.relative_to(root).as_posix(): path for path in paths}
 
 
 def _problem_files(problem: Path, names: Sequence[str]) -> dict[str, ProblemFile]:
-    """The problem that each candidate answers. Raises ConfigError, a line for each without."""
+    """The problem that each candidate answers. Raises ConfigError with a line for each mistake."""
     if not problem.is_dir():
         file = parse_file(problem)
         return dict.fromkeys(names, file)
     known = {path.relative_to(problem).as_posix(): path for path in find_files(problem, include=())}
     answered = {name: find_problem(name, list(known)) for name in names}
     mistakes = [
-        f"{name}: {problem} has no one problem of this name or number"
+        f"{name}: {problem} has no single problem of this name or number"
         for name, found in answered.items()
         if found is None
     ]
@@ -153,15 +131,3 @@ def _problem_files(problem: Path, names: Sequence[str]) -> dict[str, ProblemFile
 def _number(path: Path) -> str | None:
     match = re.match(r"0*(\d+)", path.stem)
     return match[1] if match else None
-
-
-def _decode(data: bytes, name: str) -> str:
-    if len(data) > MAX_BYTES:
-        raise ConfigError(f"{name}: longer than {MAX_BYTES >> 20} MiB; a candidate is a source")
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{name}: byte 0x{data[error.start]:02x} at {error.start} is no UTF-8; a candidate is "
-            "Python, or an answer with a block of it"
-        ) from error

@@ -1,101 +1,55 @@
-"""`forge judge`: verdicts on files, by judges started for them or by a served pool.
+"""`forge judge`: judges files with judges started for them, or with a served pool.
 
-Called by `cli.py`, which prints what comes back. A verdict that the machine prevented
-(`infra_error`) makes the command end with exit 3; every other verdict is exit 0.
+Called by the command line, which prints the result. If the machine prevented a verdict
+(`infra_error`), the command exits with 3; any other verdict exits with 0.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from forge.commands.judge.counter import open_counter
-from forge.commands.judge.files import STDIN, Job, read_jobs, require_path
-from forge.commands.judge.overrides import parse_overrides
-from forge.commands.judge.settings import MAX_JUDGES, Settings, check_precision
+from forge.commands.judge.files import read_jobs
+from forge.commands.judge.settings import MAX_JUDGES
 from forge.errors import ConfigError
 from forge.evalpool.pool import open_pool
 from forge.process.sockets import open_socket_dir
 from forge.records import Status, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from rich.console import RenderableType
 
+    from forge.commands.judge.files import JudgeJob
+    from forge.commands.judge.request import JudgeRequest
+    from forge.commands.judge.settings import JudgeSettings
     from forge.config.schema import JudgeTable
-    from forge.data.directory import Constant
     from forge.process.devices import Gpu
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """What is judged, and how much of a verdict is wanted."""
-
-    problem: Path
-    candidate: str
-    """A file, a directory, or `-`."""
-    overrides: Mapping[str, Constant] = field(default_factory=dict)
-    precision: str = "fp32"
-    is_timed: bool = True
-    is_profiled: bool = False
-
-    @classmethod
-    def make(
-        cls,
-        problem: Path | None,
-        candidate: str | None,
-        *,
-        overrides: Sequence[str] = (),
-        precision: str = "fp32",
-        is_timed: bool = True,
-        is_profiled: bool = False,
-    ) -> Question:
-        """From the command line. Raises ConfigError."""
-        if problem is None or candidate is None:
-            missing = "PROBLEM and CANDIDATE" if problem is None else "CANDIDATE"
-            raise ConfigError(f"forge judge: no {missing}; give both, or --serve")
-        if not candidate:
-            raise ConfigError("forge judge: CANDIDATE is empty; a file, a directory or - is needed")
-        require_path(problem)
-        if candidate != STDIN:
-            require_path(Path(candidate))
-        check_precision(precision)
-        return cls(
-            problem=problem,
-            candidate=candidate,
-            overrides=parse_overrides(overrides),
-            precision=precision,
-            is_timed=is_timed,
-            is_profiled=is_profiled,
-        )
-
-    @property
-    def is_directory(self) -> bool:
-        return Path(self.candidate).is_dir()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
     """The verdicts, in the order of the candidates' names."""
 
-    jobs: Sequence[Job]
+    jobs: Sequence[JudgeJob]
     verdicts: Sequence[Verdict]
-    question: Question
+    request: JudgeRequest
 
     @property
     def is_faulty(self) -> bool:
-        """Whether the machine stood between a candidate and its verdict."""
+        """True if the machine prevented the verdict on a candidate."""
         return any(verdict.status is Status.INFRA_ERROR for verdict in self.verdicts)
 
     def to_json(self) -> Any:
-        """The verdict of one file; for a directory a list, each with its candidate and problem."""
-        if not self.question.is_directory:
+        """The verdict of one file; for a directory, a list, each with its candidate and problem."""
+        if not self.request.is_directory:
             return self.verdicts[0].to_json()
         return [
             {"candidate": job.name, "problem": job.problem.problem_id, **verdict.to_json()}
@@ -103,48 +57,51 @@ class Judged:
         ]
 
     def render(self) -> RenderableType:
-        """For people."""
-        from forge.commands.judge import report as judge_report
-        from forge.commands.judge import table as judge_table
+        """A report of one verdict, or a table of several."""
+        from forge.commands.judge import report, table
 
-        if self.question.is_directory:
-            return judge_table.render(self.jobs, self.verdicts)
+        if self.request.is_directory:
+            return table.render(self.jobs, self.verdicts)
         job, verdict = self.jobs[0], self.verdicts[0]
-        return judge_report.render(verdict, job=job, question=self.question)
+        return report.render(verdict, job=job, request=self.request)
 
 
-def judge(question: Question, settings: Settings, *, is_shown: bool = False) -> Judged:
-    """Judges everything. Raises ConfigError for files or options that cannot be used, MachineError
-    where this machine gives no sandbox."""
+def judge(request: JudgeRequest, settings: JudgeSettings, *, is_shown: bool = False) -> Judged:
+    """Judges all candidates.
+
+    Raises:
+        ConfigError: a file or option that cannot be used.
+        MachineError: no sandbox works on this machine.
+    """
     table = settings.table()
     jobs = read_jobs(
-        question.problem,
-        question.candidate,
-        overrides=question.overrides,
-        precision=question.precision,
+        request.problem,
+        request.candidate,
+        overrides=request.overrides,
+        precision=request.precision,
     )
     most = min(settings.workers or MAX_JUDGES, len(jobs))
     table = table.model_copy(update={"workers": min(table.workers, most)})
     cards = settings.gpus()[:most]
-    is_counted = is_shown and question.is_directory
-    verdicts = anyio.run(_judge_all, jobs, table, cards, question, is_counted)
-    return Judged(jobs=jobs, verdicts=verdicts, question=question)
+    is_counted = is_shown and request.is_directory
+    verdicts = anyio.run(_judge_all, jobs, table, cards, request, is_counted)
+    return Judged(jobs=jobs, verdicts=verdicts, request=request)
 
 
 def serve(
-    settings: Settings,
+    settings: JudgeSettings,
     *,
     given: tuple[object, object],
     socket: Path | None,
     listen: str | None,
 ) -> None:
-    """Runs a pool alone until it is told to end: `forge judge --serve`. Raises ConfigError."""
+    """Serves a pool until a signal ends it: `forge judge --serve`. Raises ConfigError."""
     if any(one is not None for one in given):
-        raise ConfigError("--serve takes no PROBLEM and no CANDIDATE: those who connect send them")
+        raise ConfigError("--serve takes no PROBLEM and no CANDIDATE: clients send them")
     if (socket is None) == (listen is None):
         raise ConfigError("--serve needs either --socket PATH or --listen HOST:PORT")
     if settings.url is not None:
-        raise ConfigError("--url: a pool that is served runs its judges itself")
+        raise ConfigError("--url: not allowed with --serve, which runs its own judges")
     from forge.evalpool.links import TOKEN_VARIABLE
     from forge.evalpool.served import serve_pool
 
@@ -154,10 +111,10 @@ def serve(
 
 
 async def _judge_all(
-    jobs: Sequence[Job],
+    jobs: Sequence[JudgeJob],
     table: JudgeTable,
     gpus: Sequence[Gpu],
-    question: Question,
+    request: JudgeRequest,
     is_shown: bool,
 ) -> list[Verdict]:
     verdicts: dict[int, Verdict] = {}
@@ -168,12 +125,12 @@ async def _judge_all(
             anyio.create_task_group() as tasks,
         ):
 
-            async def judge_one(index: int, job: Job) -> None:
+            async def judge_one(index: int, job: JudgeJob) -> None:
                 verdicts[index] = await pool.judge(
                     job.problem,
                     job.code,
-                    timing=question.is_timed,
-                    profile=question.is_profiled,
+                    timing=request.is_timed,
+                    profile=request.is_profiled,
                 )
                 advance()
 

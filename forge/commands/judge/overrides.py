@@ -1,5 +1,6 @@
-"""`--override name=value` of `forge judge` and `forge problems check`: values for the module
-constants of problem files, as `[problems] overrides` gives them to a run.
+"""`--override NAME=VALUE`: values for module constants of problem files.
+
+An option of `forge judge` and `forge problems check`; a run has `[problems] overrides`.
 """
 
 from __future__ import annotations
@@ -19,30 +20,33 @@ if TYPE_CHECKING:
 
 _ASSIGNMENT = re.compile(r"\s*([^\W\d]\w*)\s*=(.*)", re.DOTALL)
 BOOLEANS = {"true": True, "false": False}
-"""As TOML writes them."""
+"""Booleans as TOML writes them."""
 
 
 def parse_overrides(items: Iterable[str]) -> dict[str, Constant]:
-    """`batch_size=16`, `rate=0.5`, `use_bias=true`, `mode=max`. Raises ConfigError, all mistakes at
-    once."""
+    """Values by name from `batch_size=16`, `rate=0.5`, `use_bias=true`, `mode=max`.
+
+    Raises:
+        ConfigError: one line for each malformed item.
+    """
     values: dict[str, Constant] = {}
     mistakes: list[str] = []
     for item in items:
         match = _ASSIGNMENT.fullmatch(item)
         if match is None:
-            mistakes.append(f"--override {item}: a name and a value, as batch_size=16")
+            mistakes.append(f"--override {item}: a name and a value, such as batch_size=16")
             continue
         try:
             values[match[1]] = _value(match[2].strip())
         except ValueError:
-            mistakes.append(f"--override {item}: a number, true, false or a text as value")
+            mistakes.append(f"--override {item}: not a number, true, false or a string")
     if mistakes:
         raise ConfigError("\n".join(mistakes))
     return values
 
 
 def check_overrides(overrides: Mapping[str, Constant], files: Sequence[ProblemFile]) -> None:
-    """Raises ConfigError for a name that no file has as a module constant."""
+    """Raises ConfigError for a name that is not a module constant of any file."""
     known = sorted({name for file in files for name in file.constants})
     mistakes: list[str] = []
     for name in overrides:
@@ -59,7 +63,7 @@ def check_overrides(overrides: Mapping[str, Constant], files: Sequence[ProblemFi
 
 
 def _value(text: str) -> Constant:
-    """Raises ValueError for a list and the like, and for infinity, which no source can write."""
+    """Raises ValueError for other types such as lists, and for infinity, which has no literal."""
     if text in BOOLEANS:
         return BOOLEANS[text]
     try:

@@ -1,5 +1,6 @@
-"""Examining problems: all files of a directory (`forge problems check`), or those that a run is
-about to train on. Judges do it, each problem in a sandbox of its own; nothing is imported here.
+"""`forge problems check`: examines all problem files of a directory.
+
+Judges examine each problem in its own sandbox; this process imports none of them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from forge.records.examination import Examination, Flag
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from forge.commands.judge.settings import Settings
+    from forge.commands.judge.settings import JudgeSettings
     from forge.config.schema import JudgeTable
     from forge.data.directory import Constant, ProblemFile
     from forge.process.devices import Gpu
@@ -35,26 +36,27 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """What a path holds."""
+class FoundProblems:
+    """The problem files below a path."""
 
     problems: tuple[Problem, ...]
     broken: tuple[Examination, ...]
-    """Files that are no problem."""
+    """Files that are not problems, with the reason."""
 
 
 def find_problems(
     path: Path, *, overrides: Mapping[str, Constant] | None = None, precision: str = "fp32"
-) -> Found:
-    """The problems of a directory or one file. A file that is none is found out, not refused.
+) -> FoundProblems:
+    """The problems of a directory, or of one file. A file that is not a problem is reported.
 
-    Raises ConfigError: nothing there, or an override that no file has.
+    Raises:
+        ConfigError: the path has no files, or an override names no module constant.
     """
     require_path(path)
     root = path if path.is_dir() else path.parent
     paths = find_files(path, include=()) if path.is_dir() else [path]
     if not paths:
-        raise ConfigError(f"{path}: no *.py in it; a directory of problem files")
+        raise ConfigError(f"{path}: no *.py in it; expected a directory of problem files")
     files: list[ProblemFile] = []
     broken: list[Examination] = []
     for each in paths:
@@ -62,24 +64,28 @@ def find_problems(
             files.append(parse_file(each))
         except ConfigError as error:
             name = each.relative_to(root).with_suffix("").as_posix()
-            words = str(error).removeprefix(str(each)).lstrip(":")
-            flags = {Flag.DOES_NOT_RUN: words.strip()}
+            reason = str(error).removeprefix(str(each)).lstrip(":")
+            flags = {Flag.DOES_NOT_RUN: reason.strip()}
             broken.append(Examination(problem_id=name, flags=flags))
     check_overrides(overrides or {}, files)
     problems = [_to_problem(each, root, overrides or {}, precision) for each in files]
-    return Found(problems=tuple(problems), broken=tuple(broken))
+    return FoundProblems(problems=tuple(problems), broken=tuple(broken))
 
 
 def check_path(
     path: Path,
     *,
-    settings: Settings,
+    settings: JudgeSettings,
     overrides: Mapping[str, Constant] | None = None,
     precision: str = "fp32",
     is_shown: bool = False,
 ) -> list[Examination]:
-    """An examination of each problem under `path`, in the order of their names. Raises ConfigError,
-    or MachineError where this machine gives no sandbox."""
+    """Examines each problem below `path`, in the order of their names.
+
+    Raises:
+        ConfigError: a path or option that cannot be used.
+        MachineError: no sandbox works on this machine.
+    """
     check_precision(precision)
     table, gpus = settings.table(), settings.gpus()
     found = find_problems(path, overrides=overrides, precision=precision)
@@ -112,6 +118,6 @@ def _to_problem(
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """`level1/2_x` before `level1/10_x`."""
+    """Sort key in which `level1/2_x` comes before `level1/10_x`."""
     parts = re.split(r"(\d+)", name)
     return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]

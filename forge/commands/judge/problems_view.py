@@ -1,4 +1,4 @@
-"""Examinations on a terminal and as JSON. Called by `forge problems check`."""
+"""Output of `forge problems check`: a table, or JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_SHAPES = 3
 
 
 def render(examinations: Sequence[Examination]) -> Group:
-    """A line a problem and a summary. What a problem's file said is shown, not obeyed."""
+    """One line per problem, and a summary. Control characters from problem files are escaped."""
     names = ("problem", "outputs", "forward", "flags", "what it means")
     table = Table(*names, box=None, pad_edge=False)
     table.columns[2].justify = "right"
@@ -31,29 +31,29 @@ def render(examinations: Sequence[Examination]) -> Group:
             Text(next(iter(each.flags), "ok"), style=_style(each)),
             Text(printable(next(iter(each.flags.values()), ""))),
         )
-        for flag, words in list(each.flags.items())[1:]:
-            table.add_row("", "", "", Text(flag, style=_style(each)), Text(printable(words)))
+        for flag, reason in list(each.flags.items())[1:]:
+            table.add_row("", "", "", Text(flag, style=_style(each)), Text(printable(reason)))
     return Group(table, Text(""), Text(summary(examinations)))
 
 
 def summary(examinations: Sequence[Examination]) -> str:
-    """`100 problems: 81 trainable, 12 trivial, 7 unusable`, and what follows."""
+    """`100 problems: 81 can be trained on, 12 …, 7 cannot be judged`."""
     num_usable = sum(each.is_usable for each in examinations)
     num_trainable = sum(each.is_trainable for each in examinations)
     num_unchecked = sum(each.num_unchecked > 0 for each in examinations)
     plural = "" if len(examinations) == 1 else "s"
-    words = f"{len(examinations)} problem{plural}: {num_trainable} can be trained on"
+    text = f"{len(examinations)} problem{plural}: {num_trainable} can be trained on"
     if num_trivial := num_usable - num_trainable:
-        words += f", {num_trivial} would pay an answer that does less than they ask"
+        text += f", {num_trivial} would reward an answer that does less than asked"
     if num_unusable := len(examinations) - num_usable:
-        words += f", {num_unusable} cannot be judged"
+        text += f", {num_unusable} cannot be judged"
     if num_unchecked:
-        words += f"; {num_unchecked} not fully checked, for lack of time"
-    return words
+        text += f"; {num_unchecked} not fully checked, for lack of time"
+    return text
 
 
 def to_json(examinations: Sequence[Examination]) -> dict[str, Any]:
-    """For programs."""
+    """The result for programs."""
     return {
         "num_problems": len(examinations),
         "num_usable": sum(each.is_usable for each in examinations),
@@ -64,8 +64,8 @@ def to_json(examinations: Sequence[Examination]) -> dict[str, Any]:
 
 def _shapes(each: Examination) -> str:
     more = len(each.outputs) - MAX_SHAPES
-    words = "\n".join(each.outputs[:MAX_SHAPES])
-    return f"{words}\nand {more} more" if more > 0 else words
+    shapes = "\n".join(each.outputs[:MAX_SHAPES])
+    return f"{shapes}\nand {more} more" if more > 0 else shapes
 
 
 def _seconds(seconds: float) -> str:

@@ -1,11 +1,12 @@
-"""One verdict for people: what is wrong and where, how fast it is, and how it was judged.
+"""Report of one verdict: what is wrong and where, times with a histogram, how it was judged.
 
-Called by `forge judge`. What a candidate wrote is shown, never obeyed: control characters are made
-visible, and texts are no markup.
+Called by `forge judge`. A candidate's text cannot control the terminal: control characters are
+escaped, and texts are not parsed as markup.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 from typing import TYPE_CHECKING
@@ -14,26 +15,30 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from forge.commands.judge.histogram import WIDTH, histogram
 from forge.records import Reason, Status
 from forge.views.text.numbers import percent
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from rich.console import RenderableType
 
-    from forge.commands.judge.files import Job
-    from forge.commands.judge.judge import Question
+    from forge.commands.judge.files import JudgeJob
+    from forge.commands.judge.request import JudgeRequest
     from forge.records import Timing, Verdict
     from forge.records.verdict import KernelTime
 
 CONTEXT_LINES = 3
-"""Before and after the line that failed."""
+"""Lines shown before and after the line that failed."""
 MAX_LINE = 160
-"""Characters of a line of source that are shown."""
+"""Maximum length of a shown line of source."""
 MAX_KERNELS = 20
+NUM_BINS = 12
+BAR_WIDTH = 30
+"""Length of the longest bar."""
+LONGEST_SHARE = 0.99
+"""Quantile at which the last bin ends, so that one outlier does not flatten the histogram."""
 PROFILERS = {
     "ncu": "ncu --set full python FILE",
     "nsys": "nsys profile python FILE",
@@ -42,28 +47,28 @@ PROFILERS = {
 AGAIN: dict[str, str] = {
     Reason.REFERENCE_FAILED: "the problem's own Model failed; --override makes a problem smaller"
 }
-"""What helps where judging again does not, by reason."""
+"""Advice by reason, for reasons where judging again does not help."""
 STYLES = {Status.CORRECT: "bold green", Status.INFRA_ERROR: "bold yellow"}
 WEAK = {"none": ": the candidate could reach files, sockets and other processes"}
 
 
-def render(verdict: Verdict, *, job: Job, question: Question) -> RenderableType:
-    """The whole report."""
+def render(verdict: Verdict, *, job: JudgeJob, request: JudgeRequest) -> RenderableType:
+    """The report as text and tables."""
     head = Text(f"{verdict.status} ({printable(verdict.reason)})")
     head.stylize(STYLES.get(verdict.status, "bold red"))
     parts: list[RenderableType] = [head]
     if verdict.detail:
         parts.append(Text(printable(verdict.detail)))
     parts += _excerpt(verdict.detail, job.code)
-    parts += _times(verdict, question)
-    if question.is_profiled:
+    parts += _times(verdict, request)
+    if request.is_profiled:
         parts += _profile(verdict)
     parts += [Text(""), *(Text(printable(line), style="dim") for line in _circumstances(verdict))]
     return Group(*parts)
 
 
 def _excerpt(detail: str, code: str) -> Iterator[Text]:
-    """The lines around the one that the judge names."""
+    """The lines around the line that the judge names."""
     named = re.match(r"line (\d+): ", detail)
     lines = code.split("\n")
     if named is None or not 0 < int(named[1]) <= len(lines):
@@ -78,12 +83,12 @@ def _excerpt(detail: str, code: str) -> Iterator[Text]:
         yield text if number != failing else Text.styled(text.plain, "bold")
 
 
-def _times(verdict: Verdict, question: Question) -> Iterator[Text]:
+def _times(verdict: Verdict, request: JudgeRequest) -> Iterator[Text]:
     timing = verdict.timing
     if timing is None:
         if verdict.status is Status.CORRECT:
             yield Text("")
-            yield Text(f"not timed: {_why_untimed(verdict, question)}")
+            yield Text(f"not timed: {_why_untimed(verdict, request)}")
         return
     yield Text("")
     yield Text(f"speed-up {timing.speedup:.2f}, at least {timing.speedup_low:.2f}", style="bold")
@@ -96,15 +101,42 @@ def _times(verdict: Verdict, question: Question) -> Iterator[Text]:
         yield Text(rates)
     if verdict.profile is not None and verdict.profile.candidate_samples_us:
         yield Text("")
-        yield Text(f"{'us':>10}  {'candidate':<{WIDTH}}  baseline")
+        yield Text(f"{'us':>10}  {'candidate':<{BAR_WIDTH}}  baseline")
         samples = verdict.profile.candidate_samples_us, verdict.profile.baseline_samples_us
         yield from (Text(line) for line in histogram(*samples))
 
 
-def _why_untimed(verdict: Verdict, question: Question) -> str:
+def histogram(first: Sequence[float], second: Sequence[float]) -> Iterator[str]:
+    """One line per bin: its start, a bar for `first`, a bar for `second`."""
+    everything = sorted([*first, *second])
+    if not everything:
+        return
+    low = everything[0]
+    high = everything[min(len(everything) - 1, math.ceil(LONGEST_SHARE * len(everything)) - 1)]
+    step = (high - low) / NUM_BINS or 1.0
+    counts = [_count(sample, low=low, step=step) for sample in (first, second)]
+    most = max(max(each) for each in counts)
+    last = max(index for index in range(NUM_BINS) if counts[0][index] or counts[1][index])
+    for index in range(last + 1):
+        left, right = (_bar(each[index], most) for each in counts)
+        yield f"{low + index * step:10.4g}  {left:<{BAR_WIDTH}}  {right}".rstrip()
+
+
+def _count(sample: Sequence[float], *, low: float, step: float) -> list[int]:
+    counts = [0] * NUM_BINS
+    for value in sample:
+        counts[min(NUM_BINS - 1, int((value - low) / step))] += 1
+    return counts
+
+
+def _bar(count: int, most: int) -> str:
+    return "█" * math.ceil(BAR_WIDTH * count / most) if count else ""
+
+
+def _why_untimed(verdict: Verdict, request: JudgeRequest) -> str:
     if verdict.device == "cpu":
-        return "there is no GPU time on a cpu"
-    return "it was not asked for" if not question.is_timed else "judge.timing is off there"
+        return "a CPU has no GPU time"
+    return "not requested" if not request.is_timed else "judge.timing is off there"
 
 
 def _rates(timing: Timing) -> Iterator[str]:
@@ -119,9 +151,9 @@ def _rates(timing: Timing) -> Iterator[str]:
 def _profile(verdict: Verdict) -> Iterator[RenderableType]:
     yield Text("")
     if verdict.device == "cpu":
-        yield Text("profile: there is no GPU time on a cpu")
+        yield Text("profile: a CPU has no GPU time")
     elif verdict.profile is None or not verdict.profile.kernels:
-        yield Text("profile: no kernel was seen; only what is correct is profiled")
+        yield Text("profile: no kernels; only correct candidates are profiled")
     else:
         yield _kernel_table(verdict.profile.kernels)
     found = [name for name in PROFILERS if shutil.which(name)]
@@ -129,7 +161,7 @@ def _profile(verdict: Verdict) -> Iterator[RenderableType]:
         yield Text(f"none of {', '.join(PROFILERS)} is installed here")
     for name in found:
         yield Text(
-            f"{name} is installed: {PROFILERS[name]} looks deeper; it runs the file outside the "
+            f"{name} is installed: {PROFILERS[name]} shows more; it runs the file without a "
             "sandbox, so read it first"
         )
 
@@ -153,7 +185,7 @@ def _kernel_table(kernels: tuple[KernelTime, ...]) -> Table:
 def _circumstances(verdict: Verdict) -> Iterator[str]:
     if verdict.status is Status.INFRA_ERROR:
         again = AGAIN.get(verdict.reason, "judge it again")
-        yield f"this says nothing of the candidate: {again}"
+        yield f"not a verdict on the candidate: {again}"
         return
     launches = f"{verdict.num_launches} launch{'' if verdict.num_launches == 1 else 'es'}"
     share = "" if verdict.torch_share is None else f", torch work {percent(verdict.torch_share)}"

@@ -1,7 +1,6 @@
 """The options of `forge judge` and `forge problems check` that choose judges, as a `[judge]` table.
 
-Called by `judging.py` and `problem_check.py`. Promise: what is not allowed is a ConfigError in one
-line, what this machine lacks a MachineError.
+A value that is not allowed is a ConfigError of one line; a missing GPU is a MachineError.
 """
 
 from __future__ import annotations
@@ -30,24 +29,24 @@ DEFAULTS = {
 }
 _DEVICE = re.compile(r"cuda(:\d+)?")
 MAX_JUDGES = 16
-"""If nobody says how many. Each holds torch and triton: 0.4 GB."""
+"""Default limit of judges. Each has torch and triton loaded: 0.4 GB."""
 PRECISIONS = ("fp32", "fp16", "bf16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """The options of the command that choose judges."""
+class JudgeSettings:
+    """Options that choose judges."""
 
     device: str = "auto"
     isolation: str = "auto"
     compile: str = "ttir"
     baseline: str = "eager"
     workers: int | None = None
-    """Absent: one for each core up to MAX_JUDGES, and never more than candidates."""
+    """Number of judges; absent means one per core, at most MAX_JUDGES and one per candidate."""
     url: str | None = None
 
     def table(self) -> JudgeTable:
-        """`[judge]` as these options write it. Raises ConfigError or MachineError."""
+        """The `[judge]` table with these options. Raises ConfigError or MachineError."""
         if self.url is not None:
             return self._remote()
         chosen = {name: getattr(self, name) for name in ("isolation", "compile", "baseline")}
@@ -57,8 +56,12 @@ class Settings:
         return _table_of({"workers": workers, **chosen})
 
     def gpus(self) -> tuple[Gpu, ...]:
-        """The cards to judge on; none for the CPU. Raises ConfigError for what is no device,
-        MachineError for one that is not here."""
+        """The GPUs to judge on; empty for the CPU.
+
+        Raises:
+            ConfigError: the device is not a device name.
+            MachineError: this machine does not have it.
+        """
         if self.device == "cpu" or self.url is not None:
             return ()
         if self.device != "auto" and not _DEVICE.fullmatch(self.device):
@@ -79,12 +82,12 @@ class Settings:
     def _remote(self) -> JudgeTable:
         chosen = [f"--{name}" for name, value in DEFAULTS.items() if getattr(self, name) != value]
         if chosen:
-            raise ConfigError(f"--url: {chosen[0]} is chosen where the pool is served")
+            raise ConfigError(f"--url: {chosen[0]} must be set where the pool is served")
         return _table_of({"url": [self.url]})
 
 
 def check_precision(precision: str) -> None:
-    """Raises ConfigError for what is none."""
+    """Raises ConfigError if it is not one of PRECISIONS."""
     _require("--precision", precision, allowed=PRECISIONS)
 
 
@@ -101,7 +104,7 @@ def _table_of(values: dict[str, Any]) -> JudgeTable:
     try:
         return JudgeTable.model_validate(values)
     except ValidationError as error:
-        words = "; ".join(
+        message = "; ".join(
             f"{one['loc'][0]}: {one['input']}: {one['msg']}" for one in error.errors()
         )
-        raise ConfigError(f"forge judge: {words}") from error
+        raise ConfigError(f"forge judge: {message}") from error

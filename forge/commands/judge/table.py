@@ -1,4 +1,4 @@
-"""Many verdicts for people: a line each, and what they come to. Called by `forge judge`."""
+"""Table of many verdicts, one line each, and a summary. Called by `forge judge`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from forge.views.text.terminal import printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from forge.commands.judge.files import Job
+    from forge.commands.judge.files import JudgeJob
     from forge.records import Verdict
 
 STYLES = {Status.CORRECT: "green", Status.INFRA_ERROR: "yellow"}
-MAX_WORDS = 120
+MAX_DETAIL = 120
 
 
-def render(jobs: Sequence[Job], verdicts: Sequence[Verdict]) -> Group:
+def render(jobs: Sequence[JudgeJob], verdicts: Sequence[Verdict]) -> Group:
     """The table and the summary."""
     is_timed = any(verdict.timing is not None for verdict in verdicts)
     names = ["candidate", "problem", "verdict", "reason"]
@@ -36,7 +36,7 @@ def render(jobs: Sequence[Job], verdicts: Sequence[Verdict]) -> Group:
         ]
         if is_timed:
             cells.append(Text(f"{verdict.timing.speedup:.2f}" if verdict.timing else ""))
-        table.add_row(*cells, Text(_words(verdict)))
+        table.add_row(*cells, Text(_detail(verdict)))
     return Group(table, Text(""), Text(summary(verdicts)))
 
 
@@ -44,10 +44,10 @@ def summary(verdicts: Sequence[Verdict]) -> str:
     """`12 candidates: 7 correct, 3 wrong, 2 compile_error`."""
     counts = Counter(str(verdict.status) for verdict in verdicts)
     order = [str(status) for status in Status if counts[str(status)]]
-    told = ", ".join(f"{counts[status]} {status}" for status in order)
-    return f"{len(verdicts)} candidate{'' if len(verdicts) == 1 else 's'}: {told}"
+    listed = ", ".join(f"{counts[status]} {status}" for status in order)
+    return f"{len(verdicts)} candidate{'' if len(verdicts) == 1 else 's'}: {listed}"
 
 
-def _words(verdict: Verdict) -> str:
-    words = printable(" | ".join(verdict.detail.split("\n")))
-    return words if len(words) <= MAX_WORDS else f"{words[: MAX_WORDS - 1]}…"
+def _detail(verdict: Verdict) -> str:
+    detail = printable(" | ".join(verdict.detail.split("\n")))
+    return detail if len(detail) <= MAX_DETAIL else f"{detail[: MAX_DETAIL - 1]}…"

@@ -1,0 +1,48 @@
+"""Reads a source from a file or stdin. Called by `forge chat` and `forge judge`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from forge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STDIN = "-"
+MAX_BYTES = 16 << 20
+"""Maximum size of a source. The judge itself refuses far smaller ones, as a verdict."""
+
+
+def read_file(path: Path) -> str:
+    """The text of a file. Raises ConfigError if it cannot be read or is not UTF-8."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
+    return _decode(data, str(path))
+
+
+def read_stdin() -> str:
+    """The text on stdin. Raises ConfigError if it is closed, cannot be read or is not UTF-8."""
+    if sys.stdin is None:
+        raise ConfigError("stdin: it is closed; pipe a source into it, or name a file")
+    try:
+        data = sys.stdin.buffer.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"stdin: cannot be read: {error.strerror or error}") from error
+    return _decode(data, "stdin")
+
+
+def _decode(data: bytes, name: str) -> str:
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{name}: larger than {MAX_BYTES >> 20} MiB; a Python source is smaller")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        found = f"byte 0x{data[error.start]:02x} at {error.start} is not UTF-8"
+        raise ConfigError(f"{name}: {found}; Python source, or an answer with a block of it") from (
+            error
+        )
