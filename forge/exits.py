@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled, Stopped
-from forge.process.disk import is_disk_full
+from forge.process.machine import is_disk_full
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

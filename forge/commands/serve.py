@@ -7,7 +7,6 @@ run's are; off loopback it serves with a token only.
 from __future__ import annotations
 
 import os
-import signal
 import socket as sockets
 import tempfile
 from dataclasses import dataclass
@@ -21,9 +20,9 @@ from forge.config.load import load_experiment
 from forge.config.schema import EvalStage
 from forge.data.chat import ChatTemplate
 from forge.errors import ConfigError
-from forge.evalpool.door import bound_address, bound_path, is_loopback, parse_address, url_of
+from forge.process.door import open_listener, url_of
 from forge.process.sockets import open_socket_dir
-from forge.process.uds import ServerLimits, serve_listener
+from forge.process.uds import PUBLIC_KEEP_ALIVE_S, ServerLimits, cancel_on_signal, serve_listener
 from forge.runner.plan.claiming import open_claimed
 from forge.runner.plan.machine import this_machine
 from forge.runner.plan.model_shape import lora_rank, model_type
@@ -38,14 +37,14 @@ from forge.store.layout import find_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
 
     from forge.config.schema import Experiment, ServeTable
     from forge.runner.plan.machine import Machine
 
 TOKEN_VARIABLE = "FORGE_SERVE_TOKEN"
-KEEP_ALIVE_S = 75
-"""Longer than a client keeps an idle connection (httpx: 5 s), so that none is closed under it."""
+TOKEN_ADVICE = (
+    f"set {TOKEN_VARIABLE} here, and in the variable that serve.api_key_env of each run names"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +76,9 @@ def serve(request: ServeRequest, *, store_dir: Path, say: Callable[[str], None])
     Raises ConfigError, MachineError, ChildDied or Stalled, before or while it serves.
     """
     token = os.environ.get(TOKEN_VARIABLE) or None
-    opened = _open_address(request, token)
+    opened = open_listener(
+        path=request.socket, listen=request.listen, token=token, token_advice=TOKEN_ADVICE
+    )
     found = _find(request, store_dir=store_dir, say=say)
     if found.experiment.serve.url:
         raise ConfigError(f"serve.url: {found.experiment.serve.url[0]} serves already")
@@ -93,24 +94,6 @@ def serve(request: ServeRequest, *, store_dir: Path, say: Callable[[str], None])
         ) as (placement, _),
     ):
         anyio.run(partial(_serve, found, placement, listener, token, say))
-
-
-def _open_address(
-    request: ServeRequest, token: str | None
-) -> AbstractContextManager[sockets.socket]:
-    if (request.socket is None) == (request.listen is None):
-        raise ConfigError("forge serve needs either --socket PATH or --listen HOST:PORT")
-    if request.socket is not None:
-        return bound_path(request.socket)
-    assert request.listen is not None
-    host, _ = parse_address(request.listen)
-    if token is None and not is_loopback(host):
-        raise ConfigError(
-            f"--listen {request.listen}: others can reach {host}: set {TOKEN_VARIABLE} here, and"
-            " where runs connect from a variable that serve.api_key_env names; or listen on"
-            " 127.0.0.1"
-        )
-    return bound_address(request.listen, token)
 
 
 def _find(request: ServeRequest, *, store_dir: Path, say: Callable[[str], None]) -> _Served:
@@ -171,7 +154,7 @@ async def _serve(
         tempfile.TemporaryDirectory(prefix=".serve-", dir=store_dir) as work_dir,
     ):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_cancel_on_signal, tasks.cancel_scope)
+            tasks.start_soon(cancel_on_signal, tasks.cancel_scope)
             async with open_replicas(
                 table,
                 weights=found.weights,
@@ -189,7 +172,7 @@ async def _serve(
                     is_local=token is None and listener.family != sockets.AF_UNIX,
                     timeout_s=table.request_timeout_s,
                 )
-                limits = ServerLimits(keep_alive_s=KEEP_ALIVE_S)
+                limits = ServerLimits(keep_alive_s=PUBLIC_KEEP_ALIVE_S)
                 await tasks.start(partial(serve_listener, front.app(), listener, limits=limits))
                 where = f'[serve] url = ["{url_of(listener)}"]; logs are in {folder}'
                 say(f"{_words(found, table, placement)} at {where}; Ctrl-C ends it")
@@ -204,9 +187,3 @@ def _words(found: _Served, table: ServeTable, placement: Placement) -> str:
     cards = ", ".join(gpu.name for gpu in placement.gpus) or "cpu"
     count = "1 replica" if table.replicas == 1 else f"{table.replicas} replicas"
     return f"{found.model}: {count} ({table.engine}, {cards})"
-
-
-async def _cancel_on_signal(scope: anyio.CancelScope) -> None:
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
-        async for _ in received:
-            scope.cancel()

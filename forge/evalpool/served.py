@@ -1,39 +1,34 @@
-"""A pool alone, for runs of other processes and machines: `forge judge --serve`.
+"""A pool of judges for other processes and machines: `forge judge --serve`.
 
     POST /judge {problem: {problem_id, source, entry_point, precision}, code,
                  options: {timing, profile, smoke}} → Verdict
     POST /examine {problem} → Examination
     GET /health → {ok, capacity, in_flight, queue, judges: [{name, state, device, ...}], ...}
 
-Called by `runner/judging.py`; `[judge] url` connects. Promises: off loopback nobody is served
-without the token, and on it no web page is, whose requests are no JSON (415) or name another host
-(403); a body is bounded (413), comes in time (408) and is read as data (422); beyond
-`max_in_flight` a caller is told to come again (503 with Retry-After); SIGTERM and Ctrl-C end it
-with every child. Not covered: who connects and says nothing keeps one of `MAX_CONNECTIONS`.
+Called by `commands.judge`; `[judge] url` connects. Who may ask, and the bounds of a body, are
+decided by `forge.process.door`. Promises: an invalid request gets 422; beyond `max_in_flight` a
+client gets 503 with Retry-After; SIGTERM and Ctrl-C end the pool with every child. Not covered: a
+silent client keeps one of `MAX_CONNECTIONS`.
 """
 
 from __future__ import annotations
 
-import hmac
-import json
-import signal
 import socket as sockets
 import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import anyio
-import anyio.to_thread
 
-from forge.errors import ConfigError, MachineError, Stalled
-from forge.evalpool.door import bound_address, bound_path, is_loopback, url_of
+from forge.errors import MachineError, Stalled
 from forge.evalpool.links import TOKEN_VARIABLE
 from forge.evalpool.pool import Pool, open_pool
 from forge.evalpool.seat import State
 from forge.evalpool.wire import BadRequest, parse_problem, parse_request
+from forge.process.ask import parse_content
+from forge.process.door import Door, open_listener, read_body, url_of
 from forge.process.sockets import open_socket_dir
-from forge.process.uds import ServerLimits, serve_listener
+from forge.process.uds import PUBLIC_KEEP_ALIVE_S, ServerLimits, cancel_on_signal, serve_listener
 from forge.records.verdict import Status, Verdict
 
 if TYPE_CHECKING:
@@ -51,28 +46,15 @@ if TYPE_CHECKING:
 
 MAX_BODY_BYTES = 16 << 20
 """A source of 5 MB, escaped, and its problem."""
-MAX_DRAINED_BYTES = 64 << 20
-"""Read and dropped: most clients look for an answer only when all is sent."""
-PARSED_ON_LOOP_BYTES = 256 << 10
-"""A larger body is parsed in a thread: a megabyte takes 10 ms."""
-BODY_TIMEOUT_S = 60.0
 MAX_CONNECTIONS = 512
-"""Open at once, idle ones too; who comes on top is told to come again."""
-KEEP_ALIVE_S = 75
-"""Longer than a client keeps an idle connection (httpx: 5 s), so that none is closed under it."""
+"""Open connections, idle ones included. A client beyond them gets 503."""
 RETRY_AFTER_S = 1
 WAITING_PER_JUDGE = 4
-"""Requests in flight for each that is being judged; the rest of them wait."""
+"""Requests in flight per request that is being judged; the others wait."""
 LEAST_IN_FLIGHT = 16
 AHEAD = 2
-"""Requests that a client should send for each that can be judged, so that no judge waits for it."""
-
-
-CLOSE = {"Connection": "close"}
-
-
-class TooLarge(Exception):
-    """A body beyond MAX_BODY_BYTES."""
+"""Requests that a client should send per request that can be judged, so that no judge idles."""
+TOKEN_ADVICE = f"set {TOKEN_VARIABLE} here and where runs connect from"
 
 
 def serve_pool(
@@ -83,15 +65,13 @@ def serve_pool(
     token: str | None = None,
     gpus: Sequence[Gpu] = (),
 ) -> None:
-    """Judges for whoever connects, on a Unix socket or at HOST:PORT, until SIGTERM or Ctrl-C.
+    """Serve judges on a Unix socket or at HOST:PORT until SIGTERM or Ctrl-C.
 
     Raises:
-        ConfigError: an address or a path that cannot be served, or no token where one is needed.
-        MachineError: the address is taken, or this machine gives no sandbox.
+        ConfigError: an address or a path that cannot be served, or a missing token.
+        MachineError: the address is taken, or this machine allows no sandbox.
     """
-    if (socket is None) == (listen is None):
-        raise ConfigError("serve a pool on either a socket or an address")
-    opened = bound_path(socket) if socket is not None else bound_address(listen or "", token)
+    opened = open_listener(path=socket, listen=listen, token=token, token_advice=TOKEN_ADVICE)
     with opened as listener, open_socket_dir() as folder:
         anyio.run(_serve, table, listener, folder, token, gpus)
 
@@ -104,11 +84,11 @@ async def _serve(
     gpus: Sequence[Gpu],
 ) -> None:
     async with anyio.create_task_group() as tg:
-        tg.start_soon(_cancel_on_signal, tg.cancel_scope)
+        tg.start_soon(cancel_on_signal, tg.cancel_scope)
         async with open_pool(table, socket_dir=folder, log_dir=folder, gpus=gpus) as pool:
             is_local = token is None and listener.family != sockets.AF_UNIX
             served = PoolApp(pool, token=token, is_local=is_local).routes()
-            limits = ServerLimits(max_connections=MAX_CONNECTIONS, keep_alive_s=KEEP_ALIVE_S)
+            limits = ServerLimits(max_connections=MAX_CONNECTIONS, keep_alive_s=PUBLIC_KEEP_ALIVE_S)
             await tg.start(partial(serve_listener, served, listener, limits=limits))
             kinds = ", ".join(
                 sorted({f"{one.device}, {one.isolation}" for one in pool.seating.kinds})
@@ -122,14 +102,8 @@ async def _serve(
             await anyio.sleep_forever()
 
 
-async def _cancel_on_signal(scope: anyio.CancelScope) -> None:
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
-        async for _ in received:
-            scope.cancel()
-
-
 class PoolApp:
-    """The routes of a served pool."""
+    """The routes of a served pool, behind a door."""
 
     def __init__(
         self,
@@ -139,19 +113,21 @@ class PoolApp:
         is_local: bool = False,
         max_in_flight: int | None = None,
     ) -> None:
+        """Serve `pool`. `token` and `is_local` are those of `Door`."""
         self._pool = pool
         self._token = token
         self._is_local = is_local
-        """Whoever reaches it over loopback is served: a browser there may act for a web page."""
         self._max_in_flight = max_in_flight or max(LEAST_IN_FLIGHT, WAITING_PER_JUDGE * self._room)
         self._num_in_flight = 0
 
     def routes(self) -> Starlette:
+        """The ASGI application."""
         from starlette.applications import Starlette
+        from starlette.middleware import Middleware
         from starlette.routing import Route
 
-        async def health(request: Request) -> Response:
-            return self._health(request)
+        async def health(_request: Request) -> Response:
+            return self._health()
 
         async def judge(request: Request) -> Response:
             return await self._answer(request, self._judge)
@@ -159,12 +135,14 @@ class PoolApp:
         async def examine(request: Request) -> Response:
             return await self._answer(request, self._examine)
 
+        door = Middleware(Door, token=self._token, is_local=self._is_local, refusal=_refusal)
         return Starlette(
             routes=[
                 Route("/health", health),
                 Route("/judge", judge, methods=["POST"]),
                 Route("/examine", examine, methods=["POST"]),
-            ]
+            ],
+            middleware=[door],
         )
 
     @property
@@ -189,64 +167,36 @@ class PoolApp:
         return (await self._pool.examine(parse_problem(body))).to_json()
 
     async def _answer(self, request: Request, handler: Handler) -> Response:
-        refused = self._refused(request)
-        if refused is not None:
-            return refused
-        kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":  # what a web page may send without asking us first
-            return _refusal(415, "Content-Type: application/json is needed", CLOSE)
         if self._num_in_flight >= self._max_in_flight:
             return self._is_full()
-        try:
-            with anyio.fail_after(BODY_TIMEOUT_S):
-                body = await _read_json(request)
-        except TooLarge:
-            return _refusal(413, f"the body is larger than {MAX_BODY_BYTES} bytes", CLOSE)
-        except TimeoutError:
-            return _refusal(408, f"the body did not come within {BODY_TIMEOUT_S:.0f} s", CLOSE)
-        except BadRequest as error:
-            return _refusal(422, str(error))
-        if self._num_in_flight >= self._max_in_flight:  # others' bodies came first
+        content = await read_body(request, max_bytes=MAX_BODY_BYTES)
+        if self._num_in_flight >= self._max_in_flight:  # other bodies arrived first
             return self._is_full()
-        return await self._handled(handler, body)
-
-    async def _handled(self, handler: Handler, body: Any) -> Response:
-        from starlette.responses import JSONResponse
-
         self._num_in_flight += 1
         try:
-            return JSONResponse(await handler(body))
+            return await self._handle(content, handler)
+        finally:
+            self._num_in_flight -= 1
+
+    async def _handle(self, content: bytes, handler: Handler) -> Response:
+        from starlette.responses import JSONResponse
+
+        try:
+            return JSONResponse(await handler(await _read_json(content)))
         except BadRequest as error:
             return _refusal(422, str(error))
         except (MachineError, Stalled) as error:
             return _refusal(500, str(error))
-        finally:
-            self._num_in_flight -= 1
 
     def _is_full(self) -> Response:
-        words = f"{self._num_in_flight} requests are in flight, all that are served at once"
-        return _refusal(503, words, {"Retry-After": str(RETRY_AFTER_S)})
+        message = f"{self._num_in_flight} requests are in flight, all that are served at once"
+        response = _refusal(503, message)
+        response.headers["Retry-After"] = str(RETRY_AFTER_S)
+        return response
 
-    def _refused(self, request: Request) -> Response | None:
-        """None for who may ask."""
-        if self._is_local and not _names_loopback(request.headers.get("Host", "")):
-            return _refusal(403, "Host: only a name of this machine's loopback is served", CLOSE)
-        if not self._is_allowed(request):
-            return _refusal(401, f"a bearer token is needed: that of {TOKEN_VARIABLE} there")
-        return None
-
-    def _is_allowed(self, request: Request) -> bool:
-        if self._token is None:
-            return True
-        given = request.headers.get("Authorization", "")
-        return hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode())
-
-    def _health(self, request: Request) -> Response:
+    def _health(self) -> Response:
         from starlette.responses import JSONResponse
 
-        refused = self._refused(request)
-        if refused is not None:
-            return refused
         seats, stats = self._pool.seating.seats, self._pool.stats()
         is_ok = any(seat.state in (State.UP, State.SUSPECT) for seat in seats)
         facts = {
@@ -275,34 +225,15 @@ class PoolApp:
         return JSONResponse(facts, status_code=200 if is_ok else 500)
 
 
-async def _read_json(request: Request) -> Any:
-    """Raises TooLarge, without having held more, or BadRequest."""
-    body, num_bytes = bytearray(), 0
-    async for chunk in request.stream():
-        num_bytes += len(chunk)
-        if num_bytes <= MAX_BODY_BYTES:
-            body += chunk
-        elif num_bytes > MAX_DRAINED_BYTES:
-            break
-    if num_bytes > MAX_BODY_BYTES:
-        raise TooLarge
+async def _read_json(content: bytes) -> Any:
+    """Raises BadRequest."""
     try:
-        if len(body) <= PARSED_ON_LOOP_BYTES:
-            return json.loads(body)
-        return await anyio.to_thread.run_sync(json.loads, bytes(body))
+        return await parse_content(content)
     except (ValueError, RecursionError) as error:
-        raise BadRequest(f"body: no JSON: {error}") from error
+        raise BadRequest(f"body: not JSON: {error}") from error
 
 
-def _names_loopback(host: str) -> bool:
-    """Of a Host header. A web page's own name can be made to lead here."""
-    try:
-        return is_loopback(urlsplit(f"//{host}").hostname or "")
-    except ValueError:
-        return False
-
-
-def _refusal(status: int, words: str, headers: dict[str, str] | None = None) -> Response:
+def _refusal(status: int, message: str) -> Response:
     from starlette.responses import JSONResponse
 
-    return JSONResponse({"error": words}, status_code=status, headers=headers)
+    return JSONResponse({"error": message}, status_code=status)

@@ -41,8 +41,11 @@ class ServerLimits:
     keep_alive_s: int = KEEP_ALIVE_S
 
 
+PUBLIC_KEEP_ALIVE_S = 75
+"""For clients that are not ours. Longer than they keep an idle connection (httpx: 5 s), so that
+none is closed under a request."""
 GRACEFUL_S = 2
-"""Below every stop_grace_s: requests in flight get this long after SIGTERM."""
+"""Seconds that requests in flight get after SIGTERM. Below every stop_grace_s."""
 
 
 def serve(app: Starlette, socket_path: Path) -> None:
@@ -91,6 +94,13 @@ async def serve_listener(
             with anyio.CancelScope(shield=True), anyio.move_on_after(GRACEFUL_S + 1):
                 await server.shutdown(sockets=[listener])
             tg.cancel_scope.cancel()
+
+
+async def cancel_on_signal(scope: anyio.CancelScope) -> None:
+    """Cancel `scope` at SIGTERM or Ctrl-C."""
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
+        async for _ in received:
+            scope.cancel()
 
 
 async def _serve(server: uvicorn.Server, listener: socket.socket) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import forge
-from forge.process.memory import total_memory_bytes
+from forge.process.machine import total_memory_bytes
 from forge.records import Attempt
 from forge.runner.plan.machine import count_cores
 

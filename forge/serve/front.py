@@ -1,10 +1,9 @@
-"""One address in front of replicas: `forge serve`. Requests go through the router to the engines,
-and their answers and streams come back, both as they are.
+"""One address in front of replicas: `forge serve`. Passes requests through the router to the
+engines, and answers and streams back, all unchanged.
 
-Called by `runner/serving.py`; `[serve] url` and clients of OpenAI's API connect. Promises: with a
-token nobody is served without it; without one on TCP no web page is (other hosts: 403, no JSON:
-415); who hangs up has his samples aborted; a replica that dies costs no request that had not begun
-to be answered. Weights cannot be changed here.
+Called by `commands.serve`; `[serve] url` and clients of OpenAI's API connect. `forge.process.door`
+decides who may ask. Promises: if a client hangs up, its samples are aborted; if a replica dies, a
+request whose answer has not begun is sent to another one. Weights cannot be changed here.
 
     POST /v1/completions, /v1/chat/completions, /score   as the engines answer them
     GET  /v1/models    GET /health
@@ -12,20 +11,19 @@ to be answered. Weights cannot be changed here.
 
 from __future__ import annotations
 
-import hmac
 import json
 import logging
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import anyio
 
-from forge.errors import ForgeError
-from forge.process.ask import open_client
+from forge.errors import ChildDied, ForgeError, Stalled
+from forge.process.ask import named_errors, open_client
+from forge.process.door import CLIENT_CLOSED, Door, read_body
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator
 
     import httpx
     from starlette.applications import Starlette
@@ -38,24 +36,27 @@ logger = logging.getLogger(__name__)
 
 FORWARDED = ("/v1/completions", "/v1/chat/completions", "/score")
 ATTEMPTS = 3
-"""Of one request, over replicas."""
+"""Maximum attempts at one request, over replicas."""
 MAX_BODY_BYTES = 64 << 20
-"""A prompt of a million tokens, eight times."""
-BODY_TIMEOUT_S = 60.0
+"""Eight times a prompt of a million tokens."""
 CLOSE_S = 2.0
-"""For a connection to an engine to be closed once its client has hung up."""
+"""Maximum time to close the connection to an engine whose client has hung up."""
 PASSED_ON = ("content-type",)
-LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+"""Headers of an engine's answer that its client gets."""
 
 
 class Front:
-    """The endpoints. `close` when done."""
+    """The endpoints in front of replicas. Call `close` when done."""
 
     def __init__(
         self, replicas: Replicas, *, model: str, token: str | None, is_local: bool, timeout_s: float
     ) -> None:
-        """`is_local`: whoever reaches us over loopback is served, so a browser must be kept out.
-        `timeout_s`: an engine may be silent for."""
+        """Connect to the engines.
+
+        Args:
+            is_local: no token, and reachable over loopback: browsers must be kept out.
+            timeout_s: maximum silence of an engine.
+        """
         self._replicas = replicas
         self._model = model
         self._token = token
@@ -71,40 +72,25 @@ class Front:
             await client.aclose()
 
     def app(self) -> Starlette:
+        """The routes behind the door."""
         from starlette.applications import Starlette
+        from starlette.middleware import Middleware
+        from starlette.responses import JSONResponse
         from starlette.routing import Route
 
-        async def forward(request: Request) -> Response:
-            return self._refused(request) or await self._forward(request)
-
-        async def models(request: Request) -> Response:
+        async def models(_request: Request) -> Response:
             entry = {"id": self._model, "object": "model", "owned_by": "forge"}
-            return self._told(request, {"object": "list", "data": [entry]})
+            return JSONResponse({"object": "list", "data": [entry]})
 
-        async def health(request: Request) -> Response:
-            return self._told(request, self._health())
+        async def health(_request: Request) -> Response:
+            return JSONResponse(self._health())
 
-        posts = [Route(path, forward, methods=["POST"]) for path in FORWARDED]
-        return Starlette(routes=[*posts, Route("/v1/models", models), Route("/health", health)])
-
-    # -- who may ask -----------------------------------------------------------------------------
-
-    def _told(self, request: Request, facts: Mapping[str, Any]) -> Response:
-        from starlette.responses import JSONResponse
-
-        return self._refused(request) or JSONResponse(dict(facts))
-
-    def _refused(self, request: Request) -> Response | None:
-        """None for who may ask."""
-        if self._is_local and not _is_loopback(request.headers.get("host", "")):
-            return _refusal(403, "Host: only a name of this machine's loopback is served")
-        given = request.headers.get("authorization", "").encode()
-        if self._token and not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
-            return _refusal(401, "a bearer token is needed")
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if request.method == "POST" and kind != "application/json":
-            return _refusal(415, "Content-Type: application/json is needed")
-        return None
+        posts = [Route(path, self._forward, methods=["POST"]) for path in FORWARDED]
+        door = Middleware(Door, token=self._token, is_local=self._is_local, refusal=_refusal)
+        return Starlette(
+            routes=[*posts, Route("/v1/models", models), Route("/health", health)],
+            middleware=[door],
+        )
 
     def _health(self) -> dict[str, Any]:
         load, stats = self._replicas.load(), self._replicas.stats()
@@ -123,16 +109,9 @@ class Front:
     # -- forwarding ------------------------------------------------------------------------------
 
     async def _forward(self, request: Request) -> Response:
-        from starlette.requests import ClientDisconnect
         from starlette.responses import Response
 
-        try:
-            body = await _read_body(request)
-        except ClientDisconnect:
-            return Response(status_code=499)  # as nginx calls it; nobody reads it
-        if body is None:
-            words = f"no body of at most {MAX_BODY_BYTES} bytes within {BODY_TIMEOUT_S:.0f} s"
-            return _refusal(413, words)
+        body = await read_body(request, max_bytes=MAX_BODY_BYTES)
         prompt_ids, num_samples = _facts(body)
         answered: list[Response] = []
 
@@ -142,43 +121,41 @@ class Front:
 
         async with anyio.create_task_group() as group:
             group.start_soon(ask)
-            await request.receive()  # the body has been read: this is the client's hanging up
+            await request.receive()  # after the body: the client hung up
             group.cancel_scope.cancel()
-        return answered[0] if answered else Response(status_code=499)
+        return answered[0] if answered else Response(status_code=CLIENT_CLOSED)
 
     async def _ask(
         self, request: Request, body: bytes, prompt_ids: list[int], num_samples: int
     ) -> Response:
-        import httpx
-
         headers = {"content-type": "application/json"}
         if accept := request.headers.get("accept"):
             headers["accept"] = accept
-        name = said = ""
+        path, message = request.url.path, ""
         for _ in range(ATTEMPTS):
             async with AsyncExitStack() as opened:
                 try:
                     seat = self._replicas.seated(prompt_ids, n=num_samples)
                     name = (await opened.enter_async_context(seat)).name
-                    upstream = await opened.enter_async_context(
-                        self._clients[name].stream(
-                            "POST", request.url.path, content=body, headers=headers
-                        )
-                    )
-                    return await _relay(upstream, opened)
-                except httpx.TimeoutException:  # again it would take as long
-                    return _refusal(504, f"{name} was silent for {self._timeout_s:g} s")
-                except httpx.TransportError as error:
-                    said = f"{name} hung up: {error or type(error).__name__}"
-                    logger.warning("%s; asking again", said)
                 except ForgeError as error:
                     return _refusal(503, str(error))
-        return _refusal(503, said)
+                try:
+                    with named_errors(name, f"POST {path}", timeout_s=self._timeout_s):
+                        stream = self._clients[name].stream(
+                            "POST", path, content=body, headers=headers
+                        )
+                        return await _relay(await opened.enter_async_context(stream), opened)
+                except Stalled as error:  # a second attempt would take as long
+                    return _refusal(504, str(error))
+                except ChildDied as error:
+                    message = str(error)
+                    logger.warning("%s; asking again", message)
+        return _refusal(503, message)
 
 
 async def _relay(upstream: httpx.Response, opened: AsyncExitStack) -> Response:
-    """The engine's answer: whole, or a stream that holds its connection and its place until it
-    ends."""
+    """The engine's answer, whole or as a stream. A stream keeps its connection and its place until
+    it ends."""
     from starlette.responses import Response, StreamingResponse
 
     headers = {name: upstream.headers[name] for name in PASSED_ON if name in upstream.headers}
@@ -198,20 +175,9 @@ async def _relay(upstream: httpx.Response, opened: AsyncExitStack) -> Response:
     return StreamingResponse(chunks(), headers=headers)
 
 
-async def _read_body(request: Request) -> bytes | None:
-    """None for one that is too large or does not come. Raises ClientDisconnect."""
-    body = bytearray()
-    with anyio.move_on_after(BODY_TIMEOUT_S):
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MAX_BODY_BYTES:
-                return None
-        return bytes(body)
-    return None
-
-
 def _facts(body: bytes) -> tuple[list[int], int]:
-    """Prompt tokens and samples, as far as they can be read: the engine judges the body."""
+    """Prompt tokens and number of samples for the router. Never raises: the engine checks the
+    body."""
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):
@@ -224,17 +190,10 @@ def _facts(body: bytes) -> tuple[list[int], int]:
     return ids if is_ids else [], n if type(n) is int and 0 < n <= 4096 else 1
 
 
-def _is_loopback(host: str) -> bool:
-    """Of a Host header. A web page's own name can be made to lead here."""
-    try:
-        return (urlsplit(f"//{host}").hostname or "") in LOOPBACK
-    except ValueError:
-        return False
-
-
-def _refusal(status: int, words: str) -> Response:
+def _refusal(status: int, message: str) -> Response:
+    """An error in OpenAI's format."""
     from starlette.responses import JSONResponse
 
     kind = "server_error" if status >= 500 else "invalid_request_error"
-    error = {"message": " ".join(words.split()), "type": kind}
+    error = {"message": " ".join(message.split()), "type": kind}
     return JSONResponse({"error": error}, status_code=status)

@@ -214,7 +214,7 @@ def test_any_text_gets_a_verdict_with_a_detail_and_the_judge_survives(folder: Pa
         (["p.py", "c.py", "--serve", "--socket", "s"], "--serve takes no PROBLEM"),
         (["p.py", "c.py", "--socket", "s"], "--socket and --listen are where --serve listens; --u"),
         (["p.py", "c.py", "--listen", "h:1"], "--socket and --listen are where --serve listens"),
-        (["--serve"], "--serve needs either --socket PATH or --listen HOST:PORT"),
+        (["--serve"], "a server needs either --socket PATH or --listen HOST:PORT"),
         (["empty", "-"], "empty: a directory"),
         (["two", "c.py"], "c.py: two has no single problem of this name or number"),
     ],

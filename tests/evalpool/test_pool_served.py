@@ -18,14 +18,15 @@ import pytest
 from forge import exits
 from forge.config.schema import JudgeTable
 from forge.errors import ConfigError, MachineError
-from forge.evalpool import links, served
-from forge.evalpool.door import bound_address, bound_path, parse_address, url_of
+from forge.evalpool import links
 from forge.evalpool.pool import Pool, open_pool
 from forge.evalpool.seat import Seat, State
 from forge.evalpool.seating import Seating
-from forge.evalpool.served import MAX_BODY_BYTES, MAX_DRAINED_BYTES, PoolApp, serve_pool
+from forge.evalpool.served import MAX_BODY_BYTES, PoolApp, serve_pool
 from forge.evalpool.wire import NoAnswer, problem_to_json
+from forge.process import door
 from forge.process.ask import JSON_TYPE, open_client, open_url_client
+from forge.process.door import MAX_DRAINED_BYTES, bound_path, open_listener, parse_address, url_of
 from forge.process.sockets import open_socket_dir
 from forge.process.uds import serve_task
 from forge.records.verdict import Status, Verdict
@@ -151,10 +152,10 @@ async def test_a_run_without_the_token_is_told_so_and_which_url(
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b"", "no JSON"),
-        (b"{", "no JSON"),
-        (b"\xff\xfe", "no JSON"),
-        (b"[" * 100_000, "no JSON"),
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"\xff\xfe", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
         (b"[]", "found list; a JSON object is needed"),
         (b"{}", "problem: found nothing"),
         (b'{"problem": 1}', "problem: found int"),
@@ -258,7 +259,7 @@ async def test_without_a_token_only_names_of_loopback_are_served(tmp_path: Path)
 async def test_a_body_that_does_not_come_takes_no_place_and_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(served, "BODY_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(door, "BODY_TIMEOUT_S", 0.5)
     app, path = PoolApp(scripted(), max_in_flight=1), tmp_path / "x.sock"  # type: ignore[arg-type]
     async with asking(app, path) as client, await anyio.connect_unix(path) as silent:
         head = (
@@ -412,7 +413,7 @@ def test_off_loopback_a_token_is_needed_and_asked_for_before_any_judge_starts(li
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::1]:0", "localhost:0"])
 def test_with_a_token_any_address_is_served(listen: str) -> None:
-    with bound_address(listen, TOKEN) as listener:
+    with open_listener(path=None, listen=listen, token=TOKEN, token_advice="") as listener:
         assert open_url_client(url_of(listener), timeout_s=1.0, token=TOKEN).base_url.port
 
 
@@ -438,7 +439,7 @@ def test_a_socket_in_use_is_refused_and_a_dead_one_replaced(tmp_path: Path) -> N
 
 
 def test_a_port_in_use_is_the_machines_fault() -> None:
-    with bound_address("127.0.0.1:0", None) as listener:
+    with open_listener(path=None, listen="127.0.0.1:0", token=None, token_advice="") as listener:
         port = listener.getsockname()[1]
         with pytest.raises(MachineError, match="ddress already in use"):
             serve_pool(JudgeTable(), listen=f"127.0.0.1:{port}")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from forge.process.memory import HostMemory, read_memory, total_memory_bytes
+from forge.process.machine import HostMemory, read_memory, total_memory_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,9 +19,9 @@ from forge.process import devices
 from forge.process.ask import open_client
 from forge.process.busy import BusyClock
 from forge.process.devices import Gpu, Vendor, visibility
-from forge.process.disk import free_bytes, is_disk_full
 from forge.process.environment import child_env
 from forge.process.logtail import read_last_lines
+from forge.process.machine import free_bytes, is_disk_full
 from forge.process.sockets import check_socket_path, open_socket_dir
 from forge.process.uds import serve_task
 

@@ -90,7 +90,8 @@ async def test_an_answer_that_takes_too_long_is_given_up_and_not_made_again() ->
     async with fronting(slow, timeout_s=0.15) as front:
         answer = await ask(front)
         assert (answer.status_code, num_asked) == (504, 1)
-        assert answer.json()["error"]["message"] == "serve-0 was silent for 0.15 s"
+        message = answer.json()["error"]["message"]
+        assert message == "serve-0 was silent for 0.15 s; asked: POST /v1/completions"
 
 
 async def test_who_hangs_up_is_asked_again_and_his_answer_comes() -> None:

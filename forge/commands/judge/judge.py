@@ -98,8 +98,6 @@ def serve(
     """Serves a pool until a signal ends it: `forge judge --serve`. Raises ConfigError."""
     if any(one is not None for one in given):
         raise ConfigError("--serve takes no PROBLEM and no CANDIDATE: clients send them")
-    if (socket is None) == (listen is None):
-        raise ConfigError("--serve needs either --socket PATH or --listen HOST:PORT")
     if settings.url is not None:
         raise ConfigError("--url: not allowed with --serve, which runs its own judges")
     from forge.evalpool.links import TOKEN_VARIABLE

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING
 
 from forge.errors import ConfigError
 from forge.process.devices import Gpu, Vendor, hidden_gpus, inventory
-from forge.process.disk import free_bytes
 from forge.process.gpu_claim import claimed
 from forge.process.gpu_users import GpuUser, occupancies
-from forge.process.memory import total_memory_bytes
+from forge.process.machine import free_bytes, total_memory_bytes
 from forge.serve.installed.engines import ENGINES, installed_engines
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge.errors import ConfigError, ForgeError, MachineError
-from forge.process.disk import free_bytes, is_disk_full
+from forge.process.machine import free_bytes, is_disk_full
 from forge.views.text.numbers import gigabytes
 
 if TYPE_CHECKING:

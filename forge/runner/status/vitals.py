@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge.process.memory import HostMemory, read_memory
+from forge.process.machine import HostMemory, read_memory
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from forge.evalpool.seat import JudgeKind, Seat, State
 from forge.evalpool.seating import Seating
 from forge.process.child import ChildSpec
 from forge.process.devices import Gpu, Vendor
-from forge.process.memory import HostMemory
+from forge.process.machine import HostMemory
 from forge.runner.live.observer import StoreObserver
 from forge.runner.live.progress import Progress
 from forge.runner.stages.trainer_state import TrainerState

@@ -1,12 +1,14 @@
 # pyright: strict
-"""Memory of this machine, or of its container where that has a lower limit.
+"""Memory and disk of this machine. Memory is the container's where that has a lower limit.
 
-Called by `forge plan` and by what `forge status` shows. Reads the kernel's files at each call.
+Called by `forge plan` and `forge status`, and before a download. Asks the kernel at each call.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,3 +61,21 @@ def _physical(proc: Path) -> HostMemory:
     kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
     total, available = kib["MemTotal"] << 10, kib["MemAvailable"] << 10
     return HostMemory(used_bytes=total - available, total_bytes=total)
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes that this user may still write under `path`, which need not exist yet."""
+    path = path.absolute()
+    while not path.exists():
+        path = path.parent
+    stat = os.statvfs(path)
+    return stat.f_bavail * stat.f_frsize
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """True if an error reports a full disk or quota."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    if isinstance(error, sqlite3.Error):
+        return "disk is full" in str(error)
+    return False
