@@ -27,7 +27,8 @@ from forge.evalpool.pool import open_pool
 from forge.process.gpu_claim import claim
 from forge.process.sockets import open_socket_dir
 from forge.records import Completion, Problem, Prompt, Purpose, Trajectory, Turn
-from forge.rollout.play import Place, Ports, Rules, play_group
+from forge.rollout.play import GroupPlace, Rules, play_group
+from forge.rollout.ports import Ports
 from forge.rollout.prompter import TemplatePrompter
 from forge.runner.plan.machine import this_machine
 from forge.runner.plan.model_shape import lora_rank, model_type
@@ -172,7 +173,7 @@ async def _chat(
             await writer.put(problem)
             group = await play_group(
                 problem,
-                place=Place(group_id=group_id, purpose=Purpose.CHAT, stage=-1, step=0),
+                place=GroupPlace(group_id=group_id, purpose=Purpose.CHAT, stage=-1, step=0),
                 rules=_rules(experiment, request),
                 ports=Ports(
                     generate=_StreamingGenerate(client, chat_template.stop_token_ids, say),

@@ -1,6 +1,7 @@
 """The words of the project: frozen dataclasses that every part shares. Imports nothing but
 `forge.errors`."""
 
+from forge.records.engine import EngineLoad
 from forge.records.problem import Message, Pair, Problem, Split
 from forge.records.reason import Reason, Status
 from forge.records.rollout import (
@@ -23,17 +24,19 @@ from forge.records.run import (
     ProcessStart,
 )
 from forge.records.sample import PolicyVersion, Sample, SampleUse
-from forge.records.verdict import Timing, Verdict
+from forge.records.verdict import Judge, Timing, Verdict
 
 __all__ = [
     "Attempt",
     "AttemptEnd",
     "Completion",
     "End",
+    "EngineLoad",
     "Evaluation",
     "Event",
     "Finish",
     "Group",
+    "Judge",
     "Message",
     "Metrics",
     "Pair",

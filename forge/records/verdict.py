@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from forge.records.policy import policy_of
 from forge.records.reason import Status
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from forge.records.policy import Policy
+    from forge.records.problem import Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,3 +143,12 @@ class Verdict:
         if "profile" in rest:
             rest["profile"] = Profile.from_json(rest["profile"])
         return cls(**{**rest, "status": Status(data["status"]), "timing": timing})
+
+
+class Judge(Protocol):
+    """Judges one candidate: the port of everything that needs verdicts."""
+
+    async def __call__(self, problem: Problem, code: str) -> Verdict:
+        """The verdict, within the judge's own deadlines. Never raises for what a candidate does; an
+        infrastructure fault is a verdict too (`infra_error`)."""
+        ...

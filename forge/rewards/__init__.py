@@ -2,6 +2,6 @@
 
 from forge.rewards.advantages import group_advantages, is_flat
 from forge.rewards.returns import turn_returns
-from forge.rewards.terms import reward_terms
+from forge.rewards.terms import is_good_enough, reward_terms
 
-__all__ = ["group_advantages", "is_flat", "reward_terms", "turn_returns"]
+__all__ = ["group_advantages", "is_flat", "is_good_enough", "reward_terms", "turn_returns"]

@@ -15,7 +15,7 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from forge.rollout.ports import EngineLoad
+    from forge.records import EngineLoad
 
 KV_LOW = 0.6
 KV_HIGH = 0.9

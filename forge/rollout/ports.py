@@ -1,14 +1,16 @@
-"""What the loop needs from others, by contract. `runner` provides the real ones, tests fakes."""
+"""The loop's ports: what it needs from engine, judge and store. `runner` provides the real ones,
+tests provide fakes."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forge.data.prompts import Exchange
-    from forge.records import Completion, Problem, Prompt, Reason, Verdict
+    from forge.records import Completion, EngineLoad, Judge, Problem, Prompt, Reason, Verdict
 
 
 class Generate(Protocol):
@@ -17,64 +19,31 @@ class Generate(Protocol):
     async def __call__(
         self, prompt: Prompt, *, n: int, max_tokens: int, temperature: float, seed: int
     ) -> list[Completion]:
-        """n completions of one prompt, each on one set of weights from its first token to its last.
+        """n completions of one prompt, each from one set of weights, first token to last.
 
-        Raises ChildDied or Stalled when no replica can answer.
+        Raises ChildDied or Stalled if no replica can answer.
         """
         ...
 
 
-class Judge(Protocol):
-    """Judges one candidate."""
-
-    async def __call__(self, problem: Problem, code: str) -> Verdict:
-        """Never raises for what a candidate does; an infrastructure fault is a verdict too
-        (`infra_error`)."""
-        ...
-
-
-class EngineLoad(Protocol):
-    """How full the engine is, over all replicas."""
-
-    @property
-    def kv_use(self) -> float:
-        """Share of the KV cache in use, 0..1."""
-        ...
-
-    @property
-    def running(self) -> int:
-        """Samples being generated."""
-        ...
-
-    @property
-    def waiting(self) -> int:
-        """Samples that the engine has and cannot run yet."""
-        ...
-
-    @property
-    def slots(self) -> int:
-        """Samples that it runs at most."""
-        ...
-
-
-class Load(Protocol):
-    """Tells how full the engine is."""
+class ReadLoad(Protocol):
+    """Reads how full the engine is."""
 
     def __call__(self) -> EngineLoad | None:
-        """As of now, without waiting; None where the engine does not say."""
+        """The current load, without waiting; None if the engine does not report it."""
         ...
 
 
 def no_load() -> EngineLoad | None:
-    """For an engine that does not say."""
+    """The load of an engine that does not report it."""
     return None
 
 
 class Sink(Protocol):
-    """Where records go."""
+    """Stores records."""
 
     async def put(self, *records: Any) -> None:
-        """Takes records in order; raises MachineError when they can no longer be stored."""
+        """Takes records in order; raises MachineError if they can no longer be stored."""
         ...
 
 
@@ -82,19 +51,32 @@ class Prompter(Protocol):
     """Turns a conversation into tokens and back."""
 
     def prompt(self, problem: Problem, attempts: Sequence[Exchange]) -> Prompt | None:
-        """The next turn's prompt, oldest attempts dropped until it fits; None where even the
-        problem alone does not."""
+        """The next turn's prompt, with as many of the newest attempts as fit; None if not even
+        one does."""
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of a completion, thinking kept, stop token dropped."""
+        """Text of a completion, with its thinking, without the stop token."""
         ...
 
     def feedback(self, verdict: Verdict) -> str:
-        """What the next turn is told."""
+        """The message to the model about a verdict."""
         ...
 
     def extract(self, problem: Problem, completion_text: str) -> tuple[str, Reason]:
-        """Candidate source and reason code; the source is empty where there is no usable answer.
+        """The candidate's source and a reason; the source is empty if there is no usable answer.
         Never raises."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """All ports of playing a group."""
+
+    generate: Generate
+    judge: Judge
+    sink: Sink
+    prompter: Prompter
+    load: ReadLoad = no_load
+    is_apart: bool = False
+    """Each rollout requests its first turn itself: for an engine that caches the prompt."""

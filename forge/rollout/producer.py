@@ -34,7 +34,7 @@ from forge.rollout.batches import (
 from forge.rollout.buffer import Buffer, Waiting
 from forge.rollout.concurrency import Concurrency
 from forge.rollout.past import Past, to_state
-from forge.rollout.play import Place, Ports, Rules, play_group
+from forge.rollout.play import GroupPlace, Rules, play_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from forge.records import Group, Problem, Verdict
     from forge.rollout.pacing import PublishedSteps
+    from forge.rollout.ports import Ports
     from forge.rollout.sampling.sampler import Sampler
 
 LOOK_EVERY_S = 1.0
@@ -185,7 +186,7 @@ class _Producer:
         )
 
     async def _play(self, play: int, problem: Problem, deadline: int, step: int) -> None:
-        place = Place(
+        place = GroupPlace(
             group_id=next(self.group_ids), purpose=Purpose.TRAIN, stage=self.plan.stage, step=step
         )
         group = await play_group(problem, place=place, rules=self.rules, ports=self.ports)

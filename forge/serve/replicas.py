@@ -15,6 +15,7 @@ import anyio
 from forge.errors import ConfigError, ForgeError, MachineError
 from forge.process.child import ChildSpec, ProcessObserver
 from forge.process.environment import child_env
+from forge.records import EngineLoad
 from forge.serve.installed.engines import (
     check_adapters,
     check_engine,
@@ -24,7 +25,7 @@ from forge.serve.installed.engines import (
 )
 from forge.serve.port import PREFIX_CACHE, SLEEP
 from forge.serve.replica import Replica
-from forge.serve.served import EngineLoad, Served
+from forge.serve.served import Served
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence

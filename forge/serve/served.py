@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
     from pathlib import Path
 
-    from forge.records import Completion, Prompt
+    from forge.records import Completion, EngineLoad, Prompt
 
 logger = logging.getLogger(__name__)
 
@@ -54,22 +54,6 @@ class ServeStats:
     """Samples without a slot."""
     num_replicas: int
     num_restarts: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineLoad:
-    """The last reported numbers of the engines that are up, summed except for `kv_use`."""
-
-    kv_use: float
-    """Share of the KV memory in use, 0 to 1, of the engine with the largest share."""
-    running: int
-    """Samples in steps."""
-    waiting: int
-    """Samples without a slot."""
-    slots: int
-    """Samples that the engines decode together."""
-    preempted: int = 0
-    """Samples evicted from KV memory since the engines started."""
 
 
 class Server(Protocol):

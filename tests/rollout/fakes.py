@@ -19,7 +19,8 @@ from forge.records import (
     Verdict,
 )
 from forge.rollout.batches import BatchPlan
-from forge.rollout.play import Ports, Rules
+from forge.rollout.play import Rules
+from forge.rollout.ports import Ports
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -30,7 +30,7 @@ from forge.records import (
 from forge.rollout.batches import Batch, BatchPlan, count_from, make_samples
 from forge.rollout.pacing import PublishedSteps
 from forge.rollout.past import Past
-from forge.rollout.play import Place, play_group
+from forge.rollout.play import GroupPlace, play_group
 from forge.rollout.producer import produce_batches
 from forge.rollout.sampling.uniform import UniformSampler
 from tests.rollout.fakes import (
@@ -46,7 +46,7 @@ from tests.rollout.fakes import (
 pytestmark = pytest.mark.anyio
 
 
-PLACE = Place(group_id=5, purpose=Purpose.TRAIN, stage=3, step=1)
+PLACE = GroupPlace(group_id=5, purpose=Purpose.TRAIN, stage=3, step=1)
 
 
 async def test_a_rollout_stops_at_a_correct_kernel_and_every_turn_is_stored() -> None:

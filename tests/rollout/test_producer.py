@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge.errors import Stalled
-from forge.records import Completion, Group, Problem, Prompt, Sample
+from forge.records import Completion, EngineLoad, Group, Problem, Prompt, Sample
 from forge.rollout import producer as producer_module
 from forge.rollout.batches import Batch, BatchPlan
 from forge.rollout.pacing import PublishedSteps
@@ -294,13 +294,7 @@ async def test_the_number_of_groups_follows_the_load(monkeypatch: pytest.MonkeyP
     now = iter(range(0, 10**6, 10))
     monkeypatch.setattr(producer_module.time, "monotonic", lambda: next(now))
 
-    @dataclass
-    class Load:
-        kv_use: float = 0.1
-        running: int = 1
-        waiting: int = 0
-        slots: int = 99
-
+    roomy = EngineLoad(kv_use=0.1, running=1, waiting=0, slots=99)
     most: dict[bool, int] = {}
     for says in (False, True):
         plan = batch_plan(last_step=6, groups_per_step=4, max_staleness=3)
@@ -316,7 +310,7 @@ async def test_the_number_of_groups_follows_the_load(monkeypatch: pytest.MonkeyP
             return answer
 
         use, _, _ = ports(mixed)
-        use = replace(use, generate=generate, load=Load if says else lambda: None)
+        use = replace(use, generate=generate, load=lambda says=says: roomy if says else None)
         send, receive = anyio.create_memory_object_stream[Batch](math.inf)
         published = PublishedSteps()
 

@@ -19,7 +19,7 @@ from forge.records import Message, Pair, Problem, Verdict
 
 if TYPE_CHECKING:
     from forge.config.schema import DataTable
-    from forge.data.ports import Judge
+    from forge.records import Judge
 
 MAX_BROKEN = 2
 """Broken answers before the mended one."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from forge.config.schema import Experiment
     from forge.process.child import ProcessObserver
-    from forge.rollout.ports import Judge
+    from forge.records import Judge
     from forge.runner.live.progress import Progress
 
 

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 import anyio
 
 from forge.records import Evaluation, Group, Problem, Purpose, Split
-from forge.rollout.play import Place, Ports, Rules, play_group
+from forge.rollout.play import GroupPlace, Rules, play_group
 from forge.statistics.evaluation import evaluate_groups
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forge.config.schema import EvalStage, EvalTable, ServeTable
+    from forge.rollout.ports import Ports
     from forge.runner.stages.run_context import RunContext
 
 ROLLOUTS_PER_SLOT = 1.5
@@ -76,7 +77,7 @@ async def evaluate(
 
     async def play(problem: Problem, rule: Rules, ports: Ports) -> None:
         async with limiter:
-            place = Place(
+            place = GroupPlace(
                 group_id=next(run.group_ids), purpose=Purpose.EVAL, stage=stage, step=step
             )
             groups.append(await play_group(problem, place=place, rules=rule, ports=ports))

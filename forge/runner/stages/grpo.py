@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from forge.config.schema import GrpoStage
     from forge.records import Problem
-    from forge.rollout.play import Ports
+    from forge.rollout.ports import Ports
     from forge.rollout.sampling.sampler import Sampler
     from forge.runner.stages.run_context import RunContext
     from forge.serve.weights import Weights

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from forge.data.splits import in_split
 from forge.records import Split
-from forge.rollout.play import Ports, Rules
+from forge.rollout.play import Rules
+from forge.rollout.ports import Ports
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence

@@ -14,7 +14,7 @@ import pytest
 from forge.config.schema import Experiment
 from forge.records import Finish, Group, Problem, Status
 from forge.rollout.batches import Batch
-from forge.rollout.play import Ports
+from forge.rollout.ports import Ports
 from forge.rollout.sampling.sampler import make_sampler
 from forge.runner.stages.batch_shelf import BatchShelf
 from forge.runner.stages.grpo import (
