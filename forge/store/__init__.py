@@ -1,4 +1,4 @@
-"""What is remembered: the run directory, its two databases, the one writer and the many readers."""
+"""The run directory and its two databases: one writer, many readers."""
 
 from forge.store.layout import RunPaths, create_run, find_run
 from forge.store.ownership import open_run_lock

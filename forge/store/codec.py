@@ -1,10 +1,9 @@
-"""How texts and token arrays lie in the databases. Called by the writer's thread and by every
-reader.
+"""Encoding of stored texts and token arrays. Used by the writer's threads and by all readers.
 
-Texts are TEXT (plain), a zstd frame in a BLOB, or a BLOB that names a part of another text of the
-same run: a candidate's source is nearly always a piece of the completion that it was taken from,
-and takes no room twice. The value itself tells which. Token ids are little-endian u32 and log
-probabilities little-endian f32, each in a zstd frame: f32 and not f16, so that a batch is rebuilt
+A text is stored as TEXT (plain), as a zstd frame in a BLOB, or as a BLOB that refers to part of
+another text of the same run: a candidate's source is almost always part of the completion it was
+taken from, and need not be stored twice. The first bytes say which. Token ids are little-endian
+u32 and log-probabilities little-endian f32, each in a zstd frame; f16 would not rebuild a batch
 exactly.
 """
 
@@ -20,39 +19,39 @@ from dataclasses import dataclass
 import zstandard
 
 ZSTD_LEVEL = 3
-"""On code 3.3 times smaller at 250 MB/s a core; level 9 gives 3.5 times at a fifth of the speed."""
+"""Shrinks code 3.3-fold at 250 MB/s per core; level 9 reaches 3.5-fold at a fifth of the speed."""
 
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 MULTI = "multi_compress_to_buffer"
+"""Feature of the C backend of zstandard."""
 PART_MAGIC = b"fpt1"
 _PART = struct.Struct("<4sqIII")
-"""Magic, text_id of the whole, first byte and number of bytes in its UTF-8, CRC-32 of the part."""
+"""Magic, text_id of the whole, offset and length in its UTF-8 in bytes, CRC-32 of the part."""
 LEAST_PART_BYTES = 64
-"""Shorter texts are not worth a look-up of their whole."""
+"""Shorter texts are not worth looking up the whole."""
 
 Body = str | bytes
 Lookup = Callable[[int], "Body | None"]
-"""From a text_id to the body that the run stores."""
+"""Maps a text_id to the body stored by the run."""
 
 
 class Encoder:
-    """Compresses on one thread; a zstd context must not be shared between threads."""
+    """Compressor for one thread: a zstd context must not be shared between threads."""
 
     def __init__(self, *, texts: str) -> None:
         self._is_plain = texts == "plain"
         self._zstd = zstandard.ZstdCompressor(level=ZSTD_LEVEL)
 
     def text(self, value: str) -> Body:
-        """`plain`: the text itself. `zstd`: its frame. A lone surrogate, which UTF-8 cannot hold,
-        becomes `?`.
-        """
+        """The body of a text; a lone surrogate, which UTF-8 cannot encode, becomes `?`."""
         raw = value.encode("utf-8", errors="replace")
         return raw.decode("utf-8") if self._is_plain else self._zstd.compress(raw)
 
     def compress(self, raws: Sequence[bytes]) -> list[bytes]:
-        """The frame of each, all made in one call without Python's lock: a thread that takes and
-        lets go of it for each text slows down the others more than it computes.
+        """One zstd frame each, in a single call without Python's lock.
+
+        Taking and releasing the lock for each text costs the other threads more than compressing.
         """
         if MULTI not in zstandard.backend_features or not all(raws) or not raws:
             return [self._zstd.compress(raw) for raw in raws]
@@ -61,20 +60,20 @@ class Encoder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextPart:
-    """Which bytes of another text's UTF-8 a text is."""
+    """A text as a range of bytes in another text's UTF-8."""
 
     first: int
     num_bytes: int
     checksum: int
-    """CRC-32: what is read for another run's text is found out."""
+    """CRC-32, which reveals a lookup in the wrong run."""
 
     def body(self, text_id: int) -> bytes:
-        """As it is stored, with the text_id of the whole."""
+        """The stored form; text_id is that of the whole."""
         return _PART.pack(PART_MAGIC, text_id, self.first, self.num_bytes, self.checksum)
 
 
 def find_part(raw: bytes, whole: str) -> TextPart | None:
-    """Where a text is in another one; None where it is not, or too short to be worth it."""
+    """Finds a text in another one; None if it is absent or too short."""
     if len(raw) < LEAST_PART_BYTES or len(whole) < LEAST_PART_BYTES // 4:
         return None
     first = whole.encode("utf-8", errors="replace").find(raw)
@@ -84,11 +83,11 @@ def find_part(raw: bytes, whole: str) -> TextPart | None:
 
 
 def decode_text(body: Body | None, lookup: Lookup | None = None) -> str | None:
-    """The text of a stored body. A BLOB that is none of ours is shown as UTF-8.
+    """Decodes a stored body; a BLOB in none of our formats is read as UTF-8.
 
     Args:
-        lookup: of the run that stores the body; without it, or with another run's, a part of
-            another text cannot be read and None comes back.
+        lookup: finds texts of the run that stores the body. Without it, or with another run's, a
+            body that refers to another text decodes to None.
     """
     if body is None or isinstance(body, str):
         return body
@@ -114,18 +113,22 @@ def _decode(body: Body | None, lookup: Lookup | None) -> bytes | None:
 
 
 def decode_ids(body: bytes) -> tuple[int, ...]:
+    """Token ids of a stored array."""
     return tuple(_from_bytes("I", body))
 
 
 def decode_logprobs(body: bytes) -> tuple[float, ...]:
+    """Log-probabilities of a stored array."""
     return tuple(_from_bytes("f", body))
 
 
 def ids_to_bytes(values: Sequence[int]) -> bytes:
+    """Token ids as little-endian u32, not yet compressed."""
     return _to_bytes(array("I", values))
 
 
 def logprobs_to_bytes(values: Sequence[float]) -> bytes:
+    """Log-probabilities as little-endian f32, not yet compressed."""
     return _to_bytes(array("f", values))
 
 

@@ -1,7 +1,7 @@
-"""On which file system a path lies, and whether a store may lie there. Asked by `forge doctor`.
+"""File system of a path, and its suitability for a store. Used by `forge doctor`.
 
-SQLite's WAL needs memory that all its processes share and locks that hold; network file systems
-give neither across machines, and some lose rows or hang without an error.
+SQLite's WAL needs shared memory between processes and working locks; network file systems provide
+neither across machines, and some lose rows or hang without an error.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ NETWORK_KINDS = frozenset(
         *("vboxsf", "prl_fs"),
     }
 )
-"""Over a network, or to a host that maps a file's memory apart. Not 9p and virtiofs, which are the
-root of some sandboxes and hold there."""
+"""File systems over a network, or of a host that does not share mapped memory. 9p and virtiofs are
+left out: they are the root of some sandboxes and work there."""
 NETWORK_FUSE = re.compile(
     r"^fuse\.(sshfs|glusterfs|ceph|s3fs|gcsfuse|goofys|rclone|juicefs|davfs|seaweedfs|curlftpfs|"
     r"mfs|moosefs|objectivefs|alluxio|blobfuse2?|mount-s3|hdfs|smbnetfs|nfs)\b"
 )
-"""FUSE says of itself what is behind it; other FUSE file systems (ntfs-3g, ...) are local."""
+"""FUSE names its backend in its type; other FUSE file systems (ntfs-3g, ...) are local."""
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mount:
-    """Where a path lies."""
+    """The mount of a path."""
 
     point: str
     kind: str
@@ -40,18 +40,19 @@ class Mount:
 
     @property
     def is_network(self) -> bool:
+        """True if a store must not lie here."""
         return self.kind in NETWORK_KINDS or NETWORK_FUSE.match(self.kind) is not None
 
 
 def find_mount(path: Path, *, table: Path = MOUNTINFO) -> Mount | None:
-    """The mount that holds a path, which need not exist yet. None where there is no mount table."""
+    """The mount of a path, which need not exist yet; None without a mount table."""
     try:
         lines = table.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return None
     resolved, found = path.resolve(), None
     for mount in filter(None, map(_parse, lines)):
-        # Of two at one point the later one covers the earlier.
+        # A later mount hides an earlier one at the same point.
         is_over = resolved.is_relative_to(mount.point)
         if is_over and (found is None or len(mount.point) >= len(found.point)):
             found = mount

@@ -1,6 +1,7 @@
-"""Columns that hold a JSON object, and the first row where one does not: somebody wrote to run.db.
+"""Columns that hold a JSON object, and the search for a row where one does not.
 
-Used by `store.reader` once a question has failed: to look before would cost a walk over all turns.
+That happens if another program wrote to run.db. `store.reader` searches only after a query has
+failed, since the search walks all turns.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from contextlib import suppress
 from forge.errors import ConfigError
 
 SHOWN = 40
-"""Characters of what was found."""
+"""Maximum number of characters quoted from the bad value."""
 _TURN = "'g' || group_id || '.r' || rollout || '.t' || turn"
 JSON_COLUMNS = {
     ("attempts", "versions"): "'attempt ' || attempt",
@@ -22,17 +23,17 @@ JSON_COLUMNS = {
     ("evaluations", "pass_at_k"): "'evaluation_id ' || evaluation_id",
     ("evaluations", "detail"): "'evaluation_id ' || evaluation_id",
 }
-"""Table and column to how a row of it is called."""
+"""Table and column to the SQL that names a row in an error."""
 
 
 class BadColumn(ConfigError):
-    """A column does not hold what the writer puts there; the rest of the run can be read."""
+    """A column without its JSON object; the rest of the run can be read."""
 
 
 def find_bad_json(connection: sqlite3.Connection) -> str | None:
-    """`verdicts.phase_s of g0.r1.t0: found '{'; ...`, or None where all are as written."""
+    """`verdicts.phase_s of g0.r1.t0: found '{'; ...` for the first bad row, or None."""
     for (table, column), row_name in JSON_COLUMNS.items():
-        with suppress(sqlite3.Error):  # of an older schema, or damaged: its own error says so
+        with suppress(sqlite3.Error):  # older schema or damaged: its own error is reported
             found = connection.execute(
                 f"SELECT {row_name}, substr({column}, 1, {SHOWN}) FROM main.{table} WHERE "
                 f"CASE WHEN json_valid({column}) THEN json_type({column}) <> 'object' ELSE 1 END "
@@ -40,5 +41,5 @@ def find_bad_json(connection: sqlite3.Connection) -> str | None:
             ).fetchone()
             if found:
                 name, value = found
-                return f"{table}.{column} of {name}: found {value!r}; a JSON object stands there"
+                return f"{table}.{column} of {name}: found {value!r}; a JSON object is expected"
     return None

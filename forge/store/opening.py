@@ -1,10 +1,9 @@
-"""Opening a run's databases for reading, in whatever state they are found.
+"""Opens a run's databases read-only, in whatever state they are. Used by `store.reader`.
 
-Used by `store.reader`. A run may be written at this moment, lie on a read-only disk, be of an older
-schema, or have been copied in part; what cannot be read is one ConfigError line that says what to
-do. Where texts are compressed or the run's views are not ours, a temporary view of the same name
-stands before each. SQLite leaves an empty -wal and a -shm beside a database that was read while
-nobody wrote it: only a writer may take them away, and the next one does.
+A run may be live, on a read-only disk, of an older schema, or copied in part; what cannot be read
+is one ConfigError line that says what to do. If texts are compressed or the run's views differ from
+this version's, temporary views of the same names hide them. SQLite leaves an empty -wal and a -shm
+beside a database that was read without a writer; only a writer may delete them, and the next does.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR)
 
 
 def connect(paths: RunPaths) -> sqlite3.Connection:
-    """run.db with tokens.db attached as `tokens`, where that can be read. Raises ConfigError."""
+    """Opens run.db, with tokens.db attached as `tokens` if it can be read. Raises ConfigError."""
     if not paths.run_db.is_file():
         raise ConfigError(f"{paths.root}: no run.db in it, so it is no run")
     connection, mode = open_read_only(paths.run_db)
@@ -47,7 +46,7 @@ def connect(paths: RunPaths) -> sqlite3.Connection:
             )
         if paths.tokens_db.is_file():
             _attach_tokens(connection, paths.tokens_db, mode)
-        _put_views_before(connection, version=version)
+        _add_temporary_views(connection, version=version)
     except BaseException as error:
         connection.close()
         if isinstance(error, sqlite3.DatabaseError) and is_damage(error):
@@ -57,13 +56,17 @@ def connect(paths: RunPaths) -> sqlite3.Connection:
 
 
 def is_damage(error: sqlite3.DatabaseError) -> bool:
-    """Whether the file is at fault, not the statement."""
+    """True if the file is at fault, not the statement."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE
 
 
 def open_read_only(path: Path) -> tuple[sqlite3.Connection, str]:
-    """A connection and the mode of its address; where even WAL's index cannot be made (a read-only
-    medium), the file as it lies there.
+    """Opens a database; returns the connection and the mode in its URI.
+
+    If even the index of the WAL cannot be created (a read-only medium), the mode is `immutable=1`.
+
+    Raises:
+        ConfigError: the database cannot be read; the message says why.
     """
     connection = _try_open(path, "mode=ro")
     if connection is not None:
@@ -81,9 +84,10 @@ def open_read_only(path: Path) -> tuple[sqlite3.Connection, str]:
 
 
 def _check_whole(path: Path, connection: sqlite3.Connection) -> None:
-    """Raises ConfigError for a file shorter than it says, unless a WAL may hold the rest. By
-    SQLite's own descriptor: closing one of ours would drop the locks of every connection to the
-    file in this process, a writer's too.
+    """Raises ConfigError if the file is shorter than its header says and no WAL may hold the rest.
+
+    The size comes from stat and SQLite: opening and closing the file here would drop the POSIX
+    locks of every connection to it in this process, a writer's too.
     """
     wal = path.with_name(f"{path.name}-wal")
     if wal.exists() and wal.stat().st_size:
@@ -96,7 +100,7 @@ def _check_whole(path: Path, connection: sqlite3.Connection) -> None:
 
 
 def _try_open(path: Path, mode: str) -> sqlite3.Connection | None:
-    """None where SQLite cannot open it so. Raises ConfigError where it is no database."""
+    """Opens in this mode; None if SQLite cannot. Raises ConfigError if it is no database."""
     connection = sqlite3.connect(
         _uri(path, mode), uri=True, isolation_level=None, check_same_thread=False
     )
@@ -117,7 +121,7 @@ def _try_open(path: Path, mode: str) -> sqlite3.Connection | None:
 
 
 def _attach_tokens(connection: sqlite3.Connection, path: Path, mode: str) -> None:
-    """No view needs them: a run whose tokens.db is damaged is still read."""
+    """Attaches tokens.db; a damaged one is logged and skipped, since no view needs it."""
     try:
         connection.execute(f"ATTACH '{_uri(path, mode)}' AS tokens")
         connection.execute("SELECT count(*) FROM tokens.sqlite_master").fetchone()
@@ -129,9 +133,10 @@ def _uri(path: Path, mode: str) -> str:
     return f"file:{quote(str(path.resolve()))}?{mode}"
 
 
-def _put_views_before(connection: sqlite3.Connection, *, version: int) -> None:
-    """Temporary views: ours where the run's read differently, decoding ones where texts are
-    compressed. None where both are as they should be.
+def _add_temporary_views(connection: sqlite3.Connection, *, version: int) -> None:
+    """Hides the run's views by this version's, and `texts` by a decoding view.
+
+    Adds none if texts are plain and the run's views are this version's.
     """
     ours = VIEWS if version == RUN_VERSION else PLAIN_VIEWS
     row = connection.execute("SELECT texts FROM main.runs").fetchone()

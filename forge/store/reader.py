@@ -1,8 +1,9 @@
-"""Reading a run: read-only, while it is written or long after. Used by the views, `forge sql`, the
-TUI and notebooks.
+"""Reads a run, live or ended, through a read-only connection.
 
-`text(x)` in SQL decodes a stored body or looks up a text_id; the views and `texts` read decoded all
-the same (`store.opening`). Promise: nothing here writes to a run.
+Used by the views, `forge sql`, the TUI and notebooks.
+
+In SQL, `text(x)` decodes a stored body or looks up a text_id; the views and `texts` are decoded
+already (`store.opening`). Nothing here writes to a run.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ LOOKING_PRAGMAS = frozenset(
 """Pragmas that take an argument and change nothing."""
 
 INTERRUPT_STEPS = 100_000
-"""Instructions of SQLite between two looks for Ctrl-C: about a millisecond."""
+"""SQLite instructions between two checks for Ctrl-C: about a millisecond."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowTable:
-    """What a query answered."""
+    """Columns and rows, of a query or made for display."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
@@ -48,7 +49,7 @@ class RowTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowStream:
-    """A query's answer while it is found: more rows than memory holds can be read."""
+    """Columns and rows of a query, fetched one at a time: the result may exceed memory."""
 
     columns: tuple[str, ...]
     rows: Iterator[tuple[Any, ...]]
@@ -58,7 +59,7 @@ class RunReader:
     """A read-only connection to one run. Close it, or use it in a `with`."""
 
     schema = "main"
-    """Where the run's tables and views are."""
+    """Database that has the run's tables and views."""
 
     def __init__(self, paths: RunPaths) -> None:
         self.paths = paths
@@ -75,17 +76,19 @@ class RunReader:
         self._leaving.enter_context(self.explained())
         return self
 
-    def __exit__(self, *told: Any) -> None:
-        self._leaving.__exit__(*told)
+    def __exit__(self, *raised: Any) -> None:
+        self._leaving.__exit__(*raised)
 
     def close(self) -> None:
+        """Closes both connections."""
         self._connection.close()
         self._lookup.close()
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Turns whatever a column without its JSON led to into one BadColumn line. A `with` on the
-        reader does it too.
+        """Turns any error caused by a column without its JSON object into one BadColumn line.
+
+        A `with` on the reader does so too.
         """
         try:
             yield
@@ -98,12 +101,12 @@ class RunReader:
             raise BadColumn(f"{self.paths.run_db}: {found}") from error
 
     def query(self, sql: str, params: Params = ()) -> RowTable:
-        """Columns and rows of one statement. Raises sqlite3.Error on a mistake in it."""
+        """Runs one statement. Raises sqlite3.Error for a mistake in it."""
         found = self.stream(sql, params)
         return RowTable(columns=found.columns, rows=tuple(found.rows))
 
     def stream(self, sql: str, params: Params = ()) -> RowStream:
-        """As `query`, a row at a time; the WAL cannot be reset before the last one was taken."""
+        """Like `query`, one row at a time; the WAL cannot be reset until all rows are fetched."""
         return stream(self._connection, sql, params)
 
     def rows(self, sql: str, params: Params = ()) -> list[dict[str, Any]]:
@@ -135,9 +138,7 @@ class RunReader:
         return Database(self._connection, recursive_triggers=False)
 
     def data_version(self) -> int:
-        """Changes when the writer has committed since the last call: 5 us to know that nothing is
-        new.
-        """
+        """Number that changes with every commit of the writer; reading it takes 5 us."""
         return self._connection.execute("PRAGMA data_version").fetchone()[0]
 
     def _text(self, value: Any) -> str | None:
@@ -146,7 +147,7 @@ class RunReader:
 
 
 def body_lookup(connection: sqlite3.Connection, schema: str = "main") -> Lookup:
-    """Finds stored bodies by text_id, for `decode_text`."""
+    """A lookup of stored bodies by text_id, for `decode_text`."""
 
     def lookup(text_id: int) -> Body | None:
         query = f'SELECT body FROM "{schema}".texts WHERE text_id = ?'
@@ -157,15 +158,20 @@ def body_lookup(connection: sqlite3.Connection, schema: str = "main") -> Lookup:
 
 
 def let_interrupt(connection: sqlite3.Connection) -> None:
-    """Makes Ctrl-C end a statement: Python only sees a signal between two of its own
-    instructions, and SQLite may have none for hours.
+    """Lets Ctrl-C end a statement, which otherwise runs without a Python instruction, possibly for
+    hours; Python handles signals only between two instructions.
     """
     connection.set_progress_handler(lambda: 0, INTERRUPT_STEPS)
 
 
 def stream(connection: sqlite3.Connection, sql: str, params: Params = ()) -> RowStream:
-    """Starts a statement. Raises sqlite3.Error on a mistake, KeyboardInterrupt on Ctrl-C,
-    ConfigError for bytes of a command line that are no UTF-8."""
+    """Starts a statement.
+
+    Raises:
+        sqlite3.Error: a mistake in the statement.
+        KeyboardInterrupt: Ctrl-C, also while rows are fetched.
+        ConfigError: the statement has bytes that are not UTF-8, or the database is damaged.
+    """
     try:
         with _interruptible():
             cursor = connection.execute(sql, params)
@@ -183,8 +189,8 @@ def _take(cursor: sqlite3.Cursor) -> Iterator[tuple[Any, ...]]:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """An exception in a progress handler is dropped by sqlite3, which then says `interrupted`. A
-    damaged page shows only when it is read.
+    """Restores KeyboardInterrupt, which sqlite3 replaces by `interrupted`, and explains damage,
+    which may appear only when a page is read.
     """
     try:
         yield
@@ -197,23 +203,25 @@ def _interruptible() -> Iterator[None]:
 
 
 def open_run(run: str | Path | RunPaths, *, store_dir: Path = Path("runs")) -> RunReader:
-    """Opens a run by path, name, `name-n` or `last`. Raises ConfigError where there is none, it is
-    empty or newer than us.
+    """Opens a run by path, name, `name-n` or `last`.
+
+    Raises:
+        ConfigError: there is no such run, it is empty, or it is newer than this forge.
     """
     return RunReader(run if isinstance(run, RunPaths) else find_run(run, store_dir=store_dir))
 
 
 @contextmanager
 def explain_sql(place: str) -> Iterator[None]:
-    """Turns a mistake in a person's SQL into one ConfigError line."""
+    """Turns a mistake in the user's SQL into one ConfigError line."""
     try:
         yield
     except (sqlite3.Error, sqlite3.Warning) as error:
-        words = str(error).replace("\n", " ")
-        if "not authorized" in words or "readonly" in words:
-            words += "; a run is read-only"
+        message = str(error).replace("\n", " ")
+        if "not authorized" in message or "readonly" in message:
+            message += "; a run is read-only"
         raise ConfigError(
-            f'{place}: {words}; "forge sql RUN" alone lists tables and views'
+            f'{place}: {message}; "forge sql RUN" alone lists tables and views'
         ) from error
 
 

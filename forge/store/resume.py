@@ -1,7 +1,7 @@
-"""What a resumed run needs to know of its past.
+"""State that a resumed run needs: its counters, finished stages and untrained groups.
 
-Nothing is deleted: rows past the checkpoint stay. Offered batches wait as files (`runner.desk`);
-groups that had ended and were in no batch yet are read here.
+Nothing is deleted: rows past the checkpoint stay. Offered batches wait as files (`runner.stages`);
+groups that ended and are in no batch yet are read from here.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastState:
-    """Where the run stood when it was last written. Counters start after these."""
+    """State of the run at its last write; counters continue after these values."""
 
     attempt: int
-    """0 for a run that never started."""
+    """0 if the run never started."""
     group_id: int
-    """-1 where there is none, as for the two below."""
+    """-1 if there is none, as for the next two."""
     sample_id: int
     policy_version: int
-    """Of any turn too: one is played with a version before its publish is over and has a row."""
+    """Highest of publishes and turns: a turn may use a version before its publish is recorded."""
     policies: tuple[PolicyVersion, ...]
-    """All published weights, the last first."""
+    """All published weights, newest first."""
     steps: dict[int, int]
-    """Stage index to the last step whose metrics or sample uses were recorded."""
+    """Stage index to the last step with recorded metrics or sample uses."""
     finished_stages: tuple[int, ...]
-    """From `stage_end` events with `data = {"stage": index}`."""
+    """Stage indices from `stage_end` events with `data = {"stage": index}`."""
 
 
 def last_state(reader: RunReader) -> LastState:
-    """Reads it in a few queries; one walks all turns, which are narrow rows."""
+    """Reads the state in a few queries; one scans all turns, which are narrow rows."""
     rows = reader.rows("SELECT * FROM policies ORDER BY version DESC")
     policies = tuple(PolicyVersion(**row) for row in rows)
     highest = {
@@ -77,7 +77,7 @@ def last_state(reader: RunReader) -> LastState:
 
 
 def events(reader: RunReader, *, kind: str | None = None) -> list[Event]:
-    """Events in order, of one kind or all."""
+    """Events in order, of one kind or of all."""
     rows = reader.rows(
         "SELECT at, kind, message, data FROM events WHERE :kind IS NULL OR kind = :kind ORDER BY "
         "event_id",
@@ -98,11 +98,10 @@ ORDER BY t.group_id, t.rollout, t.turn
 
 
 def untrained_groups(reader: RunReader, *, stage: int) -> list[Group]:
-    """Training groups of a stage that were played to their end and never trained, oldest first, as
-    they were put. Some may be in batches that are offered.
+    """Complete training groups of a stage that were never trained, oldest first.
 
-    Left out are flat ones, which train nothing and may be flat for a reason that is mended by now,
-    and those whose tokens `[store] keep_tokens` has let go.
+    Some may be in offered batches. Left out are flat groups, which train nothing and may be flat
+    for a reason that is fixed by now, and groups without tokens (`[store] keep_tokens`).
     """
     rows = reader.rows(_UNTRAINED, (stage,))
     groups = [list(turns) for _, turns in groupby(rows, key=itemgetter("group_id"))]

@@ -1,1 +1,1 @@
-"""Tables, views and roll-ups of a run's database, as SQL. Executes at open; imports no writer."""
+"""Tables, views and roll-ups of a run's databases, as SQL; the migrations between versions."""

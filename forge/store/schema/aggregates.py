@@ -1,13 +1,11 @@
-"""The sums over turns that views show, each written once: over all turns, over those of open steps,
-or over one step.
+"""Sums over turns that the views show, each written once: for all turns, open steps or one step.
 
-Used by `store.run_views`, which makes the views, and by `store.settle`, which rolls a step up.
-Every aggregate here is made of whole steps: no row of one mixes two (stage, step), so that the rows
-of a step can be kept in a table (`store.rollup_tables`). A change here that changes what a step
-comes to needs a migration that opens every step again.
+Used by `rolled_views`, which makes the views, and by `settle`, which rolls a step up. No row of an
+aggregate mixes two (stage, step), so the rows of a step can be kept in a table (`rollup_tables`). A
+change to the result of an aggregate needs a migration that opens every step again.
 
-`{turns}` and `{groups}` are where an aggregate reads: `v_turns` and `groups`, or `live_turns` and
-`live_groups`; `{uses}` is `v_samples`, or its rows of open steps.
+Placeholders name the source: `{turns}` and `{groups}` are `v_turns` and `groups`, or `live_turns`
+and `live_groups`; `{uses}` is `v_samples`, or its rows of open steps.
 """
 
 from __future__ import annotations
@@ -19,10 +17,10 @@ NOT_REPLAYED = "group_id NOT IN (SELECT group_id FROM v_replayed)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aggregate:
-    """One sum over turns: its rows by step."""
+    """One sum over turns, by step."""
 
     columns: str
-    """Names, in order: of the roll-up table too."""
+    """Names in order, also those of the roll-up table."""
     sql: str
 
 
@@ -127,6 +125,8 @@ STALENESS = Aggregate(
     FROM {uses} GROUP BY stage, step, staleness""",
 )
 
+# fast_p (arXiv 2502.10517): share of samples that are correct and more than p times as fast as the
+# baseline. Here: of sampled first turns; NULL if a correct one was not timed and p > 0.
 FAST_P = Aggregate(
     columns="stage, step, policy_version, p, num_rollouts, fast_p",
     sql=f"""
@@ -156,7 +156,7 @@ PROBLEM_PARTS = Aggregate(
         max(max_version) AS last_played_by_version
     FROM {{turns}} t WHERE {NOT_REPLAYED} GROUP BY problem_id, purpose, stage, step""",
 )
-"""What a step adds to a problem; `v_problems` sums them."""
+"""Contribution of a step to each problem; `v_problems` sums them."""
 
 BEST_PARTS = Aggregate(
     columns="turn_row, problem_id, stage, step, group_id, rollout, turn, speedup_low, "
@@ -172,7 +172,7 @@ BEST_PARTS = Aggregate(
         LEFT JOIN texts c ON c.text_id = t.code_id WHERE t.status = 'correct')
     WHERE place = 1""",
 )
-"""The best kernel of each problem in a step; `v_best_kernels` takes the best of them."""
+"""Best kernel of each problem in a step; `v_best_kernels` takes the best of all steps."""
 
 BY_STEP = {
     "groups": GROUPS,
@@ -187,12 +187,12 @@ BY_STEP = {
     "problems": PROBLEM_PARTS,
     "best": BEST_PARTS,
 }
-"""Each has its table `rolled_<name>`."""
+"""Name to aggregate; its roll-up table is `rolled_<name>`."""
 
 IS_TIMED = (
     "code_id IS NOT NULL AND (speedup IS NOT NULL OR code_id IN (SELECT code_id FROM rolled_noise))"
 )
-"""Of a turn in `live_turns`: its kernel was timed, or was before the turn was written again."""
+"""Condition on `live_turns`: the turn's kernel was timed, now or before the turn was rewritten."""
 _NOISE = """
     SELECT g.problem_id, t.code_id, v.device, count(*) AS num_times, min(candidate_us) AS low_us,
         avg(candidate_us) AS mean_us, max(candidate_us) AS high_us,
@@ -204,6 +204,10 @@ _NOISE = """
 
 
 def noise_of(codes: str | None) -> str:
-    """Kernels timed more than once, in whichever steps: those of a subquery, or all."""
+    """SQL for kernels timed more than once, in any steps.
+
+    Args:
+        codes: table of code_id to restrict it to; None for all.
+    """
     turns = "turns t" if codes is None else f"{codes} k CROSS JOIN turns t ON t.code_id = k.code_id"
     return _NOISE.format(turns=turns)

@@ -1,5 +1,6 @@
-"""The views over sums: from roll-ups where a step is settled, computed afresh where it is open; and
-the same without roll-ups. Used by `store.run_views`.
+"""Views over sums: roll-ups for settled steps, computed afresh for open ones. Used by `run_views`.
+
+`PLAIN` has the same views without roll-ups, for runs of schema 1.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _BEST_SETTLED = """(
             SELECT x.turn_row FROM rolled_best x WHERE x.problem_id = p.problem_id
             ORDER BY x.speedup_low DESC, x.num_launches, x.num_bytes, x.turn_row LIMIT 1)
         UNION ALL SELECT * FROM ({live}))"""
-"""The best of each problem by one step down an index."""
+"""Best settled kernel of each problem, found by one index lookup."""
 
 _LIVE_CODES = f"""(SELECT code_id FROM live_turns WHERE {IS_TIMED}
         UNION SELECT code_id FROM open_kernels)"""
@@ -47,18 +48,18 @@ _NOISE_ROLLED = f"""
     UNION ALL SELECT * FROM ({noise_of(_LIVE_CODES)})"""
 
 _COMMENTS = {
-    "v_groups": "one row a group: returns, how many rollouts were correct; ask by step, problem_id",
-    "v_steps": "one row a step of training: reward, pass rate, lengths, waste; the learning curve",
-    "v_levels": "the learning curve apart by level and family of the problems",
-    "v_failures": "what went wrong: turns by step, status, reason; their share of all that did",
-    "v_duplicates": "how varied a group's first turns are: equal completions, kernels; ask by step",
-    "v_reward_terms": "each reward term by step: what it paid on average, and to how many turns",
-    "v_phases": "where the judges' time went: seconds by step and phase of a verdict",
-    "v_staleness": "how old samples were when trained, in steps, with reward by age",
-    "v_fast_p": "fast_p of evaluations: first turns correct, over p times as fast; p = 0 untimed",
-    "v_problems": "one row a problem that was played: how often solved, since when",
-    "v_best_kernels": "best correct kernel a problem: by speedup_low, else fewest launches",
-    "v_judge_noise": "kernels that were timed more than once: how far times lie apart, by device",
+    "v_groups": "one row per group: returns, correct rollouts; filter by step, problem_id",
+    "v_steps": "one row per training step: reward, pass rate, lengths, waste; the learning curve",
+    "v_levels": "the learning curve by level and family of the problems",
+    "v_failures": "turns that failed, by step, status and reason, with their share of all failures",
+    "v_duplicates": "diversity of a group's first turns: equal completions, kernels; by step",
+    "v_reward_terms": "each reward term by step: its mean, its range, the share of turns it paid",
+    "v_phases": "judging time: seconds by step and phase of a verdict",
+    "v_staleness": "age of samples when trained, in steps, with reward by age",
+    "v_fast_p": "fast_p of evaluations: first turns correct, over p times as fast; p = 0: correct",
+    "v_problems": "one row per played problem: how often it was solved, since which version",
+    "v_best_kernels": "best correct kernel per problem: by speedup_low, else fewest launches",
+    "v_judge_noise": "kernels timed more than once: spread of their times, by device",
 }
 
 _EVERYTHING = {"turns": "v_turns", "groups": "groups", "uses": "v_samples"}
@@ -67,7 +68,7 @@ _LIVE = {"turns": "live_turns", "groups": "live_groups",
 
 
 def _rolled_up() -> dict[str, str]:
-    """The views over roll-ups: what is settled as it lies there, and what is open afresh."""
+    """Views over roll-ups: stored rows of settled steps, computed rows of open ones."""
     found = {}
     for name, aggregate in BY_STEP.items():
         columns, live = aggregate.columns, aggregate.sql.format(**_LIVE)
@@ -85,7 +86,7 @@ def _rolled_up() -> dict[str, str]:
 
 
 def _plain() -> dict[str, str]:
-    """The same views without roll-ups, for a run whose schema has none: read, never written."""
+    """The same views without roll-ups, for reading a run whose schema has none."""
     found = {f"v_{name}": each.sql.format(**_EVERYTHING) for name, each in BY_STEP.items()}
     found["v_problems"] = _PROBLEMS.format(parts=f"({found['v_problems']})")
     found["v_best_kernels"] = _BEST_KERNELS.format(parts=f"({found.pop('v_best')})")

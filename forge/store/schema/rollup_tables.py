@@ -1,17 +1,15 @@
-"""Schema 2: what makes the views answer at a million turns, each promise kept by the database
-itself.
+"""Schema 2: indexes, roll-up tables and triggers that let the views answer at a million turns.
 
-Applied by `store.schema` after `store.tables`. A step of a stage is *open* while something of it is
-written, or *settled*: then the rows that `store.aggregates` makes of it lie in the `rolled_`
-tables. Views show the rolled rows and compute those of open steps afresh, so they are exact at any
-moment. Triggers open a step, which drops its rolled rows, whatever is written and by whom; the
-writer settles all but the last few (`store.settle`).
+Applied by `migrations` after `tables`. A step of a stage is *open* while rows of it are written, or
+*settled*: then its `aggregates` are stored in the `rolled_` tables. Views show the stored rows and
+compute those of open steps afresh, so they are always exact. Triggers open a step, which deletes
+its stored rows, on any write from any program; the writer settles all but the last few (`settle`).
 """
 
 from __future__ import annotations
 
-# Without statistics of tables: with them SQLite reads a whole table to build a Bloom filter for the
-# few rows of an open step, 0.5 s at a million turns, and plans are another in each run.
+# No table statistics: with them SQLite scans a whole table to build a Bloom filter for the few rows
+# of an open step (0.5 s at a million turns), and query plans differ between runs.
 INDEXES = """
 DROP TABLE IF EXISTS sqlite_stat1;
 CREATE INDEX groups_by_problem ON groups (problem_id);
@@ -24,18 +22,18 @@ CREATE INDEX metrics_by_key ON metrics (key, stage, step, attempt);
 
 TABLES = """
 CREATE TABLE open_steps (
-    -- steps that were written to since they were settled, or never were
-    open_id INTEGER PRIMARY KEY,     -- grows: the longest open is settled first
+    -- steps written since they were settled, or never settled
+    open_id INTEGER PRIMARY KEY,     -- ascending: the longest open step is settled first
     stage INTEGER NOT NULL,
     step INTEGER NOT NULL,
     UNIQUE (stage, step)
 );
 CREATE TABLE open_groups (
-    -- groups that have turns but no row yet: they are still played, or were when the run died
+    -- groups with turns but no row yet: still being played, or cut off when the run was killed
     group_id INTEGER PRIMARY KEY
 );
 CREATE TABLE open_kernels (
-    -- kernels that a turn once had and has no more
+    -- kernels that a rewritten turn had before
     code_id INTEGER PRIMARY KEY
 );
 CREATE TABLE rolled_groups (
@@ -100,7 +98,7 @@ CREATE TABLE rolled_fast_p (
 );
 CREATE INDEX rolled_fast_p_by_step ON rolled_fast_p (stage, step);
 CREATE TABLE rolled_problems (
-    -- what each settled step adds to the problems that it played
+    -- contribution of each settled step to the problems it played
     problem_id TEXT NOT NULL, purpose TEXT NOT NULL, stage INTEGER NOT NULL, step INTEGER NOT NULL,
     num_rollouts INTEGER, num_turns INTEGER, num_judged INTEGER, num_correct_turns INTEGER,
     best_reward REAL, best_speedup REAL, first_solved_by_version INTEGER,
@@ -116,7 +114,7 @@ CREATE INDEX rolled_best_by_step ON rolled_best (stage, step);
 CREATE INDEX rolled_best_by_problem ON rolled_best
     (problem_id, speedup_low DESC, num_launches, num_bytes, turn_row);
 CREATE TABLE rolled_noise (
-    -- v_judge_noise of kernels that no open step has
+    -- v_judge_noise of kernels that occur in no open step
     problem_id TEXT, code_id INTEGER, device TEXT, num_times INTEGER, low_us REAL, mean_us REAL,
     high_us REAL, relative_range REAL
 );
@@ -132,7 +130,7 @@ _OPEN = """
 
 
 def _open(stage: str, step: str) -> str:
-    """Opens the step that two columns name."""
+    """SQL that opens the step named by two columns."""
     found = f"s.stage, s.step FROM (SELECT {stage} AS stage, {step} AS step) s WHERE true"
     return _OPEN.format(found=found)
 
@@ -147,7 +145,7 @@ OPEN_STEPS_OF_USES = """
         FROM samples m CROSS JOIN sample_uses s ON s.sample_id = m.sample_id
         WHERE m.group_id = NEW.group_id AND m.rollout = NEW.rollout AND m.turn = NEW.turn
         AND NOT EXISTS (SELECT 1 FROM open_steps o WHERE o.stage = s.stage AND o.step = s.step);"""
-"""v_staleness shows the reward of a turn at the steps that trained it."""
+"""v_staleness shows a turn's reward at the steps that trained it."""
 NOTE_UNGROUPED = """
     INSERT INTO open_groups SELECT NEW.group_id
         WHERE NOT EXISTS (SELECT 1 FROM groups WHERE group_id = NEW.group_id)
@@ -212,6 +210,6 @@ INSERT INTO open_steps (stage, step)
 INSERT INTO open_groups SELECT DISTINCT group_id FROM turns t
     WHERE NOT EXISTS (SELECT 1 FROM groups g WHERE g.group_id = t.group_id);
 """
-"""What a run of schema 1 holds is all open; the writer settles it as it goes."""
+"""All steps of a migrated run are open at first; the writer settles them gradually."""
 
 RUN_TABLES_2 = INDEXES + TABLES + TRIGGERS + BACKLOG

@@ -1,19 +1,19 @@
-"""The views: what a person asks of a run, one view each, so that no query needs a join.
+"""The views: one per subject that a user asks about, so that no query needs a join.
 
-Part of the schema (`store.schema` writes them into run.db), readable by stock sqlite3 where texts
-are plain. Their first comment line is what `forge sql RUN` lists. Texts are taken by subquery, so a
-view that is not asked for them skips them.
+Part of the schema (`migrations` writes them into run.db) and readable by stock sqlite3 if texts are
+plain. `forge sql RUN` lists the first comment line of each. Texts are read by subquery, so a query
+that does not select them does not load them.
 
-Sums over turns are `store.aggregates`, shown from roll-ups (`store.rollup_tables`) so that each
-view answers at a million turns. Lists (`v_turns`, `v_groups`, `v_samples`, `v_duplicates`) are as
-long as the run: ask them by what their comment names, or with LIMIT.
+Sums over turns are `aggregates`, shown from roll-ups (`rollup_tables`) so that each view answers at
+a million turns. Lists (`v_turns`, `v_groups`, `v_samples`, `v_duplicates`) are as long as the run:
+filter them by the columns that their comment names, or use LIMIT.
 """
 
 from forge.store.schema.rolled_views import PLAIN, ROLLED
 
 TURN_VIEWS = """
 CREATE VIEW v_turns AS
-    -- one row a turn with all that is known of it, texts too; ask by group_id, step, problem_id
+    -- one row per turn with everything about it, texts too; filter by group_id, step, problem_id
     SELECT t.turn_id, t.group_id, t.rollout, t.turn, g.stage, g.step, g.purpose, g.is_greedy,
         g.problem_id, p.family, p.level, p.split,
         v.status, v.reason, v.status = 'correct' AS is_correct, v.is_compiled, t.reward,
@@ -36,7 +36,7 @@ CREATE VIEW v_turns AS
     LEFT JOIN problems p ON p.problem_id = g.problem_id;
 
 CREATE VIEW v_replayed AS
-    -- groups of evaluations that were cut short and played again when the run was resumed
+    -- groups of interrupted evaluations, which were played again when the run was resumed
     SELECT group_id, attempt, stage, step
     FROM groups JOIN (SELECT stage, step, max(attempt) AS last_attempt FROM groups
         WHERE purpose = 'eval' GROUP BY stage, step) USING (stage, step)
@@ -45,7 +45,7 @@ CREATE VIEW v_replayed AS
 
 TRAINING_VIEWS = """
 CREATE VIEW v_samples AS
-    -- one row a trained sample (of a step trained twice, the last time); ask by stage and step
+    -- one row per trained sample (last attempt of a repeated step); filter by stage and step
     SELECT u.stage, u.step, u.attempt, t.turn_id, u.sample_id, u.group_id, u.rollout, u.turn,
         u.advantage, u.staleness,
         s.policy_version, t.reward, t.discounted_return, t.num_prompt_tokens,
@@ -62,12 +62,12 @@ CREATE VIEW v_samples AS
         WHERE l.stage = u.stage AND l.step = u.step);
 
 CREATE VIEW v_metrics AS
-    -- every metric by step; of steps that were done twice, the last attempt's
+    -- every metric by step; the last attempt's where a step was repeated
     SELECT stage, step, key, value, at, max(attempt) AS attempt
     FROM metrics GROUP BY stage, step, key;
 
 CREATE VIEW v_idle AS
-    -- seconds of each step, and those in which trainer, replicas and judges had nothing to do
+    -- seconds of each step, and those that trainer, replicas and judges were idle
     SELECT i.stage, i.step, substr(i.key, 6, instr(substr(i.key, 6), '/') - 1) AS role,
         i.value AS idle_s, w.value AS step_s, i.value / w.value AS idle_share, i.at
     FROM v_metrics i JOIN v_metrics w
@@ -89,7 +89,7 @@ CREATE VIEW v_pass_at_k AS
     FROM evaluations e, json_each(e.pass_at_k) AS k ORDER BY e.at, e.evaluation_id, k;
 
 CREATE VIEW v_eval_parts AS
-    -- evaluations apart by family, level and turn
+    -- evaluations by family, level and turn
     SELECT e.stage, e.step, e.policy_version, substr(part.key, 4) AS part, item.key AS name,
         json_extract(item.value, '$.num') AS num,
         json_extract(item.value, '$.pass_at_1') AS pass_at_1,
@@ -99,27 +99,27 @@ CREATE VIEW v_eval_parts AS
     ORDER BY e.at, e.evaluation_id, part, name;
 
 CREATE VIEW v_processes AS
-    -- every child process with its attempt, how long it lived and why it ended
+    -- every child process: attempt, lifetime in seconds, reason of its end
     SELECT attempt, name, pid, devices, datetime(started_at, 'unixepoch') AS started,
         ended_at - started_at AS lived_s,
         coalesce(reason, 'alive, or killed with its supervisor') AS reason, log_path
     FROM processes ORDER BY started_at;
 
 CREATE VIEW v_events AS
-    -- what happened, in order, with readable times
+    -- events in order, with readable times
     SELECT event_id, attempt, datetime(at, 'unixepoch') AS time, kind, message, data, at
     FROM events ORDER BY event_id;
 """
 
 LIVE_VIEWS = """
 CREATE VIEW live_groups AS
-    -- groups that no roll-up has: of open steps, or still played; what v_ views compute afresh
+    -- groups not rolled up: those of open steps or still being played; v_ views compute them afresh
     SELECT g.group_id, g.stage, g.step, g.purpose, g.is_greedy, g.is_flat, g.problem_id
     FROM open_steps o CROSS JOIN groups g ON g.stage = o.stage AND g.step = o.step
     UNION ALL SELECT group_id, NULL, NULL, NULL, NULL, NULL, NULL FROM open_groups;
 
 CREATE VIEW live_turns AS
-    -- turns of live_groups, narrow
+    -- turns of live_groups, without texts
     SELECT t.turn_id, t.group_id, t.rollout, t.turn, g.stage, g.step, g.purpose,
         g.is_greedy, g.problem_id, p.family, p.level, v.status, v.reason,
         v.status = 'correct' AS is_correct,
@@ -133,9 +133,9 @@ CREATE VIEW live_turns AS
 
 VIEWS = TURN_VIEWS + TRAINING_VIEWS + LIVE_VIEWS + ROLLED
 PLAIN_VIEWS = TURN_VIEWS + TRAINING_VIEWS + PLAIN
-"""For a run of schema 1, which has no roll-ups: put before its own views when it is read."""
+"""Temporary views for a run of schema 1, which has no roll-ups."""
 
 
 def view_names() -> list[str]:
-    """In the order in which they are made."""
+    """Names of all views, in order of creation."""
     return [line.split()[2] for line in VIEWS.splitlines() if line.startswith("CREATE VIEW")]

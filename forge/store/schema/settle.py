@@ -1,7 +1,7 @@
-"""Rolling steps up: what `store.aggregates` makes of a step is put into the `rolled_` tables.
+"""Rolling up: writes the `aggregates` of a step into the `rolled_` tables, which settles the step.
 
-Called by the writer's thread, inside its transaction before a commit, when it has nothing to do and
-when it ends. Promise: a view reads the same before and after; only its cost changes.
+Called by the writer's thread before a commit, while idle and at its end. Views read the same before
+and after; only their cost changes.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from collections.abc import Callable
 from forge.store.schema.aggregates import BY_STEP, IS_TIMED, noise_of
 
 MAX_OPEN_STEPS = 4
-"""Steps that stay open: one that is played, one that is trained, an evaluation, and one to spare.
-Every view computes these afresh."""
+"""Steps that stay open: one being played, one being trained, an evaluation, and a spare. Every view
+computes these afresh."""
 SETTLED_AT_ONCE = 3
-"""Some 10 ms each, at most ten times a second: none pile up at 15,000 turns a second."""
+"""Steps settled per commit, 10 ms each: with ten commits per second, no backlog builds up at 15,000
+turns per second."""
 
 _ONE_STEP = {
     "turns": "(SELECT * FROM live_turns WHERE stage = :stage AND step = :step)",
@@ -36,8 +37,10 @@ _SETTLE_NOISE = (
 
 
 def settle_oldest(run: sqlite3.Connection, *, max_open: int = MAX_OPEN_STEPS) -> bool:
-    """Rolls up the steps that are open longest, while more than `max_open` are, but a few at most;
-    whether it did.
+    """Settles the longest open steps beyond `max_open`, at most SETTLED_AT_ONCE.
+
+    Returns:
+        True if it settled any.
     """
     oldest = run.execute(
         "SELECT stage, step FROM open_steps ORDER BY open_id LIMIT ?", (max_open + SETTLED_AT_ONCE,)
@@ -49,7 +52,7 @@ def settle_oldest(run: sqlite3.Connection, *, max_open: int = MAX_OPEN_STEPS) ->
 
 
 def settle_while(run: sqlite3.Connection, *, is_wanted: Callable[[], bool]) -> None:
-    """Rolls all steps up, each few in a transaction of their own, for as long as it is wanted."""
+    """Settles all steps, a few per transaction, until `is_wanted` returns False."""
     is_more = True
     while is_more and is_wanted():
         run.execute("BEGIN IMMEDIATE")

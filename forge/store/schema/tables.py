@@ -1,9 +1,9 @@
-"""The schema: every table with a line per column, kept inside the databases themselves (`forge sql
-RUN` prints it).
+"""Schema 1: every table with a comment per column, stored in the databases themselves.
 
-Applied by `store.schema`. Times are Unix seconds (UTC), booleans 0 or 1, shares 0 to 1. A turn is
-named by (group_id, rollout, turn) and printed `g12.r3.t1`. Nothing is ever deleted; a resumed run
-adds rows with its attempt.
+Applied by `migrations`; `forge sql RUN` lists each table with its first comment. Times are Unix
+seconds (UTC), booleans 0 or 1, shares 0 to 1. A turn is identified by (group_id, rollout, turn) and
+printed `g12.r3.t1`. Rows are never deleted, except of `tokens`; a resumed run adds rows with its
+attempt.
 """
 
 RUN_TABLES_1 = """
@@ -18,34 +18,34 @@ CREATE TABLE runs (
 );
 
 CREATE TABLE attempts (
-    -- one row a start of the run; resuming adds one
+    -- one row per start of the run; resuming adds one
     attempt INTEGER PRIMARY KEY,
     started_at REAL NOT NULL,
-    ended_at REAL,                   -- null while it runs, or where it was killed
+    ended_at REAL,                   -- null while it runs, or if it was killed
     exit_code INTEGER,
-    reason TEXT,                     -- why it ended, in words
+    reason TEXT,                     -- why it ended, as text
     seed INTEGER NOT NULL,
     code_commit TEXT NOT NULL,       -- empty outside a checkout
-    code_diff TEXT NOT NULL,         -- what the checkout had on top
+    code_diff TEXT NOT NULL,         -- uncommitted changes of the checkout
     versions TEXT NOT NULL,          -- JSON: package to version
     machine TEXT NOT NULL            -- JSON: cores, memory, GPUs, kernel
 );
 
 CREATE TABLE processes (
-    -- every child process that was started
+    -- every child process
     attempt INTEGER NOT NULL,
     name TEXT NOT NULL,              -- serve-0, judge-1, trainer, ...
     pid INTEGER NOT NULL,
     devices TEXT,                    -- GPU UUIDs, or cpu
     log_path TEXT,
     started_at REAL,
-    ended_at REAL,                   -- null while it lives
+    ended_at REAL,                   -- null while it runs
     reason TEXT,                     -- exit 0, killed by signal 9 (often out of memory), ...
     PRIMARY KEY (attempt, name, pid)
 ) WITHOUT ROWID;
 
 CREATE TABLE events (
-    -- what happened, one row each; some kinds are what resuming reads
+    -- one row per event; resuming reads some kinds
     event_id INTEGER PRIMARY KEY,
     attempt INTEGER,
     at REAL NOT NULL,
@@ -56,10 +56,10 @@ CREATE TABLE events (
 CREATE INDEX events_by_kind ON events (kind);
 
 CREATE TABLE texts (
-    -- every long text once, found by its hash; the other tables hold its text_id
+    -- each long text once, found by its hash; other tables refer to its text_id
     text_id INTEGER PRIMARY KEY,
     sha256 BLOB NOT NULL UNIQUE,
-    num_bytes INTEGER NOT NULL,      -- of the text in UTF-8, before compression
+    num_bytes INTEGER NOT NULL,      -- length in UTF-8, before compression
     body NOT NULL                    -- TEXT, or a zstd frame: text(body) or a view reads it
 );
 
@@ -77,32 +77,32 @@ CREATE TABLE problems (
 CREATE TABLE groups (
     -- sibling rollouts of one problem
     group_id INTEGER PRIMARY KEY,
-    attempt INTEGER,                 -- in which it was last written
+    attempt INTEGER,                 -- attempt that last wrote it
     problem_id TEXT NOT NULL,
     purpose TEXT NOT NULL,           -- train, eval or chat
     stage INTEGER NOT NULL,          -- index in the experiment, from 0
-    step INTEGER NOT NULL,           -- training step it was admitted for, or that it measures
+    step INTEGER NOT NULL,           -- training step it was admitted for, or evaluated at
     is_greedy INTEGER NOT NULL,      -- sampled at temperature 0
     is_flat INTEGER NOT NULL,        -- all returns equal: no gradient signal
-    num_rollouts INTEGER NOT NULL,   -- 0 while it is played
+    num_rollouts INTEGER NOT NULL,   -- 0 while it is being played
     recorded_at REAL NOT NULL
 );
 CREATE INDEX groups_by_step ON groups (stage, step);
 
 CREATE TABLE trajectories (
-    -- how each rollout ended
+    -- the end of each rollout
     group_id INTEGER NOT NULL,
     rollout INTEGER NOT NULL,        -- index in the group, from 0
     problem_id TEXT NOT NULL,
     ended TEXT NOT NULL,             -- correct, max_turns, context_full or infra
     num_turns INTEGER NOT NULL,
-    is_correct INTEGER NOT NULL,     -- some turn was
+    is_correct INTEGER NOT NULL,     -- true if some turn was correct
     PRIMARY KEY (group_id, rollout)
 ) WITHOUT ROWID;
 
 CREATE TABLE turns (
-    -- one prompt and what came of it; texts and verdict apart, v_turns has all of it
-    turn_row INTEGER PRIMARY KEY,    -- grows: readers poll WHERE turn_row > ?
+    -- one prompt and its completion; texts and verdict are separate, v_turns joins them
+    turn_row INTEGER PRIMARY KEY,    -- ascending: readers poll WHERE turn_row > ?
     group_id INTEGER NOT NULL,
     rollout INTEGER NOT NULL,
     turn INTEGER NOT NULL,           -- index in the rollout, from 0
@@ -114,20 +114,20 @@ CREATE TABLE turns (
     finish TEXT NOT NULL,            -- stop, length or abort
     min_version INTEGER NOT NULL,    -- oldest policy version among its tokens
     max_version INTEGER NOT NULL,
-    reward REAL,                     -- null where the verdict is not scored
-    reward_terms TEXT NOT NULL,      -- JSON: term to what it paid
-    discounted_return REAL,          -- null where masked, or while the rollout is played
+    reward REAL,                     -- null if the verdict is not scored
+    reward_terms TEXT NOT NULL,      -- JSON: term to its amount
+    discounted_return REAL,          -- null if masked, or while the rollout is played
     generate_s REAL NOT NULL,
     judge_s REAL NOT NULL,
     prompt_id INTEGER,               -- texts; null for an empty text, here and below
     completion_id INTEGER,           -- texts; equal ids are equal completions
     code_id INTEGER,                 -- texts: the candidate's source
-    feedback_id INTEGER,             -- texts: what the next turn was told
+    feedback_id INTEGER,             -- texts: feedback given to the next turn
     UNIQUE (group_id, rollout, turn)
 );
 
 CREATE TABLE verdicts (
-    -- what the judge said of each turn
+    -- the judge's verdict on each turn
     group_id INTEGER NOT NULL,
     rollout INTEGER NOT NULL,
     turn INTEGER NOT NULL,
@@ -137,17 +137,17 @@ CREATE TABLE verdicts (
     is_compiled INTEGER NOT NULL,    -- its own kernel launched and wrote its output
     num_launches INTEGER NOT NULL,   -- kernels in one forward
     speedup REAL,                    -- baseline_us / candidate_us; null if untimed, as all below
-    speedup_low REAL,                -- lower end of its interval: what the reward uses
+    speedup_low REAL,                -- lower end of its interval, used by the reward
     candidate_us REAL,
     baseline_us REAL,
     candidate_spread_us REAL,        -- interquartile range
     baseline_spread_us REAL,
     achieved_gbps REAL,
     achieved_tflops REAL,
-    roofline_share REAL,             -- of whichever of memory and compute bounds the problem
-    torch_share REAL,                -- of the reference's bytes and FLOPs left to torch
+    roofline_share REAL,             -- of the memory or compute bound, whichever is tighter
+    torch_share REAL,                -- share of the reference's bytes and FLOPs done by torch
     isolation TEXT NOT NULL,         -- sandbox level
-    caps TEXT NOT NULL,              -- how memory was capped
+    caps TEXT NOT NULL,              -- how memory was limited
     device TEXT NOT NULL,
     phase_s TEXT NOT NULL,           -- JSON: phase to seconds
     harness TEXT NOT NULL,           -- hash of judge, runner, torch and triton
@@ -167,7 +167,7 @@ CREATE TABLE samples (
 CREATE INDEX samples_by_turn ON samples (group_id, rollout, turn);
 
 CREATE TABLE sample_uses (
-    -- which sample was trained at which step; written when the trainer acknowledges the step
+    -- samples trained at each step; written when the trainer acknowledges the step
     sample_id INTEGER NOT NULL,
     attempt INTEGER NOT NULL,
     stage INTEGER NOT NULL,
@@ -176,7 +176,7 @@ CREATE TABLE sample_uses (
     rollout INTEGER NOT NULL,
     turn INTEGER NOT NULL,
     advantage REAL NOT NULL,
-    staleness INTEGER NOT NULL,      -- steps from the weights sampled from to those trained
+    staleness INTEGER NOT NULL,      -- steps between the sampling weights and the trained ones
     PRIMARY KEY (sample_id, attempt, stage, step)
 ) WITHOUT ROWID;
 CREATE INDEX sample_uses_by_step ON sample_uses (stage, step);
@@ -194,12 +194,12 @@ CREATE TABLE policies (
 );
 
 CREATE TABLE metrics (
-    -- numbers of a step
+    -- numeric metrics of a step
     attempt INTEGER NOT NULL,
     stage INTEGER NOT NULL,
     step INTEGER NOT NULL,
     key TEXT NOT NULL,               -- area/thing/stat: train/loss/mean, idle/trainer/seconds
-    value REAL,                      -- null for a number that is not finite
+    value REAL,                      -- null if not finite
     at REAL NOT NULL,
     PRIMARY KEY (stage, step, key, attempt)
 ) WITHOUT ROWID;
@@ -207,20 +207,20 @@ CREATE TABLE metrics (
 CREATE TABLE evaluations (
     -- one evaluation of one policy
     evaluation_id INTEGER PRIMARY KEY,
-    stage TEXT NOT NULL,             -- eval-0; grpo-3@5 for one in between
+    stage TEXT NOT NULL,             -- eval-0; grpo-3@5 for one within a stage
     stage_index INTEGER,             -- as in groups.stage
     step INTEGER NOT NULL,
     policy_version INTEGER NOT NULL,
     at REAL NOT NULL,
     num_problems INTEGER NOT NULL,
-    num_samples INTEGER NOT NULL,    -- sampled rollouts a problem
+    num_samples INTEGER NOT NULL,    -- sampled rollouts per problem
     max_turns INTEGER NOT NULL,
     pass_at_1 REAL NOT NULL,         -- first turns, temperature 1
     ci_low REAL NOT NULL,            -- 95 % interval, clustered by problem
     ci_high REAL NOT NULL,
     pass_at_k TEXT NOT NULL,         -- JSON: k to unbiased estimate
     pass_at_1_greedy REAL,
-    pass_at_1_multi REAL NOT NULL,   -- rollouts with a correct turn
+    pass_at_1_multi REAL NOT NULL,   -- share of rollouts with a correct turn
     compile_rate REAL NOT NULL,
     detail TEXT NOT NULL,            -- JSON: by_family, by_level, by_turn, pass_at_k_ci, num_masked
     UNIQUE (stage, step, policy_version)
@@ -229,13 +229,13 @@ CREATE TABLE evaluations (
 
 TOKEN_TABLES_1 = """
 CREATE TABLE tokens (
-    -- exact tokens of each turn, as sampled; [store] keep_tokens says what stays
+    -- exact tokens of each turn, as sampled; [store] keep_tokens decides which are kept
     group_id INTEGER NOT NULL,
     rollout INTEGER NOT NULL,
     turn INTEGER NOT NULL,
     prompt_ids BLOB NOT NULL,        -- zstd of little-endian u32
     completion_ids BLOB NOT NULL,    -- zstd of little-endian u32
-    logprobs BLOB NOT NULL,          -- zstd of little-endian f32, one a completion token
+    logprobs BLOB NOT NULL,          -- zstd of little-endian f32, one per completion token
     PRIMARY KEY (group_id, rollout, turn)
 );
 """

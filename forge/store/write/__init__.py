@@ -1,4 +1,4 @@
-"""The one writer of a run's database: a queue, an encoder thread, a writer thread.
+"""The single writer of a run's databases: a queue, an encoder thread, a writer thread.
 
-`open_writer` is used by the supervisor; readers never import from here.
+The supervisor calls `open_writer`; readers never import from here.
 """

@@ -1,4 +1,4 @@
-"""Whether the disk has room for more of a run: the writer's thread looks, its callers read."""
+"""Free disk space, checked by the writer's thread and read by its callers."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CHECK_S = 1.0
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 
 
 class Disk:
-    """Looks at most once a second; `problem` is one line, or None while there is room."""
+    """Checks at most once a second; `problem` is one line, or None while there is space."""
 
     def __init__(self, root: Path, *, least_free_bytes: int) -> None:
         self._root = root
         self._least_free_bytes = least_free_bytes
-        self._looked_at = 0.0
+        self._checked_at = 0.0
         self.problem: str | None = None
 
-    def look(self, now: float) -> None:
-        """`now` is monotonic."""
-        if now - self._looked_at < CHECK_S:
+    def check(self, now: float) -> None:
+        """Updates `problem`; `now` is monotonic, in seconds."""
+        if now - self._checked_at < CHECK_S:
             return
-        self._looked_at = now
+        self._checked_at = now
         free, least = free_bytes(self._root), self._least_free_bytes
         self.problem = None
         if free < least:
@@ -38,5 +38,5 @@ class Disk:
 
 
 def free_bytes(path: Path) -> int:
-    """Free for us, not for root; a directory that is gone has none."""
+    """Bytes available to this user; 0 for a missing directory."""
     return shutil.disk_usage(path).free if os.path.isdir(path) else 0

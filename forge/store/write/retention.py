@@ -1,9 +1,8 @@
-"""Which token arrays stay: `[store] keep_tokens`. Called by the writer's thread when a step was
-trained.
+"""Retention of token arrays: `[store] keep_tokens`. Called by the writer's thread after each step.
 
-`all` keeps every turn's while tokens.db is under 20 GB, beyond that it acts as `untrained`.
-`untrained` keeps what a resume needs: groups that are played, or offered and not yet used. `last:N`
-keeps those and the last N steps' groups. Promise: tokens of an unused sample are never dropped.
+`all` keeps every turn's while tokens.db is below 20 GB, then acts as `untrained`. `untrained` keeps
+what a resume needs: groups being played, or offered and not yet used. `last:N` keeps those and the
+groups of the last N steps. Tokens of an unused sample are never dropped.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ WHERE num_rollouts > 0
 
 
 def spent_groups(run: sqlite3.Connection, *, keep_tokens: str, token_bytes: int) -> list[int]:
-    """Groups whose token arrays the rule lets go. Empty for `all` under its bound."""
+    """Groups whose token arrays may be dropped; none for `all` below its limit."""
     if keep_tokens == "all" and token_bytes < KEEP_ALL_BYTES:
         return []
     name, _, number = keep_tokens.partition(":")
@@ -35,6 +34,6 @@ def spent_groups(run: sqlite3.Connection, *, keep_tokens: str, token_bytes: int)
 
 
 def drop_tokens(tokens: sqlite3.Connection, groups: list[int]) -> int:
-    """Deletes the arrays of these groups; returns how many turns that were."""
+    """Deletes the arrays of these groups; returns the number of turns."""
     cursor = tokens.executemany("DELETE FROM tokens WHERE group_id = ?", [(g,) for g in groups])
     return cursor.rowcount

@@ -1,8 +1,8 @@
 """Texts and token arrays of turns: encoded on one thread, written on the next.
 
-`TurnEncoder` hashes and compresses, which takes longer than all rows of a turn, on the encoder's
-thread (`store.encoder_thread`); `TextTable` finds or inserts each text, on the writer's. A text
-that both saw lately is neither compressed nor looked up again: a group's prompt comes G times.
+`TurnEncoder` hashes and compresses on the encoder's thread (`encoder_thread`), which takes longer
+than writing all rows of a turn; `TextTable` finds or inserts each text on the writer's. Texts seen
+recently are neither compressed nor looked up again: a group's prompt occurs G times.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from forge.records import Sample, Turn
 
 CACHE_SIZE = 4096
-"""Hashes that are remembered."""
+"""Maximum number of remembered hashes, on each thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,19 +38,20 @@ class EncodedText:
     digest: bytes
     num_bytes: int
     body: Body | None = None
-    """None for one that was seen lately, so that it is stored, or that is a part of another."""
+    """None if the text was seen recently, so is stored already, or is part of another."""
     part: TextPart | None = None
-    """Where it is in the text that it was encoded beside."""
+    """Its range in the text it was encoded beside."""
     frame: int | None = None
-    """Which of the frames that are made together is its body."""
+    """Index of its body among the frames compressed together."""
 
     def with_frame(self, frames: list[bytes]) -> EncodedText:
+        """The text with its body taken from `frames`."""
         return self if self.frame is None else replace(self, body=frames[self.frame], frame=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedTurn:
-    """The heavy half of a turn."""
+    """Texts and tokens of a turn."""
 
     prompt: EncodedText | None
     """None for an empty text, as all below."""
@@ -63,7 +64,7 @@ class EncodedTurn:
 
 
 class TurnEncoder:
-    """For one thread: neither the compressor nor what it remembers may be shared."""
+    """Encoder for one thread: neither the compressor nor the remembered hashes may be shared."""
 
     def __init__(self, *, texts: str) -> None:
         self._encoder = Encoder(texts=texts)
@@ -71,28 +72,30 @@ class TurnEncoder:
         self._seen: set[bytes] = set()
 
     def turns(self, turns: Sequence[Turn]) -> list[EncodedTurn]:
-        """All of them with one call of the compressor."""
+        """Encodes all turns with one call of the compressor."""
         raws: list[bytes] = []
         drafts = [self._draft(turn, raws) for turn in turns]
         frames = self._encoder.compress(raws)
         return [_finish(texts, first, frames) for texts, first in drafts]
 
     def text(self, value: str) -> EncodedText | None:
-        """None for an empty text."""
+        """Encodes one text; None for an empty one."""
         raws: list[bytes] = []
         draft = self._text(value, raws)
         return draft and draft.with_frame(self._encoder.compress(raws))
 
     def tokens(self, sample: Sample) -> tuple[bytes, bytes, bytes]:
+        """Encodes prompt ids, completion ids and log-probabilities."""
         raws = _token_bytes(sample.prompt_ids, sample.completion_ids, sample.logprobs)
         first, second, third = self._encoder.compress(raws)
         return first, second, third
 
     def body(self, value: str) -> Body:
+        """The body of a text, whether or not it was seen recently."""
         return self._encoder.text(value)
 
     def _draft(self, turn: Turn, raws: list[bytes]) -> tuple[tuple[EncodedText | None, ...], int]:
-        """Its texts, still without their frames, and where its tokens are among `raws`."""
+        """Texts without their frames, and the index of the first token array in `raws`."""
         completion = turn.completion
         texts = (
             self._text(turn.prompt_text, raws),
@@ -106,10 +109,10 @@ class TurnEncoder:
         return texts, first
 
     def _text(self, value: str, raws: list[bytes], *, within: str = "") -> EncodedText | None:
-        """What is to be compressed is added to `raws`.
+        """Drafts a text and appends its bytes to `raws` if they must be compressed.
 
         Args:
-            within: a text that is stored before, which may have it as a part.
+            within: a text stored earlier, which may contain this one.
         """
         if not value:
             return None
@@ -151,7 +154,7 @@ def _finish(texts: tuple[EncodedText | None, ...], first: int, frames: list[byte
 
 
 class TextTable:
-    """`texts` of run.db, on the writer's thread."""
+    """The table `texts` of run.db, for the writer's thread."""
 
     def __init__(self, run: sqlite3.Connection, *, encoder: TurnEncoder) -> None:
         self._run = run
@@ -159,10 +162,10 @@ class TextTable:
         self._text_ids: dict[bytes, int] = {}
 
     def put(self, text: EncodedText | None, *, within_id: int | None = None) -> int | None:
-        """The text_id of a text, which is inserted if it is new; None for an empty one.
+        """The text_id of a text, inserted if it is new; None for an empty one.
 
         Args:
-            within_id: of the text that it was encoded beside.
+            within_id: text_id of the text that this one was encoded beside.
         """
         if text is None:
             return None
@@ -175,7 +178,7 @@ class TextTable:
         return text_id
 
     def _insert(self, text: EncodedText, within_id: int | None) -> int:
-        """One statement for a new text, which is nearly always what it is."""
+        """Inserts a text or finds its row; a single statement for a new one, the usual case."""
         body = text.body
         if text.part is not None and within_id is not None:
             body = text.part.body(within_id)

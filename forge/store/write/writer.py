@@ -1,12 +1,12 @@
-"""The one writer of a run: `put` hands records to a thread, `flush` returns when they are on disk.
+"""The single writer of a run: `put` queues records, `flush` returns when they are on disk.
 
-Opened by the supervisor; nobody else opens the databases read-write. What a `put` holds is one
-transaction, committed with its neighbours after 100 ms or 2048 records, and at once when it changes
-the state of the run. Promises: a row whose flush returned survives kill -9 and power loss (WAL,
-synchronous=FULL); the event loop never waits for the disk; after a full disk or an I/O error every
-later put and flush raises MachineError and what was committed stays.
+Opened by the supervisor; nothing else opens the databases read-write. The records of one `put` are
+one transaction, committed with its neighbours after 100 ms or 2048 records, and immediately if they
+change the state of the run. Guarantees: a row whose flush returned survives kill -9 and power loss
+(WAL, synchronous=FULL); the event loop never waits for the disk; after a full disk or an I/O error
+every later put and flush raises MachineError, and committed rows stay.
 
-    put ──queue (bounded)──▶ thread: encode, upsert ──▶ tokens.db, then run.db   ──▶ flush returns
+    put ──queue (bounded)──▶ threads: encode, upsert ──▶ tokens.db, then run.db   ──▶ flush returns
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from forge.store.write.writer_thread import SILENT_AFTER_S, StoreOptions, Writer
 if TYPE_CHECKING:
     from forge.store.write.rows import Record
 
-_LAST_WORDS = (AttemptEnd, Event, ProcessEnd)
-"""What is still written when the disk is nearly full: how the run ended."""
+_FINAL = (AttemptEnd, Event, ProcessEnd)
+"""Records still accepted when the disk is nearly full: how the run ended."""
 
 
 class Writer:
-    """The loop's side: checks, queues and waits. All SQLite work is on the thread."""
+    """The event loop's side: checks, queues and waits. All SQLite work is on the thread."""
 
     def __init__(self, thread: WriterThread) -> None:
         self._thread = thread
@@ -44,28 +44,28 @@ class Writer:
 
     @property
     def backlog(self) -> tuple[int, int]:
-        """Puts that wait for the thread, and the most that may before `put` waits too."""
+        """Number of queued puts, and the maximum before `put` waits."""
         return self._thread.queue.qsize(), self._thread.queue.maxsize
 
     async def put(self, *records: Record) -> None:
-        """Queues records; those of one call are committed together or not at all. Idempotent by key
-        (events apart).
+        """Queues records, which are committed together or not at all. Idempotent by key, except for
+        events.
 
-        Raises MachineError after the disk failed, and, with the records still written, once it has
-        less than `[store] min_free_bytes`.
+        Raises:
+            MachineError: the disk failed; or it has less than `[store] min_free_bytes` free, and
+                the records are still written.
+            Stalled: the queue stayed full for SILENT_AFTER_S.
         """
         self._thread.check(records)
         try:
             self._thread.queue.put_nowait(records)
         except queue.Full:
             await self._wait(lambda: self._thread.put_slowly(records), "take a record")
-        if not all(isinstance(record, _LAST_WORDS) for record in records):
+        if not all(isinstance(record, _FINAL) for record in records):
             self._thread.check_disk()
 
     async def flush(self) -> None:
-        """Returns when everything put before is committed. Raises MachineError where it could not
-        be.
-        """
+        """Returns when everything put before is committed. Raises MachineError if that failed."""
         done: Future[None] = Future()
         self._thread.check(())
         await self._wait(
@@ -87,10 +87,11 @@ class Writer:
 async def open_writer(
     run: Path | RunPaths, table: StoreOptions, *, clock: Callable[[], float] = time.time
 ) -> AsyncIterator[Writer]:
-    """Opens (makes, migrates) run.db and tokens.db and starts the writer; leaving commits all and
-    ends it.
+    """Creates or migrates run.db and tokens.db and runs the writer; commits everything on exit.
 
-    Raises ConfigError on a newer schema and MachineError where the databases cannot be written.
+    Raises:
+        ConfigError: the schema is newer than this forge.
+        MachineError: the databases cannot be written.
     """
     paths = run if isinstance(run, RunPaths) else RunPaths(Path(run))
     thread = WriterThread(paths, table, clock=clock)

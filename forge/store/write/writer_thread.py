@@ -171,7 +171,7 @@ class WriterThread:
 
     def _step(self) -> bool:
         """Writes one batch of the queue, or commits if that is due; False at the end."""
-        self._disk.look(time.monotonic())
+        self._disk.check(time.monotonic())
         try:
             batch = self._encoder.encoded.get(timeout=self._max_wait_s())
         except queue.Empty:
