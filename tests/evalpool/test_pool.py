@@ -1,4 +1,4 @@
-"""The pool with real judges: remembered, retried, restarted, and gone with their supervisor."""
+"""The pool with real judges: caching, retries, restarts, and their end with the supervisor."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_an_honest_kernel_is_correct(pool: Pool) -> None:
     assert verdict.harness
 
 
-async def test_the_same_candidate_is_judged_once_also_at_the_same_time(pool: Pool) -> None:
+async def test_the_same_candidate_is_judged_once_even_in_concurrent_requests(pool: Pool) -> None:
     before = pool.stats()
     code = CODE + "# once"
     async with anyio.create_task_group() as tg:
@@ -79,7 +79,7 @@ async def test_the_same_candidate_is_judged_once_also_at_the_same_time(pool: Poo
     assert sum(after.busy_s.values()) > sum(before.busy_s.values())
 
 
-async def test_infra_faults_are_retried_and_never_remembered(pool: Pool) -> None:
+async def test_infra_faults_are_retried_and_never_cached(pool: Pool) -> None:
     broken = Problem(problem_id="b", source=SOURCE + "1 / 0", family="", level=1, split=Split.GRPO)
     for _ in range(2):
         before = pool.stats().num_infra
@@ -87,10 +87,10 @@ async def test_infra_faults_are_retried_and_never_remembered(pool: Pool) -> None
         assert pool.stats().num_infra == before + 2
 
 
-async def test_a_timeout_is_shared_with_who_waited_but_not_remembered(
+async def test_a_timeout_is_shared_with_waiting_requests_but_not_cached(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A machine that was busy once does not condemn a kernel for the whole run."""
+    """A machine that was busy once does not fail a kernel for the whole run."""
     num_judged = 0
 
     async def judge_twice(problem: Problem, code: str, options: JudgeOptions) -> Verdict:
@@ -117,7 +117,7 @@ async def test_a_zygote_that_dies_is_replaced(pool: Pool, observer: Observer) ->
     assert observer.pids[-1] == judge
 
 
-async def test_a_judge_that_is_killed_leaves_nothing_and_its_request_is_judged_again(
+async def test_a_killed_judge_leaves_no_process_and_its_request_is_judged_again(
     pool: Pool, observer: Observer
 ) -> None:
     judge = observer.pids[-1]
@@ -140,7 +140,7 @@ async def test_a_judge_that_is_killed_leaves_nothing_and_its_request_is_judged_a
 
 
 @pytest.mark.slow
-async def test_nothing_is_left_when_the_supervisor_is_killed() -> None:
+async def test_no_process_remains_after_the_supervisor_is_killed() -> None:
     program = f"""
 import anyio, sys
 from pathlib import Path
@@ -172,7 +172,7 @@ anyio.run(main)
 
 
 @pytest.mark.slow
-async def test_one_candidate_can_be_judged_alone_without_isolation_if_that_was_written() -> None:
+async def test_a_judge_without_isolation_works_if_the_config_allows_it() -> None:
     table = JudgeTable(isolation="none", workers=1)
     with open_socket_dir() as folder:
         async with open_pool(table, socket_dir=folder, log_dir=folder) as alone:
@@ -184,7 +184,7 @@ async def test_one_candidate_can_be_judged_alone_without_isolation_if_that_was_w
 async def test_a_machine_without_a_sandbox_is_a_machine_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """In a user namespace where nobody is mapped, no other namespace can be had."""
+    """In a user namespace without mapped users no other namespace can be made."""
 
     def in_such_a_namespace(name: str, **how: Any) -> ChildSpec:
         spec = judge_spec(name, **how)

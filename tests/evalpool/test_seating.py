@@ -1,4 +1,4 @@
-"""Who judges next and who is trusted: seats without judges, and a keeper with scripted ones."""
+"""Choice of and trust in judges: seats without judges, and a keeper with scripted judges."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def seats_up(num: int, *, capacity: int = 1) -> Seating:
     return seats
 
 
-async def test_the_least_loaded_judge_is_taken_and_none_beyond_its_capacity() -> None:
+async def test_the_least_loaded_judge_is_taken_up_to_its_capacity() -> None:
     seats = seats_up(2, capacity=2)
     taken = [(await seats.take()).name for _ in range(4)]
     assert taken == ["judge-0", "judge-1", "judge-0", "judge-1"]
@@ -67,7 +67,7 @@ async def test_the_least_loaded_judge_is_taken_and_none_beyond_its_capacity() ->
     assert (await seats.take()).name == "judge-1"
 
 
-async def test_who_waits_is_served_in_order() -> None:
+async def test_waiting_requests_are_served_in_order() -> None:
     seats, served = seats_up(1), []
 
     async def wait(number: int) -> None:
@@ -96,7 +96,7 @@ async def test_a_second_try_goes_to_another_judge_while_one_is_up() -> None:
     assert await seats.take(avoid=other) is other
 
 
-def test_the_second_fault_in_a_row_quarantines_and_a_verdict_between_them_forgives() -> None:
+def test_two_faults_in_a_row_quarantine_and_a_verdict_between_them_resets_the_count() -> None:
     seats = seats_up(1)
     seat = seats.seats[0]
     for verdict, state in (
@@ -115,8 +115,8 @@ def test_the_second_fault_in_a_row_quarantines_and_a_verdict_between_them_forgiv
         assert seat.state is state
 
 
-def test_what_failed_beside_a_fault_is_the_same_fault() -> None:
-    """A card that is lost takes all candidates on it along."""
+def test_concurrent_faults_count_as_one() -> None:
+    """A lost card fails all candidates on it."""
     seats = seats_up(1, capacity=8)
     for _ in range(8):
         seats.record_verdict(seats.seats[0], FAULT)
@@ -132,7 +132,7 @@ def test_no_judge_is_blamed_for_a_problem_or_a_candidate() -> None:
 
 
 @pytest.mark.parametrize("reason", ["gpu_memory", "gpu_unavailable"])
-def test_a_card_without_room_is_the_judges_fault_only_where_nobody_else_runs(reason: str) -> None:
+def test_a_full_card_is_the_judges_fault_only_if_no_other_request_runs(reason: str) -> None:
     full = replace(FAULT, reason=reason)
     for num_running, num_faults in ((2, 0), (1, 1)):
         seats = seats_up(1, capacity=8)
@@ -176,7 +176,7 @@ def test_a_verdict_that_may_come_with_a_damaged_card_calls_for_a_canary(
     assert seats.seats[0].is_canary_due is is_due
 
 
-async def test_all_in_quarantine_is_an_infra_error_and_never_a_hang(
+async def test_quarantine_of_all_judges_is_an_infra_error_and_never_a_hang(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(seating, "QUARANTINE_PATIENCE_S", 0.05)
@@ -191,7 +191,7 @@ async def test_all_in_quarantine_is_an_infra_error_and_never_a_hang(
     assert (verdict.status, verdict.reason) == (Status.INFRA_ERROR, "no_judge")
 
 
-async def test_who_waits_learns_when_the_last_judge_is_quarantined(
+async def test_a_waiting_request_ends_after_the_last_judge_is_quarantined(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(seating, "QUARANTINE_PATIENCE_S", 0.05)
@@ -211,7 +211,7 @@ async def test_who_waits_learns_when_the_last_judge_is_quarantined(
 
 
 class Script:
-    """A judge that answers as it is told, and remembers what it was asked."""
+    """A judge with scripted answers that records its requests."""
 
     def __init__(self, *answers: Verdict) -> None:
         self.answers = list(answers)
@@ -259,7 +259,7 @@ async def kept(*scripts: Script) -> AsyncIterator[Pool]:
         tg.cancel_scope.cancel()
 
 
-async def test_a_gpu_fault_is_believed_once_a_canary_was_judged_right() -> None:
+async def test_a_gpu_fault_is_accepted_after_a_canary_passed() -> None:
     script = Script(CRASH)
     async with kept(script) as pool:
         verdict = await pool.judge(PROBLEM, "one")
@@ -271,8 +271,8 @@ async def test_a_gpu_fault_is_believed_once_a_canary_was_judged_right() -> None:
     assert script.num_opened == 1
 
 
-async def test_a_judge_goes_on_while_a_fault_on_its_card_is_looked_into() -> None:
-    """And what it says meanwhile waits, for a canary that was begun after the fault."""
+async def test_a_judge_keeps_working_while_a_canary_checks_its_card() -> None:
+    """Its verdicts meanwhile wait for a canary that starts after the fault."""
     seats = seats_up(1, capacity=4)
     seat, told = seats.seats[0], list[tuple[str, bool]]()
 
@@ -312,7 +312,7 @@ async def test_a_judge_goes_on_while_a_fault_on_its_card_is_looked_into() -> Non
 
 
 @pytest.mark.parametrize("end", ["lost", "left"])
-async def test_nobody_waits_for_the_canary_of_a_judge_that_is_gone(end: str) -> None:
+async def test_no_verdict_waits_for_the_canary_of_a_judge_that_is_gone(end: str) -> None:
     seats = seats_up(1)
     seat = seats.seats[0]
     seats.record_verdict(seat, CRASH)
@@ -333,7 +333,7 @@ async def test_nobody_waits_for_the_canary_of_a_judge_that_is_gone(end: str) -> 
 
 
 @pytest.mark.parametrize("end", ["lost", "left"])
-async def test_what_comes_late_from_a_doubted_judge_that_is_gone_is_given_up(end: str) -> None:
+async def test_late_verdicts_of_a_doubted_judge_that_is_gone_are_discarded(end: str) -> None:
     seats = seats_up(1)
     seat = seats.seats[0]
     seats.record_verdict(seat, CRASH)
@@ -351,7 +351,7 @@ async def test_what_comes_late_from_a_doubted_judge_that_is_gone_is_given_up(end
 
 
 @pytest.mark.parametrize("num_faults", [0, 1])
-def test_a_canary_says_nothing_of_a_fault_that_came_after_it_began(num_faults: int) -> None:
+def test_a_canary_does_not_settle_a_fault_after_its_start(num_faults: int) -> None:
     seats = seats_up(1)
     seat = seats.seats[0]
     seats.record_verdict(seat, CRASH)
@@ -374,7 +374,7 @@ async def test_a_quarantined_judge_is_replaced_before_its_canary() -> None:
     assert script.asked == ["right", "wrong", "one"]
 
 
-async def test_a_judge_whose_canary_finds_no_room_takes_none_until_it_did(
+async def test_a_judge_whose_canary_finds_no_room_takes_no_requests_until_it_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(keeper, "CANARY_PAUSE_S", 0.05)
@@ -399,7 +399,7 @@ async def test_a_judge_whose_canary_finds_no_room_takes_none_until_it_did(
             assert await pool.seating.wait_for_canary(seat)
 
 
-async def test_an_examination_on_a_card_whose_canary_fails_is_made_again() -> None:
+async def test_an_examination_on_a_card_whose_canary_fails_is_repeated() -> None:
     found = Examination(problem_id=PROBLEM.problem_id, flags={}).to_json()
 
     class Examining(Script):
@@ -417,7 +417,7 @@ async def test_an_examination_on_a_card_whose_canary_fails_is_made_again() -> No
     assert whole.asked == ["examine"]
 
 
-async def test_who_is_lost_on_a_doubted_card_is_told_how() -> None:
+async def test_a_request_lost_on_a_doubted_card_names_the_reason() -> None:
     class Silent(Script):
         def answer(self, request: httpx.Request) -> httpx.Response:
             if json.loads(request.content)["code"] == "one":
@@ -429,7 +429,7 @@ async def test_who_is_lost_on_a_doubted_card_is_told_how() -> None:
         assert (await pool.judge(PROBLEM, "one")).reason == "judge_lost"
 
 
-async def test_a_misjudged_kernel_outweighs_one_that_was_not_judged() -> None:
+async def test_a_misjudged_canary_outweighs_an_error_of_the_other() -> None:
     async def ask(problem: ReferenceModule, code: str) -> Verdict:
         if code == canary.WRONG:
             raise ValueError(problem.problem_id)
@@ -438,7 +438,7 @@ async def test_a_misjudged_kernel_outweighs_one_that_was_not_judged() -> None:
     assert "right was judged wrong" in str(await canary.find_fault(ask))
 
 
-async def test_what_was_judged_on_a_card_whose_canary_fails_is_judged_again() -> None:
+async def test_a_verdict_on_a_card_whose_canary_fails_is_repeated() -> None:
     harmed, whole = Script(CRASH, WRONG, WRONG), Script()
     async with kept(harmed, whole) as pool:
         assert (await pool.judge(PROBLEM, "one")).is_correct
@@ -456,7 +456,7 @@ async def test_after_two_failed_canaries_a_judge_is_replaced_and_judges_a_canary
     assert script.num_opened == 2
 
 
-async def test_a_canary_that_meets_another_run_is_judged_again_and_is_no_strike(
+async def test_an_inconclusive_canary_is_repeated_and_is_no_strike(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(keeper, "CANARY_PAUSE_S", 0.001)
@@ -469,7 +469,7 @@ async def test_a_canary_that_meets_another_run_is_judged_again_and_is_no_strike(
     assert script.num_opened == 1
 
 
-async def test_a_canary_that_is_never_judged_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_canary_that_stays_inconclusive_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeper, "CANARY_PAUSE_S", 0.0)
     script = Script(CRASH, *[replace(FAULT, reason="gpu_busy")] * 4 * keeper.MAX_CANARIES)
     async with kept(script) as pool:
@@ -478,7 +478,7 @@ async def test_a_canary_that_is_never_judged_has_failed(monkeypatch: pytest.Monk
     assert script.num_opened == 2
 
 
-async def test_what_a_judge_refuses_as_no_request_is_not_held_against_it() -> None:
+async def test_a_refused_request_is_not_blamed_on_the_judge() -> None:
     class Refusing(Script):
         def answer(self, request: httpx.Request) -> httpx.Response:
             return httpx.Response(422, json={"error": "problem.source: no text"})
@@ -491,7 +491,7 @@ async def test_what_a_judge_refuses_as_no_request_is_not_held_against_it() -> No
         assert pool.seating.seats[0].state is State.UP
 
 
-async def test_a_late_smoke_test_says_nothing_to_who_counts() -> None:
+async def test_a_smoke_verdict_is_not_shared_with_requests_that_count() -> None:
     late = replace(CORRECT, status=Status.TIMEOUT, reason="deadline:correct")
     script = Script(late, CORRECT)
     verdicts: dict[bool, Verdict] = {}
@@ -508,7 +508,7 @@ async def test_a_late_smoke_test_says_nothing_to_who_counts() -> None:
 
 
 @pytest.mark.parametrize("is_quarantined", [True, False])
-async def test_who_waited_for_a_candidate_shares_that_no_judge_was_had(
+async def test_waiting_requests_share_the_error_that_no_judge_is_available(
     monkeypatch: pytest.MonkeyPatch, is_quarantined: bool
 ) -> None:
     monkeypatch.setattr(seating, "QUARANTINE_PATIENCE_S", 0.2)
@@ -530,7 +530,7 @@ async def test_who_waited_for_a_candidate_shares_that_no_judge_was_had(
 
 
 @pytest.mark.parametrize("answer", [[], {}, {"flags": {"no such": ""}}, "x"])
-async def test_an_examination_that_is_lost_is_a_flag_of_its_problem(answer: object) -> None:
+async def test_a_lost_examination_is_a_flag_of_its_problem(answer: object) -> None:
     class Broken(Script):
         def answer(self, request: httpx.Request) -> httpx.Response:
             return httpx.Response(200, json=answer)
@@ -541,14 +541,14 @@ async def test_an_examination_that_is_lost_is_a_flag_of_its_problem(answer: obje
     assert "not an examination" in examination.flags[Flag.CRASH]
 
 
-def test_only_where_times_are_taken_a_request_waits_for_them() -> None:
+def test_a_request_deadline_covers_timings_only_if_times_are_measured() -> None:
     table = JudgeTable(timing_timeout_s=100.0)
     untimed = pool_module.request_timeout_s(table, is_timed=False)
     timed = pool_module.request_timeout_s(table, is_timed=True)
     assert timed - untimed == pool_module.GPU_CAPACITY * 100.0
 
 
-async def test_a_judge_that_stays_broken_stays_out_and_the_other_judges(
+async def test_a_broken_judge_stays_out_and_the_other_takes_all_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(keeper, "FIRST_BACKOFF_S", 0.01)
@@ -564,7 +564,7 @@ async def test_a_judge_that_stays_broken_stays_out_and_the_other_judges(
     assert [name for name in broken.asked if name not in ("right", "wrong")] == ["0"]
 
 
-async def test_a_full_queue_makes_callers_wait_outside_of_it(
+async def test_a_full_queue_makes_further_callers_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pool_module, "MAX_QUEUED", 3)
@@ -582,7 +582,7 @@ async def test_a_full_queue_makes_callers_wait_outside_of_it(
     assert max(lengths) == 2  # and one that is being judged
 
 
-async def test_who_gives_up_leaves_its_place_to_others() -> None:
+async def test_a_cancelled_request_frees_its_place() -> None:
     script = Script()
     async with kept(script) as pool:
         async with anyio.create_task_group() as tg:
@@ -602,20 +602,20 @@ async def test_an_infra_fault_is_judged_again_on_another_judge_once() -> None:
     assert (one.asked[0], other.asked) == ("code", ["code"])
 
 
-async def test_a_runner_killed_twice_is_the_candidates_doing() -> None:
+async def test_a_runner_killed_twice_is_the_candidates_fault() -> None:
     one, other = Script(KILLED), Script(KILLED)
     async with kept(one, other) as pool:
         verdict = await pool.judge(PROBLEM, "code")
         assert (verdict.status, verdict.reason) == (Status.RUNTIME_ERROR, "killed")
 
 
-async def test_a_runner_killed_once_is_judged_as_it_then_behaves() -> None:
+async def test_a_runner_killed_once_gets_the_second_verdict() -> None:
     one, other = Script(KILLED), Script(WRONG)
     async with kept(one, other) as pool:
         assert (await pool.judge(PROBLEM, "code")).reason == "mismatch"
 
 
-async def test_correctness_is_remembered_and_a_time_never_is() -> None:
+async def test_correctness_is_cached_and_a_time_never_is() -> None:
     timed = replace(CORRECT, timing=TIMES)
     script = Script(timed, timed)
     async with kept(script) as pool:
@@ -626,8 +626,8 @@ async def test_correctness_is_remembered_and_a_time_never_is() -> None:
         assert script.asked == ["code", "code"]
 
 
-async def test_what_is_remembered_took_no_seconds_of_a_judge() -> None:
-    """Else the phases of a run's turns come to more than their judging, less its queue."""
+async def test_a_cached_verdict_has_no_phase_seconds() -> None:
+    """Otherwise the phases of a run's turns would add up to more than the time of judging."""
     phases = {"compile": 0.5, "correct": 0.25}
     script = Script(replace(WRONG, phase_s=phases))
     async with kept(script) as pool:
@@ -643,7 +643,7 @@ async def test_a_wrong_candidate_is_not_judged_again_to_be_timed() -> None:
     assert script.asked == ["code"]
 
 
-async def test_what_was_found_while_timing_is_not_remembered() -> None:
+async def test_a_failure_while_timing_is_not_cached() -> None:
     script = Script(replace(CORRECT, status=Status.REJECTED, reason="clock", phase_s={"time": 0.1}))
     async with kept(script) as pool:
         assert (await pool.judge(PROBLEM, "code")).reason == "clock"
@@ -660,7 +660,7 @@ async def test_a_verdict_of_another_kind_of_judge_is_not_reused() -> None:
     assert script.asked == ["code", "code"]
 
 
-async def test_a_full_server_is_asked_again_when_it_says() -> None:
+async def test_a_full_server_is_asked_again_after_the_pause_that_it_names() -> None:
     script, num_refused = Script(), 2
 
     def answer(request: httpx.Request) -> httpx.Response:

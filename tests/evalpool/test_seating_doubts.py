@@ -1,4 +1,4 @@
-"""Whom `Seating.vouched` believes, in any order of faults, canaries and ends of judges."""
+"""`Seating.wait_for_canary` in any order of faults, canaries and ends of judges."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EVENTS = (*WHILE_IT_LIVES, "lost", "left", "sit")
 
 
 class History:
-    """A seat that is told what its pool and its keeper may tell it, and what that must lead to."""
+    """A seat with the calls of pool and keeper, and the state that must follow."""
 
     def __init__(self) -> None:
         self.seats = Seating([Seat("judge-0", capacity=4)])
@@ -34,25 +34,25 @@ class History:
         self.seats.judge_opened(self.seat, CLIENT, is_trusted=True)
         self.now = 0
         self.faults = list[int]()
-        """When something spoke against the card."""
-        self.vouched_from = list[int]()
-        """When the canaries that were judged right began, each of the judge that sits there."""
+        """Times of faults on the card."""
+        self.passed_from = list[int]()
+        """Start times of the canaries that the current judge passed."""
         self.canary: int | None = None
-        self.told = dict[int, tuple[bool, bool]]()
-        """When a verdict was heard: what was said of its card, and what could be said."""
+        self.results = dict[int, tuple[bool, bool]]()
+        """Verdicts by time, with the result of the wait and the possible results."""
         self.num_asked = 0
 
     async def ask(self, *, at: int) -> None:
         is_whole = await self.seats.wait_for_canary(self.seat)
         last = max((fault for fault in self.faults if fault <= at), default=None)
-        is_known = last is None or any(began > last for began in self.vouched_from)
-        self.told[at] = (is_whole, is_known)
+        is_known = last is None or any(began > last for began in self.passed_from)
+        self.results[at] = (is_whole, is_known)
 
     def happen(self, event: str) -> bool:
-        """Whether a verdict was heard, that asks whether it may be believed."""
+        """A verdict arrives and waits for its canary."""
         self.now += 1
         seats, seat = self.seats, self.seat
-        is_minded = seat.client is not None and not seat.is_lost
+        has_judge = seat.client is not None and not seat.is_lost
         match event:
             case "correct" | "crash" | "infra":
                 verdict = {"correct": CORRECT, "crash": CRASH, "infra": INFRA}[event]
@@ -60,16 +60,16 @@ class History:
                     self.faults.append(self.now)
                 seats.record_verdict(seat, verdict)
                 return verdict is not INFRA
-            case "begin" if is_minded and self.canary is None:
+            case "begin" if has_judge and self.canary is None:
                 self.canary = self.now
                 seats.canary_started(seat)
-            case "silent" if is_minded and self.canary is not None:
+            case "silent" if has_judge and self.canary is not None:
                 seats.canary_inconclusive(seat, why="gpu_memory")
             case "right" | "failed" if self.canary is not None:
                 if event == "failed" and seat.client is not None:
                     self.faults.append(self.now)
                 if event == "right" and seat.client is not None:
-                    self.vouched_from.append(self.canary)
+                    self.passed_from.append(self.canary)
                 self.canary = None
                 seats.canary_judged(seat, fault=None if event == "right" else "misjudged")
             case "lost":
@@ -79,7 +79,7 @@ class History:
                 seats.judge_closed(seat)
             case "sit" if seat.client is None and self.canary is None:
                 self.faults.clear()
-                self.vouched_from.clear()
+                self.passed_from.clear()
                 seats.judge_opened(seat, CLIENT, is_trusted=False)
             case _:
                 pass
@@ -88,10 +88,10 @@ class History:
 
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(EVENTS), max_size=30))
-def test_nobody_is_told_that_a_card_is_whole_unless_a_later_canary_says_so(
+def test_a_verdict_is_confirmed_only_by_a_later_canary(
     events: list[str],
 ) -> None:
-    """And who waits, waits for a canary of a judge that lives."""
+    """A verdict waits only while its judge lives."""
 
     async def play() -> None:
         history = History()
@@ -100,21 +100,21 @@ def test_nobody_is_told_that_a_card_is_whole_unless_a_later_canary_says_so(
                 if history.happen(event):
                     history.num_asked += 1
                     tg.start_soon(lambda at: history.ask(at=at), history.now)
-                for _ in range(2):  # who begins to wait, and who is told
+                for _ in range(2):  # one to begin waiting, one to be released
                     await anyio.lowlevel.checkpoint()
-                num_waiting = history.num_asked - len(history.told)
+                num_waiting = history.num_asked - len(history.results)
                 seat = history.seat
                 assert not num_waiting or (seat.is_doubted and seat.client is not None)
             history.happen("left")
-        assert len(history.told) == history.num_asked
-        assert all(is_known for is_whole, is_known in history.told.values() if is_whole)
+        assert len(history.results) == history.num_asked
+        assert all(is_known for is_whole, is_known in history.results.values() if is_whole)
 
     anyio.run(play)
 
 
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(WHILE_IT_LIVES), max_size=30))
-def test_a_canary_releases_no_judge_from_what_came_after_it_began(events: list[str]) -> None:
+def test_a_canary_settles_no_fault_after_its_start(events: list[str]) -> None:
     history, is_outdated = History(), False
     for event in events:
         before = history.seat.state

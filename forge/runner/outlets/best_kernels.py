@@ -1,5 +1,6 @@
-"""What is better than everything before it in a run: evaluations and kernels. Asked every few
-seconds by `notify`, in a worker thread; each look reads only the rows since the last one.
+"""New bests of a run: evaluations and kernels that beat all earlier ones.
+
+Called by `notify` every few seconds in a worker thread; each look reads only new rows.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from forge.store.layout import RunPaths
 
 MARGIN = 1.1
-"""A kernel is worth a message if it is so many times as fast as the best before it."""
+"""A kernel is reported if it is this many times as fast as the best before it."""
 
 EVALUATIONS = """
 SELECT evaluation_id, stage, pass_at_1, ci_low, ci_high, num_problems, num_samples, max_turns
@@ -31,7 +32,7 @@ ORDER BY t.turn_row
 
 
 class Bests:
-    """The best so far. What the run had before the first look is not news."""
+    """The best results so far. Results before the first look are not reported."""
 
     def __init__(self, paths: RunPaths) -> None:
         self._paths = paths
@@ -39,11 +40,11 @@ class Bests:
         self._last_evaluation = 0
         self._last_turn = 0
         self._pass_at_1: dict[tuple[int, int, int], float] = {}
-        """By problems, samples and turns: evaluations of another size measure something else."""
+        """Best pass@1 by problems, samples and turns, since other sizes are not comparable."""
         self._speedup = 1.0
 
     def look(self) -> list[tuple[str, dict[str, Any]]]:
-        """What is better than all before: a line and its figures each."""
+        """New bests since the last look: a message and its figures each."""
         if self._reader is None:
             self._reader = RunReader(self._paths)
             self._take_past(self._reader)
@@ -51,13 +52,13 @@ class Bests:
         return [*self._new_evaluations(self._reader), *self._new_kernels(self._reader)]
 
     def summary(self) -> str:
-        """The last evaluation in words; empty where there is none."""
+        """Message of the last evaluation; empty without one."""
         with RunReader(self._paths) as reader:
             row = reader.one("SELECT * FROM evaluations ORDER BY at DESC LIMIT 1")
         return "" if row is None else _evaluation_line(row)
 
     def close(self) -> None:
-        """Lets the run's files go."""
+        """Closes the run's database."""
         if self._reader is not None:
             self._reader.close()
 
@@ -75,13 +76,13 @@ class Bests:
             before, now = self._pass_at_1.get(size), row["pass_at_1"]
             if before is not None and now > before:
                 data = {name: row[name] for name in ("stage", "pass_at_1", "ci_low", "ci_high")}
-                line = f"{_evaluation_line(row)}; {percent(before)} was the best before"
+                line = f"{_evaluation_line(row)}; {percent(before)} was the best so far"
                 found.append((line, data))
             self._pass_at_1[size] = now if before is None else max(before, now)
         return found
 
     def _new_kernels(self, reader: RunReader) -> list[tuple[str, dict[str, Any]]]:
-        """The fastest of those since the last look, if it beats all before by MARGIN."""
+        """The fastest kernel since the last look, if it beats the best so far by MARGIN."""
         self._last_turn, since = (
             reader.value("SELECT coalesce(max(turn_row), 0) FROM turns"), self._last_turn,
         )  # fmt: skip

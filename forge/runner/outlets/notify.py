@@ -1,8 +1,8 @@
-"""`[notify]`: telling a person how an attempt ended, and of a new best while it goes on.
+"""`[notify]`: notifies a person how an attempt ended, and of each new best while it runs.
 
-Opened by the run beside its store. What is new is read from the store every few seconds, in a
-worker thread; each telling is a child process with a deadline (`notify_child`), so that neither a
-command that hangs nor a webhook that is silent can hold the run up. What could not be told is an
+Opened by the run beside its store. New bests are read from the store every few seconds, in a worker
+thread. Each notification is sent by a child process with a deadline (`notify_child`), so that
+neither a command that hangs nor a silent webhook delays the run. A notification that fails is an
 event `notify_failed` and a warning line, and never fails a run.
 """
 
@@ -15,7 +15,7 @@ import time
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -29,7 +29,7 @@ from forge.runner.outlets.best_kernels import Bests
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     from forge.config.schema.outlets import NotifyTable
     from forge.runner.live.console import Console
@@ -38,20 +38,22 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 LOOK_EVERY_S = 5.0
 START_S = 10.0
-"""For the child's own start, beside `[notify] timeout_s`."""
+"""Allowance for the start of the child, added to `[notify] timeout_s`."""
 LONGEST_MESSAGE = 1000
-"""Characters; a failure may carry lines of a log."""
+"""Maximum characters; a failure may carry lines of a log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """What a person is told."""
+    """A notification."""
 
     run: str
     event: str
-    """As `[notify] on` names it."""
+    """Name of the event in `[notify] on`."""
     message: str
     run_dir: str
     at: float
@@ -59,14 +61,14 @@ class Notice:
     data: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """The command's stdin and the webhook's body. `text` is what Slack and Mattermost show,
-        `content` what Discord does.
+        """The command's stdin and the webhook's body. Slack and Mattermost show `text`, Discord
+        shows `content`.
         """
         line = f"forge: {self.run} {self.event}: {self.message}"
         return {**asdict(self), "text": line, "content": line}
 
     def to_env(self) -> dict[str, str]:
-        """The command's variables."""
+        """Environment variables of the command."""
         return {
             "FORGE_RUN": self.run,
             "FORGE_EVENT": self.event,
@@ -79,7 +81,7 @@ class Notice:
 async def open_notifier(
     table: NotifyTable, paths: RunPaths, *, attempt: int, writer: Writer, console: Console
 ) -> AsyncIterator[None]:
-    """Tells of new bests while inside, and at the end how it ended. Without `[notify]` nothing."""
+    """Notifies of new bests while open, and of the ending. Does nothing without `[notify]`."""
     if not table.is_configured:
         yield
         return
@@ -97,7 +99,7 @@ async def open_notifier(
 
 
 class Notifier:
-    """One attempt's."""
+    """Sends the notifications of one attempt."""
 
     def __init__(
         self,
@@ -114,36 +116,37 @@ class Notifier:
         self._num_sent = 0
 
     async def follow(self) -> None:
-        """Tells of what is better than all before, until cancelled."""
+        """Notifies of new bests until cancelled."""
         while True:
-            await self._tell_bests()
+            await self._send_bests()
             await anyio.sleep(LOOK_EVERY_S)
 
     async def end(self, ending: Ending) -> None:
-        """Tells what is left and how it ended. Returns within two deadlines, cancelled or not."""
+        """Notifies of the last bests and of the ending. Returns within two deadlines, even if
+        cancelled."""
         event = event_of(ending)
         with anyio.CancelScope(shield=True):
             if "best" in self._table.on:
-                await self._tell_bests()
+                await self._send_bests()
             if event in self._table.on:
-                words = ending.message or await self._look(self._bests.summary) or "done"
-                await self.tell(event, words, {"exit_code": ending.code})
+                message = ending.message or await self._read(self._bests.summary) or "done"
+                await self.send(event, message, {"exit_code": ending.code})
             self._bests.close()
 
-    async def tell(self, event: str, message: str, data: Mapping[str, Any]) -> None:
-        """Runs the command and posts to the webhook. Never raises for what they do."""
+    async def send(self, event: str, message: str, data: Mapping[str, Any]) -> None:
+        """Runs the command and posts to the webhook. Never raises if they fail."""
         notice = Notice(
             run=self._paths.name, event=event, message=printable(message)[:LONGEST_MESSAGE],
             run_dir=str(self._paths.root), at=time.time(), data=data,
         )  # fmt: skip
-        failure = await self._send(notice)
+        failure = await self._run_sender(notice)
         if failure is None:
-            log.info("told of %s: %s", event, message)
+            log.info("notified of %s: %s", event, message)
             return
-        line = f"could not tell of {event}: {failure[-LONGEST_MESSAGE:]}"
+        line = f"could not notify of {event}: {failure[-LONGEST_MESSAGE:]}"
         log.warning("%s", line)
         self._console.say(f"warning: [notify] {printable(line)}")
-        with suppress(ForgeError):  # of the store: it may be what there was to tell
+        with suppress(ForgeError):  # of the store, which may be the reason of the ending
             await self._writer.put(
                 Event(
                     at=time.time(), kind="notify_failed", message=line,
@@ -151,22 +154,22 @@ class Notifier:
                 )
             )  # fmt: skip
 
-    async def _tell_bests(self) -> None:
-        for message, data in await self._look(self._bests.look) or ():
-            await self.tell("best", message, data)
+    async def _send_bests(self) -> None:
+        for message, data in await self._read(self._bests.look) or ():
+            await self.send("best", message, data)
 
-    async def _look(self, call: Any) -> Any:
-        """What a question to the store comes to; None where it has no answer. The boundary: a
-        notification is never worth a run.
+    async def _read(self, call: Callable[[], T]) -> T | None:
+        """Result of a call that reads the store; None if it fails. Any exception ends here, since
+        no notification may fail a run.
         """
         try:
             return await anyio.to_thread.run_sync(call)
         except Exception:
-            log.warning("looking for a new best failed", exc_info=True)
+            log.warning("could not read the store for a notification", exc_info=True)
             return None
 
-    async def _send(self, notice: Notice) -> str | None:
-        """Why it could not be told; None where it was."""
+    async def _run_sender(self, notice: Notice) -> str | None:
+        """Sends a notice by a child process. Returns why it failed; None if it did not."""
         self._num_sent += 1
         table = self._table
         url = table.webhook or (os.environ.get(table.webhook_env) if table.webhook_env else None)
@@ -201,5 +204,5 @@ class Notifier:
 
 
 def event_of(ending: Ending) -> str:
-    """`done`, `stalled`, `stopped` or `failed`."""
+    """Event of an ending: `done`, `stalled`, `stopped` or `failed`."""
     return {0: "done", 5: "stalled", 130: "stopped"}.get(ending.code, "failed")

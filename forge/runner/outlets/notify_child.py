@@ -1,7 +1,7 @@
-"""The child process that tells a person once: runs the command, posts to the webhook, and ends.
+"""The child process that sends one notification: runs the command, posts to the webhook, and ends.
 
-Exit 0 where both were done in time, else 1 with a line each in its log. What the command leaves
-running ends with this process, whose group the supervisor sweeps.
+Exits with 0 if both succeed in time, else with 1 and a line for each failure in its log. Processes
+that the command leaves behind end with this one, whose group the supervisor kills.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from typing import Any, NamedTuple
 from forge.process.lease import hold_lease
 
 LONGEST_OUTPUT = 64_000
-"""Bytes of what a command prints that its log keeps."""
-LAST_WORDS_S = 0.5
-"""For what it printed at its end; what it left running may hold its output open."""
+"""Bytes of the command's output that the log keeps."""
+LAST_OUTPUT_S = 0.5
+"""Wait for the last output of a command; processes that it left behind may hold the pipe open."""
 
 
 def main() -> None:
     """Entry point of the child."""
     config = hold_lease()
-    failures = list(tell(config))
+    failures = list(send(config))
     sys.stderr.writelines(f"{line}\n" for line in failures)
     sys.exit(1 if failures else 0)
 
 
-def tell(config: Mapping[str, Any]) -> Iterator[str]:
-    """Does what the config asks within its `timeout_s`; yields what went wrong."""
+def send(config: Mapping[str, Any]) -> Iterator[str]:
+    """Runs the command and posts to the webhook within `timeout_s`; yields each failure."""
     deadline = time.monotonic() + config["timeout_s"]
     body = json.dumps(config["body"])
     command = _start(config) if config["command"] else None
@@ -46,33 +46,33 @@ def tell(config: Mapping[str, Any]) -> Iterator[str]:
 
 class _Started(NamedTuple):
     process: subprocess.Popen[bytes]
-    keeper: threading.Thread
+    reader: threading.Thread
 
 
 def _start(config: Mapping[str, Any]) -> _Started | str:
     try:
-        output, words = os.pipe()
+        output, write_end = os.pipe()
         try:
             process = subprocess.Popen(
                 ["/bin/sh", "-c", config["command"]],
                 stdin=subprocess.PIPE,
-                stdout=words,
-                stderr=words,
+                stdout=write_end,
+                stderr=write_end,
                 cwd=config["cwd"],
                 env={**os.environ, **config["env"]},
             )
         finally:
-            os.close(words)
+            os.close(write_end)
     except OSError as error:
         return f"command: cannot be started: {error.strerror}"
-    keeper = threading.Thread(target=_keep, args=(output,), daemon=True)
-    keeper.start()
-    return _Started(process, keeper)
+    reader = threading.Thread(target=_copy_output, args=(output,), daemon=True)
+    reader.start()
+    return _Started(process, reader)
 
 
-def _keep(output: int) -> None:
-    """The first words go to the log, and all others nowhere: a command that prints without end
-    must not fill the run's disk.
+def _copy_output(output: int) -> None:
+    """Copies the first output to the log and drops the rest: a command that prints without end must
+    not fill the disk.
     """
     left = LONGEST_OUTPUT
     while part := os.read(output, 1 << 16):
@@ -88,23 +88,23 @@ def _finish(started: _Started, body: str, *, deadline: float) -> Iterator[str]:
         process.kill()
         yield "command: did not end in time"
         return
-    started.keeper.join(LAST_WORDS_S)
+    started.reader.join(LAST_OUTPUT_S)
     if process.returncode:
         yield f"command: exit {process.returncode}"
 
 
 def _post(url: str, body: str, *, timeout_s: float) -> Iterator[str]:
-    """A URL's path may be its secret: errors name the host."""
+    """Posts to the webhook. Errors name only the host, since the path of a URL may be secret."""
     import httpx
 
     try:
         host = httpx.URL(url).host
     except (ValueError, httpx.InvalidURL):
-        yield "webhook: its URL is none"
+        yield "webhook: its URL is invalid"
         return
     headers = {"Content-Type": "application/json"}
     try:
-        # The body is not read: it may be long, or never end.
+        # The response body is not read: it may be long or endless.
         with httpx.stream("POST", url, content=body, headers=headers, timeout=timeout_s) as answer:
             if not answer.is_success:
                 yield f"webhook at {host}: HTTP {answer.status_code}"

@@ -1,7 +1,7 @@
-"""The report that a run leaves when it ends, done, stopped or failed: `report.html` beside run.db.
+"""The report that a run writes at any ending: `report.html` beside run.db.
 
-Called by `run.py` once the run is recorded, its lock let go and its cards given back. A child makes
-it, within a deadline: what is wrong with it is a line for people, never the run's own ending.
+Called by `run.py` after the ending is recorded and lock and cards are released. A child process
+makes it within a deadline. A failure is a line on the console and never changes the run's ending.
 """
 
 from __future__ import annotations
@@ -29,31 +29,33 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DEADLINE_S = 10.0
-"""It takes 2 s of a core, whatever the size of the run; a run's end shall not wait for more."""
+"""Maximum delay of a run's end. A report takes 2 s of a core for a run of any size."""
 
 
 @contextmanager
 def report_at_end(console: Console) -> Iterator[list[RunPaths]]:
-    """Leaves the report of each run that was put on the list, however this block ends."""
+    """Writes the report of each run in the yielded list when the block ends, also by an error."""
     runs: list[RunPaths] = []
     try:
         yield runs
     finally:
         for paths in runs:
-            leave_report(paths, console)
+            write_at_end(paths, console)
 
 
-def leave_report(paths: RunPaths, console: Console) -> None:
-    """Writes it and says where it is. Raises nothing: a Ctrl-C meanwhile is for the report alone.
-    A run that came to no stage has nothing to report."""
+def write_at_end(paths: RunPaths, console: Console) -> None:
+    """Writes the report of a run and prints its path; none for a run that began no stage.
+
+    Raises nothing: a Ctrl-C ends only the report.
+    """
     again = f'"forge report {paths.name}" writes it'
     try:
         if not _has_begun(paths):
             return
         console.say(anyio.run(_make, paths) or f"the report took over {DEADLINE_S:.0f} s; {again}")
     except KeyboardInterrupt:
-        console.say(f"the report was left out; {again}")
-    except Exception as error:  # boundary: nothing in a report is worth a run's ending
+        console.say(f"the report was skipped; {again}")
+    except Exception as error:  # boundary: no failure of a report may change the ending
         log.warning("report: %s", error)
         console.say(f"no report: {printable(str(error)).splitlines()[0][:200]}; {again}")
 
@@ -66,7 +68,7 @@ def _has_begun(paths: RunPaths) -> bool:
 
 
 async def _make(paths: RunPaths) -> str:
-    """Where it is, in words; empty where the deadline was first."""
+    """Message with the report's path; empty if the deadline passed."""
     spec = ChildSpec(
         name="report",
         argv=(sys.executable, "-m", "forge.runner.outlets.report_child"),

@@ -1,4 +1,4 @@
-"""The child process that writes a run's report. Its last line is where it is, or what was wrong."""
+"""The child process that writes a run's report. Its last line is the path or the error."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from forge.process.lease import hold_lease
 
 
 def main() -> None:
+    """Entry point of the child."""
     config = hold_lease()
     from forge.errors import ForgeError
     from forge.store.layout import RunPaths
     from forge.views.report import write_report
 
     try:
-        words, code = str(write_report(RunPaths(Path(config["root"])))), 0
+        line, code = str(write_report(RunPaths(Path(config["root"])))), 0
     except ForgeError as error:
-        words, code = str(error), 1
-    sys.stderr.write(f"{words}\n")
+        line, code = str(error), 1
+    sys.stderr.write(f"{line}\n")
     sys.exit(code)
 
 

@@ -1,4 +1,4 @@
-"""What a person sees at the end: the evaluations, the best kernel, and where to look further."""
+"""Summary on the console at the end: evaluations, the best kernel, and further commands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PEAK = "SELECT stage, max(value) FROM metrics WHERE key = 'train/peak_bytes/max'
 
 
 def show_summary(paths: RunPaths, console: Console, placement: Placement | None = None) -> None:
-    """Print it, as `forge show` does; and what trainers took of a GPU beside what was planned."""
+    """Prints the summary as `forge show` does, and the peak GPU memory of trainers."""
     if console.quiet:
         return
     from forge.views.run.show import render_best_kernel, render_evaluations, show_run
@@ -37,11 +37,11 @@ def show_summary(paths: RunPaths, console: Console, placement: Placement | None 
         f"sql {name} --named failures",
         f"chat {name}",
     )
-    console.say("look further:  " + "  ·  ".join(f"forge {command}" for command in commands))
+    console.say("more:  " + "  ·  ".join(f"forge {command}" for command in commands))
 
 
 def _peaks(paths: RunPaths, placement: Placement | None) -> Iterator[str]:
-    """A line a stage: the widest rank, measured; and what the plan had thought of it."""
+    """A line for each stage: measured and planned peak of the largest rank."""
     if placement is None or not placement.train:
         return
     from forge.store.reader import open_run

@@ -1,16 +1,14 @@
-"""`[notify]`: a person is told of how a run ended and of new bests, and no run waits or fails for
-it."""
+"""`[notify]`: the ending and new bests of a run are sent, and never delay or fail the run."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import sqlite3
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -22,12 +20,12 @@ from forge.config.schema.outlets import NotifyTable
 from forge.errors import ConfigError, MachineError, Stalled, Stopped
 from forge.exits import ending_of
 from forge.records import Purpose, Status
-from forge.runner.live.console import Console
 from forge.runner.outlets.best_kernels import Bests
-from forge.runner.outlets.notify import LONGEST_MESSAGE, Notice, open_notifier
+from forge.runner.outlets.notify import LONGEST_MESSAGE, Notice
 from forge.store.layout import RunPaths
 from forge.store.write.writer import open_writer
 from forge.views.text.terminal import printable
+from tests.runner.outlets.notifying import Said, events, notified
 from tests.runner.test_run import Supervised
 from tests.store.storefactory import (
     Options,
@@ -42,37 +40,10 @@ from tests.store.storefactory import (
 pytestmark = pytest.mark.anyio
 
 
-class Said(Console):
-    """A console that keeps what it is told to say."""
-
-    def __init__(self) -> None:
-        super().__init__(quiet=True)
-        self.lines: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
-
-
 @pytest.fixture
 def paths(tmp_path: Path) -> RunPaths:
     make_root(tmp_path / "toy-1")
     return RunPaths(tmp_path / "toy-1")
-
-
-@asynccontextmanager
-async def notified(paths: RunPaths, console: Said | None = None, **keys: Any):
-    """A store with a notifier beside it, as `_supervise` opens them."""
-    table = NotifyTable(**{"timeout_s": 5.0, **keys})
-    async with open_writer(paths, Options()) as writer:
-        await writer.put(attempt(), problem())
-        await writer.flush()
-        async with open_notifier(table, paths, attempt=1, writer=writer, console=console or Said()):
-            yield writer
-
-
-def events(paths: RunPaths) -> list[tuple[str, str]]:
-    with closing(sqlite3.connect(paths.run_db)) as db:
-        return db.execute("SELECT kind, message FROM events").fetchall()
 
 
 @contextmanager
@@ -133,7 +104,7 @@ async def test_a_command_gets_variables_and_json(paths: RunPaths, tmp_path: Path
         (Stopped("stopped at step 3"), "stopped"),
     ],
 )
-async def test_how_a_run_ended_is_told_as_it_is(
+async def test_each_ending_has_its_event(
     paths: RunPaths, tmp_path: Path, error: Exception, event: str
 ) -> None:
     command = f'echo "$FORGE_EVENT: $FORGE_MESSAGE" > {tmp_path}/said'
@@ -149,7 +120,7 @@ async def test_how_a_run_ended_is_told_as_it_is(
     assert str(error) in said
 
 
-async def test_what_is_not_asked_for_is_not_told(paths: RunPaths, tmp_path: Path) -> None:
+async def test_events_that_are_not_configured_are_not_sent(paths: RunPaths, tmp_path: Path) -> None:
     async with notified(paths, command=f"touch {tmp_path}/told", on=["failed"]):
         pass
     assert not (tmp_path / "told").exists()
@@ -170,7 +141,7 @@ async def test_a_command_that_hangs_is_ended_with_all_it_started(
     async with notified(paths, console, command=command, timeout_s=0.5):
         pass
     assert time.monotonic() - began < 10
-    words = "could not tell of done: command: did not end in time"
+    words = "could not notify of done: command: did not end in time"
     assert events(paths) == [("notify_failed", words)]
     assert console.lines == [f"warning: [notify] {words}"]
     for pid in (tmp_path / "pid").read_text().split():
@@ -187,7 +158,7 @@ def _is_running(pid: str) -> bool:
 async def test_a_command_that_fails_is_an_event(paths: RunPaths) -> None:
     async with notified(paths, command="exit 3"):
         pass
-    assert events(paths) == [("notify_failed", "could not tell of done: command: exit 3")]
+    assert events(paths) == [("notify_failed", "could not notify of done: command: exit 3")]
 
 
 async def test_a_webhook_gets_the_json(paths: RunPaths) -> None:
@@ -200,7 +171,7 @@ async def test_a_webhook_gets_the_json(paths: RunPaths) -> None:
     assert events(paths) == []
 
 
-async def test_a_webhook_may_be_named_by_a_variable(
+async def test_the_url_of_a_webhook_may_come_from_a_variable(
     paths: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with web_server() as (url, got):
@@ -214,7 +185,7 @@ async def test_a_webhook_may_be_named_by_a_variable(
     ("keys", "words"),
     [({"status": 500}, "HTTP 500"), ({"delay_s": 3.0}, "ReadTimeout")],
 )
-async def test_a_webhook_that_fails_is_told_without_its_secret(
+async def test_a_failed_webhook_is_reported_without_its_secret(
     paths: RunPaths, keys: dict[str, Any], words: str
 ) -> None:
     console = Said()
@@ -222,7 +193,7 @@ async def test_a_webhook_that_fails_is_told_without_its_secret(
         async with notified(paths, console, webhook=url, timeout_s=1.0):
             pass
     assert events(paths) == [
-        ("notify_failed", f"could not tell of done: webhook at 127.0.0.1: {words}")
+        ("notify_failed", f"could not notify of done: webhook at 127.0.0.1: {words}")
     ]
     left = [
         path.read_text()
@@ -232,17 +203,17 @@ async def test_a_webhook_that_fails_is_told_without_its_secret(
     assert "s3cret" not in "".join([*left, *console.lines])
 
 
-async def test_a_webhook_that_nobody_serves_is_an_event(paths: RunPaths) -> None:
+async def test_an_unreachable_webhook_is_an_event(paths: RunPaths) -> None:
     with web_server() as (url, _):
         pass
     async with notified(paths, webhook=url):
         pass
     assert events(paths) == [
-        ("notify_failed", "could not tell of done: webhook at 127.0.0.1: ConnectError")
+        ("notify_failed", "could not notify of done: webhook at 127.0.0.1: ConnectError")
     ]
 
 
-async def test_a_store_that_failed_does_not_hide_why(paths: RunPaths, tmp_path: Path) -> None:
+async def test_a_failed_store_does_not_hide_the_reason(paths: RunPaths, tmp_path: Path) -> None:
     try:
         async with notified(paths, command="exit 1") as writer:
             writer._thread.failure = MachineError("disk full")
@@ -252,7 +223,7 @@ async def test_a_store_that_failed_does_not_hide_why(paths: RunPaths, tmp_path: 
     assert ended.message == "the cause"
 
 
-async def test_a_new_best_is_told_while_the_run_goes_on(
+async def test_a_new_best_is_sent_while_the_run_continues(
     paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("forge.runner.outlets.notify.LOOK_EVERY_S", 0.05)
@@ -268,11 +239,11 @@ async def test_a_new_best_is_told_while_the_run_goes_on(
             while not said.exists():  # noqa: ASYNC110 - written by another process
                 await anyio.sleep(0.05)
     lines = said.read_text().splitlines()
-    assert lines[0] == "best: eval-2: pass@1 50.0 % (25.0 to 75.0); 25.0 % was the best before"
+    assert lines[0] == "best: eval-2: pass@1 50.0 % (25.0 to 75.0); 25.0 % was the best so far"
     assert lines[1].startswith("done: ")
 
 
-def test_what_a_model_wrote_is_told_in_printable_words() -> None:
+def test_text_of_a_model_is_sent_as_printable_text() -> None:
     evil = "x\x00y\x1b[2J" * 1000
     notice = Notice(
         run="r", event="failed", message=printable(evil)[:LONGEST_MESSAGE], run_dir="/", at=0.0
@@ -280,7 +251,7 @@ def test_what_a_model_wrote_is_told_in_printable_words() -> None:
     assert all("\x00" not in value and "\x1b" not in value for value in notice.to_env().values())
 
 
-async def test_only_what_beats_all_before_is_a_best(paths: RunPaths) -> None:
+async def test_only_a_result_better_than_all_earlier_ones_is_a_best(paths: RunPaths) -> None:
     def kernel(number: int, speed: float, status: Status = Status.CORRECT) -> Any:
         played = group(number, [[status]], purpose=Purpose.TRAIN, speed=timing(speed))
         return dataclasses.replace(played, step=number)
@@ -308,11 +279,11 @@ async def test_only_what_beats_all_before_is_a_best(paths: RunPaths) -> None:
         small = dataclasses.replace(evaluation("d", step=4, at=5.0, pass_at_1=0.9), num_problems=1)
         assert await after(small) == []  # the first of its size
         [line] = await after(evaluation("e", step=5, at=6.0, pass_at_1=0.6))
-        assert line.endswith("50.0 % was the best before")
+        assert line.endswith("50.0 % was the best so far")
     bests.close()
 
 
-async def test_what_an_earlier_attempt_reached_is_no_news(paths: RunPaths) -> None:
+async def test_bests_of_an_earlier_attempt_are_not_sent_again(paths: RunPaths) -> None:
     async with open_writer(paths, Options()) as writer:
         await writer.put(attempt(), evaluation(pass_at_1=0.5))
         await writer.flush()
@@ -325,10 +296,10 @@ async def test_what_an_earlier_attempt_reached_is_no_news(paths: RunPaths) -> No
     bests.close()
 
 
-async def test_a_run_tells_after_it_has_recorded_how_it_ended(
+async def test_the_ending_is_sent_after_it_is_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Through the supervisor itself: run.py opens the notifier beside the store."""
+    """Uses the supervisor itself: run.py opens the notifier beside the store."""
     supervised = Supervised(tmp_path, monkeypatch)
     select = f"sqlite3.connect('{supervised.paths.run_db}').execute('SELECT reason FROM attempts')"
     command = f'{sys.executable} -c "import sqlite3; print({select}.fetchone()[0])" > {tmp_path}/r'

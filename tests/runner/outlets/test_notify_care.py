@@ -1,4 +1,4 @@
-"""What a command prints and a webhook answers: neither fills a disk, or hides the other."""
+"""Output of a command and answer of a webhook: neither fills a disk or hides the other."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from forge.runner.outlets.notify import LONGEST_MESSAGE
-from forge.runner.outlets.notify_child import LONGEST_OUTPUT, tell
+from forge.runner.outlets.notify_child import LONGEST_OUTPUT, send
 from forge.store.layout import RunPaths
-from tests.runner.outlets.test_notify import Said, events, notified
+from tests.runner.outlets.notifying import Said, events, notified
 from tests.store.storefactory import make_root
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ async def test_a_command_that_prints_without_end_fills_no_disk(paths: RunPaths) 
 
 
 @pytest.mark.anyio
-async def test_the_last_words_of_a_command_are_in_its_log_and_event(paths: RunPaths) -> None:
+async def test_the_last_lines_of_a_command_are_in_its_log_and_event(paths: RunPaths) -> None:
     async with notified(paths, command="echo no such host >&2; exit 1"):
         pass
     words = events(paths)[0][1]
@@ -46,7 +46,7 @@ async def test_the_last_words_of_a_command_are_in_its_log_and_event(paths: RunPa
 
 
 @pytest.mark.anyio
-async def test_of_a_command_that_prints_garbage_the_end_is_told(paths: RunPaths) -> None:
+async def test_the_event_of_a_command_that_prints_garbage_is_printable(paths: RunPaths) -> None:
     console = Said()
     garbage = r"head -c 50000 /dev/zero | tr '\0' '\377'; printf '\033[2J'; exit 1"
     async with notified(paths, console, command=garbage):
@@ -84,23 +84,23 @@ def config(**keys: Any) -> dict[str, Any]:
     return {"command": None, "webhook": None, "timeout_s": 5.0, "body": {}, "env": {}, **keys}
 
 
-def test_an_answer_that_never_ends_is_not_waited_for() -> None:
+def test_an_endless_answer_is_not_waited_for() -> None:
     began = time.monotonic()
     with endless_server() as url:
-        assert list(tell(config(webhook=url))) == []
+        assert list(send(config(webhook=url))) == []
     assert time.monotonic() - began < 3
 
 
 @pytest.mark.parametrize("url", ["http://[::s3cret/x", "https://xn--/s3cret"])
-def test_a_url_that_is_none_is_told_and_the_command_still_runs(tmp_path: Path, url: str) -> None:
+def test_an_invalid_url_is_reported_and_the_command_still_runs(tmp_path: Path, url: str) -> None:
     command = f"touch {tmp_path}/told"
-    told = list(tell(config(webhook=url, command=command, cwd=str(tmp_path))))
-    assert told == ["webhook: its URL is none"]
+    failures = list(send(config(webhook=url, command=command, cwd=str(tmp_path))))
+    assert failures == ["webhook: its URL is invalid"]
     assert (tmp_path / "told").exists()
 
 
-def test_a_command_that_leaves_something_running_has_ended(tmp_path: Path) -> None:
+def test_a_command_has_ended_although_it_left_a_process_running(tmp_path: Path) -> None:
     began = time.monotonic()
-    told = list(tell(config(command="sleep 4 & exit 0", cwd=str(tmp_path))))
-    assert told == []
+    failures = list(send(config(command="sleep 4 & exit 0", cwd=str(tmp_path))))
+    assert failures == []
     assert time.monotonic() - began < 3

@@ -77,7 +77,7 @@ def paths(tmp_path: Path) -> RunPaths:
 
 @pytest.fixture
 def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Makes a package of this name that writes what it is asked to a file, and returns the file."""
+    """Makes a package of this name that writes its calls to a file; returns the file."""
 
     def make(name: str, *, init: str = "", log: str = "", finish: str = "") -> Path:
         text = MADE_UP
@@ -93,7 +93,7 @@ def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 @asynccontextmanager
 async def sunk(paths: RunPaths, console: Said | None = None, **keys: Any):
-    """A store with sinks beside it, as `_supervise` opens them."""
+    """A store with sinks beside it, as `run.py` opens them."""
     table = SinksTable(**{"close_timeout_s": 20.0, **keys})
     async with open_writer(paths, Options()) as writer:
         await writer.put(attempt())
@@ -148,7 +148,7 @@ def read_tensorboard(folder: Path) -> dict[str, list[Any]]:
     return found
 
 
-async def test_wandb_gets_steps_of_their_own_for_each_group(paths: RunPaths, made_up) -> None:
+async def test_wandb_gets_a_step_axis_for_each_group(paths: RunPaths, made_up) -> None:
     out = made_up("wandb")
     with paths.experiment.open("a") as file:
         file.write('[serve.env]\nHF_TOKEN = "s3cret"\n[notify]\nwebhook = "https://h/s3cret"\n')
@@ -172,7 +172,7 @@ async def test_wandb_gets_steps_of_their_own_for_each_group(paths: RunPaths, mad
     assert calls[-1] == ["finish"]
 
 
-async def test_several_sinks_are_fed_together(paths: RunPaths, made_up) -> None:
+async def test_several_sinks_run_together(paths: RunPaths, made_up) -> None:
     out = made_up("trackio")
     async with sunk(paths, to=["trackio", "tensorboard"]) as writer:
         await writer.put(step(1, train_loss=1.0))
@@ -188,7 +188,7 @@ async def test_several_sinks_are_fed_together(paths: RunPaths, made_up) -> None:
         ({"finish": "os._exit(9)"}, "exit 9"),
     ],
 )
-async def test_a_sink_that_fails_is_an_event_and_the_run_goes_on(
+async def test_a_failed_sink_is_an_event_and_the_run_continues(
     paths: RunPaths, made_up, how: dict[str, str], words: str
 ) -> None:
     made_up("wandb", **how)
@@ -197,13 +197,15 @@ async def test_a_sink_that_fails_is_an_event_and_the_run_goes_on(
         await writer.put(step(1, train_loss=1.0))
     [(kind, message)] = events(paths)
     assert kind == "sink_failed"
-    assert message.startswith("sink-wandb failed; the run goes on, and its store has everything: ")
+    assert message.startswith(
+        "sink-wandb failed; the run continues, and its store has all numbers: "
+    )
     assert message.endswith(words)
     assert console.lines == [f"warning: {message}"]
 
 
 @pytest.mark.parametrize("where", ["init", "log", "finish"])
-async def test_a_sink_that_hangs_holds_nothing_up_but_its_deadline(
+async def test_a_sink_that_hangs_delays_the_end_only_by_its_deadline(
     paths: RunPaths, made_up, where: str
 ) -> None:
     made_up("wandb", **{where: "time.sleep(100)"})
@@ -220,7 +222,7 @@ async def test_a_sink_that_hangs_holds_nothing_up_but_its_deadline(
     assert "did not end within 1 s" in message
 
 
-async def test_what_a_run_raises_comes_through_sinks(paths: RunPaths, made_up) -> None:
+async def test_an_error_of_the_run_passes_through_its_sinks(paths: RunPaths, made_up) -> None:
     out = made_up("wandb")
     with pytest.raises(BaseExceptionGroup) as raised:
         async with sunk(paths, to=["wandb"]):
@@ -236,7 +238,7 @@ async def test_without_sinks_nothing_is_started(paths: RunPaths) -> None:
     assert not (paths.root / "logs" / "attempt-1").exists()
 
 
-async def test_each_number_is_followed_once_also_when_it_is_late(paths: RunPaths) -> None:
+async def test_each_number_is_sent_once_even_if_it_is_late(paths: RunPaths) -> None:
     async with open_writer(paths, Options()) as writer:
 
         async def after(*records: Any) -> list[tuple[str, int, dict[str, float]]]:
@@ -266,7 +268,7 @@ async def test_each_number_is_followed_once_also_when_it_is_late(paths: RunPaths
             assert len(follower._sent) < 200
 
 
-async def test_a_later_attempt_sends_only_its_own(paths: RunPaths) -> None:
+async def test_a_later_attempt_sends_only_its_own_numbers(paths: RunPaths) -> None:
     async with open_writer(paths, Options()) as writer:
         await writer.put(attempt(), step(1, train_loss=1.0), evaluation(at=5.0))
         await writer.put(attempt(2), step(1, train_loss=2.0), evaluation("b", step=2, at=50.0))

@@ -1,4 +1,4 @@
-"""What a person sees when a run ends."""
+"""The summary at the end of a run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 EVIL = "x = 1  # \x1b[2J\x1b]0;title\x07 \x9b31m \u202e\n"
 
 
-def test_the_summary_shows_the_best_kernel_and_obeys_none_of_it(
+def test_the_summary_shows_the_best_kernel_without_its_control_characters(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     played = group(0, [[Status.CORRECT]], step=1)
@@ -39,7 +39,7 @@ def test_the_summary_shows_the_best_kernel_and_obeys_none_of_it(
     assert "forge show" in shown
 
 
-def test_what_a_trainer_took_of_its_card_is_told_beside_what_was_planned(
+def test_the_summary_shows_measured_and_planned_gpu_memory_of_the_trainer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     values = [{"train/peak_bytes/max": peak} for peak in (9e9, 11.25e9, 10e9)]

@@ -1,4 +1,4 @@
-"""What makes a component yellow or red, and the figure that says so."""
+"""Conditions for yellow and red, and the figure that decides."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_health_has_the_figure_that_decides(facts: HealthFacts, health: str, why
     assert (found.health, found.why) == (health, why)
 
 
-def test_red_is_told_before_yellow_and_a_failure_before_a_recovery() -> None:
+def test_red_precedes_yellow_and_a_failure_precedes_a_recovery() -> None:
     strained = {"queue": Queue(length=9, bound=9), "restarted_s": 1.0}
     assert judge_health(HealthFacts(recovering="exit 1", **strained)).why == "recovering: exit 1"
     assert judge_health(HealthFacts(failure="no", recovering="exit 1", **strained)).why == "no"

@@ -1,4 +1,4 @@
-"""What is seen of a run's processes."""
+"""Phases of components, read from their owners."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CRASH = Verdict(
 )  # fmt: skip
 
 
-async def test_a_judge_that_only_judges_a_canary_is_not_idle() -> None:
+async def test_a_judge_with_only_a_canary_is_not_idle() -> None:
     seats = Seating([Seat("judge-0", capacity=4)])
     pool = Pool(EXPERIMENT.judge, seats)
 

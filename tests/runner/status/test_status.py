@@ -1,4 +1,4 @@
-"""What is told of each process of a run, read off the real objects that own them."""
+"""Status of each process of a run, read from the real objects that own them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Sink:
 
 
 class Watched:
-    """A run's components with a clock of the test's."""
+    """Components of a run with a clock that the test sets."""
 
     def __init__(self, folder: Path, *, gpus: tuple[Gpu, ...] = ()) -> None:
         (folder / "x.toml").write_text(EXPERIMENT)
@@ -142,7 +142,7 @@ def replicas_of(watched: Watched) -> Replicas:
     return made
 
 
-async def test_the_supervisor_is_there_from_the_beginning(watched: Watched) -> None:
+async def test_the_supervisor_has_a_status_from_the_beginning(watched: Watched) -> None:
     watched.progress.label = "prepare: pairs"
     (found,) = watched.look().values()
     assert (found.name, found.role, found.device, found.phase, found.health) == (
@@ -156,7 +156,7 @@ async def test_the_supervisor_is_there_from_the_beginning(watched: Watched) -> N
     assert watched.look(memory=memory)["supervisor"].why == "memory 93 % of 100 GB"
 
 
-async def test_a_trainer_is_told_through_its_life(watched: Watched) -> None:
+async def test_a_trainer_has_a_status_from_start_to_restart(watched: Watched) -> None:
     desk = desk_of(watched)
     desk.trainer_starts()
     assert (watched.look()["trainer"].phase, watched.look()["trainer"].health) == (
@@ -198,7 +198,7 @@ async def test_a_trainer_is_told_through_its_life(watched: Watched) -> None:
     assert watched.look()["trainer"].health == "green", "of another stage: a start is no recovery"
 
 
-async def test_a_judge_that_is_let_go_at_the_end_is_not_one_that_failed(watched: Watched) -> None:
+async def test_a_judge_closed_at_the_end_has_not_failed(watched: Watched) -> None:
     watched.start("judge-0", pid=21)
     seat = Seat("judge-0", state=State.UP)
     pool_of(watched, seat)
@@ -209,7 +209,7 @@ async def test_a_judge_that_is_let_go_at_the_end_is_not_one_that_failed(watched:
     assert (found.phase, found.health, found.why) == ("ending", "green", "")
 
 
-async def test_judges_are_told_by_their_seats(watched: Watched) -> None:
+async def test_the_status_of_a_judge_follows_its_seat(watched: Watched) -> None:
     watched.start("judge-0", pid=21)
     assert (watched.look()["judge-0"].phase, watched.look()["judge-0"].health) == (
         "starting", "green",
@@ -240,7 +240,7 @@ async def test_judges_are_told_by_their_seats(watched: Watched) -> None:
     assert watched.look()["judge-1"].why == "quarantined: gpu_fault"
 
 
-async def test_replicas_are_told_by_their_own_health(watched: Watched) -> None:
+async def test_the_status_of_a_replica_follows_its_health(watched: Watched) -> None:
     watched.start("serve-0", pid=31)
     assert watched.look()["serve-0"].phase == "starting", "nobody has them yet"
     (replica,) = replicas_of(watched).all
@@ -266,7 +266,7 @@ async def test_replicas_are_told_by_their_own_health(watched: Watched) -> None:
     assert watched.look()["serve-0"].health == "green", "opened anew, as after an sft stage"
 
 
-async def test_servers_and_pools_of_others_are_told_by_their_addresses(watched: Watched) -> None:
+async def test_remote_servers_and_pools_show_their_urls(watched: Watched) -> None:
     client: Any = SimpleNamespace(url="http://there/v1", is_up=True)
     table = watched.run.experiment.serve
     chat: Any = None
@@ -284,7 +284,7 @@ async def test_servers_and_pools_of_others_are_told_by_their_addresses(watched: 
 
 
 @pytest.mark.parametrize("watched", [(card(0), card(3))], indirect=True)
-async def test_cards_are_told_by_process_where_the_driver_names_it(watched: Watched) -> None:
+async def test_gpu_memory_is_attributed_by_process_if_the_driver_names_it(watched: Watched) -> None:
     desk_of(watched)
     watched.start("trainer", pid=11, devices="GPU-3")
     watched.start("judge-0", pid=21, devices="GPU-3, GPU-0")
@@ -307,7 +307,7 @@ async def test_cards_are_told_by_process_where_the_driver_names_it(watched: Watc
     assert (found["trainer"].gpu_memory_bytes, found["trainer"].gpu_use) == (None, None)
 
 
-async def test_a_look_reads_the_machine_and_survives_the_wire(
+async def test_a_status_has_vitals_and_survives_json(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(components_module, "LOOK_EVERY_S", 0.01)
@@ -326,7 +326,7 @@ async def test_a_look_reads_the_machine_and_survives_the_wire(
     assert found.memory_bytes > 1 << 20
 
 
-def test_the_table_says_what_decides_and_is_told_apart_without_colour() -> None:
+def test_the_status_table_shows_reasons_and_is_readable_without_colour() -> None:
     one = ComponentStatus(
         name="trainer", role="trainer", device="GPU 3", phase="step 4", health="yellow",
         why="memory 95 % of 80 GB", memory_bytes=5 * GB, gpu_memory_bytes=76 * GB, gpu_use=0.5,

@@ -1,4 +1,4 @@
-"""What processes take of the machine, and what a container or a missing driver makes of it."""
+"""Memory of process trees and cards, and last lines of logs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 HOLDS = "import subprocess, sys; b = bytearray({size}); print(1, flush=True); {then}; input()"
-"""A process of that many bytes, and what it does besides."""
+"""A process that holds so many bytes, and runs more code."""
 
 
-def test_a_process_counts_with_all_that_it_started_and_we_without() -> None:
+def test_a_process_counts_with_its_descendants_and_the_supervisor_without() -> None:
     size = 40 << 20
     inner = HOLDS.format(size=size, then="None")
     outer = HOLDS.format(
@@ -45,7 +45,7 @@ def test_a_process_counts_with_all_that_it_started_and_we_without() -> None:
 
 
 class Nvml:
-    """Two cards: one names a process, one (as in a container) does not tell its use."""
+    """Two cards: one names a process, one (as in a container) does not report its use."""
 
     class NVMLError(Exception):
         pass
@@ -70,7 +70,7 @@ class Nvml:
         return SimpleNamespace(gpu=55)
 
 
-def test_cards_are_told_with_what_the_driver_knows_of_them() -> None:
+def test_a_card_has_the_figures_that_its_driver_reports() -> None:
     sampler = VitalsSampler()
     sampler._nvml, sampler._is_tried = Nvml(), True
     cards = sampler.sample([], alone=[], uuids=["GPU-0", "GPU-1", "GPU-9"]).cards
@@ -92,9 +92,7 @@ def test_cards_are_told_with_what_the_driver_knows_of_them() -> None:
         ("", ""),
     ],
 )
-def test_last_words_are_the_last_line_shown_and_not_obeyed(
-    tmp_path: Path, written: str, shown: str
-) -> None:
+def test_the_last_line_of_a_log_is_printable(tmp_path: Path, written: str, shown: str) -> None:
     log = tmp_path / "x.log"
     log.write_bytes(written.encode())
     assert LastLogLines().read([log, tmp_path / "none.log"]) == {
@@ -103,7 +101,7 @@ def test_last_words_are_the_last_line_shown_and_not_obeyed(
     }
 
 
-def test_a_log_is_read_again_only_when_it_grew(tmp_path: Path) -> None:
+def test_a_log_is_read_again_only_if_its_size_changed(tmp_path: Path) -> None:
     log, words = tmp_path / "x.log", LastLogLines()
     log.write_text("one\n")
     assert words.read([log])[log] == "one"

@@ -1,7 +1,7 @@
-"""One class a sink: how points get into tensorboard, trackio, wandb. Used in their children only.
+"""Adapters to tensorboard, trackio and wandb. Imported only by the children of sinks.
 
-Each group of points has its own steps, so trackio and wandb get `<group>/step` beside the numbers,
-and wandb is told to draw by it.
+Each group of points has its own steps, so trackio and wandb get `<group>/step` beside the numbers;
+wandb uses it as the x axis.
 """
 
 from __future__ import annotations
@@ -15,25 +15,31 @@ if TYPE_CHECKING:
     from forge.runner.outlets.sinks.following import Point
 
 
-class Sink(Protocol):
-    """Where points go."""
+class Tracker(Protocol):
+    """A destination of points."""
 
-    def log(self, point: Point) -> None: ...
+    def log(self, point: Point) -> None:
+        """Adds a point."""
+        ...
 
-    def flush(self) -> None: ...
+    def flush(self) -> None:
+        """Sends the points so far."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Sends the rest and ends."""
+        ...
 
 
-def open_sink(
+def open_tracker(
     name: str, *, run: str, folder: Path, config: Mapping[str, Any], settings: Mapping[str, Any]
-) -> Sink:
-    """Opens the sink of this name. What its package raises is passed on.
+) -> Tracker:
+    """Opens the tracker of this name. Errors of its package are passed on.
 
     Args:
         run: the run's name.
-        folder: in the run's directory, for this sink's files.
-        config: the experiment, to be shown beside the numbers.
+        folder: folder in the run's directory for the tracker's files.
+        config: the experiment, shown beside the numbers.
         settings: `project` and `wandb_mode` of `[sinks]`.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -47,7 +53,7 @@ def open_sink(
 
 
 class TensorBoard:
-    """`tensorboard --logdir runs` shows all runs beside each other."""
+    """Event files; `tensorboard --logdir runs` compares all runs."""
 
     def __init__(self, folder: Path) -> None:
         from tensorboard.summary import Writer
@@ -67,7 +73,7 @@ class TensorBoard:
 
 
 class Trackio:
-    """Where TRACKIO_DIR says, else in trackio's own place; `trackio show` looks there."""
+    """A database in TRACKIO_DIR or trackio's default folder, which `trackio show` reads."""
 
     def __init__(self, project: str, *, run: str, config: Mapping[str, Any]) -> None:
         import trackio  # pyright: ignore[reportMissingImports]
@@ -81,14 +87,14 @@ class Trackio:
         self._run.log({f"{point.group}/step": point.step, **values})
 
     def flush(self) -> None:
-        """It sends by itself."""
+        """Nothing to do: it sends in the background."""
 
     def close(self) -> None:
         self._run.finish()
 
 
 class WandB:
-    """A run of the same name, continued by later attempts."""
+    """A wandb run of the same name, which later attempts continue."""
 
     def __init__(
         self, project: str, *, run: str, folder: Path, config: Mapping[str, Any], mode: Any
@@ -111,7 +117,7 @@ class WandB:
         self._run.log({axis: point.step, **values})
 
     def flush(self) -> None:
-        """It sends by itself."""
+        """Nothing to do: it sends in the background."""
 
     def close(self) -> None:
         self._run.finish()

@@ -1,7 +1,7 @@
-"""The child process of one sink: follows the store of its run until its stop file is there, then
-writes the rest and ends. (A signal could come before there is a handler for it.)
+"""The child process of one sink: follows the run's store until its stop file exists, then writes
+the rest and ends. (A signal could arrive before its handler is installed.)
 
-What its package raises ends it with exit 1 and one line, the last of its log.
+An error of the tracker's package ends it with exit 1; the last line of its log is the message.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import tomli
 
 from forge.process.lease import hold_lease
-from forge.runner.outlets.sinks.adapters import open_sink
+from forge.runner.outlets.sinks.adapters import open_tracker
 from forge.runner.outlets.sinks.following import Follower
 from forge.store.layout import RunPaths
 from forge.store.reader import RunReader
@@ -23,7 +23,7 @@ from forge.views.text.secrets import hide_secrets
 
 LOOK_EVERY_S = 2.0
 STOP_EVERY_S = 0.1
-"""How soon the end is seen."""
+"""Maximum delay until the stop file is noticed."""
 
 
 def main() -> None:
@@ -31,18 +31,18 @@ def main() -> None:
     config = hold_lease()
     try:
         follow(config)
-    except Exception as error:  # boundary: whatever a tracker raises is its own failure
+    except Exception as error:  # boundary: any error of a tracker fails this sink only
         traceback.print_exc()
-        words = " ".join(str(error).split())
-        sys.stderr.write(f"{type(error).__name__}: {words}\n")
+        message = " ".join(str(error).split())
+        sys.stderr.write(f"{type(error).__name__}: {message}\n")
         sys.exit(1)
 
 
 def follow(config: dict[str, Any]) -> None:
-    """Passes on what the store gets, until told to stop; then once more."""
+    """Copies new points of the store until the stop file exists; then once more."""
     paths = RunPaths(Path(config["run"]))
     with RunReader(paths) as reader:
-        sink = open_sink(
+        tracker = open_tracker(
             config["sink"],
             run=paths.name,
             folder=paths.root / "sinks" / config["sink"],
@@ -53,18 +53,18 @@ def follow(config: dict[str, Any]) -> None:
         seen = None
         is_last = False
         while not is_last:
-            is_last = _is_told_to_stop(Path(config["stop_file"]))
+            is_last = _wait_or_stop(Path(config["stop_file"]))
             if (version := reader.data_version()) == seen and not is_last:
                 continue
             seen = version
             for point in follower.fresh():
-                sink.log(point)
-            sink.flush()
-        sink.close()
+                tracker.log(point)
+            tracker.flush()
+        tracker.close()
 
 
-def _is_told_to_stop(stop_file: Path) -> bool:
-    """Waits until the next look is due, or the end; whether it is the end."""
+def _wait_or_stop(stop_file: Path) -> bool:
+    """Waits until the next look is due. Returns True if the stop file exists."""
     due = time.monotonic() + LOOK_EVERY_S
     while not (is_end := stop_file.exists()) and time.monotonic() < due:
         time.sleep(STOP_EVERY_S)
@@ -72,7 +72,7 @@ def _is_told_to_stop(stop_file: Path) -> bool:
 
 
 def _experiment(reader: RunReader) -> dict[str, Any]:
-    """As resolved, less its secrets: a sink may show it to others."""
+    """The resolved experiment without its secrets, since a tracker may publish it."""
     text = reader.value("SELECT experiment FROM runs LIMIT 1") or ""
     try:
         return tomli.loads(hide_secrets(text))

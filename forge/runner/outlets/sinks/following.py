@@ -1,4 +1,4 @@
-"""Reading from a store what it got since the last look, as points for a sink."""
+"""Reads the new numbers of a store as points for a sink."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from forge.store.reader import RunReader
 
 LATE_STEPS = 10
-"""Numbers of a step may come after those of later ones: rollouts are up to max_staleness + 1 steps
-ahead of the trainer, and max_staleness is 8 at most."""
+"""Numbers of a step may be written after those of later steps: rollouts are up to max_staleness + 1
+steps ahead of the trainer, and max_staleness is at most 8."""
 
 METRICS = """
 SELECT stage, step, key, value, at FROM metrics
@@ -36,19 +36,19 @@ class Point:
     """Numbers of one step."""
 
     group: str
-    """`grpo-3`, or `eval`: what stands before their names, and whose steps they are."""
+    """Prefix of their names, and the owner of the step: `grpo-3`, or `eval`."""
     step: int
-    """Of the stage; of `eval` the policy version."""
+    """Step of the stage; for `eval` the policy version."""
     at: float
     """Unix seconds, UTC."""
     values: dict[str, float]
 
 
 class Follower:
-    """What one attempt has recorded, each number once."""
+    """Reads the numbers that one attempt records, each once."""
 
     def __init__(self, reader: RunReader, *, attempt: int, since: float) -> None:
-        """`since`, Unix seconds: evaluations before it are an earlier attempt's."""
+        """`since`: start of the attempt in Unix seconds; earlier evaluations are skipped."""
         self._reader, self._attempt, self._started_at = reader, attempt, since
         self._stages = load_stages(reader)
         self._since = (0, 0)
@@ -56,7 +56,7 @@ class Follower:
         self._sent: set[tuple[int, int, str]] = set()
 
     def fresh(self) -> list[Point]:
-        """Points since the last call, in order."""
+        """New points since the last call, in order."""
         return [*self._metrics(), *self._evaluations()]
 
     def _metrics(self) -> Iterator[Point]:

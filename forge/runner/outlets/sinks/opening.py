@@ -1,4 +1,4 @@
-"""Starts the sinks' child processes and reports those that failed."""
+"""Starts the child processes of sinks and reports those that fail."""
 
 from __future__ import annotations
 
@@ -30,60 +30,60 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 KEYS = {"wandb": ("WANDB_API_KEY",), "trackio": ("HF_TOKEN",), "tensorboard": ()}
-"""Variables that a sink is given although they are secrets."""
+"""Secret environment variables that a sink gets."""
 
 GRACE_S = 0.5
-"""For one that did not write the rest in time, before it is killed."""
+"""Time between TERM and KILL for a sink that did not write the rest in time."""
 
 
 @asynccontextmanager
 async def open_sinks(
     table: SinksTable, paths: RunPaths, *, attempt: int, writer: Writer, console: Console
 ) -> AsyncIterator[None]:
-    """The sinks of `[sinks] to` follow the run while inside; none without it."""
+    """Runs the sinks of `[sinks] to` while open."""
     if not table.to:
         yield
         return
-    watch = _Watch(writer, console, close_timeout_s=table.close_timeout_s)
+    watch = _SinkWatch(writer, console, close_timeout_s=table.close_timeout_s)
     async with AsyncExitStack() as opened:
         children = [
-            await watch.opened(_spec(name, table, paths, attempt=attempt), opened)
+            await watch.start(_spec(name, table, paths, attempt=attempt), opened)
             for name in dict.fromkeys(table.to)
         ]
         alive = [child for child in children if child is not None]
         try:
             async with anyio.create_task_group() as tasks:
                 for child in alive:
-                    tasks.start_soon(watch.heard, child)
+                    tasks.start_soon(watch.wait, child)
                 yield
                 tasks.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
-                await watch.closed(alive)
+                await watch.close(alive)
 
 
-class _Watch:
-    """Tells once of each sink that failed."""
+class _SinkWatch:
+    """Reports each failed sink once."""
 
     def __init__(self, writer: Writer, console: Console, *, close_timeout_s: float) -> None:
         self._writer, self._console = writer, console
         self._close_timeout_s = close_timeout_s
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
-    async def opened(self, spec: ChildSpec, stack: AsyncExitStack) -> Child | None:
+    async def start(self, spec: ChildSpec, stack: AsyncExitStack) -> Child | None:
         try:
             return await stack.enter_async_context(open_child(spec))
         except ForgeError as error:
-            await self._tell(spec.name, str(error))
+            await self._report(spec.name, str(error))
             return None
 
-    async def heard(self, child: Child) -> None:
-        """Waits for one that ends before the run does."""
+    async def wait(self, child: Child) -> None:
+        """Waits for a sink that ends before the run."""
         reason = await child.wait()
-        await self._tell(child.spec.name, _last_words(child, reason))
+        await self._report(child.spec.name, _last_line(child, reason))
 
-    async def closed(self, children: Sequence[Child]) -> None:
-        """Asks all to write what is left, together, and waits as long as they may take."""
+    async def close(self, children: Sequence[Child]) -> None:
+        """Asks all sinks at once to write the rest, and waits up to the timeout."""
         async with anyio.create_task_group() as tasks:
             for child in children:
                 if child.is_alive:
@@ -94,16 +94,16 @@ class _Watch:
         stop_file.touch()
         reason = f"did not end within {self._close_timeout_s:g} s"
         with anyio.move_on_after(self._close_timeout_s):
-            reason = _last_words(child, await child.wait())
+            reason = _last_line(child, await child.wait())
         stop_file.unlink()
         if child.exit_reason != "exit 0":
-            await self._tell(child.spec.name, reason)
+            await self._report(child.spec.name, reason)
 
-    async def _tell(self, name: str, why: str) -> None:
-        if name in self._told:
+    async def _report(self, name: str, why: str) -> None:
+        if name in self._reported:
             return
-        self._told.add(name)
-        line = f"{name} failed; the run goes on, and its store has everything: {why}"
+        self._reported.add(name)
+        line = f"{name} failed; the run continues, and its store has all numbers: {why}"
         log.warning("%s", line)
         self._console.say(f"warning: {printable(line)}")
         with suppress(ForgeError):
@@ -135,5 +135,5 @@ def _stop_file(spec: ChildSpec) -> Path:
     return Path(spec.config["stop_file"])
 
 
-def _last_words(child: Child, reason: str) -> str:
+def _last_line(child: Child, reason: str) -> str:
     return (child.last_log_lines(1) or reason)[:300]
