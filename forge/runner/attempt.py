@@ -1,5 +1,5 @@
-"""What repeating a run needs to know: commit and dirty diff, versions, machine. Recorded at each
-start."""
+"""Description of one start of a run, for repeating it: commit and uncommitted changes, versions,
+machine."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ PACKAGES = (
     "llama-cpp-python", "gguf", "vllm", "numpy",
 )  # fmt: skip
 MAX_DIFF_BYTES = 1 << 20
-"""A dirty tree larger than this is cut; the commit still says where it started."""
+"""Maximum recorded length of uncommitted changes; longer ones are cut."""
 
 
 def describe_attempt(attempt: int, *, seed: int, gpus: Sequence[Gpu]) -> Attempt:
-    """Facts about this start. Takes milliseconds; imports nothing heavy."""
+    """Describe this start. Takes milliseconds; imports nothing heavy."""
     return Attempt(
         attempt=attempt,
         started_at=time.time(),
@@ -61,7 +61,7 @@ def _versions() -> dict[str, str]:
 
 
 def _git(*args: str) -> str:
-    """Output of git at the top of the checkout that forge lies in; empty where there is none."""
+    """Output of git in the checkout that contains forge; empty if there is none."""
     try:
         done = subprocess.run(
             ["git", *args],

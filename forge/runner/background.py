@@ -28,7 +28,7 @@ log."""
 
 
 def log_to(path: Path) -> None:
-    """Send the supervisor's own log to a file: the terminal shows progress only."""
+    """Send the supervisor's log to a file: the terminal shows only progress."""
     handler = logging.FileHandler(path, delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

@@ -1,13 +1,13 @@
-"""A run, from the experiment file to exit. Read this file first, then `stages.py`.
+"""A run, from the experiment file to exit. Read this file first, then `work.py`.
 
 run_experiment / resume_run          decide what to do, own the run directory; a report at the end
-└─ supervise                         one tree of task groups; everything below dies with it
+└─ supervise                         one tree of task groups; everything below ends with it
    ├─ store.writer                   opened first, closed last: nothing recorded is lost
    ├─ control.sock                   trainer, `forge status`, `forge stop`
-   ├─ notifier, sinks                follow the store; neither can hold a run up or fail it
-   ├─ signals, console, STATUS.json  beside the work, never waited for (`beside.py`)
+   ├─ notifier, sinks                follow the store; neither can delay a run or fail it
+   ├─ signals, console, STATUS.json  background tasks that the work never waits for
    ├─ components                     health of each process, for `forge status` and the TUI
-   └─ prepare → stages in order      `stages.py`
+   └─ prepare → stages in order      `work.py`
       ├─ pool       judges           from the first need (pairs, eval, grpo) to the end
       └─ replicas   engines          from the first eval or grpo to the last
 """
@@ -72,11 +72,11 @@ def run_experiment(
 ) -> RunPaths:
     """Run an experiment file from the start. Returns the run directory; raises ForgeError.
 
-    The machine is checked, its cards are ours, and a hub model is here, before the run directory is
-    made.
+    Before the run directory is made, the machine is checked, its GPUs are claimed, and a model from
+    the hub is downloaded.
 
     Args:
-        wait_s: for cards of another run, instead of devices.wait_s.
+        wait_s: Maximum wait for GPUs of another run; None for devices.wait_s.
     """
     from forge.config.dump import dump_experiment
 
@@ -101,9 +101,9 @@ def run_experiment(
 
 
 def resume_run(paths: RunPaths, *, quiet: bool = False, wait_s: float | None = None) -> RunPaths:
-    """Continue a run where it stood. What is finished is skipped; nothing recorded is deleted."""
+    """Continue a run. Finished stages are skipped; nothing recorded is deleted."""
     console = Console(quiet=quiet)
-    # The lock first: what another process still writes is no past.
+    # The lock first: another process may still write the state that is read here.
     with report_at_end(console) as begun, open_run_lock(paths):
         experiment = load_experiment(paths.experiment)
         store = experiment.store.model_copy(update={"dir": paths.root.parent})
@@ -130,7 +130,7 @@ def resume_run(paths: RunPaths, *, quiet: bool = False, wait_s: float | None = N
 def _planned(
     experiment: Experiment, console: Console, run: str, wait_s: float | None
 ) -> AbstractContextManager[tuple[Plan, Claim]]:
-    """The plan of this machine, and its cards, which are ours until the context ends."""
+    """The plan for this machine, and a claim on its GPUs until the context ends."""
     return open_claimed(
         lambda machine: plan(experiment, machine=machine),
         look=partial(this_machine, experiment.store.dir, serve=experiment.serve),
@@ -193,7 +193,7 @@ async def _record_all(run: RunContext, past: EarlierAttempts) -> None:
         record_status(run, state="stopped" if ending.is_stop else "failed")
         try:
             await record_end(run, ending)
-        except ForgeError as failure:  # of the store: it may be the cause
+        except ForgeError as failure:  # the store failed, and may be the cause
             raise BaseExceptionGroup("", [error, failure]) from None
         raise
     await record_end(run, Ending(code=0, message="done"))

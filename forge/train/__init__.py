@@ -1,4 +1,4 @@
-"""The model learning: the handle that the runner holds, sample files, and `trainer/`, the child
+"""Training, on the host's side: starting trainers, sample files, refusals. `trainer/` has the child
 processes."""
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Samples on their way to the trainer: one .npz file a batch, flat arrays and offsets.
+"""Batch files: the samples of a batch as one .npz file of flat arrays and offsets.
 
-Written by the runner, which names the file in its answer to `take`; read by the GRPO child; kept
-until a checkpoint covers the step. Numpy only. Promise: a file is complete or absent, and what is
-read equals what was written (logprobs as f32).
+Written by the supervisor, which names the file in its answer to `take`; read by the GRPO trainer;
+kept until a checkpoint covers the step. Numpy only. A file is complete or absent, and reading
+returns what was written, with logprobs rounded to f32.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SampleHeader:
 
 
 def write_batch(path: Path, samples: Sequence[Sample]) -> None:
-    """Write the samples, in order, under a temporary name and rename."""
+    """Write the samples, in order, under a temporary name, then rename the file."""
     import numpy as np
 
     arrays: dict[str, np.ndarray] = {
@@ -54,7 +54,7 @@ def write_batch(path: Path, samples: Sequence[Sample]) -> None:
         arrays[f"{name}_ids"] = np.fromiter(_flat(lists), dtype=np.int32)
         arrays[f"{name}_offsets"] = np.cumsum([0, *map(len, lists)], dtype=np.int64)
     arrays["logprobs"] = np.fromiter(_flat(s.logprobs for s in samples), dtype=np.float32)
-    assert len(arrays["logprobs"]) == len(arrays["completion_ids"]), "one logprob a token"
+    assert len(arrays["logprobs"]) == len(arrays["completion_ids"]), "one logprob per token"
     partial = path.with_name(f".{path.name}.partial")
     with partial.open("wb") as file:
         np.savez(file, allow_pickle=False, **arrays)

@@ -1,7 +1,8 @@
-"""Directories that are complete or absent: written beside their place, fsynced, renamed. No torch.
+"""Directories that are complete or absent: written under a temporary name, fsynced, renamed. No
+torch.
 
-Used by the trainer children for checkpoints, published weights and new models;
-`find_last_checkpoint` and `is_kept` by the host too.
+Used by the trainer children for checkpoints, published weights and new models; the host uses
+`find_last_checkpoint` and `is_kept` too.
 """
 
 from __future__ import annotations
@@ -19,10 +20,9 @@ _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
 @contextmanager
 def whole_dir(path: Path, *, sync: bool = True) -> Iterator[Path]:
-    """An empty directory to fill; it takes the place of `path` when the block ends without an
-    error.
+    """An empty directory to fill; it replaces `path` when the block ends without an error.
 
-    `sync = False` for what need not outlive a power cut (weights that go with the next publish).
+    `sync = False` if it need not survive a power cut (weights deleted after the next publish).
     """
     partial = path.with_name(f".{path.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -32,7 +32,7 @@ def whole_dir(path: Path, *, sync: bool = True) -> Iterator[Path]:
 
 
 def put_in_place(partial: Path, path: Path, *, sync: bool = True) -> None:
-    """Move a finished directory to its name, replacing what stands there."""
+    """Move a finished directory to its name, replacing an existing one."""
     if sync:
         _sync_tree(partial)
     if path.exists():
@@ -48,14 +48,13 @@ def put_in_place(partial: Path, path: Path, *, sync: bool = True) -> None:
 
 
 def is_kept(step: int, *, steps: int, save_every: int) -> bool:
-    """Whether the weights of a step outlive the next: those of checkpoints and of the last do, so
-    that `forge chat RUN@step` has them. What is kept is synced."""
+    """True if the weights of a step are kept when the next version replaces them: those of
+    checkpoints and of the last step, for `forge chat RUN@step`. Kept weights are synced."""
     return step % save_every == 0 or step == steps
 
 
 def find_last_checkpoint(work_dir: Path) -> Path | None:
-    """The checkpoint with the highest step. Staged ones are no checkpoints, so what is found is
-    whole."""
+    """The whole checkpoint with the highest step; None if there is none."""
     found = checkpoints(work_dir)
     return found[-1] if found else None
 

@@ -1,7 +1,7 @@
-"""What the runner holds of training: starting trainer children and the model maker. No torch.
+"""Starting trainer children and the child that makes a random model. No torch.
 
-`open_trainer` gives a Child that speaks to control.sock by itself; the runner watches it and serves
-that socket. A child that ends with exit 0 has trained and published all its steps, or was told to
+`open_trainer` gives a Child that is a client of control.sock; the supervisor watches it and serves
+that socket. A child that ends with exit 0 has trained and published all its steps, or was asked to
 stop and has saved a checkpoint.
 """
 
@@ -26,64 +26,64 @@ from forge.train.refusals import missing_package, refusals
 
 __all__ = ["NewModel", "TrainerJob", "find_last_checkpoint", "open_trainer", "run_init_model"]
 
-# A step on its way when we stop is finished and saved first.
 STOP_GRACE_S = 60.0
-# Progress bars and notices that would only fill the log.
+"""Time to finish and save the current step after a stop request."""
 QUIET = {"TQDM_DISABLE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
-# Imports take 5 s, a tokenizer on a few MB of text another 5.
+"""Environment that turns off progress bars and notices, which would only fill the log."""
 INIT_TIMEOUT_S = 300.0
+"""Imports take 5 s, a tokenizer on a few MB of text another 5 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewModel:
-    """What `run_init_model` made."""
+    """Result of `run_init_model`."""
 
     model_dir: Path
     num_parameters: int
     vocab_size: int
-    """Entries of the tokenizer; at most `[model.tiny] vocab_size`."""
+    """Number of tokenizer entries; at most `[model.tiny] vocab_size`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerJob:
-    """What one trainer child is to do, and with what."""
+    """Everything that one trainer child is given."""
 
     stage: SftStage | GrpoStage
     model: ModelTable
-    """How to load it; what to load are the next two."""
+    """How the model is loaded; `model_dir` and `adapter` say which one."""
     model_dir: Path
-    """A checkpoint, complete and local."""
+    """A complete local checkpoint."""
     adapter: Path | None = None
-    """Put on it and trained further. Without one, `model.lora` makes a new one."""
+    """Adapter to train further; without one, `model.lora` makes a new one."""
     rows_path: Path | None = None
-    """For SFT: JSON lines with `input_ids` and `completion_mask`, as `ChatTemplate.training_row`
-    makes them."""
+    """SFT only: JSON lines with `input_ids` and `completion_mask` from
+    `ChatTemplate.training_row`."""
     rollout: RolloutTable = field(default_factory=RolloutTable)
-    """Temperature and max_completion_tokens enter the loss."""
+    """The loss depends on its temperature and max_completion_tokens."""
     seed: int
     work_dir: Path
-    """Of this stage alone: `checkpoint-N` and their staging."""
+    """Directory of this stage: `checkpoint-N` and their staging directories."""
     weights_dir: Path
-    """What is published appears here, each in a directory of its own, the runner's from then on."""
+    """Parent of published directories, each owned by the supervisor once it is published."""
     control_socket: Path
     log_dir: Path
     gpus: Sequence[str] = ()
-    """UUIDs; a rank on each. None: one rank on the CPU."""
+    """UUIDs, one rank each; empty for one rank on the CPU."""
     shared: Collection[str] = ()
-    """Those of them that others use too: the trainer works under their lease."""
+    """UUIDs of GPUs shared with other processes: the trainer uses them under a lease."""
     num_ranks: int | None = None
-    """On CPUs, more than one."""
+    """Number of ranks on CPUs, if more than one."""
     micro_batch_scale: float = 1.0
-    """Less than 1 for smaller micro-batches than the stage's."""
+    """Size of the micro-batches relative to the stage's."""
     publish_dtype: Literal["float32", "bfloat16"] | None = None
-    """What published weights are rounded to; None leaves them as trained."""
+    """Type that published weights are rounded to; None leaves them as trained."""
     eval_every: int = 0
     """Steps between evaluations of a grpo stage, 0 for none."""
     publish_timeout_s: float = 600.0
-    """The longest that the runner takes to serve new weights everywhere."""
+    """Maximum time until every replica serves new weights."""
 
     def config(self) -> dict[str, Any]:
-        """As the child reads it (`trainer.child.settings`)."""
+        """JSON of the job, which `trainer.child.settings` reads."""
         return {
             "stage": self.stage.model_dump(mode="json"),
             "model": self.model.model_dump(mode="json"),
@@ -106,6 +106,7 @@ class TrainerJob:
 
     @property
     def ranks(self) -> int:
+        """Number of ranks."""
         return self.num_ranks or max(1, len(self.gpus))
 
 
@@ -117,9 +118,8 @@ async def open_trainer(
     there is one.
 
     Raises:
-        ConfigError: the stage and this model do not go together.
-        MachineError: a package that they need is not installed.
-
+        ConfigError: the stage cannot train this model.
+        MachineError: a required package is not installed.
     """
     stage = job.stage
     if isinstance(stage, SftStage) and job.rows_path is None:
@@ -157,7 +157,7 @@ async def run_init_model(
     its log.
 
     Args:
-        texts_path: JSON lines, each a string: what the tokenizer is trained on.
+        texts_path: JSON lines, each a string, for training the tokenizer.
     """
     result_path = log_dir / "init-model.result.json"
     result_path.unlink(missing_ok=True)

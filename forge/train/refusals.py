@@ -1,6 +1,6 @@
-"""What a trainer cannot do with a model, said before it starts. No torch.
+"""Combinations of stage and model that a trainer cannot train, found before it starts. No torch.
 
-Asked by the handle with the model's directory at hand, and by `forge plan` as soon as it has one.
+Called by `handle.py`, and by `forge plan` once the model's directory is known.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 from forge.config.schema import GrpoStage, LoraTable, ModelTable, SftStage
 
 EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""How configs name the experts of a mixture."""
+"""Config keys with the number of experts of a mixture."""
 EXPERT_MODULES = frozenset({"gate", "router", "gate_proj", "up_proj", "down_proj"})
-"""Module names that on a mixture are not what they are on a dense model: PEFT rewrites them to the
-fused experts (gate_proj and up_proj with twice the rank) or they are the router."""
+"""Module names that mean something else on a mixture than on a dense model: PEFT maps them to the
+fused experts (gate_proj and up_proj with twice the rank), or they are the router."""
 
 
 def refusals(
@@ -27,10 +27,10 @@ def refusals(
     num_gpus: int,
     has_experts: bool | None = None,
 ) -> list[str]:
-    """One line each: where, what was found, what is allowed. Empty where all is well.
+    """One line per mistake: where, what was found, what is allowed. Empty if there is none.
 
     Args:
-        has_experts: of a model that is not here; absent means as its config.json says.
+        has_experts: For a model that is not on this machine; None reads its config.json.
     """
     if has_experts is None:
         has_experts = is_mixture(model_dir)
@@ -57,7 +57,7 @@ def refusals(
 
 
 def missing_package(stage: SftStage | GrpoStage, *, model: ModelTable) -> str | None:
-    """What is not installed and is asked for, in words; None where nothing is missing."""
+    """Message about a required package that is not installed; None if nothing is missing."""
     if find_spec("bitsandbytes") is not None:
         return None
     if model.quantize is not None:
@@ -71,14 +71,14 @@ def missing_package(stage: SftStage | GrpoStage, *, model: ModelTable) -> str | 
 
 
 def is_mixture(model_dir: Path) -> bool:
-    """Whether config.json names experts."""
+    """True if config.json names experts."""
     config = _config(model_dir)
     return any(config.get(key) for key in EXPERT_KEYS)
 
 
 def has_windows(model_dir: Path) -> bool:
-    """Whether config.json names layers with other than full attention, or a window for all or for
-    layers that the model's class picks."""
+    """True if config.json names layers without full attention, or a window for all layers or for
+    those that the model's class selects."""
     config = _config(model_dir)
     config |= config.get("text_config") or {}
     if kinds := config.get("layer_types"):

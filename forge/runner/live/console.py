@@ -1,9 +1,8 @@
 """The terminal during a run: one live line of progress on stderr, plain lines without a TTY,
 nothing with --json.
 
-The only module beside `cli.py` that prints. It reads `Progress`; it never waits for anybody. A
-terminal or pipe that goes away (a lost ssh, Ctrl-C that also ends `| tee`) ends the talking, not
-the run.
+The only module besides `cli` that prints. Reads `Progress` and never waits. A terminal or pipe that
+disappears (a lost ssh, a Ctrl-C that also ends `| tee`) ends the output, not the run.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ if TYPE_CHECKING:
 REFRESH_S = 0.25
 PLAIN_EVERY_S = 30.0
 COUNTED = re.compile(r"\d+ of \d+$")
-"""How a label says how far it is: no reason for another line."""
+"""The count at the end of a label, whose change prints no new line."""
 
 
 class Console:
-    """Where the supervisor speaks to a person."""
+    """Output of the supervisor for a person."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         from rich.console import Console as RichConsole
@@ -42,12 +41,12 @@ class Console:
         self.out = RichConsole(file=self._stderr, highlight=False)
 
     def say(self, line: str) -> None:
-        """One line, above the live display."""
+        """Print one line above the live display."""
         if not self.quiet:
             self.out.print(line, markup=False, soft_wrap=True)
 
     def show(self, *renderables: RenderableType) -> None:
-        """Tables at the end."""
+        """Print tables."""
         if not self.quiet:
             self.out.print(*renderables)
 
@@ -80,7 +79,7 @@ class Console:
 
 
 class _Unbreakable:
-    """A stream that survives its reader: what is written after that goes nowhere."""
+    """A stream that outlives its reader: later output is discarded."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -103,7 +102,7 @@ class _Unbreakable:
 
 
 def plain_line(progress: Progress) -> str:
-    """One line of text with everything worth knowing."""
+    """The progress as one line of text."""
     parts = [f"[{clock(time.monotonic() - progress.started_at)}] {progress.label}"]
     if progress.total:
         parts.append(f"{progress.done}/{progress.total} {progress.unit}")
@@ -127,7 +126,7 @@ def _facts(progress: Progress) -> Sequence[str]:
 
 
 def _render(progress: Progress) -> RenderableType:
-    """A bar and the facts; two lines, so that 80 columns are enough."""
+    """A bar and a line of numbers, so that 80 columns are enough."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table

@@ -1,4 +1,4 @@
-"""Writes every child's start and end to the store, and knows which are alive: for the third Ctrl-C
+"""Records every child's start and end in the store, and which children live, for the third Ctrl-C
 and for `forge status`."""
 
 from __future__ import annotations
@@ -23,34 +23,35 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class Seen:
-    """A child by its name, through all its lives in this attempt. Times are monotonic seconds."""
+    """A child by its name, over all its starts in this attempt. Times are monotonic seconds."""
 
     pid: int
     devices: str
-    """UUIDs, or `cpu`."""
+    """UUIDs of its GPUs, or `cpu`."""
     log_path: Path
     started_at: float
     num_starts: int = 1
     ended_at: float | None = None
-    """None while it lives."""
+    """None while it runs."""
     reason: str = ""
-    """How its last life ended."""
+    """How it ended last."""
 
 
 class StoreObserver:
     """A ProcessObserver. Its methods are called from synchronous code, so rows wait in a stream
-    until `drain` puts them."""
+    until `drain` stores them."""
 
     def __init__(self, sink: Sink, attempt: int) -> None:
         self._sink, self._attempt = sink, attempt
         self._alive: set[int] = set()
         self.seen: dict[str, Seen] = {}
-        """Every child of this attempt."""
+        """Every child of this attempt, by name."""
         self._send, self._receive = anyio.create_memory_object_stream[ProcessStart | ProcessEnd](
             math.inf
         )
 
     def started(self, name: str, *, pid: int, devices: str, log_path: Path) -> None:
+        """A child was started."""
         self._alive.add(pid)
         before = self.seen.get(name)
         self.seen[name] = Seen(
@@ -66,6 +67,7 @@ class StoreObserver:
         )  # fmt: skip
 
     def ended(self, name: str, *, pid: int, reason: str) -> None:
+        """A child ended; `reason` describes how."""
         self._alive.discard(pid)
         if (seen := self.seen.get(name)) is not None and seen.pid == pid:
             seen.ended_at, seen.reason = time.monotonic(), reason
@@ -76,8 +78,8 @@ class StoreObserver:
         )
 
     async def drain(self) -> None:
-        """Put rows as they come, until cancelled; then what is left. Cancelled after the last
-        child has ended."""
+        """Store rows as they arrive until cancelled, which happens after the last child has ended;
+        then the remaining ones."""
         with self._send, self._receive:
             try:
                 async for row in self._receive:
@@ -88,11 +90,11 @@ class StoreObserver:
                         await self._sink.put(self._receive.receive_nowait())
 
     def _note(self, row: ProcessStart | ProcessEnd) -> None:
-        with suppress(anyio.ClosedResourceError):  # the store failed; children still have to end
+        with suppress(anyio.ClosedResourceError):  # the store failed; children must still end
             self._send.send_nowait(row)
 
     def kill_all(self) -> None:
-        """SIGKILL to the process group of every child that lives."""
+        """Send SIGKILL to the process group of every living child."""
         for pid in list(self._alive):
             with suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)

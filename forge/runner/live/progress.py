@@ -1,5 +1,5 @@
-"""What a run is doing right now: one mutable object that the stages update, and that console,
-STATUS.json and `status` read."""
+"""Progress of a run: one mutable object, updated by the stages and read by the console, STATUS.json
+and `forge status`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from forge.records import Group
 
 RATE_WINDOW_S = 20.0
-"""Rates are over this long: long enough to be steady, short enough to follow a stage."""
+"""Window of rates: long enough to be steady, short enough to follow a stage."""
 
 
 @dataclass(slots=True)
@@ -25,12 +25,14 @@ class Counter:
     _marks: deque[tuple[float, int]] = field(default_factory=deque)
 
     def set(self, total: int, now: float) -> None:
+        """Set the total at a monotonic time."""
         self.total = total
         self._marks.append((now, total))
         while self._marks and now - self._marks[0][0] > RATE_WINDOW_S:
             self._marks.popleft()
 
     def rate(self) -> float:
+        """Increase per second over the window."""
         if len(self._marks) < 2:
             return 0.0
         (t0, n0), (t1, n1) = self._marks[0], self._marks[-1]
@@ -45,10 +47,10 @@ class Progress:
     num_stages: int
     stage: int = 0
     label: str = "prepare"
-    """What is going on: `eval-0`, `sft-1`, `prepare: pairs`, ..."""
+    """Current activity: `eval-0`, `sft-1`, `prepare: pairs`, ..."""
     done: int = 0
     total: int = 0
-    """Of the stage's unit: steps, or rollouts."""
+    """Length of the stage in its unit, steps or rollouts."""
     unit: str = "steps"
     started_at: float = field(default_factory=time.monotonic)
     stage_started_at: float = field(default_factory=time.monotonic)
@@ -60,7 +62,7 @@ class Progress:
     """Idle share of trainer, serve and judge in the current stage, 0..1."""
     policy_version: int = 0
     _paced_from: tuple[float, int] = (0.0, 0)
-    """Since when, and from which `done`, the pace counts."""
+    """Time and `done` from which the pace is measured."""
     _busy_at_start: dict[str, float] = field(default_factory=dict)
 
     def enter(
@@ -73,12 +75,12 @@ class Progress:
         self.numbers, self.idle, self._busy_at_start = {}, {}, dict(busy)
 
     def prepare(self, what: str) -> None:
-        """Between stages, or before the first. Nothing is counted."""
+        """Show a preparation, before or between stages. Nothing is counted."""
         self.label, self.done, self.total, self.numbers = f"prepare: {what}", 0, 0, {}
 
     def begin_at(self, done: int) -> None:
-        """The first word of a trainer: what lies before it is start-up, or another attempt's, and
-        says nothing of the pace."""
+        """First report of a trainer: earlier time was start-up, and earlier steps belong to another
+        attempt, so the pace is measured from here."""
         self.done, self._paced_from = done, (time.monotonic(), done)
 
     def measure_idle(self, busy: Mapping[str, float]) -> None:
@@ -99,7 +101,7 @@ class Progress:
         return pace_s * (self.total - self.done)
 
     def snapshot(self) -> dict[str, Any]:
-        """As JSON: for STATUS.json, `forge status` and the console."""
+        """JSON of the progress for STATUS.json and `forge status`."""
         now = time.monotonic()
         return {
             "run": self.run,
@@ -124,12 +126,13 @@ class Progress:
 
 @dataclass(slots=True)
 class GroupNumbers:
-    """Running means over finished groups, for the display. The store has the exact ones."""
+    """Means over the last groups for the display. The store has the exact values."""
 
     on_change: Callable[[dict[str, float]], None]
     _recent: deque[Group] = field(default_factory=lambda: deque(maxlen=16))
 
     def add(self, group: Group) -> None:
+        """Include a finished group."""
         self._recent.append(group)
         turns = [turn for g in self._recent for t in g.trajectories for turn in t.turns]
         scored = [turn.reward for turn in turns if turn.reward is not None]

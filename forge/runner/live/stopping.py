@@ -1,11 +1,11 @@
-"""How a run is stopped: the Ctrl-C ladder, `forge stop` and `[limits]`.
+"""Stopping a run: repeated Ctrl-C, `forge stop` and `[limits]`.
 
-    first   SIGINT, SIGTERM, forge stop,   admit nothing new, finish the step, checkpoint, exit 130
+    first   SIGINT, SIGTERM, forge stop,   start nothing new, finish the step, checkpoint, exit 130
             a limit
-    second  SIGINT, SIGTERM                stop now; what is recorded and the last checkpoint stay
-    third   SIGINT, SIGTERM                SIGKILL to every child, and leave
+    second  SIGINT, SIGTERM                stop now; the store and the last checkpoint remain
+    third   SIGINT, SIGTERM                SIGKILL to every child, then exit
 
-SIGHUP is ignored: a run outlives the terminal it was started from.
+SIGHUP is ignored: a run outlives the terminal that it was started from.
 """
 
 from __future__ import annotations
@@ -28,11 +28,10 @@ if TYPE_CHECKING:
 
 
 class StopRequest:
-    """Whether and why the run should stop. Stages ask `is_set` or wait.
+    """A request to stop the run, with its reason. Stages check `is_set` or wait.
 
     Args:
-        resume: the sentence that says how to go on.
-
+        resume: Sentence that says how to continue the run.
     """
 
     def __init__(self, *, resume: str) -> None:
@@ -42,33 +41,34 @@ class StopRequest:
 
     @property
     def is_set(self) -> bool:
+        """True once a stop was requested."""
         return self._event.is_set()
 
     def set(self, reason: str) -> None:
-        """Ask for a stop; the first reason is kept."""
+        """Request a stop; the first reason is kept."""
         if not self.is_set:
             self.reason = reason
             self._event.set()
 
     def stopped(self) -> Stopped:
-        """What a stage ends with once it has saved."""
+        """The exception of a stage that has saved and ends."""
         return Stopped(f"{self.reason}; everything is saved. {self.resume}")
 
     def stopped_at_once(self) -> Stopped:
-        """What a run ends with whose work was taken down."""
+        """The exception of a run whose work was cancelled."""
         return Stopped(
             "stopped at once; what was recorded is safe, training since the last checkpoint is "
             f"done again. {self.resume}"
         )
 
     async def wait(self) -> None:
+        """Wait until a stop is requested."""
         await self._event.wait()
 
     @asynccontextmanager
     async def dropping(self) -> AsyncIterator[TaskGroup]:
-        """What runs inside may simply be dropped: a stop cancels it, and goes on behind it. A
-        result that is still absent there was dropped. Yields the group of tasks that end with
-        it."""
+        """Around work that a stop may cancel; execution continues after the block. A result that is
+        still absent there was dropped. Yields a task group that is cancelled with the block."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._cancel, tasks.cancel_scope)
             yield tasks
@@ -80,7 +80,7 @@ class StopRequest:
 
 
 def limit_reached(limits: LimitsTable, *, hours: float, tokens: int) -> str:
-    """Which limit an attempt has reached, in words; empty where none."""
+    """Description of the limit that an attempt has reached; empty if none."""
     if limits.hours is not None and hours >= limits.hours:
         return f"limits.hours = {limits.hours:g} reached"
     if limits.tokens is not None and tokens >= limits.tokens:
@@ -96,10 +96,10 @@ async def watch_signals(
     kill_all: Callable[[], None],
     task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
-    """The ladder. Runs until cancelled, beside the work and not in it: the second rung takes the
-    work down, and the third is still there meanwhile.
+    """Handle repeated stop signals until cancelled. Must run outside the work's cancel scope: the
+    second signal cancels the work, and a third must still be handled meanwhile.
 
-    Each rung acts before it speaks.
+    Each signal takes effect before its message is shown.
     """
     count = 0
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:

@@ -1,5 +1,5 @@
-"""A model by directory or by hub name, found before anything of a run exists: offline, gated or
-missing is one line."""
+"""Find a model by directory or hub name before the run directory is made. A model that is offline,
+gated or missing gives a one-line error."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ if TYPE_CHECKING:
 
 NEEDED = ("config.json", "tokenizer.json")
 PATTERNS = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
-"""What of a hub repository is fetched."""
+"""Files of a hub repository that are downloaded."""
 FREE_FACTOR = 1.1
-"""Disk asked for, relative to the bytes still to be fetched."""
+"""Required disk space relative to the bytes still to be downloaded."""
 
 
 def locate_model(table: ModelTable, *, say: Callable[[str], None] | None = None) -> ModelTable:
-    """The table with `path` a directory of this machine and `revision` the commit that it holds.
+    """The table with `path` set to a local directory and `revision` to the commit in it.
 
-    A hub name is downloaded, resumable, after asking the disk, unless the cache has it whole: then
-    no network is needed. Blocks; `say` hears what is fetched, and a bar is shown beside it.
+    A model on the hub is downloaded, resumably, after checking the free disk space. If the cache
+    has all of it, no network is needed. Blocks; `say` gets a message and a bar shows the download.
 
-    Raises ConfigError for what the user can mend (no such model or revision, gated, files missing),
-    MachineError for the network and the disk.
+    Raises:
+        ConfigError: no such model or revision, no access to a gated model, or files are missing.
+        MachineError: the network or the disk failed.
     """
     if table.path is None:
         return table
@@ -80,9 +81,11 @@ def _fetch(name: str, revision: str | None, *, say: Callable[[str], None] | None
 
 
 def _ask_disk(name: str, revision: str | None) -> int:
-    """Bytes still to be fetched; 0 where the hub does not tell, and the real call will say why.
+    """Bytes still to be downloaded; 0 if the hub does not say, and the real download will fail with
+    the reason.
 
-    Raises MachineError where they do not fit.
+    Raises:
+        MachineError: they do not fit on the disk.
     """
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import DryRunError
@@ -107,7 +110,7 @@ def _ask_disk(name: str, revision: str | None) -> int:
 
 @contextmanager
 def _bars(*, shown: bool) -> Iterator[None]:
-    """The hub library's progress bars are a switch of the whole process."""
+    """Shows or hides the hub library's progress bars, which is a setting of the whole process."""
     from huggingface_hub import utils
 
     if shown or utils.are_progress_bars_disabled():

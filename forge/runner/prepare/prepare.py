@@ -1,9 +1,8 @@
-"""Prepare: problems, SFT pairs, tokenizer and model, before the first stage.
+"""Prepare SFT pairs, tokenizer and model before the first stage.
 
-Each product is complete or absent, so a resumed run skips it.
+Each product is complete or absent, so a resumed run skips the complete ones.
 
     problems ──▶ pairs (broken answers are really judged) ──▶ texts ──▶ init_model ──▶ weights/init
-
 """
 
 from __future__ import annotations
@@ -47,18 +46,19 @@ async def prepare_pairs(
     judge: Judge | None,
     progress: Progress,
 ) -> list[Pair]:
-    """The SFT pairs, from the run directory if they are there already.
+    """The SFT pairs, from the run directory if they exist already.
 
     Args:
-        judge: of the generator's broken answers; may be None where pairs are read from a file.
-        progress: its label says how many are judged: where there are hundreds it takes minutes.
+        judge: Judges the generator's broken answers; may be None if pairs are read from a file.
+        progress: Shows how many answers are judged; hundreds take minutes.
 
-    Raises ConfigError where the problems have no answers to train on, or the file has no rows.
+    Raises:
+        ConfigError: the problems have no answers to train on, or the file has no rows.
     """
     file = _pairs_file(paths)
     if file.exists():
         return load_pairs(paths)
-    if experiment.data.source == "file":  # a judge may be there for later stages
+    if experiment.data.source == "file":  # a judge may run for later stages
         from forge.data.pairs.files import read_pairs
 
         pairs = await anyio.to_thread.run_sync(read_pairs, experiment.data)
@@ -82,7 +82,7 @@ async def prepare_pairs(
 
 
 def _counted(judge: Judge, progress: Progress) -> Judge:
-    """The same, with a label after each verdict."""
+    """The judge, with a new label after each verdict."""
     num_asked = num_judged = 0
 
     async def judge_and_count(problem: Problem, code: str) -> Verdict:
@@ -116,9 +116,8 @@ async def prepare_model(
     log_dir: Path,
     observer: ProcessObserver,
 ) -> Path:
-    """Directory of the weights a run starts from: the one given, or a random model made here.
-
-    A hub name is a directory by now (`hub.locate_model`).
+    """Directory of the weights that a run starts from: the configured one, or a random model made
+    here. `locate_model` has already replaced a hub name by a directory.
     """
     if experiment.model.path is not None:
         return Path(experiment.model.path)

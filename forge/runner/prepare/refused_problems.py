@@ -1,9 +1,9 @@
-"""Which problems GRPO may train on: those of a directory are examined before the first stage, and
-what would pay a trivial answer, or cannot be judged, is left out (design, section 6, row 8).
+"""Problems that GRPO must not train on: they reward a trivial answer or cannot be judged.
 
-Called by `run.py` in prepare. Generated problems are exempt: they are checked by construction. What
-was found is kept in the run's `data/`, so that a resumed run trains on the same problems.
-Evaluations keep all of theirs: nothing is learned from them.
+Called by `prepare_run.py`, which examines problems from a directory before the first stage.
+Generated problems are correct by construction. The result is kept in the run's `data/`, so that a
+resumed run trains on the same problems. Evaluations use all their problems: nothing is trained on
+them.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from forge.store.layout import RunPaths
 
 MAX_NAMES = 8
-"""Problems that are named in the line."""
+"""Maximum number of problems named in the message."""
 ALLOW = "problems.allow_flagged = true"
 
 
 def is_examined(experiment: Experiment) -> bool:
-    """Whether a run examines its problems first."""
+    """True if a run examines its problems before training."""
     table = experiment.problems
     trains = any(isinstance(stage, GrpoStage) for stage in experiment.stage)
     return trains and table.source != "generated" and not table.allow_flagged
@@ -48,9 +48,10 @@ async def find_refused(
     pool: Pool,
     progress: Progress,
 ) -> dict[str, str]:
-    """Flags of the problems that GRPO must not train on, by their id.
+    """Flags of the problems that GRPO must not train on, by problem id.
 
-    Raises ConfigError where none is left to train on.
+    Raises:
+        ConfigError: no problem is left to train on.
     """
     wanted = in_split(problems, Split.GRPO)
     file = data_dir(paths) / "refused.json"
@@ -72,12 +73,12 @@ async def find_refused(
 
 
 def refusal(refused: Mapping[str, str], *, num_problems: int) -> str:
-    """The line that names them and says how to let them through."""
+    """A message that names the refused problems and the setting that allows them."""
     names = [f"{name} ({flags})" for name, flags in list(refused.items())[:MAX_NAMES]]
     more = len(refused) - MAX_NAMES
-    told = ", ".join(names) + (f" and {more} more" if more > 0 else "")
+    listed = ", ".join(names) + (f" and {more} more" if more > 0 else "")
     return (
-        f"problems.path: {len(refused)} of {num_problems} problems are not trained on: {told}; "
+        f"problems.path: {len(refused)} of {num_problems} problems are not trained on: {listed}; "
         f'"forge problems check" says why, {ALLOW} trains on them'
     )
 

@@ -1,9 +1,9 @@
-"""control.sock: the supervisor's own server. `status`, `stop`, `save` and `evaluate` for people,
-`take`, `publish` and reports for the trainer.
+"""control.sock: the supervisor's server. `status`, `stop`, `save` and `evaluate` for users, `take`,
+`publish` and reports for the trainer.
 
-Served inside the supervisor's event loop, so every handler is short or waits; JSON bodies here are
-small (samples travel as files). What makes no sense is answered with 400 and is the sender's
-mistake; any other error in a handler is ours and ends the run: it does not vanish into a 500.
+Served inside the supervisor's event loop, so every handler is short or waits; JSON bodies are small
+(samples are passed as files). A malformed or impossible request is answered with 400. Any other
+error in a handler is a bug of forge and ends the run instead of disappearing in a 500.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from forge.runner.stages.trainer_desk import TrainerDesk
 
 START_TIMEOUT_S = 10.0
-"""To bind a Unix socket in our own loop."""
+"""Time to bind a Unix socket in this event loop."""
 
 Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
@@ -43,7 +43,7 @@ class StagePort(Protocol):
 
     @property
     def desk(self) -> TrainerDesk:
-        """Where the trainer takes batches."""
+        """The desk at which the trainer takes batches."""
         ...
 
     async def acknowledge(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -73,7 +73,7 @@ class ControlServer:
         self._failed = anyio.Event()
 
     def app(self) -> Starlette:
-        """The routes."""
+        """The server's routes."""
         posts: dict[str, Handler] = {
             "/take": self._take,
             "/trained": self._trained,
@@ -93,7 +93,7 @@ class ControlServer:
         return Starlette(routes=routes)
 
     async def raise_failure(self) -> None:
-        """Wait until a handler failed, and raise what it raised."""
+        """Wait until a handler has failed, and raise its error."""
         await self._failed.wait()
         assert self.failure is not None
         raise self.failure
@@ -117,7 +117,7 @@ class ControlServer:
         return {"ok": True, **self._status()}
 
     def _trained_stage(self) -> StagePort:
-        """The current training stage, whose trainer has just been heard."""
+        """The current training stage. Notes the time: its trainer is not silent."""
         stage = self._run.stage
         if stage is None:
             raise _Refused("no training stage is running")
@@ -204,12 +204,12 @@ class ControlServer:
 
 
 class _Refused(Exception):
-    """What was sent makes no sense here."""
+    """A request that is malformed or impossible now."""
 
 
 @contextlib.contextmanager
 def _reading() -> Iterator[None]:
-    """Around the reading of a body, and nothing else."""
+    """Turns errors from reading a request body into refusals. For nothing else."""
     try:
         yield
     except (KeyError, ValueError, TypeError, ClientDisconnect) as error:

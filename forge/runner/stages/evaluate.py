@@ -30,7 +30,7 @@ slots, and few wait."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalSettings:
-    """How one evaluation is played."""
+    """Settings of one evaluation."""
 
     samples: int
     """Rollouts of each problem at temperature 1."""

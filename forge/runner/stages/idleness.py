@@ -1,4 +1,4 @@
-"""How long each role had nothing to do, from one publish to the next: the idle shares of a step."""
+"""Idle seconds: of each role from one publish to the next, and of the trainer so far."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ if TYPE_CHECKING:
 
 
 class Idleness:
-    """Seconds from one publish to the next, and how many of them each role had nothing to do."""
+    """Seconds from one publish to the next, and how many of them each role was idle."""
 
     def __init__(self, *, now: float, busy: Mapping[str, float]) -> None:
         self._at, self._busy = now, busy
 
     def since_last(self, *, now: float, busy: Mapping[str, float]) -> dict[str, float]:
-        """Metrics of a step. `busy` is busy seconds so far, by role; a role may come in between."""
+        """Metrics of a step. `busy` has the busy seconds so far by role; roles may be added between
+        calls."""
         passed = now - self._at
         idle = {role: passed - s + self._busy.get(role, 0.0) for role, s in busy.items()}
         self._at, self._busy = now, busy
@@ -26,7 +27,7 @@ class Idleness:
 
 
 class WaitClock:
-    """Total time for which something waited. Times are monotonic seconds."""
+    """Total time spent waiting. Times are monotonic seconds."""
 
     def __init__(self) -> None:
         self._total_s = 0.0

@@ -1,11 +1,10 @@
-"""Evaluations in between: every `eval.every` steps of a grpo stage and when somebody asks, on a
-fixed part of the held-out problems.
+"""Evaluations between the steps of a grpo stage, on a fixed part of the held-out problems: every
+`eval.every` steps and on request.
 
     publish of such a step ──▶ hold the trainer ──▶ play ──▶ release
 
-Groups for training are played meanwhile, as far as staleness allows. A trainer that restarts
-publishes its checkpoint again: it is not started before the release, and a step that was evaluated
-is not evaluated twice.
+Groups for training are played meanwhile, as far as staleness allows. A restarted trainer publishes
+its checkpoint again: it is not started before the release, and no step is evaluated twice.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ if TYPE_CHECKING:
     from forge.runner.stages.trainer_desk import TrainerDesk
 
 EXCUSE_EVERY_S = 1.0
-"""Far below every deadline that a held trainer could pass."""
+"""Far below every deadline that a held trainer could miss."""
 
 
 def evaluated_steps(run: RunContext, stage: int) -> set[int]:
-    """The steps of a stage whose evaluation in between the store has. Reads it: call it in a
+    """Steps of a stage that the store has an evaluation of. Reads the store: call it in a
     thread."""
     with open_run(run.paths) as reader:
         found = reader.query(
@@ -43,15 +42,15 @@ def evaluated_steps(run: RunContext, stage: int) -> set[int]:
 
 
 def _label(stage: int) -> str:
-    """What the step follows."""
+    """Prefix of the evaluation's label, before the step."""
     return f"grpo-{stage}@"
 
 
 class Midway:
-    """Evaluations in between: every `eval.every` steps on a fixed part of the held-out problems.
+    """Evaluations between the steps of one stage.
 
-    The weights must not change under one, so the trainer is held at its next `take`; a publish
-    would have to wait instead, and all turns behind it.
+    The weights must not change during an evaluation, so the trainer is held at its next `take`;
+    otherwise a publish would have to wait, and all turns with it.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class Midway:
         *,
         evaluated: Iterable[int] = (),
     ) -> None:
-        """`evaluated`: the steps that earlier attempts did."""
+        """`evaluated`: Steps that earlier attempts evaluated."""
         self._run, self._stage, self._desk, self._published = run, stage, desk, published
         table = run.experiment.eval
         self._send, self._receive = anyio.create_memory_object_stream[int](1)
@@ -73,7 +72,8 @@ class Midway:
         self._done = anyio.Event()
 
     def ask(self) -> str:
-        """One more, after the step that runs; in words. Raises ConfigError after the last one."""
+        """Request an evaluation after the current step; returns a message for the user. Raises
+        ConfigError during the last step."""
         desk, last = self._desk, self._stage.steps
         label = f"grpo-{desk.stage}"
         if max(desk.trained_step, self._published.step) + 1 >= last:
@@ -85,7 +85,7 @@ class Midway:
         return f"{label}: evaluates after the step that runs"
 
     def after(self, step: int) -> None:
-        """Called at each publish. One that comes while another waits to be played is skipped."""
+        """Called at each publish. An evaluation is skipped if another one already waits."""
         every = self._run.experiment.eval.every
         is_wanted = step == self._desk.requests.evaluated_step
         is_due = is_wanted or bool(every and step % every == 0)
@@ -98,7 +98,7 @@ class Midway:
                     self._desk.requests.begin_evaluation()
 
     async def run(self) -> None:
-        """Play them as they are asked for, until `finish`. A stop drops the one being played."""
+        """Play the evaluations as they become due, until `finish`. A stop drops the current one."""
         async with self._send, self._receive:
             async for step in self._receive:
                 async with self._run.stop.dropping() as beside:
@@ -121,13 +121,13 @@ class Midway:
         self._run.progress.numbers["held_out"] = result.pass_at_1
 
     async def _excuse_trainer(self) -> None:
-        """Nobody who waits for a publish shall count the time for which the trainer is held."""
+        """Exclude the time for which the trainer is held from the deadlines of the next publish."""
         while True:
             self._published.advance(self._published.step)
             await anyio.sleep(EXCUSE_EVERY_S)
 
     async def finish(self) -> None:
-        """No more are asked for; wait for the one that is being played, whose every request has a
-        deadline of its own."""
+        """Accept no more evaluations and wait for the current one, whose requests have their own
+        deadlines."""
         self._send.close()
         await self._done.wait()

@@ -63,7 +63,7 @@ class TrainerPlug:
         await desk.wait_until_awake()
 
         def on_served() -> None:
-            if step < desk.last_step:  # the last one ends the stage: the store has it first
+            if step < desk.last_step:  # the last step ends the stage, so it is stored first
                 self._published.advance(step)
 
         row = await run.weights.publish(
@@ -131,9 +131,11 @@ class GrpoPlug(TrainerPlug):
         self._midway = midway
 
     def after_publish(self, step: int) -> None:
+        """Begin an evaluation where one is due."""
         self._midway.after(step)
 
     def request_evaluation(self) -> str:
+        """Ask for an evaluation after the current step."""
         return self._midway.ask()
 
 

@@ -137,7 +137,7 @@ class RunContext:
             )
 
     def rules(self, *, group_size: int, max_turns: int, temperature: float) -> Rules:
-        """How a group is played under this experiment."""
+        """Rules for playing a group under this experiment."""
         rollout = self.experiment.rollout
         return Rules(
             group_size=group_size,

@@ -1,4 +1,4 @@
-"""The sft stage: render the pairs to token ids once, train on them, serve what comes out."""
+"""The sft stage: render the pairs to token ids once, train on them, publish the weights."""
 
 from __future__ import annotations
 
@@ -30,7 +30,11 @@ if TYPE_CHECKING:
 
 
 async def run_sft_stage(run: RunContext, stage: SftStage, index: int, *, start: Weights) -> None:
-    """An `[[stage]]` of kind sft. Raises Stopped when the user asked for it, after a checkpoint."""
+    """Run a `[[stage]]` of kind sft.
+
+    Raises:
+        Stopped: a stop was requested; the trainer has saved a checkpoint.
+    """
     rows = data_dir(run.paths) / f"rows-{index}.jsonl"
     if not rows.exists():
         pairs = load_pairs(run.paths)
@@ -51,7 +55,7 @@ async def run_sft_stage(run: RunContext, stage: SftStage, index: int, *, start: 
 
 
 def with_steps(stage: SftStage, rows_path: Path) -> SftStage:
-    """The stage with the steps that its epochs come to; at least one."""
+    """The stage with its epochs converted to steps, at least one."""
     if stage.epochs is None:
         return stage
     with rows_path.open("rb") as file:
@@ -68,14 +72,13 @@ def with_steps(stage: SftStage, rows_path: Path) -> SftStage:
 def write_rows(
     pairs: Sequence[Pair], chat: ChatTemplate, *, stage: SftStage, path: Path
 ) -> tuple[int, int]:
-    """Render pairs to rows of token ids with the answer marked; returns (rows written, rows too
-    long).
+    """Render pairs to rows of token ids with the answer marked; returns the number of rows written
+    and of rows too long.
 
-    Prompts are rendered as the rollout loop renders them, so that both see the same tokens.
+    Prompts are rendered as in the rollout loop, so that both see the same tokens.
 
     Raises:
         ConfigError: no row fits `max_length`.
-
     """
     lines, dropped = [], 0
     for pair in pairs:

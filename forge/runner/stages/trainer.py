@@ -1,10 +1,8 @@
-"""Owning the trainer child of a stage: its desk in control.sock, a watch, restarts from
-checkpoints.
+"""The supervisor's ownership of a trainer child: start, watch, restart from checkpoints, stop.
 
-    own_trainer ── open_trainer ──▶ child ── take, trained, publish, checkpoint ──▶ control.sock
-        ├── watch  silent past step_timeout_s: stacks dumped, killed, restarted as if it had died
-        └── stop   SIGTERM; it finishes its step, saves, exits 0
-
+own_trainer ── open_trainer ──▶ child ── take, trained, publish, checkpoint ──▶ control.sock
+    ├── watch  silent past step_timeout_s: stacks dumped, killed, restarted as if it had died
+    └── stop   SIGTERM; it finishes its step, saves, exits 0
 """
 
 from __future__ import annotations
@@ -44,15 +42,14 @@ Stage = TypeVar("Stage", bound="SftStage | GrpoStage")
 
 WATCH_EVERY_S = 1.0
 STOP_GRACE_S = 120.0
-"""A trainer that was asked to stop may finish its step and write a checkpoint."""
+"""Time for a trainer to finish its step and write a checkpoint after a stop request."""
 STACKS_S = 1.0
-"""From the signal that dumps a child's stacks to its log having them."""
+"""Time from the signal that dumps a child's stacks until they are in its log."""
 SAVED = (describe_exit(0), describe_exit(-signal.SIGTERM))
-"""How a trainer ends that was asked to stop and has lost nothing: by itself, or by the signal while
-it was still starting and had no handler."""
+"""Exit reasons of a stopped trainer that has lost nothing: it ended by itself, or the signal ended
+it while it was still starting and had no handler."""
 SCALES = (1.0, 0.5)
-"""Of the micro-batches: as configured, then once more at half the size where a GPU's memory ran
-out."""
+"""Micro-batch sizes to try, relative to the configured one: the second after GPU memory ran out."""
 
 
 async def own_trainer(
@@ -64,16 +61,15 @@ async def own_trainer(
     start: Weights,
     rows_path: Path | None = None,
 ) -> None:
-    """Run the trainer until the last step is published; restart a dead or silent one from its last
-    checkpoint. One whose GPU memory ran out goes on once with micro-batches of half the size, which
-    is no restart.
+    """Run the trainer until the last step is published. A dead or silent trainer is restarted from
+    its last checkpoint. After GPU memory ran out it continues once with micro-batches of half the
+    size, which does not count as a restart.
 
     Raises:
-        Stopped: the user asked for it; the trainer has saved.
-        ChildDied, Stalled: it ended or fell silent more often than `restarts` allows, or instead
-            of saving.
-        MachineError: half of the micro-batches did not fit either.
-
+        Stopped: a stop was requested; the trainer has saved.
+        ChildDied, Stalled: it ended or was silent more often than `restarts` allows, or instead of
+            saving.
+        MachineError: micro-batches of half the size did not fit either.
     """
     restarts, scales = 0, iter(SCALES)
     job = _job(run, stage, desk, start=start, rows_path=rows_path)
@@ -81,7 +77,8 @@ async def own_trainer(
     while True:
         desk.trainer_ended()
         desk.trainer_starts()
-        # From its checkpoint it publishes first: not into an evaluation of what was published last.
+        # A restarted trainer first publishes its checkpoint, which must not change the weights
+        # under a running evaluation.
         await desk.wait_until(lambda: not (desk.is_held or desk.is_publishing))
         desk.last_heard, desk.failure = time.monotonic(), None
         scaled = replace(job, micro_batch_scale=scale)
@@ -95,9 +92,9 @@ async def own_trainer(
             error = silence or child.died(doing=doing)
         if desk.failure is not None:
             scale = next(scales, 0.0)
-            words = _of_memory(desk.failure, doing=doing, is_halved=scaled.micro_batch_scale < 1)
+            words = _memory_error(desk.failure, doing=doing, is_halved=scaled.micro_batch_scale < 1)
             if run.stop.is_set:
-                raise MachineError(f"{words}, as it was to stop. {run.stop.resume}") from error
+                raise MachineError(f"{words}, while stopping. {run.stop.resume}") from error
             if not scale:
                 raise MachineError(f"{words}. {_ways_out(run, job)}") from error
             message = f"{words}; restarted with half of that from its last checkpoint"
@@ -120,7 +117,7 @@ def _job(
     start: Weights,
     rows_path: Path | None,
 ) -> TrainerJob:
-    """What every trainer of the stage is given."""
+    """The job that every trainer of the stage gets."""
     experiment, placement = run.experiment, run.placement
     return TrainerJob(
         stage=_placed(stage, placement, model=experiment.model, model_dir=start.full),
@@ -137,14 +134,14 @@ def _job(
         gpus=placement.train_uuids,
         shared=placement.shared,
         publish_dtype=_publish_dtype(run),
-        # Engines that sleep while it steps are awake for a publish before the next batch only.
+        # Engines that sleep during a step are awake only for a publish before the next batch.
         eval_every=1 if placement.sleeps else experiment.eval.every,
         publish_timeout_s=publish_timeout_s(experiment.serve),
     )
 
 
 def _placed(stage: Stage, placement: Placement, *, model: ModelTable, model_dir: Path) -> Stage:
-    """With each "auto" replaced by what comes of it on these cards, with this model."""
+    """The stage with each "auto" resolved for these cards and this model."""
     found: dict[str, object] = {}
     if stage.parallel == "auto":
         found["parallel"] = placement.parallel
@@ -155,20 +152,20 @@ def _placed(stage: Stage, placement: Placement, *, model: ModelTable, model_dir:
 
 
 def _publish_dtype(run: RunContext) -> Literal["bfloat16"] | None:
-    """Engines that compute in bf16 are sent bf16: half of the bytes. An exact one gets what was
+    """bfloat16 for engines that compute in bf16, which halves the bytes; None leaves weights as
     trained."""
     return "bfloat16" if run.experiment.serve.precision == "fast" and run.placement.train else None
 
 
 def publish_timeout_s(serve: ServeTable) -> float:
-    """The longest that a publish may take: replicas one after the other, each of which ends its
-    requests, is started again and answers; once more that for running turns and the probe."""
+    """Maximum duration of a publish: each replica in turn finishes its requests, restarts and
+    answers; the same time once more for running turns and the probe."""
     start_s = serve.start_timeout_s or max(kind.start_timeout_s for kind in ENGINES.values())
     return (serve.replicas + 1) * (2 * serve.request_timeout_s + start_s)
 
 
-def _of_memory(failure: Mapping[str, Any], *, doing: str, is_halved: bool) -> str:
-    """What a trainer said of its full GPU, in one line."""
+def _memory_error(failure: Mapping[str, Any], *, doing: str, is_halved: bool) -> str:
+    """One line about the GPU memory that ran out, from the trainer's own report."""
     budget = failure["micro_batch_tokens"]
     whole = "half batches" if is_halved else "whole batches"
     held = whole if budget is None else f"micro-batches of {budget} tokens"
@@ -181,8 +178,8 @@ def _of_memory(failure: Mapping[str, Any], *, doing: str, is_halved: bool) -> st
 
 
 def _ways_out(run: RunContext, job: TrainerJob) -> str:
-    """What takes less memory than this trainer did and is not in use yet: first what its
-    checkpoint can go on with."""
+    """Settings that take less memory and are not in use yet; first those that the checkpoint can
+    continue with."""
     stage = job.stage
     now = ["fewer micro_batch_tokens" if stage.micro_batch_tokens else "micro_batch_tokens"]
     if stage.gradient_checkpointing is False:
@@ -200,8 +197,8 @@ def _ways_out(run: RunContext, job: TrainerJob) -> str:
 async def _until_exit(
     run: RunContext, stage: SftStage | GrpoStage, child: Child, desk: TrainerDesk
 ) -> Stalled | None:
-    """Returns once it has ended: None where it did so by itself, otherwise what it did not do and
-    was killed for. A stop request is passed on."""
+    """Wait for the trainer to end, and pass a stop request on to it. Returns None if it ended by
+    itself, otherwise the error for which it was killed."""
     silence: Stalled | None = None
 
     async def pass_on_stop() -> None:

@@ -57,7 +57,7 @@ class TrainerDesk:
         self.requests = StepRequests(last_step=last_step)
         self.trained_step = 0
         self.num_handed_out = 0
-        """Batches that trainers of this stage got, each as often as it was taken."""
+        """Batches given to trainers of this stage, counting each one every time."""
         self.num_restarts = 0
         """Trainers of this stage that died or hung and were replaced."""
         self.last_heard = time.monotonic()
@@ -195,7 +195,7 @@ class TrainerDesk:
 
     @property
     def is_publishing(self) -> bool:
-        """True while weights of a trainer are being published or wait for sleeping engines."""
+        """True while weights are being published or wait for sleeping engines."""
         return self._num_publishing > 0
 
     @property
@@ -226,8 +226,8 @@ class TrainerDesk:
     # Time
 
     def idle_s(self, now: float) -> float:
-        """Seconds for which the trainer has had nothing to train: it started, waited for a batch,
-        or waited for a publish. A publish beside a step is no wait."""
+        """Seconds that the trainer has spent starting, waiting for a batch, or waiting for a
+        publish. A publish beside a step is no wait."""
         return self._waiting.seconds(now)
 
     def _change_publishing(self, by: int) -> None:

@@ -1,6 +1,6 @@
 # pyright: strict
-"""The states of a stage's trainer, as its requests show them, and the events that change them; what
-people asked of it; and the state of the engines.
+"""State of a stage's trainer, as its requests show it, and the events that change it; requests of
+users to the trainer; state of the engines.
 
     STARTING ── asked ──▶ WAITING ── given ──▶ TRAINING
         │                 ▲     │                 │
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class TrainerState(StrEnum):
-    """What a trainer does."""
+    """State of a stage's trainer."""
 
     GONE = "gone"
     """No trainer runs."""
@@ -37,7 +37,7 @@ class TrainerState(StrEnum):
 
 
 class TrainerEvent(StrEnum):
-    """What happened to a trainer."""
+    """Event in the life of a trainer."""
 
     STARTED = "started"
     ASKED = "asked"
@@ -81,7 +81,7 @@ class Engines(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class StepRequests:
-    """What people asked the trainer to do once its current step ends."""
+    """Requests of users to the trainer, carried out once its current step ends."""
 
     last_step: int
     is_save_wanted: bool = False

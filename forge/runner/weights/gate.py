@@ -1,5 +1,5 @@
 # pyright: strict
-"""When new weights replace the old ones: the turn gate, and how a publish treats running turns.
+"""The turn gate, which orders turns and publishes; and how a publish treats running turns.
 
     many turns      async with gate.turn()      each waits while a publish waits or runs
     evaluations     async with gate.pinned()    the same, as one long turn
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 
 class Turnover(StrEnum):
-    """How a publish treats running turns. All three are the same for the synchronous loop, where
-    nothing runs during a publish."""
+    """Treatment of running turns by a publish. All three are the same for the synchronous loop,
+    where nothing runs during a publish."""
 
     STOP = "stop"
     """Every turn ends, then all replicas load: nothing is generated meanwhile."""

@@ -65,7 +65,7 @@ class ProbeResult:
     gap: float = 0.0
     """Largest mean |Δ logprob| of a replica."""
     fault: str = ""
-    """What is wrong with an answer; empty if nothing is."""
+    """Description of a wrong answer; empty if all are right."""
 
 
 def probe_limit(precision: Literal["exact", "fast"], *, on_gpu: bool) -> float:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Directories of published weights: their names, their digest, and which of them nobody keeps."""
+"""Directories of published weights: names, digests, and finding and deleting unused ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def sha256_of_weights(path: Path) -> str:
 
 
 def find_strays(weights_dir: Path, *, kept: Iterable[str]) -> list[Path]:
-    """Directories, whole or partial, that trainers wrote and nobody keeps."""
+    """Directories, whole or partial, that trainers wrote and that are not in `kept`."""
     names = {PurePath(path).name for path in kept}
     written = [path for path in sorted(weights_dir.iterdir()) if PUBLISHED.match(path.name)]
     return [path for path in written if path.name not in names]

@@ -1,5 +1,5 @@
 # pyright: strict
-"""Which weights are loaded: by a resumed attempt, by `forge chat` and by `forge serve`."""
+"""Choice of the weights that a resumed attempt, `forge chat` and `forge serve` load."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class StartingWeights:
     last_version: int = 0
     """Highest version number that was ever given out."""
     strays: Sequence[Path] = ()
-    """Directories that killed attempts left and nobody keeps; deleted after the next publish."""
+    """Unused directories that killed attempts left; deleted after the next publish."""
 
 
 def find_starting_weights(
@@ -69,7 +69,7 @@ def find_starting_weights(
                 strays=strays,
             )
         if policy.stage in state.finished_stages:
-            raise MachineError(f"{path}: the weights that the run goes on from are gone or damaged")
+            raise MachineError(f"{path}: the weights to resume from are missing or damaged")
     return StartingWeights(weights=start, last_version=max(state.policy_version, 0), strays=strays)
 
 

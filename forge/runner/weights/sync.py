@@ -29,27 +29,33 @@ if TYPE_CHECKING:
 
 
 class Serving(Protocol):
-    """The replicas, as far as weights are concerned."""
+    """Replicas that load weights."""
 
-    async def publish(self, path: Path, version: int, *, rolling: bool = False) -> None: ...
+    async def publish(self, path: Path, version: int, *, rolling: bool = False) -> None:
+        """Load weights into every replica; with `rolling`, one replica after the other."""
+        ...
 
     async def probe(
         self, prompt_ids: Sequence[int], completion_ids: Sequence[int]
-    ) -> list[list[float]]: ...
+    ) -> list[list[float]]:
+        """Log probabilities of the completion's tokens, from each replica."""
+        ...
 
 
 class DurableSink(Protocol):
-    """Where versions are recorded."""
+    """The store, which records versions."""
 
-    async def put(self, *records: Any) -> None: ...
+    async def put(self, *records: Any) -> None:
+        """Accept records to write."""
+        ...
 
     async def flush(self) -> None:
-        """Returns once what was put is on disk."""
+        """Returns once all accepted records are on disk."""
         ...
 
 
 class WeightSync:
-    """The weights as they are now, and the next version's number."""
+    """The current weights and the number of the next version."""
 
     def __init__(
         self,
@@ -70,17 +76,17 @@ class WeightSync:
         self._last_version = start.last_version
         self._turnover = Turnover.STOP
         self._steps: dict[int, tuple[int, int]] = {}
-        """Stage and step of each version of this attempt, from before the first token of it."""
+        """Stage and step of each version of this attempt; set before its first token is sampled."""
         self._disposable = list(start.strays)
 
     @property
     def version(self) -> int:
-        """What turns are played with."""
+        """The version that turns are played with."""
         return self.current.version
 
     @property
     def turnover(self) -> Turnover:
-        """How a publish treats running turns. Changed between stages only."""
+        """Treatment of running turns by a publish. Changed only between stages."""
         return self._turnover
 
     @turnover.setter
@@ -89,7 +95,7 @@ class WeightSync:
         self.gate.stops_turns = turnover is Turnover.STOP
 
     def step_of(self, version: int, *, stage: int) -> int | None:
-        """The step that published a version in this attempt; None for one of another stage or
+        """The step that published a version in this attempt; None for a version of another stage or
         attempt."""
         found = self._steps.get(version)
         return found[1] if found and found[0] == stage else None
@@ -104,17 +110,17 @@ class WeightSync:
         keep: bool,
         on_served: Callable[[], None] = lambda: None,
     ) -> PolicyVersion:
-        """Give new weights to every replica. Returns once each answered with the version and passed
-        the probe, and the store has it.
+        """Give new weights to every replica. Returns once each has answered with the version and
+        passed the probe, and the version is stored.
 
         Args:
-            path: Complete directory, owned by us from here on.
-            keep: Leave it in place when the next version takes over.
-            on_served: Called as soon as turns are played with it: reading the weights to their
-                end for the store may take longer.
-        Raises:
-            ChildDied: a replica serves other weights than it acknowledged, twice.
+            path: Complete directory, owned by the supervisor from here on.
+            keep: Leave the directory in place when the next version replaces this one.
+            on_served: Called as soon as turns are played with the version; computing the digest for
+                the store may take longer.
 
+        Raises:
+            ChildDied: a replica twice served other weights than it acknowledged.
         """
         began, version = time.monotonic(), self._last_version + 1
         self._steps[version] = stage, step
@@ -155,7 +161,7 @@ class WeightSync:
         return row
 
     async def _serve(self, path: Path, version: int, probe: Probe | None) -> float:
-        """To every replica, where there are any; returns the probe's gap."""
+        """Give the weights to every replica, if any; returns the gap of the probe."""
         if self.serving is None:
             return 0.0
         await self.serving.publish(path, version, rolling=self._turnover is Turnover.ROLLING)

@@ -1,4 +1,4 @@
-"""A reader that goes away ends the talking, and nothing else."""
+"""A reader that goes away ends the output, and nothing else."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pty
 import sys
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from forge.runner.live import console as console_module
@@ -32,13 +33,13 @@ async def test_a_closed_pipe_ends_neither_lines_nor_progress(
     with os.fdopen(writer, "w", buffering=1) as stream:
         monkeypatch.setattr(sys, "stderr", stream)
         console, progress = Console(), Progress(run="x-1", num_stages=1)
-        console.say("heard")
-        assert read_all(reader) == "heard\n"
+        console.say("read")
+        assert read_all(reader) == "read\n"
         os.close(reader)
-        console.say("not heard")
+        console.say("not read")
         console.show("nor this")
         await follow_for(console, progress, 0.02)
-        stream.write("leads nowhere, at exit too\n")
+        stream.write("discarded, at exit too\n")
 
 
 async def test_a_lost_terminal_does_not_end_the_live_display(
@@ -49,14 +50,19 @@ async def test_a_lost_terminal_does_not_end_the_live_display(
     with os.fdopen(terminal, "w", buffering=1) as stream:
         monkeypatch.setattr(sys, "stderr", stream)
         console, progress = Console(), Progress(run="x-1", num_stages=1, label="sft-1")
-        await follow_for(console, progress, 0.02)
-        assert "sft-1" in read_all(reader)
+        shown = ""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(console.follow, progress)
+            with anyio.fail_after(10):
+                while "sft-1" not in shown:
+                    shown += await anyio.to_thread.run_sync(read_all, reader)
+            tasks.cancel_scope.cancel()
         os.close(reader)
         await follow_for(console, progress, 0.02)
-        console.say("not heard")
+        console.say("not read")
 
 
-async def test_a_plain_line_is_said_for_what_is_new_and_not_for_each_count(
+async def test_a_new_label_prints_a_plain_line_and_a_new_count_does_not(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(console_module, "REFRESH_S", 0.0)
@@ -75,14 +81,14 @@ async def test_a_plain_line_is_said_for_what_is_new_and_not_for_each_count(
     assert said == ["prepare", "prepare: problems 0 of 9", "prepare: model", "eval-0"]
 
 
-def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_quiet_console_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     console = Console(quiet=True)
     console.say("x")
     console.show("y")
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_resumed_stage_is_paced_by_what_its_own_trainer_did(
+def test_the_pace_of_a_resumed_stage_counts_only_steps_of_its_own_trainer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 100.0
@@ -96,7 +102,7 @@ def test_a_resumed_stage_is_paced_by_what_its_own_trainer_did(
     assert progress.eta_s() == 10.0
 
 
-def test_what_a_stage_needs_first_is_said_without_the_counts_of_the_stage_before() -> None:
+def test_a_preparation_between_stages_is_shown_without_the_counts_of_the_stage_before() -> None:
     progress = Progress(run="x-1", num_stages=2)
     progress.enter("sft-0", stage=0, total=1600, unit="steps", busy={})
     progress.done, progress.numbers = 1600, {"loss": 0.01}

@@ -183,7 +183,7 @@ async def test_memory_that_ran_out_as_the_trainer_was_to_stop_is_told_in_numbers
     fill_memory(stage)
     with pytest.raises(ExceptionGroup) as caught:
         await stage.own_and_stop()
-    assert caught.group_contains(MachineError, match=r"78\.1 GB.*, as it was to stop\. resume\.")
+    assert caught.group_contains(MachineError, match=r"78\.1 GB.*, while stopping\. resume\.")
     assert len(stage.started) == 1
 
 

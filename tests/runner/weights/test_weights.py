@@ -382,7 +382,7 @@ async def test_resume_does_not_fall_back_behind_a_finished_stage(tmp_path: Path)
     await sync.publish(path, stage=0, step=9, probe=None, keep=True)
     state = state_of(sink.records[0], finished=(0,))
     (path / "model.safetensors").unlink()
-    with pytest.raises(MachineError, match=r"w: the weights .* are gone or damaged"):
+    with pytest.raises(MachineError, match=r"w: the weights to resume from are missing or damaged"):
         find_starting_weights(Weights(full=tmp_path), state, EXPERIMENT, tmp_path)
 
 
