@@ -10,7 +10,7 @@ Jupyter, `await forge.asolve(...)`.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from forge.commands.chat import asolve, solve
+    from forge.commands.solve import asolve, solve
     from forge.views.api import open_run as open
 
 __version__ = "0.1.0"
@@ -25,7 +25,7 @@ def __getattr__(name: str) -> Any:
 
         return open_run
     if name in ("asolve", "solve"):
-        from forge.commands import chat
+        from forge.commands import solve
 
-        return getattr(chat, name)
+        return getattr(solve, name)
     raise AttributeError(f"module 'forge' has no attribute {name!r}")

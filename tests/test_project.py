@@ -20,8 +20,8 @@ from forge.errors import MachineError
 from forge.install.__main__ import PYTHON_AT_LEAST, find_hopeless
 from forge.install.command import run_command
 from forge.install.installed import find_damaged
-from forge.install.machine import GIB, Machine, find_faults, read_machine
-from forge.install.progress import Progress, describe
+from forge.install.machine import GIB, HostMachine, find_faults, read_machine
+from forge.install.progress import InstallProgress, describe
 from forge.install.project import Project, drop_triton, load_project, pin_torch
 from forge.install.stamp import Stamp, fingerprint, is_done, write_stamp
 from forge.install.steps import Installer
@@ -34,7 +34,7 @@ from forge.install.torch_build import (
 from forge.serve.installed import versions
 
 ROOT = Path(__file__).resolve().parents[1]
-WHOLE = Machine(
+WHOLE = HostMachine(
     python=(3, 11),
     make="/usr/bin/make",
     cc="/usr/bin/cc",
@@ -239,7 +239,7 @@ def test_ninja_lines_become_a_bar_with_the_time_left() -> None:
 
 def test_without_a_terminal_there_is_a_plain_line_each_30_s() -> None:
     shown = io.StringIO()
-    progress = Progress("4/5 llama.cpp", stream=shown, now=0.0)
+    progress = InstallProgress("4/5 llama.cpp", stream=shown, now=0.0)
     for second in range(1, 100):
         progress.read(f"[{second}/200] cc", now=float(second))
         progress.tick(now=float(second))
@@ -273,7 +273,7 @@ def test_what_went_wrong_in_a_step_starts_on_a_line_of_its_own(
 
 def test_a_failed_command_leaves_its_output_in_the_log() -> None:
     log = io.BytesIO()
-    progress = Progress("step", stream=io.StringIO(), now=0.0)
+    progress = InstallProgress("step", stream=io.StringIO(), now=0.0)
     argv = ["/bin/sh", "-c", "echo said; echo more >&2; exit 7"]
     assert run_command(argv, env=os.environ, log=log, progress=progress) == 7
     assert log.getvalue() == b"said\nmore\n"

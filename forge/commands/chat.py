@@ -6,7 +6,6 @@ text. `forge.solve` and `forge.asolve` call it from Python.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from forge.commands.engine_placement import place_on, small
 from forge.commands.source_text import STDIN, read_file, read_stdin
 from forge.config.load import load_experiment
-from forge.config.schema import EvalStage
 from forge.data.chat import ChatTemplate
 from forge.data.problems import from_source
 from forge.errors import ConfigError
@@ -31,11 +30,9 @@ from forge.rollout.play import GroupPlace, Rules, play_group
 from forge.rollout.ports import Ports
 from forge.rollout.prompter import TemplatePrompter
 from forge.runner.plan.machine import this_machine
-from forge.runner.plan.model_shape import lora_rank, model_type
-from forge.runner.plan.placement import place
+from forge.runner.plan.model_shape import lora_rank
 from forge.runner.weights.resume import find_weights
 from forge.serve.client import ReplicaClient
-from forge.serve.installed.engines import choose_engine
 from forge.serve.replicas import open_replicas
 from forge.store.layout import RunPaths, find_run, next_attempt
 from forge.store.ownership import open_run_lock
@@ -45,8 +42,6 @@ from forge.store.write.writer import open_writer
 
 if TYPE_CHECKING:
     from forge.config.schema import Experiment
-    from forge.runner.plan.machine import Machine
-    from forge.runner.plan.placement import Placement
     from forge.serve.weights import Weights
 
 Say = Callable[[str], None]
@@ -67,45 +62,6 @@ class ChatRequest:
     seed: int = 0
 
 
-def solve(
-    code: str,
-    *,
-    run: str = "last",
-    turns: int = 3,
-    store_dir: Path = Path("runs"),
-    say: Say | None = None,
-) -> Trajectory:
-    """Asks a run's model for a kernel that replaces a torch function or solves a problem file.
-
-    Example: `forge.solve(code).turns[-1].code`.
-
-    Raises:
-        ConfigError: the run or the text cannot be used, or an event loop is running here; use
-            `asolve` there.
-    """
-    if _has_event_loop():
-        raise ConfigError(
-            "forge.solve: an event loop is running here, as in Jupyter; use `await forge.asolve()`"
-        )
-    return chat(ChatRequest(run=run, source=code, turns=turns), store_dir=store_dir, say=say)
-
-
-async def asolve(
-    code: str,
-    *,
-    run: str = "last",
-    turns: int = 3,
-    store_dir: Path = Path("runs"),
-    say: Say | None = None,
-) -> Trajectory:
-    """`solve` inside an asyncio event loop in the main thread, such as Jupyter's.
-
-    Example: `(await forge.asolve(code)).turns[-1].code`.
-    """
-    request = ChatRequest(run=run, source=code, turns=turns)
-    return await achat(request, store_dir=store_dir, say=say)
-
-
 def chat(request: ChatRequest, *, store_dir: Path, say: Say | None = None) -> Trajectory:
     """Plays one rollout and stores it as a group of purpose `chat`; `say` receives the text as it
     is generated."""
@@ -120,14 +76,6 @@ async def achat(request: ChatRequest, *, store_dir: Path, say: Say | None = None
     weights = find_weights(paths, step)
     with open_run_lock(paths):
         return await _chat(paths, weights, problem, request, say or (lambda text: None))
-
-
-def _has_event_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 async def _chat(
@@ -188,39 +136,6 @@ async def _chat(
             )
             await writer.flush()
     return group.trajectories[0]
-
-
-def small(experiment: Experiment) -> Experiment:
-    """The experiment with one engine, one judge and no trainer, on GPUs for roles that had some."""
-    devices, serve = experiment.devices, experiment.serve
-    fewer = devices.model_copy(
-        update={
-            "train": 0,
-            "serve": serve.tensor_parallel if devices.serve else 0,
-            "judge": 1 if devices.judge else 0,
-            "share": "auto",
-        }
-    )
-    return experiment.model_copy(
-        update={
-            "devices": fewer,
-            "serve": serve.model_copy(update={"replicas": 1, "url": []}),
-            "judge": experiment.judge.model_copy(update={"workers": 1}),
-            "stage": [EvalStage(kind="eval")],
-        }
-    )
-
-
-def place_on(experiment: Experiment, machine: Machine, *, model_dir: Path) -> Placement:
-    """Places engine and judge as the run's plan would; on the CPU if the machine has no GPUs."""
-    if not machine.gpus:
-        devices = experiment.devices.model_copy(update={"gpus": None, "serve": 0, "judge": 0})
-        experiment = experiment.model_copy(update={"devices": devices})
-    gpus = machine.gpus if experiment.devices.serve else ()
-    engine, _ = choose_engine(
-        experiment.serve, gpus=gpus, installed=machine.engines, model_type=model_type(model_dir)
-    )
-    return place(experiment, machine, engine=engine)
 
 
 def _rules(experiment: Experiment, request: ChatRequest) -> Rules:

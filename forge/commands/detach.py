@@ -1,8 +1,7 @@
-"""`forge run -d`: the supervisor in a session of its own, and the terminal free again once the run
-has a directory.
+"""`forge run -d`: starts the supervisor in a new session, and returns once the run has a directory.
 
-The detached process is the same command without `-d`. What it says until then, and afterwards, is
-in a log beside the run directories.
+The detached process is the same command without `-d`. Its output goes to a log beside the run
+directories, which moves into the run directory once it exists.
 """
 
 from __future__ import annotations
@@ -25,18 +24,23 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 START_TIMEOUT_S = 60.0
-"""Until the run directory has its STATUS.json: the machine is checked before, no model is loaded,
-and one of the hub is in the cache.
-"""
+"""Maximum time until the run directory has its STATUS.json. By then the machine has been checked,
+but no model loaded; a hub model is already in the cache."""
 GRACE_S = 5.0
+"""Time between SIGTERM and SIGKILL."""
 
 
 def run_detached(argv: Sequence[str], *, store_dir: Path, wait_s: float = 0.0) -> RunPaths:
-    """Starts `forge ARGV` on its own. Returns its run directory; raises what it said if it ends at
-    once.
+    """Starts `forge ARGV` in a new session and returns its run directory.
 
     Args:
-        wait_s: how long it may wait for GPUs before it has one.
+        argv: arguments of the command.
+        store_dir: parent of run directories.
+        wait_s: additional time, in which the run waits for GPUs.
+
+    Raises:
+        ForgeError: the process ended before; the message is its own.
+        Stalled: it made no run directory in time.
     """
     began = time.time()
     store_dir.mkdir(parents=True, exist_ok=True)
@@ -67,7 +71,7 @@ def run_detached(argv: Sequence[str], *, store_dir: Path, wait_s: float = 0.0) -
 
 
 def _run_of(pid: int, store_dir: Path, *, since: float) -> RunPaths | None:
-    """The run of a process: an old run may have had the same pid."""
+    """The run that a process started after `since`; an older run may have had the same pid."""
     for path in store_dir.glob("*/STATUS.json"):
         paths = RunPaths(path.parent.resolve())
         status = read_status(paths)
@@ -77,7 +81,7 @@ def _run_of(pid: int, store_dir: Path, *, since: float) -> RunPaths | None:
 
 
 def _ended(code: int, log_path: Path) -> ForgeError:
-    """What `exits.explain` wrote last, which is one line with our name or several without."""
+    """The error that `explain` printed last: one line that starts with `forge: `, or several."""
     said = read_last_lines(log_path, num_lines=50) or f"the run ended with {code}"
     last = said.rpartition("\n")[2]
     is_bug = code == ForgeError.exit_code

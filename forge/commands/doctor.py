@@ -1,4 +1,4 @@
-"""`forge doctor`: what this machine has, and what mends what it lacks. Imports nothing heavy."""
+"""`forge doctor`: checks this machine, and names the fix for each problem. Never imports torch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from forge.serve.installed.versions import Interpreter
 
 MIN_MEMORY_BYTES = 4 << 30
-"""The quickstart's need, with room."""
+"""Memory for the quickstart, with a reserve."""
 MIN_DISK_BYTES = 2 << 30
 LLAMA_FOR_GPUS = "make setup LLAMA=cuda (or hip, vulkan)"
 SANDBOX_PROBE = "from forge.evalpool.judge import levels; print(levels.describe())"
@@ -45,7 +45,7 @@ SANDBOX_PROBE = "from forge.evalpool.judge import levels; print(levels.describe(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing looked at."""
+    """Result of one check."""
 
     name: str
     found: str
@@ -54,10 +54,12 @@ class Finding:
 
 
 def examine(store_dir: Path, *, serve: ServeTable | None = None) -> list[Finding]:
-    """Everything, in the order in which it matters.
+    """Runs all checks, the most important first.
 
     Args:
-        serve: of an experiment, whose interpreter is looked at for engines; absent means ours.
+        store_dir: parent of run directories; its disk is checked.
+        serve: `[serve]` of an experiment, to check the engines of its interpreter; absent means
+            this interpreter.
     """
     try:
         engines = list(_engines(read_interpreter(serve), inventory(), serve))
@@ -98,7 +100,7 @@ def _software() -> Iterator[Finding]:
 def _engines(
     python: Interpreter, gpus: Sequence[object], serve: ServeTable | None
 ) -> Iterator[Finding]:
-    """Each one, and which of them `serve.engine = "auto"` takes here."""
+    """Each engine, and the one that `serve.engine = "auto"` chooses here."""
     if python.python:
         versions = ", ".join(f"{name} {version}" for name, version in python.versions.items())
         yield Finding(name="serve.python", found=f"{python.python}: {versions}")
@@ -120,7 +122,7 @@ def _engine(
 ) -> Finding:
     label, kind = f"engine {name}", ENGINES[name]
     if not is_installed:
-        # What only GPUs need is missed only where there are some, and llama may do there.
+        # An engine for GPUs is optional, and is recommended only if there are GPUs.
         is_wanted = not kind.needs_gpu
         fix = kind.advice if is_wanted or gpus else ""
         return Finding(name=label, found="not installed", is_ok=not is_wanted, fix=fix)
@@ -135,7 +137,7 @@ def _engine(
 
 
 def _vllm(label: str, python: Interpreter) -> Finding:
-    """Its libraries load with one torch only."""
+    """vLLM loads with one version of torch only."""
     version = python.versions.get("vllm", "of unknown version")
     if mismatch := find_mismatch(python):
         torch = python.versions["torch"]
@@ -163,7 +165,7 @@ def _hardware(machine: Machine, store_dir: Path) -> Iterator[Finding]:
         is_ok=machine.free_disk_bytes >= MIN_DISK_BYTES,
         fix=""
         if machine.free_disk_bytes >= MIN_DISK_BYTES
-        else "free some, or --set store.dir=DIR",
+        else "free some space, or --set store.dir=DIR",
     )
     yield from _file_system(store_dir)
     if not machine.gpus:
@@ -186,18 +188,16 @@ def _file_system(store_dir: Path) -> Iterator[Finding]:
         return
     yield Finding(
         name="file system",
-        found=f"{found} ({mount.source}), over a network: SQLite's locks and shared memory do not "
-        "hold there, and rows can be lost",
+        found=f"{found} ({mount.source}), a network file system: SQLite's locks and shared "
+        "memory do not work there, and rows can be lost",
         is_ok=False,
         fix='--set store.dir=DIR on a local disk; "forge export sqlite" makes a file to share',
     )
 
 
 def _sandbox() -> Finding:
-    """The level that judges will take, tried in a process, and why it is not a stronger one."""
-    fix = (
-        f'{advice(uid=os.geteuid(), sysctls=read_sysctls())}; judge.isolation = "none" runs without'
-    )
+    """The sandbox level of judges, tested in a child process, and why not a stronger one."""
+    fix = f'{advice(uid=os.geteuid(), sysctls=read_sysctls())}; judge.isolation = "none" uses none'
     try:
         done = subprocess.run(
             [sys.executable, "-c", SANDBOX_PROBE],
@@ -207,7 +207,7 @@ def _sandbox() -> Finding:
         return Finding(name="sandbox", found=f"none: {error}", is_ok=False, fix=fix)
     if done.returncode == 0:
         return Finding(name="sandbox", found=done.stdout.strip())
-    why = (done.stderr.strip().splitlines() or ["no words"])[-1]
+    why = (done.stderr.strip().splitlines() or ["no message"])[-1]
     return Finding(name="sandbox", found=f"none: {why}", is_ok=False, fix=fix)
 
 

@@ -1,4 +1,4 @@
-"""Findings on a terminal and as JSON. Called by `forge doctor`."""
+"""Output of `forge doctor`: a table, or JSON."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def render(findings: list[Finding]) -> Table:
-    """A line a finding; what is wrong has a mark and what mends it."""
-    table = Table("", "", "found", "what mends it", box=None, pad_edge=False)
+    """One line per finding, with a mark and the fix."""
+    table = Table("", "", "found", "fix", box=None, pad_edge=False)
     for finding in findings:
         mark = Text("ok", style="green") if finding.is_ok else Text("no", style="red")
         table.add_row(mark, finding.name, Text(finding.found), Text(finding.fix))
@@ -22,5 +22,5 @@ def render(findings: list[Finding]) -> Table:
 
 
 def to_json(findings: list[Finding]) -> dict[str, Any]:
-    """For programs."""
+    """The findings for programs."""
     return {"ok": all(each.is_ok for each in findings), "findings": [asdict(e) for e in findings]}

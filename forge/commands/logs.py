@@ -1,5 +1,4 @@
-"""`forge logs RUN [PROCESS]`: the last lines of each process, all or those wanted, and what comes
-after."""
+"""`forge logs RUN [PROCESS]`: the last lines of each process, and with -f the new ones."""
 
 from __future__ import annotations
 
@@ -22,19 +21,21 @@ POLL_S = 0.25
 
 
 def log_files(paths: RunPaths, *, process: str | None = None) -> list[Path]:
-    """Logs of the latest attempt, of one process if asked for. Raises ConfigError naming what there
-    is.
+    """Log files of the latest attempt, or the file of one process.
+
+    Raises:
+        ConfigError: there is no such log; the message lists the logs.
     """
     files = sorted((paths.root / "logs" / "latest").glob("*.log"))
     chosen = [file for file in files if process in (None, file.stem)]
     if not chosen:
         names = ", ".join(file.stem for file in files) or "none"
-        raise ConfigError(f"{paths.name}: no log of {process or 'any process'}; there is {names}")
+        raise ConfigError(f"{paths.name}: no log of {process or 'any process'}; found {names}")
     return chosen
 
 
 def parse_filter(level: str | None, pattern: str | None) -> LogFilter | None:
-    """From what a person wrote; None for all lines. Raises ConfigError."""
+    """The filter for `--level` and `--grep`; None for all lines. Raises ConfigError."""
     if level is None and not pattern:
         return None
     known = [each.name.lower() for each in Level]
@@ -53,9 +54,11 @@ def read_logs(
     wanted: LogFilter | None = None,
     is_followed: bool = False,
 ) -> Iterator[str]:
-    """Each file's end, with its name on each line where there are several; then, if asked for, what
-    is appended until the run ends, also by processes that begin meanwhile. A filter looks at the
-    last 256 kB of each."""
+    """The last lines of each file, then, if followed, new lines until the run ends.
+
+    Each line has the name of its file if there are several. Logs of processes that start later are
+    included. A filter reads the last 256 kB of each file.
+    """
     files = list(files)
     if wanted is None:
         yield from _last_lines(files, num_lines=num_lines)
@@ -73,7 +76,7 @@ def read_logs(
             new = wanted.choose(tail.read())
             yield from (_named(file, line.text, files) for line in new)
         time.sleep(POLL_S)
-        for file in _begun(files, process=process):
+        for file in _new_files(files, process=process):
             files.append(file)
             tails[file] = LogTail(file)
 
@@ -85,7 +88,7 @@ def _last_lines(files: list[Path], *, num_lines: int) -> Iterator[str]:
 
 
 def _follow(paths: RunPaths, files: list[Path], *, process: str | None) -> Iterator[str]:
-    """A log that is cut off is read from its beginning, and one that vanished says nothing."""
+    """New lines of each file. A truncated file is read from its start, a deleted one is skipped."""
     offsets = {file: _size(file) for file in files}
     alive = True
     while alive:
@@ -101,7 +104,7 @@ def _follow(paths: RunPaths, files: list[Path], *, process: str | None) -> Itera
             for line in whole.decode("utf-8", errors="replace").splitlines():
                 yield _named(file, clean(line), files)
         time.sleep(POLL_S)
-        files += _begun(files, process=process)
+        files += _new_files(files, process=process)
 
 
 def _size(file: Path) -> int:
@@ -120,9 +123,9 @@ def _read(file: Path, begin: int) -> bytes:
         return b""
 
 
-def _begun(files: list[Path], *, process: str | None) -> list[Path]:
-    """Logs beside those that are followed, of processes that began since: the next stage's
-    trainer. None where one process was asked for."""
+def _new_files(files: list[Path], *, process: str | None) -> list[Path]:
+    """Logs of processes that started since, such as the next stage's trainer; none if one process
+    was requested."""
     if process is not None or not files:
         return []
     return sorted(set(files[0].parent.glob("*.log")) - set(files))

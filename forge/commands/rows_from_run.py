@@ -1,10 +1,9 @@
-"""SFT rows out of a run's own answers: rejection sampling for the next round.
+"""`forge data from-run`: writes a run's own answers as SFT rows (rejection sampling).
 
-`forge data from-run RUN --status correct --out rows.jsonl` writes what `[data] source = "file"`,
-`format = "messages"` reads: the conversation as the model was shown it and its answer, with where
-each came from. Promises: no row of a held-out problem, of one with a held-out problem's source, or
-of one that was only ever evaluated, unless asked for; no kernel of a problem twice, but for once as
-a first answer and once as a mended one; the file is complete or absent.
+`[data] source = "file"`, `format = "messages"` reads the file. A row has the conversation that the
+model saw, its answer, and their origin. Unless requested, no row is about a held-out problem, a
+problem with the same source as one, or a problem that was only evaluated. A kernel of a problem
+occurs once as a first answer and once as a repaired one. The file is complete or absent.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ LEFT JOIN texts c ON c.text_id = t.code_id
 WHERE v.status = :status AND t.completion_id IS NOT NULL
 ORDER BY g.problem_id, v.speedup_low DESC NULLS LAST, v.num_launches, c.num_bytes, t.turn_row
 """
-"""Each problem's best first, by the rule of v_best_kernels."""
+"""Answers by problem, the best first by the rule of v_best_kernels."""
 
 _TURNS = """
 SELECT turn, prompt, completion, feedback FROM v_turns
@@ -52,47 +51,47 @@ PROVENANCE = (
     "reward", "speedup",
 )  # fmt: skip
 
-
-MOST_CHARACTERS = 10_000_000
-"""Of a row that is looked at before it is overwritten."""
+MAX_CHARACTERS = 10_000_000
+"""Maximum length of an existing row that is read before the file is overwritten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which answers become rows."""
+    """Conditions on the answers that become rows."""
 
     status: str = Status.CORRECT
     best_per_problem: int | None = None
-    """Fastest first; where untimed, fewest launches and shortest. None for all."""
+    """Number of answers per problem: the fastest, or if untimed those with the fewest launches,
+    then the shortest. None for all."""
     min_speedup: float | None = None
-    """Leaves out what is slower, and what was not timed."""
+    """Minimum speed-up; leaves out untimed answers too."""
     only_first_turns: bool = False
-    """No conversations that mend a broken answer."""
+    """Leave out conversations that repair a wrong answer."""
     includes_heldout: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """What was written, and what was not."""
+    """Numbers of rows written and answers left out."""
 
     path: str
     num_rows: int
     num_problems: int
     num_mended: int
-    """Rows that mend a broken answer."""
+    """Rows that repair a wrong answer."""
     left_out: dict[str, int]
-    """Reason to number of answers."""
+    """Number of answers by reason."""
 
     def to_json(self) -> dict[str, Any]:
-        """What `--json` prints."""
+        """The result for `--json`."""
         return asdict(self)
 
     def describe(self) -> str:
-        """In one line."""
+        """The result in one line."""
         why = ", ".join(f"{count} {reason}" for reason, count in self.left_out.items())
         return (
             f"{self.path}: {self.num_rows} rows of {self.num_problems} problems, "
-            f"{self.num_mended} of them mend an answer" + (f"; left out {why}" if why else "")
+            f"{self.num_mended} of them repair an answer" + (f"; left out {why}" if why else "")
         )
 
 
@@ -100,7 +99,8 @@ def write_rows(reader: RunReader, wanted: Wanted, *, out: Path) -> Written:
     """Writes the rows, one JSON object a line.
 
     Raises:
-        ConfigError: a status that does not exist, a number below 1, or no answer left to write.
+        ConfigError: an unknown status, a number below 1, no answer to write, or a path that cannot
+            be written.
     """
     _check(wanted, out)
     _check_place(out, run=reader.paths.name)
@@ -122,7 +122,7 @@ def write_rows(reader: RunReader, wanted: Wanted, *, out: Path) -> Written:
     except OSError as error:
         raise ConfigError(f"--out {out}: cannot be written: {error.strerror}") from error
     finally:
-        with suppress(OSError):  # of a folder that is none
+        with suppress(OSError):  # its folder may not exist
             spare.unlink(missing_ok=True)
     return Written(
         path=str(out),
@@ -134,7 +134,7 @@ def write_rows(reader: RunReader, wanted: Wanted, *, out: Path) -> Written:
 
 
 def make_row(reader: RunReader, answer: dict[str, Any]) -> dict[str, Any]:
-    """A row as `messages` reads it; `id` and `from` are its provenance."""
+    """A row in the format `messages`; `id` and `from` are its origin."""
     problem = _problem(reader, answer["problem_id"])
     key = (answer["group_id"], answer["rollout"], answer["turn"])
     *before, last = reader.rows(_TURNS, key)
@@ -175,9 +175,9 @@ def _choose(reader: RunReader, wanted: Wanted, left_out: Counter[str]) -> Iterat
 
 def _reason_against(answer: dict[str, Any], wanted: Wanted) -> str | None:
     if answer["is_heldout"] and not wanted.includes_heldout:
-        return "of held-out problems"
+        return "about held-out problems"
     if answer["finish"] != "stop":
-        return "without an end"
+        return "cut off"
     if wanted.only_first_turns and answer["turn"] > 0:
         return "not in a first turn"
     if wanted.min_speedup is not None and (answer["speedup"] or 0.0) < wanted.min_speedup:
@@ -186,9 +186,9 @@ def _reason_against(answer: dict[str, Any], wanted: Wanted) -> str | None:
 
 
 def _shown(turns: list[dict[str, Any]], *, prompt: str) -> list[dict[str, Any]]:
-    """The attempts that the prompt still had: where it would not fit, the oldest were dropped.
+    """The earlier turns that the prompt contains: if they did not fit, the oldest were dropped.
 
-    Told by the judge's words, which every chat template writes as they are, newest first.
+    The judge's feedback identifies a turn, since every chat template writes it unchanged.
     """
     place = len(prompt)
     for index in range(len(turns) - 1, -1, -1):
@@ -224,21 +224,21 @@ def _check(wanted: Wanted, out: Path) -> None:
 
 
 def _check_place(out: Path, *, run: str) -> None:
-    """Rows of this run may be written again; whatever else is there is somebody's."""
+    """Refuses to overwrite anything except rows of this run."""
     try:
         with out.open(encoding="utf-8", errors="replace") as file:
-            line = file.readline(MOST_CHARACTERS)
-    except OSError:  # not there; what else is wrong is told when it is written
+            line = file.readline(MAX_CHARACTERS)
+    except OSError:  # absent; any other problem is reported when writing
         return
     try:
         is_ours = not line or json.loads(line)["from"]["run"] == run
     except (ValueError, TypeError, KeyError):
         is_ours = False
     if not is_ours:
-        raise ConfigError(f"--out {out}: is there, and has no rows of {run}; another file")
+        raise ConfigError(f"--out {out}: exists and has no rows of {run}; name another file")
 
 
 def _nothing(reader: RunReader, wanted: Wanted, left_out: Counter[str]) -> str:
     why = ", ".join(f"{count} {reason}" for reason, count in left_out.most_common())
-    words = f"left out {why}" if why else "it has none"
-    return f"{reader.paths.name}: no {wanted.status} answer to write: {words}"
+    reason = f"left out {why}" if why else "it has none"
+    return f"{reader.paths.name}: no {wanted.status} answer to write: {reason}"

@@ -1,7 +1,7 @@
-"""`forge serve`: the engines of an experiment, or of a run's model, alone behind one address.
+"""`forge serve`: runs the engines of an experiment, or of a run's model, behind one address.
 
-Called by `cli.py`. Promises: SIGTERM and Ctrl-C end it with every child; its cards are claimed as a
-run's are; off loopback it serves with a token only.
+SIGTERM and Ctrl-C end it with every child. It claims its GPUs like a run. Addresses other than
+loopback need a token.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from forge.commands.engine_placement import place_engine
 from forge.config.load import load_experiment
 from forge.config.schema import EvalStage
 from forge.data.chat import ChatTemplate
@@ -25,12 +26,10 @@ from forge.process.sockets import open_socket_dir
 from forge.process.uds import PUBLIC_KEEP_ALIVE_S, ServerLimits, cancel_on_signal, serve_listener
 from forge.runner.plan.claiming import open_claimed
 from forge.runner.plan.machine import this_machine
-from forge.runner.plan.model_shape import lora_rank, model_type
-from forge.runner.plan.placement import Placement, place
+from forge.runner.plan.model_shape import lora_rank
 from forge.runner.prepare.locate_model import locate_model
 from forge.runner.weights.resume import find_weights
 from forge.serve.front import Front
-from forge.serve.installed.engines import choose_engine
 from forge.serve.replicas import open_replicas
 from forge.serve.weights import Weights
 from forge.store.layout import find_run
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
 
     from forge.config.schema import Experiment, ServeTable
     from forge.runner.plan.machine import Machine
+    from forge.runner.plan.placement import Placement
 
 TOKEN_VARIABLE = "FORGE_SERVE_TOKEN"
 TOKEN_ADVICE = (
@@ -49,31 +49,35 @@ TOKEN_ADVICE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeRequest:
-    """What to serve, and where."""
+    """The model to serve, and its address."""
 
     source: str
     """An experiment file, or `RUN` or `RUN@step`."""
     overrides: Sequence[str] = ()
-    """Of the experiment file."""
+    """Arguments of `--set`, for an experiment file only."""
     socket: Path | None = None
     listen: str | None = None
     """HOST:PORT."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Served:
-    """What was found."""
+class _ServedModel:
+    """An experiment with the weights to serve."""
 
     experiment: Experiment
     weights: Weights
     model: str
-    """Its name in /v1/models."""
+    """Name in /v1/models."""
 
 
 def serve(request: ServeRequest, *, store_dir: Path, say: Callable[[str], None]) -> None:
-    """Serves until it is told to end. `say` hears the address once engines are up.
+    """Serves until a signal ends it; passes the address to `say` once the engines are ready.
 
-    Raises ConfigError, MachineError, ChildDied or Stalled, before or while it serves.
+    Raises:
+        ConfigError: the request or the experiment cannot be served.
+        MachineError: the machine lacks what it needs.
+        ChildDied: an engine died.
+        Stalled: an engine did not answer in time.
     """
     token = os.environ.get(TOKEN_VARIABLE) or None
     opened = open_listener(
@@ -81,7 +85,7 @@ def serve(request: ServeRequest, *, store_dir: Path, say: Callable[[str], None])
     )
     found = _find(request, store_dir=store_dir, say=say)
     if found.experiment.serve.url:
-        raise ConfigError(f"serve.url: {found.experiment.serve.url[0]} serves already")
+        raise ConfigError(f"serve.url: {found.experiment.serve.url[0]} already serves this model")
     experiment = found.experiment
     with (
         opened as listener,
@@ -96,15 +100,15 @@ def serve(request: ServeRequest, *, store_dir: Path, say: Callable[[str], None])
         anyio.run(partial(_serve, found, placement, listener, token, say))
 
 
-def _find(request: ServeRequest, *, store_dir: Path, say: Callable[[str], None]) -> _Served:
+def _find(request: ServeRequest, *, store_dir: Path, say: Callable[[str], None]) -> _ServedModel:
     """The model of an experiment file, or the newest weights of a run."""
     if not (request.source.endswith(".toml") or Path(request.source).is_file()):
         if request.overrides:
-            raise ConfigError("--set is for an experiment file; a run is served as it was made")
+            raise ConfigError("--set is for an experiment file; a run has its own settings")
         name, _, step = request.source.partition("@")
         paths = find_run(name, store_dir=store_dir)
         experiment = load_experiment(paths.experiment)
-        return _Served(
+        return _ServedModel(
             experiment=experiment,
             weights=find_weights(paths, step),
             model=f"{paths.name}@{step}" if step else paths.name,
@@ -117,28 +121,23 @@ def _find(request: ServeRequest, *, store_dir: Path, say: Callable[[str], None])
         )
     model = locate_model(experiment.model, say=say)
     assert model.path is not None
-    return _Served(
+    return _ServedModel(
         experiment=experiment,
         weights=Weights(full=Path(model.path), adapter=model.adapter),
         model=experiment.model.path or experiment.name,
     )
 
 
-def _place(found: _Served, machine: Machine) -> Placement:
-    """As in a run that only evaluates, whose judges need no card."""
+def _place(found: _ServedModel, machine: Machine) -> Placement:
+    """Places the engines as in a run that only evaluates, with judges on the CPU."""
     experiment = found.experiment
     devices = experiment.devices.model_copy(update={"train": 0, "judge": 0})
     alone = experiment.model_copy(update={"devices": devices, "stage": [EvalStage(kind="eval")]})
-    gpus = machine.gpus if devices.gpus is not None and devices.serve else ()
-    engine, _ = choose_engine(
-        experiment.serve, gpus=gpus, installed=machine.engines,
-        model_type=model_type(found.weights.full),
-    )  # fmt: skip
-    return place(alone, machine, engine=engine)
+    return place_engine(alone, machine, model_dir=found.weights.full)
 
 
 async def _serve(
-    found: _Served,
+    found: _ServedModel,
     placement: Placement,
     listener: sockets.socket,
     token: str | None,
@@ -150,7 +149,7 @@ async def _serve(
     store_dir.mkdir(parents=True, exist_ok=True)
     with (
         open_socket_dir() as folder,
-        # Engines convert whole models: too large for a socket's /tmp.
+        # Engines convert whole models, which are too large for the /tmp of sockets.
         tempfile.TemporaryDirectory(prefix=".serve-", dir=store_dir) as work_dir,
     ):
         async with anyio.create_task_group() as tasks:
@@ -175,7 +174,7 @@ async def _serve(
                 limits = ServerLimits(keep_alive_s=PUBLIC_KEEP_ALIVE_S)
                 await tasks.start(partial(serve_listener, front.app(), listener, limits=limits))
                 where = f'[serve] url = ["{url_of(listener)}"]; logs are in {folder}'
-                say(f"{_words(found, table, placement)} at {where}; Ctrl-C ends it")
+                say(f"{_summary(found, table, placement)} at {where}; Ctrl-C ends it")
                 try:
                     await anyio.sleep_forever()
                 finally:
@@ -183,7 +182,7 @@ async def _serve(
                         await front.close()
 
 
-def _words(found: _Served, table: ServeTable, placement: Placement) -> str:
+def _summary(found: _ServedModel, table: ServeTable, placement: Placement) -> str:
     cards = ", ".join(gpu.name for gpu in placement.gpus) or "cpu"
     count = "1 replica" if table.replicas == 1 else f"{table.replicas} replicas"
     return f"{found.model}: {count} ({table.engine}, {cards})"

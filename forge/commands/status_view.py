@@ -1,4 +1,4 @@
-"""The processes of a running run as a table: `forge status`."""
+"""Table of a run's processes for `forge status`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ if TYPE_CHECKING:
     from forge.control.records import ComponentStatus, LiveStatus
 
 MARKS = {"green": "●", "yellow": "▲", "red": "✖"}
-"""Told apart without colour too."""
+"""Marks by health; distinct without colour too."""
 
 
 def render(components: Sequence[ComponentStatus]) -> Table:
-    """One row each; what decides on its health beside its mark."""
+    """One row per process, with a mark for its health and the reason for it."""
     has_cards = any(one.gpu_use is not None or one.gpu_memory_bytes for one in components)
     names = ["process", "device", "phase", "memory", *(["GPU"] if has_cards else [])]
-    names += ["age", "restarts", "why, or last words"]
+    names += ["age", "restarts", "reason, or last line"]
     rows = [[printable(cell) for cell in _cells(one, has_cards)] for one in components]
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("")
     for name in names:
-        table.add_column(name, no_wrap=name != names[-1])  # the last gives way in a narrow terminal
+        table.add_column(
+            name, no_wrap=name != names[-1]
+        )  # only the last shrinks in a narrow terminal
     for one, row in zip(components, rows, strict=True):
         mark = Text(MARKS[one.health], style=one.health)
         table.add_row(mark, *(Text(cell, no_wrap=True, overflow="ellipsis") for cell in row))

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING
 from forge.errors import MachineError
 
 if TYPE_CHECKING:
-    from forge.install.progress import Progress
+    from forge.install.progress import InstallProgress
 
 SILENT_S = 1800.0
 """pip prints nothing during a download, and CUDA builds are large: longer than this is a hang."""
@@ -23,7 +23,7 @@ GRACE_S = 5.0
 
 
 def run_command(
-    argv: Sequence[str], *, env: Mapping[str, str], log: IO[bytes], progress: Progress
+    argv: Sequence[str], *, env: Mapping[str, str], log: IO[bytes], progress: InstallProgress
 ) -> int:
     """Returns the exit code. In a process group of its own: its compilers end with it."""
     process = subprocess.Popen(
@@ -54,7 +54,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait(timeout=GRACE_S)
 
 
-def _pump(source: IO[bytes], *, log: IO[bytes], progress: Progress) -> None:
+def _pump(source: IO[bytes], *, log: IO[bytes], progress: InstallProgress) -> None:
     """Until the end of the output: to the log, and line by line to the progress."""
     heard, rest = time.monotonic(), b""
     while True:

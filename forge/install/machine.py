@@ -1,4 +1,4 @@
-"""What setup needs of the machine, and one line for each thing that is missing."""
+"""Checks that the machine has what setup needs; one line for each missing thing."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from pathlib import Path
 
 GIB = 1 << 30
 VENV_BYTES = {"cpu": 5 * GIB, "cuda": 14 * GIB, "rocm": 22 * GIB}
-"""Room for the environment and pip's cache. CPU: 2.9 GiB were measured; the rest is estimated."""
+"""Room for the environment and pip's cache. CPU: 2.9 GiB measured; the others are estimates."""
 REPAIR_BYTES = GIB
-"""Room for bringing an environment that is there up to date."""
+"""Room for updating an existing environment."""
 BUILD_BYTES = GIB
 """Room in the temporary directory for llama.cpp's sources and objects."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """What was found of what setup needs; paths are None where nothing was found."""
+class HostMachine:
+    """State of what setup needs; a path is None if nothing was found."""
 
     python: tuple[int, int]
     make: str | None
@@ -37,11 +37,11 @@ class Machine:
     free_build_bytes: int
 
 
-def read_machine(root: Path, env: Mapping[str, str]) -> Machine:
-    """Looks without changing anything."""
+def read_machine(root: Path, env: Mapping[str, str]) -> HostMachine:
+    """Inspects the machine without changing anything."""
     path = env.get("PATH", os.defpath)
     headers = Path(sysconfig.get_paths()["include"])
-    return Machine(
+    return HostMachine(
         python=sys.version_info[:2],
         make=shutil.which("make", path=path),
         cc=_find_compiler(env.get("CC", ""), ("cc", "gcc", "clang"), path=path),
@@ -55,17 +55,17 @@ def read_machine(root: Path, env: Mapping[str, str]) -> Machine:
 
 
 def _find_compiler(named: str, usual: Sequence[str], *, path: str) -> str | None:
-    """What `CC` or `CXX` names, with or without wrapper and flags, else a usual one."""
+    """The compiler that `CC` or `CXX` names, with any flags removed, else a usual one."""
     words = shlex.split(named)[:1] or usual
     return next(filter(None, (shutil.which(word, path=path) for word in words)), None)
 
 
-def find_faults(machine: Machine, *, need_bytes: int) -> list[str]:
-    """One line a fault: what is missing, what for, and what installs it on Debian and Ubuntu."""
+def find_faults(machine: HostMachine, *, need_bytes: int) -> list[str]:
+    """One line per fault: what is missing, its purpose, and how to install it on Debian, Ubuntu."""
     return [*_find_missing_tools(machine), *_find_full_disks(machine, need_bytes=need_bytes)]
 
 
-def _find_missing_tools(machine: Machine) -> list[str]:
+def _find_missing_tools(machine: HostMachine) -> list[str]:
     python = "python{}.{}".format(*machine.python)
     found = {
         "no make on PATH; Debian, Ubuntu: apt install make": machine.make,
@@ -84,7 +84,7 @@ def _find_missing_tools(machine: Machine) -> list[str]:
     return [fault for fault, is_there in found.items() if not is_there]
 
 
-def _find_full_disks(machine: Machine, *, need_bytes: int) -> list[str]:
+def _find_full_disks(machine: HostMachine, *, need_bytes: int) -> list[str]:
     faults = []
     if machine.free_bytes < need_bytes:
         faults.append(

@@ -1,4 +1,4 @@
-"""What a step of setup shows, and what the output of pip and ninja says about progress."""
+"""Progress of a setup step, read from the output of pip and ninja."""
 
 from __future__ import annotations
 
@@ -7,42 +7,42 @@ import shutil
 from typing import IO
 
 PLAIN_EVERY_S = 30.0
-"""Between two plain lines where stderr is no terminal."""
+"""Time between two lines if stderr is not a terminal."""
 
 
-class Progress:
-    """On a terminal one line that is rewritten, elsewhere a plain line each 30 s."""
+class InstallProgress:
+    """One line that is rewritten on a terminal, or a line every 30 s elsewhere."""
 
     def __init__(self, label: str, *, stream: IO[str], now: float) -> None:
         self.label = label
         self._stream = stream
         self._began = self._shown = now
-        self._says = ""
+        self._activity = ""
         self._is_live = stream.isatty()
         self._line(now)
 
     def read(self, line: str, *, now: float) -> None:
-        """Takes one line of pip's or of the compiler's output."""
+        """Reads one line of output from pip or the compiler."""
         said = describe(line, elapsed_s=now - self._began)
-        if said and said != self._says:
-            is_first = not self._says.startswith("compiling") and said.startswith("compiling")
-            self._says = said
+        if said and said != self._activity:
+            is_first = not self._activity.startswith("compiling") and said.startswith("compiling")
+            self._activity = said
             if is_first or self._is_live:
                 self._line(now)
 
     def tick(self, *, now: float) -> None:
-        """Called at least once a second."""
+        """Updates the time; called at least once a second."""
         if self._is_live or now - self._shown >= PLAIN_EVERY_S:
             self._line(now)
 
     def end(self, *, now: float) -> None:
-        """The step is done."""
-        self._says = ""
+        """Ends the line: the step is done."""
+        self._activity = ""
         self._line(now, end="\n")
 
     def _line(self, now: float, end: str = "") -> None:
         self._shown = now
-        said = f": {self._says}" if self._says else ""
+        said = f": {self._activity}" if self._activity else ""
         text = f"{self.label}{said} ({now - self._began:.0f} s)"
         width = shutil.get_terminal_size().columns - 1
         self._stream.write(f"\r\x1b[K{text[:width]}{end}" if self._is_live else text + "\n")
@@ -50,7 +50,7 @@ class Progress:
 
 
 def describe(line: str, *, elapsed_s: float) -> str | None:
-    """What a line of output says about progress, or None. ninja counts as `[17/204] …`."""
+    """Progress in a line of output, or None. ninja prints `[17/204] …`."""
     counted = re.match(r"\s*\[(\d+)/(\d+)\] ", line)
     if counted:
         done, total = int(counted.group(1)), int(counted.group(2))

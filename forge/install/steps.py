@@ -20,7 +20,7 @@ from forge.errors import MachineError
 from forge.install.command import run_command
 from forge.install.installed import find_damaged, find_version
 from forge.install.llama_build import LINK_ARGS
-from forge.install.progress import Progress
+from forge.install.progress import InstallProgress
 from forge.install.project import Project, drop_triton, pin_torch
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class Installer:
         return next(self._venv.glob("lib/python3*/site-packages"))
 
     def _create_venv(self) -> None:
-        progress = Progress("1/5 environment", stream=sys.stderr, now=time.monotonic())
+        progress = InstallProgress("1/5 environment", stream=sys.stderr, now=time.monotonic())
         argv = [sys.executable, "-m", "venv", "--clear", str(self._venv)]
         made = subprocess.run(argv, capture_output=True, text=True, timeout=PROBE_S, check=False)
         progress.end(now=time.monotonic())
@@ -143,7 +143,7 @@ class Installer:
         """Shows progress, keeps all output in `.venv/setup.log`; a failure quotes the log's end."""
         argv = [str(self._python), "-m", "pip", "install", *args]
         log_path = self._venv / "setup.log"
-        progress = Progress(label, stream=sys.stderr, now=time.monotonic())
+        progress = InstallProgress(label, stream=sys.stderr, now=time.monotonic())
         with log_path.open("ab") as log:
             log.write(f"$ {shlex.join(argv)}\n".encode())
             returncode = run_command(argv, env=self._env, log=log, progress=progress)

@@ -15,7 +15,7 @@ import pytest
 
 import forge
 from forge.commands import chat
-from forge.commands.chat import place_on, small
+from forge.commands.engine_placement import place_on, small
 from forge.config.load import load_experiment
 from forge.errors import ConfigError
 from forge.records import Event, PolicyVersion

@@ -1,4 +1,4 @@
-"""A detached run is found by what it writes, and ends with its own words."""
+"""A detached run is found by its status file; a failed start gives its own message."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NO_GPU = "quickstart needs 9 GPUs (train 9); this machine has 0."
 
 
 @pytest.mark.parametrize(
-    ("code", "log", "told"),
+    ("code", "log", "message"),
     [
         (3, f"a plan\nof lines\nforge: {NO_GPU}\n", f"forge: {NO_GPU}\n"),
         (2, "x.toml:1: a\nx.toml:2: b\n", "x.toml:1: a\nx.toml:2: b\n"),
@@ -29,20 +29,20 @@ NO_GPU = "quickstart needs 9 GPUs (train 9); this machine has 0."
         (9, "", "forge: the run ended with 9\n"),
     ],
 )
-def test_what_ended_it_is_told_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], code: int, log: str, told: str | None
+def test_the_error_of_a_failed_start_is_printed_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], code: int, log: str, message: str | None
 ) -> None:
     (tmp_path / "log").write_text(log)
     error = detach._ended(code, tmp_path / "log")
     assert not (tmp_path / "log").exists()
-    if told is None:
+    if message is None:
         assert str(error) == log
         return
     assert explain(error) == code
-    assert capsys.readouterr().err == told
+    assert capsys.readouterr().err == message
 
 
-def test_an_old_run_with_the_same_pid_is_not_taken_for_it(tmp_path: Path) -> None:
+def test_an_old_run_with_the_same_pid_is_not_mistaken_for_it(tmp_path: Path) -> None:
     old, new = (create_run("x", store_dir=tmp_path) for _ in range(2))
     write_status(old, {"pid": 7, "at": 100.0})
     write_status(new, {"pid": 7, "at": 200.0})
@@ -50,7 +50,7 @@ def test_an_old_run_with_the_same_pid_is_not_taken_for_it(tmp_path: Path) -> Non
     assert detach._run_of(7, tmp_path, since=250.0) is None
 
 
-def test_a_command_that_makes_no_run_in_time_is_ended_and_named(
+def test_a_command_that_makes_no_run_in_time_is_stopped_and_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(detach, "START_TIMEOUT_S", 0.01)
@@ -58,7 +58,7 @@ def test_a_command_that_makes_no_run_in_time_is_ended_and_named(
         run_detached(["plan", "nothing.toml"], store_dir=tmp_path)
 
 
-def test_what_lies_where_the_user_is_is_not_taken_for_a_library(
+def test_a_file_in_the_working_directory_is_not_imported_as_a_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "random.py").write_text("raise RuntimeError('not the library')")
@@ -76,11 +76,11 @@ status = {{"pid": os.getpid(), "sid": os.getsid(0), "at": time.time()}}
 (root / ".new").write_text(json.dumps(status))
 (root / ".new").rename(root / "STATUS.json")
 """
-"""A supervisor as far as its starter sees it."""
+"""A stand-in for the supervisor: it writes only what its starter reads."""
 
 
 @pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")
-def test_a_started_run_is_left_in_a_session_of_its_own_with_its_log(
+def test_a_started_run_has_its_own_session_and_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = tmp_path / "python"

@@ -1,4 +1,4 @@
-"""`forge doctor` names engines by what they were built for and with, and what mends them."""
+"""`forge doctor`: engines with their builds and versions, GPUs with their users, and fixes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def findings(
     return {finding.name: finding for finding in examine(Path("/tmp"))}
 
 
-def test_a_vllm_beside_another_torch_is_named_with_both_and_what_mends_it(
+def test_a_vllm_that_does_not_match_torch_is_named_with_both_versions_and_the_fix(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     python = Interpreter(
@@ -47,14 +47,14 @@ def test_a_vllm_beside_another_torch_is_named_with_both_and_what_mends_it(
     assert found["serve.python"].found == "/opt/python: vllm 0.24.0, torch 2.13.0"
 
 
-def test_a_vllm_that_was_not_tested_is_said_and_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_untested_vllm_is_reported_and_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     python = Interpreter(python="", versions={"vllm": "0.99.1", "torch": "2.13.0"}, modules=ALL)
     found = findings(monkeypatch, python, gpus=("GPU-1",))["engine vllm"]
     assert found.is_ok
     assert found.found == "0.99.1; tested is 0.24"
 
 
-def test_a_gpu_box_with_nothing_fast_is_told_what_to_install(
+def test_a_gpu_machine_without_a_fast_engine_gets_install_advice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plain = Interpreter(
@@ -82,7 +82,7 @@ def test_an_interpreter_that_does_not_run_is_a_finding(tmp_path: Path) -> None:
     assert "does not run as a Python" in found["engines"].found
 
 
-def test_who_is_on_a_card_and_which_are_hidden_is_said(tmp_path: Path) -> None:
+def test_users_of_a_gpu_and_hidden_gpus_are_listed(tmp_path: Path) -> None:
     card = Gpu(
         vendor=Vendor.NVIDIA, index=0, uuid="GPU-0", name="H200", memory_bytes=141 << 30,
         free_bytes=100 << 30,
@@ -94,6 +94,6 @@ def test_who_is_on_a_card_and_which_are_hidden_is_said(tmp_path: Path) -> None:
         hidden_gpus="GPU 1 is cut into MIG slices",
     )
     found = {each.name: each.found for each in doctor._hardware(machine, tmp_path)}
-    said = "H200, 107 of 151 GB free, GPU-0; pid 7 (python) holds 47.2 GB"
-    assert found["GPU 0"] == said
+    expected = "H200, 107 of 151 GB free, GPU-0; pid 7 (python) holds 47.2 GB"
+    assert found["GPU 0"] == expected
     assert found["hidden GPUs"] == "GPU 1 is cut into MIG slices"

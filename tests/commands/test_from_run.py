@@ -1,4 +1,4 @@
-"""A run's own answers become SFT rows that the next run reads: nothing held out, nothing twice."""
+"""`forge data from-run`: rows for the next run, without held-out problems or duplicates."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_rows_of_a_quickstart_are_read_by_the_loader_of_the_next_run(
                 assert shown.strip() in found["prompt"], "what the model was not shown"
 
 
-def test_nothing_of_a_heldout_problem_leaks_unless_asked_for(made: Path, tmp_path: Path) -> None:
+def test_no_row_is_about_a_heldout_problem_unless_requested(made: Path, tmp_path: Path) -> None:
     out = tmp_path / "rows.jsonl"
     problems = {row["from"]["problem_id"] for row in rows_of(made, out)}
     assert problems == {"softmax-0000", "matmul-0001"}, "also not by a twin's source"
@@ -98,12 +98,12 @@ def test_nothing_of_a_heldout_problem_leaks_unless_asked_for(made: Path, tmp_pat
 def test_a_problem_that_was_only_evaluated_is_left_out(tmp_path: Path) -> None:
     played = group(0, [[Status.CORRECT]], purpose=Purpose.EVAL)
     anyio.run(write_run, tmp_path / "toy-1", [attempt(), problem(0), played])
-    with pytest.raises(ConfigError, match="1 of held-out problems"):
+    with pytest.raises(ConfigError, match="1 about held-out problems"):
         rows_of(tmp_path / "toy-1", tmp_path / "rows.jsonl")
     assert list(tmp_path.glob("*rows*")) == []
 
 
-def test_a_mended_answer_is_a_conversation_with_the_judges_words(
+def test_a_repaired_answer_is_a_conversation_with_the_judges_feedback(
     made: Path, tmp_path: Path
 ) -> None:
     rows = rows_of(made, tmp_path / "rows.jsonl")
@@ -114,7 +114,7 @@ def test_a_mended_answer_is_a_conversation_with_the_judges_words(
         made, tmp_path / "rows.jsonl", only_first_turns=True))  # fmt: skip
 
 
-def test_attempts_that_the_prompt_no_longer_had_are_not_in_the_row(tmp_path: Path) -> None:
+def test_turns_that_the_prompt_no_longer_had_are_not_in_the_row(tmp_path: Path) -> None:
     first = turn(0, 0, 0, status=Status.WRONG)
     second = replace(turn(0, 0, 1, status=Status.WRONG), feedback="second words")
     prompt = "the problem\nassistant: ...\nuser: second words\nassistant:"
@@ -129,7 +129,7 @@ def test_attempts_that_the_prompt_no_longer_had_are_not_in_the_row(tmp_path: Pat
     assert row["messages"][3]["content"] == "second words"
 
 
-def test_the_best_of_a_problem_are_kept_and_no_kernel_comes_twice(
+def test_the_best_answers_of_a_problem_are_kept_and_no_kernel_twice(
     made: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "rows.jsonl"
@@ -145,7 +145,7 @@ def test_the_best_of_a_problem_are_kept_and_no_kernel_comes_twice(
     assert len(rows_of(tmp_path / "again-1", tmp_path / "again.jsonl")) == 1
 
 
-def test_the_fastest_answer_that_ended_by_itself_is_the_best(tmp_path: Path) -> None:
+def test_the_fastest_answer_that_was_not_cut_off_is_the_best(tmp_path: Path) -> None:
     slow, fast, cut = (turn(0, n, speed=timing(s)) for n, s in enumerate((1.5, 3.0, 9.0)))
     cut = replace(cut, completion=replace(cut.completion, finish=Finish.LENGTH))
     played = replace(group(0, [[Status.CORRECT]]), trajectories=())
@@ -176,17 +176,17 @@ def test_what_cannot_be_written_is_one_line(
     assert "\n" not in str(error.value)
 
 
-def test_rows_are_written_over_rows_of_the_same_run_only(made: Path, tmp_path: Path) -> None:
+def test_only_rows_of_the_same_run_are_overwritten(made: Path, tmp_path: Path) -> None:
     out = tmp_path / "rows.jsonl"
     assert rows_of(made, out) == rows_of(made, out)
     for kept in ('{"messages": []}\n', '{"from": {"run": "other-1"}}\n', "notes\n", "[1]\n"):
         out.write_text(kept, encoding="utf-8")
-        with pytest.raises(ConfigError, match="has no rows of toy-1; another file"):
+        with pytest.raises(ConfigError, match="has no rows of toy-1; name another file"):
             rows_of(made, out)
         assert out.read_text(encoding="utf-8") == kept
 
 
-def test_a_folder_that_is_a_file_is_one_line(made: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_a_file_is_reported_in_one_line(made: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be written: Not a directory"):
         rows_of(made, tmp_path / "file" / "rows.jsonl")

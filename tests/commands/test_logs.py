@@ -1,4 +1,4 @@
-"""`forge logs`: ends of logs, what is appended, and which lines are wanted."""
+"""`forge logs`: last lines, new lines, and filters by level and pattern."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def test_without_a_filter_the_last_lines_of_each_are_shown(paths: RunPaths) -> N
         "trainer      2026-11-21 18:08:41,000 forge.train INFO step 1",
     ]
     assert len(shown(paths, "trainer")) == 6
-    with pytest.raises(ConfigError, match="no log of judge-0; there is serve-0, trainer"):
+    with pytest.raises(ConfigError, match="no log of judge-0; found serve-0, trainer"):
         shown(paths, "judge-0")
 
 
-def test_lines_are_chosen_by_level_with_what_goes_on_from_them(paths: RunPaths) -> None:
+def test_lines_are_chosen_by_level_with_their_continuation_lines(paths: RunPaths) -> None:
     assert [line.split()[0] for line in shown(paths, level="error")] == ["serve-0"] + 3 * [
         "trainer"
     ]
@@ -63,13 +63,13 @@ def test_lines_are_chosen_by_level_with_what_goes_on_from_them(paths: RunPaths) 
     assert "ValueError: ␛[31mred" in shown(paths, "trainer", level="warning")
 
 
-def test_lines_are_chosen_by_pattern_and_the_last_of_those_are_shown(paths: RunPaths) -> None:
+def test_lines_are_chosen_by_pattern_and_the_last_matches_are_shown(paths: RunPaths) -> None:
     assert shown(paths, "trainer", pattern=r"STEP \d")[0].endswith("INFO step 1")
     assert len(shown(paths, pattern="forge")) == 4
     assert len(shown(paths, num=1, pattern="forge")) == 2
 
 
-def test_a_pattern_that_never_ends_is_refused(paths: RunPaths) -> None:
+def test_a_pattern_that_takes_too_long_is_refused(paths: RunPaths) -> None:
     (paths.logs(1) / "trainer.log").write_text("a" * 3000 + "!\n")
     with pytest.raises(ConfigError, match="too slow for these lines"):
         shown(paths, pattern="(a+)+$")
@@ -82,15 +82,13 @@ def test_a_pattern_that_never_ends_is_refused(paths: RunPaths) -> None:
         ((None, "("), "no regular expression"),
     ],
 )
-def test_a_filter_that_means_nothing_is_refused(
-    wanted: tuple[str | None, str | None], words: str
-) -> None:
+def test_an_invalid_filter_is_refused(wanted: tuple[str | None, str | None], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         parse_filter(*wanted)
 
 
 @pytest.mark.parametrize("level", [None, "info"])
-def test_what_is_appended_is_followed_until_the_run_ends(
+def test_new_lines_are_followed_until_the_run_ends(
     paths: RunPaths, monkeypatch: pytest.MonkeyPatch, level: str | None
 ) -> None:
     log = paths.logs(1) / "serve-0.log"
@@ -112,7 +110,7 @@ def test_what_is_appended_is_followed_until_the_run_ends(
 
 
 @pytest.mark.parametrize("level", [None, "info"])
-def test_a_process_that_begins_later_is_followed_and_one_that_vanished_is_silent(
+def test_a_log_that_appears_later_is_followed_and_a_deleted_one_is_skipped(
     paths: RunPaths, monkeypatch: pytest.MonkeyPatch, level: str | None
 ) -> None:
     looks = iter([True, True, False])
@@ -130,7 +128,7 @@ def test_a_process_that_begins_later_is_followed_and_one_that_vanished_is_silent
     assert found[2].endswith("cut off")
 
 
-def test_a_log_of_a_hostile_name_is_shown_and_not_obeyed(paths: RunPaths) -> None:
+def test_control_characters_in_the_name_of_a_log_are_escaped(paths: RunPaths) -> None:
     (paths.logs(1) / "a\x1b[31m.log").write_text("INFO x\n")
     assert shown(paths)[0] == "a\u241b[31m       INFO x"
     assert shown(paths, level="info")[0] == "a\u241b[31m       INFO x"

@@ -1,4 +1,4 @@
-"""`forge serve` takes the cards that `[devices]` gives its engines, and no others."""
+"""`forge serve` uses exactly the GPUs that `[devices]` gives its engines."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ def make_machine(num_gpus: int) -> Machine:
 
 
 @pytest.fixture
-def found(tmp_path: Path) -> serving._Served:
+def found(tmp_path: Path) -> serving._ServedModel:
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
     file = tmp_path / "x.toml"
     file.write_text(EXPERIMENT.format(path=tmp_path))
-    return serving._Served(
+    return serving._ServedModel(
         experiment=load_experiment(file), weights=Weights(full=tmp_path), model="x"
     )
 
 
-def test_engines_get_their_cards_and_leave_trainer_and_judges_none(
-    found: serving._Served,
+def test_engines_get_their_gpus_and_trainer_and_judges_get_none(
+    found: serving._ServedModel,
 ) -> None:
     placement = serving._place(found, make_machine(8))
     assert placement.engine == "vllm"
@@ -65,7 +65,7 @@ def test_engines_get_their_cards_and_leave_trainer_and_judges_none(
     assert placement.train == placement.judge == ()
 
 
-def test_too_few_cards_for_its_engines_are_a_machine_error(found: serving._Served) -> None:
+def test_too_few_gpus_for_the_engines_are_a_machine_error(found: serving._ServedModel) -> None:
     with pytest.raises(MachineError, match="needs 2 GPUs"):
         serving._place(found, make_machine(1))
 

@@ -190,7 +190,7 @@ def test_what_cannot_be_served_is_one_line_and_its_exit_code(
         ((str(experiment), "--listen", "here"), "HOST:PORT is needed"),
         ((quickstart, "--socket", "s"), '"forge serve RUN" serves the model of a run'),
         (("absent-run", "--socket", "s", f"--store={tmp_path}"), "absent-run"),
-        ((str(experiment), "--socket", "s", '--set=serve.url=["http://a"]'), "serves already"),
+        ((str(experiment), "--socket", "s", '--set=serve.url=["http://a"]'), "already serves"),
         ((str(experiment), "--socket", str(tmp_path / "file")), "there is a file of that name"),
     ]
     for argv, said in cases:
