@@ -138,7 +138,7 @@ def run_turns(
         num_ranks=int(os.environ.get("WORLD_SIZE", "1")),
     )  # fmt: skip
     server: Any = SimpleNamespace(take=take)
-    trainer = make_trainer(settings, control=server)
+    trainer = make_trainer(settings, client=server)
     trainer.args.save_strategy = "no"
     seen: list[dict[str, float]] = []
     trainer.add_callback(Tick())

@@ -1,4 +1,4 @@
-"""Shared by the trainer's tests: a tiny model, and a control.sock that plays the supervisor."""
+"""Fixtures of the trainer's tests: a tiny model, and a supervisor on control.sock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from forge.records import Sample
 
-# Read when torch starts. These models are so small that a second thread only waits for the first.
+# Read when torch starts. For models this small a second thread only waits for the first.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 SIZES = TinyModel(
@@ -46,7 +46,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass
 class FakeSupervisor:
-    """Hands out batches in order and remembers what the trainer said."""
+    """Gives batches in order and keeps what the trainer reports."""
 
     socket: Path
     batches: Sequence[Sequence[Sample]] = ()
@@ -59,13 +59,13 @@ class FakeSupervisor:
     order: list[str] = field(default_factory=list)
     on_checkpoint: Callable[[int], None] = lambda step: None
     at_end: str = "done"
-    """Answer to `take` when all batches are given."""
+    """Answer to `take` after the last batch."""
     num_waits: int = 1
     """Long polls that end without a batch before each batch."""
     _waits: int = 0
 
     def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """What the supervisor says to a POST."""
+        """The answer to a POST."""
         self.order.append(path)
         match path:
             case "/take":
@@ -84,6 +84,13 @@ class FakeSupervisor:
                 self.checkpoints.append(body)
                 self.on_checkpoint(body["step"])
         return {}
+
+    def clear(self) -> None:
+        """Drop what the last trainer reported."""
+        for reported in (
+            self.published, self.trained, self.progress, self.checkpoints, self.order
+        ):  # fmt: skip
+            reported.clear()
 
     def _take(self, step: int) -> dict[str, Any]:
         if step >= len(self.batches):
@@ -108,7 +115,7 @@ def supervisor() -> Iterator[FakeSupervisor]:
 
 @pytest.fixture
 def served() -> Served:
-    """Serves a FakeSupervisor while inside."""
+    """Serves a FakeSupervisor inside the context."""
 
     @asynccontextmanager
     async def serve(fake: FakeSupervisor) -> AsyncIterator[None]:

@@ -1,4 +1,4 @@
-"""What cannot be trained is refused before a trainer starts; what can is what the tables say."""
+"""Impossible stages are refused before a trainer starts; possible ones reach TRL as configured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forge.config.schema import GrpoStage, LoraTable, ModelTable, QuantizeTable,
 from forge.train import refusals as asked
 from forge.train.refusals import missing_package, refusals
 from tests.train.conftest import SIZES, TEXTS
-from tests.train.test_oom import settings_of
+from tests.train.trained import OneBatch, settings_of, train_grpo
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -39,7 +39,7 @@ def model_with(at: Path, *, experts: bool, **table: Any) -> tuple[ModelTable, Pa
          "quantize: found it on a mixture"),
     ],
 )  # fmt: skip
-def test_on_a_mixture_what_would_adapt_the_wrong_weights_is_refused(
+def test_adapters_on_the_wrong_weights_of_a_mixture_are_refused(
     tmp_path: Path, table: dict[str, Any], words: str
 ) -> None:
     model, at = model_with(tmp_path / "moe", experts=True, **table)
@@ -55,7 +55,7 @@ def test_attention_and_fused_experts_of_a_mixture_are_adapted(tmp_path: Path) ->
     assert refusals(GRPO, model=model, model_dir=at, num_gpus=4) == []
 
 
-def test_sft_rows_and_4_bits_are_refused_where_ranks_cannot_share_them(tmp_path: Path) -> None:
+def test_sft_rows_and_4_bits_are_refused_if_ranks_cannot_share_them(tmp_path: Path) -> None:
     model, at = model_with(
         tmp_path / "m", experts=False, lora=LoraTable(), quantize=QuantizeTable()
     )
@@ -65,7 +65,7 @@ def test_sft_rows_and_4_bits_are_refused_where_ranks_cannot_share_them(tmp_path:
     assert [line.split(":")[0] for line in found] == ["batch_size", "parallel"]
 
 
-def test_what_needs_a_missing_package_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     quantized = ModelTable(path="m", lora=LoraTable(), quantize=QuantizeTable())
     small = GRPO.model_copy(update={"optimizer": "adamw_8bit"})
     monkeypatch.setattr(asked, "find_spec", lambda name: None)
@@ -92,7 +92,7 @@ def test_the_tables_reach_trl(tiny_model: Path, tmp_path: Path) -> None:
     assert found["gradient_checkpointing"] is True
     plain = trainer_arguments(settings_of(GRPO, tiny_model, tmp_path))
     assert plain["lr_scheduler_type"] == "constant_with_warmup"
-    assert plain["gradient_checkpointing"] is False, "on a CPU it only costs time"
+    assert plain["gradient_checkpointing"] is False, "recomputing on a CPU only costs time"
 
 
 @pytest.mark.parametrize("kind", ["linear", "cosine"])
@@ -102,8 +102,8 @@ def test_a_schedule_ends_at_the_lowest_rate(tiny_model: Path, tmp_path: Path, ki
     from forge.train.trainer.grpo.stage import make_trainer
 
     stage = GRPO.model_copy(update={"schedule": kind, "min_learning_rate": 1e-4})
-    server: Any = None
-    trainer: Any = make_trainer(settings_of(stage, tiny_model, tmp_path), control=server)
+    client: Any = None
+    trainer: Any = make_trainer(settings_of(stage, tiny_model, tmp_path), client=client)
     trainer.create_optimizer()
     schedule = trainer.create_scheduler(num_training_steps=10)
     rates = []
@@ -118,26 +118,19 @@ def test_a_schedule_ends_at_the_lowest_rate(tiny_model: Path, tmp_path: Path, ki
 
 
 @pytest.mark.slow
-def test_an_adapter_on_4_bits_is_trained_and_published_alone(tmp_path: Path) -> None:
+def test_an_adapter_on_4_bits_is_trained_and_published_without_its_base(tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
-    from forge.train.trainer.child.control import StopFlag
-    from forge.train.trainer.grpo.stage import Reporter, make_trainer
     from forge.train.trainer.model.init_model import make_model
-    from tests.train.test_moe_step import Supervisor
 
     sizes = SIZES.model_copy(update={"hidden_size": 64, "intermediate_size": 128})  # blocks of 64
     model_dir = tmp_path / "model"
     make_model(sizes.model_dump(), texts=TEXTS, model_dir=model_dir, seed=0)
     table = ModelTable(path=str(model_dir), lora=LoraTable(r=4), quantize=QuantizeTable())
-    server: Any = Supervisor(tmp_path)
     stage = GRPO.model_copy(update={"steps": 1})
-    settings = settings_of(stage, model_dir, tmp_path, model=table.model_dump(mode="json"))
-    trainer = make_trainer(settings, control=server)
+    client = OneBatch(tmp_path)
+    trainer = train_grpo(settings_of(stage, model_dir, tmp_path, model=table), client)
     kinds = {type(p).__name__ for n, p in trainer.policy.named_parameters() if "base_layer" in n}
     assert kinds == {"Params4bit"}
-    trainer.add_callback(Reporter(trainer, stop=StopFlag()))
-    trainer.train()
-    trainer.publisher.wait()
-    (published,) = server.published
+    (published,) = client.published
     assert Path(published["path"], "adapter_model.safetensors").is_file()
-    assert server.metrics["train/grad_norm/value"] > 0
+    assert client.metrics["train/grad_norm/value"] > 0

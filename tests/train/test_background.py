@@ -1,4 +1,4 @@
-"""Publishing beside training: where staleness allows it, one at a time, and no error is lost."""
+"""Publishing beside training: only if staleness allows it, one at a time, and no error is lost."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ import pytest
 
 from forge.config.schema import GrpoStage, RolloutTable
 from forge.train.batch import write_batch
-from tests.train.test_oom import settings_of
-from tests.train.test_ranks import make_samples
+from tests.train.samples import make_samples
+from tests.train.trained import settings_of, train_grpo
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
 STAGE = GrpoStage(kind="grpo", steps=4, learning_rate=1e-3, micro_batch_tokens=200)
 PATIENCE_S = 0.3
-"""For a `take` that must not come."""
+"""How long to wait for a `take` that must not come."""
 
 
-class Slow:
-    """A supervisor whose replicas load weights until the next batch is asked for."""
+class SlowReplicas:
+    """A supervisor in this process. Its replicas load weights until the trainer takes the next
+    batch."""
 
     def __init__(self, at: Path) -> None:
         self.path = at / "batch.npz"
@@ -53,19 +54,15 @@ class Slow:
     checkpoint = trained
 
 
-def train(model: Path, at: Path, *, staleness: int, stage: GrpoStage = STAGE, **keys: Any) -> Slow:
-    from forge.train.trainer.child.control import StopFlag
-    from forge.train.trainer.grpo.stage import Reporter, make_trainer
-
-    rollout = RolloutTable(max_staleness=staleness).model_dump(mode="json")
-    server: Any = Slow(at)
+def train(
+    model: Path, at: Path, *, staleness: int, stage: GrpoStage = STAGE, **keys: Any
+) -> SlowReplicas:
+    client = SlowReplicas(at)
     if staleness:
-        server.patience_s = 30.0
-    trainer = make_trainer(settings_of(stage, model, at, rollout=rollout, **keys), control=server)
-    trainer.add_callback(Reporter(trainer, stop=StopFlag()))
-    trainer.train()
-    trainer.publisher.wait()
-    return server
+        client.patience_s = 30.0
+    rollout = RolloutTable(max_staleness=staleness)
+    train_grpo(settings_of(stage, model, at, rollout=rollout, **keys), client)
+    return client
 
 
 def test_the_next_batch_is_taken_while_the_weights_are_loaded(
@@ -85,18 +82,20 @@ def test_on_policy_no_batch_is_taken_before_the_weights_are_served(
         assert order.index(f"published {step}") < order.index(f"take {step}")
 
 
-def test_a_step_that_is_evaluated_waits_for_its_publish(tiny_model: Path, tmp_path: Path) -> None:
+def test_an_evaluated_step_waits_for_its_publish(tiny_model: Path, tmp_path: Path) -> None:
     settings: Any = settings_of(STAGE, tiny_model, tmp_path, eval_every=2)
     assert [settings.is_published_in_background(step) for step in (1, 2, 3)] == [True, False, True]
 
 
-def test_weights_go_out_each_nth_step_and_at_the_last(tiny_model: Path, tmp_path: Path) -> None:
+def test_weights_are_published_every_nth_step_and_at_the_last(
+    tiny_model: Path, tmp_path: Path
+) -> None:
     stage = STAGE.model_copy(update={"publish_every": 3})
     order = train(tiny_model, tmp_path, staleness=1, stage=stage).order
-    assert [word for word in order if word.startswith("publish ")] == ["publish 3", "publish 4"]
+    assert [call for call in order if call.startswith("publish ")] == ["publish 3", "publish 4"]
 
 
-def test_the_publisher_knows_what_is_on_its_way_and_raises_what_went_wrong() -> None:
+def test_the_publisher_counts_a_running_publish_and_raises_its_error() -> None:
     from forge.train.trainer.publish.background import Publisher
 
     publisher, go = Publisher(), threading.Event()
@@ -123,9 +122,7 @@ def test_the_publisher_knows_what_is_on_its_way_and_raises_what_went_wrong() -> 
         publisher.start(lambda: 9)
 
 
-def test_what_is_written_is_what_the_weights_were_when_they_were_handed_over(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+def test_a_snapshot_is_not_changed_by_later_training(tiny_model: Path, tmp_path: Path) -> None:
     import torch
     from safetensors.torch import load_file
     from transformers import Qwen3ForCausalLM
@@ -149,10 +146,10 @@ def test_what_is_written_is_what_the_weights_were_when_they_were_handed_over(
 
 
 @pytest.mark.parametrize("is_wrapped", [False, True])
-def test_what_a_router_adds_is_written_as_it_is_trained_whatever_the_dtype(
+def test_biases_of_a_router_are_written_in_f32_whatever_the_dtype(
     is_wrapped: bool,
 ) -> None:
-    """Four experts that are apart in f32 and tie in bf16: of a parameter and of a buffer."""
+    """Four biases that differ in f32 and tie in bf16: a parameter and a buffer."""
     import torch
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
     from transformers import AfmoeConfig, AfmoeForCausalLM
@@ -193,8 +190,8 @@ def test_a_rank_that_writes_nothing_copies_nothing(
         return found
 
     monkeypatch.setattr(turns, "snapshot", snapshot)
-    server: Any = SimpleNamespace(publish=lambda **body: 1)
-    trainer = make_trainer(settings_of(STAGE, tiny_model, tmp_path), control=server)
+    client: Any = SimpleNamespace(publish=lambda **body: 1)
+    trainer = make_trainer(settings_of(STAGE, tiny_model, tmp_path), client=client)
     trainer.world.rank = 1
     trainer.publish()
     trainer.world.rank = 0

@@ -1,4 +1,5 @@
-"""The trainers on NVIDIA cards: what a CPU cannot show. Random models; one card, two for ranks."""
+"""The trainers on NVIDIA GPUs, with random models: tests that a CPU cannot run. Those of ranks need
+two GPUs."""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ import pytest
 
 from forge.config.schema import GrpoStage, LoraTable, ModelTable, TinyModel
 from forge.process.devices import inventory
-from forge.train.handle import TrainerJob, open_trainer
+from forge.train.handle import open_trainer
 from tests.train.conftest import TEXTS
-from tests.train.test_prefixes import make_group
-from tests.train.test_ranks import forget, make_samples, weights_of
+from tests.train.samples import make_group, make_samples
+from tests.train.trained import job_of, weights_of
 
 if TYPE_CHECKING:
     from tests.train.conftest import FakeSupervisor, Served
@@ -27,7 +28,7 @@ STAGE = GrpoStage(
 )
 SIZES = TinyModel(hidden_size=256, num_layers=4, head_dim=64, vocab_size=320)
 NEAR = 0.03
-"""Relative, of losses and gradient norms in bf16."""
+"""Relative tolerance of losses and gradient norms in bf16."""
 
 
 @pytest.fixture(scope="module")
@@ -42,22 +43,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(
     fake: FakeSupervisor, served: Served, *, model: Path, at: Path, num_gpus: int = 1, **keys: Any
 ) -> list[dict[str, float]]:
-    """Metrics of each step of a child on that many cards. Keys are TrainerJob's."""
+    """Metrics of each step of a child on that many GPUs. `keys` are TrainerJob's."""
     stage = STAGE.model_copy(update=keys.pop("stage", {}))
     table = ModelTable(path=str(model), lora=keys.pop("lora", None))
 
     async def run() -> None:
-        job = TrainerJob(
-            stage=stage, model=table, model_dir=model, work_dir=at / "work",
-            weights_dir=at / "weights", control_socket=fake.socket, log_dir=at / "logs", seed=1,
-            gpus=[card.uuid for card in inventory()[:num_gpus]], **keys,
-        )  # fmt: skip
+        gpus = [card.uuid for card in inventory()[:num_gpus]]
+        job = job_of(stage, fake, model_dir=model, at=at, model=table, gpus=gpus, **keys)
         async with served(fake), open_trainer(job) as child:
             with anyio.fail_after(200):
                 reason = await child.wait()
             assert reason == "exit 0", child.last_log_lines(80)
 
-    forget(fake)
+    fake.clear()
     anyio.run(run)
     return [each["metrics"] for each in fake.trained]
 
@@ -68,7 +66,7 @@ def assert_near(got: list[dict[str, float]], want: list[dict[str, float]]) -> No
             assert a[name] == pytest.approx(b[name], rel=NEAR, abs=5e-3), name
 
 
-def test_a_card_trains_in_bf16_tells_its_peak_and_publishes_half_of_the_bytes(
+def test_a_gpu_trains_in_bf16_reports_its_peak_and_publishes_bf16(
     model: Path, supervisor: FakeSupervisor, served: Served, tmp_path: Path
 ) -> None:
     import torch
@@ -89,7 +87,7 @@ def test_a_card_trains_in_bf16_tells_its_peak_and_publishes_half_of_the_bytes(
      ({}, LoraTable(r=8))],
     ids=["recomputed", "kept", "reference", "adapter"],
 )  # fmt: skip
-def test_prefixes_are_shared_by_torchs_own_kernel(
+def test_torchs_own_kernel_shares_prefixes(
     model: Path,
     supervisor: FakeSupervisor,
     served: Served,
@@ -106,27 +104,27 @@ def test_prefixes_are_shared_by_torchs_own_kernel(
     assert all(a[name] < b[name] for a, b in zip(got, want, strict=True))
 
 
-def test_the_numbers_of_a_full_card_are_those_of_the_card() -> None:
+def test_the_numbers_of_a_full_gpu_are_those_of_the_gpu() -> None:
     import torch
 
     from forge.train.trainer.child.memory import reported_when_full
 
-    said: list[dict[str, Any]] = []
-    control: Any = SimpleNamespace(failed=lambda **numbers: said.append(numbers))
+    reported: list[dict[str, Any]] = []
+    control: Any = SimpleNamespace(failed=lambda **numbers: reported.append(numbers))
     some = torch.ones(1 << 20, device="cuda")
     with (
         pytest.raises(torch.OutOfMemoryError),
         reported_when_full(control, rank=0, micro_batch_tokens=7),
     ):
         torch.empty(1 << 45, device="cuda")
-    (numbers,) = said
+    (numbers,) = reported
     assert numbers["peak_bytes"] >= some.numel() * 4
     assert 0 < numbers["free_bytes"] < inventory()[0].memory_bytes
 
 
 @pytest.mark.parametrize("shares", [False, True])
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
-def test_two_cards_follow_the_curve_of_one(
+def test_two_gpus_train_as_one_does(
     model: Path,
     supervisor: FakeSupervisor,
     served: Served,

@@ -1,8 +1,7 @@
-"""The GRPO child against a control.sock of ours: what it learns, publishes, saves and resumes."""
+"""The GRPO child on a control.sock of the test: it trains, publishes, saves and resumes."""
 
 from __future__ import annotations
 
-import random
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +11,13 @@ import anyio
 import pytest
 
 from forge.config.schema import GrpoStage, LoraTable, ModelTable, RolloutTable
-from forge.records import Sample
 from forge.train.batch import write_batch
-from forge.train.handle import TrainerJob, find_last_checkpoint, open_trainer
+from forge.train.handle import find_last_checkpoint, open_trainer
+from tests.train.samples import make_samples, scored_by
+from tests.train.trained import job_of, settings_of, train_grpo
 
 if TYPE_CHECKING:
+    from forge.records import Sample
     from tests.train.conftest import FakeSupervisor, Served
 
 STAGE = GrpoStage(
@@ -28,52 +29,10 @@ STAGE = GrpoStage(
 )
 
 
-def make_samples(num: int, *, seed: int, version: int, model_dir: Path) -> list[Sample]:
-    """Random tokens of random lengths, with the model's own log probabilities."""
-    from transformers import Qwen3ForCausalLM
-
-    from forge.train.trainer.publish.probes import score
-
-    model = Qwen3ForCausalLM.from_pretrained(model_dir)
-    draw = random.Random(seed)
-    found = []
-    for i in range(num):
-        prompt = [draw.randrange(5, 300) for _ in range(draw.randrange(4, 20))]
-        answer = [draw.randrange(5, 300) for _ in range(draw.randrange(1, 25))]
-        found.append(
-            Sample(
-                sample_id=100 * seed + i,
-                group_id=seed,
-                rollout=i,
-                turn=0,
-                prompt_ids=tuple(prompt),
-                completion_ids=tuple(answer),
-                logprobs=tuple(score(model, prompt, answer)),
-                advantage=draw.gauss(0, 1),
-                policy_version=version,
-            )
-        )
-    return found
-
-
 async def train(fake: FakeSupervisor, served: Served, *, model: Path, at: Path) -> None:
-    """Run the child to its end: its own, or SIGTERM once the last batch is published."""
-    async with (
-        served(fake),
-        open_trainer(
-            TrainerJob(
-                stage=STAGE,
-                model=ModelTable(path=str(model)),
-                model_dir=model,
-                rows_path=None,
-                work_dir=at / "work",
-                weights_dir=at / "weights",
-                control_socket=fake.socket,
-                log_dir=at / "logs",
-                seed=1,
-            )
-        ) as child,
-    ):
+    """Run the child until it ends: by itself, or by SIGTERM after the last batch is published."""
+    job = job_of(STAGE, fake, model_dir=model, at=at)
+    async with served(fake), open_trainer(job) as child:
         with anyio.fail_after(100):
             if fake.at_end == "wait":
                 while child.is_alive and len(fake.published) < len(fake.batches) + 1:  # noqa: ASYNC110
@@ -84,12 +43,12 @@ async def train(fake: FakeSupervisor, served: Served, *, model: Path, at: Path) 
 
 
 def as_before(probe: dict[str, Any]) -> dict[str, Any]:
-    """What it says of the weights that were served until then."""
+    """The probe with the scores of the weights that were served before."""
     return probe | {"logprobs": probe["before"]}
 
 
 def mean_gap(model_dir: str, probe: dict[str, Any]) -> float:
-    """Mean |Δ logprob| of a published directory to a probe."""
+    """Mean |Δ logprob| between a model directory and a probe."""
     from transformers import Qwen3ForCausalLM
 
     from forge.train.trainer.publish.probes import score
@@ -103,7 +62,7 @@ def mean_gap(model_dir: str, probe: dict[str, Any]) -> float:
 def test_a_stage_is_trained_published_saved_and_resumed(
     tiny_model: Path, supervisor: FakeSupervisor, served: Served, tmp_path: Path
 ) -> None:
-    batches = [make_samples(n, seed=n, version=0, model_dir=tiny_model) for n in (5, 1, 8)]
+    batches = [scored_by(tiny_model, make_samples(n, seed=n)) for n in (5, 1, 8)]
     supervisor.batches = batches[:2]
     anyio.run(lambda: train(supervisor, served, model=tiny_model, at=tmp_path))
 
@@ -115,12 +74,14 @@ def test_a_stage_is_trained_published_saved_and_resumed(
     assert first["train/tokens/sum"] == sum(len(s.completion_ids) for s in batches[0])
     assert first["train/logprob_gap/mean"] < 1e-5
     assert abs(first["train/ratio/mean"] - 1) < 1e-4
-    # The second batch is of version 0 too, now one behind: none of its samples is current.
+    # The second batch is of version 0 too, now one version old: none of its samples is current.
     assert "train/logprob_gap/mean" not in second
     assert second["train/kl_behaviour/mean"] > 0
     before, after = supervisor.published
     assert mean_gap(after["path"], after["probe"]) < 1e-6
-    assert mean_gap(before["path"], after["probe"]) > 1e-3, "one version behind must be seen"
+    assert mean_gap(before["path"], after["probe"]) > 1e-3, (
+        "weights of one version earlier are detected"
+    )
     assert before["probe"]["prompt_ids"] == after["probe"]["prompt_ids"]
     assert mean_gap(str(tiny_model), as_before(before["probe"])) < 1e-6
     assert mean_gap(before["path"], as_before(after["probe"])) < 1e-6
@@ -141,37 +102,27 @@ def test_a_stage_is_trained_published_saved_and_resumed(
     weights = [Path(p["path"], "model.safetensors").read_bytes() for p in (after, again)]
     assert weights[0] == weights[1]
     assert [t["step"] for t in supervisor.trained] == [1, 2, 3]
-    assert [c["step"] for c in supervisor.checkpoints] == [2, 3], "SIGTERM saves what was trained"
+    assert [c["step"] for c in supervisor.checkpoints] == [2, 3], "SIGTERM saves the last step"
     last = find_last_checkpoint(tmp_path / "work")
     assert last is not None
     assert last.name == "checkpoint-3"
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
-def test_an_adapter_is_published_alone_and_trained_further_on_its_base(
+def test_an_adapter_is_published_without_its_base_and_trained_further(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     from peft import PeftModel
     from transformers import Qwen3ForCausalLM
 
-    from forge.train.trainer.child.settings import TrainerSettings
     from forge.train.trainer.grpo.stage import make_trainer
     from forge.train.trainer.publish.probes import Tokens, probe, score
     from forge.train.trainer.publish.weights import save_weights
 
     table = ModelTable(path=str(tiny_model), lora=LoraTable(r=4))
-    settings = TrainerSettings(
-        stage=STAGE.model_dump(mode="json"),
-        model=table.model_dump(mode="json"),
-        rollout=RolloutTable().model_dump(mode="json"),
-        model_dir=tiny_model,
-        rows_path=None,
-        work_dir=tmp_path / "work",
-        weights_dir=tmp_path / "weights",
-        control_socket=tmp_path / "none.sock",
-        seed=0,
-    )
-    trainer = make_trainer(settings, control=None)  # pyright: ignore[reportArgumentType]
+    settings = settings_of(STAGE, tiny_model, tmp_path, model=table)
+    client: Any = None
+    trainer = make_trainer(settings, client=client)
     for name, parameter in trainer.policy.named_parameters():
         if "lora_B" in name:
             parameter.data.normal_()
@@ -185,25 +136,26 @@ def test_an_adapter_is_published_alone_and_trained_further_on_its_base(
     assert got == pytest.approx(wanted["logprobs"], abs=1e-5)
 
     again = replace(settings, adapter=tmp_path / "a")
-    policy = make_trainer(again, control=None).policy  # pyright: ignore[reportArgumentType]
+    policy = make_trainer(again, client=client).policy
     got = score(policy, wanted["prompt_ids"], wanted["completion_ids"])
-    assert got == pytest.approx(wanted["logprobs"], abs=1e-5), "the next stage goes on from it"
+    assert got == pytest.approx(wanted["logprobs"], abs=1e-5), "the next stage continues from it"
     trained = {name for name, p in policy.named_parameters() if p.requires_grad}
     assert trained
     assert all("lora_" in name for name in trained)
 
 
-class Wishing:
-    """A supervisor in this process: three batches, and wishes at the end of the first step."""
+class OrdersAfterStep1:
+    """A supervisor in this process: gives batches, and orders a checkpoint and an evaluation after
+    step 1."""
 
     def __init__(self, at: Path, batches: list[list[Sample]]) -> None:
         self.at, self.batches = at, batches
-        self.heard: list[tuple[str, int]] = []
+        self.calls: list[tuple[str, int]] = []
 
     def take(self, *, step: int) -> Any:
         from forge.train.trainer.child.control import TakenBatch
 
-        self.heard.append(("take", step))
+        self.calls.append(("take", step))
         if step == len(self.batches):
             return None
         write_batch(self.at / f"{step}.npz", self.batches[step])
@@ -212,50 +164,33 @@ class Wishing:
     def trained(self, *, step: int, metrics: Any) -> Any:
         from forge.train.trainer.child.control import StepOrders
 
-        self.heard.append(("trained", step))
+        self.calls.append(("trained", step))
         return StepOrders(save=step == 1, evaluate=step == 1)
 
     def publish(self, *, step: int, path: Path, probe: Any) -> int:
-        time.sleep(0.2)  # a trainer that does not wait for it asks for its batch meanwhile
-        self.heard.append(("publish", step))
+        time.sleep(0.2)  # a trainer that does not wait takes its next batch meanwhile
+        self.calls.append(("publish", step))
         return step
 
     def checkpoint(self, *, step: int, path: Path) -> None:
-        self.heard.append(("checkpoint", step))
+        self.calls.append(("checkpoint", step))
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
-def test_what_the_supervisor_wants_of_a_step_is_done_before_the_next(
+def test_orders_of_the_supervisor_are_done_before_the_next_step(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    from forge.train.trainer.child.control import StopFlag
-    from forge.train.trainer.child.settings import TrainerSettings
-    from forge.train.trainer.grpo.stage import Reporter, make_trainer
-
     stage = STAGE.model_copy(update={"publish_every": 2, "save_every": 100})
-    settings = TrainerSettings(
-        stage=stage.model_dump(mode="json"),
-        model=ModelTable(path=str(tiny_model)).model_dump(mode="json"),
-        rollout=RolloutTable(max_staleness=1).model_dump(mode="json"),
-        model_dir=tiny_model,
-        rows_path=None,
-        work_dir=tmp_path / "work",
-        weights_dir=tmp_path / "weights",
-        control_socket=tmp_path / "none.sock",
-        seed=0,
-    )
+    rollout = RolloutTable(max_staleness=1)
+    settings = settings_of(stage, tiny_model, tmp_path, rollout=rollout)
     settings.weights_dir.mkdir()
-    control = Wishing(
-        tmp_path, [make_samples(2, seed=n, version=0, model_dir=tiny_model) for n in (1, 2, 3)]
-    )
-    trainer = make_trainer(settings, control=control)  # pyright: ignore[reportArgumentType]
-    trainer.add_callback(Reporter(trainer, stop=StopFlag()))
-    trainer.train()
-    trainer.publisher.wait()
-    assert control.heard[:5] == [
+    batches = [scored_by(tiny_model, make_samples(2, seed=n)) for n in (1, 2, 3)]
+    client = OrdersAfterStep1(tmp_path, batches)
+    train_grpo(settings, client)
+    assert client.calls[:5] == [
         ("take", 0), ("trained", 1), ("publish", 1), ("checkpoint", 1), ("take", 1),
     ]  # fmt: skip
-    assert [step for what, step in control.heard if what == "publish"] == [1, 2]
-    assert [step for what, step in control.heard if what == "checkpoint"] == [1, 3]
-    taken, published = control.heard.index(("take", 2)), control.heard.index(("publish", 2))
-    assert taken < published, "the others are served beside the next step"
+    assert [step for call, step in client.calls if call == "publish"] == [1, 2]
+    assert [step for call, step in client.calls if call == "checkpoint"] == [1, 3]
+    taken, published = client.calls.index(("take", 2)), client.calls.index(("publish", 2))
+    assert taken < published, "other steps are published beside the next step"

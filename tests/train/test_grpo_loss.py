@@ -1,17 +1,21 @@
-"""TRL's loss on our micro-batches is the formula, however the batch is cut."""
+"""TRL's loss on our micro-batches equals the formula, however the batch is cut."""
 
 from __future__ import annotations
 
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
-from forge.config.schema import GrpoStage, ModelTable, RolloutTable
-from forge.records import Sample
+from forge.config.schema import GrpoStage, RolloutTable
+from tests.train.samples import make_samples
+from tests.train.trained import settings_of
+
+if TYPE_CHECKING:
+    from forge.records import Sample
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -19,30 +23,14 @@ TEMPERATURE, MAX_TOKENS = 0.8, 30
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28
 
 
-def make_samples(num: int) -> list[Sample]:
+def some_samples(num: int) -> list[Sample]:
     """Samples far enough from the policy that some ratios are clipped on each side."""
-    draw = torch.Generator().manual_seed(0)
-
-    def ids(low: int, high: int) -> tuple[int, ...]:
-        size = int(torch.randint(low, high, (1,), generator=draw))
-        return tuple(torch.randint(5, 300, (size,), generator=draw).tolist())
-
-    found = []
-    for i in range(num):
-        answer = ids(1, 30)
-        noise = torch.randn(len(answer), generator=draw) * 0.4 - 5.8
-        found.append(
-            Sample(
-                sample_id=i, group_id=0, rollout=i, turn=0, policy_version=0,
-                prompt_ids=ids(3, 20), completion_ids=answer,
-                logprobs=tuple(noise.tolist()), advantage=float(torch.randn(1, generator=draw)),
-            )
-        )  # fmt: skip
-    return found
+    return make_samples(num, seed=0, spread=0.4)
 
 
 def plain_loss(model: Any, samples: list[Sample], kind: str) -> torch.Tensor:
-    """The clipped loss, a sample at a time, as the papers write it."""
+    """The clipped loss, one sample at a time, as the papers write it (PPO: arXiv 1707.06347; GRPO:
+    2402.03300; Dr. GRPO: 2503.20783; DAPO: 2503.14476)."""
     per_sample = []
     for s in samples:
         ids = torch.tensor([[*s.prompt_ids, *s.completion_ids]])
@@ -59,30 +47,19 @@ def plain_loss(model: Any, samples: list[Sample], kind: str) -> torch.Tensor:
 
 
 def trainer_of(model_dir: Path, at: Path, **stage: Any) -> Any:
-    from forge.train.trainer.child.settings import TrainerSettings
     from forge.train.trainer.grpo.stage import make_trainer
 
     table = GrpoStage(
         kind="grpo", steps=1, learning_rate=1e-3, clip_low=CLIP_LOW, clip_high=CLIP_HIGH, **stage
     )
     rollout = RolloutTable(temperature=TEMPERATURE, max_completion_tokens=MAX_TOKENS)
-    settings = TrainerSettings(
-        stage=table.model_dump(mode="json"),
-        model=ModelTable(path=str(model_dir)).model_dump(mode="json"),
-        rollout=rollout.model_dump(mode="json"),
-        model_dir=model_dir,
-        rows_path=None,
-        work_dir=at / "work",
-        weights_dir=at / "weights",
-        control_socket=at / "none.sock",
-        seed=0,
-    )
-    return make_trainer(settings, control=None)  # pyright: ignore[reportArgumentType]
+    client: Any = None
+    return make_trainer(settings_of(table, model_dir, at, rollout=rollout), client=client)
 
 
 @pytest.fixture(scope="module")
 def trainer(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Made once, since that takes seconds; each test sets the loss it is about."""
+    """Made once, since that takes seconds; each test sets its own loss."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return trainer_of(tiny_model, tmp_path_factory.mktemp("trainer"), beta=0.5)
@@ -105,7 +82,7 @@ def test_loss_and_gradient_equal_the_formula_however_the_batch_is_cut(
 ) -> None:
     from transformers import Qwen3ForCausalLM
 
-    samples = make_samples(9)
+    samples = some_samples(9)
     plain = Qwen3ForCausalLM.from_pretrained(tiny_model)
     want = plain_loss(plain, samples, kind)
     want.backward()
@@ -119,7 +96,7 @@ def test_loss_and_gradient_equal_the_formula_however_the_batch_is_cut(
 
 
 def test_the_reference_adds_its_penalty(trainer: Any) -> None:
-    samples = make_samples(4)
+    samples = some_samples(4)
     trainer.loss_type, trainer.beta = "dapo", 0.5
     same = loss_of(trainer, samples, max_tokens=100)
     with torch.no_grad():
@@ -128,12 +105,12 @@ def test_the_reference_adds_its_penalty(trainer: Any) -> None:
     assert loss_of(trainer, samples, max_tokens=100) > same + 1e-3
 
 
-def test_an_update_that_is_not_a_number_is_left_out_and_counted(
+def test_an_update_that_is_not_finite_is_skipped_and_counted(
     trainer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainer, "_get_learning_rate", lambda: 0.5)
     trainer.loss_type, trainer.beta = "dapo", 0.0
-    loss_of(trainer, make_samples(4), max_tokens=100)
+    loss_of(trainer, some_samples(4), max_tokens=100)
     skipped = trainer.stats._num_skipped
     trainer._get_grad_norm(trainer.model, grad_norm=torch.tensor(1.0))
     assert all(p.grad is not None for p in trainer.model.parameters())
@@ -143,16 +120,16 @@ def test_an_update_that_is_not_a_number_is_left_out_and_counted(
     assert trainer.stats.learning_rate == 0.5
 
 
-def test_a_batch_is_passed_over_as_often_as_asked(
+def test_a_batch_gets_as_many_passes_as_the_stage_asks_for(
     trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from forge.train.batch import write_batch
     from forge.train.trainer.child.control import TakenBatch
 
-    write_batch(tmp_path / "b.npz", make_samples(5))
+    write_batch(tmp_path / "b.npz", some_samples(5))
     offered = [TakenBatch(step=1, samples_path=tmp_path / "b.npz", wait_s=0.0)]
-    server = SimpleNamespace(take=lambda step: offered.pop() if offered else None)
-    monkeypatch.setattr(trainer, "server", server)
+    client = SimpleNamespace(take=lambda step: offered.pop() if offered else None)
+    monkeypatch.setattr(trainer, "client", client)
     monkeypatch.setitem(trainer.settings.stage, "updates_per_batch", 2)
     passes = [trainer.get_batch_samples(iter(()), 1, trainer.args.device)[0] for _ in range(3)]
     first, second, none_left = passes
@@ -165,7 +142,7 @@ def test_a_batch_is_passed_over_as_often_as_asked(
 def test_micro_batches_hold_every_sample_once_within_the_budget() -> None:
     from forge.train.trainer.grpo.microbatches import cut_batch
 
-    samples = make_samples(20)
+    samples = some_samples(20)
     cut = cut_batch(samples, max_tokens=100)
     assert sorted(s.sample_id for m in cut for s in m.samples) == list(range(20))
     for m in cut:

@@ -1,4 +1,5 @@
-"""A trainer whose GPU is full says so with its numbers; one that is told makes less of it."""
+"""A trainer that runs out of GPU memory reports its numbers; after a restart at half the scale it
+uses smaller micro-batches."""
 
 from __future__ import annotations
 
@@ -13,8 +14,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge.config.schema import GrpoStage, ModelTable, RolloutTable, SftStage
-from tests.train.test_ranks import make_samples
+from forge.config.schema import GrpoStage, RolloutTable, SftStage
+from tests.train.samples import make_samples
+from tests.train.trained import settings_of
 
 if TYPE_CHECKING:
     from tests.train.conftest import FakeSupervisor, Served
@@ -26,55 +28,40 @@ SFT = SftStage(kind="sft", steps=2, learning_rate=1e-3, batch_size=6)
 
 
 def run_out(*args: Any, **kwargs: Any) -> NoReturn:
-    """As torch's allocator does."""
+    """Fail like torch's allocator."""
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
 
 def get_no_context(*args: Any) -> NoReturn:
-    """As CUDA does, of which torch has no class."""
+    """Fail like CUDA itself, for which torch has no class of its own."""
     raise torch.AcceleratorError("CUDA error: out of memory")
 
 
-def settings_of(stage: GrpoStage | SftStage, model_dir: Path, at: Path, **changes: Any) -> Any:
-    from forge.train.trainer.child.settings import TrainerSettings
-
-    keys: dict[str, Any] = {
-        "stage": stage.model_dump(mode="json"),
-        "model": ModelTable(path=str(model_dir)).model_dump(mode="json"),
-        "rollout": RolloutTable().model_dump(mode="json"),
-        "model_dir": model_dir,
-        "rows_path": None,
-        "work_dir": at / "work",
-        "weights_dir": at / "weights",
-        "control_socket": at / "none.sock",
-        "seed": 0,
-    }
-    return TrainerSettings(**keys | changes)
-
-
-@pytest.mark.parametrize(("budget", "told"), [(80, 40), (None, None)])
-def test_sft_tells_the_halved_size_after_a_restart(
+@pytest.mark.parametrize(("budget", "reported"), [(80, 40), (None, None)])
+def test_sft_reports_the_halved_size_after_a_restart(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    budget: int | None, told: int | None,
+    budget: int | None, reported: int | None,
 ) -> None:  # fmt: skip
     from forge.train.trainer.child.control import StopFlag, SupervisorClient
-    from forge.train.trainer.sft import trainer as answers
+    from forge.train.trainer.sft import stage as sft_stage
 
-    heard: list[dict[str, Any]] = []
-    monkeypatch.setattr(answers, "make_trainer", run_out)
+    failures: list[dict[str, Any]] = []
+    monkeypatch.setattr(sft_stage, "make_trainer", run_out)
     monkeypatch.setattr(StopFlag, "install", lambda self: None)
-    monkeypatch.setattr(SupervisorClient, "failed", lambda self, **numbers: heard.append(numbers))
+    monkeypatch.setattr(
+        SupervisorClient, "failed", lambda self, **numbers: failures.append(numbers)
+    )
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"input_ids": [5, 6], "completion_mask": [0, 1]}\n')
     stage = SFT.model_copy(update={"micro_batch_tokens": budget})
     settings = settings_of(stage, tiny_model, tmp_path, rows_path=rows, micro_batch_scale=0.5)
     with pytest.raises(torch.OutOfMemoryError):
-        answers.train_answers(settings)
-    assert [each["micro_batch_tokens"] for each in heard] == [told]
+        sft_stage.train_answers(settings)
+    assert [each["micro_batch_tokens"] for each in failures] == [reported]
 
 
 @pytest.mark.slow
-def test_the_numbers_of_a_full_gpu_are_told_before_the_trainer_ends(
+def test_the_numbers_of_a_full_gpu_are_reported_before_the_trainer_ends(
     tiny_model: Path,
     supervisor: FakeSupervisor,
     served: Served,
@@ -90,7 +77,9 @@ def test_the_numbers_of_a_full_gpu_are_told_before_the_trainer_ends(
             return run_out()
 
     monkeypatch.setattr(grpo_stage, "TurnTrainer", Full)
-    monkeypatch.setattr(StopFlag, "install", lambda self: None)  # the main thread's alone
+    monkeypatch.setattr(
+        StopFlag, "install", lambda self: None
+    )  # only the main thread may install it
     supervisor.batches = [make_samples(4, seed=1)]
     settings = settings_of(
         GRPO, tiny_model, tmp_path, control_socket=supervisor.socket, micro_batch_scale=0.5
@@ -109,14 +98,14 @@ def test_the_numbers_of_a_full_gpu_are_told_before_the_trainer_ends(
 
 
 @pytest.mark.slow
-def test_a_publish_that_failed_beside_a_wait_for_a_batch_ends_the_wait(
+def test_a_publish_that_fails_while_the_trainer_waits_for_a_batch_ends_the_wait(
     tiny_model: Path,
     supervisor: FakeSupervisor,
     served: Served,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The next batch may not come before that publish."""
+    """Without it the trainer would wait forever: the next batch may need those weights."""
     from forge.train.trainer.child.control import StopFlag
     from forge.train.trainer.grpo import stage as grpo_stage
     from forge.train.trainer.grpo import trainer as turns
@@ -127,7 +116,7 @@ def test_a_publish_that_failed_beside_a_wait_for_a_batch_ends_the_wait(
     settings = settings_of(
         GRPO.model_copy(update={"steps": 2}), tiny_model, tmp_path,
         control_socket=supervisor.socket,
-        rollout=RolloutTable(max_staleness=1).model_dump(mode="json"),
+        rollout=RolloutTable(max_staleness=1),
     )  # fmt: skip
 
     async def train() -> None:
@@ -141,28 +130,30 @@ def test_a_publish_that_failed_beside_a_wait_for_a_batch_ends_the_wait(
 
 
 @pytest.mark.parametrize("kind", ["sft", "grpo"])
-def test_a_gpu_too_full_to_meet_the_other_ranks_on_is_told(
+def test_a_gpu_too_full_to_join_the_other_ranks_is_reported(
     kind: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from forge.train.trainer.child.control import StopFlag, SupervisorClient
     from forge.train.trainer.grpo import stage as grpo_stage
-    from forge.train.trainer.sft import trainer as answers
+    from forge.train.trainer.sft import stage as sft_stage
 
-    heard: list[dict[str, Any]] = []
+    failures: list[dict[str, Any]] = []
     monkeypatch.setattr(StopFlag, "install", lambda self: None)
-    monkeypatch.setattr(SupervisorClient, "failed", lambda self, **numbers: heard.append(numbers))
-    monkeypatch.setattr(answers, "join_process_group", get_no_context)
+    monkeypatch.setattr(
+        SupervisorClient, "failed", lambda self, **numbers: failures.append(numbers)
+    )
+    monkeypatch.setattr(sft_stage, "join_process_group", get_no_context)
     monkeypatch.setattr(grpo_stage, "join_process_group", get_no_context)
     stage = {"sft": SFT, "grpo": GRPO}[kind]
     settings = settings_of(stage, tiny_model, tmp_path, rows_path=tmp_path / "rows.jsonl")
-    train = {"sft": answers.train_answers, "grpo": grpo_stage.train_turns}[kind]
+    train = {"sft": sft_stage.train_answers, "grpo": grpo_stage.train_turns}[kind]
     with pytest.raises(torch.AcceleratorError):
         train(settings)
-    assert [each["kind"] for each in heard] == ["oom"]
+    assert [each["kind"] for each in failures] == ["oom"]
 
 
 @pytest.mark.parametrize(
-    ("text", "is_told"),
+    ("text", "is_reported"),
     [
         ("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA", True),
         ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
@@ -170,32 +161,34 @@ def test_a_gpu_too_full_to_meet_the_other_ranks_on_is_told(
         ("CUDA error: an illegal memory access was encountered", False),
     ],
 )
-def test_a_full_gpu_is_told_whoever_could_not_allocate(text: str, is_told: bool) -> None:
+def test_a_full_gpu_is_reported_whichever_library_could_not_allocate(
+    text: str, is_reported: bool
+) -> None:
     from forge.train.trainer.child.memory import reported_when_full
 
-    told: list[dict[str, Any]] = []
-    control: Any = SimpleNamespace(failed=lambda **numbers: told.append(numbers))
+    reported: list[dict[str, Any]] = []
+    control: Any = SimpleNamespace(failed=lambda **numbers: reported.append(numbers))
     with (
         pytest.raises(torch.AcceleratorError, match=re.escape(text[:20])),
         reported_when_full(control, rank=1, micro_batch_tokens=50),
     ):
         raise torch.AcceleratorError(text)
-    assert [each["kind"] for each in told] == ["oom"] * is_told
+    assert [each["kind"] for each in reported] == ["oom"] * is_reported
 
 
-def test_a_gpu_too_full_for_a_context_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_too_full_for_a_context_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     from forge.train.trainer.child.memory import reported_when_full
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", get_no_context)
-    told: list[dict[str, Any]] = []
-    control: Any = SimpleNamespace(failed=lambda **numbers: told.append(numbers))
+    reported: list[dict[str, Any]] = []
+    control: Any = SimpleNamespace(failed=lambda **numbers: reported.append(numbers))
     with (
         pytest.raises(torch.AcceleratorError),
         reported_when_full(control, rank=0, micro_batch_tokens=None),
     ):
         get_no_context()
-    assert [(each["kind"], each["free_bytes"]) for each in told] == [("oom", 0)]
+    assert [(each["kind"], each["free_bytes"]) for each in reported] == [("oom", 0)]
 
 
 @pytest.mark.parametrize("shares", [False, True])
@@ -208,26 +201,26 @@ def test_half_the_scale_cuts_micro_batches_of_half_the_size(
 
     path = tmp_path / "b.npz"
     write_batch(path, make_samples(12, seed=1))
-    server: Any = SimpleNamespace(
+    client: Any = SimpleNamespace(
         take=lambda step: TakenBatch(step=1, samples_path=path, wait_s=0.0)
     )
     widest = []
     stage = GRPO.model_copy(update={"share_prefixes": shares})
     for scale in (1.0, 0.5):
         settings = settings_of(stage, tiny_model, tmp_path, micro_batch_scale=scale)
-        trainer: Any = make_trainer(settings, control=server)
+        trainer: Any = make_trainer(settings, client=client)
         (batch,), _ = trainer.get_batch_samples(iter(()), 1, trainer.args.device)
         widest.append(max(m.num_forwarded for m in batch["micro_batches"]))
     assert 50 < widest[0] <= 100
     assert widest[1] <= 50
 
 
-def test_sft_without_a_budget_halves_its_whole_batch_and_learns_the_same(
+def test_sft_without_a_budget_halves_its_whole_batch_and_trains_the_same_weights(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     from datasets import Dataset
 
-    from forge.train.trainer.sft.trainer import make_trainer
+    from forge.train.trainer.sft.stage import make_trainer
 
     draw = torch.Generator().manual_seed(0)
     sizes = [5, 9, 14, 20, 21, 33]
@@ -244,19 +237,19 @@ def test_sft_without_a_budget_halves_its_whole_batch_and_learns_the_same(
         )
         trainer.train()
         hook.remove()
-        assert trainer.num_trained == 2 * (sum(sizes) - 6), "neither prompts nor padding"
+        assert trainer.num_trained == 2 * (sum(sizes) - 6), "prompts and padding do not count"
         found.append((shapes, trainer.model.state_dict()))
     (whole, weights), (halves, same) = found
     assert whole == [(6, 33)] * 2
     assert [rows for rows, _ in halves] == [3, 3] * 2
-    assert min(width for _, width in halves) < 33, "padding of the shorter half is gone"
+    assert min(width for _, width in halves) < 33, "the shorter half is cut to its own width"
     for name, tensor in weights.items():
         torch.testing.assert_close(same[name], tensor, atol=2e-5, rtol=1e-3, msg=name)
 
 
 @given(rows=st.integers(1, 40), width=st.integers(1, 300), budget=st.integers(1, 3000),
        scale=st.sampled_from([1.0, 0.5]))  # fmt: skip
-def test_no_micro_batch_of_several_rows_is_above_its_budget(
+def test_a_micro_batch_of_several_rows_stays_within_its_budget(
     rows: int, width: int, budget: int, scale: float
 ) -> None:
     from forge.train.trainer.sft.rows import cut_rows

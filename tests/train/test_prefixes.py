@@ -1,12 +1,11 @@
-"""Samples that share prefixes give the loss and the gradient that they give on their own."""
+"""Samples that share prefixes give the same loss and gradient as padded samples."""
 
 from __future__ import annotations
 
 import json
-import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -15,45 +14,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge.config.schema import GrpoStage, LoraTable, ModelTable
-from forge.records import Sample
 from forge.runner.plan.gpu_costs import KEYS_PER_TOKEN as PLANNED_KEYS
 from forge.runner.plan.prefix_sharing import TRIED
 from forge.train.refusals import has_windows, refusals
 from forge.train.trainer.grpo.microbatches import cut_batch, num_tokens
 from forge.train.trainer.grpo.prefixes import KEYS_PER_TOKEN, pack, rows_by_prefix
-from tests.train.test_oom import settings_of
+from tests.train.samples import make_group
+from tests.train.trained import settings_of
+
+if TYPE_CHECKING:
+    from forge.records import Sample
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
 STAGE = GrpoStage(kind="grpo", steps=1, learning_rate=1e-3)
 
 
-def make_group(*, seed: int, siblings: int = 3, turns: int = 2) -> list[Sample]:
-    """Siblings of one prompt; a turn's prompt is all that came before, and some words."""
-    draw = random.Random(seed)
-
-    def ids(low: int, high: int) -> tuple[int, ...]:
-        return tuple(draw.randrange(5, 300) for _ in range(draw.randrange(low, high)))
-
-    found, prompt = [], ids(4, 20)
-    for rollout in range(siblings):
-        seen = prompt
-        for turn in range(turns):
-            answer = ids(1, 15)
-            found.append(
-                Sample(
-                    sample_id=len(found), group_id=seed, rollout=rollout, turn=turn,
-                    prompt_ids=seen, completion_ids=answer, policy_version=0,
-                    logprobs=tuple(draw.gauss(-5.8, 0.4) for _ in answer),
-                    advantage=draw.gauss(0, 1),
-                )
-            )  # fmt: skip
-            seen = seen + answer + ids(0, 5)
-    return found
-
-
 def make_batch() -> list[Sample]:
-    """Two groups, and one sample twice with another advantage."""
+    """Two groups, and one sample twice with different advantages."""
     found = make_group(seed=1) + make_group(seed=2, turns=3)
     return [*found, replace(found[0], advantage=-1.5, sample_id=99)]
 
@@ -61,17 +39,17 @@ def make_batch() -> list[Sample]:
 def make_pair(
     model_dir: Path, at: Path, *, lora: LoraTable | None = None, **keys: Any
 ) -> dict[bool, Any]:
-    """A trainer that shares prefixes, and one that does not. Keys are the stage's."""
+    """By `share_prefixes`: a trainer with it and one without. `keys` are the stage's."""
     from forge.train.trainer.grpo.stage import make_trainer
 
-    server: Any = None
-    table = ModelTable(path=str(model_dir), lora=lora).model_dump(mode="json")
+    client: Any = None
+    table = ModelTable(path=str(model_dir), lora=lora)
     stages = {
         shares: STAGE.model_copy(update={"share_prefixes": shares, **keys})
         for shares in (False, True)
     }
     return {
-        shares: make_trainer(settings_of(stage, model_dir, at, model=table), control=server)
+        shares: make_trainer(settings_of(stage, model_dir, at, model=table), client=client)
         for shares, stage in stages.items()
     }
 
@@ -82,9 +60,7 @@ def trainers(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
 
 
 def loss_of(trainer: Any, samples: list[Sample], *, shares: bool, max_tokens: int) -> float:
-    """Of a whole batch; leaves its gradient."""
-    from forge.train.trainer.grpo.microbatches import cut_batch
-
+    """Loss of a whole batch; leaves its gradient."""
     trainer.current_gradient_accumulation_steps = 1
     cut = cut_batch(samples, max_tokens=max_tokens, shares_prefixes=shares)
     assert all((m.row is not None) == shares for m in cut)
@@ -104,6 +80,7 @@ def test_loss_and_gradient_are_those_of_padded_rows(
 
 
 def assert_same(trainers: dict[bool, Any], *, max_tokens: int) -> None:
+    """Loss and gradients of both trainers agree."""
     samples = make_batch()
     alone, shared = trainers[False], trainers[True]
     want = loss_of(alone, samples, shares=False, max_tokens=200)
@@ -117,7 +94,7 @@ def assert_same(trainers: dict[bool, Any], *, max_tokens: int) -> None:
 
 
 def make_model(kind: str, at: Path, *, tokenizer: Path) -> Path:
-    """A random model of that architecture, in a directory as a hub's."""
+    """A random model of that architecture, in a directory like one of the hub."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
@@ -133,7 +110,7 @@ def make_model(kind: str, at: Path, *, tokenizer: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", sorted(TRIED))
-def test_models_that_share_of_themselves_learn_the_same(
+def test_models_that_share_prefixes_by_default_get_the_same_gradients(
     tiny_model: Path, tmp_path: Path, kind: str
 ) -> None:
     path = make_model(kind, tmp_path / kind, tokenizer=tiny_model)
@@ -147,7 +124,7 @@ def test_models_that_share_of_themselves_learn_the_same(
      {"beta": 0.2, "lora": LoraTable(r=4)}],
     ids=["recomputed", "adapter", "reference", "reference of an adapter"],
 )  # fmt: skip
-def test_what_a_stage_may_ask_is_the_same_with_shared_prefixes(
+def test_options_of_a_stage_give_the_same_gradients_with_shared_prefixes(
     tiny_model: Path, tmp_path: Path, keys: dict[str, Any]
 ) -> None:
     pair = make_pair(tiny_model, tmp_path, **keys)
@@ -165,7 +142,7 @@ def test_what_a_stage_may_ask_is_the_same_with_shared_prefixes(
         assert shared[name] == pytest.approx(alone[name], rel=1e-3)
 
 
-def test_what_is_probed_and_scored_without_a_row_is_what_it_was(
+def test_scores_without_a_row_do_not_change(
     trainers: dict[bool, Any],
 ) -> None:
     from forge.train.trainer.publish.probes import score
@@ -180,7 +157,7 @@ tokens = st.lists(st.integers(5, 7), min_size=1, max_size=5).map(tuple)
 
 @given(pairs=st.lists(st.tuples(tokens, tokens), min_size=1, max_size=8),
        max_tokens=st.integers(1, 40), num_ranks=st.integers(1, 3))  # fmt: skip
-def test_every_sample_is_whole_in_its_row_and_predicted_where_it_stands(
+def test_a_row_holds_every_sample_whole_and_predicts_each_token_at_its_position(
     pairs: list[tuple[tuple[int, ...], tuple[int, ...]]], max_tokens: int, num_ranks: int
 ) -> None:
     samples = [
@@ -205,14 +182,14 @@ def test_every_sample_is_whole_in_its_row_and_predicted_where_it_stands(
             whole = [*sample.prompt_ids, *sample.completion_ids]
             assert ids[path].tolist() == whole
             assert places[path].tolist() == list(range(len(whole)))
-            assert np.all(np.diff(path) > 0), "keys stand in order"
+            assert np.all(np.diff(path) > 0), "keys are in order"
             for place, token in enumerate(sample.completion_ids, len(sample.prompt_ids)):
                 position = next(predicted)
                 assert position == path[place - 1]
                 assert labels[position] == token
 
 
-def test_the_plan_weighs_as_many_keys_as_a_row_may_have() -> None:
+def test_the_plan_counts_as_many_keys_as_a_row_may_have() -> None:
     assert PLANNED_KEYS == KEYS_PER_TOKEN
 
 
@@ -223,7 +200,7 @@ def test_a_multi_turn_batch_forwards_far_fewer_tokens() -> None:
     assert pack(row).num_forwarded < alone / 2
 
 
-def test_short_answers_to_a_long_prompt_do_not_gather_keys_without_end() -> None:
+def test_the_keys_of_short_answers_to_a_long_prompt_are_bounded() -> None:
     (sample,) = make_group(seed=0, siblings=1, turns=1)
     prompt = tuple(range(5, 205))
     samples = [replace(sample, prompt_ids=prompt, completion_ids=(i,)) for i in range(5, 105)]
@@ -260,7 +237,7 @@ def test_rows_of_several_ranks_are_even() -> None:
         {"model_type": "llama4_text", "attention_chunk_size": 8192},
     ],
 )
-def test_windows_of_the_context_are_refused(tmp_path: Path, config: dict[str, Any]) -> None:
+def test_models_with_windowed_attention_are_refused(tmp_path: Path, config: dict[str, Any]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     stage = STAGE.model_copy(update={"share_prefixes": True})
     table = ModelTable(path=str(tmp_path))
@@ -278,7 +255,7 @@ def test_windows_of_the_context_are_refused(tmp_path: Path, config: dict[str, An
         {"layer_types": ["full_attention"], "sliding_window": 4096},
     ],
 )
-def test_a_window_that_no_layer_has_is_none(tmp_path: Path, config: dict[str, Any]) -> None:
+def test_a_window_that_no_layer_uses_is_accepted(tmp_path: Path, config: dict[str, Any]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     stage = STAGE.model_copy(update={"share_prefixes": True})
     table = ModelTable(path=str(tmp_path))

@@ -1,4 +1,4 @@
-"""Two ranks are one trainer: the same loss, gradients and weights, one voice, one end."""
+"""Two ranks are one trainer: the same loss, gradients and weights, one reporter, one end."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import random
 import signal
 from functools import partial
 from pathlib import Path
+from shutil import copy
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -15,10 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge.config.schema import GrpoStage, ModelTable, SftStage
+from forge.config.schema import GrpoStage, SftStage
 from forge.errors import ConfigError
-from forge.records import Sample
-from forge.train.handle import TrainerJob, open_trainer
+from forge.train.handle import open_trainer
+from tests.train.samples import make_group, make_samples
+from tests.train.trained import job_of, weights_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,23 +34,6 @@ SAME = ("loss/mean", "grad_norm/value", "ratio/mean", "ratio/max", "kl_behaviour
         "entropy/mean", "tokens/sum", "samples/count")  # fmt: skip
 
 
-def make_samples(num: int, *, seed: int) -> list[Sample]:
-    draw = random.Random(seed)
-    found = []
-    for i in range(num):
-        answer = tuple(draw.randrange(5, 300) for _ in range(draw.randrange(1, 25)))
-        found.append(
-            Sample(
-                sample_id=i, group_id=0, rollout=i, turn=0, policy_version=0,
-                prompt_ids=tuple(draw.randrange(5, 300) for _ in range(draw.randrange(4, 20))),
-                completion_ids=answer,
-                logprobs=tuple(draw.gauss(-5.8, 0.3) for _ in answer),
-                advantage=draw.gauss(0, 1),
-            )
-        )  # fmt: skip
-    return found
-
-
 async def run(
     stage: GrpoStage | SftStage,
     fake: FakeSupervisor,
@@ -58,24 +44,12 @@ async def run(
     num_ranks: int,
     during: Callable[[int], None] | None = None,
 ) -> str:
-    """Run the child to its end; returns how it ended. `during` gets its pid once it trains."""
-    async with (
-        served(fake),
-        open_trainer(
-            TrainerJob(
-                stage=stage,
-                model=ModelTable(path=str(model)),
-                model_dir=model,
-                rows_path=at / "rows.jsonl" if stage.kind == "sft" else None,
-                work_dir=at / f"work-{num_ranks}",
-                weights_dir=at / f"weights-{num_ranks}",
-                control_socket=fake.socket,
-                log_dir=at / f"logs-{num_ranks}",
-                seed=1,
-                num_ranks=num_ranks,
-            )
-        ) as child,
-    ):
+    """Run the child to its end; returns its end reason. `during` gets its pid once it trains."""
+    (at / f"{num_ranks}").mkdir(exist_ok=True)
+    if (at / "rows.jsonl").exists():
+        copy(at / "rows.jsonl", at / f"{num_ranks}")
+    job = job_of(stage, fake, model_dir=model, at=at / f"{num_ranks}", num_ranks=num_ranks)
+    async with served(fake), open_trainer(job) as child:
         with anyio.fail_after(200):
             if during is not None:
                 while "/take" not in fake.order:
@@ -87,17 +61,6 @@ async def run(
         return reason
 
 
-def weights_of(published: dict[str, Any]) -> dict[str, Any]:
-    from safetensors.torch import load_file
-
-    return load_file(Path(published["path"], "model.safetensors"))
-
-
-def forget(fake: FakeSupervisor) -> None:
-    for heard in (fake.published, fake.trained, fake.progress, fake.checkpoints, fake.order):
-        heard.clear()
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("shares", [False, True])
@@ -106,24 +69,22 @@ def test_two_ranks_train_grpo_as_one_does(
 ) -> None:
     import torch
 
-    from tests.train.test_prefixes import make_group
-
-    # 7 samples do not divide; of a single one the second rank has only filler.
+    # 7 samples do not divide by 2; from a single one the second rank gets only filler.
     supervisor.batches = [make_samples(n, seed=n) for n in (7, 1, 4)]
     if shares:
         supervisor.batches[0:2] = [make_group(seed=7, siblings=7), make_group(seed=8, turns=1)[:1]]
     found = {}
     stage = GRPO.model_copy(update={"share_prefixes": shares})
     for num_ranks in (1, 2):
-        forget(supervisor)
+        supervisor.clear()
         run_on = partial(run, stage, supervisor, served, model=tiny_model, at=tmp_path)
         anyio.run(partial(run_on, num_ranks=num_ranks))
         found[num_ranks] = list(supervisor.trained), list(supervisor.published)
         assert [c["step"] for c in supervisor.checkpoints] == [2, 3]
-        saved = [p.name for p in (tmp_path / f"work-{num_ranks}").glob("checkpoint-*")]
+        saved = [p.name for p in (tmp_path / f"{num_ranks}" / "work").glob("checkpoint-*")]
         assert sorted(saved) == ["checkpoint-2", "checkpoint-3"]
     (one, one_out), (two, two_out) = found[1], found[2]
-    assert [t["step"] for t in two] == [1, 2, 3], "rank 0 alone speaks"
+    assert [t["step"] for t in two] == [1, 2, 3], "rank 0 alone reports"
     for a, b in zip(one, two, strict=True):
         want, got = a["metrics"], b["metrics"]
         wanted = {f"train/{name}": want[f"train/{name}"] for name in SAME}
@@ -133,7 +94,9 @@ def test_two_ranks_train_grpo_as_one_does(
     first = weights_of(one_out[0])
     for name, tensor in last.items():
         torch.testing.assert_close(same[name], tensor, atol=2e-5, rtol=1e-4, msg=name)
-    assert any((first[n] - t).abs().max() > 1e-3 for n, t in last.items()), "or nothing was trained"
+    assert any((first[n] - t).abs().max() > 1e-3 for n, t in last.items()), (
+        "the weights have changed"
+    )
 
 
 @pytest.mark.slow
@@ -153,7 +116,7 @@ def test_two_ranks_with_micro_batches_train_sft_as_one_whole_batch_does(
     found = []
     whole = SFT.model_copy(update={"micro_batch_tokens": None})
     for stage, num_ranks in ((whole, 1), (SFT, 2)):
-        forget(supervisor)
+        supervisor.clear()
         run_it = partial(run, stage, supervisor, served, model=tiny_model, at=tmp_path)
         anyio.run(partial(run_it, num_ranks=num_ranks))
         assert [p["step"] for p in supervisor.published] == [4]
@@ -167,7 +130,7 @@ def test_two_ranks_with_micro_batches_train_sft_as_one_whole_batch_does(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_rank_that_dies_ends_the_trainer_as_it_died(
+def test_a_rank_killed_by_a_signal_ends_the_trainer_with_that_signal(
     tiny_model: Path, supervisor: FakeSupervisor, served: Served, tmp_path: Path
 ) -> None:
     supervisor.batches = [make_samples(4, seed=1)]
@@ -185,7 +148,7 @@ def test_a_rank_that_dies_ends_the_trainer_as_it_died(
 
 
 def ranks_of(pid: int) -> list[int]:
-    """Pids of the ranks that a trainer started, rank 0 first."""
+    """Pids of the ranks that a trainer started, in order of their rank."""
     found = {}
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         for item in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
@@ -196,7 +159,7 @@ def ranks_of(pid: int) -> list[int]:
 
 @given(num=st.integers(1, 30), max_tokens=st.integers(1, 300), num_ranks=st.integers(1, 5),
        is_shared=st.booleans())  # fmt: skip
-def test_every_rank_has_as_many_micro_batches_and_each_sample_counts_once(
+def test_all_ranks_get_the_same_number_of_micro_batches_and_each_sample_counts_once(
     num: int, max_tokens: int, num_ranks: int, is_shared: bool
 ) -> None:
     from forge.train.trainer.grpo.microbatches import cut_batch
@@ -221,18 +184,15 @@ def test_every_rank_has_as_many_micro_batches_and_each_sample_counts_once(
     for m in counted:
         assert len(m.samples) == 1 or m.num_forwarded <= max_tokens
     if len(counted) < len(everything):
-        assert len(counted) == num, "filler only where every sample has a micro-batch of its own"
+        assert len(counted) == num, "filler only if every sample has a micro-batch of its own"
 
 
 @pytest.mark.anyio
 async def test_a_batch_that_the_ranks_cannot_share_is_refused(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    job = TrainerJob(
-        stage=SFT, model=ModelTable(path="m"), model_dir=tiny_model, rows_path=tmp_path / "r",
-        work_dir=tmp_path / "w", weights_dir=tmp_path, control_socket=tmp_path / "s",
-        log_dir=tmp_path, seed=0, num_ranks=3,
-    )  # fmt: skip
+    fake: Any = SimpleNamespace(socket=tmp_path / "none.sock")
+    job = job_of(SFT, fake, model_dir=tiny_model, at=tmp_path, num_ranks=3)
     with pytest.raises(ConfigError, match="batch_size: found 8, which 3 trainer GPUs"):
         async with open_trainer(job):
             pass

@@ -1,4 +1,4 @@
-"""The SFT child: killed midway and resumed, it ends with an undisturbed run's weights."""
+"""The SFT child: killed midway and resumed, it ends with the weights of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import anyio
 import pytest
 import torch
 
-from forge.config.schema import ModelTable, RolloutTable, SftStage
+from forge.config.schema import SftStage
 from forge.train.durable import find_last_checkpoint
-from forge.train.handle import TrainerJob, open_trainer
+from forge.train.handle import open_trainer
+from tests.train.trained import job_of, settings_of
 
 if TYPE_CHECKING:
     from tests.train.conftest import FakeSupervisor, Served
@@ -25,7 +26,7 @@ STAGE = SftStage(
 
 
 def write_rows(path: Path) -> None:
-    """40 rows that count upwards, of different lengths; the first three tokens are prompt."""
+    """40 rows that count upwards, with different lengths; the first three tokens are the prompt."""
     draw = random.Random(0)
     with path.open("w") as file:
         for _ in range(40):
@@ -40,25 +41,11 @@ def write_rows(path: Path) -> None:
 async def train(
     fake: FakeSupervisor, served: Served, *, model: Path, at: Path, kill_at: int
 ) -> str:
-    """Run the child; killed outright once it has saved step `kill_at`."""
+    """Run the child to its end, or kill it once it has saved step `kill_at`."""
     saved = anyio.Event()
     fake.on_checkpoint = lambda step: saved.set() if step == kill_at else None
-    async with (
-        served(fake),
-        open_trainer(
-            TrainerJob(
-                stage=STAGE,
-                model=ModelTable(path=str(model)),
-                model_dir=model,
-                rows_path=at / "rows.jsonl",
-                work_dir=at / "work",
-                weights_dir=at / "weights",
-                control_socket=fake.socket,
-                log_dir=at / "logs",
-                seed=1,
-            )
-        ) as child,
-    ):
+    job = job_of(STAGE, fake, model_dir=model, at=at)
+    async with served(fake), open_trainer(job) as child:
         with anyio.fail_after(100):
             if kill_at:
                 await saved.wait()
@@ -68,26 +55,15 @@ async def train(
 
 def trainer_of(model: Path, at: Path, stage: SftStage = STAGE) -> Any:
     """The stage's trainer in this process."""
-    from forge.train.trainer.child.settings import TrainerSettings
     from forge.train.trainer.sft.rows import read_rows
-    from forge.train.trainer.sft.trainer import make_trainer
+    from forge.train.trainer.sft.stage import make_trainer
 
-    settings = TrainerSettings(
-        stage=stage.model_dump(mode="json"),
-        model=ModelTable(path=str(model)).model_dump(mode="json"),
-        rollout=RolloutTable().model_dump(mode="json"),
-        model_dir=model,
-        rows_path=at / "rows.jsonl",
-        work_dir=at / "undisturbed",
-        weights_dir=at / "weights",
-        control_socket=at / "none.sock",
-        seed=1,
-    )
+    settings = settings_of(stage, model, at, seed=1, work_dir=at / "undisturbed")
     return make_trainer(settings, rows=read_rows(at / "rows.jsonl"))
 
 
 def undisturbed(model: Path, at: Path) -> dict[str, torch.Tensor]:
-    """The same stage trained in one go."""
+    """Weights of the same stage trained without interruption."""
     trainer = trainer_of(model, at)
     trainer.train()
     return trainer.model.state_dict()
@@ -104,7 +80,7 @@ def test_packing_makes_fewer_rows_and_loses_no_token(tiny_model: Path, tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
-def test_a_killed_stage_resumes_and_ends_as_if_it_had_not_been(
+def test_a_killed_stage_resumes_and_ends_with_the_weights_of_an_undisturbed_run(
     tiny_model: Path, supervisor: FakeSupervisor, served: Served, tmp_path: Path
 ) -> None:
     from transformers import Qwen3ForCausalLM
@@ -132,7 +108,7 @@ def test_a_killed_stage_resumes_and_ends_as_if_it_had_not_been(
         assert torch.equal(published[name], tensor), name
 
 
-def test_batches_hold_rows_of_like_length_and_every_row_once_a_pass() -> None:
+def test_batches_hold_rows_of_similar_length_and_every_row_once_in_a_pass() -> None:
     from forge.train.trainer.sft.rows import BatchOrder
 
     draw = random.Random(0)
@@ -150,49 +126,49 @@ def test_batches_hold_rows_of_like_length_and_every_row_once_a_pass() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_tokens_a_second_are_those_that_were_trained(
+def test_tokens_per_second_count_trained_tokens_only(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from forge.train.trainer.child.control import StepOrders, StopFlag
-    from forge.train.trainer.sft import trainer as answers
+    from forge.train.trainer.sft import stage as sft_stage
 
     write_rows(tmp_path / "rows.jsonl")
     trainer = trainer_of(tiny_model, tmp_path)
-    told: list[dict[str, float]] = []
+    reported: list[dict[str, float]] = []
 
     def progress(*, metrics: dict[str, float], **_: Any) -> StepOrders:
-        told.append(metrics)
+        reported.append(metrics)
         return StepOrders()
 
-    control: Any = SimpleNamespace(progress=progress)
-    reporter = answers.Reporter(trainer, control=control, stop=StopFlag())
+    client: Any = SimpleNamespace(progress=progress)
+    reporter = sft_stage.SftReporter(trainer, client=client, stop=StopFlag())
     clock = iter([10.0, 12.0])
-    monkeypatch.setattr(answers, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(sft_stage, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     logs = dict.fromkeys(("loss", "grad_norm", "learning_rate", "mean_token_accuracy"), 0.5)
     for trained, forwarded in ((300, 1000), (700, 3000)):
         trainer.num_trained = trained
         given = logs | {"num_tokens": forwarded}
         reporter.on_log(trainer.args, trainer.state, trainer.control, logs=given)
-    assert "train/tokens/per_s" not in told[0]
-    assert told[1]["train/tokens/per_s"] == (700 - 300) / 2.0
+    assert "train/tokens/per_s" not in reported[0]
+    assert reported[1]["train/tokens/per_s"] == (700 - 300) / 2.0
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
-def test_a_checkpoint_that_the_supervisor_wants_is_saved_at_the_end_of_that_step(
+def test_a_checkpoint_ordered_by_the_supervisor_is_saved_at_the_end_of_that_step(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     from forge.train.trainer.child.control import StepOrders, StopFlag
-    from forge.train.trainer.sft import trainer as answers
+    from forge.train.trainer.sft import stage as sft_stage
 
     write_rows(tmp_path / "rows.jsonl")
     stage = STAGE.model_copy(update={"steps": 3, "save_every": 9})
     trainer = trainer_of(tiny_model, tmp_path, stage)
     saved: list[int] = []
-    control: Any = SimpleNamespace(
+    client: Any = SimpleNamespace(
         progress=lambda *, step, **_: StepOrders(save=step == 1),
         checkpoint=lambda *, step, path: saved.append(step),
     )
-    trainer.add_callback(answers.Reporter(trainer, control=control, stop=StopFlag()))
+    trainer.add_callback(sft_stage.SftReporter(trainer, client=client, stop=StopFlag()))
     trainer.train()
     assert saved == [1, 3]
     last, first = (tmp_path / "undisturbed" / f"checkpoint-{step}" for step in (3, 1))

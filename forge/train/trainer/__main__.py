@@ -42,7 +42,7 @@ def main() -> None:
     start_logging()
     settings = TrainerSettings.load(config)
     if settings.stage["kind"] == "sft":
-        from forge.train.trainer.sft.trainer import train_answers
+        from forge.train.trainer.sft.stage import train_answers
 
         train_answers(settings)
     else:

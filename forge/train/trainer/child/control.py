@@ -1,9 +1,8 @@
-"""The trainer's side of control.sock: takes batches, says what was trained, published, saved.
+"""The trainer's client of control.sock: takes batches, reports steps, publishes and checkpoints.
 
 `publish` may be called from a thread of its own; everything else belongs to the main thread.
-Requests are blocking, each with a deadline; the supervisor answers `take` with `wait` well before
-it, so a silent supervisor is noticed. When the supervisor is gone, the lease ends this process;
-nothing here has to.
+Requests block, each with a deadline; the supervisor answers `take` with `wait` well before it, so a
+silent supervisor is noticed. When the supervisor is gone, the lease ends this process.
 """
 
 from __future__ import annotations
@@ -18,33 +17,37 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge.errors import ChildDied, MachineError, Stalled
 from forge.process.ask import error_message, send_blocking
 
+if TYPE_CHECKING:
+    from forge.train.trainer.child.settings import TrainerSettings
+
 logger = logging.getLogger(__name__)
 
-# The supervisor answers a long poll within 30 s; three times that is silence.
 TAKE_TIMEOUT_S = 90.0
-# /trained waits for the store, whose writer may be silent for 60 s before it is called stalled.
+"""Three times the supervisor's maximum for a long poll (30 s)."""
 ANSWER_TIMEOUT_S = 90.0
+"""/trained waits for the store, whose writer counts as stalled after 60 s of silence."""
+BEST_EFFORT_S = 5.0
 
 
 class StopAsked(Exception):
-    """SIGTERM arrived while nothing was in progress."""
+    """SIGTERM arrived while no step was running."""
 
 
 class StopFlag:
-    """Remembers SIGTERM. While `take` waits there is no step to finish, so it ends the wait
-    instead."""
+    """Keeps SIGTERM until the end of the step. While `take` waits no step runs, so SIGTERM ends the
+    wait (StopAsked)."""
 
     def __init__(self) -> None:
         self.is_set = False
         self._is_waiting = False
 
     def install(self) -> None:
-        """Become the handler of SIGTERM. Main thread only."""
+        """Handle SIGTERM. Main thread only."""
         assert threading.current_thread() is threading.main_thread()
         signal.signal(signal.SIGTERM, self._on_signal)
 
@@ -65,42 +68,41 @@ class StopFlag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakenBatch:
-    """What `take` gave: a step to train."""
+    """A batch from the supervisor."""
 
     step: int
     samples_path: Path
     wait_s: float
-    """Since take was called."""
+    """Time since `take` was called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOrders:
-    """What the supervisor wants at the end of a step, beside what the settings say."""
+    """Orders of the supervisor for the end of a step, in addition to the settings."""
 
     save: bool = False
-    """A checkpoint."""
+    """Save a checkpoint."""
     evaluate: bool = False
-    """The weights published, and no next step begun until they are: they will be evaluated."""
+    """Publish the weights, and begin no step before that is done: they will be evaluated."""
 
     @classmethod
     def read(cls, answer: Mapping[str, Any]) -> StepOrders:
-        """From its answer to a report."""
+        """Read them from the answer to a report."""
         return cls(save=bool(answer.get("save")), evaluate=bool(answer.get("evaluate")))
 
 
 class SupervisorClient:
-    """A blocking client of control.sock."""
+    """A blocking client of control.sock. Raises Stalled, ChildDied or MachineError."""
 
-    def __init__(self, socket_path: Path, *, stop: StopFlag, publish_timeout_s: float) -> None:
-        """`publish_timeout_s`: until every replica has loaded new weights and passed its probe."""
-        self._socket_path = socket_path
+    def __init__(self, settings: TrainerSettings, *, stop: StopFlag) -> None:
+        self._socket_path = settings.control_socket
         self.before_poll: Callable[[], None] = lambda: None
-        """Called by `take` before each long poll; what it raises ends the wait."""
+        """Called by `take` before each long poll; an error from it ends the wait."""
         self._stop = stop
-        self._publish_timeout_s = publish_timeout_s
+        self._publish_timeout_s = settings.publish_timeout_s
 
     def take(self, *, step: int) -> TakenBatch | None:
-        """The batch after `step`; None when there is none to come or SIGTERM asked us to stop."""
+        """The batch after `step`; None if there is none to come, or after SIGTERM."""
         start = time.monotonic()
         try:
             with self._stop:
@@ -121,33 +123,32 @@ class SupervisorClient:
         )
 
     def publish(self, *, step: int, path: Path, probe: Mapping[str, Any] | None) -> int:
-        """Offer new weights; returns the policy version that all replicas now have."""
+        """Offer new weights; returns their policy version when all replicas serve them."""
         body = {"step": step, "path": str(path), "probe": probe}
         return self._post("/publish", body, timeout_s=self._publish_timeout_s)["version"]
 
     def trained(self, *, step: int, metrics: Mapping[str, float]) -> StepOrders:
-        """Acknowledge a batch."""
+        """Report a batch as trained."""
         return StepOrders.read(self._post("/trained", {"step": step, "metrics": _finite(metrics)}))
 
     def checkpoint(self, *, step: int, path: Path) -> None:
-        """Say that a whole checkpoint stands at `path`."""
+        """Report a complete checkpoint."""
         self._post("/checkpoint", {"step": step, "path": str(path)})
 
     def failed(self, **numbers: Any) -> None:
-        """Say why this trainer is about to end. Best effort: it ends anyway."""
+        """Report why this trainer is about to end. Best effort: it ends anyway."""
         try:
-            self._post("/failed", numbers, timeout_s=5.0)
+            self._post("/failed", numbers, timeout_s=BEST_EFFORT_S)
         except (Stalled, ChildDied, MachineError) as err:
-            logger.warning("the reason was not taken: %s", err)
+            logger.warning("the supervisor did not take the reason: %s", err)
 
     def progress(self, *, step: int, total: int, metrics: Mapping[str, float]) -> StepOrders:
-        """Say how far we are. Best effort: a busy supervisor costs a line in the log, not the
-        training."""
+        """Report progress. Best effort: a busy supervisor costs a line in the log, nothing else."""
         try:
             body = {"step": step, "total": total, "metrics": _finite(metrics)}
-            return StepOrders.read(self._post("/progress", body, timeout_s=5.0))
+            return StepOrders.read(self._post("/progress", body, timeout_s=BEST_EFFORT_S))
         except (Stalled, ChildDied, MachineError) as err:
-            logger.warning("progress of step %d was not taken: %s", step, err)
+            logger.warning("the supervisor did not take the progress of step %d: %s", step, err)
             return StepOrders()
 
     def _post(self, path: str, body: dict, *, timeout_s: float = ANSWER_TIMEOUT_S) -> dict:
@@ -161,5 +162,5 @@ class SupervisorClient:
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
-    """JSON has no NaN; what is not a number is left out."""
+    """The finite values: JSON has no NaN."""
     return {k: float(v) for k, v in metrics.items() if math.isfinite(v)}

@@ -53,9 +53,11 @@ class TrainerSettings:
     """The longest that a publish takes the runner."""
 
     @property
-    def micro_batch_tokens(self) -> int:
-        """Of a grpo stage: tokens of one forward-backward."""
-        return max(1, int(self.stage["micro_batch_tokens"] * self.micro_batch_scale))
+    def micro_batch_tokens(self) -> int | None:
+        """Maximum tokens of one forward-backward, a restart's scale included; None if the stage
+        (sft) has no budget."""
+        budget = self.stage["micro_batch_tokens"]
+        return None if budget is None else max(1, int(budget * self.micro_batch_scale))
 
     @property
     def shares_prefixes(self) -> bool:

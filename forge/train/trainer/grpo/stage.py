@@ -1,18 +1,16 @@
-"""A GRPO stage from its settings: the trainer, its arguments, what it says at ends of steps.
+"""A GRPO stage, from its settings to the end of its last step.
 
-Called by the child's main. Ends when the last step is trained, when the supervisor answers `take`
-with `done` or `stop`, or after a SIGTERM; always with a checkpoint of the last step.
+Called by `__main__`. Ends when the last step is trained, when the supervisor answers `take` with
+`done` or `stop`, or after a SIGTERM; always with a checkpoint of the last step.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from datasets import Dataset
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from trl.trainer.grpo_config import GRPOConfig
 
 from forge.train.durable import find_last_checkpoint
@@ -20,31 +18,34 @@ from forge.train.trainer.child.arguments import trainer_arguments
 from forge.train.trainer.child.control import StopFlag, SupervisorClient
 from forge.train.trainer.child.memory import reported_when_full
 from forge.train.trainer.child.parallel import join_process_group
+from forge.train.trainer.child.reporter import Reporter
 from forge.train.trainer.child.settings import load_tokenizer
 from forge.train.trainer.grpo.trainer import TurnTrainer
-from forge.train.trainer.model.adapters import new_adapter
-from forge.train.trainer.model.load import load_model
-from forge.train.trainer.model.scoring import score_labelled_positions_only
+from forge.train.trainer.model.load import (
+    load_model,
+    new_adapter,
+    score_labelled_positions_only,
+)
 
 if TYPE_CHECKING:
+    from transformers import TrainerControl, TrainerState, TrainingArguments
+
     from forge.train.trainer.child.settings import TrainerSettings
 
 logger = logging.getLogger(__name__)
 
 
 def train_turns(settings: TrainerSettings) -> None:
-    """Train the stage, from its last checkpoint where there is one."""
+    """Train the stage, from its last checkpoint if there is one."""
     stop = StopFlag()
     stop.install()
     rank, budget = int(os.environ.get("RANK", "0")), settings.micro_batch_tokens
-    control = SupervisorClient(
-        settings.control_socket, stop=stop, publish_timeout_s=settings.publish_timeout_s
-    )
-    with reported_when_full(control, rank=rank, micro_batch_tokens=budget):
+    client = SupervisorClient(settings, stop=stop)
+    with reported_when_full(client, rank=rank, micro_batch_tokens=budget):
         join_process_group()
-        trainer = make_trainer(settings, control=control)
-        control.before_poll = trainer.publisher.check
-        trainer.add_callback(Reporter(trainer, stop=stop))
+        trainer = make_trainer(settings, client=client)
+        client.before_poll = trainer.publisher.check
+        trainer.add_callback(GrpoReporter(trainer, stop=stop))
         last = find_last_checkpoint(settings.work_dir)
         shares = "shared prefixes" if settings.shares_prefixes else "every sample on its own"
         logger.info("training from %s, %s", last or settings.model_dir, shares)
@@ -53,7 +54,7 @@ def train_turns(settings: TrainerSettings) -> None:
     logger.info("ended after step %d of %d", trainer.step, settings.stage["steps"])
 
 
-def make_trainer(settings: TrainerSettings, *, control: SupervisorClient) -> TurnTrainer:
+def make_trainer(settings: TrainerSettings, *, client: SupervisorClient) -> TurnTrainer:
     """The trainer of a stage."""
     score_labelled_positions_only()
     stage, rollout = settings.stage, settings.rollout
@@ -67,7 +68,7 @@ def make_trainer(settings: TrainerSettings, *, control: SupervisorClient) -> Tur
         max_completion_length=rollout["max_completion_tokens"],
         scale_rewards="none",
         mask_truncated_completions=False,
-        # TRL checks these against each other; none of them decides anything here.
+        # TRL checks these against each other; none of them has an effect here.
         num_generations=2,
         per_device_train_batch_size=2,
         gradient_accumulation_steps=1,
@@ -75,7 +76,7 @@ def make_trainer(settings: TrainerSettings, *, control: SupervisorClient) -> Tur
     )
     return TurnTrainer(
         settings=settings,
-        control=control,
+        client=client,
         model=load_model(settings),
         args=arguments,
         reward_funcs=_rewarded_elsewhere,
@@ -89,55 +90,27 @@ def _rewarded_elsewhere(**kwargs: Any) -> list[float]:
     raise AssertionError("samples come with their advantages")
 
 
-class Reporter(TrainerCallback):
-    """Calls the trainer at the ends of steps, and answers SIGTERM."""
+class GrpoReporter(Reporter):
+    """Also ends the trainer's steps, and the stage after SIGTERM."""
 
     def __init__(self, trainer: TurnTrainer, *, stop: StopFlag) -> None:
+        super().__init__(trainer, client=trainer.client, stop=stop)
         self._trainer = trainer
-        self._stop = stop
 
     def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """After a resume the replicas may hold weights that no longer are: publish first."""
+        """Publish first after a resume: the replicas may serve weights of a step that is lost."""
         if state.global_step > 0:
             self._trainer.publish()
 
-    def on_optimizer_step(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
-    ) -> None:
-        self._trainer.card.give()
-
     def on_step_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        """After the last update of a batch: report it, save and stop if asked to."""
         if state.global_step % self._trainer.updates_per_step:
             return
         if self._trainer.finish_step().save:
             control.should_save = True
         if self._trainer.world.from_main(lambda: self._stop.is_set):
             control.should_save = control.should_training_stop = True
-
-    def on_save(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
-    ) -> None:
-        if not self._trainer.world.is_main:
-            return
-        path = Path(self._trainer.settings.work_dir, f"checkpoint-{state.global_step}")
-        self._trainer.server.checkpoint(step=self._trainer.step, path=path)

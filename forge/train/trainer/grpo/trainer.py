@@ -1,13 +1,15 @@
-"""GRPO with TRL's GRPOTrainer on samples that were played, judged and rewarded elsewhere.
+"""TRL's GRPOTrainer on samples that were played, judged and rewarded elsewhere.
 
     take ──▶ batch ──▶ micro-batches ──▶ TRL's loss ──▶ optimizer step(s) ──▶ trained, publish
 
 TRL has the loss, the optimizer, PEFT, schedules and checkpoints. Its generation batch
-(`rollout_func`, groups of fixed size, rewards, padding to the longest of all) is stepped over at
-one seam: `get_batch_samples` hands the loop one batch an optimizer step, and `training_step` runs
+(`rollout_func`, groups of fixed size, rewards, padding to the longest of all) is bypassed at one
+seam: `get_batch_samples` gives the loop one batch for each optimizer step, and `training_step` runs
 its micro-batches. So a step may have any number of samples, and every `loss_type` averages over the
-whole batch, however it is cut and over however many ranks: each reads the whole batch and trains
-its share, rank 0 alone speaks to control.sock.
+whole batch, however it is cut and over however many ranks: each rank reads the whole batch and
+trains its share. Rank 0 alone speaks to control.sock.
+
+Shapes: B rows, T tokens, C tokens after the common prompt, M trained tokens.
 """
 
 from __future__ import annotations
@@ -28,10 +30,9 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import use_adapter
 
 from forge.train.batch import read_batch
-from forge.train.trainer.child.card import SharedCard
-from forge.train.trainer.child.checkpoint import WholeCheckpoints
 from forge.train.trainer.child.memory import take_peak_bytes
-from forge.train.trainer.child.parallel import LocalNumbers, World
+from forge.train.trainer.child.parallel import LocalNumbers
+from forge.train.trainer.child.trainer import StageTrainer
 from forge.train.trainer.grpo.microbatches import MicroBatch, cut_batch
 from forge.train.trainer.grpo.stepstats import StepStats
 from forge.train.trainer.publish.background import Publisher, write_and_offer
@@ -41,23 +42,19 @@ from forge.train.trainer.publish.weights import snapshot
 if TYPE_CHECKING:
     from forge.train.trainer.child.control import StepOrders, SupervisorClient, TakenBatch
     from forge.train.trainer.child.settings import TrainerSettings
-    from forge.train.trainer.grpo.prefixes import PrefixRow
 
 logger = logging.getLogger(__name__)
 
 
-class TurnTrainer(WholeCheckpoints, GRPOTrainer):
+class TurnTrainer(StageTrainer, GRPOTrainer):
     """GRPOTrainer on batches taken from control.sock."""
 
     def __init__(
-        self, *, settings: TrainerSettings, control: SupervisorClient, **kwargs: Any
+        self, *, settings: TrainerSettings, client: SupervisorClient, **kwargs: Any
     ) -> None:
-        self.world = World()
-        super().__init__(**kwargs)
-        self.settings = settings
-        self.server = control
+        super().__init__(settings=settings, **kwargs)
+        self.client = client
         self.publisher = Publisher()
-        self.card = SharedCard(settings.shared_card)
         self.stats = StepStats(clip_low=self.epsilon_low, clip_high=self.epsilon_high)
         self.taken: TakenBatch | None = None
         self._prober = Prober(settings.work_dir / "probe.json")
@@ -67,17 +64,20 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
 
     @property
     def policy(self) -> Any:
-        """The model, which TRL's types know too many shapes of."""
+        """The model. TRL's own attribute is typed as a union of too many classes."""
         return self.model
 
     @property
     def updates_per_step(self) -> int:
+        """Optimizer updates on each batch."""
         return self.settings.stage["updates_per_batch"]
 
     @property
     def step(self) -> int:
         """Batches trained. TRL's global_step counts optimizer updates."""
         return self.state.global_step // self.updates_per_step
+
+    # -- batches ---------------------------------------------------------------------------------
 
     def get_train_dataloader(self) -> DataLoader:
         """Only counts updates; the samples come from `get_batch_samples`."""
@@ -87,7 +87,7 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator, num_batches: int, device: torch.device
     ) -> tuple[list, None]:
-        """One batch, for one update. None left: an empty list, and the loop ends after saving."""
+        """One batch for one update. An empty list after the last: the loop saves and ends."""
         if self._passes_left == 0 and not self._take():
             self.control.should_training_stop = True
             self.control.should_save = self._is_unsaved
@@ -95,6 +95,43 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
         self._passes_left -= 1
         self.stats.begin_pass()
         return [{"micro_batches": self._cut}], None
+
+    def _take(self) -> bool:
+        """Wait for a batch. False if there is none to come, or after SIGTERM."""
+        batch, version = self.world.from_main(self._ask)
+        if batch is None:
+            return False
+        samples = read_batch(batch.samples_path)
+        if not samples:
+            raise ValueError(f"{batch.samples_path}: a batch without samples")
+        self.taken = batch
+        if not self._prober.is_ready:
+            with self.card.taken():
+                self._prober.choose(samples, self.policy, keeps=self.world.is_main)
+        max_tokens = self.settings.micro_batch_tokens
+        assert max_tokens is not None
+        self._cut = cut_batch(
+            samples,
+            max_tokens=max_tokens,
+            rank=self.world.rank,
+            num_ranks=self.world.size,
+            shares_prefixes=self.settings.shares_prefixes,
+        )
+        self._passes_left = self.updates_per_step
+        newest = max(s.policy_version for s in samples)
+        self.stats.start(batch, version=newest if version is None else version)
+        return True
+
+    def _ask(self) -> tuple[TakenBatch | None, int | None]:
+        """On rank 0: the next batch, and the version of the weights that it is trained from."""
+        return self.client.take(step=self.step), self.publisher.weights_version
+
+    @property
+    def _is_unsaved(self) -> bool:
+        path = Path(self.settings.work_dir, f"checkpoint-{self.state.global_step}")
+        return self.state.global_step > 0 and not path.exists()
+
+    # -- loss ------------------------------------------------------------------------------------
 
     def training_step(
         self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
@@ -104,7 +141,7 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
         micro_batches = inputs["micro_batches"]
         for micro_batch in micro_batches:
             self._current = micro_batch
-            # FSDP2 sums its shards each time: to wait would take memory for all gradients whole.
+            # FSDP2 sums its shards each time: waiting would take memory for all gradients whole.
             is_last = micro_batch is micro_batches[-1] or self.is_fsdp_enabled
             self.card.take()
             with nullcontext() if is_last else self.accelerator.no_sync(model):
@@ -117,7 +154,7 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
         return loss
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """To the device, past TRL's generation; with the reference's scores where it has one."""
+        """Move to the device, past TRL's generation; add the reference's scores if there is one."""
         inputs = Trainer._prepare_inputs(self, inputs)
         self.stats.reference_BC = self._reference_logps(inputs) if self.beta else None
         if self.beta:
@@ -128,7 +165,7 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
         """TRL's mean over a micro-batch's rows or tokens, weighted by its share of the batch.
 
         dapo needs no weight: it divides by `num_items_in_batch`, the tokens of the whole batch.
-        Gradients are averaged over the ranks, so each rank's loss counts as often as there are any.
+        Gradients are averaged over the ranks, so each rank's loss is multiplied by their number.
         """
         assert self._current is not None
         accelerator = self.accelerator
@@ -153,129 +190,40 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Scores of the trained tokens only, 0 elsewhere. [B, C]"""
         assert self._current is not None
-        trained_BC = self._current.inputs["tool_mask"].to(input_ids.device) == 1
-        if self._current.row is not None:
-            return self._scores_of_row(model, self._current.row, trained_BC)
-        labels_BT = torch.full_like(input_ids, -100)
-        ids_BC = input_ids[:, -logits_to_keep:]
-        labels_BT[:, -logits_to_keep:] = ids_BC.masked_fill(~trained_BC, -100)
-        wants_router = {"output_router_logits": True} if kwargs.get("compute_aux_loss") else {}
+        row, device = self._current.row, input_ids.device
+        trained_BC = self._current.inputs["tool_mask"].to(device) == 1
+        if row is None:
+            labels_BT = torch.full_like(input_ids, -100)
+            ids_BC = input_ids[:, -logits_to_keep:]
+            labels_BT[:, -logits_to_keep:] = ids_BC.masked_fill(~trained_BC, -100)
+            asked = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels_BT}
+        else:
+            asked = {name: tensor.to(device) for name, tensor in row.inputs.items()} | row.longest
+        router = {"output_router_logits": True} if kwargs.get("compute_aux_loss") else {}
         with self.accelerator.autocast():
-            outputs = model(
-                input_ids=input_ids,
-                attention_mask=attention_mask,
-                labels=labels_BT,
-                fused_lm_head=True,
-                **wants_router,
-            )
-        aux_loss = self._weighed(outputs.aux_loss)
-        logps_BC = outputs.log_probs[:, -logits_to_keep:]
+            outputs = model(**asked, fused_lm_head=True, **router)
+
+        def placed(scores: torch.Tensor) -> torch.Tensor:
+            if row is None:
+                return scores[:, -logits_to_keep:]
+            zeros_BC = torch.zeros(trained_BC.shape, device=device)
+            scores_M = scores[0, row.token_index.to(device)]
+            return zeros_BC.masked_scatter(trained_BC, scores_M.to(zeros_BC.dtype))
+
+        logps_BC, aux_loss = placed(outputs.log_probs), self._weighted(outputs.aux_loss)
         if not torch.is_grad_enabled():  # the reference: its head computes no entropies
             return logps_BC, None, aux_loss
-        entropies_BC = outputs.entropy[:, -logits_to_keep:]
+        entropies_BC = placed(outputs.entropy)
         self.stats.add(self._current, logps_BC.detach(), entropies_BC.detach())
         return logps_BC, entropies_BC, aux_loss
 
-    def _scores_of_row(
-        self, model: Any, row: PrefixRow, trained_BC: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """The same, from a forward in which samples share their prefixes. [B, C]"""
-        assert self._current is not None
-        is_reference = not torch.is_grad_enabled()  # its head computes no entropies
-        device = trained_BC.device
-        inputs = {name: tensor.to(device) for name, tensor in row.inputs.items()}
-        wants_router = self.aux_loss_enabled and not is_reference
-        router = {"output_router_logits": True} if wants_router else {}
-        with self.accelerator.autocast():
-            outputs = model(**inputs, **row.longest, fused_lm_head=True, **router)
-        index = row.token_index.to(device)
-        empty_BC = torch.zeros(trained_BC.shape, device=device)
-
-        def placed(scores_1N: torch.Tensor) -> torch.Tensor:
-            return empty_BC.masked_scatter(trained_BC, scores_1N[0, index].to(empty_BC.dtype))
-
-        logps_BC = placed(outputs.log_probs)
-        if is_reference:
-            return logps_BC, None, None
-        entropies_BC = placed(outputs.entropy)
-        self.stats.add(self._current, logps_BC.detach(), entropies_BC.detach())
-        return logps_BC, entropies_BC, self._weighed(outputs.aux_loss)
-
-    def _weighed(self, aux_loss: torch.Tensor | None) -> torch.Tensor | None:
-        """A mixture's loss for its router, at this micro-batch's weight where the rest of its loss
-        has its own already."""
+    def _weighted(self, aux_loss: torch.Tensor | None) -> torch.Tensor | None:
+        """A mixture's router loss, weighted for dapo; for other kinds `_compute_loss` weights the
+        sum of both losses."""
         assert self._current is not None
         if aux_loss is None or self.loss_type != "dapo":
             return aux_loss
         return aux_loss * (self._current.token_share * self.world.size)
-
-    def _take(self) -> bool:
-        """Wait for a batch. False when there is none to come, or SIGTERM asked us to stop."""
-        batch, version = self.world.from_main(self._ask)
-        if batch is None:
-            return False
-        samples = read_batch(batch.samples_path)
-        if not samples:
-            raise ValueError(f"{batch.samples_path}: a batch without samples")
-        self.taken = batch
-        if not self._prober.is_ready:
-            with self.card.taken():
-                self._prober.choose(samples, self.policy, keeps=self.world.is_main)
-        self._cut = cut_batch(
-            samples,
-            max_tokens=self.settings.micro_batch_tokens,
-            rank=self.world.rank,
-            num_ranks=self.world.size,
-            shares_prefixes=self.settings.shares_prefixes,
-        )
-        self._passes_left = self.updates_per_step
-        newest = max(s.policy_version for s in samples)
-        self.stats.start(batch, version=newest if version is None else version)
-        return True
-
-    def _ask(self) -> tuple[TakenBatch | None, int | None]:
-        """On rank 0: the next batch, and the version of the weights that it is trained from."""
-        return self.server.take(step=self.step), self.publisher.weights_version
-
-    def finish_step(self) -> StepOrders:
-        """Acknowledge the batch, and publish what it made of the weights. Collective."""
-        assert self.taken is not None
-        (peak,) = self.world.max([float(take_peak_bytes())])
-        metrics = self.stats.metrics(self.world)
-        if peak:
-            metrics["train/peak_bytes/max"] = peak
-        if peak and self.settings.shared_card is not None:
-            torch.cuda.empty_cache()  # who shares the card may take what only this step needed
-        report = partial(self.server.trained, step=self.taken.step, metrics=metrics)
-        wishes = self.world.from_main(report)
-        if wishes.evaluate or self.settings.is_published(self.step):
-            is_free = self.settings.is_published_in_background(self.step)
-            self.publish(in_background=is_free and not wishes.evaluate)
-        return wishes
-
-    def publish(self, *, in_background: bool = False) -> None:
-        """Offer the weights as they are to every replica. Collective."""
-        started = time.monotonic()
-        with self.card.taken():
-            dtype = self.settings.publish_dtype
-            weights = snapshot(self.policy, dtype=dtype, keeps=self.world.is_main)
-            tokens = self._prober.take(self.policy)
-        if not self.world.is_main:
-            return
-        copied_s = time.monotonic() - started
-        write = partial(
-            write_and_offer, self.policy, weights, tokens, settings=self.settings,
-            server=self.server, step=self.step, copied_s=copied_s,
-        )  # fmt: skip
-        self.stats.publish_wait_s += self.publisher.wait()
-        self.publisher.start(write)
-        if not in_background:
-            self.stats.publish_wait_s += self.publisher.wait()
-
-    @property
-    def _is_unsaved(self) -> bool:
-        path = Path(self.settings.work_dir, f"checkpoint-{self.state.global_step}")
-        return self.state.global_step > 0 and not path.exists()
 
     def _reference_logps(self, inputs: dict[str, Any]) -> torch.Tensor:
         """Log probabilities under the model that the stage began with. [B, C]"""
@@ -291,15 +239,49 @@ class TurnTrainer(WholeCheckpoints, GRPOTrainer):
                 return score(self.policy, ids, mask, width)[0]
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
-        """For the metrics. An update that is not a number would destroy the weights: left out."""
+        """Note it for the metrics. An update that is not finite would destroy the weights, so it is
+        skipped."""
         norm: Any = super()._get_grad_norm(model, grad_norm=grad_norm)
         self.stats.grad_norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
         self.stats.learning_rate = self._get_learning_rate()  # the scheduler has not stepped yet
         if not self.stats.check_update():
-            logger.error("update left out: gradient norm %s, loss %s", norm, self.stats.loss)
+            logger.error("update skipped: gradient norm %s, loss %s", norm, self.stats.loss)
             model.zero_grad(set_to_none=True)
         return norm
 
-    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """Nobody reads it, and it wants TRL's inputs."""
-        return 0
+    # -- the end of a step -----------------------------------------------------------------------
+
+    def finish_step(self) -> StepOrders:
+        """Report the batch as trained, and publish the new weights. Collective."""
+        assert self.taken is not None
+        (peak,) = self.world.max([float(take_peak_bytes())])
+        metrics = self.stats.metrics(self.world)
+        if peak:
+            metrics["train/peak_bytes/max"] = peak
+        if peak and self.settings.shared_card is not None:
+            torch.cuda.empty_cache()  # other users of the GPU may take what only this step needed
+        report = partial(self.client.trained, step=self.taken.step, metrics=metrics)
+        orders = self.world.from_main(report)
+        if orders.evaluate or self.settings.is_published(self.step):
+            may_overlap = self.settings.is_published_in_background(self.step)
+            self.publish(in_background=may_overlap and not orders.evaluate)
+        return orders
+
+    def publish(self, *, in_background: bool = False) -> None:
+        """Offer the current weights to every replica. Collective."""
+        started = time.monotonic()
+        with self.card.taken():
+            dtype = self.settings.publish_dtype
+            weights = snapshot(self.policy, dtype=dtype, keeps=self.world.is_main)
+            tokens = self._prober.take(self.policy)
+        if not self.world.is_main:
+            return
+        copied_s = time.monotonic() - started
+        write = partial(
+            write_and_offer, self.policy, weights, tokens, settings=self.settings,
+            client=self.client, step=self.step, copied_s=copied_s,
+        )  # fmt: skip
+        self.stats.publish_wait_s += self.publisher.wait()
+        self.publisher.start(write)
+        if not in_background:
+            self.stats.publish_wait_s += self.publisher.wait()

@@ -82,7 +82,7 @@ def write_and_offer(
     probe: dict[str, Any] | None,
     *,
     settings: TrainerSettings,
-    server: SupervisorClient,
+    client: SupervisorClient,
     step: int,
     copied_s: float,
 ) -> int:
@@ -101,7 +101,7 @@ def write_and_offer(
     save_weights(policy, path, model_dir=settings.model_dir, sync=sync, weights=weights)
     weights.clear()
     saved_s = time.monotonic() - started
-    version = server.publish(step=step, path=path, probe=probe)
+    version = client.publish(step=step, path=path, probe=probe)
     logger.info(
         "step %d: version %d, copied in %.3f s, written in %.3f s, published in %.3f s",
         step,

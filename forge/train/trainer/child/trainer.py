@@ -1,4 +1,5 @@
-"""Checkpoints that are whole or absent, mixed into TRL's trainers.
+"""What TRL's two trainers have in common here: checkpoints that are whole or absent, the ranks, the
+hold on a shared GPU.
 
 A stock save writes straight into `checkpoint-N`, `trainer_state.json` last: killed midway it leaves
 a directory that resume picks and fails on (measured, transformers 5.23). Here it is written under
@@ -13,11 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge.train.durable import STAGING, checkpoints, put_in_place
+from forge.train.trainer.child.card import SharedCard
+from forge.train.trainer.child.parallel import World
 
 if TYPE_CHECKING:
     from transformers import Trainer
 
-    from forge.train.trainer.child.parallel import World
+    from forge.train.trainer.child.settings import TrainerSettings
 
     Base = Trainer
 else:
@@ -25,24 +28,40 @@ else:
 
 logger = logging.getLogger(__name__)
 
-# The last for resume, one more in case its step turns out to be the one that diverged.
 KEEP_CHECKPOINTS = 2
+"""The last for resume, and one more in case its step turns out to be the one that diverged."""
 
 
-class WholeCheckpoints(Base):
-    """Trainer mixin, before the trainer class. `world` has the ranks: all write into the staging
-    directory, rank 0 makes it and moves it to its place."""
-
-    world: World
+class StageTrainer(Base):
+    """Mixin for a TRL trainer; comes before it in the bases. Make it after `join_process_group`."""
 
     _is_staging = False
 
+    def __init__(self, *, settings: TrainerSettings, **kwargs: Any) -> None:
+        self.settings = settings
+        self.world = World()
+        self.card = SharedCard(settings.shared_card)
+        super().__init__(**kwargs)
+
+    @property
+    def step(self) -> int:
+        """Steps of the stage that are trained."""
+        return self.state.global_step
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """0: nothing reads the number, and computing it walks all parameters."""
+        return 0
+
+    def create_model_card(self, *args: object, **kwargs: object) -> None:
+        """No model card: TRL would write one, with a template to load, at every save."""
+
     def _get_output_dir(self, trial: Any) -> str:
-        """Where the trainer's own code puts `checkpoint-N`."""
+        """Directory into which the stock code writes `checkpoint-N`."""
         final = super()._get_output_dir(trial)
         return str(Path(final, STAGING)) if self._is_staging else final
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """All ranks write into the staging directory; rank 0 makes it and moves it to its place."""
         work_dir = Path(super()._get_output_dir(trial))
         staging = work_dir / STAGING
         if self.world.is_main:
@@ -64,6 +83,3 @@ class WholeCheckpoints(Base):
         for old in checkpoints(work_dir)[:-KEEP_CHECKPOINTS]:
             logger.info("removing %s", old)
             shutil.rmtree(old)
-
-    def create_model_card(self, *args: object, **kwargs: object) -> None:
-        """No model card: TRL would write one, with a template to load, at every save."""

@@ -1,0 +1,119 @@
+"""Trainers as the tests start them: the settings of one in this process, the job of a child, a
+supervisor in this process, and the weights that are published."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from forge.config.schema import ModelTable, RolloutTable
+from forge.train.batch import write_batch
+from forge.train.handle import TrainerJob
+from tests.train.samples import make_samples
+
+if TYPE_CHECKING:
+    from forge.config.schema import GrpoStage, SftStage
+    from tests.train.conftest import FakeSupervisor
+
+
+def settings_of(
+    stage: GrpoStage | SftStage,
+    model_dir: Path,
+    at: Path,
+    *,
+    model: ModelTable | None = None,
+    rollout: RolloutTable | None = None,
+    **changes: Any,
+) -> Any:
+    """TrainerSettings of a trainer in this process."""
+    from forge.train.trainer.child.settings import TrainerSettings
+
+    table = ModelTable(path=str(model_dir)) if model is None else model
+    keys: dict[str, Any] = {
+        "stage": stage.model_dump(mode="json"),
+        "model": table.model_dump(mode="json"),
+        "rollout": (rollout or RolloutTable()).model_dump(mode="json"),
+        "model_dir": model_dir,
+        "rows_path": None,
+        "work_dir": at / "work",
+        "weights_dir": at / "weights",
+        "control_socket": at / "none.sock",
+        "seed": 0,
+    }
+    return TrainerSettings(**keys | changes)
+
+
+def job_of(
+    stage: GrpoStage | SftStage,
+    fake: FakeSupervisor,
+    *,
+    model_dir: Path,
+    at: Path,
+    model: ModelTable | None = None,
+    **keys: Any,
+) -> TrainerJob:
+    """The job of a trainer child, with its directories in `at`."""
+    return TrainerJob(
+        stage=stage,
+        model=ModelTable(path=str(model_dir)) if model is None else model,
+        model_dir=model_dir,
+        rows_path=at / "rows.jsonl" if stage.kind == "sft" else None,
+        work_dir=at / "work",
+        weights_dir=at / "weights",
+        control_socket=fake.socket,
+        log_dir=at / "logs",
+        seed=1,
+        **keys,
+    )
+
+
+class OneBatch:
+    """A supervisor in this process: gives one batch and keeps what is published and reported."""
+
+    def __init__(self, at: Path) -> None:
+        self.path = at / "batch.npz"
+        write_batch(self.path, make_samples(6, seed=3))
+        self.published: list[dict[str, Any]] = []
+        self.metrics: dict[str, float] = {}
+
+    def take(self, *, step: int) -> Any:
+        if step:
+            return None
+        return SimpleNamespace(step=1, samples_path=self.path, wait_s=0.0)
+
+    def publish(self, **body: Any) -> int:
+        self.published.append(body)
+        return len(self.published)
+
+    def trained(self, *, step: int, metrics: dict[str, float]) -> Any:
+        self.metrics = metrics
+        return SimpleNamespace(save=False, evaluate=False)
+
+    def checkpoint(self, **body: Any) -> None:
+        pass
+
+
+def grpo_trainer(settings: Any, client: Any) -> Any:
+    """A GRPO stage's trainer in this process, with its reporter."""
+    from forge.train.trainer.child.control import StopFlag
+    from forge.train.trainer.grpo.stage import GrpoReporter, make_trainer
+
+    trainer = make_trainer(settings, client=client)
+    trainer.add_callback(GrpoReporter(trainer, stop=StopFlag()))
+    return trainer
+
+
+def train_grpo(settings: Any, client: Any) -> Any:
+    """Train a GRPO stage to its end in this process; returns the trainer."""
+    trainer = grpo_trainer(settings, client)
+    trainer.train()
+    trainer.publisher.wait()
+    return trainer
+
+
+def weights_of(published: dict[str, Any]) -> dict[str, Any]:
+    """The tensors of a published model."""
+    from safetensors.torch import load_file
+
+    return load_file(Path(published["path"], "model.safetensors"))
