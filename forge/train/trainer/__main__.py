@@ -25,8 +25,8 @@ from typing import Any
 from forge.process.lease import die_with_parent, hold_lease
 
 PARENT_VARIABLE = "FORGE_RANKS_PID"
-LAST_WORDS_S = 2.0
-"""For the other ranks to write what they see of one that failed."""
+FAILURE_LOG_S = 2.0
+"""Time for the other ranks to log the failure of one."""
 
 
 def main() -> None:
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def is_parent_of_ranks(config: Mapping[str, Any]) -> bool:
-    """Whether this process is to start ranks instead of training; a rank is tied to its parent."""
+    """True if this process starts ranks instead of training. A rank ties itself to its parent."""
     parent = os.environ.pop(PARENT_VARIABLE, None)
     if parent is not None:
         die_with_parent(int(parent))
@@ -61,8 +61,8 @@ def is_parent_of_ranks(config: Mapping[str, Any]) -> bool:
 
 
 def run_ranks(*, num_ranks: int, config_path: str) -> None:
-    """Start one process for each rank, and end as they do: exit 0 when all did, else as the first
-    that did not."""
+    """Start one process for each rank and wait. Returns when all have succeeded; else ends like the
+    first that failed."""
     shared = {
         "WORLD_SIZE": str(num_ranks),
         "LOCAL_WORLD_SIZE": str(num_ranks),
@@ -81,7 +81,7 @@ def run_ranks(*, num_ranks: int, config_path: str) -> None:
     signal.signal(signal.SIGUSR1, lambda *_: [rank.send_signal(signal.SIGUSR1) for rank in ranks])
     failed = _wait(ranks)
     if failed is not None:
-        time.sleep(LAST_WORDS_S)
+        time.sleep(FAILURE_LOG_S)
         for rank in ranks:
             rank.kill()
             rank.wait()
@@ -89,7 +89,8 @@ def run_ranks(*, num_ranks: int, config_path: str) -> None:
 
 
 def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> int | None:
-    """Until all have ended well (None), or one has not: its exit code, negative for a signal."""
+    """Wait for all ranks. Returns None, or the exit code of the first that failed, negative for a
+    signal."""
     for _ in ranks:
         _, status = os.wait()
         if code := os.waitstatus_to_exitcode(status):
@@ -98,7 +99,7 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> int | None:
 
 
 def _end_as(code: int) -> None:
-    """Die by the signal that the rank died by, so that our owner names it."""
+    """End with the rank's exit code or signal, so that our owner can report it."""
     if code > 0:
         raise SystemExit(code)
     if -code not in (signal.SIGKILL, signal.SIGSTOP):

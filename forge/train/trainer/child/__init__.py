@@ -1,5 +1,5 @@
-"""The trainer process, whichever stage it trains: its settings, the arguments that TRL gets, the
-client of control.sock, ranks, the GPU it shares, checkpoints.
+"""The trainer process, for both kinds of stage: settings, arguments for TRL, the client of
+control.sock, ranks, the shared GPU, checkpoints.
 
 Used by `sft` and `grpo`; imports no other room of the trainer.
 """

@@ -1,4 +1,4 @@
-"""The arguments that SFTConfig and GRPOConfig share, from a stage's table."""
+"""A stage's table as the arguments that SFTConfig and GRPOConfig share."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ _OPTIMIZERS = {"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_bnb_8bit"}
 
 
 def trainer_arguments(settings: TrainerSettings, *, updates_per_step: int = 1) -> dict[str, Any]:
-    """Arguments that SFTConfig and GRPOConfig share. Nothing is logged by the step unless a
-    callback asks."""
+    """Arguments for SFTConfig and GRPOConfig. A step is logged only if a callback asks for it."""
     stage = settings.stage
     on_gpu = torch.cuda.is_available()
     checkpointing = stage["gradient_checkpointing"]
@@ -50,10 +49,10 @@ def trainer_arguments(settings: TrainerSettings, *, updates_per_step: int = 1) -
 
 
 def uses_fsdp(settings: TrainerSettings) -> bool:
-    """Whether the ranks share one model. On CPUs, where accelerate has no FSDP, each rank has a
-    whole one; "auto" was decided with the placement."""
-    is_parted = settings.stage["parallel"] == "fsdp2" and settings.num_ranks > 1
-    return is_parted and torch.cuda.is_available()
+    """True if the model is sharded over the ranks. On CPUs, where accelerate has no FSDP, each rank
+    holds all of it; the placement has already replaced "auto"."""
+    is_sharded = settings.stage["parallel"] == "fsdp2" and settings.num_ranks > 1
+    return is_sharded and torch.cuda.is_available()
 
 
 def _fsdp(*, recomputes: bool) -> dict[str, Any]:
@@ -67,7 +66,7 @@ def _fsdp(*, recomputes: bool) -> dict[str, Any]:
 
 
 def _schedule(settings: TrainerSettings) -> dict[str, Any]:
-    """The learning rate's way from its peak to `min_learning_rate`."""
+    """The learning rate's schedule, from its peak down to `min_learning_rate`."""
     kind, lowest = settings.stage["schedule"], settings.stage["min_learning_rate"]
     if kind == "constant":
         return {"lr_scheduler_type": "constant_with_warmup"}

@@ -1,7 +1,7 @@
-"""GPU memory of a trainer: the measured peak, and what to say when it ran out.
+"""GPU memory of a trainer: the measured peak, and the report when it runs out.
 
-A trainer that runs out says so over control.sock with its numbers and ends; the supervisor starts
-it once more with micro-batches of half the size, from its last checkpoint.
+A trainer that runs out of memory reports its numbers over control.sock and ends. The supervisor
+starts it once more from its last checkpoint, with micro-batches of half the size.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def take_peak_bytes() -> int:
-    """Most bytes that tensors held at once since the last call; 0 without a GPU."""
+    """Peak bytes of tensors since the last call; 0 without a GPU."""
     if not torch.cuda.is_available():
         return 0
     peak = torch.cuda.max_memory_allocated()
@@ -29,8 +29,8 @@ def take_peak_bytes() -> int:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether a GPU was full. Torch's allocator has a class for it; CUDA itself, its libraries and
-    NCCL do not, and these are what fails where an engine on the same card holds the rest."""
+    """True if a GPU was full. Only torch's allocator has an exception class for it; CUDA itself,
+    its libraries and NCCL do not, and these fail if an engine on the same GPU holds the rest."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     text = str(error)
@@ -41,11 +41,10 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 def reported_when_full(
     control: SupervisorClient, *, rank: int, micro_batch_tokens: int | None
 ) -> Iterator[None]:
-    """Tell the supervisor the numbers of a GPU out of memory inside; the error goes on upwards.
+    """Report a GPU that runs out of memory inside the context, and raise its error again.
 
     Args:
-        micro_batch_tokens: in use here, a restart's scale included; None where a step is one
-            micro-batch.
+        micro_batch_tokens: the budget in use, a restart's scale included; None if there is none.
 
     """
     try:
@@ -66,7 +65,7 @@ def reported_when_full(
 
 
 def _peak_and_free_bytes() -> tuple[int, int]:
-    """Zeros without a GPU, and where it was too full for a context to ask it by."""
+    """Zeros without a GPU, and if the GPU is too full even for a CUDA context."""
     if torch.cuda.is_available():
         with suppress(RuntimeError):
             return torch.cuda.max_memory_reserved(), torch.cuda.mem_get_info()[0]

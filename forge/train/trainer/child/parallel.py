@@ -1,9 +1,8 @@
-"""What the ranks of one trainer say to each other beside gradients: decisions of rank 0, sums.
+"""Communication between the ranks of one trainer, other than gradients: decisions of rank 0, sums.
 
-Rank 0 alone speaks to control.sock and writes files; what it decides is passed on here. This goes
-over gloo, on the CPU: a rank that waits for minutes until rank 0 has a batch neither spins on its
-GPU nor runs into NCCL's deadline. With one rank all of it is the identity.
-"""
+Rank 0 alone speaks to control.sock and writes files; its decisions are broadcast here. This uses
+gloo, on the CPU: a rank that waits for minutes until rank 0 has a batch neither spins on its GPU
+nor runs into NCCL's deadline. With one rank every function is the identity."""
 
 from __future__ import annotations
 
@@ -19,14 +18,14 @@ import torch.distributed as dist
 
 T = TypeVar("T")
 
-# Between gradients of one step: minutes mean that a rank hangs.
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
-# Rank 0 may wait for a batch as long as the supervisor lets it; when it ends, so does everybody.
+"""Between gradients of one step: a rank that takes minutes hangs."""
 DECISION_TIMEOUT = timedelta(days=7)
+"""Rank 0 may wait for a batch as long as the supervisor allows; when it ends, all ranks end."""
 
 
 def join_process_group() -> None:
-    """Meet the other ranks, where `__main__.run_ranks` or torchrun started several."""
+    """Join the other ranks, if `__main__.run_ranks` or torchrun started several."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return
     on_gpu = torch.cuda.is_available()
@@ -37,8 +36,8 @@ def join_process_group() -> None:
 
 
 def end_rank() -> None:
-    """Ends a rank of several, whose work is done and on disk, at once: threads of gloo that still
-    run when the interpreter takes itself apart abort the process now and then."""
+    """End one of several ranks immediately, once its work is on disk. Threads of gloo that still
+    run while the interpreter shuts down sometimes abort the process."""
     if not (dist.is_available() and dist.is_initialized()):
         return
     logging.shutdown()
@@ -60,11 +59,11 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this rank speaks and writes for all."""
+        """True for the rank that reports and writes for all."""
         return self.rank == 0
 
     def from_main(self, ask: Callable[[], T]) -> T:
-        """What `ask` returns on rank 0, on every rank. Collective."""
+        """Broadcast what `ask` returns on rank 0. Collective."""
         if self.size == 1:
             return ask()
         found: list[Any] = [ask() if self.is_main else None]
@@ -80,7 +79,7 @@ class World:
         return self._reduce(values, dist.ReduceOp.MAX)
 
     def wait(self) -> None:
-        """Until every rank is here. Collective."""
+        """Wait until every rank has called this. Collective."""
         if self.size > 1:
             dist.barrier(group=self._group)
 
@@ -93,10 +92,10 @@ class World:
 
 
 class LocalNumbers:
-    """The accelerator as TRL's loss is to see it: metrics, which nobody reads here, are zeros.
+    """Stands for the accelerator in TRL's loss: gathered metrics, which nothing reads, are zeros.
 
-    TRL gathers each and looks at it on the host, where it would wait for the GPU in every
-    micro-batch; and ranks hold micro-batches of other shapes.
+    TRL gathers each of them and reads it on the host, which would wait for the GPU in every
+    micro-batch; and the shapes of micro-batches differ between ranks.
     """
 
     def __init__(self, accelerator: Any) -> None:
@@ -106,9 +105,11 @@ class LocalNumbers:
         return getattr(self._accelerator, name)
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Zeros, on the CPU."""
         return torch.zeros(tensor.shape)
 
     gather_for_metrics = gather
 
     def reduce(self, tensor: torch.Tensor, reduction: str = "sum") -> torch.Tensor:
+        """Zeros, on the CPU."""
         return torch.zeros(tensor.shape)

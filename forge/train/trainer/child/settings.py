@@ -1,4 +1,4 @@
-"""What the SFT and the GRPO child have in common: the config they are given, logging, tokenizer."""
+"""The trainer child's config, its logging, and the tokenizer that TRL asks for."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TrainerSettings:
     model_dir: Path
     """The checkpoint to start from."""
     adapter: Path | None = None
-    """Put on it, and trained further."""
+    """Put on the checkpoint, and trained further."""
     rows_path: Path | None
     work_dir: Path
     weights_dir: Path
@@ -42,15 +42,15 @@ class TrainerSettings:
     seed: int
     num_ranks: int = 1
     micro_batch_scale: float = 1.0
-    """Of the stage's micro-batches; less than 1 after one did not fit into the GPU's memory."""
+    """Scale of the stage's micro-batches; less than 1 after one did not fit into GPU memory."""
     publish_dtype: torch.dtype | None = None
-    """What published weights are rounded to; None leaves them as they are trained."""
+    """Type of published weights; None keeps the trained one."""
     shared_card: str | None = None
-    """UUID of this rank's GPU where others use it too."""
+    """UUID of this rank's GPU if other processes use it too."""
     eval_every: int = 0
-    """Steps between evaluations of a grpo stage; 0 for none."""
+    """Steps between evaluations of a grpo stage; 0 if there are none."""
     publish_timeout_s: float = 600.0
-    """The longest that a publish takes the runner."""
+    """Maximum time for all replicas to load new weights and pass their probe."""
 
     @property
     def micro_batch_tokens(self) -> int | None:
@@ -61,19 +61,20 @@ class TrainerSettings:
 
     @property
     def shares_prefixes(self) -> bool:
-        """Of a grpo stage; "auto" was decided with the placement, and is off without one."""
+        """True for a grpo stage with shared prefixes. The placement has replaced "auto"; without
+        one it counts as off."""
         return self.stage.get("share_prefixes") is True
 
     def is_published(self, step: int) -> bool:
-        """Whether the weights of a grpo step go out: each n-th, those that are evaluated, the
-        last."""
+        """True if the weights of a grpo step are published: every n-th step, evaluated steps, the
+        last step."""
         if step == self.stage["steps"] or self._is_evaluated(step):
             return True
         return step % self.stage["publish_every"] == 0
 
     def is_published_in_background(self, step: int) -> bool:
-        """Whether the next step may begin before the weights of this one are served: where samples
-        may be a step old, unless an evaluation is to hold the trainer at this very step."""
+        """True if the next step may begin before the weights of this one are served: samples may be
+        a step old, and no evaluation stops the trainer at this step."""
         return self.rollout["max_staleness"] > 0 and not self._is_evaluated(step)
 
     def _is_evaluated(self, step: int) -> bool:
@@ -81,7 +82,7 @@ class TrainerSettings:
 
     @classmethod
     def load(cls, config: Mapping[str, Any]) -> TrainerSettings:
-        """From the JSON that `hold_lease` returns."""
+        """Read the JSON that `hold_lease` returns."""
         rows, adapter = config["rows_path"], config["adapter"]
         return cls(
             stage=config["stage"],
@@ -104,7 +105,7 @@ class TrainerSettings:
 
 
 def start_logging() -> None:
-    """To stderr, which is the child's log file."""
+    """Log to stderr, which is the child's log file."""
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.INFO,
@@ -115,7 +116,7 @@ def start_logging() -> None:
 
 
 def load_tokenizer(settings: TrainerSettings) -> PreTrainedTokenizerBase:
-    """For TRL, which wants pad and eos ids; the ids that are trained come from the host."""
+    """The tokenizer for TRL, which needs pad and eos ids. Token ids to train come from the host."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(
@@ -124,11 +125,11 @@ def load_tokenizer(settings: TrainerSettings) -> PreTrainedTokenizerBase:
 
 
 def _own(gpus: Sequence[str], *, shared: Sequence[str]) -> str | None:
-    """Of the ranks' cards this rank's, if it is shared."""
+    """UUID of this rank's GPU if it is shared."""
     own = gpus[int(os.environ.get("LOCAL_RANK", "0"))] if gpus else None
     return own if own in shared else None
 
 
 def _rank() -> str:
-    """Several ranks write into one log."""
+    """Prefix of log lines: several ranks write into one log."""
     return f"rank {os.environ['RANK']} " if "RANK" in os.environ else ""

@@ -1,5 +1,5 @@
-"""What TRL's two trainers have in common here: checkpoints that are whole or absent, the ranks, the
-hold on a shared GPU.
+"""The common part of both trainers, a mixin for TRL's: checkpoints that are complete or absent, the
+ranks, the hold on a shared GPU.
 
 A stock save writes straight into `checkpoint-N`, `trainer_state.json` last: killed midway it leaves
 a directory that resume picks and fails on (measured, transformers 5.23). Here it is written under

@@ -1,15 +1,13 @@
-"""A batch of samples cut into micro-batches: rows of like length, padded on the right, within a
-budget of tokens.
+"""Cutting a batch of samples into micro-batches: rows of similar length, padded on the right,
+within a budget of tokens.
 
-Shapes: B rows, T tokens of the longest, P prompt tokens that all rows of a micro-batch have in
-common, C = T - P. TRL's names are kept. Its "prompt" is here only the first P columns, which need
-no scores; `tool_mask` says which of the C columns are the model's own tokens. Padding stands on the
-right, where causal attention keeps it out of sight of every real token: masks for attention are all
-ones, which takes torch's faster kernel.
+Shapes: B rows, T tokens of the longest row, P tokens of the shortest prompt, C = T - P. TRL's names
+are kept. Its "prompt" is here only the first P columns, which need no scores; `tool_mask` marks the
+model's own tokens in the C columns. Padding is on the right, where causal attention hides it from
+every real token: attention masks are all ones, which selects torch's faster kernel.
 
-Every rank cuts the whole batch in the same way and builds only its share. All get the same number
-of micro-batches, since each one is a collective of all ranks; the i-th of every rank cost nearly
-the same.
+Every rank cuts the whole batch in the same way and builds only its share. All ranks get the same
+number of micro-batches, since each one is a collective; the i-th ones cost nearly the same.
 """
 
 from __future__ import annotations
@@ -32,17 +30,17 @@ class MicroBatch:
 
     samples: tuple[Sample, ...]
     inputs: dict[str, torch.Tensor]
-    """What TRL's `_compute_loss` reads."""
+    """Inputs of TRL's `_compute_loss`."""
     num_tokens: int
     """Trained tokens."""
     token_share: float
-    """Of the trained tokens of the whole batch, all ranks together."""
+    """Share of the trained tokens of the whole batch, over all ranks."""
     row_share: float
-    """Of the samples of the whole batch, all ranks together."""
+    """Share of the samples of the whole batch, over all ranks."""
     row: PrefixRow | None = None
-    """The same samples without what they have in common, where prefixes are shared."""
+    """The same samples packed, if prefixes are shared."""
     is_filler: bool = False
-    """Seen a second time so that all ranks are equally busy; counts for nothing."""
+    """True for samples forwarded a second time so that all ranks have as many; has no weight."""
 
     @property
     def num_forwarded(self) -> int:
@@ -61,10 +59,10 @@ def cut_batch(
     num_ranks: int = 1,
     shares_prefixes: bool = False,
 ) -> list[MicroBatch]:
-    """One rank's micro-batches of the samples: longest first, or by what they begin with.
+    """One rank's micro-batches: longest samples first, or ordered by prefix.
 
-    A sample longer than `max_tokens` gets one of its own. Where there are too few samples to give
-    every rank as many, the last is seen again as filler.
+    A sample longer than `max_tokens` gets its own micro-batch. If there are too few samples to give
+    every rank as many micro-batches, the last sample is forwarded again as filler.
     """
     if shares_prefixes:
         cut = rows_by_prefix(samples, max_tokens=max_tokens, num_ranks=num_ranks)
@@ -85,7 +83,7 @@ def cut_batch(
 
 
 def rows_by_length(samples: Sequence[Sample], *, max_tokens: int) -> list[Sequence[Sample]]:
-    """The samples of each micro-batch, of like length."""
+    """The samples of each micro-batch, of similar length."""
     ordered = sorted(samples, key=num_tokens, reverse=True)
     cut: list[Sequence[Sample]] = []
     start = 0
@@ -97,7 +95,8 @@ def rows_by_length(samples: Sequence[Sample], *, max_tokens: int) -> list[Sequen
 
 
 def level(rows: Sequence[Sequence[Sample]], *, num_ranks: int) -> list[Sequence[Sample]]:
-    """Halve the largest until their number is a multiple of `num_ranks`, or each has one sample."""
+    """Halve the largest rows until their number is a multiple of `num_ranks`, or all have one
+    sample."""
     cut = list(rows)
     while len(cut) % num_ranks and any(len(row) > 1 for row in cut):
         most = max(range(len(cut)), key=lambda i: (len(cut[i]) > 1, _area(cut[i])))
@@ -111,7 +110,7 @@ def _area(samples: Sequence[Sample]) -> int:
 
 
 def _micro_batch(samples: Sequence[Sample], *, total_tokens: int, total_rows: int) -> MicroBatch:
-    """`total_rows` is 0 for a filler."""
+    """Pad the samples into one micro-batch. `total_rows` is 0 for a filler."""
     width = max(map(num_tokens, samples))
     shared = min(len(s.prompt_ids) for s in samples)
     ids_BT = torch.zeros(len(samples), width, dtype=torch.long)
@@ -146,5 +145,5 @@ def _micro_batch(samples: Sequence[Sample], *, total_tokens: int, total_rows: in
 
 
 def num_tokens(sample: Sample) -> int:
-    """Prompt and completion."""
+    """Tokens of prompt and completion."""
     return len(sample.prompt_ids) + len(sample.completion_ids)

@@ -1,15 +1,15 @@
-"""Samples of one row that share prefixes: a token that several samples begin with is computed once.
+"""Packing samples that share prefixes into one row: a shared token is computed once.
 
 Siblings share their prompt, and a turn's prompt holds the turns before it, so a GRPO batch repeats
-most of its tokens. Sorted by their tokens, each sample shares with the one before it all that it
-shares with any earlier one; of each sample only the rest is forwarded, and attends to the keys of
-its whole path:
+most of its tokens. Sorted by their tokens, each sample shares with its predecessor all that it
+shares with any earlier one. Only the rest of each sample is forwarded, and it attends to the keys
+of its whole path (`model.attention`):
 
     sample 0   a b c d e            forwarded: a b c d e
     sample 1   a b c f              forwarded:     c f        keys: a b (of sample 0), c f
 
-The last shared token is forwarded again (c): what comes next differs, and a position has one label.
-Values and gradients are those of the samples on their own.
+The last shared token (c) is forwarded again: its next token differs, and a position has one label.
+Values and gradients equal those of the samples alone.
 
 Shapes: N tokens forwarded, S samples, K tokens of all samples together, M trained tokens.
 """
@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from forge.records import Sample
 
 KEYS_PER_TOKEN = 4
-"""A layer gathers the keys and values of every sample's whole path: bounds their memory where short
-answers share a long prompt. Groups of 8 with two turns have 3.5."""
+"""Maximum keys per forwarded token. A layer gathers the keys and values of every sample's whole
+path; this bounds their memory if short answers share a long prompt. Groups of 8 with two turns have
+3.5."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,26 +39,28 @@ class PrefixRow:
     """A forward pass of samples that share prefixes."""
 
     inputs: dict[str, torch.Tensor]
-    """For the model: `input_ids`, `position_ids`, `shift_labels` [1, N], `prefix_keys` [K] and the
-    ends `prefix_ends_q`, `prefix_ends_k` [S + 1]."""
+    """Inputs of the model: `input_ids`, `position_ids`, `shift_labels` [1, N], `prefix_keys` [K],
+    and the ends `prefix_ends_q`, `prefix_ends_k` [S + 1]."""
     longest: dict[str, int]
-    """For the model: `prefix_max_q`, `prefix_max_k`, tokens."""
+    """Inputs of the model: `prefix_max_q`, `prefix_max_k`, in tokens."""
     token_index: torch.Tensor
     """Position that predicts each trained token, sample after sample. [M]"""
 
     @property
     def num_forwarded(self) -> int:
+        """Tokens of the forward pass."""
         return self.inputs["input_ids"].numel()
 
 
 def rows_by_prefix(
     samples: Sequence[Sample], *, max_tokens: int, num_ranks: int = 1
 ) -> list[Sequence[Sample]]:
-    """The samples of each row, in the order that `pack` wants; a row forwards at most `max_tokens`
-    and has `KEYS_PER_TOKEN` times as many keys, or is one sample that is longer.
+    """The samples of each row, in the order for `pack`. A row forwards at most `max_tokens` and has
+    at most `KEYS_PER_TOKEN` times as many keys, unless it is a single longer sample.
 
     Args:
-        num_ranks: they take rows in turn, so rows become as even as their number allows.
+        num_ranks: ranks take rows in turn. The budget shrinks as far as no rank gets more rows, so
+            that rows are even.
 
     """
     ordered = sorted(samples, key=_ids)
@@ -76,7 +79,13 @@ def rows_by_prefix(
 
 
 def _cut(sizes: Sequence[int], shared: Sequence[int], max_tokens: int) -> list[int]:
-    """Where rows start. [tokens of each sample, of these in common with the one before it]"""
+    """Indices of the samples that start a row.
+
+    Args:
+        sizes: tokens of each sample.
+        shared: how many of them it shares with the sample before.
+
+    """
     starts: list[int] = []
     forwarded = keys = 0
     for number, size in enumerate(sizes):
@@ -89,7 +98,7 @@ def _cut(sizes: Sequence[int], shared: Sequence[int], max_tokens: int) -> list[i
 
 
 def pack(samples: Sequence[Sample]) -> PrefixRow:
-    """One row of samples as `rows_by_prefix` orders them."""
+    """Pack the samples of one row of `rows_by_prefix`."""
     tokens, places, labels, paths, ends_q, index = [], [], [], [], [0], []
     before, path = np.array([], dtype=np.int64), np.array([], dtype=np.int64)
     label = np.full(sum(map(len, map(_ids, samples))), -100, dtype=np.int64)
@@ -130,7 +139,7 @@ def _ids(sample: Sample) -> tuple[int, ...]:
 
 
 def _num_shared(before: np.ndarray, ids: np.ndarray) -> int:
-    """Tokens at the start that need no second forward: those whose next token is the same too."""
+    """Leading tokens that need no second forward: those whose next token is also the same."""
     size = min(len(before), len(ids))
     differs = np.flatnonzero(before[:size] != ids[:size])
     alike = int(differs[0]) if len(differs) else size

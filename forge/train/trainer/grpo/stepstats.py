@@ -1,7 +1,9 @@
-"""Numbers of one GRPO step, summed over its tokens while the micro-batches run.
+"""Metrics of one GRPO step, summed over its tokens while the micro-batches run.
 
 Sums stay on the device until the step ends: reading one would make the CPU wait for the GPU before
-it may queue the next micro-batch. `metrics` is a collective: the numbers of all ranks together.
+it can queue the next micro-batch. `metrics` is a collective and covers all ranks.
+
+Shapes: B rows, C tokens after the common prompt.
 """
 
 from __future__ import annotations
@@ -23,23 +25,24 @@ _SUMS = ("tokens", "ratio", "clipped", "kl", "kl_reference", "entropy", "gap", "
 
 @dataclass(slots=True, kw_only=True)
 class StepStats:
-    """Sums of a step; `metrics` makes means of them."""
+    """Sums of a step; `metrics` turns them into means."""
 
     clip_low: float
     clip_high: float
     loss: float = 0.0
-    """Of the last update's whole batch, all ranks together."""
+    """Loss of the last update's whole batch, over all ranks."""
     grad_norm: float = 0.0
-    """Before clipping, of the last update."""
+    """Gradient norm of the last update, before clipping."""
     learning_rate: float = 0.0
-    """Of the last update."""
+    """Learning rate of the last update."""
     version: int = -1
     """Policy version of the weights before the step."""
     reference_BC: torch.Tensor | None = None
-    """Log probabilities of the micro-batch's tokens under the reference; None without one."""
+    """Log probabilities of the micro-batch's tokens under the reference model, if there is one."""
     wait_s: float = 0.0
+    """Time spent waiting for the batch."""
     publish_wait_s: float = 0.0
-    """Spent waiting until the weights were published, since the last step began."""
+    """Time spent waiting for publishes since the last step began."""
     _started_at: float = 0.0
     _num_passes: int = 0
     _num_samples: int = 0
@@ -51,13 +54,13 @@ class StepStats:
     _sums: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def check_update(self) -> bool:
-        """Whether the last update may be applied; counts it where not."""
+        """True if the last update is finite; counts it as skipped if not."""
         ok = math.isfinite(self.grad_norm) and math.isfinite(self.loss)
         self._num_skipped += not ok
         return ok
 
     def start(self, batch: TakenBatch, *, version: int) -> None:
-        """A batch was taken, to be trained from weights of this version."""
+        """Start a step on the batch, from weights of this version."""
         self.version, self.wait_s = version, batch.wait_s
         self._started_at = time.monotonic()
         self._num_samples = self._num_skipped = self._num_passes = 0
@@ -66,14 +69,14 @@ class StepStats:
         self._sums = {}
 
     def begin_pass(self) -> None:
-        """Every sample of the batch is about to be seen, once more."""
+        """Start a pass over the batch."""
         self._num_passes += 1
 
     def add(
         self, micro_batch: MicroBatch, logps_BC: torch.Tensor, entropies_BC: torch.Tensor
     ) -> None:
-        """Tokens of one forward. The gap to the engine counts tokens of current samples, seen
-        before any update."""
+        """Add the tokens of one forward. The gap to the engine counts tokens of the current
+        version's samples in the first pass, before any update."""
         self._num_forwarded += micro_batch.num_forwarded
         self._num_micro_batches += 1
         if micro_batch.is_filler:
@@ -112,9 +115,9 @@ class StepStats:
         self._add("gap_tokens", (mask_BC & is_current_B1).sum())
 
     def metrics(self, world: World) -> dict[str, float]:
-        """Means over the step's tokens, all passes and ranks together; `gap` over the first pass.
+        """Means over the step's tokens in all passes and ranks; the gap over the first pass.
 
-        Per second: prompt and completion tokens of a pass, without padding, all ranks together.
+        `train/tokens/per_s` counts prompt and completion tokens without padding.
         """
         sums = dict(zip(_SUMS, world.sum(self._on_host()), strict=True))
         counts = world.sum(
@@ -150,7 +153,7 @@ class StepStats:
         return found
 
     def _on_host(self) -> list[float]:
-        """The sums in `_SUMS`' order, in one copy from the device."""
+        """The sums in the order of `_SUMS`, in one copy from the device."""
         if not self._sums:
             return [0.0] * len(_SUMS)
         zero = torch.zeros((), dtype=torch.float64, device=self._sums["tokens"].device)

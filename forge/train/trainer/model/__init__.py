@@ -1,6 +1,6 @@
-"""The model that is trained: loaded with its adapter and its attention, or made at random with a
-tokenizer of its own.
+"""The model to train: loaded with its adapter and attention, or made with random weights and a new
+tokenizer.
 
-Used by `sft` and `grpo`; `init_model` is a child process of its own, started by
-`forge.train.handle`. Imports nothing of what is done with the model.
+Used by `sft` and `grpo`; `init_model` is a separate child process, started by `forge.train.handle`.
+Imports neither the trainers nor `publish`.
 """

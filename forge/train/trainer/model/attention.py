@@ -1,5 +1,10 @@
-"""Causal attention of sequences laid end to end, each to its own keys: torch's flash kernel on
-CUDA, SDPA a sequence at a time elsewhere. No package but torch (2.10 or later)."""
+"""Causal attention of a row of packed sequences, each to its own keys: torch's flash kernel on
+CUDA, SDPA one sequence at a time elsewhere. Needs torch 2.10 or later, no other kernels.
+
+Called by transformers' models. `grpo.prefixes` packs the rows.
+
+Shapes: B batch, H heads, T tokens, D size of a head, N tokens of a row, S sequences.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +19,11 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface
 
 ATTENTION = "forge_prefixes"
-"""How a model that is to take such rows names its attention. Without a row it is SDPA, causal."""
+"""Name of this attention in a model's config. Inputs that are not packed get causal SDPA."""
 
 
 def register_attention() -> None:
-    """Make transformers know `ATTENTION`."""
+    """Register `ATTENTION` with transformers."""
     AttentionInterface.register(ATTENTION, _attention)
     AttentionMaskInterface.register(ATTENTION, lambda *args, **kwargs: None)
 
@@ -38,13 +43,15 @@ def _attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention function: [B, H, T, D] in, [B, T, H, D] out."""
+    """transformers' attention function: [B, H, T, D] in, [B, T, H, D] out.
+
+    The `prefix_` arguments are those of `PrefixRow`."""
     if prefix_keys is None or prefix_ends_q is None or prefix_ends_k is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **kwargs
         )
     assert kwargs.get("sliding_window") is None, "refused before the start: forge.train.refusals"
-    # Norms and rotations leave f32 under autocast, which the kernel does not take.
+    # Under autocast norms and rotations return f32, which the kernel does not accept.
     is_mixed = query.is_cuda and torch.is_autocast_enabled("cuda")
     dtype = torch.get_autocast_dtype("cuda") if is_mixed else query.dtype
     query_NHD, key_NHD, value_NHD = (x[0].transpose(0, 1).to(dtype) for x in (query, key, value))
@@ -72,13 +79,13 @@ def _attend_to_own_keys(
     max_k: int,
     scale: float | None,
 ) -> torch.Tensor:
-    """The queries of a sequence are its last tokens: they stand at the end of its keys. [T, H, D]
+    """Attention of each sequence's queries, which are its last tokens, to all its keys. [N, H, D]
 
     Args:
-        ends_q: where each sequence's queries begin, and where the last ones end. [S + 1]
-        ends_k: of the keys.
-        max_q: of any sequence.
-        max_k: of any sequence.
+        ends_q: start of each sequence's queries, and the end of the last. [S + 1]
+        ends_k: the same for keys. [S + 1]
+        max_q: most queries of a sequence.
+        max_k: most keys of a sequence.
 
     """
     if not q.is_cuda:
@@ -101,7 +108,7 @@ def _attend_to_own_keys(
 
 @cache
 def _options() -> frozenset[str]:
-    """What this torch's kernel takes; earlier ones know fewer."""
+    """Parameters of this torch version's kernel; earlier versions have fewer."""
     from torch.nn.attention.varlen import varlen_attn
 
     return frozenset(inspect.signature(varlen_attn).parameters)
@@ -115,6 +122,7 @@ def _each(
     ends_k: list[int],
     scale: float | None,
 ) -> torch.Tensor:
+    """The same by SDPA. Rows after the last query are zeros."""
     found = []
     for i in range(len(ends_q) - 1):
         q_HTD = q[ends_q[i] : ends_q[i + 1]].transpose(0, 1)

@@ -2,8 +2,8 @@
 trained on the run's texts.
 
 Config: `tiny` (the [model.tiny] table), `texts_path` (JSON lines, a string each), `model_dir`,
-`seed`, `result_path`. The model directory appears when it is whole; the result file says how large
-it became. Same seed and texts, same bytes.
+`seed`, `result_path`. The model directory appears when it is complete; the result file holds the
+sizes. The same seed and texts give the same bytes.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ CHAT_TEMPLATE = Path(__file__).parents[3] / "data" / "chat_template.jinja"
 
 
 def main() -> None:
+    """Make the model of the config."""
     config = hold_lease()
     from forge.train.trainer.child.settings import start_logging
 
@@ -43,7 +44,7 @@ def main() -> None:
 def make_model(
     tiny: Mapping[str, Any], *, texts: Sequence[str], model_dir: Path, seed: int
 ) -> dict[str, int]:
-    """Write the directory; returns its sizes."""
+    """Write the model directory. Returns `num_parameters` and the tokenizer's `vocab_size`."""
     from forge.train.trainer.model.tokenizer import save_tokenizer, train_tokenizer
 
     tokenizer = train_tokenizer(texts, vocab_size=tiny["vocab_size"])

@@ -1,5 +1,7 @@
-"""A BPE tokenizer trained on the run's own texts, in the files that `tokenizers` and transformers
-read."""
+"""A BPE tokenizer trained on the run's own texts, saved for `tokenizers` and transformers.
+
+Called by `init_model`.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,13 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-# Added, not special: they are text that the model writes, and survive `skip_special_tokens`.
+# Added, not special: the model writes them as text, and `skip_special_tokens` must keep them.
 THINKING = ("<think>", "</think>")
-# Words that the chat template writes; they must not cost several tokens a message.
+# Text of the chat template; it must not cost several tokens in each message.
 _TEMPLATE_WORDS = ("system\n", "user\n", "assistant\n")
 
-# Cut before BPE, for Python: a line break takes the next line's indentation with it; words and
-# names, with the space before them; digits one by one, so that a number is read the same
+# Pieces before BPE, made for Python: a line break with the indentation of the next line; words and
+# names with the space before them; single digits, so that a number is tokenised the same
 # everywhere; runs of punctuation.
 _PIECES = (
     r"[\r\n]+[ \t]*(?:[\p{L}_]+ =)?|[ \t]{2,}| ?[\p{L}_.]+\(?|\p{N}| ?[^\s\p{L}\p{N}_.]+|\s|\."
@@ -24,7 +26,7 @@ _PIECES = (
 
 
 def train_tokenizer(texts: Sequence[str], *, vocab_size: int) -> Tokenizer:
-    """Byte-level BPE, at most `vocab_size` entries in all. The same texts give the same ids."""
+    """Train byte-level BPE with at most `vocab_size` entries. The same texts give the same ids."""
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(_PIECES), behavior="isolated")
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -45,11 +47,11 @@ def train_tokenizer(texts: Sequence[str], *, vocab_size: int) -> Tokenizer:
 def save_tokenizer(
     tokenizer: Tokenizer, model_dir: Path, *, chat_template: Path, max_tokens: int
 ) -> None:
-    """tokenizer.json, tokenizer_config.json and chat_template.jinja."""
+    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja."""
     tokenizer.save(str(model_dir / "tokenizer.json"))
     config = {
-        # The class that takes tokenizer.json as it is; Qwen2Tokenizer would put its own
-        # pre-tokenizer in.
+        # The class that reads tokenizer.json unchanged; Qwen2Tokenizer would insert its own
+        # pre-tokenizer.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": TURN_END,
         "pad_token": END_OF_TEXT,

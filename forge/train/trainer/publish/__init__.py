@@ -1,5 +1,5 @@
-"""What leaves a trainer: directories of weights, written beside training, and the probes that prove
-that an engine serves them.
+"""Publishing weights: directories written beside training, and probes that check what an engine
+serves.
 
-Used by `sft` and `grpo`. Imports neither the model's room nor the trainers.
+Used by `sft` and `grpo`. Imports neither `model` nor the trainers.
 """

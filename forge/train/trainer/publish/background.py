@@ -1,11 +1,11 @@
-"""Publishing beside training: written and offered by a thread, while the trainer takes its next
-batch and steps.
+"""Publishing beside training: a thread writes and offers the weights while the trainer takes its
+next batch.
 
     step ── copy of the weights ──▶ thread: write ── /publish ──▶ version
       └── take, next step ...          └── at most one; the next publish waits for it
 
-What the thread writes is a copy, so the weights may change meanwhile. An error in it is raised by
-the next call, and by `check` in a wait for a batch: it may never come without these weights. Used
+The thread writes a copy, so the weights may change meanwhile. Its error is raised by the next call,
+and by `check` while the trainer waits for a batch, which may never come without these weights. Used
 on rank 0 only.
 """
 
@@ -34,20 +34,20 @@ class Publisher:
 
     def __init__(self) -> None:
         self.version: int | None = None
-        """Of the last publish that was answered; None before one was."""
+        """Version of the last publish that has succeeded; None before the first."""
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
     @property
     def weights_version(self) -> int | None:
-        """Of the weights last handed over, also while they are on their way: versions count up.
-        None while even the first is unanswered."""
+        """Version of the weights last handed over, also while their publish runs: versions count up
+        by one. None until the first publish has succeeded."""
         if self._thread is None or self.version is None:
             return self.version
         return self.version + self._thread.is_alive()
 
     def start(self, publish: Callable[[], int]) -> None:
-        """Run `publish`, which returns the version, in a thread. Waits for the one before."""
+        """Wait for the previous publish, then run `publish` in a thread. It returns the version."""
         self.wait()
 
         def run() -> None:
@@ -60,12 +60,12 @@ class Publisher:
         self._thread.start()
 
     def check(self) -> None:
-        """Raises what `publish` did, if it has ended."""
+        """Raise the error of a publish that has ended."""
         if self._thread is not None and not self._thread.is_alive():
             self.wait()
 
     def wait(self) -> float:
-        """Until nothing is on its way; returns the seconds that took. Raises what `publish` did."""
+        """Wait for the running publish and raise its error. Returns the seconds waited."""
         began = time.monotonic()
         if self._thread is not None:
             self._thread.join()
@@ -89,9 +89,9 @@ def write_and_offer(
     """Write a grpo step's weights and offer them to every replica; returns their version.
 
     Args:
-        policy: what they are of; read for its config alone.
-        weights: a copy, emptied when written.
-        copied_s: what making the copy and the probe took, for the log.
+        policy: the model; only its config is read.
+        weights: a copy, emptied when it is written.
+        copied_s: time that the copy and the probe took, for the log.
 
     """
     started = time.monotonic()

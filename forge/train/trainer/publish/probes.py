@@ -1,10 +1,12 @@
-"""What a publish is proven with: tokens of the run's own, scored by the trainer with the weights
-that it publishes and with those before.
+"""Probes of a publish: tokens of the run, scored by the trainer with the published weights and with
+those before. The supervisor compares an engine's scores with them.
 
-The tokens are chosen once and kept beside the checkpoints: scores of the same tokens before and
-after a step are what tells its weights from the last ones, and a resumed stage has them before its
-first batch. Random tokens would not do: in bf16 a model is unsure of them in another way than any
-two of its versions differ (0.02 to 0.04 nats with 4 layers already).
+The tokens are chosen once and kept beside the checkpoints. Scores of the same tokens before and
+after a step distinguish its weights from the last ones, and a resumed stage has them before its
+first batch. Random tokens do not work: the bf16 noise of their scores (0.02 to 0.04 nats with
+only 4 layers) hides the difference between versions.
+
+Shapes: T tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -26,24 +28,25 @@ if TYPE_CHECKING:
     from forge.records import Sample
 
 PROBE_TOKENS = 128
-"""At most. With 32, bf16 rounding of one token decides too often (false alarms of the rule in
-runner/weights.py: 1 in 15 probes; with 128 none of the 240 on the samples chosen here)."""
+"""Maximum completion tokens. With 32, the bf16 rounding of one token decides too often: the
+supervisor's rule raised 1 false alarm in 15 probes; with 128, none in 240 on samples chosen as
+here."""
 PROMPT_TOKENS = 256
 ROW_TOKENS = 32
-"""Of an SFT row, and as many before them: engines of any context take these."""
+"""Tokens from an SFT row, and as many before them; they fit any engine's context."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """A prompt's end and the beginning of what follows it."""
+    """The end of a prompt and the beginning of its completion."""
 
     prompt: Sequence[int]
     completion: Sequence[int]
 
     @classmethod
     def of_samples(cls, samples: Sequence[Sample]) -> Tokens:
-        """Of the sample that was the greatest surprise to the model itself: tokens that it is
-        certain of are the same to all versions."""
+        """Tokens of the sample with the lowest log probability: tokens that the model is certain of
+        score the same under all versions."""
         most = min(samples, key=lambda s: math.fsum(s.logprobs[:PROBE_TOKENS]))
         return cls(
             prompt=most.prompt_ids[-PROMPT_TOKENS:], completion=most.completion_ids[:PROBE_TOKENS]
@@ -51,7 +54,8 @@ class Tokens:
 
     @classmethod
     def of_rows(cls, rows: Iterable[dict[str, Any]]) -> Tokens | None:
-        """Of the SFT row with most to learn from; None where none has a token before that."""
+        """Tokens of the SFT row with the most labels; None if its labels have no token before
+        them."""
         row = max(rows, key=lambda row: sum(label != -100 for label in row["labels"][1:]))
         labelled = (i for i, label in enumerate(row["labels"]) if i and label != -100)
         start = next(labelled, None)
@@ -65,7 +69,7 @@ class Tokens:
 
 
 class Prober:
-    """A stage's probe tokens and their scores under the weights last handed over."""
+    """A stage's probe tokens, and their scores under the weights that were last published."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -76,15 +80,15 @@ class Prober:
 
     @property
     def is_ready(self) -> bool:
-        """Whether there are tokens, and scores from before the next publish."""
+        """True if there are tokens, and scores for the next publish to compare with."""
         return self._before is not None
 
     def choose(self, samples: Sequence[Sample], model: Any, *, keeps: bool) -> None:
-        """Before the first step: from its batch, scored with the weights as they are served.
+        """Choose the tokens from the first batch and score them with the served weights.
         Collective.
 
         Args:
-            keeps: write the file; one rank does.
+            keeps: True on the rank that writes the file.
 
         """
         if self._tokens is None:
@@ -94,8 +98,7 @@ class Prober:
         self._before = score(model, self._tokens.prompt, self._tokens.completion)
 
     def take(self, model: Any) -> dict[str, Any] | None:
-        """The probe of the weights as they are; None where the stage has no tokens yet.
-        Collective."""
+        """The probe of the current weights; None if the stage has no tokens yet. Collective."""
         if self._tokens is None:
             return None
         found = probe(model, self._tokens)
@@ -113,7 +116,7 @@ class Prober:
 
 
 def probe(model: PreTrainedModel | PeftModel, tokens: Tokens) -> dict[str, Any]:
-    """The tokens with their log probabilities under the weights as they are, at temperature 1."""
+    """The tokens with their log probabilities under the current weights, at temperature 1."""
     return {
         "prompt_ids": list(tokens.prompt),
         "completion_ids": list(tokens.completion),

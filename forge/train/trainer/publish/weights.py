@@ -1,5 +1,4 @@
-"""Weights on their way out of a trainer: complete directories that an engine, PEFT or transformers
-can load."""
+"""Writing weights: complete directories that an engine, PEFT or transformers can load."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
 
-# What a model directory holds besides its weights; copied, so that each published directory is
+# Files of a model directory besides its weights, copied so that each published directory is
 # complete.
 _SIDE_FILES = (
     "tokenizer.json",
@@ -31,28 +30,27 @@ _SIDE_FILES = (
     "chat_template.jinja",
     "generation_config.json",
 )
-# Pinning is ten times as fast to copy into, and memory that the machine cannot use otherwise;
-# torch rounds each piece up to a power of two.
 PINNED_BYTES = 8_000_000_000
+"""Largest copy in pinned memory. Copying into it is ten times as fast, but nothing else can use
+that memory, and torch rounds each piece up to a power of two."""
 
 
 def snapshot(
     model: PreTrainedModel | PeftModel, *, dtype: torch.dtype | None = None, keeps: bool = True
 ) -> dict[str, torch.Tensor]:
-    """Copies of what is trained, on the CPU: the weights may change while these are written.
+    """Copy what is trained to the CPU, so that the weights may change while the copy is written.
 
-    All weights, or of a PEFT model the adapter that is trained. Parameters are rounded to `dtype`
-    where one is given, but for those of `_exact`. Tensors that share memory go on sharing it. Where
-    the model is sharded, a collective of all ranks; those that write nothing say `keeps = False`
-    and get nothing.
-    """
+    That is all weights, or the trained adapter of a PEFT model. Parameters are rounded to `dtype`
+    if given, except for those of `_exact`. Tensors that share memory still share it in the copy.
+    For a sharded model this is a collective; ranks that do not write pass `keeps=False` and get
+    nothing."""
     exact = set() if dtype is None else _exact(model)
     is_adapter = hasattr(model, "peft_config")
     copy = _Copier(is_pinned=_num_bytes(model, dtype) <= PINNED_BYTES)
     copies: dict[tuple[int, torch.Size], torch.Tensor] = {}
     found: dict[str, torch.Tensor] = {}
     for name, tensor in model.state_dict().items():
-        # TRL may have put its reference beside the adapter.
+        # TRL may hold its reference as a second adapter.
         if is_adapter and ("lora_" not in name or ".ref." in name):
             continue
         shard = tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -69,8 +67,8 @@ def snapshot(
 
 
 def _exact(model: torch.nn.Module) -> set[str]:
-    """Names of what is never rounded: buffers, weights that no gradient moves and those that the
-    model keeps in f32. A router's bias is one of these and does not survive bf16: experts tie."""
+    """Names of tensors that are never rounded: buffers, frozen weights, and weights that the model
+    keeps in f32. A router's bias is one of these: in bf16 experts tie."""
     kept = [
         part
         for each in ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
@@ -80,13 +78,13 @@ def _exact(model: torch.nn.Module) -> set[str]:
     frozen = {name for name, p in named.items() if not p.requires_grad}
     buffers = {name for name, _ in model.named_buffers()}
     in_f32 = {name for name in named if any(part in name.split(".") for part in kept)}
-    # Recomputation's wrapper takes its name out of state_dict, and nowhere else.
+    # The wrapper for recomputation removes its name from state_dict, and from nothing else.
     return {name.replace("_checkpoint_wrapped_module.", "") for name in buffers | frozen | in_f32}
 
 
 class _Copier:
-    """Copies tensors to the host: of a GPU's into pinned memory, which torch keeps for the next
-    publish, all queued before the first is waited for."""
+    """Copies tensors to the host. Those of a GPU are queued together into pinned memory, which
+    torch keeps for the next publish; `wait` waits for all of them."""
 
     def __init__(self, *, is_pinned: bool) -> None:
         self._is_pinned = is_pinned
@@ -97,17 +95,17 @@ class _Copier:
             return tensor.to("cpu", dtype, copy=True)
         self._is_waited_for = True
         host = torch.empty(tensor.shape, dtype=dtype, pin_memory=True)
-        # Rounded on the GPU: half of the bytes cross over.
+        # Rounded on the GPU, so that half of the bytes are transferred.
         return host.copy_(tensor.to(dtype), non_blocking=True)
 
     def wait(self) -> None:
-        """Until all copies are whole."""
+        """Wait until all copies are complete."""
         if self._is_waited_for:
             torch.cuda.synchronize()
 
 
 def _num_bytes(model: torch.nn.Module, dtype: torch.dtype | None) -> int:
-    """Of a copy of all that may be copied."""
+    """Upper bound of a copy's size."""
     trained = [p for p in model.parameters() if p.requires_grad]
     return sum(p.numel() * (dtype or p.dtype).itemsize for p in trained)
 
@@ -120,11 +118,11 @@ def save_weights(
     sync: bool,
     weights: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
-    """Write a directory: full weights with config and tokenizer, or for a PEFT model the adapter
-    that is trained, alone.
+    """Write a directory: full weights with config and tokenizer, or only the trained adapter of a
+    PEFT model.
 
     Args:
-        weights: of an earlier `snapshot`; absent: as they are now.
+        weights: an earlier `snapshot`; None for the current weights.
 
     """
     state = dict(snapshot(model) if weights is None else weights)
@@ -134,19 +132,19 @@ def save_weights(
         else:
             dtype = max(state.values(), key=torch.Tensor.numel).dtype
             model.save_pretrained(str(partial), state_dict=state)
-            _mend_config(partial / "config.json", dtype=dtype)
+            _write_config(partial / "config.json", dtype=dtype)
         for name in _SIDE_FILES:
             if (model_dir / name).is_file():
                 _copy(model_dir / name, partial / name)
 
 
-def _mend_config(path: Path, *, dtype: torch.dtype) -> None:
-    """Say the dtype that was written. And what training asked of the model is nobody else's: with
+def _write_config(path: Path, *, dtype: torch.dtype) -> None:
+    """Correct the config: the dtype that was written, and no options of training. With
     `output_router_logits`, which TRL's SFT leaves in a mixture's config, batched generation fails.
     """
     config = json.loads(path.read_text())
     config["dtype"] = str(dtype).removeprefix("torch.")
-    # A sharded model's class has another name.
+    # A sharded model's class name has a prefix.
     config["architectures"] = [each.removeprefix("FSDP") for each in config["architectures"]]
     if config.get("output_router_logits"):
         config["output_router_logits"] = False
@@ -154,7 +152,7 @@ def _mend_config(path: Path, *, dtype: torch.dtype) -> None:
 
 
 def free_dir(parent: Path, name: str) -> Path:
-    """A path nobody used: a resumed stage publishes a step again, and the first may still be
+    """An unused path: a resumed stage publishes a step again while the first directory may still be
     read."""
     path, number = parent / name, 1
     while path.exists():
@@ -164,7 +162,7 @@ def free_dir(parent: Path, name: str) -> Path:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """A hard link where the file system allows: these files never change once written."""
+    """Hard link, or copy if the file system has no links: these files never change once written."""
     try:
         os.link(source, target)
     except OSError:

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: TRL's SFTTrainer on rows that the host has tokenised.
+"""Supervised fine-tuning: TRL's SFTTrainer on rows tokenised by the host.
 
 Called by `forge.train.trainer.__main__`. Imports nothing of `grpo`.
 """

@@ -1,4 +1,4 @@
-"""SFT rows as the host wrote them, the order in which they are trained, and batches of them cut."""
+"""SFT rows: reading the host's file, the order of training, cutting batches into micro-batches."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch.utils.data import Sampler
 if TYPE_CHECKING:
     import torch
 
-# A shuffled stretch of this many batches is sorted by length before it is cut: long enough that
-# lengths in a batch nearly agree, short enough that batches stay random.
 BATCHES_SORTED_TOGETHER = 32
+"""Shuffled rows are sorted by length in chunks of this many batches: enough that lengths in a batch
+nearly agree, few enough that batches stay random."""
 
 
 def read_rows(path: Path) -> Dataset:
-    """JSON lines with `input_ids` and `completion_mask`; what the mask leaves out gets the label
+    """Read JSON lines with `input_ids` and `completion_mask`. Tokens outside the mask get the label
     -100."""
     with path.open() as lines:
         rows = [json.loads(line) for line in lines]
@@ -33,10 +33,10 @@ def read_rows(path: Path) -> Dataset:
 
 
 class BatchOrder(Sampler[int]):
-    """Row indices for a whole stage, batch after batch: every row once a pass, rows of like length
-    together.
+    """Row indices for a whole stage, batch after batch: every row once in a pass, rows of similar
+    length together.
 
-    A function of the seed alone, so that a resumed stage continues where it was.
+    The order depends on the seed alone, so that a resumed stage continues where it stopped.
     """
 
     def __init__(
@@ -55,15 +55,16 @@ class BatchOrder(Sampler[int]):
         return itertools.chain.from_iterable(batches)
 
     def _batches(self) -> Iterator[list[int]]:
-        """Endless. Rows that fill no batch at the end of a pass are left out of that pass."""
+        """Batches without end. Rows that do not fill a batch at the end of a pass are skipped in
+        it."""
         for number in itertools.count():
             draw = random.Random(f"{self.seed}/{number}")
             rows = list(range(len(self.lengths)))
             draw.shuffle(rows)
-            stretch = BATCHES_SORTED_TOGETHER * self.batch_size
+            chunk = BATCHES_SORTED_TOGETHER * self.batch_size
             found: list[list[int]] = []
-            for start in range(0, len(rows), stretch):
-                near = sorted(rows[start : start + stretch], key=lambda i: self.lengths[i])
+            for start in range(0, len(rows), chunk):
+                near = sorted(rows[start : start + chunk], key=lambda i: self.lengths[i])
                 found += _full_batches(near, self.batch_size)
             draw.shuffle(found)
             yield from found
@@ -75,8 +76,8 @@ def _full_batches(rows: Sequence[int], size: int) -> list[list[int]]:
 
 
 def cut_rows(inputs: Mapping[str, torch.Tensor], *, num: int) -> list[dict[str, Any]]:
-    """The rows of a batch in `num` parts of like size, each without columns that are padding in all
-    of its rows. [B, T] each; labels of padding are -100, as all tell."""
+    """Cut a batch into `num` parts of similar size, each without the columns that are padding in
+    all of its rows. All tensors are [B, T]; the label of padding is -100."""
     if num == 1:
         return [dict(inputs)]
     columns = {name: tensor_BT.tensor_split(num) for name, tensor_BT in inputs.items()}
