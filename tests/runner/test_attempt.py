@@ -1,4 +1,4 @@
-"""A start records the code it ran with."""
+"""The description of an attempt includes its code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Around the work of a run: what is up beside it, and how each way to end is told and recorded."""
+"""The supervisor around the work of a run: background tasks, and how each ending is recorded."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ kind = "eval"
 
 
 class Supervised:
-    """A run whose work is a function."""
+    """A run whose work is replaced by a function."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (folder / "x.toml").write_text(EXPERIMENT)
@@ -106,7 +106,7 @@ def make_work(experiment: Experiment, paths: RunPaths, placement: Placement) -> 
     return Work(run=run, past=EarlierAttempts())
 
 
-async def test_each_role_is_handed_the_cards_that_its_plan_gave_it(
+async def test_each_role_gets_the_gpus_of_its_placement(
     supervised: Supervised, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cards = [
@@ -153,7 +153,7 @@ async def test_each_role_is_handed_the_cards_that_its_plan_gave_it(
     assert seen["max_lora_rank"] == 64
 
 
-async def test_judges_are_not_given_the_key_of_servers_whatever_its_name(
+async def test_judges_do_not_get_the_api_key_of_servers_whatever_its_name(
     supervised: Supervised, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     envs: list[dict[str, str]] = []
@@ -174,7 +174,7 @@ async def test_judges_are_not_given_the_key_of_servers_whatever_its_name(
     assert [env["OUR_SERVER_PASS"] for env in envs] == ["", "sesame"]
 
 
-async def test_the_cards_of_an_attempt_are_recorded(supervised: Supervised) -> None:
+async def test_the_gpus_of_an_attempt_are_recorded(supervised: Supervised) -> None:
     card = Gpu(
         vendor=Vendor.NVIDIA, index=3, uuid="GPU-3", name="H200", memory_bytes=5, free_bytes=5
     )
@@ -210,7 +210,7 @@ async def test_status_and_stop_are_answered_while_a_run_prepares(supervised: Sup
     assert read_status(supervised.paths)["state"] == "stopped"
 
 
-async def test_what_fails_after_a_stop_was_asked_is_told_as_what_it_is(
+async def test_a_failure_after_a_stop_request_is_reported_as_that_failure(
     supervised: Supervised,
 ) -> None:
     async def work(self: Work) -> None:
@@ -232,7 +232,7 @@ async def test_a_stop_after_the_last_stage_changes_nothing(supervised: Supervise
     assert supervised.recorded == (0, "done")
 
 
-async def test_a_second_ctrl_c_takes_the_work_down_and_records_how_its_children_ended(
+async def test_a_second_ctrl_c_cancels_the_work_and_records_how_its_children_ended(
     supervised: Supervised,
 ) -> None:
     async def work(self: Work) -> None:
@@ -260,7 +260,7 @@ async def test_a_second_ctrl_c_takes_the_work_down_and_records_how_its_children_
     assert "stopped by forge" in reason
 
 
-async def test_a_bug_is_recorded_by_its_name_and_its_traceback_is_logged(
+async def test_a_bug_is_recorded_by_name_and_its_traceback_is_logged(
     supervised: Supervised, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work(self: Work) -> None:
@@ -274,7 +274,7 @@ async def test_a_bug_is_recorded_by_its_name_and_its_traceback_is_logged(
     assert "in work" in caplog.text
 
 
-async def test_a_store_that_failed_is_told_before_the_stop_that_it_could_not_record(
+async def test_a_failed_store_is_reported_before_the_stop_that_it_could_not_record(
     supervised: Supervised, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(*args: object) -> None:
@@ -290,7 +290,7 @@ async def test_a_store_that_failed_is_told_before_the_stop_that_it_could_not_rec
     assert (ending.code, ending.message) == (3, "run.db: the disk is full")
 
 
-async def test_a_limit_stops_an_attempt_as_a_first_ctrl_c_does() -> None:
+async def test_a_limit_stops_an_attempt_like_a_first_ctrl_c() -> None:
     stop, said = StopRequest(resume="resume."), []
     stats = SimpleNamespace(generated_tokens=100, num_judged=7)
     run: Any = SimpleNamespace(
@@ -313,7 +313,7 @@ async def test_a_limit_stops_an_attempt_as_a_first_ctrl_c_does() -> None:
 
 
 @pytest.mark.parametrize(("sleeps", "expected"), [(True, [1, None, 2]), (False, [1, 1, 1])])
-async def test_engines_that_do_not_fit_beside_the_trainer_are_gone_during_sft(
+async def test_engines_that_do_not_fit_beside_the_trainer_are_closed_during_sft(
     supervised: Supervised,
     monkeypatch: pytest.MonkeyPatch,
     sleeps: bool,

@@ -1,4 +1,4 @@
-"""Nothing of a run exists before it can start; nothing of a past is read before it is ours."""
+"""A run that cannot start leaves nothing; earlier attempts are read only under the lock."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COMMIT = "5" * 40
 
 @pytest.fixture
 def supervised(monkeypatch: pytest.MonkeyPatch) -> list[SimpleNamespace]:
-    """What would have been run: (paths, experiment, past)."""
+    """The supervised runs: (paths, experiment, past)."""
     seen: list[SimpleNamespace] = []
 
     async def supervise(paths, experiment, past, console, placement) -> None:
@@ -68,14 +68,16 @@ def make_past(folder: Path, supervised: list[SimpleNamespace], *, num_finished: 
         (["devices.gpus=auto", "devices.train=99"], MachineError),
     ],
 )
-def test_what_cannot_start_leaves_no_run_directory(tmp_path, supervised, overrides, error):
+def test_an_experiment_that_cannot_start_leaves_no_run_directory(
+    tmp_path, supervised, overrides, error
+):
     with pytest.raises(error):
         start(tmp_path, *overrides)
     assert not supervised
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_model_that_cannot_be_had_leaves_no_run_directory(tmp_path, supervised, monkeypatch):
+def test_an_unavailable_model_leaves_no_run_directory(tmp_path, supervised, monkeypatch):
     def refuse(table: ModelTable, *, say: object) -> ModelTable:
         raise MachineError("no network")
 
@@ -101,14 +103,14 @@ def test_a_run_records_the_hub_name_and_commit_and_uses_the_directory(
     assert supervised[0].experiment.model.path == "/cache/org/name"
 
 
-def test_a_past_is_read_only_by_the_process_that_holds_the_run(tmp_path, supervised, monkeypatch):
+def test_earlier_attempts_are_read_only_under_the_runs_lock(tmp_path, supervised, monkeypatch):
     paths = make_past(tmp_path, supervised, num_finished=1)
     monkeypatch.setattr(run_module, "open_run", lambda paths: pytest.fail("read the past"))
     with open_run_lock(paths), pytest.raises(ConfigError, match="already running"):
         resume_run(paths, quiet=True)
 
 
-def test_a_resumed_run_knows_its_past_and_asks_the_disk_that_it_lies_on(
+def test_a_resumed_run_has_its_earlier_state_and_its_own_store_directory(
     tmp_path, supervised, monkeypatch
 ):
     paths = make_past(tmp_path, supervised, num_finished=2)
@@ -124,6 +126,6 @@ def test_a_finished_run_starts_nothing_when_resumed(tmp_path, supervised):
     assert not supervised
 
 
-def test_a_run_without_a_database_has_no_past(tmp_path):
+def test_a_run_without_a_database_cannot_be_resumed(tmp_path):
     with pytest.raises(ConfigError):
         resume_run(create_run("x", store_dir=tmp_path), quiet=True)

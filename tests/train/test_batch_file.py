@@ -1,4 +1,4 @@
-"""Sample files say again what was written into them."""
+"""Batch files return the samples that were written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge.records import Sample
-from forge.train.batch import read_batch, write_batch
+from forge.train.batch import SampleHeader, read_batch, read_headers, write_batch
 
 ids = st.lists(st.integers(0, 200_000), max_size=6).map(tuple)
 logprobs32 = st.floats(-50, 0, width=32)
@@ -37,4 +37,5 @@ def test_a_batch_is_read_as_it_was_written(batch: list[Sample]) -> None:
         path = Path(folder, "batch.npz")
         write_batch(path, batch)
         assert read_batch(path) == batch
+        assert read_headers(path) == [SampleHeader.of(sample) for sample in batch]
         assert [p.name for p in Path(folder).iterdir()] == ["batch.npz"]

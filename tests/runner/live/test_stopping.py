@@ -1,4 +1,4 @@
-"""The Ctrl-C ladder with real signals: each rung acts before it speaks, and outlives the work."""
+"""Repeated Ctrl-C with real signals: each acts before its message, also after the work ended."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def until(condition: Callable[[], object]) -> None:
             await anyio.sleep(0.005)
 
 
-async def test_each_rung_acts_before_it_speaks_and_the_third_is_heard_while_work_unwinds(
+async def test_each_signal_acts_before_its_message_and_the_third_is_handled_while_work_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stop, said, done = new_stop(), [], []
@@ -68,7 +68,7 @@ async def test_each_rung_acts_before_it_speaks_and_the_third_is_heard_while_work
     assert stop.reason == "stopped by SIGTERM"
 
 
-async def test_a_stop_drops_what_may_be_dropped_and_nothing_that_is_finished() -> None:
+async def test_a_stop_drops_running_work_and_keeps_finished_results() -> None:
     stop, result = new_stop(), ""
     async with stop.dropping():
         result = "whole"
@@ -84,14 +84,14 @@ async def test_a_stop_drops_what_may_be_dropped_and_nothing_that_is_finished() -
         raise stop.stopped()
 
 
-def test_a_run_that_was_taken_down_does_not_claim_that_everything_is_saved() -> None:
+def test_a_cancelled_run_does_not_claim_that_everything_is_saved() -> None:
     words = str(new_stop().stopped_at_once())
     assert "everything is saved" not in words
     assert "training since the last checkpoint" in words
     assert words.endswith(RESUME)
 
 
-def test_limits_are_reached_by_hours_or_tokens_and_absent_ones_never() -> None:
+def test_limits_are_reached_by_hours_or_tokens_and_absent_limits_never() -> None:
     assert limit_reached(LimitsTable(), hours=1e6, tokens=10**12) == ""
     limits = LimitsTable(hours=0.5, tokens=100)
     assert limit_reached(limits, hours=0.49, tokens=99) == ""

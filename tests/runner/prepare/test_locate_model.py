@@ -1,4 +1,4 @@
-"""A hub name becomes a directory and a commit, or one line that says who can mend it."""
+"""A hub name becomes a directory and a commit, or a one-line error of the right class."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOWHERE = "http://127.0.0.1:9"
 
 
 class FakeHub(BaseHTTPRequestHandler):
-    """One model, `org/tiny`, with one revision, `main`; `org/gated` asks for terms."""
+    """A hub with one model, `org/tiny`, with one revision, `main`; `org/gated` requires terms."""
 
     def do_HEAD(self) -> None:
         self._answer()
@@ -68,7 +68,7 @@ class FakeHub(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def online(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """The fake hub is the hub, and the cache is empty."""
+    """The fake hub replaces the hub, and the cache is empty."""
     from huggingface_hub import constants
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), FakeHub)
@@ -87,14 +87,14 @@ def online(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 @pytest.fixture
 def offline(online: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hub is gone; what was fetched is still in the cache."""
+    """The hub cannot be reached; downloaded files are still in the cache."""
     from huggingface_hub import constants
 
     locate_model(ModelTable(path="org/tiny"))
     monkeypatch.setattr(constants, "ENDPOINT", NOWHERE)
 
 
-def test_a_hub_name_is_fetched_once_and_its_commit_is_known(online: None) -> None:
+def test_a_hub_model_is_downloaded_once_and_its_commit_is_known(online: None) -> None:
     said: list[str] = []
     found = locate_model(ModelTable(path="org/tiny"), say=said.append)
     assert found.revision == COMMIT
@@ -107,7 +107,7 @@ def test_a_hub_name_is_fetched_once_and_its_commit_is_known(online: None) -> Non
 
 
 @pytest.mark.parametrize("revision", [None, COMMIT])
-def test_a_model_that_the_cache_has_needs_no_network(offline: None, revision: str | None) -> None:
+def test_a_cached_model_needs_no_network(offline: None, revision: str | None) -> None:
     assert locate_model(ModelTable(path="org/tiny", revision=revision)).revision == COMMIT
 
 
@@ -125,19 +125,21 @@ def test_without_say_no_bar_is_printed(online: None, capfd: pytest.CaptureFixtur
         (ModelTable(path="org/tiny", revision="v9"), "org/tiny has no such revision"),
     ],
 )
-def test_what_the_user_can_mend_is_a_config_error(
+def test_a_mistake_of_the_user_is_a_config_error(
     online: None, table: ModelTable, words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         locate_model(table)
 
 
-def test_a_model_that_is_nowhere_is_a_machine_error_without_a_network(offline: None) -> None:
+def test_a_model_that_is_not_cached_is_a_machine_error_without_a_network(offline: None) -> None:
     with pytest.raises(MachineError, match="not whole in the local cache, and the hub cannot be"):
         locate_model(ModelTable(path="org/never-seen"))
 
 
-def test_a_proxy_that_refuses_is_one_line(offline: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusing_proxy_gives_a_one_line_error(
+    offline: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from huggingface_hub import HfApi
 
     class ProxyError(Exception):
@@ -151,7 +153,7 @@ def test_a_proxy_that_refuses_is_one_line(offline: None, monkeypatch: pytest.Mon
         locate_model(ModelTable(path="org/tiny"))
 
 
-def test_a_disk_without_room_is_asked_before_anything_is_fetched(
+def test_free_disk_space_is_checked_before_the_download(
     online: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(hub, "free_bytes", lambda path: 10)
@@ -160,7 +162,7 @@ def test_a_disk_without_room_is_asked_before_anything_is_fetched(
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
-def test_a_disk_that_fills_up_while_fetching_is_called_full(
+def test_a_disk_that_fills_up_during_the_download_is_reported_as_full(
     online: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fill(*args: object, **kwargs: object) -> None:
@@ -172,7 +174,7 @@ def test_a_disk_that_fills_up_while_fetching_is_called_full(
         locate_model(ModelTable(path="org/tiny"))
 
 
-def test_a_directory_stays_where_it_is_and_must_be_whole(tmp_path: Path) -> None:
+def test_a_local_directory_is_used_in_place_and_must_be_complete(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"lacks config.json, tokenizer.json, \*.safetensors"):
         locate_model(ModelTable(path=str(tmp_path)))
     for name, data in FILES.items():

@@ -1,4 +1,4 @@
-"""Pairs: where a run takes them from, whatever its other stages need."""
+"""SFT pairs: their source does not depend on what other stages need."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def no_judge(problem: Problem, code: str) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("problems", ["generated", "dir"])
-async def test_rows_of_a_file_are_trained_on_where_a_later_stage_has_judges(
+async def test_rows_of_a_file_are_trained_on_even_if_a_later_stage_has_judges(
     problems: str, tmp_path: Path
 ) -> None:
     (tmp_path / "rows.jsonl").write_text(json.dumps(ROW) + "\n")
@@ -84,7 +84,7 @@ async def test_rows_of_a_file_are_trained_on_where_a_later_stage_has_judges(
 
 
 @pytest.mark.anyio
-async def test_the_live_line_says_how_many_broken_answers_are_judged(tmp_path: Path) -> None:
+async def test_the_live_line_counts_judged_broken_answers(tmp_path: Path) -> None:
     file = tmp_path / "few.toml"
     file.write_text(
         'name = "x"\n[model]\ninit = "tiny"\n[problems]\nnum_problems = 64\nnum_heldout = 24\n'

@@ -1,4 +1,4 @@
-"""GRPO leaves out problems that would pay a trivial answer: named, recorded, the same on resume."""
+"""Problems that would reward a trivial answer: left out of GRPO, recorded, the same on resume."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def make_problems(*splits: Split) -> list[Problem]:
 
 
 class FakePool:
-    """Says what it is told of each problem, and counts."""
+    """A pool with a fixed examination for each problem, which counts its requests."""
 
     def __init__(self, flags: dict[str, Flag]) -> None:
         self.flags = flags
@@ -94,25 +94,25 @@ def test_only_trivial_and_unusable_problems_of_grpo_are_refused(tmp_path: Path) 
     assert len(pool.asked) == 4  # a resumed run reads what the first attempt found
 
 
-def test_a_run_without_a_problem_left_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_a_run_without_trainable_problems_is_refused_in_one_line(tmp_path: Path) -> None:
     pool, paths = FakePool({"p0": Flag.IDENTITY}), create_run("x", store_dir=tmp_path)
     with pytest.raises(ConfigError, match=r"p0 \(identity\).*allow_flagged.*none is left"):
         refuse(load(tmp_path), make_problems(Split.GRPO), pool, paths)
 
 
-def test_the_line_names_some_and_counts_the_others() -> None:
+def test_the_message_names_some_problems_and_counts_the_rest() -> None:
     line = refusal({f"p{n}": "slow" for n in range(10)}, num_problems=50)
     assert line.startswith("problems.path: 10 of 50 problems are not trained on: p0 (slow), ")
     assert "p7 (slow) and 2 more; " in line
 
 
-def test_examined_are_files_that_grpo_trains_on_unless_flags_are_allowed(tmp_path: Path) -> None:
+def test_only_problem_files_for_grpo_are_examined_unless_flags_are_allowed(tmp_path: Path) -> None:
     assert is_examined(load(tmp_path))
     assert not is_examined(load(tmp_path, kind="eval"))
     assert not is_examined(load(tmp_path, more="allow_flagged = true"))
 
 
-def test_what_is_refused_is_evaluated_and_not_trained_on() -> None:
+def test_a_refused_problem_is_evaluated_and_not_trained_on() -> None:
     shared = SimpleNamespace(problems=make_problems(Split.GRPO, Split.GRPO), refused={"p0"})
     of = RunContext.problems_of
     assert [one.problem_id for one in of(cast("Any", shared), Split.GRPO)] == ["p1"]

@@ -1,5 +1,4 @@
-"""control.sock on a real socket: what the sender got wrong is refused, what we got wrong ends the
-run."""
+"""control.sock on a real socket: a wrong request is refused, a bug in a handler ends the run."""
 
 from __future__ import annotations
 
@@ -77,7 +76,7 @@ async def client_of(control: ControlServer) -> AsyncIterator[httpx.AsyncClient]:
             yield client
 
 
-async def test_it_answers_before_any_stage_runs() -> None:
+async def test_status_and_stop_are_answered_before_any_stage_runs() -> None:
     run = context()
     control = new_control(run)
     async with client_of(control) as client:
@@ -102,7 +101,7 @@ async def test_it_answers_before_any_stage_runs() -> None:
         ("/progress", '{"step": 1, "metrics": 7}'),
     ],
 )
-async def test_what_makes_no_sense_is_refused_and_ends_nothing(
+async def test_a_malformed_request_is_refused_and_the_run_continues(
     path: str, body: str, tmp_path: Path
 ) -> None:
     control = new_control(context(Stage(tmp_path)))
@@ -112,10 +111,10 @@ async def test_what_makes_no_sense_is_refused_and_ends_nothing(
     assert control.failure is None
 
 
-async def test_an_error_of_ours_in_a_handler_ends_the_run(tmp_path: Path) -> None:
+async def test_a_bug_in_a_handler_ends_the_run(tmp_path: Path) -> None:
     control = new_control(context(Stage(tmp_path)))
     async with client_of(control) as client:
-        # No batch was offered for step 1, so acknowledging it is a KeyError of the desk's.
+        # No batch was offered for step 1, so acknowledging it raises KeyError in the desk.
         answer = await client.post("/trained", json={"step": 1, "metrics": {}})
     assert answer.status_code == 500
     with pytest.raises(KeyError), anyio.fail_after(5):
@@ -182,7 +181,7 @@ async def test_a_checkpoint_is_wanted_until_there_is_one(tmp_path: Path) -> None
         ("/evaluate", "stopping", "sft-1: it is stopping, and saves a checkpoint as it does"),
     ],
 )
-async def test_what_a_stage_cannot_do_is_refused_in_a_line_and_ends_nothing(
+async def test_an_impossible_request_is_refused_in_one_line_and_the_run_continues(
     tmp_path: Path, path: str, stage: str, words: str
 ) -> None:
     port = Stage(tmp_path)

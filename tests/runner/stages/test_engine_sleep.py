@@ -1,4 +1,4 @@
-"""Engines that sleep while the trainer steps: asleep with every batch, awake for every publish."""
+"""Engines that sleep during training: asleep with every batch, awake for every publish."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_engines_sleep_with_a_batch_and_are_awake_between_steps(tmp_path: 
     desk, engines = make_desk(tmp_path), Engines()
     async with sleeping(desk, engines):
         for step in (1, 2):
-            assert not engines.is_asleep, "turns are played until there is a batch"
+            assert not engines.is_asleep, "turns run until there is a batch"
             await desk.offer(batch(step))
             assert (await desk.take(step - 1))["step"] == step
             assert engines.is_asleep
@@ -93,7 +93,7 @@ async def test_a_trainer_without_a_batch_leaves_the_engines_awake(
         assert engines.slept == 0
 
 
-async def test_engines_that_are_long_to_sleep_hold_the_batch_back(
+async def test_a_batch_is_held_back_until_slow_engines_are_asleep(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(desk_module, "TAKE_WAIT_S", 0.01)
@@ -118,7 +118,7 @@ async def test_a_restarted_trainer_gets_its_batch_again_with_the_engines_asleep(
         assert engines.is_asleep
 
 
-async def test_engines_wake_for_the_publish_of_a_trainer_whose_predecessor_died_in_a_step(
+async def test_engines_wake_for_the_publish_after_a_trainer_died_in_a_step(
     tmp_path: Path,
 ) -> None:
     desk, engines = make_desk(tmp_path), Engines()
@@ -133,7 +133,7 @@ async def test_engines_wake_for_the_publish_of_a_trainer_whose_predecessor_died_
         assert engines.is_asleep
 
 
-async def test_engines_wake_for_the_publish_of_a_trainer_whose_predecessor_died_before_its_batch(
+async def test_engines_wake_for_the_publish_after_a_trainer_died_before_it_got_its_batch(
     tmp_path: Path,
 ) -> None:
     desk, engines = make_desk(tmp_path), Engines()
@@ -151,7 +151,7 @@ async def test_engines_wake_for_the_publish_of_a_trainer_whose_predecessor_died_
             assert not engines.is_asleep
 
 
-async def test_engines_do_not_fall_asleep_in_a_publish_that_a_dead_trainer_left(
+async def test_engines_do_not_fall_asleep_during_a_publish_of_a_dead_trainer(
     tmp_path: Path,
 ) -> None:
     desk, engines = make_desk(tmp_path), Engines()
@@ -165,7 +165,7 @@ async def test_engines_do_not_fall_asleep_in_a_publish_that_a_dead_trainer_left(
         assert engines.slept == 1
 
 
-async def test_a_turn_that_waited_for_a_nap_begins_after_the_publish_and_does_not_hold_it_up(
+async def test_a_turn_that_waited_for_sleeping_engines_begins_after_the_publish(
     tmp_path: Path,
 ) -> None:
     desk, engines, gate = make_desk(tmp_path), Engines(), TurnGate(timeout_s=5)
@@ -183,18 +183,18 @@ async def test_a_turn_that_waited_for_a_nap_begins_after_the_publish_and_does_no
         await anyio.wait_all_tasks_blocked()
         await desk.trained(1, {})
         await anyio.wait_all_tasks_blocked()
-        assert order == [], "the weights of step 1 are about to come"
+        assert order == [], "the weights of step 1 have not been published"
         with desk.publishing():
             await desk.wait_until_awake()
             await anyio.wait_all_tasks_blocked()
-            assert order == [], "nor between waking and the publish"
+            assert order == [], "also between waking and the publish"
             async with gate.publish():
                 order.append("publish")
                 await anyio.wait_all_tasks_blocked()
     assert order == ["publish", "turn"]
 
 
-async def test_turns_go_on_where_a_step_is_followed_by_no_publish(tmp_path: Path) -> None:
+async def test_turns_continue_if_no_publish_follows_a_step(tmp_path: Path) -> None:
     desk, engines, gate = make_desk(tmp_path), Engines(), TurnGate(timeout_s=5)
     async with sleeping(desk, engines, gate), anyio.create_task_group() as tasks:
         await desk.offer(batch(1))

@@ -41,7 +41,7 @@ def experiment(**serve: Any) -> Experiment:
         ({"slots": 2}, [16], 2),
     ],
 )
-def test_all_slots_of_all_replicas_are_filled_whatever_a_groups_size(
+def test_groups_in_flight_fill_all_slots_for_any_group_size(
     serve: dict[str, Any], sizes: list[int], groups: int
 ) -> None:
     assert groups_in_flight(experiment(**serve).serve, sizes) == groups

@@ -1,4 +1,4 @@
-"""What a grpo stage makes of its keys, its engines and its past."""
+"""A grpo stage: its plan, its ports, and what it resumes from."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def run_of(found: Experiment, *, features: frozenset[str] = frozenset()) -> Any:
         ({"group_size": 8}, {"max_concurrency": 32, "replicas": 2}, None, 8),
     ],
 )
-def test_the_number_of_groups_is_given_or_bounded_by_the_requests_that_engines_may_have(
+def test_groups_in_flight_are_configured_or_bounded_by_max_concurrency(
     rollout: dict[str, Any], serve: dict[str, Any], in_flight: int | None, most: int | None
 ) -> None:
     found = experiment(rollout=rollout, serve=serve)
@@ -78,7 +78,7 @@ def test_the_number_of_groups_is_given_or_bounded_by_the_requests_that_engines_m
 
 
 @pytest.mark.parametrize("is_apart", [True, False])
-def test_rollouts_ask_apart_where_the_engine_keeps_prompts(is_apart: bool) -> None:
+def test_rollouts_of_a_group_ask_separately_if_the_engine_caches_prefixes(is_apart: bool) -> None:
     features = frozenset({PREFIX_CACHE} if is_apart else ())
     use = _training_ports(run_of(experiment(), features=features))
     assert use.is_apart is is_apart
@@ -92,14 +92,14 @@ def test_rollouts_ask_apart_where_the_engine_keeps_prompts(is_apart: bool) -> No
         (Weights(full=Path("w"), adapter=Path("a")), Turnover.LIVE),
     ],
 )
-def test_an_adapter_goes_out_beside_running_turns(start: Weights, expected: Turnover) -> None:
+def test_an_adapter_is_published_beside_running_turns(start: Weights, expected: Turnover) -> None:
     run = run_of(experiment(), features=frozenset({OLD_ADAPTERS}))
     _set_turnover(run, start)
     assert run.weights.turnover is expected
     assert run.weights.gate.stops_turns is (expected is Turnover.STOP)
 
 
-def test_a_version_of_an_earlier_attempt_or_stage_has_its_step_too(tmp_path: Path) -> None:
+def test_versions_of_earlier_attempts_and_stages_have_a_step(tmp_path: Path) -> None:
     run = run_of(experiment())
     desk = make_desk(tmp_path, stage=0, last_step=9)
     desk.steps[3] = 2
@@ -113,8 +113,8 @@ def test_a_version_of_an_earlier_attempt_or_stage_has_its_step_too(tmp_path: Pat
 async def _nothing(*args: object) -> None: ...
 
 
-def test_a_resumed_stage_takes_up_what_no_batch_has(tmp_path: Path) -> None:
-    """Group 1 is offered, 2 waited, 3 ended later, and a fourth problem was on its way; 5 was too
+def test_a_resumed_stage_uses_the_finished_groups_that_no_batch_has(tmp_path: Path) -> None:
+    """Group 1 is offered, 2 waited, 3 ended later, and a fourth problem was in flight; 5 was too
     old, and 6 has no turn that may be trained."""
     root = tmp_path / "toy-1"
     rows = [[Status.WRONG], [Status.CORRECT]]
@@ -148,7 +148,7 @@ def test_a_resumed_stage_takes_up_what_no_batch_has(tmp_path: Path) -> None:
 
 
 def truncated(found: Group) -> Group:
-    """With no turn that came to its end."""
+    """The group with every turn cut off by the token limit."""
     return replace(
         found,
         trajectories=tuple(
@@ -164,7 +164,7 @@ def truncated(found: Group) -> Group:
     )
 
 
-def test_without_a_state_all_that_ended_is_taken_up(tmp_path: Path) -> None:
+def test_without_a_producer_state_all_finished_groups_are_used(tmp_path: Path) -> None:
     root = tmp_path / "toy-1"
     rows = [[Status.WRONG], [Status.CORRECT]]
     anyio.run(write_run, root, [attempt(), problem(0), group(4, rows)])
@@ -180,12 +180,12 @@ def test_without_a_state_all_that_ended_is_taken_up(tmp_path: Path) -> None:
 
 
 class Killed(Exception):
-    """In place of a signal."""
+    """Raised instead of SIGKILL."""
 
 
 @pytest.mark.parametrize(("killed_at", "step"), [("offer", 1), ("settle", 2)])
 @pytest.mark.anyio
-async def test_a_kill_beside_an_offer_leaves_the_state_that_belongs_to_the_newest_batch_file(
+async def test_a_kill_during_an_offer_leaves_the_state_of_the_newest_batch_file(
     tmp_path: Path, killed_at: str, step: int
 ) -> None:
     run = run_of(experiment())

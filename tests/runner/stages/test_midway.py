@@ -1,4 +1,4 @@
-"""An evaluation in between: the trainer waits for its next batch, and nobody calls it silent."""
+"""Evaluations between steps: the trainer waits for its next batch, and no deadline passes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_the_trainer_gets_its_batch_once_the_evaluation_has_been_played(st
     assert stage.numbers == {"held_out": 0.25}
 
 
-async def test_who_waits_for_the_held_trainer_does_not_call_it_silent(
+async def test_a_wait_for_the_next_publish_does_not_time_out_while_the_trainer_is_held(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(midway, "EXCUSE_EVERY_S", 0.01)
@@ -89,7 +89,7 @@ async def test_who_waits_for_the_held_trainer_does_not_call_it_silent(
         await stage.midway.finish()
 
 
-async def test_a_stop_drops_the_evaluation_and_lets_the_trainer_go(stage: Stage) -> None:
+async def test_a_stop_drops_the_evaluation_and_releases_the_trainer(stage: Stage) -> None:
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(stage.midway.run)
@@ -136,7 +136,7 @@ async def test_the_trainer_is_held_until_the_last_of_two_evaluations_has_been_pl
     assert (await stage.desk.take(2))["kind"] == "batch"
 
 
-async def test_an_evaluation_that_somebody_asks_for_follows_the_step_that_runs(
+async def test_a_requested_evaluation_follows_the_current_step(
     stage: Stage,
 ) -> None:
     stage.played.set()
@@ -158,7 +158,7 @@ async def test_an_evaluation_that_somebody_asks_for_follows_the_step_that_runs(
     assert (await desk.take(2))["kind"] == "batch"
 
 
-async def test_an_evaluation_that_was_asked_for_of_a_trainer_that_died_is_played_by_the_next(
+async def test_an_evaluation_requested_before_a_trainer_died_is_played_after_the_next_ones_step(
     stage: Stage,
 ) -> None:
     stage.played.set()
@@ -174,7 +174,7 @@ async def test_an_evaluation_that_was_asked_for_of_a_trainer_that_died_is_played
     assert stage.labels == ["grpo-3@5"]
 
 
-async def test_after_the_last_step_there_is_nothing_to_evaluate_in_between(stage: Stage) -> None:
+async def test_an_evaluation_is_refused_during_the_last_step(stage: Stage) -> None:
     stage.desk.trained_step = 8
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(stage.midway.run)
@@ -186,7 +186,7 @@ async def test_after_the_last_step_there_is_nothing_to_evaluate_in_between(stage
     assert stage.desk.requests.after(9)["evaluate"] is False
 
 
-async def test_the_store_knows_which_steps_of_a_stage_were_evaluated(tmp_path: Path) -> None:
+async def test_the_evaluated_steps_of_a_stage_are_read_from_the_store(tmp_path: Path) -> None:
     await write_run(tmp_path / "toy-1", small_run())
     run: Any = SimpleNamespace(paths=RunPaths(tmp_path / "toy-1"))
     assert (evaluated_steps(run, 1), evaluated_steps(run, 0)) == ({3}, set())

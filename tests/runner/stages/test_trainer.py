@@ -1,4 +1,4 @@
-"""Owning a trainer: real children that do what a trainer may do, and what becomes of the stage."""
+"""Owning a trainer: real children that behave like trainers, and how their stage ends."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class Stage:
         return bool(self.started) and "ready" in self.started[-1].last_log_lines()
 
     async def own_and_stop(self) -> None:
-        """Ask for a stop as soon as the trainer says that it is ready."""
+        """Request a stop as soon as the trainer is ready."""
 
         async def ask() -> None:
             await self.ready()
@@ -168,7 +168,7 @@ async def test_a_trainer_stopped_while_it_starts_has_lost_nothing(stage: Stage) 
 
 
 @trainers(FAILS_TO_SAVE, SAVES)
-async def test_a_trainer_that_could_not_save_is_not_called_saved(stage: Stage) -> None:
+async def test_a_trainer_that_could_not_save_is_reported_as_dead(stage: Stage) -> None:
     with pytest.raises(ExceptionGroup) as caught:
         await stage.own_and_stop()
     assert caught.group_contains(ChildDied, match="(?s)exit 1.*No space left on device")
@@ -177,7 +177,7 @@ async def test_a_trainer_that_could_not_save_is_not_called_saved(stage: Stage) -
 
 
 @trainers(FAILS_TO_SAVE, SAVES)
-async def test_memory_that_ran_out_as_the_trainer_was_to_stop_is_told_in_numbers(
+async def test_gpu_memory_that_ran_out_while_stopping_is_reported_with_figures(
     stage: Stage,
 ) -> None:
     fill_memory(stage)
@@ -188,7 +188,7 @@ async def test_memory_that_ran_out_as_the_trainer_was_to_stop_is_told_in_numbers
 
 
 @trainers(IGNORES)
-async def test_a_trainer_that_never_ends_is_killed_and_not_called_saved(
+async def test_a_trainer_that_ignores_a_stop_is_killed_and_reported_as_stalled(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trainer, "STOP_GRACE_S", 0.05)
@@ -200,7 +200,7 @@ async def test_a_trainer_that_never_ends_is_killed_and_not_called_saved(
 
 
 @trainers(IGNORES, IGNORES, restarts=1, step_timeout_s=0.5)
-async def test_a_silent_trainer_is_restarted_as_a_dead_one_is(stage: Stage) -> None:
+async def test_a_silent_trainer_is_restarted_like_a_dead_one(stage: Stage) -> None:
     with pytest.raises(Stalled, match="asked: step 1"):
         await stage.own()
     assert len(stage.started) == 2
@@ -212,7 +212,7 @@ async def test_a_silent_trainer_is_restarted_as_a_dead_one_is(stage: Stage) -> N
 
 
 @trainers("raise SystemExit(3)", "print('done')", restarts=1)
-async def test_a_trainer_begins_at_a_desk_where_nobody_trains(stage: Stage) -> None:
+async def test_a_restarted_trainer_finds_the_desk_in_the_starting_state(stage: Stage) -> None:
     states: list[TrainerState] = []
 
     def note() -> None:
@@ -226,8 +226,8 @@ async def test_a_trainer_begins_at_a_desk_where_nobody_trains(stage: Stage) -> N
 
 
 @trainers("raise SystemExit(3)", "print('done')", restarts=1)
-async def test_a_trainer_is_not_restarted_under_an_evaluation(stage: Stage) -> None:
-    """It would publish its checkpoint, an older step, to the engines that play it."""
+async def test_a_trainer_is_not_restarted_during_an_evaluation(stage: Stage) -> None:
+    """It would publish its checkpoint, an older step, to the engines that play the evaluation."""
     publishing = stage.desk.publishing()  # of the step that is evaluated; may end after death
 
     def publish() -> None:
@@ -254,7 +254,7 @@ async def test_a_trainer_is_not_restarted_under_an_evaluation(stage: Stage) -> N
 
 
 @trainers("raise SystemExit(3)", "print('done')", restarts=1)
-async def test_a_trainer_that_published_its_last_step_has_done_its_stage(stage: Stage) -> None:
+async def test_a_stage_ends_once_its_last_step_is_published(stage: Stage) -> None:
     with plugged_in(stage.run, stage.plug()):
         stage.on_restart = lambda: stage.published.advance(5)
         await stage.own()
@@ -262,7 +262,7 @@ async def test_a_trainer_that_published_its_last_step_has_done_its_stage(stage: 
 
 
 @trainers("raise SystemExit(3)", "print('done')", restarts=1)
-async def test_a_trainer_is_idle_while_it_is_started_and_restarted(stage: Stage) -> None:
+async def test_a_trainer_is_starting_at_its_first_start_and_at_a_restart(stage: Stage) -> None:
     states: list[TrainerState] = []
 
     def note() -> None:
@@ -275,7 +275,7 @@ async def test_a_trainer_is_idle_while_it_is_started_and_restarted(stage: Stage)
     assert states == [TrainerState.STARTING, TrainerState.STARTING]
 
 
-async def test_a_checkpoint_that_is_published_again_leaves_its_step_its_numbers(
+async def test_publishing_a_checkpoint_again_keeps_the_metrics_of_its_step(
     tmp_path: Path,
 ) -> None:
     stage = Stage(tmp_path, [])
@@ -296,7 +296,7 @@ async def test_a_checkpoint_that_is_published_again_leaves_its_step_its_numbers(
 async def test_groups_are_admitted_while_the_store_still_reads_the_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But for the last step, whose publish ends the stage."""
+    """Except in the last step, whose publish ends the stage."""
     is_read = threading.Event()
     monkeypatch.setattr(weights, "sha256_of_weights", lambda path: is_read.wait(5) and "0")
     stage = Stage(tmp_path, [])
@@ -328,7 +328,7 @@ FULL = {"kind": "oom", "micro_batch_tokens": 4096, "peak_bytes": 78_100_000_000,
 
 
 def fill_memory(stage: Stage, numbers: dict[str, Any] = FULL) -> None:
-    """Every trainer says that its GPU was full before it ends."""
+    """Every trainer reports full GPU memory before it ends."""
 
     def say() -> None:
         stage.desk.failure = numbers
@@ -337,7 +337,7 @@ def fill_memory(stage: Stage, numbers: dict[str, Any] = FULL) -> None:
 
 
 @trainers("raise SystemExit(1)", "raise SystemExit(1)", restarts=0)
-async def test_full_memory_is_tried_once_more_with_half_and_then_told_in_numbers(
+async def test_after_gpu_memory_ran_out_half_the_size_is_tried_and_then_reported_with_figures(
     stage: Stage,
 ) -> None:
     fill_memory(stage)
@@ -354,7 +354,7 @@ async def test_full_memory_is_tried_once_more_with_half_and_then_told_in_numbers
 
 
 @trainers("", "", gradient_checkpointing=False)
-async def test_a_way_out_of_full_memory_is_one_that_is_not_taken_yet(stage: Stage) -> None:
+async def test_the_advice_for_full_gpu_memory_names_only_settings_not_in_use(stage: Stage) -> None:
     stage.run.experiment.model = ModelTable(path="m", lora=LoraTable())
     fill_memory(stage, FULL | {"micro_batch_tokens": None})
     with pytest.raises(MachineError) as caught:
@@ -367,7 +367,7 @@ async def test_a_way_out_of_full_memory_is_one_that_is_not_taken_yet(stage: Stag
 
 
 @trainers("raise SystemExit(1)", "raise SystemExit(1)", "raise SystemExit(1)", restarts=1)
-async def test_half_size_is_kept_over_a_restart_and_costs_none(stage: Stage) -> None:
+async def test_half_size_is_kept_over_a_restart_and_does_not_count_as_one(stage: Stage) -> None:
     def fill_once() -> None:
         stage.desk.failure = FULL if len(stage.started) == 1 else None
 
@@ -378,7 +378,7 @@ async def test_half_size_is_kept_over_a_restart_and_costs_none(stage: Stage) -> 
 
 
 @trainers("raise SystemExit(1)", restarts=0)
-async def test_a_trainer_gets_the_cards_of_its_role_and_sends_what_the_engine_computes_in(
+async def test_a_trainer_gets_the_gpus_of_its_role_and_publishes_in_the_engines_type(
     stage: Stage,
 ) -> None:
     cards = tuple(
@@ -397,7 +397,7 @@ async def test_a_trainer_gets_the_cards_of_its_role_and_sends_what_the_engine_co
 
 
 @trainers("raise SystemExit(1)", restarts=0)
-async def test_a_trainer_waits_for_a_publish_as_long_as_the_replicas_may_take(
+async def test_the_publish_timeout_of_a_trainer_covers_restarting_every_replica(
     stage: Stage,
 ) -> None:
     serve = ServeTable(replicas=2, request_timeout_s=900, start_timeout_s=300)
@@ -421,7 +421,7 @@ async def test_reports_of_an_sft_step_are_stored_and_shown(stage: Stage) -> None
     assert (stage.progress.done, stage.progress.eta_s()) == (3, None)
 
 
-def test_the_live_idle_share_of_a_trainer_is_what_it_waited_at_its_desk(tmp_path: Path) -> None:
+def test_the_live_idle_share_of_a_trainer_is_its_waiting_time_at_the_desk(tmp_path: Path) -> None:
     stage = Stage(tmp_path, [])
     run: Any = SimpleNamespace(progress=stage.progress, replicas=None, pool=None)
     run.desk = None

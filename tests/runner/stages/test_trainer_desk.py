@@ -1,4 +1,4 @@
-"""The trainer's desk: batches are durable, and offered again until a checkpoint covers them."""
+"""The trainer's desk: takes, acknowledgements, waiting time, and trainers that die."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def test_a_trainer_gets_the_batch_after_its_own_step(tmp_path: Path) -> No
     assert await desk.take(3) == {"kind": "done"}
 
 
-async def test_take_waits_for_a_batch_and_says_so_when_none_comes(
+async def test_take_waits_for_a_batch_and_answers_wait_if_none_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(desk_module, "TAKE_WAIT_S", 0.01)
@@ -42,7 +42,7 @@ async def test_take_waits_for_a_batch_and_says_so_when_none_comes(
         assert (await desk.take(0))["kind"] == "batch"
 
 
-async def test_what_was_taken_but_not_checkpointed_is_offered_again_after_a_crash(
+async def test_a_batch_without_a_checkpoint_is_offered_again_after_a_crash(
     tmp_path: Path,
 ) -> None:
     first = make_desk(tmp_path)
@@ -68,7 +68,7 @@ async def test_an_acknowledged_step_records_uses_with_staleness_and_metrics(tmp_
     assert metrics.values == {"train/loss/mean": 0.5}
 
 
-async def test_staleness_counts_steps_though_a_restart_publishes_one_again(tmp_path: Path) -> None:
+async def test_staleness_counts_steps_even_if_a_restart_publishes_one_again(tmp_path: Path) -> None:
     sink = Recorder()
     desk = make_desk(tmp_path, sink=sink)
     await desk.offer(batch(3))
@@ -77,9 +77,9 @@ async def test_staleness_counts_steps_though_a_restart_publishes_one_again(tmp_p
     assert sink.records[0].staleness == 1
 
 
-async def test_a_batch_is_offered_once_run_db_has_its_samples(tmp_path: Path) -> None:
-    """Killed in between, a resumed run would give the ids in the batch file out again. Nor is a
-    batch ever offered of which run.db has no figures: they are not counted a second time."""
+async def test_a_batch_is_offered_only_after_run_db_has_its_samples(tmp_path: Path) -> None:
+    """After a kill in between, a resumed run would give out the ids in the batch file again, and
+    the metrics of the batch would be missing."""
     did: list[str] = []
 
     class Writer(Recorder):
@@ -107,7 +107,7 @@ async def test_a_batch_is_offered_once_run_db_has_its_samples(tmp_path: Path) ->
     desk = make_desk(tmp_path)
     await _offer(run, desk, cast("Any", Saved()), receive)
     assert did == ["put", "flush", "sampler state", "settled"]
-    assert desk.steps == {4: 7}, "known though its publish is not over"
+    assert desk.steps == {4: 7}, "known before its publish ends"
 
 
 async def test_a_held_trainer_gets_its_batch_on_release_and_was_idle_meanwhile(
@@ -138,7 +138,7 @@ async def test_a_held_trainer_can_be_stopped(tmp_path: Path) -> None:
     assert await desk.take(0) == {"kind": "stop"}
 
 
-async def test_a_trainer_without_a_batch_waits_for_its_publish_and_one_with_a_batch_does_not(
+async def test_only_a_trainer_without_a_batch_waits_for_its_publish(
     tmp_path: Path,
 ) -> None:
     desk = make_desk(tmp_path)
@@ -147,7 +147,7 @@ async def test_a_trainer_without_a_batch_waits_for_its_publish_and_one_with_a_ba
     before = desk.idle_s(time.monotonic())
     with desk.publishing():
         await anyio.sleep(0.02)
-        assert desk.idle_s(time.monotonic()) == before, "it trains meanwhile"
+        assert desk.idle_s(time.monotonic()) == before, "it trains during the publish"
         await desk.trained(1, {})
         await anyio.sleep(0.02)
         waited_s = desk.idle_s(time.monotonic()) - before
@@ -163,7 +163,7 @@ async def test_a_trainer_without_a_batch_waits_for_its_publish_and_one_with_a_ba
     assert desk.idle_s(time.monotonic()) == after, "it saves a checkpoint, or computes"
 
 
-async def test_a_trainer_that_is_being_started_trains_nothing(tmp_path: Path) -> None:
+async def test_a_trainer_is_idle_while_it_starts(tmp_path: Path) -> None:
     desk = make_desk(tmp_path)
     await desk.offer(batch(1))
     desk.trainer_starts()
@@ -183,7 +183,7 @@ async def test_a_trainer_that_is_being_started_trains_nothing(tmp_path: Path) ->
     assert desk.idle_s(time.monotonic()) == begun_s
 
 
-async def test_what_a_dead_trainer_asked_is_given_to_nobody(tmp_path: Path) -> None:
+async def test_a_take_of_a_dead_trainer_gets_no_batch(tmp_path: Path) -> None:
     desk, answers = make_desk(tmp_path), []
 
     async def take() -> None:
@@ -198,7 +198,7 @@ async def test_what_a_dead_trainer_asked_is_given_to_nobody(tmp_path: Path) -> N
     assert desk.state is TrainerState.GONE
 
 
-async def test_idle_seconds_are_those_of_the_step_not_of_the_stage() -> None:
+async def test_idle_seconds_are_counted_per_step() -> None:
     idleness = Idleness(now=100.0, busy={"serve": 5.0})
     first = idleness.since_last(now=110.0, busy={"serve": 15.0, "trainer": 2.0})
     second = idleness.since_last(now=114.0, busy={"serve": 16.0, "trainer": 6.0})
@@ -210,14 +210,14 @@ async def test_idle_seconds_are_those_of_the_step_not_of_the_stage() -> None:
     }  # fmt: skip
 
 
-async def test_a_stop_is_the_answer_to_every_further_take(tmp_path: Path) -> None:
+async def test_every_take_after_a_stop_is_answered_with_stop(tmp_path: Path) -> None:
     desk = make_desk(tmp_path)
     await desk.offer(batch(1))
     desk.stop()
     assert await desk.take(0) == {"kind": "stop"}
 
 
-async def test_a_batch_that_was_acknowledged_is_not_read_again(
+async def test_an_acknowledged_batch_is_not_read_from_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk = make_desk(tmp_path)

@@ -1,0 +1,101 @@
+"""The weights that a resumed run starts with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from forge.config.schema import Experiment
+from forge.errors import MachineError
+from forge.records import PolicyVersion
+from forge.runner.weights.gate import TurnGate
+from forge.runner.weights.resume import find_starting_weights
+from forge.runner.weights.sync import WeightSync
+from forge.serve.weights import Weights
+from forge.store.resume import LastState
+from tests.runner.stages.desks import Recorder
+from tests.runner.weights.syncs import FakeServing, new_dir, weight_sync
+
+pytestmark = pytest.mark.anyio
+
+
+def state_of(*policies: PolicyVersion, finished: tuple[int, ...] = ()) -> LastState:
+    return LastState(
+        attempt=1,
+        group_id=-1,
+        sample_id=-1,
+        policy_version=max(policy.version for policy in policies),
+        policies=tuple(reversed(policies)),
+        steps={},
+        finished_stages=finished,
+    )
+
+
+EXPERIMENT = Experiment.model_validate(
+    {
+        "name": "x",
+        "model": {"init": "tiny"},
+        "stage": [
+            {"kind": "sft", "steps": 9, "learning_rate": 1e-3},
+            {"kind": "grpo", "steps": 9, "learning_rate": 1e-5, "save_every": 4},
+        ],
+    }
+)
+
+
+async def test_resume_continues_from_the_newest_whole_weights(tmp_path: Path) -> None:
+    sync, sink = weight_sync(tmp_path, FakeServing())
+    start = Weights(full=new_dir(tmp_path, "init"))
+    steps = [(0, 9), (1, 3), (1, 4), (1, 5), (1, 6)]
+    for stage, step in steps:
+        path = new_dir(tmp_path, f"{'grpo' if stage else 'sft'}-{step}")
+        await sync.publish(path, stage=stage, step=step, probe=None, keep=True)
+    for name in (".grpo-7.partial", "mine"):
+        new_dir(tmp_path, name)
+    state = state_of(*(r for r in sink.records if isinstance(r, PolicyVersion)), finished=(0,))
+
+    (tmp_path / "grpo-6" / "model.safetensors").write_bytes(b"cut short by a power cut")
+    begin = find_starting_weights(start, state, EXPERIMENT, tmp_path)
+    assert begin.weights == Weights(full=tmp_path / "grpo-5", version=11, full_version=11)
+    assert (begin.step, begin.last_version) == (5, 12)
+    strays = [path.name for path in begin.strays]
+    assert strays == [".grpo-7.partial", "grpo-3", "grpo-5", "grpo-6"]
+
+    again = WeightSync(
+        begin, attempt=2, precision="exact", gate=TurnGate(timeout_s=5), sink=Recorder()
+    )
+    row = await again.publish(
+        new_dir(tmp_path, "grpo-5.2"), stage=1, step=5, probe=None, keep=False
+    )
+    assert row.version == 13, "a number is never used again"
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "init",
+        "mine",
+        "sft-9",
+        "grpo-4",
+        "grpo-5.2",
+    }
+
+
+async def test_resume_fails_if_the_weights_of_a_finished_stage_are_damaged(tmp_path: Path) -> None:
+    sync, sink = weight_sync(tmp_path, FakeServing())
+    path = new_dir(tmp_path, "w")
+    await sync.publish(path, stage=0, step=9, probe=None, keep=True)
+    state = state_of(sink.records[0], finished=(0,))
+    (path / "model.safetensors").unlink()
+    with pytest.raises(MachineError, match=r"w: the weights to resume from are missing or damaged"):
+        find_starting_weights(Weights(full=tmp_path), state, EXPERIMENT, tmp_path)
+
+
+async def test_an_adapter_keeps_its_base_checkpoint(tmp_path: Path) -> None:
+    sync, sink = weight_sync(tmp_path, FakeServing())
+    adapter = new_dir(tmp_path, "w")
+    (adapter / "adapter_config.json").write_text("{}")
+    await sync.publish(adapter, stage=0, step=9, probe=None, keep=True)
+    assert sync.current == Weights(full=tmp_path, adapter=adapter, version=8)
+    start = Weights(full=tmp_path / "init")
+    begin = find_starting_weights(start, state_of(sink.records[0]), EXPERIMENT, tmp_path)
+    assert begin.weights == Weights(full=tmp_path / "init", adapter=adapter, version=8)
+    assert Weights.from_json(json.loads(json.dumps(begin.weights.to_json()))) == begin.weights

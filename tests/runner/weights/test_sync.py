@@ -1,0 +1,159 @@
+"""Publishing: versions are numbered and recorded, and a replica that is behind is detected."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from forge.errors import ChildDied
+from forge.records import Event, PolicyVersion
+from forge.runner.weights.gate import Turnover
+from forge.runner.weights.probe import Probe
+from forge.serve.weights import Weights
+from tests.runner.weights.syncs import PROBE, FakeServing, new_dir, weight_sync
+from tests.serve.made_up_replicas import Client, made_up_replicas
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_versions_are_numbered_by_publish_and_recorded(tmp_path: Path) -> None:
+    sync, sink = weight_sync(tmp_path, FakeServing())
+    for step in (1, 2):
+        await sync.publish(
+            new_dir(tmp_path, f"w{step}"), stage=3, step=step, probe=PROBE, keep=True
+        )
+    rows = [r for r in sink.records if isinstance(r, PolicyVersion)]
+    assert [r.version for r in rows] == [8, 9]
+    assert rows[0].sha256 != rows[1].sha256
+    assert rows[0].probe_gap == 0.0
+    assert sync.current == Weights(full=tmp_path / "w2", version=9, full_version=9)
+
+
+async def test_a_replica_one_version_behind_fails_the_probe(tmp_path: Path) -> None:
+    sync, _ = weight_sync(tmp_path, FakeServing(behind=2))
+    with pytest.raises(ChildDied, match=r"version 8.*other weights.*0\.008"):
+        await sync.publish(new_dir(tmp_path, "w"), stage=3, step=1, probe=PROBE, keep=True)
+    assert sync.version == 7
+
+
+@pytest.mark.parametrize(
+    ("precision", "before", "is_behind"),
+    [
+        ("fast", [-0.991, -2.009], True),
+        ("fast", [-1.0, -2.0], False),
+        ("fast", [-0.98, -2.02], False),
+        ("fast", None, False),
+        ("exact", None, True),
+    ],
+    ids=["nearer to the old", "a step of nothing", "no nearer", "no old", "beyond the limit"],
+)
+async def test_a_replica_nearer_to_the_old_weights_is_behind_and_rounding_is_not(
+    tmp_path: Path, precision: Literal["exact", "fast"], before: list[float] | None, is_behind: bool
+) -> None:
+    """The engine is 0.008 off: since it computes in bf16, or since it serves the old weights."""
+    serving = FakeServing(behind=1)
+    sync, sink = weight_sync(tmp_path, serving, precision=precision)
+    probe = replace(PROBE, before=before)
+    await sync.publish(new_dir(tmp_path, "w"), stage=3, step=1, probe=probe, keep=True)
+    assert serving.published == ([8, 8] if is_behind else [8])
+    assert bool([r for r in sink.records if isinstance(r, Event)]) is is_behind
+
+
+@pytest.mark.parametrize(("on_gpu", "num_publishes"), [(False, 2), (True, 1)])
+async def test_the_limit_of_exact_precision_is_larger_on_a_gpu(
+    tmp_path: Path, on_gpu: bool, num_publishes: int
+) -> None:
+    class Rounding(FakeServing):
+        async def probe(self, prompt_ids: Any, completion_ids: Any) -> list[list[float]]:
+            off = 0.002 if len(self.published) == 1 else 0.0
+            return [[-1.0 + off, -2.0 - off]]
+
+    serving = Rounding()
+    sync, _ = weight_sync(tmp_path, serving, on_gpu=on_gpu)
+    await sync.publish(new_dir(tmp_path, "w"), stage=3, step=1, probe=PROBE, keep=True)
+    assert len(serving.published) == num_publishes
+
+
+async def test_a_replica_that_stays_behind_in_bf16_ends_the_run(tmp_path: Path) -> None:
+    class Stuck(FakeServing):
+        async def probe(self, prompt_ids: Any, completion_ids: Any) -> list[list[float]]:
+            return [[-0.992, -2.008]]
+
+    sync, _ = weight_sync(tmp_path, Stuck(), precision="fast")
+    probe = replace(PROBE, before=[-0.99, -2.01])
+    with pytest.raises(ChildDied, match=r"other weights.*0\.008.*0\.002 to the weights before"):
+        await sync.publish(new_dir(tmp_path, "w"), stage=3, step=1, probe=probe, keep=True)
+
+
+async def test_a_replica_one_version_behind_gets_the_weights_once_more(tmp_path: Path) -> None:
+    serving = FakeServing(behind=1)
+    sync, sink = weight_sync(tmp_path, serving)
+    await sync.publish(new_dir(tmp_path, "w"), stage=3, step=1, probe=PROBE, keep=True)
+    assert serving.published == [8, 8]
+    assert [r.kind for r in sink.records if isinstance(r, Event)] == ["probe_failed"]
+
+
+async def test_a_replica_that_acknowledged_without_loading_gets_the_weights_again(
+    tmp_path: Path,
+) -> None:
+    client = Client()
+    client.failures = [None]
+    sync, _ = weight_sync(tmp_path, made_up_replicas(tmp_path, client))
+    probe = Probe(prompt_ids=[1], completion_ids=[2, 3], logprobs=[0.0, 0.0])
+    row = await sync.publish(new_dir(tmp_path, "new"), stage=3, step=1, probe=probe, keep=True)
+    assert client.loads == [("new", 8), ("new", 8)]
+    assert row.probe_gap == 0.0
+
+
+async def test_weights_not_kept_are_deleted_when_the_next_version_serves(tmp_path: Path) -> None:
+    sync, _ = weight_sync(tmp_path, FakeServing())
+    first, second = new_dir(tmp_path, "w1"), new_dir(tmp_path, "w2")
+    await sync.publish(first, stage=3, step=1, probe=None, keep=False)
+    assert first.exists()
+    await sync.publish(second, stage=3, step=2, probe=None, keep=True)
+    assert not first.exists()
+    await sync.publish(new_dir(tmp_path, "w3"), stage=3, step=3, probe=None, keep=False)
+    assert second.exists()
+
+
+@pytest.mark.parametrize("turnover", Turnover)
+async def test_replicas_load_one_by_one_only_with_the_rolling_turnover(
+    turnover: Turnover, tmp_path: Path
+) -> None:
+    serving = FakeServing()
+    sync, _ = weight_sync(tmp_path, serving)
+    sync.turnover = turnover
+    await sync.publish(new_dir(tmp_path, "w"), stage=3, step=1, probe=PROBE, keep=True)
+    assert serving.rolled == [turnover is Turnover.ROLLING]
+
+
+async def test_the_step_of_a_version_is_known_before_its_first_token(tmp_path: Path) -> None:
+    known: list[int | None] = []
+
+    class Serving(FakeServing):
+        async def publish(self, path: Path, version: int, *, rolling: bool = False) -> None:
+            known.append(sync.step_of(version, stage=3))
+
+    sync, _ = weight_sync(tmp_path, Serving())
+    await sync.publish(new_dir(tmp_path, "w"), stage=3, step=5, probe=None, keep=True)
+    assert known == [5]
+    assert sync.step_of(8, stage=2) is None
+    assert sync.step_of(7, stage=3) is None
+
+
+async def test_a_directory_is_deleted_only_once_its_successor_is_stored(tmp_path: Path) -> None:
+    sync, sink = weight_sync(tmp_path, FakeServing())
+    first = new_dir(tmp_path, "w1")
+    await sync.publish(first, stage=3, step=1, probe=None, keep=False)
+    is_whole_at_flush: list[bool] = []
+
+    async def flush() -> None:
+        is_whole_at_flush.append(first.exists() and sink.records[-1].step == 2)
+
+    sink.flush = flush
+    await sync.publish(new_dir(tmp_path, "w2"), stage=3, step=2, probe=None, keep=False)
+    assert is_whole_at_flush == [True]
+    assert not first.exists()
