@@ -15,7 +15,7 @@ from forge.cli.printing import print_json, print_parts, print_rich, print_text
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from forge.views.sql.sql import Asked
+    from forge.views.sql.sql import Queryable
 
 Params = Annotated[
     list[str] | None,
@@ -114,7 +114,7 @@ def ask_questions(word: str, rest: list[str], *, store: Path, as_json: bool) -> 
 
 
 @contextmanager
-def _open(run: str, runs: str | None, store: Path) -> Iterator[Asked]:
+def _open(run: str, runs: str | None, store: Path) -> Iterator[Queryable]:
     from forge.store.reader import open_run
 
     if runs is None:
@@ -139,7 +139,7 @@ def _check_together(given: dict[str, bool]) -> None:
             raise ConfigError(f"forge sql: found {one} and {other}; one of them{why}")
 
 
-def _list(reader: Asked, *, as_json: bool) -> None:
+def _list(reader: Queryable, *, as_json: bool) -> None:
     from forge.views.sql import sql as view
 
     relations = view.list_relations(reader)

@@ -62,7 +62,7 @@ def test_a_real_run_answers_each_question(canned_run: RunPaths, question: view.Q
     with open_run(canned_run) as reader:
         answers = view.answer(reader, question)
     text = shown(view.render_answers(question, answers))
-    assert question.words in text
+    assert question.text in text
     for name, table in answers.items():
         assert name in text
         assert table.rows or name == NOT_TIMED
@@ -221,17 +221,17 @@ def test_a_parameter_that_no_query_has_is_one_line(canned_run: RunPaths) -> None
         run_named(reader, "failures", {"problem": "x"})
 
 
-@pytest.mark.parametrize("words", [["questions"], ["report", "questions"]])
+@pytest.mark.parametrize("argv", [["questions"], ["report", "questions"]])
 def test_both_commands_list_and_answer(
-    canned_run: RunPaths, capsys: pytest.CaptureFixture[str], words: list[str]
+    canned_run: RunPaths, capsys: pytest.CaptureFixture[str], argv: list[str]
 ) -> None:
-    assert run_command(words) == 0
+    assert run_command(argv) == 0
     listed = capsys.readouterr().out
-    assert all(each.words in listed for each in view.QUESTIONS)
-    assert run_command([*words, "3", str(canned_run.root), "--json"]) == 0
+    assert all(each.text in listed for each in view.QUESTIONS)
+    assert run_command([*argv, "3", str(canned_run.root), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert list(found) == ["failure-mix", "failures"]
-    assert run_command([*words, "15"]) == 2
+    assert run_command([*argv, "15"]) == 2
 
 
 def test_a_report_of_two_words_that_are_no_question_is_refused(

@@ -1,1 +1,1 @@
-"""SQL asked of one run or several: `forge sql`, the named questions, exports."""
+"""SQL on one run or several: `forge sql`, named queries, numbered questions, exports."""

@@ -1,8 +1,8 @@
-"""A run as files for other programs: `forge export parquet|csv|sqlite RUN --out DIR`.
+"""Exports a run to files for other programs: `forge export parquet|csv|sqlite RUN --out DIR`.
 
-Texts are decoded, booleans are 0 or 1, JSON columns stay text. Rows stream in batches, so memory
-does not grow with the run; the reader holds one snapshot meanwhile, so a run that is written keeps
-its WAL until the export is done. A file is complete or absent. Token ids stay in tokens.db.
+Texts are decoded, booleans are 0 or 1, JSON columns stay text; token ids stay in tokens.db. Rows
+are streamed in batches, so memory does not grow with the run. The reader holds one snapshot, so the
+WAL of a live run grows until the export is done. A file is complete or absent.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from forge.store.reader import RowStream, RunReader
 
 BATCH_ROWS = 2000
-"""At 12 kB a turn 24 MB."""
+"""24 MB at 12 kB per turn."""
 COPY_PAGES = 10_000
-"""Of 4 kB, between two calls of Python's, which sees Ctrl-C there."""
+"""Pages of 4 kB copied between two callbacks into Python, which handle Ctrl-C."""
 
 _SOURCE = "(SELECT body FROM texts WHERE text_id = p.source_id) AS source"
 TABLES: dict[str, str] = {
@@ -52,7 +52,7 @@ TABLES: dict[str, str] = {
     "events": "SELECT * FROM events",
     "attempts": "SELECT * FROM attempts",
 }
-"""File to what is in it."""
+"""File name to its query."""
 
 _INTEGERS = """
 group_id rollout turn stage step level attempt min_version max_version event_id sample_id
@@ -66,12 +66,12 @@ achieved_tflops return_low return_mean return_high value at pass_at_1 ci_low ci_
 pass_at_1_greedy pass_at_1_multi probe_gap recorded_at started_at ended_at generate_s judge_s
 publish_s candidate_us baseline_us candidate_spread_us baseline_spread_us
 """
-"""Columns by name: SQLite's values have types, the columns of its views have none."""
+"""Types of columns by name: in SQLite values have types, columns of views have none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """One file."""
+    """One exported file."""
 
     name: str
     path: str
@@ -82,11 +82,11 @@ class Exported:
 def export(
     reader: RunReader, form: str, *, out: Path, tables: Sequence[str] = ()
 ) -> list[Exported]:
-    """Writes the run's tables into `out`, all of them unless some are named.
+    """Writes the named tables to `out`, or all.
 
     Raises:
-        ConfigError: no such form or table, a folder that cannot be written, or has such a file.
-        MachineError: Parquet without pyarrow.
+        ConfigError: unknown form or table; `out` cannot be written or has a file of that name.
+        MachineError: pyarrow is missing, for parquet.
     """
     if form not in WRITERS and form != "sqlite":
         raise ConfigError(
@@ -151,14 +151,14 @@ WRITERS: dict[str, Callable[[str, RowStream, Path], int]] = {
     "parquet": _write_parquet,
     "csv": _write_csv,
 }
-"""A form to what writes a stream into a file and counts its rows."""
+"""Form to the function that writes a stream to a file and returns its number of rows."""
 
 
 def arrow_type(table: str, column: str) -> pyarrow.DataType:
-    """Integer, real or text."""
+    """Type of a column: integer, real or text."""
     import pyarrow
 
-    if (table, column) == ("evaluations", "stage"):  # its name, elsewhere its index
+    if (table, column) == ("evaluations", "stage"):  # the stage's name, elsewhere its index
         return pyarrow.string()
     if column in _INTEGERS.split() or column.startswith(("num_", "is_")):
         return pyarrow.int64()
@@ -168,7 +168,7 @@ def arrow_type(table: str, column: str) -> pyarrow.DataType:
 
 
 def _as(value: Any, kind: pyarrow.DataType) -> Any:
-    """SQLite stores a whole REAL as it came and a text of any column as text."""
+    """Converts a value: SQLite may return an integer from a REAL column, or text from any."""
     import pyarrow
 
     if value is None or kind == pyarrow.int64():
@@ -179,7 +179,7 @@ def _as(value: Any, kind: pyarrow.DataType) -> Any:
 
 
 def _export_sqlite(paths: RunPaths, path: Path) -> Exported:
-    """Writes a copy that stock sqlite3 reads whole: texts plain, one file, no WAL."""
+    """Writes a copy for stock sqlite3: texts plain, one file, no WAL."""
     from sqlite_utils import Database
 
     with (
@@ -187,7 +187,7 @@ def _export_sqlite(paths: RunPaths, path: Path) -> Exported:
         closing(sqlite3.connect(spare, isolation_level=None)) as connection,
         closing(open_read_only(paths.run_db)[0]) as run,
     ):
-        # One snapshot: a copy would begin again whenever the run's writer commits.
+        # One snapshot: else the copy starts again whenever the run's writer commits.
         run.execute("BEGIN")
         run.execute("SELECT count(*) FROM sqlite_master").fetchone()
         run.backup(connection, pages=COPY_PAGES, progress=lambda *_: None)
@@ -204,7 +204,7 @@ def _export_sqlite(paths: RunPaths, path: Path) -> Exported:
 
 
 class _Counted(Iterator[tuple[Any, ...]]):
-    """Rows, and how many went by."""
+    """Counts rows while they are iterated."""
 
     def __init__(self, rows: Iterator[tuple[Any, ...]]) -> None:
         self._rows = rows
@@ -218,7 +218,7 @@ class _Counted(Iterator[tuple[Any, ...]]):
 
 @contextmanager
 def _complete(path: Path) -> Iterator[Path]:
-    """A name to write to, which becomes `path` in the end, or is gone."""
+    """Yields a temporary name, which is renamed to `path`, or deleted after an error."""
     spare = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         yield spare

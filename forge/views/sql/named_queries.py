@@ -1,9 +1,8 @@
-"""The questions that are asked most, as SQL over the views: `forge sql RUN --named failures`.
+"""Named queries over the views: `forge sql RUN --named failures`.
 
-A query with parameters takes them as `--param problem=softmax-0042`; one that is not given is
-NULL, which each query takes for its own default, so that stock sqlite3 runs them all as they are.
-`forge questions` has them by the researcher's question. The README shows some; a test runs all of
-them, here and through stock sqlite3.
+A query with parameters takes them as `--param problem=softmax-0042`; a missing one is NULL, for
+which each query has a default, so stock sqlite3 runs them all unchanged. `forge questions` groups
+them by research question. Tests run all of them, here and through stock sqlite3.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from forge.views.sql import query_texts as sql
 
 @dataclass(frozen=True, slots=True)
 class NamedQuery:
-    """A question and its SQL."""
+    """A query with the question it answers."""
 
     question: str
     sql: str
     params: Mapping[str, str] = field(default_factory=dict)
-    """Name to what it means and what stands for it where it is not given."""
+    """Name to meaning and default."""
 
     def bind(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """All parameters. Raises ConfigError for one that the query does not have."""
+        """All parameters, missing ones as None. Raises ConfigError for an unknown one."""
         for name in given:
             if name not in self.params:
                 has = ", ".join(self.params) or "none"
@@ -34,65 +33,74 @@ class NamedQuery:
         return {name: given.get(name) for name in self.params}
 
 
-_PROBLEM = {"problem": "problem_id; the best kernel's"}
-_TURNS = {"turns": "how many of the last turns are looked at; 20000"}
+_PROBLEM = {"problem": "problem_id; that of the best kernel"}
+_TURNS = {"turns": "number of latest turns to include; 20000"}
 
 QUERIES: dict[str, NamedQuery] = {
     "pass-rate": NamedQuery("Pass rate by step: is it learning?", sql.PASS_RATE),
-    "learning": NamedQuery("Reward, pass rate, best speed-up by step and level", sql.LEARNING),
-    "levels": NamedQuery("Problems solved by level and family: on which?", sql.LEVELS),
-    "failures": NamedQuery("Failures by status: what does it get wrong?", sql.FAILURES),
-    "failure-mix": NamedQuery("Failures by step: what does it get wrong now?", sql.FAILURE_MIX),
+    "learning": NamedQuery("Reward, pass rate, best speedup by step and level", sql.LEARNING),
+    "levels": NamedQuery("Problems solved, by level and family", sql.LEVELS),
+    "failures": NamedQuery("Failures by status and reason", sql.FAILURES),
+    "failure-mix": NamedQuery("Failures by step and status", sql.FAILURE_MIX),
     "best-kernels": NamedQuery(
-        "Best kernel per problem, and what chose it", sql.BEST_KERNELS, {"most": "how many; 100"}
+        "Best kernel per problem, and the ranking criterion",
+        sql.BEST_KERNELS,
+        {"most": "number of kernels; 100"},
     ),
     "best-of-problem": NamedQuery(
-        "A problem's best kernel, when found, and how it timed again", sql.BEST_OF_PROBLEM, _PROBLEM
+        "A problem's best kernel: when it was found, its repeated timings",
+        sql.BEST_OF_PROBLEM,
+        _PROBLEM,
     ),
-    "flat-groups": NamedQuery("Groups without variance: how much was wasted?", sql.FLAT_GROUPS),
-    "staleness": NamedQuery("How old were samples when trained?", sql.STALENESS),
-    "stale-steps": NamedQuery("Age of samples, groups dropped, KL, by step", sql.STALE_STEPS),
-    "idle": NamedQuery("Who waits? Idle share by role", sql.IDLE),
-    "wall-time": NamedQuery("Where did the wall time go?", sql.WALL_TIME),
-    "judge-noise": NamedQuery("Kernels timed again: spread by device", sql.JUDGE_NOISE),
-    "lengths": NamedQuery("Length and truncation by step: is it padding?", sql.LENGTHS),
+    "flat-groups": NamedQuery("Groups without variance, by step", sql.FLAT_GROUPS),
+    "staleness": NamedQuery("Reward by age of samples when trained", sql.STALENESS),
+    "stale-steps": NamedQuery("Age of samples, dropped groups and KL, by step", sql.STALE_STEPS),
+    "idle": NamedQuery("Idle share by role", sql.IDLE),
+    "wall-time": NamedQuery("Wall time by activity", sql.WALL_TIME),
+    "judge-noise": NamedQuery("Spread of repeated timings, by device", sql.JUDGE_NOISE),
+    "lengths": NamedQuery("Completion length and truncation by step", sql.LENGTHS),
     "reward-by-length": NamedQuery(
-        "Reward against length, last turns", sql.REWARD_BY_LENGTH, _TURNS
+        "Reward by completion length, latest turns", sql.REWARD_BY_LENGTH, _TURNS
     ),
-    "reward-terms": NamedQuery("What each reward term paid by step", sql.REWARD_TERMS),
+    "reward-terms": NamedQuery("Mean of each reward term, by step", sql.REWARD_TERMS),
     "reward-shares": NamedQuery(
-        "Does one reward term dominate? Share and correlation, last turns",
+        "Share of each reward term and its correlation with reward, latest turns",
         sql.REWARD_SHARES,
-        {"turns": "how many of the last turns are looked at; 10000"},
+        {"turns": "number of latest turns to include; 10000"},
     ),
     "batch": NamedQuery(
-        "What trained at a step, with which advantages?",
+        "Samples trained at a step, with advantages",
         sql.BATCH,
-        {"stage": "its index; the last that trained", "step": "the last of the stage"},
+        {
+            "stage": "index of the stage; the last that trained",
+            "step": "step; the last of the stage",
+        },
     ),
     "suspects": NamedQuery(
-        "Are high rewards honest? The top 1 %, last turns", sql.SUSPECTS, _TURNS
+        "The top 1 % of rewards, with suspicious signs, latest turns",
+        sql.SUSPECTS,
+        _TURNS,
     ),
-    "duplicates": NamedQuery("Do siblings still differ? Distinct first answers", sql.DUPLICATES),
-    "evaluations": NamedQuery("The evaluations with their intervals", sql.EVALUATIONS),
-    "pass-at-k": NamedQuery("pass@k of each evaluation with intervals", sql.PASS_AT_K),
+    "duplicates": NamedQuery("Distinct first answers among siblings, by step", sql.DUPLICATES),
+    "evaluations": NamedQuery("Evaluations with intervals", sql.EVALUATIONS),
+    "pass-at-k": NamedQuery("pass@k of each evaluation, with intervals", sql.PASS_AT_K),
     "fast-p": NamedQuery("fast_p of each evaluation", sql.FAST_P),
     "first-better": NamedQuery(
-        "The first evaluation that is better than the first beyond both intervals", sql.FIRST_BETTER
+        "The first evaluation whose interval is above that of the first", sql.FIRST_BETTER
     ),
-    "unsolved": NamedQuery("Which problems were never solved?", sql.UNSOLVED),
+    "unsolved": NamedQuery("Problems never solved in training", sql.UNSOLVED),
     "side-by-side": NamedQuery(
-        "A problem under two policies",
+        "A problem under two policy versions",
         sql.SIDE_BY_SIDE,
         {
-            "problem": "problem_id; the one that was played at most steps",
-            "older": "policy version; the problem's first",
-            "newer": "policy version; the problem's last",
+            "problem": "problem_id; the one played at the most steps",
+            "older": "policy version; the first that played the problem",
+            "newer": "policy version; the last that played the problem",
         },
     ),
     "last-minute": NamedQuery(
-        "What happened in the last 60 s?",
+        "Events of the last 60 s",
         sql.LAST_MINUTE,
-        {"seconds": "how many before the end; 60"},
+        {"seconds": "seconds before the end; 60"},
     ),
 }

@@ -1,6 +1,6 @@
-"""The SQL of `named_queries.QUERIES`, over views and indexed tables only.
+"""SQL of `named_queries.QUERIES`, over views and indexed tables only.
 
-What would read every turn looks at the last ones (`:turns`).
+Queries that would scan all turns are limited to the latest (`:turns`).
 """
 
 PASS_RATE = """
@@ -195,7 +195,7 @@ WITH recent AS (SELECT * FROM turns WHERE reward IS NOT NULL
 SELECT t.turn_id, g.problem_id, t.reward, v.speedup_low, v.speedup,
     CASE WHEN v.num_launches = 0 THEN 'no kernel launched'
         WHEN v.torch_share > 0.5 THEN 'torch does most of it'
-        WHEN v.roofline_share > 1 THEN 'faster than the card can be'
+        WHEN v.roofline_share > 1 THEN 'faster than the GPU can be'
         WHEN v.candidate_spread_us = 0 THEN 'times do not vary'
         ELSE '' END AS odd,
     v.num_launches, v.torch_share, v.roofline_share,

@@ -1,7 +1,6 @@
-"""What an RL researcher asks of a run, by number: `forge questions`, also `forge report questions`.
+"""Questions of an RL researcher, by number: `forge questions`, also `forge report questions`.
 
-Each question names the queries (`named_queries`) that answer it, which `forge sql --named` runs
-too.
+Each question names the `named_queries` that answer it; `forge sql --named` runs them too.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from forge.errors import ConfigError
 from forge.store.reader import RowTable
 from forge.views.sql.named_queries import QUERIES
-from forge.views.sql.sql import Asked, explain_sql, render_found, render_table
+from forge.views.sql.sql import Queryable, explain_sql, render_found, render_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,54 +22,54 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResearchQuestion:
-    """One question and where its answer is."""
+    """A question and the queries or the command that answer it."""
 
     number: int
-    words: str
+    text: str
     queries: tuple[str, ...] = ()
     """Names in `named_queries.QUERIES`."""
     command: str = ""
-    """Where a query of one run cannot answer."""
+    """Command that answers it, if no query of one run can."""
 
 
 def _number(*rows: tuple[str, tuple[str, ...] | str]) -> tuple[ResearchQuestion, ...]:
     return tuple(
-        ResearchQuestion(number=n, words=words, command=answer)
+        ResearchQuestion(number=n, text=text, command=answer)
         if isinstance(answer, str)
-        else ResearchQuestion(number=n, words=words, queries=answer)
-        for n, (words, answer) in enumerate(rows, start=1)
+        else ResearchQuestion(number=n, text=text, queries=answer)
+        for n, (text, answer) in enumerate(rows, start=1)
     )
 
 
 QUESTIONS = _number(
     ("Is it learning, and on which problems?", ("learning", "pass-rate", "levels")),
-    ("Which groups had no variance: how much generation was wasted?", ("flat-groups",)),
-    ("What is it failing on now? Failure mix over time", ("failure-mix", "failures")),
+    ("Which groups had no variance, and how much generation was wasted?", ("flat-groups",)),
+    ("What does it fail on now? Failure mix over time", ("failure-mix", "failures")),
     (
-        "A problem's best kernel: when found, by which policy, and how does it time again?",
+        "When and by which policy was a problem's best kernel found, how do its timings repeat?",
         ("best-of-problem", "best-kernels"),
     ),
-    ("How stale are samples, what was dropped, reward and KL by age", ("stale-steps", "staleness")),
-    ("Are high rewards hacked? The top 1 % with what is odd about them", ("suspects",)),
-    ("One problem under two policies, side by side", ("side-by-side",)),
-    ("Lengths, truncation, reward against length: is it padding?", ("lengths", "reward-by-length")),
-    ("Where did the wall time go? Who idles?", ("wall-time", "idle")),
-    ("Judge noise: one kernel timed again, by device", ("judge-noise",)),
+    ("How stale are samples, what was dropped? Reward and KL by age", ("stale-steps", "staleness")),
+    ("Are high rewards hacked? The top 1 % with suspicious signs", ("suspects",)),
+    ("How do two policy versions answer the same problem?", ("side-by-side",)),
+    ("Is it padding? Lengths, truncation, reward by length", ("lengths", "reward-by-length")),
+    ("Where did the wall time go? What was idle?", ("wall-time", "idle")),
+    ("How noisy is the judge? Repeated timings of a kernel, by device", ("judge-noise",)),
     ("Which samples trained at a step, with which advantages?", ("batch",)),
-    ("Reward terms: means, correlation, does one dominate?", ("reward-terms", "reward-shares")),
-    ("Duplicate answers by group and step: does entropy collapse?", ("duplicates",)),
+    ("Does one reward term dominate? Means and correlation", ("reward-terms", "reward-shares")),
+    ("Does entropy collapse? Duplicate answers by group and step", ("duplicates",)),
     (
-        "pass@1, pass@k, fast_p with intervals; the first that beats the first evaluation",
+        "pass@1, pass@k, fast_p with intervals; when did it beat the first evaluation?",
         ("evaluations", "pass-at-k", "fast-p", "first-better"),
     ),
-    ("Run A against run B at equal steps, tokens or time", "forge compare A B"),
+    ("How does run A compare with run B at equal steps, tokens or time?", "forge compare A B"),
     ("Which problems never gave a reward, or were never solved?", ("unsolved",)),
-    ("Everything that happened in the 60 s before the end", ("last-minute",)),
+    ("What happened in the 60 s before the end?", ("last-minute",)),
 )
 
 
 def find_question(asked: str) -> ResearchQuestion:
-    """By number. Raises ConfigError naming the numbers there are."""
+    """The question of this number. Raises ConfigError if there is none or it takes two runs."""
     found = next((each for each in QUESTIONS if str(each.number) == asked), None)
     if found is None:
         order = "" if asked.isdecimal() else "; the number comes before the run"
@@ -83,10 +82,12 @@ def find_question(asked: str) -> ResearchQuestion:
 
 
 def answer(
-    reader: Asked, question: ResearchQuestion, params: Mapping[str, Any] | None = None
+    reader: Queryable, question: ResearchQuestion, params: Mapping[str, Any] | None = None
 ) -> dict[str, RowTable]:
-    """The answer of each of its queries. A parameter goes to those that have it; raises ConfigError
-    for one that none has.
+    """Result of each of the question's queries; a parameter goes to the queries that have it.
+
+    Raises:
+        ConfigError: no query has the parameter, or a query fails.
     """
     given = dict(params or {})
     queries = {name: QUERIES[name] for name in question.queries}
@@ -103,11 +104,11 @@ def answer(
 
 
 def to_json() -> list[dict[str, Any]]:
-    """The list for programs, with each query's SQL and parameters."""
+    """All questions as JSON, with each query's SQL and parameters."""
     return [
         {
             "number": each.number,
-            "question": each.words,
+            "question": each.text,
             "command": each.command or f"forge questions {each.number} RUN",
             "queries": [
                 {"name": name, "sql": QUERIES[name].sql, "params": dict(QUERIES[name].params)}
@@ -119,20 +120,20 @@ def to_json() -> list[dict[str, Any]]:
 
 
 def render_questions() -> RichTable:
-    """The list for people."""
-    rows = tuple((q.number, q.words, q.command or ", ".join(q.queries)) for q in QUESTIONS)
+    """All questions as a table for the terminal."""
+    rows = tuple((q.number, q.text, q.command or ", ".join(q.queries)) for q in QUESTIONS)
     return render_table(RowTable(columns=("", "question", "answered by"), rows=rows))
 
 
 def render_answers(question: ResearchQuestion, answers: Mapping[str, RowTable]) -> RichGroup:
-    """Each query's table under what it asks and the parameters that it would take."""
+    """Each query's table below its title and its parameters."""
     from rich.console import Group as RichGroup
     from rich.text import Text
 
-    parts: list[Any] = [Text(f"{question.number}. {question.words}", style="bold")]
+    parts: list[Any] = [Text(f"{question.number}. {question.text}", style="bold")]
     for name, table in answers.items():
         query = QUERIES[name]
         parts += [Text(""), Text(f"{name}: {query.question}", style="cyan")]
-        parts += [Text(f"  --param {k}=…  {words}") for k, words in query.params.items()]
+        parts += [Text(f"  --param {k}=…  {meaning}") for k, meaning in query.params.items()]
         parts.append(render_found(table) if table.rows else Text("no rows"))
     return RichGroup(*parts)

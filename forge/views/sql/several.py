@@ -1,10 +1,8 @@
-"""Several runs under one query: `forge sql --runs A,B "SELECT run, max(pass_rate) FROM v_steps
-GROUP BY run"`.
+"""Several runs in one query: `forge sql --runs A,B "SELECT run, max(pass_rate) FROM v_steps ..."`.
 
-Each run is attached read-only as a schema (`quickstart_1.turns`), and each view and table stands
-once for all of them, with a column `run` before its own: its name, or its directory where two have
-one name. A run of an older schema has NULL where it
-lacks a column.
+Each run is attached read-only as a schema (`quickstart_1.turns`). Each view and table covers all
+runs, with a column `run` first: the run's name, or its directory if two have the same name. Columns
+that an older schema lacks are NULL. Plain sqlite3: sqlite-utils' `attach` opens a file read-write.
 """
 
 from __future__ import annotations
@@ -34,23 +32,23 @@ if TYPE_CHECKING:
     from forge.store.layout import RunPaths
 
 MOST_RUNS = 10
-"""What SQLite attaches at once, as it is compiled everywhere."""
+"""Default limit of SQLite for attached databases."""
 
 _TEXTS = ("prompt", "completion", "code", "detail", "feedback", "body")
-"""Columns that hold a text, which may be compressed."""
+"""Columns with a text, which may be compressed."""
 
 
 class SeveralReader:
-    """A read-only connection to some runs. Close it, or use it in a `with`."""
+    """A read-only connection to several runs. Close it, or use it in a `with`."""
 
     def __init__(self, runs: Sequence[RunPaths]) -> None:
-        """Raises ConfigError for more runs than can be attached, or one that cannot be read."""
+        """Raises ConfigError for too many runs, none, or one that cannot be read."""
         if not runs:
             raise ConfigError("--runs: names no run; A,B")
         if len(runs) > MOST_RUNS:
             raise ConfigError(f"--runs: {len(runs)} runs; at most {MOST_RUNS} at once")
         for paths in runs:
-            RunReader(paths).close()  # says what is wrong with it
+            RunReader(paths).close()  # raises if it cannot be read
         self.schemas = _name_schemas(runs)
         self._connection = sqlite3.connect(":memory:", uri=True, isolation_level=None)
         try:
@@ -68,7 +66,7 @@ class SeveralReader:
 
     @property
     def schema(self) -> str:
-        """The first run's: its tables and views carry the comments."""
+        """Schema of the first run, whose tables and views have the comments."""
         return next(iter(self.schemas))
 
     def __enter__(self) -> SeveralReader:
@@ -78,14 +76,15 @@ class SeveralReader:
         self.close()
 
     def close(self) -> None:
+        """Closes the connection."""
         self._connection.close()
 
     def stream(self, sql: str, params: Params = ()) -> RowStream:
-        """As `RunReader.stream`."""
+        """Like `RunReader.stream`."""
         return stream(self._connection, sql, params)
 
     def query(self, sql: str, params: Params = ()) -> RowTable:
-        """As `RunReader.query`."""
+        """Like `RunReader.query`."""
         found = self.stream(sql, params)
         return RowTable(columns=found.columns, rows=tuple(found.rows))
 
@@ -103,12 +102,14 @@ class SeveralReader:
             self._connection.execute(f'ATTACH ? AS "{schema}"', (f"file:{name}?mode=ro",))
             self._connection.execute(f'SELECT count(*) FROM "{schema}".sqlite_master')
             return
-        with suppress(sqlite3.OperationalError):  # attached, but unreadable: no place for its -shm
+        with suppress(
+            sqlite3.OperationalError
+        ):  # attached but unreadable: its -shm cannot be created
             self._connection.execute(f'DETACH "{schema}"')
         self._connection.execute(f'ATTACH ? AS "{schema}"', (f"file:{name}?immutable=1",))
 
     def _join_runs(self) -> None:
-        """A temporary view for each table and view of any run."""
+        """Creates a temporary view for each table and view of any run."""
         columns: dict[str, dict[str, list[str]]] = {}
         for schema in self.schemas:
             names = self.query(
@@ -130,14 +131,14 @@ class SeveralReader:
             self._connection.execute(f'CREATE TEMP VIEW "{name}" AS {" UNION ALL ".join(selects)}')
 
     def _label(self, schema: str) -> str:
-        """The run's name; its directory where two have the name."""
+        """Name of the run; its directory if two have the same name."""
         paths = self.schemas[schema]
         is_alone = [each.name for each in self.schemas.values()].count(paths.name) == 1
         return paths.name if is_alone else str(paths.root)
 
 
 def _name_schemas(runs: Sequence[RunPaths]) -> dict[str, RunPaths]:
-    """`quickstart-1` becomes `quickstart_1`; of two with one name, the second `quickstart_1_2`."""
+    """Schema names: `quickstart_1` for `quickstart-1`, `quickstart_1_2` for a second one."""
     out: dict[str, RunPaths] = {}
     for paths in runs:
         if paths in out.values():

@@ -1,7 +1,7 @@
-"""`forge sql RUN "select …"`: any question, read-only; without one, what there is to ask.
+"""`forge sql RUN "select …"`: any read-only query; without one, the tables and views of the run.
 
-A mistake in the query is one ConfigError line. Called by the CLI; the functions return data or a
-renderable.
+A mistake in the query is one ConfigError line. Called by the command line and the other views; the
+functions return data or a renderable.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ if TYPE_CHECKING:
 
 PLACE = "forge sql"
 MOST_ROWS = 1000
-"""Of a table for the terminal: a query without LIMIT must not fill the memory."""
+"""Maximum rows of a table for the terminal: a query without LIMIT must not fill the memory."""
 PART_CHARACTERS = 64_000
+"""CSV is written in parts of about this size."""
 LARGEST = 2**63 - 1
-"""Of SQLite's integers."""
+"""Largest integer of SQLite."""
 _COMMENT = re.compile(r"--\s*(.+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relation:
-    """A table or view with the comment it was made with."""
+    """A table or view with the first comment of its SQL."""
 
     name: str
     kind: str
@@ -43,12 +44,12 @@ class Relation:
     columns: tuple[str, ...]
 
 
-class Asked(Protocol):
-    """What can be asked: one run, or several."""
+class Queryable(Protocol):
+    """One run or several, as the target of a query."""
 
     @property
     def schema(self) -> str:
-        """The database whose tables and views carry the comments."""
+        """Database whose tables and views have the comments."""
         ...
 
     def stream(self, sql: str, params: Params = ()) -> RowStream:
@@ -64,20 +65,20 @@ class Asked(Protocol):
         ...
 
 
-def run_sql(reader: Asked, query: str, params: Params = ()) -> RowTable:
-    """Runs one statement. Raises ConfigError with SQLite's words on a mistake."""
+def run_sql(reader: Queryable, query: str, params: Params = ()) -> RowTable:
+    """Runs one statement. Raises ConfigError with SQLite's message for a mistake."""
     with explain_sql(PLACE):
         return reader.query(query, params)
 
 
-def run_named(reader: Asked, name: str, params: Mapping[str, Any] | None = None) -> RowTable:
-    """Runs one of `named_queries.QUERIES`. Raises ConfigError naming what there is."""
+def run_named(reader: Queryable, name: str, params: Mapping[str, Any] | None = None) -> RowTable:
+    """Runs one of `named_queries.QUERIES`. Raises ConfigError if it is unknown."""
     query = find_named(name)
     return run_sql(reader, query.sql, query.bind(params or {}))
 
 
 def find_named(name: str) -> NamedQuery:
-    """Raises ConfigError naming them all."""
+    """The query of this name. Raises ConfigError, which lists all names, if there is none."""
     if name not in QUERIES:
         raise ConfigError(
             f"{PLACE} --named {name}: no such query; there are {', '.join(sorted(QUERIES))}"
@@ -85,9 +86,11 @@ def find_named(name: str) -> NamedQuery:
     return QUERIES[name]
 
 
-def list_relations(reader: Asked) -> list[Relation]:
-    """Views first, then tables; the comments come out of the schema itself. What only serves the
-    views (`store.rollup_tables`) is left out.
+def list_relations(reader: Queryable) -> list[Relation]:
+    """Views, then tables, with their comments; those that only serve the views are left out.
+
+    Not sqlite-utils' `tables` and `columns`: they cover one schema, and omit generated columns such
+    as `turns.turn_id`.
     """
     schema = reader.schema
     rows = reader.rows(
@@ -109,24 +112,24 @@ def list_relations(reader: Asked) -> list[Relation]:
 
 
 def to_json(table: RowTable | RowStream) -> str:
-    """A JSON list with an object a row; bytes as hex, numbers that are not finite as null."""
+    """A JSON list, one object per row; bytes as hex, numbers that are not finite as null."""
     return "".join(json_parts(table))
 
 
 def to_csv(table: RowTable | RowStream) -> str:
-    """RFC 4180 with a header line, but for line ends: those of Unix."""
+    """CSV with a header line, as in RFC 4180 but with Unix line ends."""
     return "".join(csv_parts(table))
 
 
 def json_rows(table: RowTable) -> list[dict[str, Any]]:
-    """What `to_json` writes, not yet as text."""
-    names = _apart(table.columns)
+    """The objects that `to_json` writes."""
+    names = _unique_names(table.columns)
     return [dict(zip(names, map(_json_value, row), strict=True)) for row in table.rows]
 
 
 def json_parts(found: RowTable | RowStream) -> Iterator[str]:
-    """`to_json` piece by piece, a line a row."""
-    start, names = "[", _apart(found.columns)
+    """`to_json` in parts, one line per row."""
+    start, names = "[", _unique_names(found.columns)
     for row in found.rows:
         values = map(_json_value, row)
         yield f"{start}{json_text(dict(zip(names, values, strict=True)))}"
@@ -134,10 +137,8 @@ def json_parts(found: RowTable | RowStream) -> Iterator[str]:
     yield "[]\n" if start == "[" else "]\n"
 
 
-def _apart(columns: Sequence[str]) -> list[str]:
-    """The second `turn` of a join as `turn:1`, as SQLite names it in a subquery: an object has a
-    key once.
-    """
+def _unique_names(columns: Sequence[str]) -> list[str]:
+    """Unique keys: the second `turn` of a join is `turn:1`, as SQLite names it in a subquery."""
     out: dict[str, None] = {}
     for column in columns:
         name, number = column, 0
@@ -149,7 +150,7 @@ def _apart(columns: Sequence[str]) -> list[str]:
 
 
 def csv_parts(found: RowTable | RowStream, *, is_shown: bool = False) -> Iterator[str]:
-    """`to_csv` piece by piece. `is_shown`: a person reads it, so texts are made printable."""
+    """`to_csv` in parts; texts are made printable if `is_shown` on a terminal."""
     lines = [_csv_line(found.columns)]
     size = 0
     for row in found.rows:
@@ -164,14 +165,14 @@ def csv_parts(found: RowTable | RowStream, *, is_shown: bool = False) -> Iterato
 
 
 def _csv_line(values: Sequence[Any]) -> str:
-    """One record. The csv module quotes a lone carriage return only where lines end in one too."""
+    """One record. The csv module quotes a lone carriage return only if lines end in CR LF."""
     out = io.StringIO()
     csv.writer(out).writerow(values)
     return f"{out.getvalue()[:-2]}\n"
 
 
 def render_table(table: RowTable) -> RichTable:
-    """For the terminal; texts are made printable."""
+    """A table for the terminal, with texts made printable."""
     from rich.table import Table as RichTable
     from rich.text import Text
 
@@ -186,7 +187,7 @@ def render_table(table: RowTable) -> RichTable:
 
 
 def render_found(found: RowTable | RowStream, *, most: int = MOST_ROWS) -> RichGroup:
-    """The first rows as they fit, and a word where there are more."""
+    """The first rows, fitted to the terminal, and a note if there are more."""
     from rich.console import Group as RichGroup
     from rich.text import Text
 
@@ -196,20 +197,20 @@ def render_found(found: RowTable | RowStream, *, most: int = MOST_ROWS) -> RichG
     table = Fitting(RowTable(columns=found.columns, rows=tuple(islice(rows, most))))
     if next(rows, None) is None:
         return RichGroup(table)
-    words = f"the first {most:,} rows; --csv and --json print all"
-    return RichGroup(table, Text(words, style="yellow"))
+    note = f"the first {most:,} rows; --csv and --json print all"
+    return RichGroup(table, Text(note, style="yellow"))
 
 
 def render_relations(relations: list[Relation]) -> RichTable:
-    """The list that `forge sql RUN` shows."""
+    """The list shown by `forge sql RUN`."""
     table = RowTable(
-        columns=("name", "what it holds"), rows=tuple((r.name, r.comment) for r in relations)
+        columns=("name", "content"), rows=tuple((r.name, r.comment) for r in relations)
     )
     return render_table(table)
 
 
 def relations_json(relations: list[Relation]) -> str:
-    """The same list for programs, with columns."""
+    """The same list as JSON, with columns."""
     return json_text(
         [
             {"name": r.name, "kind": r.kind, "comment": r.comment, "columns": r.columns}
