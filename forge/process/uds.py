@@ -1,8 +1,7 @@
-"""HTTP over Unix sockets: the client that the supervisor uses, and the server that a child's `main`
-ends in. Also over TCP, for the one role that may be on another machine: a served pool of judges.
+"""HTTP servers: the one that a child's `main` ends in, and those inside a running event loop.
 
-`serve` returns after SIGTERM, so a child that ends in it exits with 0. httpx and uvicorn are
-imported on first use.
+Clients are in `ask.py`, checks of requests by others in `door.py`. `serve` returns after SIGTERM,
+so a child that ends in it exits with 0. uvicorn is imported on first use.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ if TYPE_CHECKING:
 
 KEEP_ALIVE_S = 3600
 """Longer than any pause between two requests of a run, so that a pooled connection is not closed
-under a request.
+during a request.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLimits:
-    """What a server's clients may take. Ours are few and trusted: no limit by itself."""
+    """Limits on a server's clients. Clients of forge are few and trusted: no limits by default."""
 
     max_connections: int | None = None
-    """Beyond it: 503."""
+    """A client beyond it gets 503."""
     keep_alive_s: int = KEEP_ALIVE_S
 
 
@@ -49,9 +48,8 @@ GRACEFUL_S = 2
 
 
 def serve(app: Starlette, socket_path: Path) -> None:
-    """Serves `app` on `socket_path` (0600) until SIGTERM. Raises SystemExit(1) if the app could not
-    start.
-    """
+    """Serve `app` on `socket_path` (0600) until SIGTERM. Raises SystemExit(1) if the app fails to
+    start."""
     server = _make_server(app, signals=(signal.SIGTERM,))
     with bind_socket(socket_path) as listener:
         anyio.run(_serve, server, listener)
@@ -65,7 +63,7 @@ async def serve_task(
     *,
     task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serves `app` inside a running loop until cancelled.
+    """Serve `app` inside a running loop until cancelled.
 
     `await tg.start(serve_task, app, path)` returns once it listens.
     """
@@ -80,7 +78,7 @@ async def serve_listener(
     limits: ServerLimits = ServerLimits(),
     task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
-    """The same on a socket that listens already."""
+    """Serve `app` on a socket that listens already, until cancelled."""
     server = _make_server(app, signals=(), limits=limits)
     async with anyio.create_task_group() as tg:
         tg.start_soon(_serve, server, listener)
@@ -112,10 +110,9 @@ def _make_server(
 ) -> uvicorn.Server:
     import uvicorn
 
-    class Server(uvicorn.Server):
-        """uvicorn's own handlers would take back SIGINT and die of the signal again after a clean
-        shutdown.
-        """
+    class UvicornServer(uvicorn.Server):
+        """A server that handles `signals` only. uvicorn's handlers would restore SIGINT, and raise
+        the signal again after a clean shutdown."""
 
         @contextmanager
         def capture_signals(self) -> Iterator[None]:
@@ -123,13 +120,13 @@ def _make_server(
                 signal.signal(number, self.handle_exit)
             yield
 
-    return Server(
+    return UvicornServer(
         uvicorn.Config(
             app,
             timeout_keep_alive=limits.keep_alive_s,
             limit_concurrency=limits.max_connections,
             timeout_graceful_shutdown=GRACEFUL_S,
-            log_config=None,  # to whoever owns the process's logging, never to a terminal
+            log_config=None,  # the process configures logging, never to a terminal
             log_level="warning",
             access_log=False,
             lifespan="on",
@@ -140,7 +137,7 @@ def _make_server(
 
 @contextmanager
 def bind_socket(socket_path: Path) -> Iterator[socket.socket]:
-    """A listening 0600 socket. uvicorn's own `uds` option would make it 0666."""
+    """A listening 0600 socket. uvicorn's `uds` option would make it 0666."""
     check_socket_path(socket_path)
     socket_path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)

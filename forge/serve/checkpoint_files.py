@@ -1,10 +1,11 @@
-"""Reading safetensors without torch: numpy has no bfloat16, so tensors come as raw bytes with their
-element type. And which files of a directory they are.
+"""The weights of a checkpoint's directory: its files, and their tensors without torch.
 
 Called by `llama.checkpoint` and `vllm.weights`. Promise: a truncated or malformed file is a
-ConfigError before any tensor is read, and files are read, never mapped (a file rewritten under a
-mapping kills the process with SIGBUS). The format: 8 bytes little-endian header length, JSON
-header, tensor bytes.
+ConfigError before any tensor is read.
+
+The safetensors library is not used here. Its numpy side fails on bfloat16, and it maps the file,
+so that a file rewritten while it is read kills the process with SIGBUS. The format: 8 bytes of
+header length (little endian), JSON header, bytes of tensors.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_HEADER_BYTES = 100_000_000
-"""The limit of the reference implementation."""
+"""Limit of the reference implementation."""
 
 
 class Element(StrEnum):
-    """Element types that weights come in, by their safetensors name."""
+    """Element types of weights, by their safetensors name."""
 
     F32 = "F32"
     BF16 = "BF16"
@@ -42,24 +43,24 @@ RAW_DTYPE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
-    """A tensor that lies in a file."""
+    """The place of a tensor in a file."""
 
     name: str
     path: Path
     element: Element
     shape: tuple[int, ...]
     offset: int
-    """Of its first byte in the file."""
+    """Position of its first byte in the file."""
 
     def read_f32(self) -> np.ndarray:
-        """As float32, exact for every element type."""
+        """The tensor as float32, exact for every element type."""
         raw = self._read()
         if self.element is Element.BF16:
             return (raw.astype(np.uint32) << 16).view(np.float32)
         return raw.astype(np.float32, copy=False)
 
     def read_bf16(self) -> np.ndarray:
-        """As the bits of bfloat16 (uint16), rounded to nearest even where the file holds more."""
+        """The bits of the tensor as bfloat16 (uint16), rounded to nearest even."""
         if self.element is Element.BF16:
             return self._read()
         bits = self.read_f32().view(np.uint32)
@@ -74,7 +75,7 @@ class StoredTensor:
 
 
 def list_tensors(path: Path) -> dict[str, StoredTensor]:
-    """Read the header and check that every tensor lies inside the file."""
+    """The tensors of a file by name. Raises ConfigError unless all lie inside the file."""
     header, data_start, data_bytes = _read_header(path)
     tensors: dict[str, StoredTensor] = {}
     for name, entry in header.items():
@@ -101,7 +102,7 @@ def list_tensors(path: Path) -> dict[str, StoredTensor]:
 
 
 def _read_header(path: Path) -> tuple[dict[str, Any], int, int]:
-    """Header, offset of the data, bytes of data."""
+    """Header, offset of the data, bytes of data. Raises ConfigError."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -114,12 +115,12 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int, int]:
     except ValueError as error:
         raise ConfigError(f"{path}: not safetensors: {error}") from error
     if not isinstance(header, dict):
-        raise ConfigError(f"{path}: not safetensors: the header is no object")
+        raise ConfigError(f"{path}: not safetensors: the header is not an object")
     return header, 8 + length, size - 8 - length
 
 
 def weight_files(path: Path) -> list[Path]:
-    """Of a checkpoint, sharded or not. Raises ConfigError."""
+    """Weight files of a checkpoint, sharded or not. Raises ConfigError."""
     index = path / "model.safetensors.index.json"
     if not index.exists():
         return [path / "model.safetensors"]
@@ -130,7 +131,7 @@ def weight_files(path: Path) -> list[Path]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A file that holds one JSON object. Raises ConfigError with its name."""
+    """The JSON object in a file. Raises ConfigError with the file's name."""
     try:
         data = json.loads(path.read_bytes())
     except OSError as error:
