@@ -1,5 +1,6 @@
-"""Owning child processes: spawning, readiness, leases, environment, Unix sockets, devices and disk.
+"""Child processes, HTTP between processes, and this machine's devices, memory and disk.
 
-`child.open_child` is the supervisor's side and `lease.hold_lease` the child's. No module here
-imports torch.
+`child.open_child` is the supervisor's side of a child, `lease.hold_lease` the child's; `ask` sends
+requests, `uds` and `door` serve them. Called by every room that starts or talks to a process. Never
+imports torch, nor another room except `errors`.
 """

@@ -1,4 +1,4 @@
-"""How much of its time a server works: the `busy_s` of every /health. Idle shares come from it."""
+"""Working time of a server: the `busy_s` of every /health, from which idle shares are computed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class BusyClock:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Around each request."""
+        """Count the time inside as busy. Use it around each request."""
         if self._num_running == 0:
             self._since = self._now()
         self._num_running += 1
@@ -34,5 +34,5 @@ class BusyClock:
 
     @property
     def busy_s(self) -> float:
-        """Never falls."""
+        """Seconds with a request in progress; never falls."""
         return self._total_s + (self._now() - self._since if self._num_running else 0.0)

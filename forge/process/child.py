@@ -1,12 +1,14 @@
-"""Owning a child process: spawn, readiness, end. Supervisor's side; the child's is `lease.py`.
+"""The supervisor's side of a child process: spawn, readiness, end. The child's is `lease.py`.
 
     spawned ──/health 200──▶ ready ──stop()──▶ TERM ──grace──▶ KILL of the whole group ──▶ reaped
        └── died or silent: ChildDied / Stalled with the last log lines ─────────────────────┘
 
-Promises kept: each child leads a session of its own, with a death signal and a lease pipe (so it
-ends with us, also when we are killed), its output is appended to its log, and what is left of its
-process group is killed when it ends, before its pid can be reused. No task runs here: who owns a
-child waits for it.
+Promises: each child leads a new session and ends with the supervisor, even a killed one (death
+signal and lease pipe); its output is appended to its log; when it ends, the rest of its process
+group is killed before its pid can be reused. No task runs here: the owner of a child waits for it.
+
+Neither anyio's processes nor psutil's do this: a pidfd awaits a death without polling or a thread,
+and the group is killed while the unreaped leader still holds its number.
 """
 
 from __future__ import annotations
@@ -38,12 +40,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FIRST_PROBE_S = 0.01
-"""Pause after the first refused /health; doubles up to LONGEST_PROBE_S."""
+"""Pause after the first refused /health. Doubles up to LONGEST_PROBE_S."""
 LONGEST_PROBE_S = 0.2
 PROBE_TIMEOUT_S = 5.0
-"""A /health that accepts and does not answer within this counts as not ready yet."""
+"""Maximum wait for the answer of a /health; a slower child is not ready yet."""
 KILL_TIMEOUT_S = 10.0
-"""After SIGKILL only a process stuck in the kernel (a driver, a dead NFS) is still there."""
+"""Maximum wait after SIGKILL. A process stuck in the kernel (a driver, a dead NFS) exceeds it."""
 
 
 SIGNAL_HINTS: dict[int, str] = {
@@ -55,33 +57,37 @@ SIGNAL_HINTS: dict[int, str] = {
 
 
 class ProcessObserver(Protocol):
-    """Hears of every child that starts and ends; the runner writes it to the store."""
+    """Receives the start and the end of every child; the runner writes them to the store."""
 
-    def started(self, name: str, *, pid: int, devices: str, log_path: Path) -> None: ...
+    def started(self, name: str, *, pid: int, devices: str, log_path: Path) -> None:
+        """A child was spawned."""
+        ...
 
-    def ended(self, name: str, *, pid: int, reason: str) -> None: ...
+    def ended(self, name: str, *, pid: int, reason: str) -> None:
+        """A child ended and was reaped."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildSpec:
-    """What is needed to start one child."""
+    """Everything needed to start one child."""
 
     name: str
-    """`serve-0`, `judge-1`, `trainer`: in messages, logs, store and TUI."""
+    """`serve-0`, `judge-1`, `trainer`: the name in messages, logs, store and TUI."""
     argv: tuple[str, ...]
     """Command; the path of the config is appended."""
     log_path: Path
     """Receives stdout and stderr."""
     env: Mapping[str, str]
-    """The whole environment: `environment.child_env(...)`."""
+    """The whole environment, from `environment.child_env`."""
     socket_path: Path | None
-    """Where the child will serve; None for a child that only speaks to us."""
+    """Socket that the child serves; None for a child that serves nothing."""
     config: Mapping[str, Any]
-    """JSON, handed over in a 0600 file; `hold_lease` returns it."""
+    """JSON for the child, passed in a 0600 file; `hold_lease` returns it."""
     ready_timeout_s: float = 60.0
     stop_grace_s: float = 5.0
     devices: str = "cpu"
-    """What it was pinned to: GPU UUIDs, or `cpu`. For people."""
+    """Its devices for people: GPU UUIDs, or `cpu`."""
 
 
 class Child:
@@ -113,18 +119,18 @@ class Child:
 
     @property
     def exit_reason(self) -> str | None:
-        """How it ended, in words; None while it runs."""
+        """The reason of its end, for people; None while it runs."""
         return None if self.is_alive else self._exit_reason
 
     @property
     def is_alive(self) -> bool:
-        """Asks the kernel; reaps if it has ended."""
+        """True until the child has ended. Asks the kernel, and reaps a child that has ended."""
         if self._exit_reason is None and _is_readable(self._pidfd):
             self._reap()
         return self._exit_reason is None
 
     async def wait(self) -> str:
-        """Returns the exit reason once it has ended. Any number of tasks may wait."""
+        """Wait for its end and return the exit reason. Any number of tasks may wait."""
         if self.is_alive:
             fd = os.dup(self._pidfd)
             try:
@@ -136,7 +142,7 @@ class Child:
         return self._exit_reason
 
     async def stop(self) -> None:
-        """SIGTERM, `stop_grace_s` to end, then SIGKILL to the group. Returns when it is gone."""
+        """Send SIGTERM, and after `stop_grace_s` SIGKILL to the group. Returns when it is gone."""
         self._asked_to_stop = True
         if self.is_alive:
             os.kill(self.pid, signal.SIGTERM)
@@ -145,7 +151,7 @@ class Child:
         await self.kill()
 
     async def kill(self) -> None:
-        """SIGKILL to the whole group, at once. Returns when it is gone."""
+        """Send SIGKILL to the whole group. Returns when it is gone; raises Stalled."""
         self._asked_to_stop = True
         if not self.is_alive:
             return
@@ -161,38 +167,38 @@ class Child:
             )
 
     def dump_stacks(self) -> None:
-        """Makes the child write the stacks of all its threads to its log."""
+        """Make the child write the stacks of all its threads to its log."""
         if self.is_alive:
             os.kill(self.pid, signal.SIGUSR1)
 
     def last_log_lines(self, n: int = 20) -> str:
-        """The last `n` lines that this child (not its predecessor in the same file) wrote."""
+        """The last `n` lines of this child, without its predecessor's in the same file."""
         return read_last_lines(self.spec.log_path, num_lines=n, offset=self._log_offset)
 
     def died(self, *, doing: str = "") -> ChildDied:
-        """The error that says how it ended, with its last words. For a child that ended unasked."""
+        """The error for a child that ended unasked, with its exit reason and last log lines."""
         age_s = time.monotonic() - self.started_at
         while_doing = f" while {doing}" if doing else ""
         return ChildDied(
             f"{self.spec.name} died {age_s:.0f} s after start{while_doing}: {self.exit_reason}. "
-            f"{self._last_words()}"
+            f"{self._log_tail()}"
         )
 
     def stalled(self, *, asked: str, silent_s: float) -> Stalled:
-        """The error for a child that did not answer."""
+        """The error for a child that did not answer, with its last log lines."""
         return Stalled(
             f"{self.spec.name} (pid {self.pid}) was silent for {silent_s:.0f} s; asked: {asked}. "
-            f"{self._last_words()}"
+            f"{self._log_tail()}"
         )
 
-    def _last_words(self) -> str:
+    def _log_tail(self) -> str:
         lines = self.last_log_lines()
         if not lines:
             return f"It wrote nothing to {self.spec.log_path}"
         return f"Last lines of {self.spec.log_path}:\n{lines}"
 
     def _reap(self) -> None:
-        """Sweeps the group while the dead leader still holds its number, then takes its status."""
+        """Kill the rest of the group while the dead leader holds its number; reap the leader."""
         _kill_group(self.pid)
         code = self._process.wait()
         self._exit_reason = self._describe(code)
@@ -211,12 +217,12 @@ class Child:
 async def open_child(
     spec: ChildSpec, *, observer: ProcessObserver | None = None
 ) -> AsyncIterator[Child]:
-    """Starts a child, waits until it is ready, yields it, and stops it at the end.
+    """Start a child, wait until it is ready, yield it, and stop it at the end.
 
     Raises:
-        ChildDied: it ended before it was ready.
-        Stalled: it was not ready within `ready_timeout_s`.
-        MachineError: its program is not there, or no process could be made.
+        ChildDied: the child ended before it was ready.
+        Stalled: the child was not ready within `ready_timeout_s`.
+        MachineError: its program does not exist, or the process could not be created.
     """
     child = _spawn(spec, observer=observer)
     try:
@@ -229,7 +235,7 @@ async def open_child(
 
 
 def describe_exit(code: int) -> str:
-    """An exit status of `subprocess` in words."""
+    """A `returncode` of `subprocess` for people."""
     if code >= 0:
         return f"exit {code}"
     return f"killed by signal {-code}{SIGNAL_HINTS.get(-code, '')}"
@@ -280,7 +286,7 @@ def _spawn(spec: ChildSpec, *, observer: ProcessObserver | None) -> Child:
 
 
 def _write_config(spec: ChildSpec) -> Path:
-    """Beside the socket, which only we can read; beside the log for a child without one."""
+    """Write it beside the socket, in a private directory; without a socket, beside the log."""
     folder = spec.log_path.parent
     if spec.socket_path is not None:
         folder = check_socket_path(spec.socket_path).parent
@@ -293,7 +299,7 @@ def _write_config(spec: ChildSpec) -> Path:
 
 
 async def _wait_ready(child: Child, *, socket_path: Path) -> None:
-    """Until /health is 200. A refused connection or another status means not yet."""
+    """Return when /health is 200. A refused connection or another status means not ready yet."""
     pause_s = FIRST_PROBE_S
     with anyio.move_on_after(child.spec.ready_timeout_s):
         async with open_client(socket_path, timeout_s=PROBE_TIMEOUT_S) as client:

@@ -1,8 +1,8 @@
-"""The GPUs of this machine: which there are, and what a child may see of them.
+"""The GPUs of this machine, and the environment that limits a child to some of them.
 
-Knows NVIDIA (NVML) and AMD (amdsmi); both libraries are imported lazily and their absence means no
-GPU. Asking makes no CUDA context. What the user hid with CUDA_VISIBLE_DEVICES (HIP_ on AMD) is not
-there for forge either.
+Supports NVIDIA (NVML) and AMD (amdsmi). Both libraries are imported lazily; without them there is
+no GPU. Queries create no CUDA context. GPUs hidden by the user with CUDA_VISIBLE_DEVICES (HIP_ on
+AMD) do not exist for forge.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 VULKAN = "GGML_VK_VISIBLE_DEVICES"
-"""What llama.cpp's Vulkan backend obeys; the other variables mean nothing to it."""
+"""The only variable that llama.cpp's Vulkan backend reads."""
 VISIBILITY_VARIABLES = frozenset(
     {
         "CUDA_VISIBLE_DEVICES",
@@ -40,10 +40,10 @@ BLOCKING_VARIABLES = frozenset(
         "AMD_SERIALIZE_COPY",
     }
 )
-"""Each makes a launch wait for its end, so that a time is no kernel's. No child has them."""
+"""Each makes a kernel launch block, which spoils measured times. Children never get them."""
 
 KFD = Path("/dev/kfd")
-"""AMD's driver."""
+"""Device of AMD's driver."""
 AMD_SETTINGS = {
     "HIP_PLATFORM": "amd",
     "HSA_ENABLE_SDMA": "0",
@@ -56,7 +56,7 @@ AMD_SETTINGS = {
 
 
 class Vendor(StrEnum):
-    """Who made the card."""
+    """Maker of a GPU."""
 
     NVIDIA = "nvidia"
     AMD = "amd"
@@ -64,35 +64,35 @@ class Vendor(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One card."""
+    """One GPU."""
 
     vendor: Vendor
     index: int
-    """In PCI order (AMD: in HIP's), among all cards of the machine."""
+    """Position in PCI order (AMD: in HIP's order) among all GPUs of the machine."""
     uuid: str
     name: str
     memory_bytes: int
     free_bytes: int
     arch: str = ""
-    """AMD: gfx942 and the like."""
+    """AMD: architecture, e.g. gfx942."""
     minor: int | None = None
-    """NVIDIA: of its node, /dev/nvidia<minor>."""
+    """NVIDIA: number of its node, /dev/nvidia<minor>."""
     capability: tuple[int, int] | None = None
-    """NVIDIA: of its architecture, as (9, 0); None for a card that is assumed."""
+    """NVIDIA: compute capability, as (9, 0); None for an assumed GPU."""
     is_cut: bool = False
-    """NVIDIA: in MIG mode, whether or not it has slices."""
+    """NVIDIA: True in MIG mode, with or without slices."""
 
 
 @cache
 def inventory() -> tuple[Gpu, ...]:
-    """The cards that the user lets us use, in PCI order or that of the user's own variable."""
+    """GPUs that the user allows, in PCI order or in the order of the user's variable."""
     nvidia = _visible(_whole(_nvidia_gpus()), os.environ.get("CUDA_VISIBLE_DEVICES"))
     return nvidia or _visible(amd_gpus(), os.environ.get(_amd_variable()))
 
 
 @cache
 def hidden_gpus() -> str:
-    """Why cards of this machine are not in the inventory, for people; empty where all are."""
+    """The reason why GPUs are missing from the inventory, for people; empty if none is."""
     cut = [gpu.index for gpu in _nvidia_gpus() if gpu.is_cut]
     if cut:
         listed = ", ".join(map(str, cut))
@@ -103,7 +103,7 @@ def hidden_gpus() -> str:
 
 
 def why_hidden(gpus: Sequence[Gpu], value: str | None, *, variable: str) -> str:
-    """What the user's variable leaves out of these cards, in words; empty for nothing."""
+    """GPUs that the user's variable hides, for people; empty if it hides none."""
     chosen = _visible(gpus, value)
     if value is None or len(chosen) == len(gpus):
         return ""
@@ -118,10 +118,10 @@ def why_hidden(gpus: Sequence[Gpu], value: str | None, *, variable: str) -> str:
 
 
 def visibility(uuids: Sequence[str], *, gpus: Sequence[Gpu] | None = None) -> dict[str, str]:
-    """The variables that make a process see exactly these cards; none of them for an empty list.
+    """Environment variables that limit a process to these GPUs; an empty list hides all.
 
-    Vulkan knows no UUIDs: its loader lists discrete cards in PCI order, as our indices do. Not
-    tried on cards of two vendors in one machine.
+    Vulkan has no UUIDs: its loader lists discrete GPUs in PCI order, like `Gpu.index`. Not tested
+    with GPUs of two vendors in one machine.
     """
     if not uuids:
         return {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "-1", VULKAN: ""}
@@ -136,8 +136,8 @@ def visibility(uuids: Sequence[str], *, gpus: Sequence[Gpu] | None = None) -> di
 
 
 def matching(gpus: Sequence[Gpu], name: str) -> list[Gpu]:
-    """The cards that a name may mean: an index, a UUID, or how UUIDs begin, which is no number.
-    One, where it can be used."""
+    """GPUs that a name can mean: an index, a UUID, or the start of a UUID (not a number). A usable
+    name has exactly one."""
     exact = [gpu for gpu in gpus if name in (str(gpu.index), gpu.uuid)]
     if exact or not name or name.isdecimal():
         return exact
@@ -145,8 +145,8 @@ def matching(gpus: Sequence[Gpu], name: str) -> list[Gpu]:
 
 
 def _visible(gpus: Sequence[Gpu], variable: str | None) -> tuple[Gpu, ...]:
-    """What the user's variable leaves, in its order. As in CUDA, a name of no card or of several
-    ends the list, and one card named twice leaves none."""
+    """The GPUs that the user's variable names, in its order. As in CUDA, a name without exactly one
+    match ends the list, and a GPU named twice empties it."""
     if variable is None:
         return tuple(gpus)
     chosen: list[Gpu] = []
@@ -165,7 +165,7 @@ def _names(variable: str) -> list[str]:
 
 
 def _whole(gpus: Sequence[Gpu]) -> list[Gpu]:
-    """CUDA runs nothing on a card in MIG mode but in its slices."""
+    """GPUs that are not in MIG mode: CUDA runs only in the slices of such a GPU."""
     return [gpu for gpu in gpus if not gpu.is_cut]
 
 
@@ -195,7 +195,7 @@ def _nvidia_gpus() -> list[Gpu]:
 
 
 def _nvidia_gpu(index: int) -> Gpu | None:
-    """None for one that does not answer, as when it fell off the bus."""
+    """The GPU; None if it does not answer, as when it fell off the bus."""
     import pynvml
 
     try:
@@ -229,13 +229,13 @@ def _is_cut(handle: object) -> bool:
 
     try:
         current, _pending = pynvml.nvmlDeviceGetMigMode(handle)
-    except pynvml.NVMLError:  # a card that has no such mode
+    except pynvml.NVMLError:  # a GPU without such a mode
         return False
     return bool(current)
 
 
 def amd_gpus() -> list[Gpu]:
-    """AMD's cards as they are now. Not tried on a machine: none was at hand."""
+    """AMD's GPUs as of now. Not tested on real hardware."""
     if not KFD.exists():
         return []
     try:
@@ -268,7 +268,7 @@ def _amd_gpu(amdsmi, index: int, handle) -> Gpu:
 
 
 def _hip_index(amdsmi, handle, *, default: int) -> int:
-    """What HIP_VISIBLE_DEVICES counts by; amdsmi has its own order. ROCm before 6.4 tells none."""
+    """Index for HIP_VISIBLE_DEVICES; amdsmi has its own. ROCm before 6.4 does not report it."""
     ask = getattr(amdsmi, "amdsmi_get_gpu_enumeration_info", None)
     return default if ask is None else int(ask(handle)["hip_id"])
 

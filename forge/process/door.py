@@ -43,7 +43,7 @@ MAX_DRAINED_BYTES = 64 << 20
 """Bytes of too large a body that are read and dropped: most clients read an answer only when all
 is sent."""
 CLIENT_CLOSED = 499
-"""Status of a request whose client hung up, as in nginx; nobody reads it."""
+"""Status of a request whose client hung up, as in nginx. It is never read."""
 
 
 # -- addresses -------------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ def open_listener(
     host, port = parse_address(listen)
     if token is None and not is_loopback(host):
         raise ConfigError(
-            f"--listen {listen}: others can reach {host}: {token_advice}, or listen on 127.0.0.1"
+            f"--listen {listen}: other machines can reach {host}: {token_advice}, or listen on 127.0.0.1"
         )
     return _bound_address(listen, host, port)
 

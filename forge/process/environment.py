@@ -1,4 +1,4 @@
-"""The whole environment of a child: threads, devices, no hub access, no secrets."""
+"""The environment of a child: threads, devices, no hub access, no secrets."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ SECRET_ENDINGS = (
     "TOKEN", "_KEY", "APIKEY", "SECRET", "PASSWORD", "PASSWD", "PGPASSFILE", "CREDENTIALS",
     "DATABASE_URL", "_DSN",
 )  # fmt: skip
-"""Names that hold secrets by convention. A child that needs one is given it by its `env` table."""
+"""Endings of names that hold secrets. A child that needs one gets it from its `env` table."""
 
 
 def child_env(
     *, threads: int, gpus: Sequence[str] = (), extra: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Our environment less secrets and device variables, plus what every child gets, and `extra`.
+    """This process's environment, without secrets and device variables, plus settings of a child.
 
     Args:
-        threads: for OpenMP, BLAS and tokenizers alike.
+        threads: number for each of OpenMP, BLAS and tokenizers.
         gpus: UUIDs that the child may see; empty hides all.
+        extra: variables that replace any other.
     """
     env = {name: value for name, value in os.environ.items() if _is_passed_on(name)}
     count = str(threads)
@@ -36,11 +37,11 @@ def child_env(
         "OPENBLAS_NUM_THREADS": count,
         "NUMEXPR_NUM_THREADS": count,
         "RAYON_NUM_THREADS": count,
-        # Waiting threads that spin take the other processes' cores: 12 times slower, measured.
+        # Spinning threads take cores from other processes: measured 12 times slower.
         "OMP_WAIT_POLICY": "passive",
         "GGML_NO_BACKTRACE": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        # What is fetched is fetched before any child starts.
+        # Downloads happen before any child starts.
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "HF_DATASETS_OFFLINE": "1",
@@ -49,7 +50,7 @@ def child_env(
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
         "PYTHONPATH": python_path(),
-        # `-m` would look for modules where the user is, whose random.py is not the library's.
+        # `-m` would import from the working directory, where a user may have a random.py.
         "PYTHONSAFEPATH": "1",
     }
     return env | visibility(gpus) | dict(extra or {})
@@ -62,7 +63,7 @@ def _is_passed_on(name: str) -> bool:
 
 
 def python_path() -> str:
-    """A checkout is found from any working directory, installed or not."""
+    """PYTHONPATH with this checkout, so that any working directory works; an install needs none."""
     root = Path(forge.__file__).parent.parent
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     own = [] if root.name == "site-packages" else [str(root)]

@@ -1,10 +1,9 @@
-"""A run's claim on the cards it was given, so that a second run is refused by name, not by CUDA.
+"""A run's claim on its GPUs: a second run gets an error that names the first one, not CUDA's error.
 
-One file a card beside the lease's, locked by the supervisor for as long as it lives: the kernel
-frees it whatever ends the process. Who holds it writes its name and pid into it. Work on a card
-takes turns by `gpu_lease`; a claim is about the whole run.
+One file per GPU, locked by the supervisor until it ends in any way: the kernel frees the lock. The
+holder writes its name and pid into it. `gpu_lease` orders work on a GPU; a claim lasts for a run.
 
-Covers runs of this machine that see the same /tmp; two containers do not meet.
+Covers runs that see the same /tmp: two containers do not see each other's claims.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ LOCKED_INODE = re.compile(r" FLOCK .* \w+:\w+:(\d+) ")
 
 
 class Claim:
-    """Cards that are ours until the context ends."""
+    """Claimed GPUs, until the context ends."""
 
     def __init__(self, fds: Sequence[int], run: str) -> None:
         self._fds = tuple(fds)
         self.rename(run)
 
     def rename(self, run: str) -> None:
-        """Says which run it is, once it has its number."""
+        """Write the run's name into the claims. The name with its number is known only later."""
         words = json.dumps({"run": run, "pid": os.getpid()}).encode()
         for fd in self._fds:
             os.ftruncate(fd, 0)
@@ -57,13 +56,13 @@ def claim(
     say: Callable[[str], None] | None = None,
     folder: Path = FOLDER,
 ) -> Iterator[Claim]:
-    """Takes all of the cards or none. Blocks for up to `wait_s`.
+    """Claim all of the GPUs or none. Blocks for up to `wait_s`.
 
     Args:
-        say: hears once whom we wait for.
+        say: called once with the holder, if there is a wait.
 
     Raises:
-        MachineError: a card is another run's, with its name and pid.
+        MachineError: another run holds a GPU; the message has its name and pid.
     """
     deadline = time.monotonic() + wait_s
     while True:
@@ -82,10 +81,10 @@ def claim(
 
 
 def claimed(gpus: Iterable[Gpu], *, folder: Path = FOLDER) -> frozenset[str]:
-    """UUIDs of the cards that runs of this machine hold now.
+    """UUIDs of the GPUs that runs of this machine hold now; empty if the kernel's list of locks is
+    unreadable.
 
-    Read from the kernel's list: to try a lock could get another run refused. A hint: without that
-    list nothing is known.
+    Trying the locks instead could make another run's claim fail.
     """
     try:
         held = set(LOCKED_INODE.findall(LOCKS.read_text()))
@@ -103,7 +102,7 @@ def _inode(file: Path) -> str:
 
 
 def _take(stack: ExitStack, gpus: Sequence[Gpu], folder: Path) -> list[int] | str:
-    """Files with our lock; or whose card it is, in words. Never waits while it holds one."""
+    """Locked files, or a message that names the holder. Never waits while it holds a lock."""
     fds = []
     for gpu in gpus:
         fd = stack.enter_context(opened(file_of(gpu.uuid, "claim", folder=folder)))

@@ -1,14 +1,14 @@
-"""A reader-writer lock per GPU, across processes and runs: who times a kernel is alone on the card.
+"""A reader-writer lock per GPU, across processes and runs: timing a kernel is exclusive.
 
-Readers are all other work on a GPU (correctness runs, context creation, engine steps,
-micro-batches); the writer is timing. Two flocks a GPU, so that the kernel frees both when their
-holder dies: `gate` is passed one at a time and is held by a writer while it waits for `use` to
-drain, so that new readers queue behind it.
+The writer is timing; readers are all other work on a GPU (correctness runs, context creation,
+engine steps, micro-batches). Each GPU has two files under flock, so that the kernel frees the locks
+of a dead holder. A writer holds `gate` while it waits for `use` to drain, so that new readers queue
+behind it: with one file per GPU, as in the fasteners package, readers would starve a writer.
 
     reader: gate shared ─▶ use shared ─▶ gate freed ─▶ … ─▶ use freed
     writer: gate exclusive ─▶ use exclusive ─▶ … ─▶ both freed
 
-Blocks: call it in a thread.
+Calls block: make them in a thread.
 """
 
 from __future__ import annotations
@@ -29,21 +29,23 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
 FOLDER = Path("/tmp")
-"""One for all, or two users' runs would not meet: /run/lock is root's alone on some machines, and a
-logout empties /dev/shm of the user's files. Runs in containers, each with its own, do not meet."""
+"""One folder for all users: /run/lock belongs to root on some machines, and a logout deletes the
+user's files in /dev/shm. Containers with a /tmp of their own do not share locks."""
 POLL_S = 0.005
-"""A judge that waits is one that times kernels: it has better to do than to poll faster."""
+"""Interval of lock attempts: faster polling would disturb a judge that times kernels."""
 MAX_TURNS = 32
 
+"""Maximum turns in one exclusive hold."""
+
 _POLLING: dict[Path, threading.Lock] = {}
-"""Of each card: who has it waits for the files on behalf of all threads of this process."""
+"""A lock per GPU: its holder alone polls the files, for all threads of this process."""
 
 
 class GpuLease:
-    """The lock of one card."""
+    """The lock of one GPU."""
 
     def __init__(self, uuid: str, *, folder: Path = FOLDER) -> None:
-        """Raises MachineError where the files cannot be opened."""
+        """Raises MachineError if the files cannot be opened."""
         self._gate = file_of(uuid, "gate", folder=folder)
         self._use = file_of(uuid, "use", folder=folder)
         self._polling = _POLLING.setdefault(self._gate, threading.Lock())
@@ -52,7 +54,7 @@ class GpuLease:
 
     @contextmanager
     def shared(self, *, timeout_s: float) -> Iterator[None]:
-        """Beside other readers. Raises Stalled when a writer holds the card for longer."""
+        """Hold the GPU with other readers. Raises Stalled if a writer holds it for longer."""
         deadline = time.monotonic() + timeout_s
         with opened(self._use) as use:
             with opened(self._gate) as gate:
@@ -61,7 +63,7 @@ class GpuLease:
 
     @contextmanager
     def exclusive(self, *, timeout_s: float) -> Iterator[None]:
-        """Alone. Raises Stalled when the readers do not drain in time."""
+        """Hold the GPU alone. Raises Stalled if the readers do not drain in time."""
         deadline = time.monotonic() + timeout_s
         with opened(self._gate) as gate, opened(self._use) as use:
             self._lock(gate, use, fcntl.LOCK_EX, deadline=deadline)
@@ -78,10 +80,10 @@ class GpuLease:
 
 
 class Window:
-    """One exclusive hold for many in this process, one after another.
+    """One exclusive hold for several threads of this process, one after another.
 
-    Readers take long to drain (a candidate's compilation): who waits for its turn while another
-    has the card takes it over from it, and the drain is paid once. At most `MAX_TURNS` in a row.
+    Readers take long to drain (a candidate's compilation). A thread that waits while another one
+    has the GPU takes over its hold, so the drain is paid once. At most `MAX_TURNS` in a row.
     """
 
     def __init__(self, lease: GpuLease) -> None:
@@ -94,7 +96,7 @@ class Window:
 
     @contextmanager
     def turn(self, *, timeout_s: float) -> Iterator[None]:
-        """Alone on the card, and in this process. Raises Stalled."""
+        """Hold the GPU alone, also among this process's threads. Raises Stalled."""
         self._wait(timeout_s)
         try:
             if self._hold is None:
@@ -111,7 +113,7 @@ class Window:
             self._num_waiting -= 1
         if has_turn:
             return
-        if self._turn.acquire(blocking=False):  # who left meanwhile kept the card for us
+        if self._turn.acquire(blocking=False):  # the last holder kept the hold for us
             self._pass_on()
         raise Stalled(f"no turn on the GPU within {timeout_s:.0f} s")
 
@@ -121,7 +123,7 @@ class Window:
         self._hold, self._num_turns = hold, 0
 
     def _pass_on(self) -> None:
-        """Ends a turn. Frees the card unless somebody waits, who cannot give up in between."""
+        """End a turn. Release the GPU unless a thread waits; that one cannot give up in between."""
         with self._count:
             self._num_turns += 1
             is_wanted = self._num_waiting > 0 and self._num_turns < MAX_TURNS
@@ -132,14 +134,14 @@ class Window:
 
 
 def file_of(uuid: str, kind: str, *, folder: Path = FOLDER) -> Path:
-    """The file of a card that processes agree by."""
+    """Path of a GPU's lock file, the same in all processes."""
     name = re.sub(r"[^\w.-]", "_", uuid)
     return folder / f"forge-gpu-{name}.{kind}"
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[int]:
-    """A file to lock, for everybody: the other run may be another user's. Closing frees it."""
+    """A file descriptor to lock, writable by all users. Closing it frees the lock."""
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         try:
@@ -172,4 +174,4 @@ def _lock(fd: int, kind: int, *, deadline: float, path: Path) -> None:
 
 
 def _busy(path: Path) -> Stalled:
-    return Stalled(f"{path}: the GPU was not free in time; who holds it?")
+    return Stalled(f"{path}: the GPU was not free in time")

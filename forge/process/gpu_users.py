@@ -1,7 +1,7 @@
-"""Who is on a card already: processes of others, and what they hold of its memory.
+"""Processes on a GPU and the memory that they hold.
 
-Asks NVML anew at each call (the inventory is asked once). In a container NVML counts the memory but
-often names no process: then the user is unknown, with the bytes that are gone.
+Queries NVML at each call, while the inventory is cached. In a container NVML counts the memory but
+often lists no process: then one unknown user has the missing bytes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from forge.process.devices import Gpu
 
 IDLE_BYTES = 1 << 30
-"""What the driver, a display and a monitor hold of an idle card at most."""
+"""Maximum memory that driver, display and monitoring hold on an idle GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuUser:
-    """A process on a card, or all that cannot be seen from here."""
+    """A process on a GPU, or all invisible ones together (without pid)."""
 
     memory_bytes: int
     pid: int | None = None
@@ -39,14 +39,14 @@ class GpuUser:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occupancy:
-    """Of a card, now."""
+    """Free memory and users of a GPU at one moment."""
 
     free_bytes: int
     users: tuple[GpuUser, ...]
 
 
 def occupancies(gpus: Sequence[Gpu]) -> dict[str, Occupancy]:
-    """By UUID; a card that does not answer is left out. Of AMD's the bytes are told, not whose."""
+    """Occupancy by UUID, without GPUs that do not answer. AMD reports bytes but no processes."""
     nvidia = [gpu for gpu in gpus if gpu.vendor is Vendor.NVIDIA]
     if len(nvidia) < len(gpus):
         return {gpu.uuid: _of_amd(gpu) for gpu in amd_gpus()}
@@ -70,7 +70,7 @@ def _of_amd(gpu: Gpu) -> Occupancy:
 
 
 def users_of(running: Iterable[tuple[int, int | None]], *, used_bytes: int) -> tuple[GpuUser, ...]:
-    """From pids with their bytes (None where the driver does not tell), and what is gone in all."""
+    """Users from pids with their bytes (None if the driver does not report them) and the total."""
     seen = [
         GpuUser(pid=pid, name=_name(pid), memory_bytes=held or 0)
         for pid, held in sorted(running)
@@ -94,7 +94,7 @@ def _ask(pynvml: Any, gpu: Gpu) -> Occupancy | None:
 
 
 def _is_on_a_card(pid: int) -> bool:
-    """False for one that is gone, and for a stranger who has that pid in our container only."""
+    """False if the process is gone, or if the pid is another process's in this container."""
     try:
         opened = [os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()]
     except PermissionError:

@@ -1,15 +1,15 @@
-"""The child's side of being owned: `hold_lease()` is the first call of every child's `main`.
+"""The child's side of `child.py`: `hold_lease()` is the first call of every child's `main`.
 
-Promise kept: when the supervisor is gone, however it went, this process and its whole process group
-are killed. Three things see to it, none of which needs Python to be responsive (a long call that
-holds the GIL does not matter):
+Promise: when the supervisor ends in any way, this process and its whole process group are killed.
+Three means, none of which needs a responsive Python (a long call may hold the GIL):
 
 - the death signal: the kernel kills this process when the thread that spawned it ends;
 - the lease pipe: its write end is open in the supervisor only, and its read end is armed so that
   the kernel itself sends SIGKILL to our process group when the pipe hangs up;
-- a look at both after arming, for a supervisor that died in between.
+- a check of both after arming, for a supervisor that died in between.
 
-Not covered: a grandchild that made a session of its own. Who makes one must hand it a lease too.
+prctl is called through ctypes since neither Python nor a dependency offers it. Not covered: a
+grandchild in a new session. Its creator must pass it a lease too.
 """
 
 from __future__ import annotations
@@ -33,16 +33,15 @@ SUPERVISOR_VARIABLE = "FORGE_SUPERVISOR_PID"
 
 PR_SET_PDEATHSIG = 1
 F_SETSIG = 10
-"""Linux: which signal O_ASYNC sends. Python names it on some builds only."""
+"""Linux: sets the signal of O_ASYNC. Only some builds of Python name it."""
 
 
 def hold_lease(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Ties this process to its supervisor and returns what the supervisor wants of it.
+    """Bind this process's life to its supervisor and return its config.
 
-    The config is the JSON file named by `argv[1]`. Also: SIGINT is ignored (Ctrl-C belongs to the
-    supervisor, which stops its children in order), and SIGUSR1 dumps all stacks to stderr, i.e.
-    into the log. Started by hand, without a supervisor, a child holds no lease and ends with its
-    terminal.
+    The config is the JSON file named by `argv[1]`. SIGINT is ignored: the supervisor stops its
+    children in order. SIGUSR1 dumps all stacks to stderr, which is the log. A child that
+    is started by hand has no lease and ends with its terminal.
     """
     argv = sys.argv if argv is None else argv
     faulthandler.enable()
@@ -61,7 +60,7 @@ def hold_lease(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Asks the kernel for SIGKILL when the spawning thread ends; ends at once if it already has."""
+    """Ask the kernel for SIGKILL when the spawning thread ends; end now if it already has."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) was refused")
@@ -70,7 +69,7 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def _arm_lease(fd: int) -> None:
-    """Lets the kernel send SIGKILL to our group when the other end of `fd` closes."""
+    """Make the kernel send SIGKILL to this process group when the other end of `fd` closes."""
     os.set_inheritable(fd, False)
     fcntl.fcntl(fd, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(fd, F_SETSIG, signal.SIGKILL)
@@ -82,7 +81,7 @@ def _arm_lease(fd: int) -> None:
 
 
 def _kill_own_group() -> None:
-    """Ends this process; its whole group only where it leads it."""
+    """Kill this process, and its whole group if it leads it."""
     if os.getpgrp() == os.getpid():
         os.killpg(os.getpgrp(), signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)

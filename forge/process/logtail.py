@@ -1,4 +1,4 @@
-"""The end of a log file, fit for a terminal: for error messages and `forge logs`."""
+"""The last lines of a log file, safe for a terminal: for error messages and `forge logs`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TAIL_BYTES = 64 * 1024
-"""Enough for any number of lines that a person reads."""
+"""Bytes that are read from the end: enough for any number of lines that a person reads."""
 
 
 def read_last_lines(path: Path, *, num_lines: int, offset: int = 0) -> str:
-    """The last lines after `offset`, without control characters; empty without a file."""
+    """The last lines after byte `offset`, without control characters; empty without a file."""
     try:
         with path.open("rb") as file:
             end = file.seek(0, os.SEEK_END)
@@ -26,5 +26,5 @@ def read_last_lines(path: Path, *, num_lines: int, offset: int = 0) -> str:
 
 
 def clean(text: str) -> str:
-    """Drops what could move a cursor or colour a terminal; keeps tabs."""
+    """The text without characters that move the cursor or colour a terminal; tabs stay."""
     return "".join(char for char in text if char == "\t" or char.isprintable())

@@ -1,8 +1,8 @@
-"""Where the Unix sockets of a run live: a private directory with a short path, removed at the end.
+"""A private directory with a short path for the Unix sockets of a run, removed at the end.
 
-The kernel cuts a Unix socket's path at 107 bytes, so sockets never lie in a run directory, whose
-path is the user's. What a killed process left behind, the next one removes: its owner's lock on
-`owner` in it has ended with it.
+The kernel limits a Unix socket's path to 107 bytes, so sockets are not in the run directory, whose
+path the user chooses. The next process removes the directories of killed ones: the lock on the file
+`owner` ended with its process.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 MAX_SOCKET_PATH_BYTES = 107
 PREFIX = "forge-"
 OWNER = "owner"
-"""Empty file, locked by the process that the directory belongs to."""
+"""Empty file, locked by the process that owns the directory."""
 LONGEST_NAME = "/longest-child-name.sock"
-"""Room that every socket directory must leave for the names in it."""
+"""Longest name that must fit into every socket directory."""
 
 
 @contextmanager
 def open_socket_dir(*, base: Path | None = None) -> Iterator[Path]:
     """A new 0700 directory under `base` (default: TMPDIR, else /tmp).
 
-    Raises ConfigError when the paths in it would be too long.
+    Raises ConfigError if the paths in it would be too long.
     """
     parent = Path(base if base is not None else tempfile.gettempdir())
     check_socket_path(Path(f"{parent}/{PREFIX}12345678{LONGEST_NAME}"))
@@ -40,7 +40,7 @@ def open_socket_dir(*, base: Path | None = None) -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
     with (directory / "new").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        (directory / "new").rename(directory / OWNER)  # nobody sees the file without its lock
+        (directory / "new").rename(directory / OWNER)  # so no process sees the file unlocked
         try:
             yield directory
         finally:
@@ -48,19 +48,19 @@ def open_socket_dir(*, base: Path | None = None) -> Iterator[Path]:
 
 
 def _sweep(parent: Path) -> None:
-    """Remove our own directories whose owner is dead; those of other users are theirs."""
+    """Remove this user's directories whose owner is dead."""
     for directory in parent.glob(f"{PREFIX}*"):
         try:
             with (directory / OWNER).open() as lock:
                 if os.fstat(lock.fileno()).st_uid == os.geteuid():
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(directory, ignore_errors=True)
-        except OSError:  # it is owned, or it is none of these
+        except OSError:  # it is in use, or not a socket directory
             continue
 
 
 def check_socket_path(path: Path) -> Path:
-    """Returns `path`, or raises ConfigError when the kernel could not bind it."""
+    """Return `path`. Raises ConfigError if it is too long for the kernel."""
     size = len(os.fsencode(path))
     if size > MAX_SOCKET_PATH_BYTES:
         raise ConfigError(

@@ -1,6 +1,6 @@
 """HTTP servers: the one that a child's `main` ends in, and those inside a running event loop.
 
-Clients are in `ask.py`, checks of requests by others in `door.py`. `serve` returns after SIGTERM,
+Clients are in `ask.py`, checks of requests in `door.py`. `serve` returns after SIGTERM,
 so a child that ends in it exits with 0. uvicorn is imported on first use.
 """
 
@@ -41,8 +41,8 @@ class ServerLimits:
 
 
 PUBLIC_KEEP_ALIVE_S = 75
-"""For clients that are not ours. Longer than they keep an idle connection (httpx: 5 s), so that
-none is closed under a request."""
+"""Keep-alive for other programs: longer than their own (httpx: 5 s), so that no connection closes
+during a request."""
 GRACEFUL_S = 2
 """Seconds that requests in flight get after SIGTERM. Below every stop_grace_s."""
 
