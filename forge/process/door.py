@@ -68,7 +68,8 @@ def open_listener(
     host, port = parse_address(listen)
     if token is None and not is_loopback(host):
         raise ConfigError(
-            f"--listen {listen}: other machines can reach {host}: {token_advice}, or listen on 127.0.0.1"
+            f"--listen {listen}: other machines can reach {host}: {token_advice},"
+            " or listen on 127.0.0.1"
         )
     return _bound_address(listen, host, port)
 
