@@ -1,10 +1,10 @@
-"""forge: one command that turns a language model into one that writes fast, correct Triton kernels.
+"""forge trains a language model to write fast, correct Triton kernels.
 
-From Python: `forge.open("quickstart-1").rollouts(status="correct")` reads a run, and
-`forge.solve("def f(x): return torch.relu(x)")` asks the latest run's model for a kernel; in
-Jupyter, `await forge.asolve(...)`.
+In Python, `forge.open("quickstart-1").rollouts(status="correct")` reads a run, and
+`forge.solve("def f(x): return torch.relu(x)")` asks the latest run's model for a kernel. In Jupyter
+use `await forge.asolve(...)`.
 
-`forge.install` loads this file under an old Python too.
+This file must load under an old Python, since `forge.install` does.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ __all__ = ["asolve", "open", "solve"]
 
 
 def __getattr__(name: str) -> Any:
-    """Public names are imported when first used, so that `import forge` costs nothing."""
+    """Imports a public name at its first use, so that `import forge` is fast."""
     if name == "open":
         from forge.views.api import open_run
 

@@ -1,4 +1,4 @@
-"""`python -m forge`, as `forge`."""
+"""`python -m forge`: the same as the command `forge`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""`make setup LLAMA=`: what cmake is told, what is missing, and that no cached wheel of another
-build gets in."""
+"""`make setup LLAMA=`: arguments of cmake, missing tools, and no cached wheel of another build."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ def make_tool(path: Path, *lines: str) -> Path:
 
 @pytest.fixture
 def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A CUDA toolkit and nothing else: no ROCm, no headers of the system's."""
+    """A CUDA toolkit and nothing else: no ROCm, no system headers."""
     home = tmp_path / "cuda"
     make_tool(home / "bin/nvcc")
     (home / "targets/x86_64-linux/include").mkdir(parents=True)
@@ -55,7 +54,7 @@ def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
-def test_cuda_is_built_for_the_cards_that_are_here(toolkit: Path, tmp_path: Path) -> None:
+def test_cuda_is_built_for_the_gpus_of_this_machine(toolkit: Path, tmp_path: Path) -> None:
     make_tool(tmp_path / "bin/nvidia-smi", "9.0", "8.9", "9.0")
     path = f"{toolkit / 'bin'}:{tmp_path / 'bin'}"
     choice = choose_llama("cuda", {"PATH": path})
@@ -75,7 +74,7 @@ def test_a_compiler_beside_the_toolkit_is_found_without_being_on_path(
     assert choose_llama("cuda", env).path == str(toolkit / "bin")
 
 
-def test_each_thing_that_a_build_lacks_is_a_line(toolkit: Path, tmp_path: Path) -> None:
+def test_each_missing_thing_of_a_build_is_a_line(toolkit: Path, tmp_path: Path) -> None:
     def said(name: str, **env: str) -> list[str]:
         with pytest.raises(MachineError) as raised:
             choose_llama(name, {"PATH": str(tmp_path / "bin"), **env})
@@ -83,7 +82,7 @@ def test_each_thing_that_a_build_lacks_is_a_line(toolkit: Path, tmp_path: Path) 
 
     no_nvcc, no_card = said("cuda")
     assert no_nvcc.startswith("LLAMA=cuda: no nvcc on PATH or in /usr/local/cuda; install")
-    assert "CMAKE_ARGS='-DCMAKE_CUDA_ARCHITECTURES=90' names the cards" in no_card
+    assert "CMAKE_ARGS='-DCMAKE_CUDA_ARCHITECTURES=90' builds for the GPUs" in no_card
     shutil.rmtree(toolkit / "targets")
     (no_cublas,) = said(
         "cuda", PATH=str(toolkit / "bin"), CMAKE_ARGS="-DCMAKE_CUDA_ARCHITECTURES=90"
@@ -112,7 +111,7 @@ def test_each_thing_that_a_build_lacks_is_a_line(toolkit: Path, tmp_path: Path) 
     core = tmp_path / "sdk/include/vulkan/vulkan_core.h"
     core.write_text(VULKAN_CORE_TEXT.format(patch=239))
     (too_old,) = said("vulkan", VULKAN_SDK=str(tmp_path / "sdk"))
-    assert too_old.startswith(f"LLAMA=vulkan: {core} is of Vulkan 1.3.239, 1.3.272 or later is")
+    assert too_old.startswith(f"LLAMA=vulkan: {core} is Vulkan 1.3.239, 1.3.272 or later is")
     named = {"CMAKE_ARGS": "-DVulkan_INCLUDE_DIR=/new"}
     assert choose_llama("vulkan", {"PATH": "", "VULKAN_SDK": str(tmp_path / "sdk"), **named})
     for text in (VULKAN_CORE_TEXT.format(patch=272), "of a form that nobody knows yet"):
@@ -124,7 +123,7 @@ def test_each_thing_that_a_build_lacks_is_a_line(toolkit: Path, tmp_path: Path) 
 
 
 @pytest.mark.skipif(shutil.which("cpp") is None, reason="asks the compiler")
-def test_headers_are_looked_for_where_the_compiler_finds_them_first() -> None:
+def test_headers_are_searched_in_the_order_of_the_compiler() -> None:
     ran = subprocess.run(
         ["cpp", "-v", os.devnull], capture_output=True, text=True, timeout=20, check=True
     )
@@ -132,7 +131,7 @@ def test_headers_are_looked_for_where_the_compiler_finds_them_first() -> None:
     assert [line for line in lines if line in INCLUDES] == [one for one in INCLUDES if one in lines]
 
 
-def test_hip_is_built_for_the_cards_that_are_here(toolkit: Path, tmp_path: Path) -> None:
+def test_hip_is_built_for_the_gpus_of_this_machine(toolkit: Path, tmp_path: Path) -> None:
     make_tool(tmp_path / "bin/hipcc")
     make_tool(tmp_path / "bin/rocm_agent_enumerator", "gfx000", "gfx942", "gfx942")
     choice = choose_llama("hip", {"PATH": str(tmp_path / "bin")})
@@ -140,12 +139,12 @@ def test_hip_is_built_for_the_cards_that_are_here(toolkit: Path, tmp_path: Path)
 
 
 class Recorded(Installer):
-    """Pip's command lines, and a build that does what its cmake arguments say."""
+    """An installer that records pip's arguments and fakes the build that they ask for."""
 
     def __init__(self, root: Path, *, builds: bool = True) -> None:
         super().__init__(root, load_project(ROOT), {"PATH": "/usr/bin"})
         self.pips: list[tuple[str, ...]] = []
-        self.told: list[str] = []
+        self.cmake_args: list[str] = []
         self._builds = builds
         self.site = root / f".venv/lib/python3.{sys.version_info[1]}/site-packages"
         self.site.mkdir(parents=True, exist_ok=True)
@@ -158,7 +157,7 @@ class Recorded(Installer):
         if "llama" not in label:
             return
         self.pips.append(args)
-        self.told.append(self._env["CMAKE_ARGS"])
+        self.cmake_args.append(self._env["CMAKE_ARGS"])
         library = self.site / "llama_cpp/lib/libggml-cuda.so"
         library.parent.mkdir(parents=True, exist_ok=True)
         library.unlink(missing_ok=True)
@@ -179,7 +178,7 @@ def install(root: Path, choice: LlamaChoice, *, builds: bool = True) -> Recorded
     return installer
 
 
-def test_a_build_for_gpus_neither_takes_nor_leaves_a_cached_wheel_and_is_made_once(
+def test_a_gpu_build_uses_no_wheel_cache_and_is_made_once(
     tmp_path: Path,
 ) -> None:
     (plain,) = install(tmp_path, CPU).pips
@@ -187,7 +186,7 @@ def test_a_build_for_gpus_neither_takes_nor_leaves_a_cached_wheel_and_is_made_on
     assert "--no-cache-dir" not in plain
     built = install(tmp_path, CUDA)
     assert built.pips[0][:3] == ("--no-cache-dir", "--force-reinstall", "--no-deps")
-    assert built.told == [CUDA.cmake_args] * 2
+    assert built.cmake_args == [CUDA.cmake_args] * 2
     assert not {"--no-deps", "--force-reinstall"} & set(built.pips[1]), "what it needs comes too"
     assert built._env["PATH"] == "/toolkit/bin:/usr/bin"
     assert install(tmp_path, CUDA).pips == [], "it is there"
@@ -198,7 +197,7 @@ def test_a_build_for_gpus_neither_takes_nor_leaves_a_cached_wheel_and_is_made_on
     assert "--no-cache-dir" not in back
 
 
-def test_the_users_linker_arguments_come_after_ours_and_make_another_build(tmp_path: Path) -> None:
+def test_the_users_linker_arguments_come_last_and_cause_a_rebuild(tmp_path: Path) -> None:
     assert install(tmp_path, CUDA)._env["LDFLAGS"] == LINK_ARGS
     installer = Recorded(tmp_path)
     installer._env["LDFLAGS"] = "-L/x"
@@ -210,7 +209,7 @@ def test_the_users_linker_arguments_come_after_ours_and_make_another_build(tmp_p
 @pytest.mark.skipif(
     sys.platform != "linux" or shutil.which("g++") is None, reason="links with GNU's tools"
 )
-def test_a_library_with_a_libstdcxx_of_its_own_shows_it_to_nobody(tmp_path: Path) -> None:
+def test_a_library_does_not_export_its_own_copy_of_libstdcxx(tmp_path: Path) -> None:
     (tmp_path / "x.cc").write_text(
         "#include <sstream>\n"
         "std::string shown(int x) { std::ostringstream s; s << x; return s.str(); }\n"
@@ -230,13 +229,13 @@ def test_a_library_with_a_libstdcxx_of_its_own_shows_it_to_nobody(tmp_path: Path
     assert "shown" in hidden
 
 
-def test_a_build_that_came_out_without_its_gpus_is_no_success(tmp_path: Path) -> None:
-    with pytest.raises(MachineError, match=r"built for cuda but does not load so here"):
+def test_a_build_that_lacks_its_gpu_backend_fails(tmp_path: Path) -> None:
+    with pytest.raises(MachineError, match=r"built for cuda but does not load here"):
         install(tmp_path, CUDA, builds=False)
     assert len(install(tmp_path, CUDA).pips) == 2, "the next setup builds again"
 
 
-def test_the_stamp_keeps_the_build_until_another_is_named(tmp_path: Path) -> None:
+def test_the_stamp_keeps_the_build_until_another_is_requested(tmp_path: Path) -> None:
     venv = tmp_path / ".venv"
     (venv / "bin").mkdir(parents=True)
     (venv / "bin/forge").touch()

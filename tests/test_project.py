@@ -1,4 +1,4 @@
-"""Setup says in one line what is missing, swaps nothing, and leaves nothing half-done."""
+"""Setup: one line per missing thing, no replaced builds, and nothing left incomplete."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from forge.errors import MachineError
-from forge.install.__main__ import PYTHON_AT_LEAST, find_hopeless
+from forge.install.__main__ import PYTHON_AT_LEAST, find_unsupported
 from forge.install.command import run_command
 from forge.install.installed import find_damaged
 from forge.install.machine import GIB, HostMachine, find_faults, read_machine
@@ -57,7 +57,7 @@ def put_tools(directory: Path, *names: str) -> Path:
     return directory
 
 
-def test_a_whole_machine_has_no_fault() -> None:
+def test_a_complete_machine_has_no_fault() -> None:
     assert find_faults(WHOLE, need_bytes=5 * GIB) == []
 
 
@@ -73,7 +73,7 @@ def test_a_whole_machine_has_no_fault() -> None:
         ({"free_build_bytes": 1}, "TMPDIR"),
     ],
 )
-def test_each_missing_thing_is_one_line_that_says_how_to_get_it(
+def test_each_missing_thing_is_one_line_with_its_fix(
     lacking: dict[str, bool | int | None], package: str
 ) -> None:
     faults = find_faults(replace(WHOLE, **lacking), need_bytes=5 * GIB)
@@ -82,7 +82,7 @@ def test_each_missing_thing_is_one_line_that_says_how_to_get_it(
     assert "\n" not in faults[0]
 
 
-def test_all_faults_are_said_at_once() -> None:
+def test_all_faults_are_listed_at_once() -> None:
     assert len(find_faults(replace(WHOLE, cc=None, cxx=None, make=None), need_bytes=0)) == 3
 
 
@@ -109,7 +109,7 @@ def test_no_cxx_compiler_ends_setup_with_exit_3_and_makes_nothing(tmp_path: Path
     assert not (checkout / ".venv").exists()
 
 
-def test_a_compiler_named_by_the_environment_decides(tmp_path: Path) -> None:
+def test_a_compiler_named_by_the_environment_is_used(tmp_path: Path) -> None:
     tools = put_tools(tmp_path / "bin", "cc", "c++")
     env = {"PATH": str(tools), "CC": "cc -O2", "CXX": "no-such-compiler"}
     machine = read_machine(tmp_path, env)
@@ -118,25 +118,25 @@ def test_a_compiler_named_by_the_environment_decides(tmp_path: Path) -> None:
 
 
 def test_other_systems_and_old_pythons_are_refused_at_once() -> None:
-    assert find_hopeless("darwin", (3, 12)) == "forge runs on Linux only; this is darwin"
-    assert "PYTHON=python3.11" in (find_hopeless("linux", (3, 9)) or "")
-    assert find_hopeless("linux", (3, 14)) is None
+    assert find_unsupported("darwin", (3, 12)) == "forge runs on Linux only; this is darwin"
+    assert "PYTHON=python3.11" in (find_unsupported("linux", (3, 9)) or "")
+    assert find_unsupported("linux", (3, 14)) is None
 
 
-def test_all_that_asks_for_a_python_asks_for_the_same() -> None:
+def test_the_minimum_python_is_the_same_everywhere() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["requires-python"] == ">={}.{}".format(*PYTHON_AT_LEAST)
     assert versions.PYTHON_AT_LEAST == PYTHON_AT_LEAST
 
 
-def test_what_speaks_to_an_old_python_loads_under_it() -> None:
+def test_the_entry_point_of_setup_loads_under_an_old_python() -> None:
     for name in ("__init__.py", "install/__init__.py", "install/__main__.py"):
         source = (ROOT / "forge" / name).read_text(encoding="utf-8")
         ast.parse(source, feature_version=(3, 6))
         assert "import annotations" not in source, "Python 3.6 does not know it"
 
 
-def test_cpu_wheels_are_looked_for_in_their_index_only_where_it_answers() -> None:
+def test_the_index_of_cpu_wheels_is_used_only_if_it_answers() -> None:
     def args(name: str, is_up: bool) -> tuple[str, ...]:
         return choose_torch(
             name, tested="torch==2.13.0", rocm="7.0", is_cpu_index_up=is_up
@@ -149,7 +149,7 @@ def test_cpu_wheels_are_looked_for_in_their_index_only_where_it_answers() -> Non
     assert args("torch==2.12 --pre", True) == ("torch==2.12", "--pre")
 
 
-def test_rocm_without_a_version_asks_for_a_choice(tmp_path: Path) -> None:
+def test_rocm_without_a_version_is_an_error_with_advice(tmp_path: Path) -> None:
     info = tmp_path / "version"
     info.write_text("7.0.2-56\n")
     assert read_rocm_version(info) == "7.0"
@@ -167,11 +167,11 @@ def test_a_gpu_that_nvidia_smi_lists_means_cuda(tmp_path: Path) -> None:
     assert detect_accelerator({"PATH": str(tmp_path)}) != "cuda"
 
 
-def test_an_index_out_of_reach_costs_little() -> None:
+def test_an_unreachable_index_costs_little_time() -> None:
     assert not is_reachable("http://127.0.0.1:9/", patience_s=1.0)
 
 
-def test_torch_is_pinned_as_it_came() -> None:
+def test_torch_is_pinned_to_the_installed_build() -> None:
     tested = "numpy==2.4.6\ntorch==2.13.0\ntriton==3.9.0\n"
     cpu = pin_torch(tested, torch="2.13.0+cpu", triton="3.9.0").splitlines()
     assert cpu == ["numpy==2.4.6", "triton==3.9.0", "torch==2.13.0+cpu"]
@@ -180,7 +180,7 @@ def test_torch_is_pinned_as_it_came() -> None:
     assert "triton" not in pin_torch(tested, torch="2.13.0+rocm7.0", triton=None)
 
 
-def test_pypi_triton_is_not_put_over_the_one_of_rocm() -> None:
+def test_pypi_triton_does_not_replace_the_one_of_rocm() -> None:
     wanted = ["trl>=1.16", "triton>=3.5; platform_system == 'Linux'"]
     assert drop_triton(wanted, torch="2.13.0+rocm7.0", triton=None) == wanted[:1]
     assert drop_triton(wanted, torch="2.13.0+cpu", triton=None) == wanted
@@ -203,7 +203,7 @@ def test_an_interrupted_install_is_found_by_its_record(tmp_path: Path) -> None:
     assert damaged == {"absent", "cut", "no_record"}
 
 
-def test_the_stamp_holds_until_what_decides_changes(tmp_path: Path) -> None:
+def test_the_stamp_is_valid_until_an_input_changes(tmp_path: Path) -> None:
     venv = tmp_path / ".venv"
     (venv / "bin").mkdir(parents=True)
     (venv / "bin/forge").touch()
@@ -250,7 +250,7 @@ def test_without_a_terminal_there_is_a_plain_line_each_30_s() -> None:
     assert lines[-1] == "4/5 llama.cpp (100 s)"
 
 
-def test_what_went_wrong_in_a_step_starts_on_a_line_of_its_own(
+def test_an_error_in_a_step_starts_on_a_new_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Terminal(io.StringIO):
@@ -290,7 +290,7 @@ def test_constraints_pin_every_direct_dependency() -> None:
     assert set(direct_dependencies(project)) <= pinned
 
 
-def test_a_dependency_is_asked_for_once() -> None:
+def test_a_dependency_is_declared_once() -> None:
     names = direct_dependencies(load_project(ROOT))
     assert [name for name in names if names.count(name) > 1] == []
 
@@ -318,7 +318,7 @@ DISTRIBUTIONS = {
     "annotated_types": "pydantic",
     "markupsafe": "jinja2",
 }
-"""Import name to the distribution that provides it, where they differ by more than a dash."""
+"""Distribution by import name, if the names differ by more than a dash."""
 OURS = {"forge", "tui"}
 
 

@@ -1,8 +1,7 @@
-"""The command line. Each command names a function elsewhere; nothing heavy is imported before it
-runs.
+"""The command line. Each command calls a function of another room, imported only when it runs.
 
-The only place where an error becomes one line and an exit code (`main`): 0 done, 2 config, 3
-machine, 4 a child failed, 5 stalled, 70 our bug (with traceback), 130 stopped by the user.
+Exit codes: 0 done, 2 wrong input, 3 machine, 4 a child died, 5 stalled, 70 a bug (with traceback),
+130 stopped by the user.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import logging
 import sys
 from io import TextIOWrapper
 
-# Each adds its commands, in the order of --help.
+# Each module adds its commands, in the order of --help.
 # isort: off
 from forge.cli import running, asking, seeing, querying, watching, reporting, exporting, knowing  # noqa: F401
 
@@ -24,13 +23,13 @@ __all__ = ["app", "main", "run_command"]
 def main() -> None:
     """Entry point: runs a command and exits with its code."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):  # None where it is closed
-            stream.reconfigure(errors="replace")  # a locale in Latin-1 has no ┃, → or µ
+        if isinstance(stream, TextIOWrapper):  # None if it is closed
+            stream.reconfigure(errors="replace")  # Latin-1 has no ┃ or →
     sys.exit(run_command(sys.argv[1:]))
 
 
 def run_command(argv: list[str]) -> int:
-    """Runs one command line and returns its exit code; what went wrong is on stderr."""
+    """Runs one command line and returns its exit code; errors are printed on stderr."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
         _require_stdout()
@@ -44,8 +43,8 @@ def run_command(argv: list[str]) -> int:
 
 
 def _require_stdout() -> None:
-    """What is opened first would take its number, and be written to."""
+    """Without a stdout, the first file to be opened would get its number and the output."""
     if sys.stdout is None:
         from forge.errors import ConfigError
 
-        raise ConfigError("stdout is closed; >/dev/null drops what is printed")
+        raise ConfigError("stdout is closed; >/dev/null drops the output")

@@ -1,4 +1,4 @@
-"""Commands that ask judges and models: judge, problems check, chat, serve."""
+"""Commands that start judges or engines: judge, problems check, chat, serve."""
 
 from __future__ import annotations
 
@@ -27,31 +27,38 @@ from forge.cli.printing import print_json, print_rich, say, waiting, write
 @app.command()
 def judge(
     problem: Annotated[
-        Path | None, typer.Argument(metavar="PROBLEM", help="Reference module, or a directory.")
+        Path | None, typer.Argument(metavar="PROBLEM", help="Problem file, or directory.")
     ] = None,
     candidate: Annotated[
-        str | None, typer.Argument(metavar="CANDIDATE", help="Kernel or answer, directory, or -.")
+        str | None,
+        typer.Argument(metavar="CANDIDATE", help="Kernel or answer: file, directory or -."),
     ] = None,
     overrides: Constants = None,
     device: Device = "auto",
     precision: Precision = "fp32",
     isolation: Isolation = "auto",
-    compile_to: Annotated[str, typer.Option("--compile", help="As judge.compile.")] = "ttir",
-    baseline: Annotated[str, typer.Option(help="As judge.baseline: eager or compile.")] = "eager",
-    workers: Annotated[int | None, typer.Option(min=1, help="Judges; one a core.")] = None,
+    compile_to: Annotated[
+        str, typer.Option("--compile", help="Compilation, as in judge.compile.")
+    ] = "ttir",
+    baseline: Annotated[str, typer.Option(help="Baseline: eager or compile.")] = "eager",
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Number of judges; absent: one per core.")
+    ] = None,
     is_timed: Annotated[
-        bool, typer.Option("--timing/--no-timing", help="Time what is correct, on a GPU.")
+        bool, typer.Option("--timing/--no-timing", help="Time correct candidates on a GPU.")
     ] = True,
-    is_profiled: Annotated[bool, typer.Option("--profile", help="GPU time by kernel.")] = False,
-    url: Annotated[str | None, typer.Option(help="Ask a served pool instead.")] = None,
-    is_serving: Annotated[bool, typer.Option("--serve", help="Run judges for others.")] = False,
-    socket: Annotated[Path | None, typer.Option(help="--serve: Unix socket to make.")] = None,
+    is_profiled: Annotated[
+        bool, typer.Option("--profile", help="Show GPU time by kernel.")
+    ] = False,
+    url: Annotated[str | None, typer.Option(help="Use a served pool instead.")] = None,
+    is_serving: Annotated[bool, typer.Option("--serve", help="Serve judges to clients.")] = False,
+    socket: Annotated[Path | None, typer.Option(help="--serve: Unix socket to create.")] = None,
     listen: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="--serve: address.")
+        str | None, typer.Option(metavar="HOST:PORT", help="--serve: address to listen on.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Verdicts on candidates: one file, a directory, or stdin. Or judges for others (--serve)."""
+    """Judge candidates: a file, a directory, or stdin. With --serve, serve judges to clients."""
     require_linux()
     from forge.commands.judge import judge as view
     from forge.commands.judge.request import JudgeRequest
@@ -66,7 +73,9 @@ def judge(
     if socket is not None or listen is not None:
         from forge.errors import ConfigError
 
-        raise ConfigError("--socket and --listen are where --serve listens; --url asks a pool")
+        raise ConfigError(
+            "--socket and --listen are addresses of --serve; --url names a served pool"
+        )
     request = JudgeRequest.make(
         problem, candidate, overrides=overrides or (), precision=precision, is_timed=is_timed,
         is_profiled=is_profiled,
@@ -87,7 +96,7 @@ def check_problems(
     isolation: Isolation = "auto",
     as_json: Json = False,
 ) -> None:
-    """Which problems can be judged, and which would pay an answer that does less than they ask."""
+    """Find problems that cannot be judged, or that reward an answer that does less than asked."""
     require_linux()
     from forge.commands.judge import problems_view as view
     from forge.commands.judge.overrides import parse_overrides
@@ -108,22 +117,26 @@ def check_problems(
 
 @app.command()
 def chat(
-    run: Annotated[str, typer.Argument(metavar="RUN[@STEP]", help="Run, at a step if given.")],
-    problem: Annotated[str, typer.Option(help="Problem file or bare function.")] = "-",
-    turns: Annotated[int, typer.Option(min=1, max=16, help="Attempts.")] = 3,
-    temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="0 is greedy.")] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the sampling.")] = 0,
+    run: Annotated[str, typer.Argument(metavar="RUN[@STEP]", help="Run, optionally at a step.")],
+    problem: Annotated[
+        str, typer.Option(help="File with a problem or a function; - is stdin.")
+    ] = "-",
+    turns: Annotated[int, typer.Option(min=1, max=16, help="Maximum attempts.")] = 3,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, max=2.0, help="Sampling temperature; 0 is greedy.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling.")] = 0,
     store: Store = RUNS,
     as_json: Json = False,
 ) -> None:
-    """Ask a run's model for a kernel; every turn is judged and stored."""
+    """Ask a run's model for a kernel; each turn is judged and stored."""
     require_linux()
     from dataclasses import asdict
 
     from forge.commands import chat as view
 
     if problem == "-" and sys.stdin is not None and sys.stdin.isatty():
-        say("a problem, or a function of tensors, then Ctrl-D; --problem names a file")
+        say("enter a problem or a function of tensors, then Ctrl-D; or name a file with --problem")
     source, name = view.read_source(problem)
     request = view.ChatRequest(
         run=run, source=source, name=name, turns=turns, temperature=temperature, seed=seed
@@ -141,13 +154,20 @@ def chat(
 
 @app.command()
 def serve(
-    source: Annotated[str, typer.Argument(metavar="X.toml|RUN[@STEP]", help="Whose model.")],
-    socket: Annotated[Path | None, typer.Option(help="Unix socket to make.")] = None,
-    listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Address.")] = None,
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="X.toml|RUN[@STEP]", help="Experiment or run whose model is served."
+        ),
+    ],
+    socket: Annotated[Path | None, typer.Option(help="Unix socket to create.")] = None,
+    listen: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Address to listen on.")
+    ] = None,
     overrides: Overrides = None,
     store: Store = RUNS,
 ) -> None:
-    """Run engines alone: for [serve] url of another run, and for clients of OpenAI's API."""
+    """Serve a model to other runs and to OpenAI clients. Runs name the address in serve.url."""
     require_linux()
     from forge.commands import serve as serving
 
@@ -156,8 +176,8 @@ def serve(
     )
     with waiting("engines start", is_shown=True) as end_waiting:
 
-        def say_so(text: str) -> None:
+        def say_ready(text: str) -> None:
             end_waiting()
             say(text)
 
-        serving.serve(request, store_dir=store, say=say_so)
+        serving.serve(request, store_dir=store, say=say_ready)

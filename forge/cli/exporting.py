@@ -1,4 +1,4 @@
-"""Commands that make a run into files for others: export, data from-run."""
+"""Commands that write files from a run: export, data from-run."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ import typer
 from forge.cli.options import RUNS, Json, RunName, Store, app, find
 from forge.cli.printing import print_json, print_rich, print_text
 
-data_app = typer.Typer(help="Rows to train on.", no_args_is_help=True, rich_markup_mode=None)
+data_app = typer.Typer(
+    help="Commands for training rows.", no_args_is_help=True, rich_markup_mode=None
+)
 app.add_typer(data_app, name="data")
 
 
 @app.command()
 def export(
-    form: Annotated[str, typer.Argument(metavar="FORMAT", help="parquet, csv or sqlite.")],
+    form: Annotated[str, typer.Argument(metavar="FORMAT", help="Format: parquet, csv or sqlite.")],
     run: RunName = "last",
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the files.")] = ...,  # type: ignore[assignment]
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for the files.")] = ...,  # type: ignore[assignment]
     tables: Annotated[
-        str | None, typer.Option(metavar="A,B", help="turns, steps, ...; all if absent.")
+        str | None, typer.Option(metavar="A,B", help="Tables: turns, steps, ...; absent: all.")
     ] = None,
     store: Store = RUNS,
     as_json: Json = False,
 ) -> None:
-    """A run's tables as files, texts decoded."""
+    """Write a run's tables to files, with decoded texts."""
     from dataclasses import asdict
 
     from forge.store.reader import RowTable, open_run
@@ -44,22 +46,24 @@ def export(
 @data_app.command("from-run")
 def from_run(
     run: RunName = "last",
-    out: Annotated[Path, typer.Option(metavar="FILE.jsonl", help="Rows, one a line.")] = ...,  # type: ignore[assignment]
-    status: Annotated[str, typer.Option(help="Of the answers to keep.")] = "correct",
+    out: Annotated[
+        Path, typer.Option(metavar="FILE.jsonl", help="File to write, one row per line.")
+    ] = ...,  # type: ignore[assignment]
+    status: Annotated[str, typer.Option(help="Status of the answers to keep.")] = "correct",
     best_per_problem: Annotated[
-        int | None, typer.Option(metavar="N", help="A problem's best so many; all if absent.")
+        int | None, typer.Option(metavar="N", help="Keep the N best per problem; absent: all.")
     ] = None,
-    min_speedup: Annotated[float | None, typer.Option(help="Only what is so fast.")] = None,
+    min_speedup: Annotated[float | None, typer.Option(help="Minimum speed-up.")] = None,
     only_first_turns: Annotated[
-        bool, typer.Option("--first-turns", help="No conversations that mend an answer.")
+        bool, typer.Option("--first-turns", help="Leave out conversations that repair an answer.")
     ] = False,
     includes_heldout: Annotated[
-        bool, typer.Option("--include-heldout", help="Held-out problems too: a leak.")
+        bool, typer.Option("--include-heldout", help="Include held-out problems (leaks them).")
     ] = False,
     store: Store = RUNS,
     as_json: Json = False,
 ) -> None:
-    """A run's own answers as SFT rows for the next: [data] source = "file", format = "messages"."""
+    """Write a run's answers as SFT rows: [data] source = "file", format = "messages"."""
     from forge.commands.rows_from_run import Wanted, write_rows
     from forge.store.reader import open_run
 

@@ -1,4 +1,4 @@
-"""Commands that tell what may be asked of this installation: keys, doctor."""
+"""Commands that describe this installation: keys, doctor."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ from forge.cli.printing import print_json, print_rich, print_text
 @app.command()
 def keys(
     table: Annotated[
-        str, typer.Argument(help="model, rollout, rollout.group_size, ...; all if absent.")
+        str, typer.Argument(help="Table or key: model, rollout.group_size, ...; absent: all.")
     ] = "",
-    schema: Annotated[bool, typer.Option("--schema", help="JSON schema for editors.")] = False,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON schema for editors.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Every key of an experiment file: type, range, default, unit and what it is."""
+    """Describe keys of an experiment: type, range, default, unit."""
     from forge.config import keys as view
 
     if schema:
@@ -40,12 +42,12 @@ def keys(
 @app.command()
 def doctor(
     file: Annotated[
-        Path | None, typer.Argument(metavar="[X.toml]", help="Look at its serve.python too.")
+        Path | None, typer.Argument(metavar="[X.toml]", help="Check its serve.python too.")
     ] = None,
     store: Store = RUNS,
     as_json: Json = False,
 ) -> None:
-    """What this machine has, and what to do about what it lacks."""
+    """Check this machine, and name the fix for each problem."""
     from forge.commands.doctor import examine
     from forge.commands.doctor_view import render, to_json
     from forge.config.load import load_experiment

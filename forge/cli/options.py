@@ -1,4 +1,4 @@
-"""The app, and the arguments that several commands have."""
+"""The app, and arguments that several commands share."""
 
 from __future__ import annotations
 
@@ -20,44 +20,51 @@ app = typer.Typer(
 )
 
 problems_app = typer.Typer(
-    help="Problems that are files.", no_args_is_help=True, rich_markup_mode=None
+    help="Commands for problem files.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(problems_app, name="problems")
 
 ExperimentFile = Annotated[Path, typer.Argument(metavar="X.toml", help="Experiment file.")]
-RunName = Annotated[str, typer.Argument(metavar="RUN", help="Directory, name, name-n, or `last`.")]
+RunName = Annotated[
+    str, typer.Argument(metavar="RUN", help="Run: directory, name, name-n or `last`.")
+]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a key: rollout.group_size=4."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. rollout.group_size=4."),
 ]
 Constants = Annotated[
     list[str] | None,
     typer.Option(
-        "--override", "--set", metavar="NAME=VALUE", help="A module constant: batch_size=16."
+        "--override",
+        "--set",
+        metavar="NAME=VALUE",
+        help="Set a module constant, e.g. batch_size=16.",
     ),
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-Precision = Annotated[str, typer.Option(help="fp32, fp16 or bf16.")]
-Isolation = Annotated[str, typer.Option(help="As judge.isolation.")]
+Device = Annotated[str, typer.Option(help="Device: auto, cpu, cuda or cuda:N.")]
+Precision = Annotated[str, typer.Option(help="Precision: fp32, fp16 or bf16.")]
+Isolation = Annotated[str, typer.Option(help="Sandbox level, as in judge.isolation.")]
 Wait = Annotated[
     float | None,
-    typer.Option("--wait", min=0, metavar="SECONDS", help="For GPUs that another run uses."),
+    typer.Option("--wait", min=0, metavar="SECONDS", help="Maximum wait for GPUs in use."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Store = Annotated[Path, typer.Option("--store", help="Where run directories are.")]
+Store = Annotated[Path, typer.Option("--store", help="Parent of run directories.")]
 RUNS = Path("runs")
 
 
 def find(run: str, store: Path) -> RunPaths:
+    """The run of a name. Raises ConfigError if there is none."""
     from forge.store.layout import find_run
 
     return find_run(run, store_dir=store)
 
 
 def require_linux() -> None:
+    """Raises MachineError on other systems."""
     if sys.platform != "linux":
         from forge.errors import MachineError
 
         raise MachineError(
-            f"forge runs on Linux only, and this is {sys.platform}; reading commands work"
+            f"forge runs on Linux only, and this is {sys.platform}; commands that read runs work"
         )

@@ -1,4 +1,4 @@
-"""What commands print: to stdout what was asked for, to stderr what is going on."""
+"""Output of commands: results on stdout, progress and remarks on stderr."""
 
 from __future__ import annotations
 
@@ -13,38 +13,42 @@ if TYPE_CHECKING:
 
 
 def print_text(text: str) -> None:
+    """Prints a line on stdout."""
     print(text)
 
 
 def say(text: str) -> None:
+    """Prints a line on stderr."""
     print(text, file=sys.stderr)
 
 
 def write(text: str) -> None:
-    """As it comes: a model's words, so control characters are made visible."""
+    """Prints a model's text as it is generated, with control characters escaped."""
     from forge.views.text.terminal import printable
 
     print(printable(text), end="", flush=True)
 
 
 def print_lines(lines: Iterable[str]) -> None:
+    """Prints lines, each at once."""
     for line in lines:
         print(line, flush=True)
 
 
 def print_parts(parts: Iterable[str]) -> None:
-    """Pieces of one text, as they come."""
+    """Prints the parts of one text."""
     sys.stdout.writelines(parts)
 
 
 def print_json(value: Any) -> None:
+    """Prints a value as JSON on one line."""
     from forge.views.text.terminal import json_text
 
     print(json_text(value))
 
 
 def print_rich(renderable: RenderableType) -> None:
-    """A terminal gets its own width; a pipe gets whole lines."""
+    """Prints a renderable, at the terminal's width or in long lines to a pipe."""
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else 200
@@ -52,8 +56,8 @@ def print_rich(renderable: RenderableType) -> None:
 
 
 @contextmanager
-def waiting(words: str, *, is_shown: bool) -> Iterator[Callable[[], None]]:
-    """A moving line with the time on stderr, until the end or until what it yields is called."""
+def waiting(label: str, *, is_shown: bool) -> Iterator[Callable[[], None]]:
+    """Shows a spinner with the time on stderr; yields a function that ends it early."""
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -63,5 +67,5 @@ def waiting(words: str, *, is_shown: bool) -> Iterator[Callable[[], None]]:
         console=console, transient=True, redirect_stdout=False, redirect_stderr=False,
         disable=not (is_shown and console.is_terminal),
     ) as progress:  # fmt: skip
-        progress.add_task(words, total=None)
+        progress.add_task(label, total=None)
         yield progress.stop

@@ -1,4 +1,4 @@
-"""Commands that ask runs by SQL: sql, questions."""
+"""Commands that query runs with SQL: sql, questions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 Params = Annotated[
     list[str] | None,
-    typer.Option("--param", metavar="NAME=VALUE", help="Of a named query: problem=softmax-0042."),
+    typer.Option(
+        "--param",
+        metavar="NAME=VALUE",
+        help="Parameter of a named query, e.g. problem=softmax-0042.",
+    ),
 ]
 
 
@@ -27,16 +31,17 @@ Params = Annotated[
 def sql(
     run: Annotated[str, typer.Argument(metavar="[RUN]")] = "last",
     query: Annotated[str | None, typer.Argument(metavar='["SELECT ..."]')] = None,
-    named: Annotated[str | None, typer.Option("--named", help="A query that has a name.")] = None,
+    named: Annotated[str | None, typer.Option("--named", help="Run a named query.")] = None,
     params: Params = None,
     runs: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Several, with a column run in each view.")
+        str | None,
+        typer.Option(metavar="A,B", help="Query several runs; each view has a column run."),
     ] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     store: Store = RUNS,
     as_json: Json = False,
 ) -> None:
-    """Ask a run anything, read-only. Without a query: what there is to ask."""
+    """Query a run with read-only SQL. Without a query, list its tables and views."""
     from forge.store.reader import explain_sql
     from forge.views.sql import sql as view
 
@@ -52,7 +57,7 @@ def sql(
         from forge.errors import ConfigError
 
         raise ConfigError(
-            'forge sql: the query is empty; "forge sql RUN" alone lists what there is'
+            'forge sql: the query is empty; "forge sql RUN" alone lists tables and views'
         )
     if named is not None:
         asked = view.find_named(named)
@@ -67,7 +72,7 @@ def sql(
             if not found.columns:
                 from forge.errors import ConfigError
 
-                raise ConfigError("forge sql: found a statement that answers nothing; SELECT ...")
+                raise ConfigError("forge sql: found a statement without a result; use SELECT ...")
             if as_json:
                 print_parts(view.json_parts(found))
             elif as_csv:
@@ -78,13 +83,15 @@ def sql(
 
 @app.command()
 def questions(
-    number: Annotated[str | None, typer.Argument(metavar="[N]", help="Which one.")] = None,
+    number: Annotated[
+        str | None, typer.Argument(metavar="[N]", help="Number of the question.")
+    ] = None,
     run: Annotated[str, typer.Argument(metavar="[RUN]")] = "last",
     params: Params = None,
     store: Store = RUNS,
     as_json: Json = False,
 ) -> None:
-    """What researchers ask of a run, and with a number the answer."""
+    """List common questions about a run, or answer one."""
     from forge.store.reader import open_run
     from forge.views.sql import questions as view
 
@@ -101,12 +108,12 @@ def questions(
 
 
 def ask_questions(word: str, rest: list[str], *, store: Path, as_json: bool) -> None:
-    """`forge report questions [N] [RUN]`. Raises ConfigError for other words and for too many."""
+    """`forge report questions [N] [RUN]`. Raises ConfigError for any other arguments."""
     if word != "questions" or len(rest) > 2:
         from forge.errors import ConfigError
 
         raise ConfigError(
-            f"forge report {word} {' '.join(rest)}: found {len(rest) + 1} words; "
+            f"forge report {word} {' '.join(rest)}: found {len(rest) + 1} arguments; "
             "RUN, or questions [N] [RUN]"
         )
     number, run = [*rest, None, None][:2]
@@ -135,7 +142,7 @@ def _check_together(given: dict[str, bool]) -> None:
         ("--named", "--runs"), ("--named", "a query"), ("RUN", "--runs"), ("--csv", "--json"),
     ):  # fmt: skip
         if given[one] and given[other]:
-            why = "; --named asks one run" if other == "--runs" and one == "--named" else ""
+            why = "; --named queries one run" if other == "--runs" and one == "--named" else ""
             raise ConfigError(f"forge sql: found {one} and {other}; one of them{why}")
 
 
@@ -146,12 +153,12 @@ def _list(reader: Queryable, *, as_json: bool) -> None:
     if as_json:
         return print_text(view.relations_json(relations))
     if reader.schema != "main":
-        print_text(f"each with a column run; one run's alone: {reader.schema}.v_steps\n")
+        print_text(f"each has a column run; for one run alone: {reader.schema}.v_steps\n")
     print_rich(view.render_relations(relations))
 
 
 def _parse_params(given: list[str] | None) -> dict[str, Any]:
-    """A number where it reads as one. Raises ConfigError without a name and `=`."""
+    """Values by name, numbers where possible. Raises ConfigError for anything but NAME=VALUE."""
     from forge.errors import ConfigError
     from forge.views.sql.sql import LARGEST
 
@@ -159,7 +166,7 @@ def _parse_params(given: list[str] | None) -> dict[str, Any]:
     for each in given or ():
         name, equals, value = each.partition("=")
         if not name or not equals:
-            raise ConfigError(f"--param {each}: no value; NAME=VALUE")
+            raise ConfigError(f"--param {each}: no value; use NAME=VALUE")
         out[name] = _number(value)
         if isinstance(out[name], int) and abs(out[name]) > LARGEST:
             raise ConfigError(f"--param {name}: found {len(value)} digits; at most {LARGEST}")

@@ -1,4 +1,4 @@
-"""Commands that make a run into something to send: report."""
+"""The command that writes a report of a run: report."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def report(
         list[str] | None, typer.Argument(metavar="| questions N RUN", hidden=True)
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Instead of RUN/report.html.")
+        Path | None, typer.Option(metavar="FILE", help="File to write; absent: RUN/report.html.")
     ] = None,
     plots: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Each picture as SVG and PNG too.")
+        Path | None, typer.Option(metavar="DIR", help="Write each figure as SVG and PNG too.")
     ] = None,
     store: Store = RUNS,
     as_json: Json = False,
 ) -> None:
-    """A run as one HTML file with pictures, which needs nothing else to be read."""
+    """Write a run as one self-contained HTML file with figures."""
     if run == "questions" or rest:
         return ask_questions(run, rest or [], store=store, as_json=as_json)
     from forge.views.report import write_report

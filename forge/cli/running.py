@@ -1,5 +1,4 @@
-"""Commands that start runs and speak to them: run, plan, resume, stop, save, evaluate, status,
-logs."""
+"""Commands that start and control runs: run, plan, resume, stop, save, evaluate, status, logs."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 @app.command()
 def run(
     file: ExperimentFile,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Leave it running.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Run in the background.")] = False,
     overrides: Overrides = None,
     wait_s: Wait = None,
     as_json: Json = False,
@@ -43,7 +42,7 @@ def run(
         from forge.runner.prepare.locate_model import locate_model
 
         experiment = load_experiment(file, overrides=overrides or ())
-        locate_model(experiment.model, say=None if as_json else say)  # while somebody looks on
+        locate_model(experiment.model, say=None if as_json else say)  # while the user is watching
         wait_s = experiment.devices.wait_s if wait_s is None else wait_s
         argv = ["run", str(file), f"--wait={wait_s}"]
         argv += [f"--set={item}" for item in overrides or ()]
@@ -61,11 +60,13 @@ def plan(
     overrides: Overrides = None,
     assumed: Annotated[
         str | None,
-        typer.Option("--assume", metavar="MACHINE", help='Not this machine: "8xH100-80GB".'),
+        typer.Option(
+            "--assume", metavar="MACHINE", help='Plan for another machine, e.g. "8xH100-80GB".'
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check an experiment and this machine; print who runs where and how long it takes."""
+    """Check an experiment and the machine; print placement and time."""
     from forge.config.load import load_experiment
     from forge.runner.plan.plan import plan as make_plan
 
@@ -85,7 +86,7 @@ def plan(
 
 @app.command()
 def resume(run: RunName, wait_s: Wait = None, store: Store = RUNS, as_json: Json = False) -> None:
-    """Continue a run where it stood."""
+    """Continue a run from its last checkpoint."""
     require_linux()
     from forge.runner.run import resume_run
 
@@ -95,7 +96,7 @@ def resume(run: RunName, wait_s: Wait = None, store: Store = RUNS, as_json: Json
 
 @app.command()
 def stop(run: RunName = "last", store: Store = RUNS) -> None:
-    """Let a running run finish its step, save, and end."""
+    """Stop a run after its current step and a checkpoint."""
     paths = find(run, store)
     _client(paths).stop()
     print_text(f'{paths.name} is stopping; "forge resume {paths.name}" continues it')
@@ -103,19 +104,19 @@ def stop(run: RunName = "last", store: Store = RUNS) -> None:
 
 @app.command()
 def save(run: RunName = "last", store: Store = RUNS) -> None:
-    """Have a running run save a checkpoint at the end of its step."""
+    """Save a checkpoint after the current step of a run."""
     print_text(_client(find(run, store)).save())
 
 
 @app.command()
 def evaluate(run: RunName = "last", store: Store = RUNS) -> None:
-    """Have a running grpo stage evaluate its policy after its step."""
+    """Evaluate the policy of a grpo stage after its current step."""
     print_text(_client(find(run, store)).evaluate())
 
 
 @app.command()
 def status(run: RunName = "last", store: Store = RUNS, as_json: Json = False) -> None:
-    """Where a run stands."""
+    """Show the state and progress of a run."""
     import time
 
     from forge.store.reader import open_run
@@ -138,20 +139,24 @@ def status(run: RunName = "last", store: Store = RUNS, as_json: Json = False) ->
 @app.command()
 def logs(
     run: RunName = "last",
-    process: Annotated[str | None, typer.Argument(help="serve-0, judge-1, trainer, ...")] = None,
-    num_lines: Annotated[int, typer.Option("-n", min=1, help="Lines of each.")] = 20,
+    process: Annotated[
+        str | None, typer.Argument(help="Process: serve-0, judge-1, trainer, ...; absent: all.")
+    ] = None,
+    num_lines: Annotated[int, typer.Option("-n", min=1, help="Number of lines per process.")] = 20,
     is_followed: Annotated[
-        bool, typer.Option("--follow", "-f", help="Until the run ends.")
+        bool, typer.Option("--follow", "-f", help="Follow new lines until the run ends.")
     ] = False,
     level: Annotated[
-        str | None, typer.Option(metavar="LEVEL", help="At least: debug, info, warning, error.")
+        str | None,
+        typer.Option(metavar="LEVEL", help="Minimum level: debug, info, warning, error."),
     ] = None,
     pattern: Annotated[
-        str | None, typer.Option("--grep", metavar="REGEX", help="Lines that have it, any case.")
+        str | None,
+        typer.Option("--grep", metavar="REGEX", help="Show matching lines only, ignoring case."),
     ] = None,
     store: Store = RUNS,
 ) -> None:
-    """The last lines of a run's processes."""
+    """Show the last lines of the logs of a run's processes."""
     from forge.commands.logs import log_files, parse_filter, read_logs
 
     wanted, paths = parse_filter(level, pattern), find(run, store)
@@ -165,7 +170,7 @@ def logs(
 
 
 def _components(paths: RunPaths) -> list[dict[str, Any]]:
-    """None of a run that has ended, or whose supervisor does not answer: the store answers."""
+    """Live status of each process; empty if the run has ended or its supervisor does not answer."""
     from forge.errors import ForgeError
 
     try:
@@ -182,7 +187,7 @@ def _client(paths: RunPaths) -> ControlClient:
     socket_path = read_status(paths).get("control_socket")
     if not is_owned(paths) or not socket_path:
         raise ConfigError(
-            f'{paths.name} is not running; "forge show {paths.name}" has what it left'
+            f'{paths.name} is not running; "forge show {paths.name}" shows its results'
         )
     return ControlClient(Path(socket_path))
 

@@ -1,4 +1,4 @@
-"""Commands that look at what runs left: runs, show, rollouts, compare."""
+"""Commands that show the results of runs: runs, show, rollouts, compare."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from forge.cli.printing import print_json, print_rich, say
 
 @app.command()
 def runs(store: Store = RUNS, as_json: Json = False) -> None:
-    """Every run, its state and its last evaluation."""
+    """List all runs with state and last evaluation."""
     from forge.views.run.runs import load_runs, render_runs
 
     found = load_runs(store)
     if not found and not as_json:
-        return say(f"{store}/ holds no runs; --store looks elsewhere")
+        return say(f"{store}/ holds no runs; --store names another directory")
     print_json(found) if as_json else print_rich(render_runs(found))
 
 
 @app.command()
 def show(run: RunName = "last", store: Store = RUNS, as_json: Json = False) -> None:
-    """What came out of a run: evaluations, the best kernel, counters."""
+    """Show the results of a run: evaluations, best kernel, counts."""
     from forge.views.run.show import render_show, show_run
 
     data = show_run(find(run, store))
@@ -40,22 +40,26 @@ def show(run: RunName = "last", store: Store = RUNS, as_json: Json = False) -> N
 @app.command()
 def rollouts(
     run: RunName = "last",
-    rollout: Annotated[str | None, typer.Option("--id", help="One rollout: g12.r3.")] = None,
-    problem: Annotated[str | None, typer.Option(help="Id or glob: softmax-*.")] = None,
-    family: Annotated[str | None, typer.Option(help="Family of the problem.")] = None,
-    level: Annotated[int | None, typer.Option(help="Level of the problem.")] = None,
-    status: Annotated[str | None, typer.Option(help="With a turn of this status.")] = None,
-    min_speedup: Annotated[float | None, typer.Option(help="Correct, and so fast.")] = None,
-    stage: Annotated[int | None, typer.Option(help="Index of the stage.")] = None,
+    rollout: Annotated[
+        str | None, typer.Option("--id", help="Id of one rollout, e.g. g12.r3.")
+    ] = None,
+    problem: Annotated[str | None, typer.Option(help="Problem id or glob, e.g. softmax-*.")] = None,
+    family: Annotated[str | None, typer.Option(help="Problem family.")] = None,
+    level: Annotated[int | None, typer.Option(help="Problem level.")] = None,
+    status: Annotated[str | None, typer.Option(help="Rollouts with a turn of this status.")] = None,
+    min_speedup: Annotated[
+        float | None, typer.Option(help="Correct, with at least this speed-up.")
+    ] = None,
+    stage: Annotated[int | None, typer.Option(help="Stage, counted from 0.")] = None,
     step: Annotated[int | None, typer.Option(help="Training step.")] = None,
-    purpose: Annotated[str | None, typer.Option(help="train, eval or chat.")] = None,
+    purpose: Annotated[str | None, typer.Option(help="Purpose: train, eval or chat.")] = None,
     best: Annotated[bool, typer.Option("--best", help="Highest reward first.")] = False,
-    turns: Annotated[bool, typer.Option("--turns", help="Whole conversations.")] = False,
-    limit: Annotated[int, typer.Option(help="How many.")] = 20,
+    turns: Annotated[bool, typer.Option("--turns", help="Show whole conversations.")] = False,
+    limit: Annotated[int, typer.Option(help="Maximum number of rollouts.")] = 20,
     store: Store = RUNS,
     as_json: Json = False,
 ) -> None:
-    """Rollouts of a run, latest first."""
+    """List rollouts of a run, latest first."""
     from forge.store.reader import open_run
     from forge.views.run import rollouts as view
 
@@ -72,13 +76,16 @@ def rollouts(
 
 @app.command()
 def compare(
-    a: Annotated[str, typer.Argument(metavar="A", help="Run to compare with.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="Run that is compared.")],
-    by: Annotated[str, typer.Option(help="Give both the same: step, tokens or time.")] = "step",
+    a: Annotated[str, typer.Argument(metavar="A", help="First run.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Second run.")],
+    by: Annotated[str, typer.Option(help="Compare at equal step, tokens or time.")] = "step",
     store: Store = RUNS,
     as_json: Json = False,
 ) -> None:
-    """Two runs: settings, curves, problems won and lost, by level and device."""
+    """Compare two runs: settings, curves, problems won and lost.
+
+    Problems are listed by level and device.
+    """
     from forge.errors import ConfigError
     from forge.store.reader import open_run
     from forge.views import compare as view

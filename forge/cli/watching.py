@@ -1,4 +1,4 @@
-"""`forge tui [RUN]`, also `forge watch`: the terminal monitor, a process of its own."""
+"""`forge tui [RUN]` or `forge watch [RUN]`: the terminal monitor, which only reads the run."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from forge.cli.options import RUNS, RunName, Store, app, find
 
 @app.command("tui")
 def tui_command(run: RunName = "last", store: Store = RUNS) -> int:
-    """Look on at a run in the terminal, live or long after; `watch` is the same."""
+    """Monitor a run in the terminal, live or after its end. Also: watch."""
     _require_terminal()
     paths = find(run, store)
     from forge.exits import BUG
     from tui.app import WatchApp
 
-    # A warning on stderr would be written over the screen; what matters is on it.
+    # A warning on stderr would overwrite the screen.
     logging.basicConfig(handlers=[logging.NullHandler()], force=True)
     watch = WatchApp(paths)
     watch.run()
     code = watch.return_code or 0
-    return BUG if code == 1 else code  # of a bug the traceback was printed with the screen's end
+    return BUG if code == 1 else code  # the traceback was printed when the screen closed
 
 
 app.command("watch", hidden=True)(tui_command)
@@ -34,6 +34,6 @@ def _require_terminal() -> None:
         from forge.errors import ConfigError
 
         raise ConfigError(
-            "forge tui: needs a terminal to draw on; piped, "
-            '"forge status RUN", "forge show RUN" and "forge logs -f RUN" print lines'
+            "forge tui: needs a terminal; without one, "
+            '"forge status RUN", "forge show RUN" and "forge logs -f RUN" print text'
         )

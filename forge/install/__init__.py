@@ -1,4 +1,4 @@
-"""Making `.venv`: `python3 -m forge.install`, called by `make setup` under the system's Python.
+"""Makes `.venv`: `python3 -m forge.install`, called by `make setup` under the system's Python.
 
-Standard library only, and of forge only its errors.
+Uses the standard library only, and no other room of forge except its errors.
 """

@@ -1,9 +1,9 @@
-"""`python3 -m forge.install`: makes `.venv` with everything in it, or says why it cannot.
+"""`python3 -m forge.install`: makes a complete `.venv`, or prints what prevents it.
 
     stamp fresh? → machine checked → venv → torch → dependencies → llama.cpp → forge → stamp
 
-Exit code: 0 done, 3 the machine cannot (one line a fault), 130 interrupted. This file must load
-under an old Python, to say that it is too old: the rest is imported only after that check.
+Exit code: 0 done, 3 the machine lacks something (one line per fault), 130 interrupted. This file
+must load under an old Python, to report that it is too old; other modules are imported afterwards.
 """
 
 import contextlib
@@ -16,14 +16,14 @@ ROOT = Path(__file__).resolve().parents[2]
 PYTHON_AT_LEAST = (3, 11)
 
 
-def find_hopeless(platform, version):
+def find_unsupported(platform, version):
     # type: (str, tuple) -> str | None
-    """The one line that ends setup before anything of ours is imported, or None."""
+    """One line about an unsupported system or Python, or None."""
     if not platform.startswith("linux"):
         return "forge runs on Linux only; this is {}".format(platform)
     if tuple(version[:2]) < PYTHON_AT_LEAST:
         return (
-            "Python {}.{} is too old, forge needs {}.{} or newer; with another one installed:"
+            "Python {}.{} is too old, forge needs {}.{} or newer; if one is installed:"
             " make setup PYTHON=python{}.{}"
         ).format(*version[:2], *PYTHON_AT_LEAST, *PYTHON_AT_LEAST)
     return None
@@ -31,7 +31,7 @@ def find_hopeless(platform, version):
 
 @contextlib.contextmanager
 def only_setup_here():
-    """Two `make` in one checkout take turns; the lock ends with the process."""
+    """Waits for other setups of this checkout; the lock ends with the process."""
     import fcntl
 
     with (ROOT / "pyproject.toml").open("rb") as lock:
@@ -45,10 +45,10 @@ def only_setup_here():
 
 def main():
     # type: () -> int
-    """Turns what `setup` raises into lines and an exit code."""
-    hopeless = find_hopeless(sys.platform, sys.version_info)
-    if hopeless:
-        return fail(hopeless)
+    """Runs setup; prints errors and returns the exit code."""
+    unsupported = find_unsupported(sys.platform, sys.version_info)
+    if unsupported:
+        return fail(unsupported)
     from forge.errors import MachineError
     from forge.install.setup import setup
 
@@ -59,14 +59,14 @@ def main():
     except MachineError as error:
         return fail(str(error))
     except KeyboardInterrupt:
-        sys.stderr.write("\nsetup: interrupted; the next make setup goes on from here\n")
+        sys.stderr.write("\nsetup: interrupted; the next make setup continues from here\n")
         return 130
     return 0
 
 
 def fail(message):
     # type: (str) -> int
-    """Exit code 3."""
+    """Prints the message, and returns exit code 3."""
     sys.stderr.write("setup: " + message.replace("\n", "\nsetup: ") + "\n")
     return 3
 

@@ -1,4 +1,4 @@
-"""One command of setup, run to its end: output to a log and, line by line, to the progress."""
+"""Runs one command of setup: its output goes to a log, and line by line to the progress."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ if TYPE_CHECKING:
     from forge.install.progress import InstallProgress
 
 SILENT_S = 1800.0
-"""pip prints nothing during a download, and CUDA builds are large: longer than this is a hang."""
+"""Maximum time without output. pip prints nothing during a download, and CUDA builds are large."""
 GRACE_S = 5.0
-"""For pip to clean up after an interrupt."""
+"""Time for pip to clean up after an interrupt."""
 
 
 def run_command(
     argv: Sequence[str], *, env: Mapping[str, str], log: IO[bytes], progress: InstallProgress
 ) -> int:
-    """Returns the exit code. In a process group of its own: its compilers end with it."""
+    """Runs a command in a new process group, so that its compilers end with it.
+
+    Returns the exit code. Raises MachineError after SILENT_S without output.
+    """
     process = subprocess.Popen(
         argv,
         env=env,
@@ -45,7 +48,7 @@ def run_command(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """SIGINT lets pip remove its temporary directories; then the whole group is killed."""
+    """Sends SIGINT, so that pip removes its temporary directories, then kills the whole group."""
     os.killpg(process.pid, signal.SIGINT)
     with suppress(subprocess.TimeoutExpired):
         process.wait(timeout=GRACE_S)
@@ -55,21 +58,21 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _pump(source: IO[bytes], *, log: IO[bytes], progress: InstallProgress) -> None:
-    """Until the end of the output: to the log, and line by line to the progress."""
-    heard, rest = time.monotonic(), b""
+    """Copies the output to the log and to the progress until it ends."""
+    last_output, rest = time.monotonic(), b""
     while True:
         ready, _, _ = select.select([source], [], [], 1.0)
         now = time.monotonic()
         progress.tick(now=now)
         if not ready:
-            if now - heard > SILENT_S:
+            if now - last_output > SILENT_S:
                 progress.end(now=now)
                 raise MachineError(f"{progress.label}: pip was silent for {SILENT_S:.0f} s")
             continue
         chunk = os.read(source.fileno(), 1 << 16)
         if not chunk:
             return
-        heard = now
+        last_output = now
         log.write(chunk)
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:

@@ -1,4 +1,4 @@
-"""What stands in an environment: its Python, versions, what an interrupted pip left half-done."""
+"""State of an environment: its Python, installed versions, distributions that are incomplete."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ def find_version(site: Path, name: str) -> str | None:
 
 
 def find_python(venv: Path) -> str | None:
-    """The interpreter that an environment was made with, `python3.11`, or None."""
+    """Name of the interpreter of an environment, `python3.11`, or None."""
     return next((path.name for path in sorted(venv.glob("lib/python3*"))), None)
 
 
 def find_damaged(site: Path) -> list[Path]:
-    """dist-info directories whose RECORD is missing, or names an absent or cut file."""
-    return [info for info in sorted(site.glob("*.dist-info")) if not _is_whole(info)]
+    """dist-info directories without a RECORD, or whose RECORD lists an absent or truncated file."""
+    return [info for info in sorted(site.glob("*.dist-info")) if not _is_complete(info)]
 
 
-def _is_whole(info: Path) -> bool:
+def _is_complete(info: Path) -> bool:
     try:
         rows = list(csv.reader((info / "RECORD").read_text(encoding="utf-8").splitlines()))
         return all(

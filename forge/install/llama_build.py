@@ -1,7 +1,7 @@
-"""Which build of llama.cpp is compiled: for the CPU, or with `LLAMA=cuda|hip|vulkan` for GPUs too.
+"""Chooses the build of llama.cpp: for the CPU, or with `LLAMA=cuda|hip|vulkan` for GPUs too.
 
-Called by `setup` and `steps`. Looks without changing anything. The user's CMAKE_ARGS comes after
-ours and wins: so a machine can build for cards that it has not.
+Inspects the machine without changing anything. The user's CMAKE_ARGS come last and win, so a
+machine can build for GPUs that it does not have.
 """
 
 from __future__ import annotations
@@ -24,43 +24,47 @@ VULKAN_HEADERS = {
 }
 VULKAN_CORE = "vulkan/vulkan_core.h"
 VULKAN_LEAST = (1, 3, 272)
-"""The first with VK_EXT_layer_settings, which llama.cpp uses; Debian 12 has 1.3.239."""
+"""Minimum version: has VK_EXT_layer_settings, which llama.cpp uses. Debian 12 has 1.3.239."""
 BACKENDS = ("cpu", "cuda", "hip", "vulkan")
 COMMON_ARGS = "-DLLAVA_BUILD=OFF"
-"""No image input: the engine reads token ids."""
+"""Builds without image input, since the engine reads token ids."""
 LINK_ARGS = "-Wl,--exclude-libs,libstdc++.a" if sys.platform == "linux" else ""
-"""Where a compiler puts libstdc++ into each library: their copies, seen by one another, mix, and
-the process crashes as it loads a model. Nothing changes where they share the system's."""
-ASK_S = 20.0
-"""For a vendor's tool to list its cards."""
+"""Hides the copies of libstdc++ that some compilers link into each library. Otherwise they mix, and
+the process crashes when it loads a model. No effect with a shared libstdc++."""
+TOOL_TIMEOUT_S = 20.0
+"""Maximum time for a vendor's tool to list GPUs."""
 CUDA_HOME = Path("/usr/local/cuda")
 ROCM_HOME = Path("/opt/rocm")
 INCLUDES = (Path("/usr/local/include"), Path("/usr/include"))
-"""In the compiler's order."""
+"""System include directories, in the compiler's order."""
 CUDA_ARCHITECTURES = "CMAKE_CUDA_ARCHITECTURES"
 AMD_TARGETS = "GPU_TARGETS"
 VULKAN_INCLUDE = "Vulkan_INCLUDE_DIR"
 CUBLAS = "CUDA_cublas_LIBRARY"
-"""Where cmake is told of a cuBLAS outside of its toolkit."""
+"""cmake variable for a cuBLAS outside the toolkit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaChoice:
-    """What the build is called, and what cmake is told."""
+    """Name of a build, and the arguments of cmake for it."""
 
     name: str
     cmake_args: str
     path: str = ""
-    """Directory of the compiler, where PATH has it not."""
+    """Directory of the compiler if it is not on PATH."""
 
     @property
     def library(self) -> str:
-        """The file that a wheel built so has beside libllama."""
+        """Library that a wheel of this build has beside libllama."""
         return f"libggml-{self.name}.so"
 
 
 def choose_llama(name: str, env: Mapping[str, str]) -> LlamaChoice:
-    """Raises MachineError with one line for each thing that the build lacks here."""
+    """Chooses a build by name.
+
+    Raises:
+        MachineError: one line for each thing that the build needs and this machine lacks.
+    """
     given = env.get("CMAKE_ARGS", "")
     if name not in BACKENDS:
         raise MachineError(f"LLAMA={name}: allowed is {', '.join(BACKENDS)}")
@@ -73,7 +77,7 @@ def choose_llama(name: str, env: Mapping[str, str]) -> LlamaChoice:
 
 
 Plan = tuple[list[str], str, str]
-"""Faults, arguments, and the compiler's directory where PATH has it not."""
+"""Faults, arguments of cmake, and the compiler's directory if it is not on PATH."""
 
 
 def _plan_cpu(_env: Mapping[str, str], _given: str) -> Plan:
@@ -88,7 +92,7 @@ def _plan_cuda(env: Mapping[str, str], given: str) -> Plan:
     elif nvcc is not None and CUBLAS not in given and not _has_cublas(nvcc, env):
         faults.append(
             f"no cuBLAS (cublas_v2.h, libcublas.so) beside {nvcc}; Debian, Ubuntu: apt install"
-            f" libcublas-dev-13-0 (of its version), or CPATH and CMAKE_ARGS='-D{CUBLAS}=FILE'"
+            f" libcublas-dev-13-0 (of its version), or set CPATH and CMAKE_ARGS='-D{CUBLAS}=FILE'"
         )
     args = "-DGGML_CUDA=on"
     if CUDA_ARCHITECTURES in given:
@@ -128,7 +132,7 @@ def _plan_vulkan(env: Mapping[str, str], given: str) -> Plan:
     version = None if core is None else _vulkan_version(core)
     if version is not None and version < VULKAN_LEAST:
         faults.append(
-            f"{core} is of Vulkan {_dotted(version)}, {_dotted(VULKAN_LEAST)} or later is needed;"
+            f"{core} is Vulkan {_dotted(version)}, {_dotted(VULKAN_LEAST)} or later is needed;"
             " LunarG's SDK has it: VULKAN_SDK=FOLDER"
         )
     return faults, "-DGGML_VULKAN=on", path
@@ -143,11 +147,11 @@ _PLANS: dict[str, Callable[[Mapping[str, str], str], Plan]] = {
 
 
 def _no_cards(found: str, example: str) -> str:
-    return f"{found} to build for; CMAKE_ARGS='{example}' names the cards of another machine"
+    return f"{found} to build for; CMAKE_ARGS='{example}' builds for the GPUs of another machine"
 
 
 def _find_tool(name: str, env: Mapping[str, str], *, beside: Path) -> tuple[str | None, str]:
-    """Its path, and the directory to add to PATH where it is only there."""
+    """Path of a tool, and the directory to add to PATH if it is found only in `beside`."""
     if found := shutil.which(name, path=env.get("PATH", os.defpath)):
         return found, ""
     if found := shutil.which(name, path=str(beside)):
@@ -156,8 +160,8 @@ def _find_tool(name: str, env: Mapping[str, str], *, beside: Path) -> tuple[str 
 
 
 def _has_cublas(nvcc: str, env: Mapping[str, str]) -> bool:
-    """Beside the compiler, which may be a script that calls the toolkit's, or where the system
-    keeps libraries."""
+    """True if cuBLAS is in the compiler's toolkit, in CUDA_HOME (nvcc may be a wrapper script), or
+    in the system's library directories."""
     homes = [home for path in (Path(nvcc).resolve().parents[1], CUDA_HOME)
              for home in (path, *path.glob("targets/*"))]  # fmt: skip
     folders = [folder for home in homes for folder in (home / "lib", home / "lib64")]
@@ -174,7 +178,7 @@ def _find_header(name: str, folders: Sequence[Path], env: Mapping[str, str]) -> 
 
 
 def _vulkan_version(core: Path) -> tuple[int, ...] | None:
-    """Of Vulkan's headers; None where the file does not say: then the build does."""
+    """Version of Vulkan's headers; None if the file has no version, and the build will tell."""
     text = core.read_text(encoding="utf-8", errors="replace")
     found = re.search(r"VK_HEADER_VERSION_COMPLETE VK_\w+\((?:0, )?(\d+), (\d+),", text)
     patch = re.search(r"define VK_HEADER_VERSION (\d+)", text)
@@ -186,13 +190,13 @@ def _dotted(version: tuple[int, ...]) -> str:
 
 
 def _listed(argv: Sequence[str], env: Mapping[str, str], *, beside: Path | None = None) -> str:
-    """What a vendor's tool prints; empty where there is none or it fails."""
+    """Output of a vendor's tool; empty if it is missing or fails."""
     tool, _ = _find_tool(argv[0], env, beside=beside or Path("/nonexistent"))
     if tool is None:
         return ""
     with suppress(OSError, subprocess.TimeoutExpired):
         ran = subprocess.run(
-            [tool, *argv[1:]], capture_output=True, text=True, timeout=ASK_S, check=False
+            [tool, *argv[1:]], capture_output=True, text=True, timeout=TOOL_TIMEOUT_S, check=False
         )
         return ran.stdout if ran.returncode == 0 else ""
     return ""

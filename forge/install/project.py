@@ -1,4 +1,4 @@
-"""What pyproject.toml and constraints.txt ask for, cut into the steps of setup."""
+"""Requirements in pyproject.toml and constraints.txt, divided among the steps of setup."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Project:
-    """What pyproject.toml and constraints.txt say."""
+    """Content of pyproject.toml and constraints.txt."""
 
     tables: dict[str, Any]
     """pyproject.toml, parsed."""
     constraints: str
-    """constraints.txt, as it is."""
+    """constraints.txt, unchanged."""
 
     @property
     def requirements(self) -> list[str]:
-        """Everything but torch and llama.cpp, which have steps of their own."""
+        """All requirements except torch and llama.cpp, which have their own steps."""
         wanted = [
             *self.tables["project"]["dependencies"],
             *self._extra("llama"),
@@ -31,12 +31,12 @@ class Project:
 
     @property
     def llama(self) -> str:
-        """The requirement of llama-cpp-python, exact."""
+        """The requirement of llama-cpp-python, with an exact version."""
         return next(line for line in self._extra("llama") if _name(line) == "llama-cpp-python")
 
     @property
     def torch(self) -> str:
-        """The tested version, as a requirement."""
+        """The tested version of torch, as a requirement."""
         return next(line for line in self.constraints.splitlines() if _name(line) == "torch")
 
     def _extra(self, name: str) -> list[str]:
@@ -56,7 +56,7 @@ def load_project(root: Path) -> Project:
 
 
 def pin_torch(constraints: str, *, torch: str, triton: str | None) -> str:
-    """The constraints, but with the installed torch, and triton too where it came with torch."""
+    """The constraints with the installed torch, and with its triton if torch brought one."""
     replaced = {"torch", "triton"} if _brings_triton(torch, triton) else {"torch"}
     lines = [line for line in constraints.splitlines() if _name(line) not in replaced]
     lines.append(f"torch=={torch}")
@@ -66,11 +66,11 @@ def pin_torch(constraints: str, *, torch: str, triton: str | None) -> str:
 
 
 def drop_triton(requirements: Sequence[str], *, torch: str, triton: str | None) -> list[str]:
-    """Without PyPI's triton where torch brought its own: it would overwrite those files."""
+    """The requirements without PyPI's triton if torch brought its own, which it would overwrite."""
     is_there = _brings_triton(torch, triton) and triton is None
     return [line for line in requirements if not (is_there and _name(line) == "triton")]
 
 
 def _brings_triton(torch: str, triton: str | None) -> bool:
-    """CUDA builds require one version of triton, ROCm builds one of their own, CPU builds none."""
+    """True if the build of torch determines triton: CUDA and ROCm builds do, CPU builds do not."""
     return "+rocm" in torch or (triton is not None and not torch.endswith("+cpu"))

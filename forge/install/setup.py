@@ -1,4 +1,4 @@
-"""One setup from start to end: nothing to do, or the machine's faults, or the steps and a stamp."""
+"""Runs setup: nothing if the stamp is valid, else checks the machine, runs the steps, stamps."""
 
 from __future__ import annotations
 
@@ -23,11 +23,16 @@ from forge.install.torch_build import (
 
 
 def setup(root: Path, env: Mapping[str, str]) -> None:
-    """Raises MachineError with one line a fault.
+    """Makes or updates the `.venv` of a checkout.
 
-    `TORCH` and `LLAMA` in `env` override the choices. `PYTHON` in it means that this interpreter
-    was asked for (make exports what stands on its command line); without it an environment keeps
-    its own.
+    Args:
+        root: directory of the checkout.
+        env: environment variables. `TORCH` and `LLAMA` override the choices. `PYTHON` means that
+            the user asked for this interpreter (make exports its command line); without it an
+            existing environment keeps its own.
+
+    Raises:
+        MachineError: one line per fault.
     """
     venv = root / ".venv"
     project = load_project(root)
@@ -58,8 +63,8 @@ def setup(root: Path, env: Mapping[str, str]) -> None:
 
 
 def _check_machine(root: Path, env: Mapping[str, str], *, name: str) -> None:
-    is_there = (root / ".venv" / "bin" / "forge").exists()
-    need_bytes = REPAIR_BYTES if is_there else VENV_BYTES.get(name, VENV_BYTES["cpu"])
+    is_installed = (root / ".venv" / "bin" / "forge").exists()
+    need_bytes = REPAIR_BYTES if is_installed else VENV_BYTES.get(name, VENV_BYTES["cpu"])
     faults = find_faults(read_machine(root, env), need_bytes=need_bytes)
     if faults:
         raise MachineError("\n".join(faults))

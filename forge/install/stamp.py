@@ -1,4 +1,4 @@
-"""`.venv/setup.json`: written when setup has ended, so that the next one has nothing to do."""
+"""`.venv/setup.json`: written at the end of setup, so that the next setup has nothing to do."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stamp:
-    """What the last setup that ended has made."""
+    """Result of the last complete setup."""
 
     fingerprint: str
     torch: str
-    """cpu, cuda, rocm, or the user's own requirement."""
+    """Build of torch: cpu, cuda, rocm, or the user's own requirement."""
     root: str
     """Directory of the checkout: the environment's scripts carry absolute paths."""
     llama: str = "cpu"
-    """cpu, cuda, hip or vulkan."""
+    """Build of llama.cpp: cpu, cuda, hip or vulkan."""
 
 
 def fingerprint(project: Project, root: Path, env: Mapping[str, str]) -> str:
-    """Of all that decides what is installed, but for the choices of torch, llama.cpp and Python."""
-    decisive = [
+    """Hash of everything that determines the packages, except the choices in the stamp."""
+    inputs = [
         project.tables["project"],
         project.tables["build-system"],
         project.constraints,
@@ -40,11 +40,11 @@ def fingerprint(project: Project, root: Path, env: Mapping[str, str]) -> str:
             for path in sorted((root / "forge/install").glob("*.py"))
         ),
     ]
-    return hashlib.sha256(json.dumps(decisive).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()
 
 
 def read_stamp(venv: Path) -> Stamp | None:
-    """None where setup never ended."""
+    """The stamp, or None if setup never completed."""
     try:
         return Stamp(**json.loads((venv / "setup.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -60,7 +60,7 @@ def is_done(
     python: str | None,
     llama: str | None = None,
 ) -> bool:
-    """Whether the last setup made what is wanted now. None accepts its torch, Python or llama."""
+    """True if the last setup made what is wanted now. None accepts its torch, Python or llama."""
     stamp = read_stamp(venv)
     if stamp is None or stamp.fingerprint != wanted or stamp.root != str(root):
         return False
@@ -73,7 +73,7 @@ def is_done(
 
 
 def write_stamp(venv: Path, stamp: Stamp) -> None:
-    """A temporary name, then a rename."""
+    """Writes the stamp atomically."""
     staged = venv / "setup.json.new"
     staged.write_text(json.dumps(asdict(stamp)), encoding="utf-8")
     staged.replace(venv / "setup.json")

@@ -1,7 +1,7 @@
-"""The steps that fill an environment: venv → torch → dependencies → llama.cpp → forge itself.
+"""The steps of setup: venv → torch → dependencies → llama.cpp → forge itself.
 
-torch goes first, and what came is pinned, so that nothing later swaps its build. Each step may
-run again: pip skips what is whole.
+torch is first, and the installed build is pinned, so that no later step replaces it. Each step may
+run again: pip skips what is complete.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from forge.install.torch_build import TorchChoice
 
 LLAMA_PROBE = "import llama_cpp; llama_cpp.llama_backend_init()"
-"""Fails where a cached wheel was compiled for another machine's instructions."""
+"""Fails if a cached wheel was compiled for another machine's instruction set."""
 PROBE_S = 300.0
-"""Deadline of the short commands: making a venv, importing a module."""
+"""Maximum time for short commands: making a venv, importing a module."""
 QUOTED_LINES = 15
+"""Lines of the log in an error message."""
 
 
 class Installer:
@@ -45,24 +46,24 @@ class Installer:
         self._env = dict(env, PIP_DISABLE_PIP_VERSION_CHECK="1", PIP_NO_INPUT="1")
 
     def make_venv(self, *, is_unfit: bool) -> None:
-        """Keeps a working one, mended. One that is broken, moved or of another Python starts
-        again."""
+        """Repairs a working environment; makes a new one if it is broken or unfit (moved, or made
+        with another Python)."""
         if is_unfit or not self._succeeds("import pip"):
             self._create_venv()
         for info in find_damaged(self._site):
-            shutil.rmtree(info)  # pip then takes it for absent, and installs it over what is there
+            shutil.rmtree(info)  # pip then installs it again
         for leftover in self._site.glob("~*"):
             shutil.rmtree(leftover, ignore_errors=True)
 
     def install_torch(self, choice: TorchChoice, *, is_other: bool) -> None:
-        """`is_other`: another build is installed, and its version may satisfy the requirement."""
+        """Installs torch; `is_other` if another build is installed that could satisfy pip."""
         label = f"2/5 torch ({choice.name})"
         if is_other:
             self._pip(label, "--force-reinstall", "--no-deps", *choice.pip_args)
         self._pip(label, *choice.pip_args)
 
     def install_rest(self, llama: LlamaChoice) -> None:
-        """Dependencies, llama.cpp, then forge without dependencies: torch stays as it is."""
+        """Installs dependencies, llama.cpp, then forge without dependencies: torch is unchanged."""
         torch = find_version(self._site, "torch")
         if torch is None:
             raise MachineError(
@@ -79,9 +80,12 @@ class Installer:
         self._pip("5/5 forge", "--no-deps", "-e", str(self._root))
 
     def _install_llama(self, pinned: str, choice: LlamaChoice) -> None:
-        """pip caches a wheel by version alone: it is not used, and not made, where the build is no
-        plain one. Such a build takes minutes: it is kept where it was made by the same arguments
-        and loads."""
+        """Installs the chosen build of llama.cpp.
+
+        pip caches wheels by version only, so a build with other arguments neither uses nor fills
+        the cache. Since it takes minutes, it is kept if it was made by the same arguments and
+        loads.
+        """
         is_plain = choice.name == "cpu" and not self._env.get("CMAKE_ARGS")
         ldflags = " ".join(filter(None, (LINK_ARGS, self._env.get("LDFLAGS"))))
         by = f"CMAKE_ARGS={choice.cmake_args}\nLDFLAGS={ldflags}\n"
@@ -99,21 +103,21 @@ class Installer:
         args_file.unlink(missing_ok=True)
         if not is_plain:
             self._pip(label, anew, *over, *wanted)
-            self._pip(label, *wanted)  # what it needs, where it is the first
+            self._pip(label, *wanted)  # its dependencies, at the first installation
         else:
             self._pip(label, *(over if made_by and not is_same else ()), *wanted)
             if not self._succeeds(LLAMA_PROBE):
                 self._pip(label, anew, *over, *wanted)
         if choice.name != "cpu" and not self._has_llama(choice):
             raise MachineError(
-                f"{label}: it was built for {choice.name} but does not load so here; the end of"
-                f" {self._venv / 'setup.log'} has the build,"
+                f"{label}: it was built for {choice.name} but does not load here; the end of"
+                f" {self._venv / 'setup.log'} shows the build,"
                 f' {self._python} -c "{LLAMA_PROBE}" the reason'
             )
         args_file.write_text(by, encoding="utf-8")
 
     def _has_llama(self, choice: LlamaChoice) -> bool:
-        """Whether the wanted version is there, built so, and loads."""
+        """True if the wanted version and build is installed and loads."""
         wanted = self._project.llama.partition("==")[2]
         library = self._site / "llama_cpp" / "lib" / choice.library
         is_there = find_version(self._site, "llama-cpp-python") == wanted and library.exists()
@@ -140,7 +144,7 @@ class Installer:
         return ran.returncode == 0
 
     def _pip(self, label: str, *args: str) -> None:
-        """Shows progress, keeps all output in `.venv/setup.log`; a failure quotes the log's end."""
+        """Runs pip with progress; its output goes to `.venv/setup.log`, whose end errors quote."""
         argv = [str(self._python), "-m", "pip", "install", *args]
         log_path = self._venv / "setup.log"
         progress = InstallProgress(label, stream=sys.stderr, now=time.monotonic())

@@ -1,4 +1,4 @@
-"""Which build of torch pip is asked for: CPU, CUDA or ROCm, by the machine or by `TORCH=`."""
+"""Chooses the build of torch: CPU, CUDA or ROCm, by the machine or by `TORCH=`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from forge.errors import MachineError
 
 TORCH_INDEX = "https://download.pytorch.org/whl/"
 PROBE_S = 2.0
-"""Patience with the index of torch's CPU builds, which may be out of reach behind a mirror."""
+"""Maximum wait for the index of torch's CPU builds, which a mirror may make unreachable."""
 ROCM_VERSION = Path("/opt/rocm/.info/version")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchChoice:
-    """What `pip install` is given for torch, and what it is called in the stamp and in messages."""
+    """Arguments of `pip install` for torch, and the name of the build in stamp and messages."""
 
     name: str
     """cpu, cuda, rocm, or the user's own requirement."""
@@ -32,7 +32,7 @@ class TorchChoice:
 
 
 def detect_accelerator(env: Mapping[str, str]) -> str:
-    """cuda where nvidia-smi lists a GPU, rocm where the amdgpu compute device exists, else cpu."""
+    """cuda if nvidia-smi lists a GPU, rocm if the amdgpu compute device exists, else cpu."""
     nvidia_smi = shutil.which("nvidia-smi", path=env.get("PATH", os.defpath))
     if nvidia_smi:
         with suppress(OSError, subprocess.TimeoutExpired):
@@ -43,10 +43,19 @@ def detect_accelerator(env: Mapping[str, str]) -> str:
 
 
 def choose_torch(name: str, *, tested: str, rocm: str | None, is_cpu_index_up: bool) -> TorchChoice:
-    """`name` is cpu, cuda, rocm or a pip requirement; `tested` the one in constraints.txt.
+    """Chooses a build by name: cpu, cuda, rocm or a pip requirement.
 
-    On CPU the tested version is asked for: a `+cpu` build, from the extra index or from where the
-    user's pip looks (find-links), sorts above PyPI's CUDA build of the same version.
+    On a CPU pip gets the tested version: a `+cpu` build, from the extra index or from the user's
+    find-links, ranks above PyPI's CUDA build of the same version.
+
+    Args:
+        name: the build.
+        tested: the requirement in constraints.txt.
+        rocm: version of ROCm, or None if unknown.
+        is_cpu_index_up: True if the index of CPU builds answers.
+
+    Raises:
+        MachineError: rocm without a version.
     """
     if name == "cpu":
         extra = ("--extra-index-url", TORCH_INDEX + "cpu") if is_cpu_index_up else ()
@@ -65,7 +74,7 @@ def choose_torch(name: str, *, tested: str, rocm: str | None, is_cpu_index_up: b
 
 
 def read_rocm_version(info: Path = ROCM_VERSION) -> str | None:
-    """`7.0` of `7.0.2-123`, or None."""
+    """Major and minor version of ROCm: `7.0` for `7.0.2-123`; None if unknown."""
     with suppress(OSError):
         found = re.match(r"(\d+\.\d+)", info.read_text())
         return found.group(1) if found else None
@@ -73,7 +82,7 @@ def read_rocm_version(info: Path = ROCM_VERSION) -> str | None:
 
 
 def is_reachable(url: str, *, patience_s: float = PROBE_S) -> bool:
-    """Whether it answers in time. In a thread, since a name lookup ignores timeouts."""
+    """True if the URL answers in time. Uses a thread, since a name lookup ignores timeouts."""
     answers: list[bool] = []
 
     def ask() -> None:

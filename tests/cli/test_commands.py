@@ -1,4 +1,4 @@
-"""The command line: what each error becomes, and that nothing heavy is imported to say so."""
+"""The command line: exit codes and messages of errors, help, and imports."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_an_error_is_one_line_and_its_exit_code(error, code, line, capsys):
     assert capsys.readouterr().err.startswith(line)
 
 
-def test_of_several_errors_the_cause_is_told_and_not_its_consequences(capsys):
+def test_of_several_errors_only_the_cause_is_printed(capsys):
     inner = ExceptionGroup("", [ValueError("x"), Stalled("trainer waits")])
     group = BaseExceptionGroup("", [inner, ChildDied("serve-0 died")])
     assert explain(group) == 4
@@ -68,7 +68,7 @@ def test_of_several_errors_the_cause_is_told_and_not_its_consequences(capsys):
     assert explain(full) == 3
 
 
-def test_what_is_recorded_of_an_error_is_what_is_told():
+def test_the_recorded_message_is_the_printed_one():
     nested = ExceptionGroup("", [ExceptionGroup("", [KeyError("x"), Stalled("trainer: silent")])])
     assert (ending_of(nested).code, ending_of(nested).message) == (5, "trainer: silent")
     full = ending_of(ExceptionGroup("", [OSError(errno.ENOSPC, "x", "run.db")]))
@@ -99,7 +99,7 @@ sys.exit(explain(error))
         (2, "__import__('forge.errors').errors.Stopped('saved')", 130),
     ],
 )
-def test_only_a_reader_of_our_output_that_left_is_no_error(fd, error, code):
+def test_only_a_closed_stdout_is_not_an_error(fd, error, code):
     done = subprocess.run(
         [sys.executable, "-c", PIPES, str(fd), error],
         capture_output=True, timeout=60, check=False, env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -108,25 +108,25 @@ def test_only_a_reader_of_our_output_that_left_is_no_error(fd, error, code):
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_a_locale_without_our_signs_gets_a_mark_for_each(encoding, monkeypatch):
+def test_characters_that_the_locale_lacks_are_printed_as_question_marks(encoding, monkeypatch):
     monkeypatch.setenv("PYTHONIOENCODING", encoding)
     done = run("keys", "rollout")
     assert (done.returncode, done.stderr) == (0, "")
     assert "return_t = ?_j" in done.stdout
 
 
-def test_anything_else_is_our_bug_with_its_traceback(capsys):
+def test_any_other_error_is_a_bug_with_its_traceback(capsys):
     try:
         raise ExceptionGroup("", [ZeroDivisionError("1/0")])
     except ExceptionGroup as error:
         code = explain(error)
-    told = capsys.readouterr().err
+    printed = capsys.readouterr().err
     assert code == 70
-    assert "ZeroDivisionError: 1/0" in told
-    assert "this is a bug in forge" in told.splitlines()[-1]
+    assert "ZeroDivisionError: 1/0" in printed
+    assert "this is a bug in forge" in printed.splitlines()[-1]
 
 
-def test_every_exit_code_of_the_design_belongs_to_one_error():
+def test_each_exit_code_belongs_to_one_error():
     codes = {kind.__name__: kind.exit_code for kind in ForgeError.__subclasses__()}
     assert sorted(codes.values()) == [2, 3, 4, 5, 130]
 
@@ -144,14 +144,14 @@ def test_without_arguments_the_commands_are_listed():
 
 
 @pytest.mark.parametrize("command", ["run", "resume"])
-def test_elsewhere_than_on_linux_a_run_is_refused_with_exit_3(command, monkeypatch, capsys):
+def test_a_run_on_another_system_than_linux_is_refused_with_exit_3(command, monkeypatch, capsys):
     sysconfig.get_config_vars()  # imports a module named after the platform, once
     monkeypatch.setattr(sys, "platform", "darwin")
     assert cli.run_command([command, "x"]) == 3
     assert "forge runs on Linux only" in capsys.readouterr().err
 
 
-def test_a_reader_that_leaves_is_no_error():
+def test_a_closed_pipe_is_not_an_error():
     command = f"{sys.executable} -m forge keys --json | head -c 10; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(
         ["bash", "-c", command],
@@ -164,17 +164,17 @@ def test_a_reader_that_leaves_is_no_error():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_closed_stdout_is_told():
+def test_a_closed_stdout_is_reported():
     command = f"{sys.executable} -m forge keys >&-"
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         ["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False, env=env
     )
     assert done.returncode == 2
-    assert done.stderr == "forge: stdout is closed; >/dev/null drops what is printed\n"
+    assert done.stderr == "forge: stdout is closed; >/dev/null drops the output\n"
 
 
-def test_half_a_surrogate_pair_is_printed_as_json_has_it(capsys):
+def test_half_a_surrogate_pair_is_printed_as_a_json_escape(capsys):
     printing.print_json({"é": "\ud800"})
     out = capsys.readouterr().out
     assert out == '{"é": "\\ud800"}\n'
@@ -207,7 +207,7 @@ def test_plan_prints_json_and_imports_nothing_heavy(tmp_path):
     assert planned["cpu_s"] > 0
 
 
-def test_the_module_is_the_program_by_the_same_name():
+def test_the_module_forge_is_the_command_forge():
     done = run("--help")
     assert done.stdout.startswith("Usage: forge [OPTIONS] COMMAND")
     assert run("forge.cli").stderr.startswith("Usage: forge")
@@ -238,7 +238,7 @@ def test_a_bad_experiment_exits_2_with_every_mistake_and_makes_no_run(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["x.toml"]
 
 
-def test_a_missing_file_and_a_missing_run_exit_2_naming_what_there_is(tmp_path):
+def test_a_missing_file_and_a_missing_run_exit_2_and_list_the_existing_ones(tmp_path):
     done = run("plan", "quickstat.toml", cwd=ROOT / "experiments")
     assert (done.returncode, "there is quickstart.toml" in done.stderr) == (2, True)
     done = run("show", "nothing", cwd=tmp_path)
@@ -246,7 +246,7 @@ def test_a_missing_file_and_a_missing_run_exit_2_naming_what_there_is(tmp_path):
     assert done.stderr == "forge: nothing: no such run; runs/ holds no runs\n"
 
 
-def test_stop_of_a_run_that_is_not_running_says_so(tmp_path):
+def test_stop_of_a_run_that_is_not_running_is_refused(tmp_path):
     folder = tmp_path / "runs" / "x-1"
     folder.mkdir(parents=True)
     (folder / "run.db").touch()
@@ -254,7 +254,7 @@ def test_stop_of_a_run_that_is_not_running_says_so(tmp_path):
     assert (done.returncode, "x-1 is not running" in done.stderr) == (2, True)
 
 
-def test_a_detached_run_that_cannot_start_says_why_with_the_same_exit_code(tmp_path):
+def test_a_detached_run_that_cannot_start_has_the_same_message_and_exit_code(tmp_path):
     asked = ("--set=devices.gpus=auto", "--set=devices.train=99", "--set=store.dir=r")
     done = run("run", "-d", str(QUICKSTART), *asked, cwd=tmp_path)
     assert done.returncode == 3
@@ -262,7 +262,7 @@ def test_a_detached_run_that_cannot_start_says_why_with_the_same_exit_code(tmp_p
     assert list((tmp_path / "r").iterdir()) == []
 
 
-def test_a_detached_run_fetches_its_model_while_somebody_looks_on(monkeypatch, tmp_path, capsys):
+def test_a_detached_run_downloads_its_model_in_the_foreground(monkeypatch, tmp_path, capsys):
     def refuse(table, *, say):
         raise MachineError("the hub cannot be reached")
 
@@ -273,7 +273,7 @@ def test_a_detached_run_fetches_its_model_while_somebody_looks_on(monkeypatch, t
     assert not (tmp_path / "r").exists()
 
 
-def test_judging_a_file_that_is_no_problem_exits_2_naming_it(tmp_path):
+def test_judging_a_file_that_is_not_a_problem_exits_2(tmp_path):
     (tmp_path / "p.py").write_text("class Model: pass\n")
     (tmp_path / "c.py").write_text("x = 1\n")
     done = run("judge", "p.py", "c.py", cwd=tmp_path)
@@ -284,7 +284,7 @@ def test_judging_a_file_that_is_no_problem_exits_2_naming_it(tmp_path):
     assert (done.returncode, "one of auto" in done.stderr) == (2, True)
 
 
-def test_who_waits_for_a_judge_sees_that_it_starts(monkeypatch, capsys):
+def test_a_spinner_is_shown_while_a_judge_starts(monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
     with printing.waiting("judging", is_shown=True) as end_waiting:
         end_waiting()
@@ -297,7 +297,7 @@ def test_who_waits_for_a_judge_sees_that_it_starts(monkeypatch, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_keys_prints_a_table_or_says_which_there_are():
+def test_keys_prints_a_table_or_lists_the_known_ones():
     done = run("keys", "rollout")
     assert done.returncode == 0
     assert "group_size" in done.stdout
@@ -305,14 +305,14 @@ def test_keys_prints_a_table_or_says_which_there_are():
     assert (done.returncode, "did you mean rollout?" in done.stderr) == (2, True)
 
 
-def test_doctor_reports_in_json_with_an_exit_code_that_agrees():
+def test_the_exit_code_of_doctor_agrees_with_its_json():
     done = run("doctor", "--json")
     report = json.loads(done.stdout)
     assert done.returncode == (0 if report["ok"] else 3)
     assert {"python", "memory", "sockets"} <= {each["name"] for each in report["findings"]}
 
 
-def test_the_entry_point_is_what_pyproject_names():
+def test_the_entry_point_is_the_one_in_pyproject():
     text = (ROOT / "pyproject.toml").read_text()
     assert 'forge = "forge.cli:main"' in text
     assert forge.__version__

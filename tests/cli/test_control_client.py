@@ -93,7 +93,7 @@ def test_stop_posts_its_reason():
     assert Handler.asked[-1] == ("/stop", '{"reason": "enough"}')
 
 
-def test_a_run_that_has_ended_is_told_from_one_that_is_silent():
+def test_an_ended_run_and_a_silent_one_give_different_errors():
     with open_socket_dir() as folder:
         with pytest.raises(ConfigError, match="no supervisor answers there"):
             ControlClient(folder / "control.sock").status()
@@ -104,14 +104,14 @@ def test_a_run_that_has_ended_is_told_from_one_that_is_silent():
                 ControlClient(folder / "control.sock", timeout_s=0.1).status()
 
 
-def test_what_was_asked_for_is_told_in_a_line_and_so_is_why_not():
+def test_an_accepted_request_and_a_refusal_are_one_line_each():
     with serving() as path:
         assert ControlClient(path).save() == "grpo-1: saves"
         with pytest.raises(ConfigError, match=r"^sft-1: serves no policy$"):
             ControlClient(path).evaluate()
 
 
-def test_a_supervisor_that_does_not_know_the_question_is_told_of_in_a_line(monkeypatch):
+def test_a_supervisor_that_does_not_know_the_request_is_one_line(monkeypatch):
     def unknown(self) -> None:
         self.send_response(404)
         self.end_headers()

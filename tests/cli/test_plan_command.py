@@ -23,7 +23,7 @@ CARD = Gpu(
 )  # fmt: skip
 
 
-def test_a_plan_for_an_assumed_machine_shows_its_cards_and_reasons(capsys):
+def test_a_plan_for_an_assumed_machine_shows_its_gpus_and_reasons(capsys):
     assert cli.run_command(["plan", str(QUICKSTART), "--assume", "3xH100-80GB", *ON_GPUS]) == 0
     shown = capsys.readouterr().out
     assert "assumed: 3xH100-80GB" in shown
@@ -57,7 +57,7 @@ def test_an_invalid_assumed_machine_is_refused(capsys):
 
 @pytest.fixture
 def one_card(monkeypatch, tmp_path):
-    """This machine, as commands see it, with one card that another process fills."""
+    """Makes commands see a machine with one GPU whose memory another process fills."""
     monkeypatch.setattr(machine_module, "inventory", lambda: (CARD,))
     full = Occupancy(free_bytes=0, users=(GpuUser(pid=77, name="python", memory_bytes=1 << 37),))
     monkeypatch.setattr(machine_module, "occupancies", lambda gpus: {CARD.uuid: full})
@@ -70,7 +70,7 @@ def one_card(monkeypatch, tmp_path):
     return tmp_path
 
 
-def test_a_run_on_a_card_of_another_run_is_refused_before_it_has_a_directory(one_card, capsys):
+def test_a_run_on_a_gpu_in_use_is_refused_before_it_has_a_directory(one_card, capsys):
     asked = ["--set=devices.gpus=auto", "--set=devices.judge=1"]
     with claim([CARD], run="first-3", folder=one_card):
         assert cli.run_command(["run", str(QUICKSTART), *asked]) == 3

@@ -1,4 +1,4 @@
-"""What a command says while it waits is said once, and the moving line has ended before."""
+"""A message that ends a wait is printed once, after the spinner has ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import pytest
 
 
-def test_forge_serve_says_where_its_engines_are(
+def test_forge_serve_prints_the_address_of_its_engines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def serve(request: Any, *, store_dir: Any, say: Any) -> None:

@@ -151,7 +151,7 @@ def test_a_named_query_asks_one_run(store: Path, capsys: pytest.CaptureFixture[s
     """Its joins by stage and step would mix the runs."""
     argv = ["sql", "--runs", "toy-1,toy-2", "--named", "failures", "--store", str(store)]
     assert run_command(argv) == 2
-    assert "--named asks one run" in capsys.readouterr().err
+    assert "--named queries one run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

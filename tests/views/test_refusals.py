@@ -43,9 +43,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["questions", "11", "--param", f"step={HUGE}"], "--param step"),
         (["sql", "toy-1", ""], "the query is empty"),
         (["sql", "toy-1", " \n"], "the query is empty"),
-        (["sql", "toy-1", "/* nothing */"], "answers nothing; SELECT"),
-        (["sql", "toy-1", "BEGIN IMMEDIATE", "--json"], "answers nothing; SELECT"),
-        (["sql", "toy-1", "CREATE TEMP TABLE a (b)"], "answers nothing; SELECT"),
+        (["sql", "toy-1", "/* nothing */"], "without a result; use SELECT"),
+        (["sql", "toy-1", "BEGIN IMMEDIATE", "--json"], "without a result; use SELECT"),
+        (["sql", "toy-1", "CREATE TEMP TABLE a (b)"], "without a result; use SELECT"),
         (["sql", "toy-1", "SELECT 1", "--json", "--csv"], "found --csv and --json; one of them"),
         (["sql", "toy-1", "SELECT 1", "--named", "idle"], "found --named and a query"),
         (["sql", "toy-1", "SELECT 1", "--runs", "toy-1"], "found RUN and --runs; one of them"),
@@ -83,7 +83,10 @@ def test_rollouts_that_are_not_there_are_said_to_be_none(
 def test_a_folder_without_runs_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["runs", "--store", str(tmp_path)]) == 0
     told = capsys.readouterr()
-    assert (told.out, told.err) == ("", f"{tmp_path}/ holds no runs; --store looks elsewhere\n")
+    assert (told.out, told.err) == (
+        "",
+        f"{tmp_path}/ holds no runs; --store names another directory\n",
+    )
     assert run_command(["runs", "--store", str(tmp_path), "--json"]) == 0
     assert capsys.readouterr().out == "[]\n"
 
