@@ -1,3 +1,3 @@
-"""What a person asks of a run: plain functions that return data, and for each a render function
-for the terminal.
+"""Read-only answers about runs: functions that return data, each with a render function for the
+terminal.
 """

@@ -1,7 +1,7 @@
-"""A run from Python: `forge.open("last").rollouts(status="correct").to_pandas()`.
+"""The Python API of a run: `forge.open("last").rollouts(status="correct").to_pandas()`.
 
-Each method answers with `Rows`, a list of dictionaries; pandas is asked for only by `to_pandas`.
-Whatever has no method is SQL: `run.rows("SELECT * FROM v_failures")`.
+Each method returns `Rows`, a list of dictionaries; only `to_pandas` imports pandas. Everything
+without a method is SQL: `run.rows("SELECT * FROM v_failures")`.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ _TOKENS = (
 
 
 class Rows(list[dict[str, Any]]):
-    """Rows as dictionaries."""
+    """Result of a query: one dictionary per row."""
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A DataFrame with a row each. Raises MachineError where pandas is not installed."""
+        """The rows as a DataFrame. Raises MachineError if pandas is not installed."""
         try:
             import pandas
         except ImportError:
@@ -68,56 +68,58 @@ class Rows(list[dict[str, Any]]):
 
 
 class Run(RunReader):
-    """A run to ask, read-only, while it is written or long after. Close it, or use it in a `with`.
+    """One run, opened read-only, while it is being written or later. Close it, or use it in a
+    `with`.
 
     Filters are those of `forge rollouts`: rollout, problem (a glob), family, level, status,
     min_speedup, stage, step, purpose, best, limit.
     """
 
     def rows(self, sql: str, params: Params = ()) -> Rows:
-        """The rows of a query."""
+        """Rows of any query."""
         return Rows(super().rows(sql, params))
 
     def rollouts(self, *, limit: int | None = None, **filters: Any) -> Rows:
-        """One row a rollout, latest first: where it was played, statuses by turn, best reward."""
+        """One row per rollout, latest first: stage, step, statuses by turn, best reward."""
         return self._found(_ROLLOUTS, limit=limit, **filters)
 
     def turns(self, *, limit: int | None = None, **filters: Any) -> Rows:
-        """One row a turn of the same rollouts, texts included. `limit` counts rollouts."""
+        """One row per turn of the same rollouts, with texts. `limit` counts rollouts."""
         return self._found(_TURNS, limit=limit, **filters)
 
     def steps(self) -> Rows:
-        """The learning curve: one row a step."""
+        """One row per step: the learning curve."""
         return self.rows("SELECT * FROM v_steps ORDER BY stage, step")
 
     def metrics(self, key: str = "*") -> Rows:
-        """Metrics by step, of the keys that match the glob: `train/*`."""
+        """Metrics by step whose key matches the glob: `train/*`."""
         return self.rows(
             "SELECT * FROM v_metrics WHERE key GLOB ? ORDER BY stage, step, key", (key,)
         )
 
     def problems(self) -> Rows:
-        """One row a problem and purpose: how often it was solved."""
+        """One row per problem and purpose: attempts and how many were correct."""
         return self.rows("SELECT * FROM v_problems ORDER BY problem_id, purpose")
 
     def kernels(self, *, limit: int | None = None) -> Rows:
-        """The best kernel of each problem, best first, with code."""
+        """Best kernel of each problem, best first, with code."""
         most = -1 if limit is None else limit
         return self.rows("SELECT * FROM v_best_kernels ORDER BY rank LIMIT ?", (most,))
 
     def failures(self) -> Rows:
-        """What went wrong, by step, status and reason."""
+        """Numbers of turns by step, status and reason."""
         return self.rows("SELECT * FROM v_failures ORDER BY stage, step, num_turns DESC")
 
     def samples(self, *, stage: int, step: int) -> Rows:
-        """What trained at a step, with advantages."""
+        """Samples that were trained at a step, with advantages."""
         return self.rows(
             "SELECT * FROM v_samples WHERE stage = ? AND step = ? ORDER BY sample_id", (stage, step)
         )
 
     def batch(self, *, stage: int, step: int) -> Rows:
-        """The same with tokens: all that the trainer got. Each row has prompt_ids [P],
-        completion_ids [T] and logprobs [T] as tuples, None where `[store] keep_tokens` let them go.
+        """Samples of a step with their tokens: all that the trainer received. Each row has
+        prompt_ids [P], completion_ids [T] and logprobs [T] as tuples; None if `[store] keep_tokens`
+        has dropped them.
         """
         same = "t.group_id = s.group_id AND t.rollout = s.rollout AND t.turn = s.turn"
         rows = self.rows(
@@ -136,11 +138,13 @@ class Run(RunReader):
         return Rows(load_evaluations(self))
 
     def events(self) -> Rows:
-        """What happened, in order."""
+        """Events of the run, in order."""
         return self.rows("SELECT * FROM v_events ORDER BY event_id")
 
     def ask(self, name: str | int, **params: Any) -> Rows:
-        """A named query, or the first one of a question's number: `run.ask("batch", step=20)`."""
+        """Rows of a named query, or of the first query of a question number: `run.ask("batch",
+        step=20)`.
+        """
         if isinstance(name, int):
             name = find_question(str(name)).queries[0]
         query = find_named(name)
@@ -148,11 +152,11 @@ class Run(RunReader):
         return Rows(dict(zip(found.columns, row, strict=True)) for row in found.rows)
 
     def show(self) -> dict[str, Any]:
-        """What `forge show --json` prints."""
+        """The object that `forge show --json` prints."""
         return load_show(self)
 
     def compare(self, other: RunReader, *, by: str = "step") -> Comparison:
-        """This run (a) and another (b), at equal `step`, `tokens` or `time`."""
+        """Compares this run (a) with another (b) at equal `step`, `tokens` or `time`."""
         from forge.views.compare import By, compare
 
         if by not in list(By):
@@ -171,8 +175,8 @@ class Run(RunReader):
 
 
 def open_run(run: str | Path | RunPaths, *, store_dir: str | Path = "runs") -> Run:
-    """Opens a run by path, name, `name-n` or `last`. Raises ConfigError where there is none, it is
-    empty, or its schema is newer.
+    """Opens a run by path, name, `name-n` or `last`. Raises ConfigError if there is no such run, it
+    is empty, or its schema is newer.
     """
     paths = run if isinstance(run, RunPaths) else find_run(run, store_dir=Path(store_dir))
     return Run(paths)

@@ -1,1 +1,1 @@
-"""What one run did: standing, monitor, rollouts, kernels, conversations, logs."""
+"""Views of one run: standing, monitor, rollouts, kernels, conversations, logs."""

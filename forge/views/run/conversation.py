@@ -1,9 +1,8 @@
-"""One rollout to read: its turns with texts, verdict and reward, its siblings, and what changed
-from an answer to the next. Called by the TUI's Rollout screen.
+"""One rollout to read: its turns with texts, verdict and reward, its siblings, and the differences
+between its answers. Called by the Rollout screen of the monitor.
 
-Every question goes by (group_id, rollout, turn), the primary key, so that its cost does not grow
-with the run. Texts are as the model and the judge wrote them: whoever shows them makes them
-printable first.
+Queries use the primary key (group_id, rollout, turn), so their cost does not grow with the run.
+Texts are returned as stored: make them printable before showing them.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ if TYPE_CHECKING:
 
 MAX_SIBLINGS = 64
 MAX_DIFF_LINES = 2000
-"""Of each side; difflib's time grows with their product."""
+"""Lines of each side; difflib's time grows with their product."""
 MENTIONED_QUEUE_S = 0.1
-"""Below, it is the way to the judge and back."""
+"""Shortest queue time shown; less is the transfer to the judge and back."""
 
 _NAME = re.compile(r"g?(\d+)(?:\.r(\d+)(?:\.t(\d+))?)?")
 _FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})")
 
 
 class AnswerPart(StrEnum):
-    """What a stretch of an answer is."""
+    """Kind of a section of an answer."""
 
     TEXT = "text"
     THINKING = "thinking"
@@ -42,7 +41,7 @@ class AnswerPart(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutAddress:
-    """What somebody typed to go to: `12`, `g12`, `g12.r3` or `g12.r3.t1`."""
+    """Parsed name of a rollout: `12`, `g12`, `g12.r3` or `g12.r3.t1`."""
 
     group_id: int
     rollout: int | None
@@ -51,18 +50,18 @@ class RolloutAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedTurn:
-    """A turn with everything that is known of it."""
+    """A turn with its verdict, reward and use in training."""
 
     row: Mapping[str, Any]
-    """Its columns of v_turns."""
+    """The turn's row of v_turns."""
     reward_terms: Mapping[str, float]
     phase_s: Mapping[str, float]
     advantage: float | None
-    """None where it was not offered to the trainer."""
+    """None if it was not offered to the trainer."""
     trained_at: tuple[tuple[str, int, int], ...]
-    """(stage's name, step, staleness) of each use by the trainer."""
+    """(stage name, step, staleness) of each use by the trainer."""
     queued_s: float
-    """Of judge_s, what no phase of the judge took: none was free. 0 of a verdict from memory."""
+    """Part of judge_s outside all phases: waiting for a free judge. 0 for a cached verdict."""
 
     @property
     def turn_id(self) -> str:
@@ -75,23 +74,23 @@ class PlayedTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sibling:
-    """A rollout of the group, turn by turn."""
+    """A rollout of the group, by turn."""
 
     rollout: int
     ended: str | None
-    """None while it is played."""
+    """None while it is being played."""
     turns: tuple[Mapping[str, Any], ...]
     """turn, status, reason, reward, discounted_return, advantage, speedup, num_completion_tokens,
     code."""
 
     def turn(self, number: int) -> Mapping[str, Any]:
-        """That turn, or the last one before it."""
+        """The turn of that number, or the last one before it."""
         return self.turns[min(number, len(self.turns) - 1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """One rollout among its siblings."""
+    """One rollout with its siblings."""
 
     group_id: int
     rollout: int
@@ -103,12 +102,12 @@ class Conversation:
     source: str | None
     """The problem's reference module."""
     before: int | None
-    """The group before this one, and the one after it."""
+    """Previous group, None for the first; `after` is the next."""
     after: int | None
 
 
 def parse_address(words: str) -> RolloutAddress | None:
-    """None for what names no rollout. Numbers beyond SQLite's name none either."""
+    """Parses a rollout's name; None if it is none. Numbers that SQLite cannot hold are none."""
     found = _NAME.fullmatch(words.strip())
     if found is None:
         return None
@@ -119,15 +118,15 @@ def parse_address(words: str) -> RolloutAddress | None:
 
 
 def latest_group(reader: RunReader) -> int | None:
-    """The group of the turn that was recorded last."""
+    """Group of the turn recorded last."""
     return reader.value("SELECT group_id FROM turns ORDER BY turn_row DESC LIMIT 1")
 
 
 def load_conversation(
     reader: RunReader, group_id: int | None = None, rollout: int | None = None
 ) -> Conversation | None:
-    """A rollout; by default the first of the group, and of the latest group. None where there is
-    no such group with a turn; a rollout that it lacks becomes its nearest.
+    """Loads a rollout; by default the first of the group, and of the latest group. None if the
+    group has no turns; a missing rollout is replaced by the nearest.
     """
     group_id = latest_group(reader) if group_id is None else group_id
     siblings = () if group_id is None else _load_siblings(reader, group_id, rollout or 0)
@@ -194,7 +193,7 @@ def _played(row: dict[str, Any], offered: list[dict[str, Any]]) -> PlayedTurn:
 
 
 def _load_siblings(reader: RunReader, group_id: int, rollout: int) -> tuple[Sibling, ...]:
-    """Those around `rollout`, at most MAX_SIBLINGS."""
+    """At most MAX_SIBLINGS rollouts around `rollout`."""
     last = reader.value("SELECT max(rollout) FROM turns WHERE group_id = ?", (group_id,))
     first = max(0, min(rollout, last or 0) - MAX_SIBLINGS // 2)
     rows = reader.rows(
@@ -218,7 +217,7 @@ def _load_siblings(reader: RunReader, group_id: int, rollout: int) -> tuple[Sibl
 
 
 def split_answer(text: str) -> list[tuple[AnswerPart, str]]:
-    """An answer as stretches of text, thinking and fenced code, in order; joined they are the
+    """Splits an answer into text, thinking and fenced code, in order; joined, the parts are the
     answer. Takes linear time and never raises.
     """
     parts: list[tuple[AnswerPart, list[str]]] = []
@@ -245,8 +244,8 @@ def _is_bare(line: str) -> bool:
 
 
 def diff_codes(before: str, after: str) -> list[str]:
-    """A unified diff, a line each with its sign first (` `, `+`, `-`, `@`); empty where the two
-    are equal. Beyond MAX_DIFF_LINES lines a side it says so in its last line.
+    """A unified diff, each line with its sign first (` `, `+`, `-`, `@`); empty if both are equal.
+    Beyond MAX_DIFF_LINES lines per side, its last line says that it is cut.
     """
     sides = [text.splitlines() for text in (before, after)]
     is_cut = any(len(side) > MAX_DIFF_LINES for side in sides)

@@ -1,8 +1,8 @@
-"""The best kernel of each problem: a list, one with its code and where it comes from, and a file
-of it. Called by the TUI's Kernels screen.
+"""The best kernel of each problem: a list, one kernel with code and origin, and a file of it.
+Called by the Kernels screen of the monitor.
 
-The list is v_best_kernels without the code; the code is read for one kernel at a time. A kernel's
-file holds the very bytes that were judged.
+The list is v_best_kernels without code; code is read for one kernel at a time. A kernel's file
+holds exactly the bytes that were judged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from forge.store.reader import RunReader
 
 MAX_NAME = 100
-"""Characters of a file's name that are taken from a problem's."""
+"""Characters of a problem's name used in a file name."""
 
 _LIST = """
 SELECT rank, problem_id, family, level, ranked_by, speedup_low, speedup, candidate_us, baseline_us,
@@ -37,30 +37,31 @@ _TURN = re.compile(r"g(\d+)\.r(\d+)\.t(\d+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelList:
-    """The best kernels, best first."""
+    """Best kernels, best first."""
 
     rows: tuple[dict[str, Any], ...]
-    """As v_best_kernels has them, less the code and its length, which cost a text each."""
+    """Rows of v_best_kernels without the code and its length, which cost a read of the text
+    each."""
     num_found: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """One judged kernel with all that is known of it."""
+    """One judged kernel with its turn and all its timings."""
 
     run: str
     turn: dict[str, Any]
-    """Its row of v_turns, less prompt, completion and feedback; with stage_name."""
+    """Its row of v_turns without prompt, completion and feedback, with stage_name."""
     code: str
     times: tuple[dict[str, Any], ...]
     """Every timing of the same code on its problem: turn_id, device, candidate_us, baseline_us,
-    speedup. Empty where nothing was timed."""
+    speedup. Empty if nothing was timed."""
     num_found_again: int
-    """Correct turns of the problem with the same code, this one included."""
+    """Correct turns of the problem with the same code, including this one."""
 
 
 def load_kernels(reader: RunReader, *, words: str | None = None, limit: int = 300) -> KernelList:
-    """The best kernel of each problem whose name or family has `words` in it."""
+    """Best kernel of each problem whose name or family contains `words`."""
     asked = words.strip().lower() if words and words.strip() else None
     rows = reader.rows(_LIST, {"words": asked, "limit": limit})
     num_found = rows[0]["num_found"] if rows else 0
@@ -70,7 +71,7 @@ def load_kernels(reader: RunReader, *, words: str | None = None, limit: int = 30
 
 
 def load_kernel(reader: RunReader, turn_id: str) -> Kernel | None:
-    """The kernel of a turn, `g12.r3.t1`; None where there is no such turn or it has no code."""
+    """The kernel of a turn, `g12.r3.t1`; None if there is no such turn or it has no code."""
     if (found := _TURN.fullmatch(turn_id)) is None:
         return None
     turn = reader.one(
@@ -96,7 +97,7 @@ def load_kernel(reader: RunReader, turn_id: str) -> Kernel | None:
 
 
 def _same_code(reader: RunReader, turn: dict[str, Any]) -> list[dict[str, Any]]:
-    """Through the problem's groups: in an older run no index leads from a code to its turns."""
+    """Joins through the problem's groups: older runs have no index from a code to its turns."""
     return reader.rows(
         "SELECT t.turn_id, v.device, v.candidate_us, v.baseline_us, v.speedup "
         "FROM groups g JOIN turns t USING (group_id) JOIN verdicts v USING (group_id, rollout, "
@@ -107,7 +108,7 @@ def _same_code(reader: RunReader, turn: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def file_name(problem_id: str) -> str:
-    """`softmax-0000.py`: a name without a path, whatever a problem is called."""
+    """A file name without a path for any problem: `softmax-0000.py`."""
     plain = re.sub(r"[^A-Za-z0-9._+-]", "_", problem_id).lstrip(".-")[:MAX_NAME]
     return f"{plain or 'kernel'}.py"
 
@@ -115,8 +116,8 @@ def file_name(problem_id: str) -> str:
 def write_kernel(code: str, path: Path, *, may_replace: bool = False) -> Path:
     """Writes a kernel's source; the file is complete or absent. Returns its absolute path.
 
-    Raises FileExistsError where there is a file and `may_replace` is false, ConfigError with one
-    line where it cannot be written.
+    Raises FileExistsError if the file exists and `may_replace` is false, ConfigError if it cannot
+    be written.
     """
     try:
         path = path.expanduser().absolute()
@@ -127,7 +128,7 @@ def write_kernel(code: str, path: Path, *, may_replace: bool = False) -> Path:
         _write(code, path, may_replace=may_replace)
     except FileExistsError:
         raise
-    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: ~ of nobody
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: ~ of an unknown user
         words = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigError(f"{path}: cannot be written: {words}") from error
     return path
@@ -135,7 +136,7 @@ def write_kernel(code: str, path: Path, *, may_replace: bool = False) -> Path:
 
 def _write(code: str, path: Path, *, may_replace: bool) -> None:
     target = path.with_name(f".{path.name[:MAX_NAME]}.{os.getpid()}") if may_replace else path
-    with target.open("x", encoding="utf-8", newline="") as file:  # x: never over a file
+    with target.open("x", encoding="utf-8", newline="") as file:  # x: never overwrites a file
         try:
             file.write(code)
             file.flush()

@@ -1,7 +1,7 @@
-"""The logs of a run's processes as they grow: lines with level and time, for the monitor.
+"""Logs of a run's processes as they grow: lines with level and time, for the monitor.
 
-`forge logs` prints ends of files; this keeps its place in each and says what is new, by level and
-pattern. A line without a level of its own (a traceback, a print) has that of the line before it.
+`forge logs` prints the ends of files; this follows each file and returns its new lines, filtered by
+level and pattern. A line without a level (a traceback, a print) gets that of the line before.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from forge.store.layout import RunPaths
 
 READ_BYTES = 256 * 1024
-"""Of each file at once: its end at first, and of one that grows faster than it is looked at."""
+"""Bytes read from each file at once: its end at first, later its newest part if it grows faster."""
 KEPT_LINES = 5000
 PATTERN_S = 0.25
-"""Of CPU for all lines of one look, while the monitor draws nothing; 5000 lines take 10 ms. What a
-pattern costs to be compiled is not bounded: `(a{1000}){1000}` takes memory."""
+"""CPU seconds for all lines of one refresh, during which the monitor cannot draw; 5000 lines take
+10 ms. Compiling a pattern is not bounded: `(a{1000}){1000}` takes memory."""
 DATE, MILLISECONDS = len("2026-11-21 "), len(",313")
-"""What is left out of a line's time, so that more of the line is seen."""
+"""Characters of a line's time that are cut, so that more of the line is visible."""
 
 _STAMP = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[,.]\d{3}")
 _VLLM_STAMP = re.compile(r"(?:\(.+? pid=\d+\) )?[A-Z]+ (\d\d-\d\d \d\d:\d\d:\d\d) \[")
@@ -42,7 +42,7 @@ _LEVEL = re.compile(
 
 
 class Level(IntEnum):
-    """What is shown at least."""
+    """Severity of a line; also the lowest one shown."""
 
     DEBUG = 0
     INFO = 1
@@ -58,19 +58,19 @@ class LogLine:
     text: str
     level: Level
     at: str
-    """Its time, or that of the last line that had one: sorts as text."""
+    """Its time, or that of the last line with one; sorts as text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFilter:
-    """Which lines are wanted."""
+    """Selection of lines by process, level and pattern."""
 
     process: str | None = None
     level: Level = Level.DEBUG
     pattern: regex.Pattern[str] | None = None
 
     def choose(self, lines: Iterable[LogLine]) -> list[LogLine]:
-        """Those that are wanted. Raises ConfigError where the pattern needs more than PATTERN_S."""
+        """The lines that match. Raises ConfigError if the pattern needs more than PATTERN_S."""
         until = time.thread_time() + PATTERN_S
         return [
             line
@@ -82,7 +82,7 @@ class LogFilter:
 
 
 def compile_pattern(words: str) -> regex.Pattern[str] | None:
-    """A regular expression, without regard to case; None for no words. Raises ConfigError."""
+    """A case-insensitive regular expression; None for empty `words`. Raises ConfigError."""
     try:
         return regex.compile(words, regex.IGNORECASE) if words else None
     except regex.error as error:
@@ -100,17 +100,17 @@ def _has(text: str, pattern: regex.Pattern[str], *, until: float) -> bool:
 
 @dataclass(slots=True)
 class LogTail:
-    """One file and how far it was read."""
+    """One file and the position read up to."""
 
     path: Path
     _offset: int = -1
     _level: Level = Level.INFO
     _at: str = ""
     _year: int = 0
-    """In which it was written last."""
+    """Year of its last modification."""
 
     def read(self) -> list[LogLine]:
-        """The whole lines that are new. A file that was cut off is read from its beginning."""
+        """New complete lines. A truncated file is read again from its beginning."""
         try:
             stat = self.path.stat()
             size, self._year = stat.st_size, time.localtime(stat.st_mtime).tm_year
@@ -128,11 +128,11 @@ class LogTail:
         self._offset = skipped + len(whole)
         lines = whole.decode("utf-8", errors="replace").split("\n")[:-1]
         if skipped > begin:
-            lines = lines[1:]  # the first is half a line
+            lines = lines[1:]  # the first line is incomplete
         return [self._line(text) for text in lines if text.strip()]
 
     def _line(self, text: str) -> LogLine:
-        text = text.rpartition("\r")[2]  # of a progress bar its last state
+        text = text.rpartition("\r")[2]  # the last state of a progress bar
         level = _LEVEL.search(text[:200])
         if level is not None:
             word = level[1] or ("WARNING" if level["warns"] else "ERROR")
@@ -147,14 +147,14 @@ class LogTail:
 
 @dataclass(slots=True)
 class LogBook:
-    """The last lines of every process of the latest attempt."""
+    """Last lines of every process of the latest attempt."""
 
     paths: RunPaths
     lines: deque[LogLine] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
     _tails: dict[Path, LogTail] = field(default_factory=dict)
 
     def read(self) -> list[LogLine]:
-        """What is new in any of them, oldest first; `lines` has it too."""
+        """New lines of all processes, oldest first; `lines` receives them too."""
         folder = self.paths.root / "logs" / "latest"
         new: list[LogLine] = []
         for path in sorted(folder.resolve().glob("*.log")):
@@ -164,5 +164,5 @@ class LogBook:
         return new
 
     def processes(self) -> list[str]:
-        """Names of all that have a log."""
+        """Names of all processes that have a log."""
         return sorted({path.stem for path in self._tails})

@@ -1,8 +1,8 @@
-"""What the Run screen of the terminal monitor shows of a store: curves by step, what verdicts say
-lately, processes, rates. `forge.views.run.standing` has where the run stands.
+"""Data of the monitor's Run screen: curves by step, recent verdicts, processes, rates. The run's
+state is in `forge.views.run.standing`.
 
-Asked again and again while a run writes: `Curves` remembers what it has read and asks for the last
-steps only; everything else is bounded by an index and a LIMIT.
+Polled while a run is written: `Curves` keeps what it has read and queries the last steps only;
+every other query is bounded by an index and a LIMIT.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from forge.store.reader import RunReader
 
 RECENT_GROUPS = 128
-"""The failure mix is of the verdicts of so many groups: a few steps."""
+"""Groups whose verdicts make up the failure mix: a few steps."""
 RECENT_RATE_GROUPS = 512
 IDLE_STEPS = 10
 REREAD_STEPS = 8
-"""A step's figures come in pieces, from rollouts that are up to max_staleness + 1 steps ahead."""
+"""Steps read again: rollouts of up to max_staleness + 1 steps ahead add to a step's numbers."""
 
 FROM_STEPS = {
     "reward": "reward",
@@ -33,7 +33,7 @@ FROM_STEPS = {
     "speed-up": "speedup",
     "length": "completion_tokens",
 }
-"""Curves that are columns of v_steps."""
+"""Curve to its column of v_steps."""
 FROM_METRICS = {
     "KL": "train/kl_behaviour/mean",
     "entropy": "train/entropy/mean",
@@ -43,7 +43,7 @@ FROM_METRICS = {
     "learning rate": "train/learning_rate/value",
     "trained tok/s": "train/tokens/per_s",
 }
-"""Curves that are metrics."""
+"""Curve to its metric."""
 SHOWN = {
     "grpo": ("reward", "pass rate", "speed-up", "length", "KL", "entropy", "staleness"),
     "sft": ("loss", "token accuracy", "gradient norm", "learning rate", "trained tok/s"),
@@ -53,7 +53,7 @@ SHOWN = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One figure by training step. Without points: nothing is recorded of it."""
+    """One quantity by training step; empty if nothing was recorded."""
 
     name: str
     steps: tuple[int, ...]
@@ -73,7 +73,7 @@ class Curve:
 
 
 class Curves:
-    """The curves of the training stage that runs, or ran last. Not for two threads at once."""
+    """Curves of the training stage that runs, or ran last. Not safe for concurrent use."""
 
     def __init__(self) -> None:
         self.stage: int | None = None
@@ -82,7 +82,7 @@ class Curves:
         self._last = 0
 
     def read(self, reader: RunReader) -> list[Curve]:
-        """The curves as they are now; from the second time on only the last steps are asked."""
+        """The current curves; after the first call only the last steps are queried."""
         stage, kind = _training_stage(reader)
         if stage != self.stage:
             self.stage, self.kind, self._points, self._last = stage, kind, {}, 0
@@ -106,21 +106,21 @@ class Curves:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activity:
-    """What goes on lately, curves apart."""
+    """Recent activity of a run, except curves."""
 
     mix: list[dict[str, Any]]
     rollouts_per_s: float | None
     processes: list[dict[str, Any]]
     idle: dict[str, float]
-    """Role to its idle share over the last steps that were trained."""
+    """Role to its idle share over the last IDLE_STEPS steps."""
     ran_s: float | None
-    """How long the last attempt took; None while it runs, or where it was killed."""
+    """Duration of the last attempt; None while it runs, or if it was killed."""
     last_words: str | None
-    """Why it ended."""
+    """Reason why the last attempt ended."""
 
 
 def load_activity(reader: RunReader, *, now: float) -> Activity:
-    """All of it, in some 10 ms. `now` is Unix seconds."""
+    """Loads everything, in about 10 ms. `now` is Unix seconds."""
     attempt = reader.one(
         "SELECT ended_at - started_at AS ran_s, reason FROM attempts ORDER BY attempt DESC LIMIT 1"
     )
@@ -135,11 +135,11 @@ def load_activity(reader: RunReader, *, now: float) -> Activity:
 
 
 def load_failure_mix(reader: RunReader) -> list[dict[str, Any]]:
-    """status, num_turns and share of the last RECENT_GROUPS groups' verdicts, the correct ones
-    first, then by number.
+    """status, num_turns and share of the verdicts of the last RECENT_GROUPS groups: correct first,
+    then by number.
     """
     return reader.rows(
-        # CROSS JOIN keeps the order of the two: otherwise all verdicts are read along their index.
+        # CROSS JOIN fixes the join order: otherwise SQLite reads all verdicts along their index.
         "SELECT status, num_turns, 1.0 * num_turns / sum(num_turns) OVER () AS share FROM ("
         "SELECT status, count(*) AS num_turns FROM "
         "(SELECT group_id FROM groups ORDER BY group_id DESC LIMIT ?) "
@@ -150,7 +150,9 @@ def load_failure_mix(reader: RunReader) -> list[dict[str, Any]]:
 
 
 def load_rollouts_per_s(reader: RunReader, *, now: float) -> float | None:
-    """Rollouts of groups that were finished in the last RATE_WINDOW_S; None where none was."""
+    """Rollouts per second of the groups finished in the last RATE_WINDOW_S; None if there are
+    none.
+    """
     row = reader.one(
         "SELECT sum(num_rollouts) AS num, min(recorded_at) AS since FROM "
         "(SELECT num_rollouts, recorded_at FROM groups ORDER BY group_id DESC LIMIT ?) "
@@ -161,8 +163,8 @@ def load_rollouts_per_s(reader: RunReader, *, now: float) -> float | None:
 
 
 def load_processes(reader: RunReader) -> list[dict[str, Any]]:
-    """The children of the last attempt, one row a name: its latest process, and how often one died
-    before it. A reason that is null: alive, or killed with its supervisor.
+    """Child processes of the last attempt, one row per name: the latest process, and how often one
+    died before it. A null reason means alive, or killed with its supervisor.
     """
     found: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in reader.rows(
@@ -174,12 +176,14 @@ def load_processes(reader: RunReader) -> list[dict[str, Any]]:
 
 
 def _num_deaths(rows: Sequence[dict[str, Any]]) -> int:
-    """A trainer that was done with its stage is followed by another one, not restarted."""
+    """Deaths among earlier processes: a trainer that finished its stage is followed by another
+    one.
+    """
     return sum(not str(row["reason"]).startswith("exit 0") for row in rows)
 
 
 def _training_stage(reader: RunReader) -> tuple[int | None, str | None]:
-    """The last stage that trained, with its kind."""
+    """Index and kind of the last stage that trained."""
     stage = reader.value("SELECT max(stage) FROM metrics")
     if stage is None:
         return None, None
@@ -191,7 +195,7 @@ def _training_stage(reader: RunReader) -> tuple[int | None, str | None]:
 def _points(
     reader: RunReader, *, stage: int, kind: str, since: int
 ) -> list[tuple[str, int, float | None]]:
-    """(curve, step, value) of all steps from `since` on."""
+    """(curve, step, value) of all steps from `since`."""
     keys = {key: name for name, key in FROM_METRICS.items() if name in SHOWN[kind]}
     marks = ", ".join("?" * len(keys))
     points = [

@@ -1,9 +1,9 @@
-"""Problems over a run: how each fares, and every attempt at one. Called by the TUI's Problems
-screens; whoever asks from Python gets the same rows.
+"""Results by problem over a run, and every attempt at one problem. Called by the Problems screens
+of the monitor; the rows are the same from Python.
 
-Promise: what is read is bounded (a limit on rows, trends of a bounded number of groups), so that
-a run of a million turns answers as a short one does. Totals come from v_problems; evaluations that
-were cut short and played again count nowhere.
+Every query is bounded (a limit on rows, trends over a bounded number of groups), so a run of a
+million turns answers as fast as a short one. Totals come from v_problems; evaluations that were
+interrupted and repeated do not count.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ ORDERS: dict[str, str] = {
     "level": "level DESC, family, problem_id",
     "recent": "last_played_by_version DESC, problem_id",
 }
-"""Name of an order to its SQL; each shows what is most of it first."""
+"""Name of an order to its SQL; the largest comes first."""
 
 TREND_GROUPS = 16
-"""Groups that a trend is drawn from, spread evenly over the problem's: as many as a cell holds."""
+"""Groups in a trend, spread evenly over the problem's groups: one per character of a cell."""
 MAX_ATTEMPTS = 2000
 MAX_TURN_ROWS = 8 * MAX_ATTEMPTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProblemFilter:
-    """Which problems, in which order; None means any."""
+    """Selection and order of problems; None means any."""
 
     words: str | None = None
-    """Part of a problem's or family's name in any case, or a glob: `softmax-*`."""
+    """Part of a problem's or family's name, ignoring case, or a glob: `softmax-*`."""
     purpose: str | None = None
     is_solved: bool | None = None
-    """Some turn was correct, or none was."""
+    """True selects problems with a correct turn, False those without."""
     order: str = "name"
     is_reversed: bool = False
     limit: int = 300
@@ -54,7 +54,7 @@ class ProblemFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProblemRow:
-    """A line of the table: a problem, apart by what it was played for."""
+    """A row of the table: one problem and purpose."""
 
     problem_id: str
     family: str | None
@@ -63,22 +63,22 @@ class ProblemRow:
     num_rollouts: int
     num_turns: int
     correct_share: float | None
-    """Of its turns."""
+    """Share of its turns."""
     best_speedup: float | None
     best_reward: float | None
     first_solved_by_version: int | None
     last_played_by_version: int | None
     trend: tuple[float, ...] = ()
-    """Share of rollouts with a correct turn, group by group, oldest first."""
+    """Share of rollouts with a correct turn by group, oldest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProblemList:
-    """What a filter found."""
+    """Result of a filter."""
 
     rows: tuple[ProblemRow, ...]
     num_found: int
-    """Rows there are; `rows` holds the first `limit` of them."""
+    """Number of matching rows; `rows` holds the first `limit`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,13 +93,13 @@ class ProblemAttempt:
     is_greedy: bool
     policy_version: int
     statuses: tuple[str, ...]
-    """Of its turns, in order; `?` where the judge has not answered."""
+    """Statuses of its turns, in order; `?` while unjudged."""
     best_reward: float | None
     best_speedup: float | None
     num_tokens: int
     """Completion tokens of all turns."""
     ended: str | None
-    """None while it is played."""
+    """None while it is being played."""
     recorded_at: float
 
     @property
@@ -117,7 +117,7 @@ class ProblemHistory:
 
     problem_id: str
     totals: tuple[ProblemRow, ...]
-    """One a purpose that it was played for."""
+    """One row per purpose."""
     attempts: tuple[ProblemAttempt, ...]
     """Latest first; at most MAX_ATTEMPTS."""
     source: str | None
@@ -125,7 +125,7 @@ class ProblemHistory:
 
     @property
     def num_attempts(self) -> int:
-        """All there are."""
+        """Number of all attempts."""
         return sum(row.num_rollouts for row in self.totals)
 
 
@@ -152,7 +152,7 @@ FROM (
 WHERE num <= :points OR (place * :points) / num > ((place - 1) * :points) / num
 ORDER BY group_id
 """
-"""Of n groups the ones at the ends of `points` equal parts: the last always is among them."""
+"""Of n groups those at the ends of `points` equal parts; the last is always included."""
 
 _ATTEMPTS = """
 SELECT g.group_id, t.rollout, g.stage, g.step, g.purpose, g.is_greedy, t.min_version,
@@ -169,7 +169,7 @@ ORDER BY g.group_id DESC, t.rollout, t.turn LIMIT :rows
 
 
 def load_problems(reader: RunReader, wanted: ProblemFilter) -> ProblemList:
-    """The problems that were played. Raises ConfigError for an order that there is none of."""
+    """The problems that were played. Raises ConfigError for an unknown order."""
     if wanted.order not in ORDERS:
         raise ConfigError(f"order {wanted.order}: no such order; there are {', '.join(ORDERS)}")
     found = reader.rows(
@@ -189,7 +189,7 @@ def load_problems(reader: RunReader, wanted: ProblemFilter) -> ProblemList:
 
 
 def load_history(reader: RunReader, problem_id: str) -> ProblemHistory:
-    """All attempts at one problem and its totals; both empty for one that was not played."""
+    """All attempts at one problem and its totals; both empty if it was not played."""
     found = reader.rows("SELECT * FROM v_problems WHERE problem_id = ?", (problem_id,))
     trends = _load_trends(reader, [problem_id])
     return ProblemHistory(
@@ -260,7 +260,7 @@ def _problem_row(
 
 
 def _glob(words: str | None) -> str | None:
-    """A pattern for lower case; what has no `*` or `?` may stand anywhere. `[` is a letter."""
+    """A lower-case pattern; without `*` or `?` it may match anywhere. `[` is literal."""
     if not words or not words.strip():
         return None
     pattern = words.strip().lower().replace("[", "[[]")
@@ -268,7 +268,7 @@ def _glob(words: str | None) -> str | None:
 
 
 def _reverse(order: str, *, is_reversed: bool) -> str:
-    """The first key of an order turned round; what is missing stays at the end."""
+    """Reverses the first key of an order; nulls stay last."""
     if not is_reversed:
         return order
     first, _, rest = order.partition(", ")

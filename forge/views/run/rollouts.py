@@ -1,7 +1,6 @@
-"""`forge rollouts RUN`: rollouts found by problem, status and step, and their conversations to
-read.
+"""`forge rollouts RUN`: finds rollouts by problem, status and step, and prints their conversations.
 
-Texts come from a model: they are shown through `terminal.printable`, never obeyed.
+Texts come from a model: they are printed through `terminal.printable`.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ TURN_COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which rollouts; None means any."""
+    """Selection of rollouts; None means any."""
 
     rollout: str | None = None
     """One rollout: `g12.r3`, or a turn's name, `g12.r3.t1`."""
@@ -44,14 +43,14 @@ class Filter:
     family: str | None = None
     level: int | None = None
     status: str | None = None
-    """A rollout matches if one of its turns has it."""
+    """A rollout matches if one of its turns has this status."""
     min_speedup: float | None = None
-    """A rollout matches if one of its turns is correct and so fast."""
+    """A rollout matches if one of its turns is correct and at least this fast."""
     step: int | None = None
     stage: int | None = None
     purpose: str | None = None
     best: bool = False
-    """Highest reward first, not latest first."""
+    """Highest reward first instead of latest first."""
     limit: int | None = 20
     """None for all."""
 
@@ -68,8 +67,8 @@ _CONDITIONS = {
     "stage": "g.stage = :stage",
     "purpose": "g.purpose = :purpose",
 }
-"""By field of `Filter`; only those asked for are in the query, so that it walks an index and stops
-at its limit."""
+"""Condition by field of `Filter`; only requested ones are in the query, so that it walks an index
+and stops at its limit."""
 _BEST = """
 (SELECT max(reward) FROM turns b WHERE b.group_id = t.group_id AND b.rollout = t.rollout) DESC
     NULLS LAST,
@@ -81,15 +80,15 @@ _ROLLOUT_ID = re.compile(r"g(\d+)\.r(\d+)(?:\.t\d+)?")
 
 
 def load_rollouts(reader: RunReader, wanted: Filter) -> list[dict[str, Any]]:
-    """One dictionary a rollout, with its turns, texts included. Raises ConfigError on a status
-    that does not exist.
+    """One dictionary per rollout, with its turns and their texts. Raises ConfigError for an unknown
+    status.
     """
     sql, params = find(wanted)
     return [_rollout(reader, row["group_id"], row["rollout"]) for row in reader.rows(sql, params)]
 
 
 def find(wanted: Filter) -> tuple[str, dict[str, Any]]:
-    """The query for (group_id, rollout) of those wanted, in order, and its parameters."""
+    """Query for (group_id, rollout) of the matching rollouts, in order, and its parameters."""
     _check(wanted)
     given = {k: v for k in _CONDITIONS if (v := getattr(wanted, k)) is not None}
     conditions = ["t.turn = 0", *(_CONDITIONS[name] for name in given)]
@@ -134,7 +133,7 @@ def _check(wanted: Filter) -> None:
 
 
 def _whole(name: str, value: int) -> int:
-    """Raises ConfigError for what no database holds."""
+    """The value. Raises ConfigError if it is no integer or beyond SQLite's range."""
     if not isinstance(value, int):
         raise ConfigError(f"--{name} {value}: no whole number")
     if abs(value) > LARGEST:
@@ -161,7 +160,7 @@ def _rollout(reader: RunReader, group_id: int, rollout: int) -> dict[str, Any]:
 
 
 def without_texts(rollouts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What `--json` without `--turns` prints: turns by status and reward only."""
+    """The output of `--json` without `--turns`: turns by status and reward only."""
     texts = ("prompt", "completion", "code", "detail", "feedback")
     return [
         {
@@ -173,7 +172,7 @@ def without_texts(rollouts: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def render_list(rollouts: list[dict[str, Any]]) -> Fitting | str:
-    """A line a rollout, or that there is none."""
+    """One row per rollout, or a message if there is none."""
     from forge.views.text.fitting import Fitting
 
     if not rollouts:
@@ -196,15 +195,13 @@ def render_list(rollouts: list[dict[str, Any]]) -> Fitting | str:
 
 
 def _outcome(turn: dict[str, Any]) -> str:
-    """`wrong`, `correct`; of a timed kernel `correct ≥3.47x`, which is what the reward goes by."""
+    """`wrong`, `correct`; for a timed kernel `correct ≥3.47x`, the bound that the reward uses."""
     low = turn["speedup_low"] if turn["status"] == "correct" else None
     return f"{turn['status'] or '?'}{'' if low is None else f' {at_least(low)}'}"
 
 
 def render_turns(rollouts: list[dict[str, Any]]) -> RichGroup:
-    """Conversations to read: prompt once, then each answer, what the judge said and what the model
-    was told.
-    """
+    """Conversations to read: the prompt once, then each answer, its verdict and its feedback."""
     from rich.console import Group as RichGroup
     from rich.rule import Rule
     from rich.text import Text

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def load_runs(store_dir: Path) -> list[dict[str, Any]]:
-    """Oldest first. A run that cannot be read is listed with the reason as its state."""
+    """All runs, oldest first. A run that cannot be read has the reason as its state."""
     return [load_run(paths) for paths in list_runs(store_dir)]
 
 
 def load_run(paths: RunPaths) -> dict[str, Any]:
-    """One run, or why it cannot be read."""
+    """One run, or the reason why it cannot be read."""
     try:
         with RunReader(paths) as reader:
             last = reader.one("SELECT * FROM v_evaluations ORDER BY at DESC LIMIT 1") or {}
@@ -44,7 +44,7 @@ def load_run(paths: RunPaths) -> dict[str, Any]:
 
 
 def render_runs(runs: list[dict[str, Any]]) -> RichTable:
-    """A line a run."""
+    """One row per run."""
     from forge.views.sql.sql import render_table
 
     rows = []

@@ -1,7 +1,6 @@
-"""`forge show RUN`: what came out of a run, for people as tables and for programs as one JSON
-object.
+"""`forge show RUN`: the results of a run, as tables for people and as one JSON object for programs.
 
-`load_show` is the one source of both, so they cannot disagree.
+`load_show` is the only source of both, so they cannot disagree.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def load_show(reader: RunReader) -> dict[str, Any]:
 
 
 def load_evaluations(reader: RunReader) -> list[dict[str, Any]]:
-    """Every evaluation, oldest first, as its record has it; and fast_1, None where untimed."""
+    """Every evaluation, oldest first, with the fields of its record and fast_1, None if untimed."""
     rows = reader.rows(
         "SELECT e.*, f.fast_p AS fast_1 FROM evaluations e LEFT JOIN v_fast_p f "
         "ON f.stage = e.stage_index AND f.step = e.step "
@@ -80,12 +79,14 @@ def load_attempts(reader: RunReader) -> list[dict[str, Any]]:
 
 
 def load_best_kernel(reader: RunReader) -> dict[str, Any] | None:
-    """The best of all problems by the rule of v_best_kernels; where untimed, the hardest."""
+    """Best kernel over all problems by the rule of v_best_kernels; without times, the hardest
+    problem.
+    """
     return reader.one("SELECT * FROM v_best_kernels WHERE purpose <> 'chat' ORDER BY rank LIMIT 1")
 
 
 def load_counters(reader: RunReader) -> dict[str, int]:
-    """Rows, as the terminal's counters say them."""
+    """Row counts for the printed summary."""
     row = reader.one(
         "SELECT (SELECT count(*) FROM groups WHERE num_rollouts > 0) AS groups, "
         "(SELECT count(*) FROM trajectories) AS rollouts, count(*) AS turns, "
@@ -128,7 +129,9 @@ def render_show(data: dict[str, Any]) -> RichGroup:
 
 
 def render_best_kernel(best: dict[str, Any]) -> RichGroup:
-    """Where it stands and its code, which a model wrote: control characters are made visible."""
+    """The best kernel: problem, speed-up, turn and code. A model wrote it: control characters are
+    made visible.
+    """
     from rich.console import Group as RichGroup
     from rich.syntax import Syntax
     from rich.text import Text
@@ -149,9 +152,9 @@ def render_best_kernel(best: dict[str, Any]) -> RichGroup:
 
 
 def render_evaluations(evaluations: list[dict[str, Any]]) -> RichGroup:
-    """A line an evaluation; also the table that ends a run. Fits 80 columns.
+    """One row per evaluation; also the table that ends a run. Fits 80 columns.
 
-    n is problems × sampled rollouts; fast_1 is of first turns, as pass@1; multi counts a rollout
+    n is problems × sampled rollouts; fast_1 is of first turns, like pass@1; multi counts a rollout
     that any of its turns solves.
     """
     from rich.console import Group as RichGroup
@@ -175,7 +178,9 @@ def _evaluation(row: dict[str, Any]) -> dict[str, str]:
         "n": f"{row['num_problems']}×{row['num_samples']}",
         "pass@1": percent(row["pass_at_1"]),
         "95 %": f"{100 * row['ci_low']:.0f}–{100 * row['ci_high']:.0f}",
-        "fast_1": percent(row["fast_1"] if row["pass_at_1"] else None),  # 0 of 0 tells no times
+        "fast_1": percent(
+            row["fast_1"] if row["pass_at_1"] else None
+        ),  # 0 of 0 does not imply times
         "greedy": percent(row["pass_at_1_greedy"]),
         "multi": percent(row["pass_at_1_multi"]),
         "pass@k": f"{percent(row['pass_at_k'][last_k])} @{last_k}" if last_k else NONE,

@@ -1,7 +1,7 @@
-"""Where a run stands, told by what it recorded: `forge status --json`, `forge show`, `forge runs`.
+"""State and progress of a run from its records: `forge status --json`, `forge show`, `forge runs`.
 
-`load_standing` asks a handful of indexed questions (1 ms), so it may be polled. What a live
-supervisor says of itself (console, STATUS.json) is `runner.progress`.
+`load_standing` runs a handful of indexed queries (1 ms), so it may be polled. The live supervisor's
+own view (console, STATUS.json) is `runner.live.progress`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from forge.store.reader import RunReader
 
 RATE_WINDOW_S = 30.0
-"""Rates are over the turns of so many seconds before the last one."""
+"""Rates are over the turns of this many seconds."""
 ETA_STEPS = 10
-"""The last steps whose mean duration predicts the rest of a stage."""
+"""Steps whose mean duration predicts the rest of a stage."""
 
 
 _PLAYED = """
@@ -36,18 +36,19 @@ _TRAINED_STEP = """
 SELECT step FROM metrics WHERE stage = ? AND key LIKE 'train/%'
 ORDER BY attempt DESC, step DESC LIMIT 1
 """
-"""Of the last attempt. Rollouts have metrics too, up to max_staleness + 1 steps ahead of it."""
+"""Last trained step of the last attempt. Rollouts record metrics too, up to max_staleness + 1 steps
+ahead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """One look at a run. A field without an answer yet is None."""
+    """Snapshot of a run. A field that is not known yet is None."""
 
     run: str
     state: str
     """running, done, stopped, failed or killed."""
     reason: str | None
-    """Why the last attempt ended; None while it goes on, and where it ended without a word."""
+    """Reason why the last attempt ended; None while it runs, or if it ended without one."""
     attempt: int
     stage: int | None
     stage_kind: str | None
@@ -55,29 +56,30 @@ class Standing:
     step: int | None
     """Last step of the stage that was trained."""
     num_steps: int | None
-    """Steps of a training stage."""
+    """Number of steps of a training stage."""
     reward: float | None
     """Mean of the last step that was played."""
     pass_rate: float | None
     num_turns: int
     tokens_per_s: float | None
-    """Completion tokens."""
+    """Completion tokens per second."""
     turns_per_s: float | None
-    """Judged anew or not: a turn without a candidate, or with one known before, is one too."""
+    """Turns per second, judged or not: a turn without a candidate or with a cached verdict
+    counts."""
     idle: dict[str, float]
-    """Role to its idle share in the last step that was published."""
+    """Role to its idle share in the last published step."""
     policy_version: int | None
     pass_at_1: float | None
-    """Of the latest evaluation."""
+    """Result of the latest evaluation."""
     eta_s: float | None
-    """Until the end of this stage."""
+    """Seconds until the end of this stage."""
 
     def to_json(self) -> dict[str, Any]:
-        """What `forge status --json` prints."""
+        """The object that `forge status --json` prints."""
         return asdict(self)
 
     def to_lines(self) -> list[str]:
-        """What `forge status` begins with."""
+        """First lines of `forge status`."""
         lines = [f"{self.run}: {self.state}, attempt {self.attempt}", *why_lines(self.reason)]
         if self.state == "killed":
             lines.append(f'"forge resume {self.run}" goes on from what it had recorded')
@@ -85,8 +87,8 @@ class Standing:
 
 
 def load_standing(reader: RunReader, *, now: float) -> Standing:
-    """Reads where the run stands. `now` is Unix seconds: a rate of a run that went silent is None,
-    not its last one.
+    """Reads the current state. `now` is Unix seconds: a silent run has no rates instead of its last
+    ones.
     """
     stages = load_stages(reader)
     stage = _current_stage(reader)
@@ -123,19 +125,19 @@ def load_stages(reader: RunReader) -> list[dict[str, Any]]:
     text = reader.value("SELECT experiment FROM runs LIMIT 1") or ""
     try:
         return tomli.loads(text).get("stage", [])
-    except tomli.TOMLDecodeError:  # a run made by hand; everything else of it can be shown
+    except tomli.TOMLDecodeError:  # a run made by hand; the rest of it can be shown
         return []
 
 
 def stage_name(stages: Sequence[Any], index: int) -> str:
-    """`grpo-2`, as events, commands and evaluations have it."""
+    """`grpo-2`, as in events, commands and evaluations."""
     known = stages[index] if 0 <= index < len(stages) else None
     kind = known.get("kind") if isinstance(known, dict) else None
     return f"{kind or 'stage'}-{index}"
 
 
 def run_state(reader: RunReader) -> str:
-    """running, done, stopped, failed, killed (it ended without a word) or new."""
+    """running, done, stopped, failed, killed (no recorded end) or new."""
     if is_owned(reader.paths):
         return "running"
     last = reader.one("SELECT ended_at, exit_code FROM attempts ORDER BY attempt DESC LIMIT 1")
@@ -147,14 +149,14 @@ def run_state(reader: RunReader) -> str:
 
 
 def end_reason(reader: RunReader) -> str | None:
-    """The words with which the last attempt ended: `done`, or what went wrong."""
+    """Recorded reason of the last attempt's end: `done`, or an error message."""
     if is_owned(reader.paths):
         return None
     return reader.value("SELECT reason FROM attempts ORDER BY attempt DESC LIMIT 1")
 
 
 def why_lines(reason: str | None) -> list[str]:
-    """A line, where the end of a run needs words."""
+    """One line if the reason needs to be shown."""
     return [] if reason in (None, "", "done") else [f"why: {printable(reason)}"]
 
 
@@ -169,7 +171,7 @@ def _current_stage(reader: RunReader) -> int | None:
 
 
 def _rates(reader: RunReader, *, now: float) -> tuple[float | None, float | None]:
-    """(completion tokens, turns) a second over the last window."""
+    """(completion tokens, turns) per second over the last window."""
     row = reader.one(
         "SELECT count(*) AS turns, sum(num_completion_tokens) AS tokens, min(recorded_at) AS since "
         "FROM "
@@ -198,7 +200,7 @@ def _eta_s(
 
 
 def _pace_s(steps: Sequence[tuple[int, float]]) -> float | None:
-    """Seconds a step, from (step, time), newest first."""
+    """Seconds per step, from (step, time), newest first."""
     if len(steps) < 2 or steps[0][0] == steps[-1][0]:
         return None
     return (steps[0][1] - steps[-1][1]) / (steps[0][0] - steps[-1][0])

@@ -1,7 +1,7 @@
-"""Rows of any query on a terminal of any width: as a table where its columns stay readable, else a
-block a row with a line a column, as `\\x` of psql.
+"""Query results on a terminal of any width: a table while its columns stay readable, else a block
+per row with a line per column, like `\\x` in psql.
 
-Called by the views that do not know their columns. Texts are made printable.
+Used by views that do not know their columns. Texts are made printable.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from forge.store.reader import RowTable
 
 SHORT, LONG = 14, 40
-"""Characters that a folded cell needs to be read: a name, and a text of several lines."""
+"""Minimum width of a folded cell: for a name, and for a text of several lines."""
 WIDE_GAP, NARROW_GAP = 3, 2
-"""Between columns: with a line, and without."""
+"""Spaces between columns, with and without a rule."""
 
 
 class Fitting:
-    """A table's rows, drawn for the width that there is."""
+    """A table's rows, laid out for the available width."""
 
     def __init__(self, table: RowTable) -> None:
         self._columns = [printable(column) for column in table.columns]
@@ -57,7 +57,7 @@ class Fitting:
         yield _fill(table, heads, shorter, least=least)
 
     def _blocks(self, rows: Sequence[Sequence[str]]) -> Iterator[RenderableType]:
-        """What a row has no value for is left out."""
+        """Empty values are omitted."""
         for number, row in enumerate(rows, start=1):
             yield Text(f"─ row {number}", style="bold")
             block = RichTable.grid(padding=(0, 2, 0, 0))
@@ -70,7 +70,7 @@ class Fitting:
 
 
 def cell(value: Any) -> str:
-    """A value as a table shows it."""
+    """A value as a table cell."""
     if value is None:
         return ""
     if isinstance(value, float):
@@ -100,19 +100,19 @@ def _fill(
 
 
 def _longest(texts: Sequence[str]) -> int:
-    """Characters of the longest line."""
+    """Width of the longest line."""
     return max((cell_len(line) for text in texts for line in text.split("\n")), default=0)
 
 
 def _readable(column: str, *cells: str) -> int:
-    """The least width of a column: its name is folded between words, long cells anywhere."""
+    """Minimum width of a column: its name folds between words, long cells anywhere."""
     longest = _longest(cells)
     words = _longest([word.rstrip() for word in _words(column)])
     return max(words, min(longest, SHORT if longest <= SHORT * 4 else LONG))
 
 
 def _fold(column: str, width: int) -> str:
-    """A name in lines of at most so many characters."""
+    """A column name in lines of at most `width` characters."""
     lines = [""]
     for word in _words(column):
         if lines[-1] and len(lines[-1] + word.rstrip()) > width:

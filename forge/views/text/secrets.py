@@ -1,6 +1,6 @@
-"""What reports, comparisons and sinks do not show of an experiment, since others read them: the
-path of a webhook, the arguments of a command that tells people, and values of `env` tables whose
-names say that they are secrets.
+"""Hides secrets of an experiment in reports, comparisons and sinks, which other people read: the
+path of a webhook, the arguments of a notification command, and `env` values whose names look like
+secrets.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def hide_secrets(experiment: str) -> str:
 
 
 def hide_in_diff(diff: str) -> str:
-    """Changes to files, any of which may be an experiment: whatever reads like a secret's line."""
+    """A diff of any files with secrets hidden in every line that looks like an experiment's."""
     lines = (_hide_telling(line) for line in diff.split("\n"))
     return "\n".join(_LITERAL.sub(rf"\1\2{HIDDEN}\2", line) for line in lines)
 
 
 def is_secret(key: str) -> bool:
-    """Of a dotted key, `notify.webhook`: whether its value is not for others."""
+    """True if the value of a dotted key (`notify.webhook`) must not be shown."""
     return _KEY.fullmatch(key) is not None
 
 

@@ -1,4 +1,4 @@
-"""Showing a model's words on a terminal without obeying them.
+"""Makes untrusted text safe to print on a terminal.
 
 Every view that prints stored text calls `printable`: a completion may hold escape sequences that
 move the cursor, set the title or write to the clipboard, and marks that reverse the order of
@@ -22,8 +22,8 @@ _UNSAFE_IN_JSON = re.compile(f"[\x7f-\x9f\ud800-\udfff{''.join(sorted(_BIDI))}]"
 
 
 def printable(text: str) -> str:
-    """The text with control characters made visible: ESC as `␛`, C1 controls and direction marks
-    as `\\x9b`, `\\u202e`.
+    """The text with control characters made visible: ESC as `␛`, C1 controls and direction marks as
+    `\\x9b`, `\\u202e`.
     """
     if text.isprintable():
         return text
@@ -36,9 +36,8 @@ def printable_values(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def json_text(value: Any) -> str:
-    """JSON on one line that a terminal does not obey either: what JSON leaves as it is of control
-    characters and direction marks is escaped, and half a surrogate pair too. JSON has no number
-    that is not finite: null.
+    """JSON on one line, safe to print: control characters, direction marks and lone surrogates,
+    which JSON allows, are escaped. A number that is not finite becomes null.
     """
     try:
         text = json.dumps(value, ensure_ascii=False, default=str, allow_nan=False)
