@@ -1,9 +1,8 @@
-"""Two runs side by side: what was set otherwise, how both learned, what was won and lost.
+"""Compares two runs: settings, learning curves, problems won and lost.
 
-`compare(a, b, by=By.STEP)` gives a `Comparison`, data only; `render_comparison` shows it in a
-terminal. Called by `forge compare A B`, by the TUI and from notebooks. Promise: what cannot be
-compared is a line in `Comparison.notes`, never an error and never a number that means something
-else.
+`compare(a, b, by=By.STEP)` gives a `Comparison`, data only; `render_comparison` prints it. Called
+by `forge compare A B`, the monitor and notebooks. What cannot be compared is a line in
+`Comparison.notes`: never an error, and never a number with another meaning.
 """
 
 from forge.views.compare.records import (

@@ -1,4 +1,4 @@
-"""What two runs were set to and made with, key by key."""
+"""Settings, code, versions and machine of two runs, key by key."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ ORDER BY attempt DESC LIMIT 1
 
 
 def find_changes(a: RunReader, b: RunReader) -> tuple[Change, ...]:
-    """Keys of the experiment, then what the last attempt was made with, where they differ. Of a
-    stage that only one has the kind is told, in `stages`, and not its keys.
+    """Keys of the experiment, then of the last attempt's code and machine, where they differ. A
+    stage that only one run has appears in `stages`, without its keys.
     """
     found_a, found_b = _settings(a), _settings(b)
     both = _stages(found_a) & _stages(found_b)
@@ -41,7 +41,9 @@ def _shown(key: str, settings: Mapping[str, Any]) -> Any:
 
 
 def _experiment(tables: dict[str, Any]) -> dict[str, Any]:
-    """Flat, with stages named by kind: those of one kind are compared with each other."""
+    """A flat experiment, with stages named by kind: stages of one kind are compared with each
+    other.
+    """
     stages = tables.pop("stage", [])
     out = dict(_flat(tables))
     kinds = [str(stage.get("kind")) for stage in stages]

@@ -18,9 +18,9 @@ STEP_COLUMNS = (
 )  # fmt: skip
 METRICS = ("train/loss/mean", "train/entropy/mean", "train/kl_behaviour/mean")
 WINDOW = 5
-"""Steps averaged: one step's reward is of a few problems only."""
+"""Steps averaged: one step's reward comes from few problems."""
 SHARES = (0.25, 0.5, 0.75, 1.0)
-"""Of what both have: where curves are compared."""
+"""Points of comparison, as shares of the common budget."""
 
 _STEPS = f"SELECT stage, step, num_completion_tokens, {', '.join(STEP_COLUMNS)} FROM v_steps"
 _METRICS = "SELECT stage, step, key, value, at, attempt FROM v_metrics WHERE key IN ({})"
@@ -32,15 +32,15 @@ StageStep = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedSteps:
-    """The trained steps of one run, in order, and what each had cost when it was done."""
+    """Trained steps of one run, in order, with the cumulative cost of each."""
 
     places: tuple[StageStep, ...]
     spent: dict[By, tuple[float | None, ...]]
-    """Cumulative, one a place; None where it was not counted."""
+    """Cumulative cost of each place; None if it was not counted."""
     values: dict[str, dict[StageStep, float]]
 
     def at(self, place: StageStep, by: By) -> float | None:
-        """What had been spent up to and with this stage and step; 0 before the first."""
+        """Cost up to and including this stage and step; 0 before the first."""
         index = bisect_right(self.places, place)
         return 0.0 if index == 0 else self.spent[by][index - 1]
 
@@ -57,13 +57,13 @@ class TrainedSteps:
 
 
 def has_rollouts(reader: RunReader) -> bool:
-    """Whether it trained on rollouts, or means to."""
+    """True if the run trained on rollouts, or intends to."""
     found = reader.value("SELECT 1 FROM groups WHERE purpose = 'train' LIMIT 1")
     return found is not None
 
 
 def load_trained_steps(reader: RunReader, *, of_rollouts: bool) -> TrainedSteps:
-    """The steps that were trained on rollouts, or those of SFT."""
+    """The steps trained on rollouts, or those of SFT."""
     played = {(row["stage"], row["step"]): row for row in reader.rows(_STEPS)}
     keys = (*METRICS, _WALL)
     rows = reader.rows(_METRICS.format(", ".join("?" * len(keys))), keys)
@@ -82,7 +82,7 @@ def load_trained_steps(reader: RunReader, *, of_rollouts: bool) -> TrainedSteps:
     for name in STEP_COLUMNS:
         found = {p: played[p][name] for p in places if p in played}
         values[name] = {p: value for p, value in found.items() if value is not None}
-    walls = values.pop(_WALL, {}) if of_rollouts else {}  # of SFT one for the whole stage
+    walls = values.pop(_WALL, {}) if of_rollouts else {}  # SFT has one for the whole stage
     spent = {
         By.STEP: _count_steps(places),
         By.TOKENS: _add_up([played.get(p, {}).get("num_completion_tokens") for p in places]),
@@ -94,7 +94,7 @@ def load_trained_steps(reader: RunReader, *, of_rollouts: bool) -> TrainedSteps:
 def compare_curves(
     a: TrainedSteps, b: TrainedSteps, *, by: By, budget: float
 ) -> tuple[CurvePair, ...]:
-    """Every metric that both have."""
+    """Curves of every metric that both runs have."""
     out: list[CurvePair] = []
     for name in (*STEP_COLUMNS, *METRICS):
         left, right = a.curve(name, by), b.curve(name, by)
@@ -113,7 +113,7 @@ def _mean_at(curve: tuple[tuple[float, float], ...], x: float) -> float | None:
 
 
 def _count_steps(places: tuple[StageStep, ...]) -> tuple[float, ...]:
-    """Step numbers, on top of the last one of the stage before."""
+    """Step numbers, continued over stages."""
     out: list[float] = []
     before, base = None, 0.0
     for stage, step in places:
@@ -125,7 +125,7 @@ def _count_steps(places: tuple[StageStep, ...]) -> tuple[float, ...]:
 
 
 def _add_up(costs: list[float | None]) -> tuple[float | None, ...]:
-    """None from the first step on whose cost is unknown."""
+    """Cumulative sums; None from the first step with an unknown cost."""
     out: list[float | None] = []
     total: float | None = 0.0
     for cost in costs:
@@ -139,7 +139,9 @@ def _seconds(
     walls: dict[StageStep, float],
     marks: dict[StageStep, tuple[int, float]],
 ) -> list[float | None]:
-    """Of each step, as measured; else since the step before it, within a stage and an attempt."""
+    """Seconds of each step, as measured; otherwise since the previous step of the same stage and
+    attempt.
+    """
     out: list[float | None] = []
     for index, place in enumerate(places):
         known = walls.get(place)

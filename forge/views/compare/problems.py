@@ -1,4 +1,4 @@
-"""Which problems b solves that a did not, and how sure that is."""
+"""Problems that one run solves and the other does not, with intervals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from forge.views.compare.curves import TrainedSteps
 
 Z = 1.959964
-"""Of 95 %."""
+"""Quantile of the normal distribution for 95 %."""
 
 _EVALUATIONS = """
 SELECT stage, stage_index, step, at, num_problems FROM v_evaluations WHERE stage_index IS NOT NULL
@@ -35,12 +35,13 @@ WHERE g.stage = ? AND g.step = ? AND g.purpose = 'eval' AND NOT g.is_greedy
     AND g.group_id NOT IN (SELECT group_id FROM v_replayed)
 GROUP BY g.problem_id, v.device
 """
-"""As evaluation.py counts: first turns, sampled, scored; a prompt that does not fit is unsolved."""
+"""Counts like `statistics.evaluation`: first turns, sampled, scored; a prompt that does not fit is
+unsolved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """What an evaluation's first turns on one problem came to, by the device that judged them."""
+    """Results of an evaluation's first turns on one problem, by judging device."""
 
     family: str
     level: int
@@ -64,14 +65,14 @@ class Chosen:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """What judged it."""
+        """Devices of its judges."""
         return tuple(sorted({name for each in self.answers.values() for name in each.tallies}))
 
 
 def choose_evaluation(
     reader: RunReader, steps: TrainedSteps, *, by: By, budget: float | None
 ) -> Chosen | None:
-    """The latest one that had cost no more than the budget; the last where costs are unknown."""
+    """The latest evaluation within the budget; the last one if costs are unknown."""
     chosen: Chosen | None = None
     for row in reader.rows(_EVALUATIONS):
         spent = steps.at((row["stage_index"], row["step"]), by)
@@ -108,13 +109,13 @@ def _load_answers(reader: RunReader, *, stage: int, step: int) -> dict[str, Answ
 def compare_problems(
     a: Mapping[str, Answers], b: Mapping[str, Answers]
 ) -> tuple[ProblemChange, ...]:
-    """The problems of both, largest loss first."""
+    """Problems of both, largest loss first."""
     out = [_change(name, a[name], b[name]) for name in a.keys() & b.keys()]
     return tuple(sorted(out, key=lambda each: (each.difference, each.problem_id)))
 
 
 def score(a: Mapping[str, Tally], b: Mapping[str, Tally]) -> Score | None:
-    """None where no problem has samples of both."""
+    """pass@1 of both on their common problems; None if there are none with samples."""
     difference = compare_paired(a, b)
     if difference is None:
         return None
@@ -145,7 +146,7 @@ def parts_by_level(a: Mapping[str, Answers], b: Mapping[str, Answers]) -> tuple[
 
 
 def parts_by_device(a: Mapping[str, Answers], b: Mapping[str, Answers]) -> tuple[ScorePart, ...]:
-    """Devices that judged answers of both: a time of another card is another time."""
+    """Scores by device that judged answers of both: times of different cards are not comparable."""
     devices = sorted(
         {device for each in a.values() for device in each.tallies}
         & {device for each in b.values() for device in each.tallies}
@@ -172,7 +173,7 @@ def _part(
 def _ratios(
     a: Mapping[str, Answers], b: Mapping[str, Answers], *, device: str | None = None
 ) -> list[float]:
-    """log2 of b's best speedup over a's, of problems that both have timed on one device."""
+    """log2 of b's best speedup over a's, for problems that both have timed on one device."""
     out = []
     for name in sorted(a.keys() & b.keys()):
         common = a[name].speedups.keys() & b[name].speedups.keys()
@@ -204,8 +205,8 @@ def _change(name: str, a: Answers, b: Answers) -> ProblemChange:
 
 
 def difference_of_shares(a: Tally, b: Tally) -> Difference:
-    """b's share minus a's with Newcombe's interval (1998, method 10): Wilson's bounds of each,
-    combined. Holds for few samples, where the normal one does not.
+    """b's share minus a's with Newcombe's interval (1998, method 10), which combines Wilson's
+    bounds of each. Valid for few samples, unlike the normal approximation.
     """
     share_a, low_a, high_a = _wilson(a)
     share_b, low_b, high_b = _wilson(b)

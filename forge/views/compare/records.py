@@ -1,4 +1,4 @@
-"""What a comparison holds. All differences are b minus a."""
+"""Records of a comparison. All differences are b minus a."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 
 class By(StrEnum):
-    """What both runs are given the same amount of."""
+    """Quantity that both runs get the same amount of."""
 
     STEP = "step"
-    """Steps of training; of GRPO where either run has it, else of SFT."""
+    """Training steps: of GRPO if either run has them, else of SFT."""
     TOKENS = "tokens"
     """Completion tokens generated for training."""
     TIME = "time"
-    """Seconds in steps of training: neither evaluations nor the time between attempts."""
+    """Seconds of training steps, without evaluations and without the time between attempts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +28,9 @@ class Side:
     name: str
     state: str
     spent: float | None
-    """All that it has of what is compared by; None where it was not counted."""
+    """Total of the compared quantity; None if it was not counted."""
     devices: tuple[str, ...]
-    """What judged that evaluation; `cpu`, or a GPU's name."""
+    """Judging devices of that evaluation: `cpu`, or a GPU's name."""
     evaluation: str | None
     """The evaluation whose problems are compared: `eval-4 at step 20`."""
 
@@ -41,10 +41,10 @@ class Change:
 
     key: str
     """`rollout.group_size`; `stages`, and `stage.grpo.steps` or `stage.grpo[1].steps` for the
-    second of a kind; `code.commit`, `versions.torch`, `machine.cores` for what a run was made
-    with."""
+    second of a kind; `code.commit`, `versions.torch`, `machine.cores` for the code and machine of a
+    run."""
     a: Any
-    """None where a has no such key; so b."""
+    """None if a has no such key; the same for b."""
     b: Any
 
 
@@ -59,7 +59,7 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurvePair:
-    """One metric of both runs over what they are compared by."""
+    """One metric of both runs over the compared quantity."""
 
     name: str
     """A column of v_steps, or a metric: `reward`, `train/kl_behaviour/mean`."""
@@ -67,7 +67,7 @@ class CurvePair:
     """(x, value) of every step that has one."""
     b: tuple[tuple[float, float], ...]
     at: tuple[CurvePoint, ...]
-    """At equal x; the last is where the shorter run ends."""
+    """At equal x; the last is the end of the shorter run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class Score:
     a: float
     b: float
     difference: Difference
-    """Paired by problem, problems resampled: 95 %."""
+    """Paired by problem, with the 95 % interval of resampled problems."""
     num_won: int
     """Problems that b solves more often than a."""
     num_lost: int
@@ -85,7 +85,7 @@ class Score:
 
     @property
     def is_certain(self) -> bool:
-        """Whether the interval of the difference leaves 0 out."""
+        """True if the interval of the difference excludes 0."""
         return self.difference.low > 0 or self.difference.high < 0
 
 
@@ -101,9 +101,9 @@ class ProblemChange:
     num_b: int
     correct_b: int
     difference: float
-    """Of the shares of correct first turns."""
+    """Difference of the shares of correct first turns."""
     low: float
-    """95 %, of this problem's samples alone: wide, since they are few."""
+    """95 % interval of this problem's samples alone: wide, since they are few."""
     high: float
     speedup_a: float | None
     """Best of the evaluation's correct answers."""
@@ -111,7 +111,7 @@ class ProblemChange:
 
     @property
     def outcome(self) -> str:
-        """`won` where b is better, `lost`, `even`."""
+        """`won` if b is better, `lost`, `even`."""
         return "won" if self.difference > 0 else "lost" if self.difference < 0 else "even"
 
 
@@ -122,16 +122,16 @@ class ScorePart:
     name: str
     score: Score
     speed: Difference | None
-    """log2 of b's best speedup over a's, problems that both have timed: 1 is twice as fast."""
+    """log2 of b's best speedup over a's, for problems that both have timed: 1 is twice as fast."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """All of it. Empty parts are explained by a note."""
+    """Result of a comparison. A note explains each empty part."""
 
     by: By
     budget: float | None
-    """The most of `by` that both have."""
+    """Common amount of `by`: the smaller of the two totals."""
     a: Side
     b: Side
     config: tuple[Change, ...]
@@ -142,10 +142,10 @@ class Comparison:
     by_level: tuple[ScorePart, ...]
     by_device: tuple[ScorePart, ...]
     notes: tuple[str, ...]
-    """What could not be compared and why, a line each."""
+    """What could not be compared and why, one line each."""
 
     def to_json(self) -> dict[str, Any]:
-        """What `forge compare --json` prints."""
+        """The object that `forge compare --json` prints."""
         out = asdict(self)
         for row, problem in zip(out["problems"], self.problems, strict=True):
             row["outcome"] = problem.outcome

@@ -1,4 +1,4 @@
-"""A comparison for the terminal. Fits 80 columns where names are short."""
+"""Prints a comparison. Fits 80 columns if names are short."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 NUM_PROBLEMS = 10
 """Problems shown of each kind; --json has all."""
 NUM_POINTS = 3
-"""Of the places where curves are compared: what fits beside each other."""
+"""Points of comparison that fit beside each other."""
 VALUE_CHARACTERS = 30
 _UNITS = {By.STEP: "steps", By.TOKENS: "tokens", By.TIME: "s"}
 
 
 def render_comparison(found: Comparison) -> RichGroup:
-    """Score first, then why: settings, curves, problems, parts."""
+    """Score first, then its reasons: settings, curves, problems, parts."""
     from rich.console import Group as RichGroup
     from rich.text import Text
 
@@ -131,7 +131,7 @@ def _render_problems(problems: list[ProblemChange]) -> RichTable:
 
 
 def _without_empty(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> RichTable:
-    """Without columns that are dashes all the way: nothing was timed on a CPU."""
+    """Drops columns that hold only dashes: nothing is timed on a CPU."""
     kept = [n for n in range(len(columns)) if any(row[n] != NONE for row in rows)]
     return render_table(
         RowTable(

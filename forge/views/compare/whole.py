@@ -1,4 +1,4 @@
-"""`compare`: both runs, read once each, and what there is to say of them."""
+"""`compare`: reads both runs once each and assembles the comparison."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 UNIT = {By.STEP: "steps", By.TOKENS: "tokens", By.TIME: "seconds"}
 FAR_APART = 0.1
-"""Evaluations are told to be unequal where what they had cost differs by more than this share."""
+"""Relative difference in cost beyond which evaluations are reported as unequal."""
 
 
 def compare(a: RunReader, b: RunReader, *, by: By = By.STEP) -> Comparison:
@@ -78,7 +78,7 @@ def _side(reader: RunReader, steps: TrainedSteps, chosen: Chosen | None, *, by: 
 def _budget(
     a: TrainedSteps, b: TrainedSteps, by: By, *, kind: str, names: tuple[str, str], notes: list[str]
 ) -> float | None:
-    """The most that both have; None where one has none or did not count it."""
+    """Common budget; None if a run has no steps or did not count the quantity."""
     for name, steps in zip(names, (a, b), strict=True):
         if not steps.places:
             notes.append(f"{name} has trained no {kind}: no curves, and the last evaluations")
@@ -100,7 +100,7 @@ def _common(
     budget: float | None,
     notes: list[str],
 ) -> tuple[dict[str, Answers], dict[str, Answers]]:
-    """Answers of the problems that are the same in both, by name and source."""
+    """Answers to the problems that are the same in both, by name and source."""
     for reader, chosen in ((a, chosen_a), (b, chosen_b)):
         if chosen is None:
             when = "" if budget is None else f" after at most {budget:,.0f} {UNIT[by]}"

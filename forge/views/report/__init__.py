@@ -1,7 +1,7 @@
-"""`forge report RUN`: a run as one HTML file that can be sent to a colleague.
+"""`forge report RUN`: a run as one HTML file to share.
 
-`write_report` is called by the command and at the end of each run. It reads views only, so it takes
-as long for a million turns as for a thousand; matplotlib is imported when a report is made.
+`write_report` is called by the command and at the end of each run. It reads views only, so its time
+does not grow with the number of turns; matplotlib is imported only when a report is made.
 """
 
 from forge.views.report.write import write_report

@@ -1,6 +1,4 @@
-"""Asking a run for the parts of its report, each for itself: what one lacks does not lose the
-others.
-"""
+"""Queries for a report. A query that fails costs its own part of the report only."""
 
 from __future__ import annotations
 
@@ -14,14 +12,14 @@ if TYPE_CHECKING:
     from forge.store.reader import Params, RunReader
 
 _LONGEST_LABEL = 48
-"""Characters of a name in a picture."""
+"""Maximum characters of a label in a chart."""
 
 
 class Asker:
-    """One run's reader, and what could not be answered.
+    """One run's reader, with a list of the parts that could not be read.
 
-    A run of an older forge has no view for some parts, and a half-copied database ends somewhere:
-    such a question has no rows, and a line in `problems`.
+    An older run lacks some views, and a half-copied database is incomplete: such a query has no
+    rows and adds a line to `problems`.
     """
 
     def __init__(self, reader: RunReader) -> None:
@@ -29,7 +27,7 @@ class Asker:
         self.problems: list[str] = []
 
     def rows(self, part: str, sql: str, params: Params = ()) -> list[dict[str, Any]]:
-        """The rows; none where the run cannot answer. `part` is what the reader will miss."""
+        """The rows; none if the query fails. `part` names what the report then lacks."""
         try:
             rows = self.reader.rows(sql, params)
             return [{name: finite(value) for name, value in row.items()} for row in rows]
@@ -38,14 +36,14 @@ class Asker:
             return []
 
     def one(self, part: str, sql: str, params: Params = ()) -> dict[str, Any]:
-        """The first row; an empty one where there is none."""
+        """The first row; empty if there is none."""
         found = self.rows(part, sql, params)
         return found[0] if found else {}
 
 
 def label(text: object) -> str:
-    """A run's word as a picture's label: printable, short, and not of those that matplotlib hides
-    or XML refuses.
+    """A stored text as a chart label: printable, short, and free of what matplotlib hides (a
+    leading underscore) or XML forbids.
     """
     shown = "".join(
         "\ufffd" if ord(character) & 0xFFFE == 0xFFFE else character

@@ -1,6 +1,6 @@
-"""What a chart shows, as data: drawn by `draw`, told in words and as a table beside its picture.
+"""Charts as data: `draw` makes the picture; text and table repeat its content.
 
-Pure. A chart without a point is not drawn; whoever makes charts says what is missing instead.
+Pure. A chart without points is not drawn; the report names it as missing.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from enum import StrEnum
 from forge.views.text.numbers import NONE, finite, grouped, percent
 
 MOST_POINTS = 400
-"""Of a line: more than the picture has pixels for."""
+"""Points of a line: more than the picture has pixels for."""
 MOST_TABLE_ROWS = 60
-"""Of the table beside a picture; a longer one leaves rows out evenly and says so."""
+"""Rows of the table beside a picture; a longer one drops rows evenly and says so."""
 
 
 class Kind(StrEnum):
-    """How a chart is drawn."""
+    """Type of drawing."""
 
     LINES = "lines"
-    """Lines over numbers, with a band where they have an interval."""
+    """Lines over numbers, with a band for intervals."""
     STACK = "stack"
-    """Areas on top of each other, by step."""
+    """Stacked areas by step."""
     DOTS = "dots"
     """A dot with its interval for each name on the x axis."""
     BARS = "bars"
-    """A bar from the left for each name, longest first."""
+    """A horizontal bar for each name, longest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One series. Lists are as long as `x`; None where there is no number."""
+    """One series. Lists have the length of `x`; None is a missing number."""
 
     label: str
     x: Sequence[float]
@@ -42,31 +42,31 @@ class Line:
     """Lower ends of the intervals, or empty."""
     high: Sequence[float | None] = ()
     num_together: int = 1
-    """Neighbours that a point stands for."""
+    """Neighbouring points that were merged into one."""
 
     @property
     def points(self) -> list[tuple[float, float]]:
-        """Those with a number."""
+        """Points with a number."""
         return [(x, y) for x, y in zip(self.x, self.y, strict=True) if y is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """One picture."""
+    """One picture with its text and table."""
 
     name: str
-    """Names its file and its anchor: letters and dashes."""
+    """Name of its file and anchor: letters and dashes."""
     title: str
     x_label: str
     y_label: str
     lines: tuple[Line, ...]
     kind: Kind = Kind.LINES
     names: tuple[str, ...] = ()
-    """What stands at x = 0, 1, ... of DOTS and BARS."""
+    """Names at x = 0, 1, ... of DOTS and BARS."""
     is_share: bool = False
-    """0 to 1, shown as percent from 0 to 100."""
+    """Values of 0 to 1, shown as percentages."""
     note: str = ""
-    """A sentence below the picture: what the lines mean."""
+    """Sentence below the picture: the meaning of the lines."""
 
     @property
     def is_empty(self) -> bool:
@@ -74,20 +74,20 @@ class Chart:
 
     @property
     def caption(self) -> str:
-        """The note, and how far the picture is coarser than the store."""
+        """The note, and how many steps a point merges."""
         size = max(line.num_together for line in self.lines)
         coarse = f"A point stands for {size} steps: their mean, or the highest." if size > 1 else ""
         return " ".join(part for part in (self.note, coarse) if part)
 
     @property
     def num_rows(self) -> int:
-        """Of the whole table."""
+        """Rows of the full table."""
         return len({x for line in self.lines for x in line.x})
 
     def describe(self) -> str:
-        """The picture in words, for those who do not see it."""
-        told = [self._describe_line(line) for line in self.lines if line.points]
-        return f"{self.title}: {self.y_label} by {self.x_label}. {' '.join(told)}"
+        """The picture in words, for screen readers."""
+        lines = [self._describe_line(line) for line in self.lines if line.points]
+        return f"{self.title}: {self.y_label} by {self.x_label}. {' '.join(lines)}"
 
     def _describe_line(self, line: Line) -> str:
         (first_x, first), (last_x, last) = line.points[0], line.points[-1]
@@ -101,7 +101,7 @@ class Chart:
         )
 
     def show(self, value: float | None) -> str:
-        """A value of this chart as its table has it."""
+        """A value as the table shows it."""
         if value is None:
             return NONE
         return percent(value) if self.is_share else grouped(value)
@@ -127,7 +127,7 @@ class Chart:
 
 
 def spread(rows: list[list[str]], most: int) -> list[list[str]]:
-    """At most so many of them, evenly, the first and the last included."""
+    """At most `most` rows, spread evenly, including the first and the last."""
     if len(rows) <= most:
         return rows
     return [rows[round(i * (len(rows) - 1) / (most - 1))] for i in range(most)]
@@ -143,8 +143,8 @@ def make_line(
     *,
     reduce: Callable[[Sequence[float]], float] = mean,
 ) -> Line:
-    """A line through the points, which are in order. Of more than MOST_POINTS neighbours become
-    one: their mean, or what `reduce` makes of them, at the last one's x.
+    """A line through the points, which are in order. Beyond MOST_POINTS, neighbours are merged by
+    `reduce` (default: the mean) at the x of the last one.
     """
     size = math.ceil(len(points) / MOST_POINTS)
     if size <= 1:

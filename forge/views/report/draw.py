@@ -1,8 +1,8 @@
 """Charts as SVG and PNG, by matplotlib. Imported only when a report is made: it takes 0.3 s.
 
-Promises: the same chart gives the same bytes (fixed hash salt, no date); no file of the user's
-(matplotlibrc) changes the look; a label is text, never a formula. Colours of the SVG are the keys
-of `INK` and `SERIES`, so that a page can put its own in their place.
+Guarantees: equal charts give equal bytes (fixed hash salt, no date); the user's matplotlibrc has no
+effect; a label is text, never a formula. Colours of the SVG are the keys of `INK` and `SERIES`, so
+that a page can substitute its own.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 INK, GRID, PAPER = "#1f2328", "#d0d7de", "#ffffff"
 SERIES = ("#0969da", "#bc4c00", "#1a7f37", "#8250df", "#bf3989", "#9a6700", "#57606a", "#0a7a84")
-"""Readable on white at 4.5 : 1 and more; lines also differ by their dashes and marks."""
+"""Contrast on white of at least 4.5 : 1; lines also differ by dashes and marks."""
 DASHES = ("-", "--", "-.", ":")
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 HATCHES = ("", "//", "\\\\", "--", "||", "++", "xx", "/")
 SIZE = (5.4, 3.3)
 PNG_DPI = 160
 FEW_POINTS = 40
-"""A line with no more has a mark on each."""
+"""Longest line with a mark on each point."""
 
 _STYLE = {
     "svg.fonttype": "none",
@@ -87,7 +87,7 @@ def draw_png(chart: Chart) -> bytes:
 
 @contextmanager
 def _style(more: Mapping[str, str]) -> Iterator[None]:
-    """Our look, whatever the user's; a letter that the font lacks is a box, and no warning."""
+    """Applies our style, whatever the user's; missing glyphs render as boxes, without a warning."""
     with matplotlib.style.context(["default", {**_STYLE, **more}]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"(?s)Glyph .* missing from font")
         yield
@@ -204,7 +204,7 @@ def _label(axes: Axes, chart: Chart) -> None:
 
 
 def _top_share(chart: Chart) -> float:
-    """Shares start at 0; where all are small the picture ends above the highest, not at 100 %."""
+    """Upper limit of an axis of shares: just above the highest value instead of 100 %."""
     if chart.kind is Kind.STACK:
         return 1.0
     ends = [end for line in chart.lines for end in (*line.y, *line.high) if end is not None]

@@ -1,7 +1,7 @@
-"""Everything that a report says, asked of the run: figures, kernels, what happened, the config.
+"""All content of a report, queried from the run: numbers, kernels, events, configuration.
 
-Promises: each question is of a view or an indexed table and has a limit; the same store gives the
-same facts, so nothing is of now (a run that lives is reported as of its last row).
+Each query reads a view or an indexed table and has a limit. The same store gives the same facts:
+nothing depends on the current time (a running run is reported as of its last row).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ RUN = "SELECT name, created_at, experiment, forge_version FROM runs LIMIT 1"
 
 
 class Facts:
-    """A run as its report has it."""
+    """Content of the report of one run."""
 
     def __init__(self, asker: Asker) -> None:
         self._asker = asker
@@ -104,13 +104,13 @@ class Facts:
 
     @property
     def charts(self) -> list[Chart]:
-        """Those that have something to show, in the order of the page."""
+        """Non-empty charts, in the order of the page."""
         every = [*self.measured, *self.trained, self.failures, *self.timed]
         return [chart for chart in every if not chart.is_empty]
 
     @property
     def seconds(self) -> float | None:
-        """Of all attempts; one that was killed ended with its last row."""
+        """Duration of all attempts; a killed one ended with its last row."""
         if not self.attempts:
             return None
         starts = [each["started_at"] for each in self.attempts]
@@ -130,7 +130,7 @@ class Facts:
 
     @property
     def missing(self) -> list[str]:
-        """What a reader would look for and not find, and why."""
+        """Parts that the report lacks, each with the reason."""
         found = list(self._asker.problems)
         kinds = {each.get("kind") for each in self.stages}
         if not self.attempts:
@@ -163,7 +163,7 @@ def when(at: float | None) -> str:
 
 
 def unpack(text: str) -> dict[str, Any]:
-    """A JSON object that a column holds; empty where it is none."""
+    """A JSON object from a column; empty if it is none."""
     try:
         found = json.loads(text)
     except (TypeError, ValueError):

@@ -1,7 +1,7 @@
-"""An SVG document made part of a page: its ids its own, its colours the page's, told in words.
+"""Embeds an SVG document in a page: unique ids, colours of the page, a description in words.
 
-The document comes from `draw`, whose labels hold a run's words as text; it is parsed, and only the
-drawing that is known here is passed on: a script, a foreign object or a link cannot come through.
+The document comes from `draw`, whose labels contain stored texts; it is parsed, and only known
+drawing elements are kept: a script, foreign object or link cannot get through.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 SVG = "http://www.w3.org/2000/svg"
 _HREF = "{http://www.w3.org/1999/xlink}href"
 _KEPT = frozenset(("svg", "g", "defs", "path", "use", "text", "clipPath", "rect", "pattern"))
-"""Elements of a drawing; the rest (metadata, style) is left out."""
+"""Elements of a drawing; the rest (metadata, style) is dropped."""
 _FONT = re.compile(r"font(?:-size)?: ?(?:[\d.]+px )?'DejaVu Sans'[^;]*;?|font-family:[^;]*;?")
 _URL = re.compile(r"url\(#([^)]+)\)")
 
@@ -24,8 +24,8 @@ def inline_svg(
     """The `<svg>` element for a page.
 
     Args:
-        name: begins every id in it, since a page has several pictures.
-        colors: colour of the document to what stands for it in the page, as `var(--ink)`.
+        name: prefix of every id in it, since a page has several pictures.
+        colors: colour of the document to its replacement, such as `var(--ink)`.
     """
     root = ET.fromstring(document)
     _strip(root)
@@ -72,6 +72,6 @@ def _recolor(style: str, colors: Mapping[str, str]) -> str:
 
 
 def _keep_size(match: re.Match[str]) -> str:
-    """The page has its own font; the size stays."""
+    """Drops the font, which is the page's, and keeps the size."""
     size = re.search(r"[\d.]+px", match[0])
     return f"font-size: {size[0]};" if size else ""

@@ -1,7 +1,7 @@
 """Charts of training by step: reward, pass rate, speed-up, length, KL, entropy, staleness, loss,
-and what went wrong.
+failures.
 
-A stage has its own lines, named by kind and index where there are several.
+Each stage has its own lines, labelled by kind and index if there are several.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SELECT r.stage, r.step, r.term AS name,
 FROM v_reward_terms r JOIN v_steps s ON s.stage = r.stage AND s.step = r.step
 WHERE r.purpose = 'train' ORDER BY r.stage, r.step, r.term
 """
-"""A turn without a term was paid nothing by it: together they are the reward."""
+"""A turn without a term earned nothing from it, so the means of all terms add up to the reward."""
 
 FAILURES = """
 SELECT stage, step, status, sum(num_turns) AS num_turns FROM v_failures WHERE purpose = 'train'
@@ -53,7 +53,7 @@ Rows = list[dict[str, Any]]
 
 
 class Training:
-    """What the steps of a run left, by stage, and the charts of it."""
+    """Training by step and stage, with its charts."""
 
     def __init__(self, asker: Asker, *, kinds: Sequence[str]) -> None:
         self.steps = asker.rows("training by step", STEPS)
@@ -68,7 +68,7 @@ class Training:
             row["flat_share"] = (row["num_flat_groups"] or 0) / groups if groups else None
 
     def charts(self) -> list[Chart]:
-        """Every picture of training, empty ones too."""
+        """All charts of training, including empty ones."""
         return [
             self._by_step("reward", "Reward", "mean over turns", {"reward": "reward"}),
             self._by_step(
@@ -118,7 +118,7 @@ class Training:
         ]  # fmt: skip
 
     def failure_chart(self) -> Chart:
-        """Turns of training by status, correct ones included, as shares of each step."""
+        """Turns of training by status, including correct ones, as shares of each step."""
         played = {(row["stage"], row["step"]): row["num_turns"] for row in self.steps}
         places = list(played)
         shares: dict[str, dict[tuple[int, int], float]] = defaultdict(dict)
@@ -149,20 +149,20 @@ class Training:
         return self._lines(self.steps, name, title, y_label, columns, **more)
 
     def _named(self, rows: Rows, name: str, title: str, y_label: str, **more: Any) -> Chart:
-        """Of rows with a name and a value each: a line a name, in the order of names."""
+        """A chart of rows with a name and a value each: one line per name, sorted."""
         names = dict.fromkeys(str(name) for name in sorted({row["name"] for row in rows}))
-        told = {each: f"level {each}" if name == "levels" else each for each in names}
+        labels = {each: f"level {each}" if name == "levels" else each for each in names}
         pivoted = [
             {"stage": row["stage"], "step": row["step"], str(row["name"]): row["value"]}
             for row in rows
         ]
-        return self._lines(pivoted, name, title, y_label, told, **more)
+        return self._lines(pivoted, name, title, y_label, labels, **more)
 
     def _metric(
         self, name: str, title: str, y_label: str, keys: dict[str, str], *,
         kinds: Sequence[str] = (), **more: Any,
     ) -> Chart:  # fmt: skip
-        """Of stages of these kinds, or of all."""
+        """A chart of metrics, of the stages of these kinds, or of all."""
         rows = [
             {"stage": row["stage"], "step": row["step"], row["key"]: row["value"]}
             for row in self._metrics
@@ -199,7 +199,7 @@ class Training:
         return self._kinds[stage] if 0 <= stage < len(self._kinds) else "stage"
 
     def _name(self, stages: Sequence[int], stage: int, words: str) -> str:
-        """`mean`; of several stages `grpo-3 mean`."""
+        """`mean`; with several stages `grpo-3 mean`."""
         place = f"{self._kind(stage)}-{stage}"
         if not words:
             return label(place)

@@ -1,4 +1,4 @@
-"""Charts of what was measured: evaluations, pass@k, fast_p."""
+"""Charts of evaluations: pass@1, pass@k, fast_p."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MOST_CURVES = 6
-"""Evaluations in one picture of curves: the first, the last, and some between."""
+"""Evaluations in one chart of curves: the first, the last, and some between."""
 MOST_EVALUATIONS = 400
 
 EVALUATIONS = """
@@ -44,7 +44,7 @@ def load_evaluations(asker: Asker) -> list[dict[str, Any]]:
 
 
 def load_parts(asker: Asker, evaluations: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The last evaluation apart by family, level and turn."""
+    """The last evaluation by family, level and turn."""
     if not evaluations:
         return []
     last = {name: evaluations[-1][name] for name in ("stage", "step", "policy_version")}
@@ -78,7 +78,7 @@ def evaluation_chart(evaluations: Sequence[dict[str, Any]]) -> Chart:
 
 
 def pass_at_k_chart(asker: Asker) -> Chart:
-    """pass@k with its interval, a line an evaluation that had the samples for it."""
+    """pass@k with its interval, one line per evaluation with enough samples."""
     rows = asker.rows("pass@k", PASS_AT_K)
     lines = [
         Line(
@@ -96,7 +96,9 @@ def pass_at_k_chart(asker: Asker) -> Chart:
 
 
 def fast_p_chart(asker: Asker, evaluations: Sequence[dict[str, Any]]) -> Chart:
-    """Share of first turns that are correct and over p times as fast, a line an evaluation."""
+    """Share of first turns that are correct and more than p times as fast, one line per
+    evaluation.
+    """
     names = {(row["stage_index"], row["step"]): row["stage"] for row in evaluations}
     rows = asker.rows("fast_p", FAST_P)
     for row in rows:
@@ -116,7 +118,7 @@ def fast_p_chart(asker: Asker, evaluations: Sequence[dict[str, Any]]) -> Chart:
 
 
 def _chosen(rows: Sequence[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Rows by evaluation, in their order; of many the first, the last and some between."""
+    """Rows by evaluation, in order; if there are many, the first, the last and some between."""
     by_name: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         by_name[row["stage"]].append(row)

@@ -1,8 +1,8 @@
-"""Facts as one HTML page. Text of models and candidates is shown, never obeyed.
+"""Renders facts as one HTML page. Texts of models and candidates are escaped.
 
 Every value goes through `printable` and jinja2's escaping; only pictures, highlighted code and our
-style sheet are passed as they are. The page has no script and asks no network, and its
-Content-Security-Policy says so to the browser.
+style sheet are inserted as they are. The page has no script and makes no request, and its
+Content-Security-Policy enforces this in the browser.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from forge.views.report.facts import Facts
 
 LONGEST_CODE = 20_000
-"""Characters of one source: a lexer's time must have an end."""
+"""Maximum characters of one source, which bounds the lexer's time."""
 COLORS = {INK: "var(--ink)", GRID: "var(--line)", PAPER: "var(--paper)"} | {
     color: f"var(--s{index})" for index, color in enumerate(SERIES)
 }
@@ -51,7 +51,7 @@ def render_page(facts: Facts, *, name: str, svgs: Mapping[str, str]) -> str:
     """The whole document.
 
     Args:
-        svgs: a document of `draw_svg` by the name of each chart of the facts.
+        svgs: name of each chart of the facts to its document by `draw_svg`.
     """
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, finalize=_shown, trim_blocks=True
@@ -81,7 +81,7 @@ def render_page(facts: Facts, *, name: str, svgs: Mapping[str, str]) -> str:
 
 
 def _shown(value: Any) -> Any:
-    """What jinja2 asks for each value that is put out: control characters are made visible."""
+    """jinja2's `finalize`: makes control characters of each value visible."""
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
     return printable(value)
@@ -119,7 +119,7 @@ def _code(kernel: dict[str, Any]) -> dict[str, Any]:
 
 
 def _highlight(text: str | None, language: str) -> Markup | str:
-    """The text with spans for its parts, escaped by pygments; empty for no text."""
+    """The text with spans for its tokens, escaped by pygments; empty for no text."""
     if not text:
         return ""
     lexer = get_lexer_by_name(language, stripnl=False)
@@ -147,5 +147,5 @@ def _read(name: str) -> str:
 
 
 def draw_all(charts: list[Chart]) -> dict[str, str]:
-    """Name to SVG document."""
+    """Name of each chart to its SVG document."""
     return {chart.name: draw_svg(chart) for chart in charts}

@@ -1,4 +1,4 @@
-"""Where the time went: idle shares, a step's parts, the judges' phases, the slowest steps."""
+"""Use of time: idle shares, parts of a step, phases of judging, slowest steps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STEP_PARTS = {
     "train/publish_wait/seconds": "trainer waits for a publish",
     "weights/publish/seconds": "weights to the replicas",
 }
-"""Metric to what it is."""
+"""Metric to its label."""
 
 STEP_SECONDS = f"""
 SELECT stage, step, key, value FROM v_metrics
@@ -49,7 +49,7 @@ NUM_SLOWEST = 8
 
 
 class TimeSpent:
-    """Seconds of a run, by who and by what."""
+    """Seconds of a run by role, stage, step and phase."""
 
     def __init__(self, asker: Asker) -> None:
         self.idle = asker.rows("idle shares", BY_STAGE)
@@ -73,7 +73,7 @@ class TimeSpent:
         ]
 
     def charts(self) -> list[Chart]:
-        """Every picture of time, empty ones too."""
+        """All charts of time, including empty ones."""
         return [self._idle_chart(), self._step_chart(), self._phase_chart()]
 
     def _idle_chart(self) -> Chart:
@@ -118,7 +118,7 @@ class TimeSpent:
 
     @property
     def _queue_words(self) -> str:
-        """What no phase has: a verdict is asked for before a judge is free."""
+        """Mean time in the judges' queue, which belongs to no phase; empty if negligible."""
         if not self._queued_s or self._queued_s < MENTIONED_QUEUE_S:
             return ""
         return (

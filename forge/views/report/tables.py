@@ -1,4 +1,4 @@
-"""The words, figures and tables of a report, as lists of strings. Pure; `page` puts them out."""
+"""Text, numbers and tables of a report, as lists of strings. Pure; `page` renders them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Table = tuple[list[str], list[list[str]]]
 
 
 def describe(facts: Facts) -> dict[str, Any]:
-    """Headline, what it is about, the cards with the figures, and what the kernels' list is of."""
+    """Headline, description, cards with key numbers, and the note on the list of kernels."""
     seconds = facts.seconds
     words = [f"{len(facts.attempts)} attempts"] if len(facts.attempts) > 1 else []
     words += [f"took {_clock(seconds)}"] if seconds is not None else []
@@ -42,7 +42,7 @@ def describe(facts: Facts) -> dict[str, Any]:
 
 
 def tables(facts: Facts) -> dict[str, Table | None]:
-    """Every table of the page by its name there; None for one without a row."""
+    """Every table by its name in the page; None for one without rows."""
     every = {
         "evaluations": _evaluations(facts),
         "parts": _parts(facts),
@@ -61,7 +61,7 @@ def tables(facts: Facts) -> dict[str, Table | None]:
 
 
 def _without_gaps(table: Table) -> Table:
-    """Columns that hold nothing but dashes are left out: times, where nothing was timed."""
+    """Drops columns that hold only dashes: times, if nothing was timed."""
     head, rows = table
     kept = [i for i in range(len(head)) if any(row[i] != NONE for row in rows)]
     return [head[i] for i in kept], [[row[i] for i in kept] for row in rows]
@@ -87,7 +87,7 @@ def _cards(facts: Facts) -> list[dict[str, str] | None]:
 
 
 def _num_steps(facts: Facts) -> str:
-    """Of GRPO, in words; an experiment may have none."""
+    """Number of GRPO steps; an experiment may have none."""
     num = len(facts.training.steps)
     return f"{num:,} {'step' if num == 1 else 'steps'} of GRPO" if num else "of all attempts"
 
@@ -248,7 +248,7 @@ def _processes(facts: Facts) -> Table:
 
 
 def _machine(facts: Facts) -> Table:
-    """The last attempt's: it may have been resumed elsewhere."""
+    """Machine of the last attempt: the run may have been resumed elsewhere."""
     if not facts.attempts:
         return [], []
     last = facts.attempts[-1]

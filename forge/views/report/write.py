@@ -1,4 +1,4 @@
-"""Making the report: ask the run, draw, put the page where it belongs, whole or not at all."""
+"""Writes the report: queries the run, draws, and writes the page atomically."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 FILE_NAME = "report.html"
 MARK = b'<meta name="generator" content="forge report">'
-"""By which a page is known to be one of ours, near its beginning."""
+"""Marks a page, near its beginning, as a forge report."""
 
 
 def write_report(paths: RunPaths, *, out: Path | None = None, plots: Path | None = None) -> Path:
-    """Writes the report of a run and returns where it is: `report.html` in the run's directory,
-    or `out`.
+    """Writes the report of a run and returns its path: `report.html` in the run's directory, or
+    `out`.
 
-    A run that lives is reported as of now, one that crashed as of its last row; what it lacks is
-    listed in the report. Raises ConfigError where the run cannot be read, MachineError where the
-    files cannot be written.
+    A running run is reported as of now, a crashed one as of its last row; missing parts are listed
+    in the report. Raises ConfigError if the run cannot be read, MachineError if the files cannot be
+    written.
 
     Args:
-        plots: a directory that gets each picture as SVG and PNG; made if absent.
+        plots: a directory for each picture as SVG and PNG; created if absent.
     """
     from forge.views.report.asking import Asker
     from forge.views.report.facts import Facts
@@ -44,7 +44,7 @@ def write_report(paths: RunPaths, *, out: Path | None = None, plots: Path | None
     try:
         with open_run(paths) as reader:
             facts = Facts(Asker(reader))
-    except sqlite3.Error as error:  # half copied, or not what the tables should be
+    except sqlite3.Error as error:  # half copied, or not the expected tables
         raise ConfigError(f"{paths.run_db}: cannot be read: {error}") from error
     svgs = draw_all(facts.charts)
     page = render_page(facts, name=paths.name, svgs=svgs)
@@ -55,13 +55,13 @@ def write_report(paths: RunPaths, *, out: Path | None = None, plots: Path | None
 
 
 def _is_ours(target: Path) -> bool:
-    """Whether nothing is lost with what is there: nothing, an empty file or an older report."""
+    """True if overwriting loses nothing: no file, an empty file or an older report."""
     if not target.is_file():
         return True
     try:
         with target.open("rb") as file:
             head = file.read(1000)
-    except OSError:  # told when it is written
+    except OSError:  # the error is reported when the file is written
         return True
     return not head or MARK in head
 
