@@ -1,1 +1,1 @@
-"""Looking on: its own process, reads a run's database, acts through `forge.control`."""
+"""The terminal monitor: its own process, reads a run's database, acts through `forge.control`."""

@@ -1,9 +1,9 @@
-"""The terminal monitor: which screens there are, by which keys, and when they look again.
+"""The monitor's application: its screens, their keys, and the polling for changes.
 
-Started by `forge tui`, a process of its own: it reads the store and can end without harm to a run.
-Every second a worker thread asks whether something is new; only then, and only the screen on top,
-asks the store. Each screen is a mode: it keeps its place, and what was opened from it, while
-another one is looked at.
+Started by `forge tui` as a process of its own: it reads the store, and its end does not affect a
+run. Every second a worker thread checks for changes; only after one, and only on the top screen, is
+the store queried. Each screen is a mode: it keeps its position, and the screens opened from it,
+while another one is shown.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 
 PERIOD_S = 1.0
 LOOKING = "looking"
-"""The group of the workers that look for something new."""
+"""Worker group of the checks for changes."""
 ENDING = (signal.SIGTERM, signal.SIGHUP)
-"""Without a handler they would leave the terminal raw, and reporting the mouse to the shell."""
+"""Without a handler these signals would leave the terminal raw, with mouse reporting on."""
 SIGNALLED = 128
-"""Exit codes from here on: as a shell says it of a process that a signal ended."""
+"""Exit codes from here on mean a signal, as in a shell."""
 NOWHERE = "nowhere"
-"""The mode between two runs: one that is shown cannot be removed."""
+"""Mode during a change of run: the current mode cannot be removed."""
 
 PLACES = {
     "run": ("1", "Run", "tui.screens.run:RunScreen"),
@@ -63,11 +63,11 @@ ACTIONS = {
     "save": ("Checkpoint now", "A checkpoint is saved at the end of this step."),
     "evaluate": ("Evaluate now", "An evaluation is played after this step."),
 }
-"""Method of the control client to what it is called and what it does."""
+"""Method of the control client to its title and its effect."""
 
 
 class WatchApp(App[None]):
-    """Looks on at one run."""
+    """The monitor of one run."""
 
     TITLE = "forge"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -108,17 +108,17 @@ class WatchApp(App[None]):
 
     @property
     def places(self) -> dict[str, tuple[str, str]]:
-        """Mode to key and title of every screen that there is."""
+        """Mode to key and title of every available screen."""
         return {
             mode: (key, title) for mode, (key, title, _) in PLACES.items() if mode in self._modes
         }
 
     def pop_screen(self) -> AwaitComplete:
-        """Keys faster than the screen ask twice for the end of one: the last one stays."""
+        """Repeated Escape keys may ask to close the last screen, which stays."""
         return super().pop_screen() if len(self._screen_stack) > 1 else AwaitComplete.nothing()
 
     async def look_at(self, paths: RunPaths) -> None:
-        """Looks at another run from now on, beginning with its Run screen."""
+        """Switches to another run, starting with its Run screen."""
         old, self.watched = self.watched, Watched(paths, clock=self._clock)
         await self.switch_mode(NOWHERE)
         for mode in PLACES:
@@ -130,11 +130,11 @@ class WatchApp(App[None]):
         self._tick()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """The key of a screen that this version has not got is absent."""
+        """Hides the key of a screen that this version does not have."""
         return action != "go" or parameters[0] in self._modes
 
     async def action_go(self, mode: str) -> None:
-        """To a screen; where it is on top already, back to its beginning."""
+        """Shows a screen; if it is shown already, closes the screens opened from it."""
         if mode == self.current_mode:
             while len(self.screen_stack) > 1:
                 await self.pop_screen()
@@ -142,12 +142,12 @@ class WatchApp(App[None]):
         await self.switch_mode(mode)
 
     def action_help(self) -> None:
-        """Every key that does something here."""
+        """Shows all keys of the current screen."""
         if not isinstance(self.screen, Help):
             self.push_screen(Help(self.screen.active_bindings.values()))
 
     def action_ask(self, action: str) -> None:
-        """An action on the run, once it was confirmed."""
+        """Requests an action from the run's supervisor, after confirmation."""
         title, words = ACTIONS[action]
         name = self.watched.paths.name
 
@@ -169,16 +169,16 @@ class WatchApp(App[None]):
         await self.look_at(event.paths)
 
     def action_command_palette(self) -> None:
-        """Textual's way to it, with our class."""
+        """Opens the palette as Textual does, with our class."""
         if not isinstance(self.screen, Palette):
             self.push_screen(Palette(id="--command-palette"))
 
     def search_themes(self) -> None:
-        """As `action_command_palette`."""
+        """Opens the list of themes as Textual does, with our palette."""
         self.push_screen(Palette(providers=[ThemeProvider], placeholder="Search for themes…"))
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        """The command palette: every screen and every action, then Textual's own."""
+        """Entries of the command palette: every screen and every action, then Textual's own."""
         for mode, (_, title, _) in PLACES.items():
             if mode in self._modes:
                 yield SystemCommand(
@@ -207,20 +207,22 @@ class WatchApp(App[None]):
             self.run_worker(self._look, thread=True, group=LOOKING)
 
     def _look(self) -> bool:
-        """In a worker thread: is there anything new?"""
+        """Checks for changes, in a worker thread."""
         watched = self.watched
         is_new = watched.changed()
         return watched.look_live() or is_new
 
     def on_worker_state_changed(self, event: Worker.StateChanged) -> None:
-        """Only the screen on top asks for what is new."""
+        """Refreshes the top screen after a check that found changes."""
         if event.worker.group == LOOKING and event.worker.is_finished:
             self._is_looking = False
             if event.worker.result and self._screen_stack:  # empty once the app ends
                 getattr(self.screen, "refresh_data", lambda: None)()
 
     def _act(self, action: str) -> None:
-        """In a worker thread: says it to the supervisor; what came of it is one line."""
+        """Sends the action to the supervisor, in a worker thread, and shows the result in one
+        line.
+        """
         client = self.watched.client()
         try:
             if client is None:

@@ -1,4 +1,4 @@
-"""One line asked of a person, in front of everything: a place to go to, a file to write."""
+"""A dialog for one line of text: a rollout to show, a file to write."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class AskLine(ModalScreen[str | None]):
-    """Dismissed with what was typed, or None for Escape and for nothing."""
+    """Returns the text; None for Escape and for an empty line."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Never mind")]
     DEFAULT_CSS = """

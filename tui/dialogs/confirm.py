@@ -1,4 +1,4 @@
-"""A question with yes and no, in front of everything: nothing is asked of a run by one key."""
+"""A yes-or-no dialog: no single key acts on a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Confirm(ModalScreen[bool]):
-    """Dismissed with True for yes; no has the focus."""
+    """Returns True for yes; the focus is on no."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "answer(True)", "Yes"),

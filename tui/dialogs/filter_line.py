@@ -1,4 +1,4 @@
-"""A line that a table is filtered by: hidden until it is asked for."""
+"""A line of text that filters a table, hidden until opened."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from textual.widgets import Input
 
 
 class FilterLine(Input):
-    """Its changes are the screen's to answer; Enter goes back to the table."""
+    """The screen handles its changes; Enter returns to the table."""
 
     DEFAULT_CSS = """
     FilterLine { display: none; border: none; height: 1; padding: 0; }
@@ -14,11 +14,11 @@ class FilterLine(Input):
     """
 
     def open(self) -> None:
-        """Shows it, for keys to go there."""
+        """Shows the line and focuses it."""
         self.add_class("-shown")
         self.focus()
 
     def close(self) -> None:
-        """Hides it, empty."""
+        """Hides the line and clears it."""
         self.value = ""
         self.remove_class("-shown")

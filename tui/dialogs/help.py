@@ -1,4 +1,4 @@
-"""`?`: the keys that do something on the screen below, as its bindings say them."""
+"""`?`: the keys of the screen below, from its bindings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Help(ModalScreen[None]):
-    """Closed by any of the usual keys."""
+    """The list of keys; any of the usual keys closes it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,question_mark,enter", "dismiss", "Close"),
@@ -55,7 +55,7 @@ class Help(ModalScreen[None]):
 
 
 def _rank(active: ActiveBinding) -> int:
-    """What the bottom line names, what every screen has, then how one moves about."""
+    """Order: keys of the footer, keys of every screen, keys that move."""
     if active.binding.show:
         return 0
     return 1 if active.node.is_attached and active.node is active.node.app else 2

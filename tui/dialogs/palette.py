@@ -1,4 +1,4 @@
-"""The command palette: Textual's, in a terminal of any size."""
+"""Textual's command palette, for terminals of any size."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from textual.command import CommandList, CommandPalette
 
 
 class Palette(CommandPalette):
-    """Textual raises KeyError on a page of a list without a line, and ValueError where it wraps to
-    no width: six columns are the padding and the scroll bar."""
+    """Works around two errors: Textual raises KeyError for a page key on a list without lines, and
+    ValueError if a list has no width to wrap to (six columns are padding and scroll bar).
+    """
 
     DEFAULT_CSS = "Palette CommandList { min-width: 10; }"
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """The keys of a list that is not drawn do nothing."""
+        """Disables the keys of a list that is not drawn."""
         return action != "command_list" or all(
             shown.scrollable_content_region for shown in self.query(CommandList)
         )

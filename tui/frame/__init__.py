@@ -1,4 +1,4 @@
-"""The parts that every screen has: the watched run, queries in a thread, the top two lines.
+"""The frame of every screen: the watched run, queries in a worker thread, the top two lines.
 
 Imported by `tui.app` and the screens. Imports the store, views and the control client.
 """

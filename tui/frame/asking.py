@@ -1,8 +1,7 @@
-"""What every screen is: a line that says which run this is, what the run answered, the keys.
+"""The base class of every screen: run line, content, keys.
 
-A subclass asks in `load` (a worker thread, so that the loop never waits for a disk) and shows the
-answer in `show` (the loop). While a question runs no second one is asked: what changed meanwhile is
-asked for when it is done.
+A subclass queries in `load` (a worker thread, so that the loop never waits for a disk) and displays
+in `show` (the loop). One query runs at a time; changes during a query cause another one after it.
 """
 
 from __future__ import annotations
@@ -27,11 +26,15 @@ if TYPE_CHECKING:
 Data = TypeVar("Data")
 
 ASKING = "asking"
-"""The group of the workers that ask."""
+"""Worker group of the queries."""
 
 
 class AskingScreen(Screen[None], Generic[Data]):
-    """A screen on one run. `compose_body` yields what is between the top line and the keys."""
+    """A screen on one run.
+
+    Subclasses override `compose_body`, `show`, and either `load` or, if they do not read the run's
+    store, `fetch`.
+    """
 
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (70, "-normal"), (130, "-wide")]  # noqa: RUF012
 
@@ -49,23 +52,25 @@ class AskingScreen(Screen[None], Generic[Data]):
         yield Footer(show_command_palette=False)
 
     def compose_body(self) -> ComposeResult:
-        """The screen's own widgets."""
+        """Yields the screen's own widgets, between the run line and the keys."""
         yield from ()
 
     def load(self, reader: RunReader) -> Data:
-        """Asks the run, in a worker thread. What it raises of sqlite3 is shown as the problem."""
+        """Queries the run, in a worker thread. sqlite3 errors are shown in the run line."""
         raise NotImplementedError
 
     def fetch(self) -> Data | None:
-        """In a worker thread: `load` on the run; None where it cannot be read."""
+        """Runs `load`, in a worker thread; None if the run cannot be read."""
         return self.watched.ask(self.load)
 
     def show(self, data: Data) -> None:
-        """Shows an answer, in the event loop. Not called where the run could not be read."""
+        """Displays the result of `load`, in the event loop. Not called if the run could not be
+        read.
+        """
         raise NotImplementedError
 
     def refresh_data(self) -> None:
-        """Called by the app while this screen is on top and something changed."""
+        """Queries again; called by the app when this screen is on top and something changed."""
         self._is_stale = True
         if not self._is_asking:
             self._is_asking = True
@@ -75,7 +80,7 @@ class AskingScreen(Screen[None], Generic[Data]):
         self.refresh_data()
 
     def on_worker_state_changed(self, event: Worker.StateChanged) -> None:
-        """The answer comes as a message: a screen that is gone by then gets none."""
+        """Results arrive as messages, so a screen that was closed meanwhile gets none."""
         if event.worker.group == ASKING and event.state is WorkerState.SUCCESS:
             self._answered(event.worker.result)
 

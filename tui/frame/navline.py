@@ -1,4 +1,4 @@
-"""The row of screens with their keys: which one this is, and a click away the others."""
+"""The first line of a screen: all screens with their keys, clickable."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from textual.events import Resize
 
 ROOM_FOR_NAMES = 60
-"""Columns; below it only the screen that is shown is named."""
+"""Minimum width for all titles; below it only the current screen has one."""
 
 
 class NavLine(Static):
-    """`1 Run  2 Problems  ...`, the shown one in reverse. Titles are ours: they may be markup."""
+    """`1 Run 2 Problems ...`, the current one in reverse. Titles are ours: they may be markup."""
 
     def __init__(self, places: Mapping[str, tuple[str, str]], *, shown: str) -> None:
-        """`places` is mode to (key, title)."""
+        """`places` maps each mode to (key, title)."""
         super().__init__()
         self._places, self._mode = places, shown
 

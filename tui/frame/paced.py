@@ -1,8 +1,9 @@
-"""A screen whose question may be dear: it is asked again only when its answer can differ, and so
-seldom that it costs a small share of a core.
+"""The base class of screens with expensive queries: one runs only if its result can differ, and so
+rarely that it costs a small share of a core.
 
-The question's own part (a filter, an order) is a value; when a key changes it, the run is asked at
-once. When the run was written, it is asked as soon as `PACE` times the last answer's cost is over.
+The parameters of a query (a filter, an order) are a value; a key that changes it causes a query
+immediately. After a change of the run, the next query waits for `PACE` times the cost of the last
+one.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ if TYPE_CHECKING:
 Data = TypeVar("Data")
 
 PACE = 25.0
-"""At most 4 % of a core, however long a view takes: 200 ms are asked for every 5 s."""
+"""Limits queries to 4 % of a core: one of 200 ms runs every 5 s."""
 
 
 class PacedScreen(AskingScreen[Data], Generic[Data]):
-    """`question` is what `answer` depends on beside the run; `show_answer` shows it."""
+    """A screen that queries at most every `PACE` times the last cost.
+
+    Subclasses override `question`, `answer` and `show_answer` instead of `load` and `show`.
+    """
 
     def __init__(self, watched: Watched) -> None:
         super().__init__(watched)
@@ -36,19 +40,19 @@ class PacedScreen(AskingScreen[Data], Generic[Data]):
         self._is_due = False
 
     def question(self) -> Any:
-        """A value that equals itself while nothing was changed by a key."""
+        """Parameters of the query, comparable with ==; a key that changes them calls `ask_now`."""
         return None
 
     def answer(self, reader: RunReader, question: Any) -> Data:
-        """Asks the run, in a worker thread."""
+        """Queries the run, in a worker thread."""
         raise NotImplementedError
 
     def show_answer(self, data: Data) -> None:
-        """Shows it, in the event loop. Not called again for an equal one."""
+        """Displays a result, in the event loop. Not called again for an equal one."""
         raise NotImplementedError
 
     def ask_now(self) -> None:
-        """What a key calls that changed the question."""
+        """Queries immediately; called after a key changed the question."""
         super().refresh_data()
 
     def refresh_data(self) -> None:

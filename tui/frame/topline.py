@@ -1,4 +1,4 @@
-"""The first line of every screen: which run, its state in a word, and what is wrong in another."""
+"""The second line of every screen: name and state of the run, and a problem with it, if any."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TopLine(Static):
         self.tell()
 
     def tell(self) -> None:
-        """Says it anew, if it is another thing."""
+        """Updates the line if it changed."""
         line = headline(self._watched)
         if line != self._told:
             self._told = line
@@ -41,7 +41,7 @@ class TopLine(Static):
 
 
 def headline(watched: Watched) -> Text:
-    """The line, and the problem under it where there is one."""
+    """The line, with the problem below it, if any."""
     standing = watched.standing
     line = Text(printable(watched.paths.name), style="bold")
     if standing is not None:

@@ -1,11 +1,11 @@
-"""The run that is looked at: its reader, opened and opened again, and its supervisor if it lives.
+"""The watched run: its reader, reopened when needed, and its supervisor, if it is running.
 
-Made by `tui.app`, given to every screen. Nothing here raises for what may happen to a run that
-somebody else owns: deleted, half copied, of another schema, on a medium that went away. It is told
-in `problem`, and the next `changed` tries again.
+Created by `tui.app`, passed to every screen. A run may be deleted, half copied, of another schema,
+or on a medium that was removed: none of this raises. It is reported in `problem`, and the next
+`changed` tries again.
 
-Threads: `changed` and `ask` may block (disk, socket) and are called from worker threads; one lock
-keeps them apart. The fields may be read from the event loop at any time.
+Threads: `changed` and `ask` may block (disk, socket) and are called from worker threads; a lock
+serialises them. The fields may be read from the event loop at any time.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 
 LOOK_TIMEOUT_S = 2.0
-"""For a supervisor to say how it is: what is shown waits for it. What a user asks of one may take
-as long as in the command line."""
+"""Maximum wait for a supervisor's status, which delays the display. Actions of the user have the
+longer timeout of the command line."""
 
 
 class Watched:
@@ -44,19 +44,19 @@ class Watched:
         self.paths = paths
         self.reader: RunReader | None = None
         self.problem: str | None = None
-        """Why nothing can be read, in one line; None while all is well."""
+        """Reason why nothing can be read, in one line; None if everything is readable."""
         self.standing: Standing | None = None
-        """As of the last change."""
+        """State as of the last change."""
         self.live: LiveStatus | None = None
-        """What the supervisor says of itself; None where none answers."""
+        """Status from the supervisor; None if none answers."""
         self.clock = clock
-        """Unix seconds."""
+        """Returns Unix seconds."""
         self._lock = threading.Lock()
         self._file: tuple[int, ...] | None = None
         self._seen: tuple[int, bool] | None = None
 
     def client(self, *, timeout_s: float = TIMEOUT_S) -> ControlClient | None:
-        """The supervisor's socket, where one owns the run."""
+        """A client of the supervisor's socket; None if no supervisor owns the run."""
         try:
             socket_path = read_status(self.paths).get("control_socket")
             if not socket_path or not is_owned(self.paths):
@@ -66,9 +66,9 @@ class Watched:
         return ControlClient(Path(socket_path), timeout_s=timeout_s)
 
     def changed(self) -> bool:
-        """Whether there is something new to show: rows, a supervisor that came or went, a problem.
+        """True if there is something new to show: rows, a started or ended supervisor, a problem.
 
-        Costs 0.1 ms where nothing is new. True at the first call.
+        Costs 0.1 ms without changes. True at the first call.
         """
         with self._lock:
             before = self.problem
@@ -89,7 +89,7 @@ class Watched:
         return True
 
     def look_live(self) -> bool:
-        """Asks the supervisor how it is; whether there is one, or was one until now."""
+        """Queries the supervisor's status; True if there is one, or was one until now."""
         client, before = self.client(timeout_s=LOOK_TIMEOUT_S), self.live
         try:
             self.live = None if client is None else client.status()
@@ -98,7 +98,7 @@ class Watched:
         return self.live is not None or before is not None
 
     def ask(self, question: Callable[[RunReader], Answer]) -> Answer | None:
-        """What `question` makes of the run; None, with `problem` set, where it cannot be read."""
+        """Result of `question` on the run; None, with `problem` set, if it cannot be read."""
         with self._lock:
             if not self._open():
                 return None
@@ -111,12 +111,12 @@ class Watched:
                 return None
 
     def close(self) -> None:
-        """Lets go of the files."""
+        """Closes the files."""
         with self._lock:
             self._close()
 
     def _open(self) -> bool:
-        """Opens the run unless the very file that lies there is open already."""
+        """Opens the run unless the same file is open already."""
         try:
             file = self._identity()
         except OSError:
@@ -137,7 +137,9 @@ class Watched:
         return True
 
     def _identity(self) -> tuple[int, ...]:
-        """Which file lies there, and which WAL: another one is not seen by who has it open."""
+        """Device and inodes of the database and its WAL: a replaced file is invisible to its open
+        reader.
+        """
         stat = self.paths.run_db.stat()
         try:
             wal = self.paths.run_db.with_name("run.db-wal").stat().st_ino
@@ -150,7 +152,7 @@ class Watched:
         name = self.paths.name
         self.problem = words if words.startswith(name) else f"{name}: {words}"
         if isinstance(error, (sqlite3.OperationalError, BadColumn)):
-            return  # a view that an older forge did not write, or a busy file: the rest is readable
+            return  # a view missing in an older run, or a busy file: everything else is readable
         self._close()
 
     def _close(self) -> None:

@@ -1,3 +1,1 @@
-"""One screen a file. Each shows what a view answers: no SQL here, and none of the figures is made
-here.
-"""
+"""One screen per file. Each displays the result of a view: no SQL and no arithmetic here."""

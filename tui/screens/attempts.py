@@ -1,5 +1,5 @@
-"""All attempts at one problem over the run, opened from the Problems screen; Enter leads to the
-conversation, Escape back.
+"""All attempts at one problem over the run, opened from the Problems screen; Enter opens the
+conversation, Escape closes.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ ORDERS = {
     "speedup": lambda attempt: -(attempt.best_speedup or 0.0),
     "tokens": lambda attempt: -attempt.num_tokens,
 }
-"""What comes first is the most of it; `latest` is also the order of equals."""
+"""Sort keys, largest first; ties stay in the order of `latest`."""
 
 MAX_ROWS = 500
-"""Attempts that are listed, the first in the order; a row costs 0.1 ms each time it changes."""
+"""Maximum rows listed; a row costs 0.1 ms each time it changes."""
 
 FILTERS = {
     "all": lambda attempt: True,
@@ -81,7 +81,7 @@ COLUMNS = (
 
 
 class AttemptsScreen(PacedScreen[ProblemHistory]):
-    """One problem."""
+    """The attempts at one problem."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "app.pop_screen", "Back"),
@@ -142,13 +142,13 @@ class AttemptsScreen(PacedScreen[ProblemHistory]):
         self._again()
 
     def action_reference(self) -> None:
-        """The problem's own module instead of the table, and back."""
+        """Switches between the table and the problem's reference module."""
         switcher = self.query_one(ContentSwitcher)
         switcher.current = "reference" if switcher.current == "attempts" else "attempts"
         self.query_one(f"#{switcher.current}").focus()
 
     def action_open(self) -> None:
-        """The conversation under the cursor."""
+        """Opens the conversation under the cursor."""
         chosen = self.query_one(RowTable).chosen
         if chosen is not None and self.query_one(ContentSwitcher).current == "attempts":
             group_id, rollout = (int(part[1:]) for part in chosen.split("."))

@@ -1,4 +1,4 @@
-"""Two runs side by side, as `forge compare` has them: opened from the Runs screen."""
+"""Two runs side by side, like `forge compare`: opened from the Runs screen."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class CompareScreen(AskingScreen[Group]):
-    """Asked once, and again by key: it is dear, and of two runs."""
+    """The comparison. Queried once, then only by key: it is expensive and concerns two runs."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("b", "by", "At equal"),

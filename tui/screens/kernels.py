@@ -1,5 +1,5 @@
-"""The Kernels screen: the best kernel of each problem with its code, its times, and the step and
-policy that found it; copied or saved by a key.
+"""The Kernels screen: the best kernel of each problem with its code, times, step and policy; a key
+copies or saves it.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Shown:
 
 
 class KernelsScreen(PacedScreen[Shown]):
-    """Key 4."""
+    """The Kernels screen, key 4."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "filter", "Filter", key_display="/"),
@@ -97,7 +97,7 @@ class KernelsScreen(PacedScreen[Shown]):
         super().__init__(watched)
         self._words: str | None = None
         self._chosen: str | None = None
-        """turn_id of the kernel that is looked at; None: the best."""
+        """turn_id of the selected kernel; None: the best."""
         self._listed: tuple[Any, KernelList] | None = None
 
     def compose_body(self) -> ComposeResult:
@@ -123,7 +123,7 @@ class KernelsScreen(PacedScreen[Shown]):
         return Shown(kernels, None if wanted is None else load_kernel(reader, wanted))
 
     def _list(self, reader: RunReader, words: str | None) -> KernelList:
-        """Asked again only if it can differ: a cursor that moves asks for one kernel."""
+        """Queried only if it can differ: moving the cursor loads one kernel."""
         asked = (reader, reader.data_version(), words)
         if self._listed is None or self._listed[0] != asked:
             self._listed = asked, load_kernels(reader, words=words)
@@ -171,7 +171,7 @@ class KernelsScreen(PacedScreen[Shown]):
         self.query_one("#one").scroll_relative(y=by, animate=False)
 
     def action_open(self) -> None:
-        """The rollout that found it."""
+        """Opens the rollout of the kernel."""
         kernel = self._kernel
         if kernel is not None:
             where = {name: kernel.turn[name] for name in ("group_id", "rollout", "turn")}
@@ -183,7 +183,7 @@ class KernelsScreen(PacedScreen[Shown]):
             copy_code(self.app, kernel.code, kernel.turn["problem_id"])
 
     def action_save(self) -> None:
-        """Asks for a file's name and writes it; over a file only after a yes."""
+        """Asks for a file name and writes the code; overwrites only after confirmation."""
         kernel = self._kernel
         if kernel is None:
             return
@@ -230,7 +230,7 @@ def _here() -> str:
 
 
 def facts(kernel: Kernel) -> Text:
-    """Where it comes from, and how fast it is."""
+    """Origin and speed of a kernel."""
     row = kernel.turn
     at = datetime.fromtimestamp(row["recorded_at"], UTC).strftime("%Y-%m-%d %H:%M")
     stage = (

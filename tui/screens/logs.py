@@ -1,6 +1,6 @@
-"""The Logs screen: what the processes of the latest attempt print, by process, level and pattern.
+"""The Logs screen: output of the processes of the latest attempt, by process, level and pattern.
 
-Files grow without a word in the store, so this screen looks by itself while it is on top.
+Log files grow without a change in the store, so this screen polls them itself while it is on top.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NAME_WIDTH = 11
 
 
 class LogsScreen(AskingScreen[list[LogLine]]):
-    """Key 5."""
+    """The Logs screen, key 5."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("f", "follow", "Follow"),
@@ -64,7 +64,7 @@ class LogsScreen(AskingScreen[list[LogLine]]):
         self.set_interval(LOOK_S, self._look)
 
     def fetch(self) -> list[LogLine]:
-        """Reads files, not the store."""
+        """Reads log files instead of the store."""
         return self._book.read()
 
     def show(self, data: list[LogLine]) -> None:
@@ -75,7 +75,7 @@ class LogsScreen(AskingScreen[list[LogLine]]):
         self._tell()
 
     def choose(self, process: str | None) -> None:
-        """Shows one process, or all."""
+        """Shows one process, or all for None."""
         self._wanted = replace(self._wanted, process=process)
         self._mark_tab()
         self._rewrite()
@@ -116,7 +116,7 @@ class LogsScreen(AskingScreen[list[LogLine]]):
         name = str(event.tab.label)
         process = None if name == ALL else name
         if not self._has_tabs:
-            self._has_tabs = True  # the first is the one that Tabs begins with, not a choice
+            self._has_tabs = True  # the first activation is Tabs' initial one, not a choice
         elif process != self._wanted.process:
             self.choose(process)
 
@@ -156,8 +156,7 @@ class LogsScreen(AskingScreen[list[LogLine]]):
         self._tell()
 
     def _chosen(self, lines: Iterable[LogLine]) -> list[LogLine]:
-        """Those that are wanted; where the pattern is too slow it is dropped, and all lines are
-        shown anew."""
+        """Matching lines; a pattern that is too slow is dropped, and all lines are shown again."""
         try:
             return self._wanted.choose(lines)
         except ConfigError as error:

@@ -1,5 +1,5 @@
 """The Problems screen: every problem with its pass rate, best speed-up, attempts and trend, sorted
-and filtered by keys; Enter leads to all attempts at one.
+and filtered by keys; Enter opens all attempts at one.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ COLUMNS = (
     ),
     Column(key="trend", heading="trend", value=lambda row: spark(row.trend)),
 )  # fmt: skip
-"""`solved at` and `played at` are policy versions; pass is of turns, the trend of rollouts."""
+"""`solved at` and `played at` are policy versions; pass counts turns, the trend rollouts."""
 
 
 class ProblemsScreen(PacedScreen[ProblemList]):
-    """Key 2."""
+    """The Problems screen, key 2."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "filter", "Filter", key_display="/"),
@@ -128,7 +128,7 @@ class ProblemsScreen(PacedScreen[ProblemList]):
         self.action_attempts()
 
     def on_data_table_header_selected(self, event: DataTable.HeaderSelected) -> None:
-        """A click on a heading orders by it; another one turns the order round."""
+        """Sorts by the clicked column; a second click reverses the order."""
         order = event.column_key.value
         if order == self._wanted.order:
             self.action_reverse()
@@ -156,7 +156,7 @@ class ProblemsScreen(PacedScreen[ProblemList]):
         self._change(is_solved=_next(list(SOLVED), self._wanted.is_solved))
 
     def action_attempts(self) -> None:
-        """All attempts at the problem under the cursor."""
+        """Opens all attempts at the problem under the cursor."""
         from tui.screens.attempts import AttemptsScreen
 
         chosen = self.query_one(RowTable).chosen
@@ -170,7 +170,7 @@ class ProblemsScreen(PacedScreen[ProblemList]):
 
 
 def caption(wanted: ProblemFilter, data: ProblemList) -> Text:
-    """How many there are of what, in which order."""
+    """Number of rows, order and filters."""
     num = len(data.rows)
     text = Text(
         f"{num} problems" if num == data.num_found else f"{num} of {data.num_found} problems"

@@ -1,8 +1,8 @@
-"""The Rollout screen: one conversation turn by turn with the judge's verdict, beside its siblings,
-and what changed between two turns.
+"""The Rollout screen: one conversation turn by turn with its verdicts, its siblings, and the
+differences between turns.
 
-It opens at the latest group and stays where it is while the run goes on: keys lead to the next
-turn, sibling and group, and back to the latest.
+It opens at the latest group and stays there while the run continues: keys move to the next turn,
+sibling and group, and back to the latest group.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PANES = {
 
 
 def _both(back: str, on: str, action: str, title: str) -> list[Binding]:
-    """Keys to the one before and the one after. Arrows would scroll: they are taken first."""
+    """Keys for the previous and the next one. Arrow keys have priority: they would scroll."""
     group = Binding.Group(title, compact=True)
     shown = {"left,h": "←", "right,l": "→"}
     return [
@@ -57,14 +57,15 @@ def _both(back: str, on: str, action: str, title: str) -> list[Binding]:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the run has at a place; a run may have nothing yet."""
+    """Result of a query; the run may have no such rollout, or none yet."""
 
     conversation: Conversation | None
 
 
 class Panes(TabbedContent):
-    """One on top, by its key or its tab alone. That something in a pane has the focus is told
-    later, when another may have been chosen: the two would take turns for ever."""
+    """Panes that change by key or tab only. Textual reports a focus inside a pane with a delay,
+    when another pane may be active: both would activate in turn, forever.
+    """
 
     def on_tab_pane_focused(self, event: TabPane.Focused) -> None:
         event.stop()
@@ -72,7 +73,7 @@ class Panes(TabbedContent):
 
 
 class RolloutScreen(PacedScreen[Found]):
-    """Key 3, and where Problems and Kernels lead to."""
+    """The Rollout screen, key 3; also opened from Problems and Kernels."""
 
     VERTICAL_BREAKPOINTS = [(0, "-low"), (32, "-tall")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -109,7 +110,7 @@ class RolloutScreen(PacedScreen[Found]):
     ) -> None:
         super().__init__(watched)
         self._place = (group_id, rollout)
-        """Without a group: the latest, until one was shown."""
+        """Without a group: the latest one, until one has been shown."""
         self._turn = turn
 
     def compose_body(self) -> ComposeResult:
@@ -158,7 +159,7 @@ class RolloutScreen(PacedScreen[Found]):
         self._show_pane(self.query_one(TabbedContent).active)
 
     def _show_pane(self, name: str) -> None:
-        """Only the pane on top is made."""
+        """Renders the active pane only."""
         found = self._found
         if found is None:
             return
@@ -177,7 +178,7 @@ class RolloutScreen(PacedScreen[Found]):
         self.query_one(f"#{name}-text", Static).update(made)
 
     def on_tabbed_content_tab_activated(self, event: TabbedContent.TabActivated) -> None:
-        """Makes and focuses what is on top, not what was when this was sent."""
+        """Renders and focuses the active pane, which may differ from that of the message."""
         name = self.query_one(TabbedContent).active
         if event.pane.id != name:
             return
@@ -186,7 +187,7 @@ class RolloutScreen(PacedScreen[Found]):
         self.query_one(focus).focus()
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        """A sibling that is chosen is the one to read."""
+        """Shows the chosen sibling."""
         event.stop()
         self._go(self._place[0], int(str(event.row_key.value)[1:]))
         self.action_pane("answer")
@@ -220,7 +221,7 @@ class RolloutScreen(PacedScreen[Found]):
         self._go(None, None)
 
     def action_go_to(self) -> None:
-        """Asks for a place by its name."""
+        """Asks for the name of a rollout and shows it."""
 
         def answered(words: str | None) -> None:
             place = None if words is None else parse_address(words)
@@ -239,7 +240,7 @@ class RolloutScreen(PacedScreen[Found]):
             copy_code(self.app, turn.code, turn.turn_id)
 
     def action_back(self) -> None:
-        """To where it was opened from; where it is the screen itself, nothing happens."""
+        """Closes the screen if it was opened from another one."""
         if len(self.app.screen_stack) > 1:
             self.app.pop_screen()
 

@@ -1,7 +1,7 @@
-"""The Run screen: where a run stands, how its processes are, what its curves say.
+"""The Run screen: state of the run, its processes, its curves.
 
-While a supervisor answers, processes and rates are its own words, at most two seconds old;
-otherwise they are what the store has, and the screen says so.
+While a supervisor answers, processes and rates come from it, at most two seconds old; otherwise
+they come from the store, and the screen says so.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MIX_BAR = 12
 
 
 class LogWanted(Message):
-    """The log of a process is asked for."""
+    """Request for the log of a process."""
 
     def __init__(self, process: str | None) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class LogWanted(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunData:
-    """One look."""
+    """Data of one refresh."""
 
     now: float
     standing: Standing | None
@@ -65,7 +65,7 @@ class RunData:
 
 
 class RunScreen(AskingScreen[RunData]):
-    """Key 1."""
+    """The Run screen, key 1."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("S", "app.ask('stop')", "Stop", tooltip="After this step"),
@@ -92,7 +92,7 @@ class RunScreen(AskingScreen[RunData]):
             yield Static(id="mix", markup=False)
 
     def load(self, reader: RunReader) -> RunData:
-        """The store is asked only if it was written; the supervisor's words come each second."""
+        """Queries the store only if it changed; the supervisor's status is new each second."""
         now = self.watched.clock()
         version = reader.data_version()
         if self._read is None or version != self._version:
@@ -118,12 +118,12 @@ class RunScreen(AskingScreen[RunData]):
         self.refresh_data()  # other columns of the table fit
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        """To the log of that process."""
+        """Opens the log of the process."""
         self.post_message(LogWanted(event.row_key.value))
 
 
 def figures(data: RunData) -> Text:
-    """Step, time to go, rates; then idle shares. What has no figure is left out."""
+    """Step, ETA, rates; then idle shares. Missing numbers are omitted."""
     live, activity = data.live, data.activity
     pairs = _live_figures(live) if live else _store_figures(data.standing, activity)
     if live or (data.standing is not None and data.standing.state == "running"):
@@ -155,7 +155,7 @@ def _live_figures(live: LiveStatus) -> list[tuple[str, str]]:
 
 
 def _store_figures(standing: Standing | None, activity: Activity) -> list[tuple[str, str]]:
-    """A run that has ended has no rates: nothing will come that could end the last ones."""
+    """Numbers from the store. A run that has ended has no rates."""
     pairs = [("ran", duration(activity.ran_s))]
     if standing is None:
         return pairs
@@ -170,7 +170,7 @@ def _store_figures(standing: Standing | None, activity: Activity) -> list[tuple[
 
 
 def health(data: RunData) -> Text:
-    """The worst first, with the figure that decides; how many are well."""
+    """The worst processes first, with the reason; then the number of healthy ones."""
     text = Text("health ")
     live, standing = data.live, data.standing
     if live is not None and not live.components:
@@ -192,7 +192,7 @@ def health(data: RunData) -> Text:
 
 
 def mix(activity: Activity) -> Group:
-    """What the last verdicts say."""
+    """Distribution of the last verdicts."""
     parts = [
         Text(
             f"{printable(row['status'])} {share(row['share'])} {bar(row['share'], width=MIX_BAR)}",

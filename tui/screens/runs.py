@@ -1,6 +1,6 @@
-"""The Runs screen: every run of the store directory; one is looked at, two are compared.
+"""The Runs screen: every run of the store directory; one can be opened, two compared.
 
-A run is read again only when its files were written; the others are as they were.
+A run is read again only if its files changed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HELP = "Enter looks at a run · Space marks · c compares the marked one with th
 
 
 class RunChosen(Message):
-    """Another run is to be looked at."""
+    """Request to watch another run."""
 
     def __init__(self, paths: RunPaths) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ COLUMNS = (
 
 
 class RunsScreen(AskingScreen[list[Row]]):
-    """Key 6."""
+    """The Runs screen, key 6."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("space", "mark", "Mark"),
@@ -77,7 +77,7 @@ class RunsScreen(AskingScreen[list[Row]]):
 
     @property
     def store_dir(self) -> Path:
-        """Where the runs lie: beside the one that is looked at."""
+        """Directory of the runs: the parent of the watched one."""
         return self.watched.paths.root.parent
 
     def compose_body(self) -> ComposeResult:
@@ -89,7 +89,7 @@ class RunsScreen(AskingScreen[list[Row]]):
         self.set_interval(LOOK_S, self._look)
 
     def fetch(self) -> list[Row]:
-        """Newest first. In a worker thread; reads only what was written since."""
+        """All runs, newest first; reads only those that changed."""
         return [self._load(paths) for paths in reversed(list_runs(self.store_dir))]
 
     def show(self, data: list[Row]) -> None:
@@ -101,7 +101,7 @@ class RunsScreen(AskingScreen[list[Row]]):
         self.show(self._rows)
 
     def action_mark(self) -> None:
-        """The last two that were marked are compared."""
+        """Marks the run under the cursor; the last two marked are compared."""
         name = self.query_one(RowTable).chosen
         if name in self._marked:
             self._marked.remove(name)
@@ -110,7 +110,9 @@ class RunsScreen(AskingScreen[list[Row]]):
         self.show(self._rows)
 
     def action_compare(self) -> None:
-        """The marked run and the chosen one, or the two marked; with none, the one looked at."""
+        """Compares the two marked runs, or the marked one, or the watched one, with the run under
+        the cursor.
+        """
         table = self.query_one(RowTable)
         names = list(self._marked) or [self.watched.paths.name]
         if len(names) == 1 and table.chosen not in (None, *names):
@@ -130,7 +132,7 @@ class RunsScreen(AskingScreen[list[Row]]):
             self.refresh_data()
 
     def refresh_data(self) -> None:
-        """Not each second: the other runs do not say when they were written."""
+        """Limits the rate: other runs do not report changes."""
         if time.monotonic() - getattr(self, "_asked_at", -LOOK_S) >= LOOK_S / 2:
             self._asked_at = time.monotonic()
             super().refresh_data()
@@ -150,7 +152,7 @@ class RunsScreen(AskingScreen[list[Row]]):
 
 
 def _stamp(paths: RunPaths) -> tuple[Any, ...]:
-    """Differs once the run was written, or its supervisor came or went."""
+    """Changes when the run is written, or its supervisor starts or ends."""
     files = (paths.run_db, paths.root / "run.db-wal")
     stats = [file.stat() for file in files if file.exists()]
     return is_owned(paths), *((stat.st_mtime_ns, stat.st_size) for stat in stats)
@@ -160,7 +162,7 @@ def _state(row: Row) -> str:
     words = row["state"].replace(f"{row['path']}/", "").partition(";")[0]
     state = printable(
         words
-    )  # of one that cannot be read, why; what to do comes after the semicolon
+    )  # for an unreadable run the reason, without the advice after the semicolon
     return f"{STATE_SIGNS.get(state, '✘')} {state}"
 
 

@@ -1,1 +1,1 @@
-"""Parts of screens, one a file: they show what they are given and post what was asked for."""
+"""Widgets that display data, one per file: they show what they are given and post messages."""

@@ -1,5 +1,5 @@
-"""A turn to read: its head line, what the model was told, its answer with the code in colours, and
-what changed since the turn before.
+"""One turn to read: its head, feedback and answer with highlighted code, and the difference from
+the turn before.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from forge.views.run.conversation import Conversation, PlayedTurn
 
 MAX_REASON = 40
-"""Characters of the judge's code, which is a word, in the head line; the verdict has all."""
+"""Maximum characters of the reason in the head; the verdict pane shows all."""
 STYLES = {AnswerPart.TEXT: "", AnswerPart.THINKING: "italic dim"}
 
 
 def head_of(found: Conversation, turn: PlayedTurn) -> Text:
-    """Where this is, then what came of it."""
+    """Position of the turn, then its verdict and reward."""
     row, group = turn.row, found.group
     num_siblings = max(group["num_rollouts"] or 0, len(found.siblings))
     text = Text(no_wrap=True, overflow="ellipsis")
@@ -55,7 +55,7 @@ def _when(group: Any) -> str:
 
 
 def answer_of(found: Conversation, turn: PlayedTurn) -> Group:
-    """What the model was told since its last answer, and what it answered."""
+    """The prompt or feedback that the model received, and its answer."""
     number_of = turn.row["turn"]
     before = next((t for t in found.turns if t.row["turn"] == number_of - 1), None)
     parts: list[RenderableType] = []
@@ -79,13 +79,13 @@ def answer_of(found: Conversation, turn: PlayedTurn) -> Group:
 
 
 def prompt_of(turn: PlayedTurn) -> Group:
-    """The very text that the model saw, template tokens included."""
+    """The exact text that the model received, including template tokens."""
     tokens = turn.row["num_prompt_tokens"]
     return Group(_heading(f"what the model saw: {tokens} tokens"), shown_text(turn.row["prompt"]))
 
 
 def turn_diff(found: Conversation, turn: PlayedTurn) -> Group:
-    """The code of the turn before against this one's."""
+    """Differences of the code from that of the turn before."""
     number_of = turn.row["turn"]
     before = next((t for t in found.turns if t.row["turn"] == number_of - 1), None)
     if before is None:

@@ -1,7 +1,7 @@
-"""Code to the clipboard, by OSC 52: the terminal takes it, also through SSH.
+"""Copies code to the clipboard by OSC 52, which the terminal handles, also through SSH.
 
-Pasted text is typed text: a kernel with control characters is copied with these made visible, so
-that no paste runs a command or ends a bracketed paste.
+A paste acts like typing: control characters are copied in visible form, so that no paste runs a
+command or ends a bracketed paste.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from textual.app import App
 
 MAX_COPIED = 74_994
-"""Characters that xterm and tmux take at most (100,000 bytes of base64)."""
+"""Maximum characters that xterm and tmux accept (100,000 bytes of base64)."""
 
 
 def copy_code(app: App[Any], code: str, name: str) -> None:
-    """Copies and says so; says why where it does not."""
+    """Copies code and notifies; on failure notifies the reason."""
     if not code:
         app.notify(f"{printable(name)}: no code in it", severity="warning", markup=False)
         return

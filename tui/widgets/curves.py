@@ -1,4 +1,4 @@
-"""Curves by step: a line of blocks each where the terminal is small, otherwise a plot each."""
+"""Curves by step: a sparkline each in a small terminal, otherwise a plot each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MAX_CURVES = 7
 NUM_TICKS = 4
 POINTS_PER_COLUMN = 2
-"""Braille has so many; more would cost time and show nothing."""
+"""Resolution of braille; more points would cost time without being visible."""
 
 
 class CurveBox(Vertical):
@@ -39,7 +39,7 @@ class CurveBox(Vertical):
         yield PlotextPlot()
 
     def show_curve(self, curve: Curve | None) -> None:
-        """Shows it unless it is shown already; None hides the box."""
+        """Shows a curve unless it is shown already; None hides the box."""
         self.display = curve is not None
         if curve is None or curve == self._curve:
             return
@@ -65,7 +65,7 @@ class CurveBox(Vertical):
 
 
 class CurveGrid(Vertical):
-    """All curves of a stage: below each other, or two and four abreast."""
+    """All curves of a stage: in one column, or in up to four."""
 
     def compose(self) -> ComposeResult:
         yield Static("", id="of", markup=False)
@@ -74,7 +74,7 @@ class CurveGrid(Vertical):
                 yield CurveBox()
 
     def show_curves(self, words: str, curves: Sequence[Curve]) -> None:
-        """`words` say whose they are."""
+        """Shows the curves under the heading `words`."""
         self.query_one("#of", Static).update(Text(words, style="bold"))
         boxes = list(self.query(CurveBox))
         for number_, box in enumerate(boxes):
@@ -92,6 +92,6 @@ def _range(curve: Curve) -> str:
 
 
 def _ticks(steps: Sequence[int]) -> list[float]:
-    """Some of the steps themselves: plotext would put fractions of one."""
+    """A selection of the steps; plotext's own ticks would be fractions."""
     every = max(len(steps) // NUM_TICKS, 1)
     return list(steps[::every])

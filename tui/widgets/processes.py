@@ -1,4 +1,4 @@
-"""The processes of a run, a row each: from its supervisor while it lives, from the store after."""
+"""A table of a run's processes: from its supervisor while it is running, later from the store."""
 
 from __future__ import annotations
 
@@ -37,32 +37,32 @@ COLUMNS: tuple[tuple[str, str, int], ...] = (
     ("restarts", "rst", NARROW),
     ("words", "last words", NARROW),
 )
-"""Field, heading, and from how many columns of the terminal on it is shown."""
+"""Field, heading, and minimum terminal width to show it."""
 OF_GPUS = ("gpu_use", "gpu_memory")
-"""Shown where there is a card; without one the machine's memory has their place."""
+"""Fields shown if there is a GPU; without one, the machine's memory is shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessRow:
-    """One process, as it is written."""
+    """One process, as text."""
 
     name: str
     role: str
     device: str
     phase: str
     health: str | None
-    """green, yellow or red; None where nobody says."""
+    """green, yellow or red; None if unknown."""
     gpu_use: str = NONE
     gpu_memory: str = NONE
     memory: str = NONE
     age: str = NONE
-    """Since its last progress; of one that ended, since that."""
+    """Time since its last progress, or since its end."""
     restarts: str
     words: str
 
 
 def row_of_component(status: ComponentStatus) -> ProcessRow:
-    """What the supervisor says; the figure that decides comes before the last words."""
+    """A row from the supervisor's status; the reason of its health precedes its last log line."""
     words = " · ".join(part for part in (status.why, status.last_words) if part)
     return ProcessRow(
         name=status.name, role=status.role, device=status.device, phase=status.phase,
@@ -73,7 +73,9 @@ def row_of_component(status: ComponentStatus) -> ProcessRow:
 
 
 def row_of_store(row: dict[str, Any], *, now: float, is_running: bool) -> ProcessRow:
-    """What the store has: without a reason it lives, or was killed with its supervisor."""
+    """A row from the store: without a recorded end a process is alive, or was killed with its
+    supervisor.
+    """
     ended = row["ended_at"]
     alive = "alive" if is_running else "killed with its supervisor"
     return ProcessRow(
@@ -85,12 +87,12 @@ def row_of_store(row: dict[str, Any], *, now: float, is_running: bool) -> Proces
 
 
 def _short(devices: str | None) -> str:
-    """UUIDs of cards by their first eight digits: CUDA takes them so too."""
+    """GPU UUIDs shortened to eight digits, which CUDA accepts too."""
     return UUID.sub(r"\1", devices or "")
 
 
 class ProcessTable(DataTable[Text]):
-    """The rows; one that is chosen (Enter, a click) leads to its log."""
+    """The table; choosing a row (Enter, a click) leads to its log."""
 
     DEFAULT_CSS = """
     ProcessTable { height: auto; max-height: 14; scrollbar-size-horizontal: 0; }
@@ -102,7 +104,7 @@ class ProcessTable(DataTable[Text]):
         self._names: list[str] = []
 
     def show_rows(self, rows: Sequence[ProcessRow]) -> None:
-        """Rewrites the cells that changed; the cursor stays where it is."""
+        """Rewrites the cells that changed; the cursor stays in place."""
         fields = _fields(rows, self.app.size.width)
         names = [row.name for row in rows]
         if fields != self._fields or names != self._names:

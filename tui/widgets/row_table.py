@@ -1,5 +1,5 @@
-"""A table whose rows have names: it keeps the cursor on its row when the rows change, rewrites only
-the cells that did, and has as many columns as there is room for.
+"""A table with keyed rows: it keeps the cursor on its row when rows change, rewrites only changed
+cells, and shows as many columns as fit.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One column of rows of some kind. Values need not be printable."""
+    """One column of a table. Values need not be printable."""
 
     key: str
     heading: str
     value: Callable[[Any], str]
-    """Of a row."""
+    """Text of a row's cell."""
     from_width: int = 0
-    """Shown where the table has at least so many columns of the terminal."""
+    """Minimum width of the table, in terminal columns, to show this column."""
     width: int | None = None
-    """At least so many; None: as wide as its content."""
+    """Minimum width of the column; None: that of its content."""
     is_number: bool = False
-    """Set to the right."""
+    """Right-aligned."""
     takes_rest: bool = False
-    """As wide as the others leave room for; one of them."""
+    """Takes the remaining width; at most one column."""
     style: Callable[[Any], str] = lambda _: ""
 
 
 MIN_REST = 12
 MAX_COLUMN = 40
-"""Of a column that does not take the rest: one long word leaves room for the others."""
+"""Maximum width of the other columns, so that one long word cannot fill the table."""
 SCROLLBAR = 2
 
 
 class RowTable(DataTable["Text"]):
-    """Rows of one kind. `show_rows` as often as one likes."""
+    """Rows of one kind. `show_rows` may be called any number of times."""
 
     def __init__(self, columns: Sequence[Column], *, id: str | None = None) -> None:
         super().__init__(cursor_type="row", cell_padding=0, zebra_stripes=True, id=id)
@@ -59,11 +59,11 @@ class RowTable(DataTable["Text"]):
 
     @property
     def chosen(self) -> str | None:
-        """The key of the row under the cursor."""
+        """Key of the row under the cursor."""
         return self._keys[self.cursor_row] if 0 <= self.cursor_row < len(self._keys) else None
 
     def show_rows(self, rows: Sequence[tuple[str, Row]], *, marked: str | None = None) -> None:
-        """Shows rows as (key, row). `marked` names a column whose heading gets a mark."""
+        """Shows rows of (key, row). `marked` names a column whose heading gets a mark."""
         self._told = rows, marked
         self._told_width = width = self._room
         columns = [column for column in self._all if column.from_width <= width]
@@ -79,17 +79,17 @@ class RowTable(DataTable["Text"]):
 
     @property
     def _room(self) -> int:
-        """Columns, those of a scrollbar too: one that comes or goes must change nothing here."""
+        """Width including a scrollbar, so that a scrollbar that appears changes nothing."""
         return self.outer_size.width or self.app.size.width
 
     def on_resize(self) -> None:
-        """Other columns may fit."""
+        """Shows the columns that fit now."""
         if self._told_width not in (0, self._room):
             rows, marked = self._told
             self.show_rows(rows, marked=marked)
 
     def choose(self, key: str) -> None:
-        """Puts the cursor on that row, where there is one."""
+        """Moves the cursor to that row, if there is one."""
         if key in self._keys:
             self.move_cursor(row=self._keys.index(key))
 
@@ -121,8 +121,8 @@ class RowTable(DataTable["Text"]):
 
 
 def _widths(columns: list[Column], cells: list[list[Text]], *, width: int) -> list[int]:
-    """Of each column with a blank after it; the one that takes the rest gets that, if it needs
-    it.
+    """Width of each column plus a blank; the column that takes the rest gets as much of it as it
+    needs.
     """
     widths = [
         1 + max(column.width or 0, *(_wanted(column, row[i]) for row in cells))

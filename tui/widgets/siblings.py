@@ -1,5 +1,5 @@
-"""The rollouts of a group side by side: a line each with its turns, and below their codes at the
-turn that is looked at, a column each.
+"""The rollouts of a group side by side: a table with their turns, and below it their code at the
+current turn, one column each.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from forge.views.run.conversation import Conversation, Sibling
 
 MAX_COLUMNS = 8
-"""Codes that are shown at once, those around the sibling that is looked at."""
+"""Number of codes shown at once, around the current sibling."""
 
 COLUMNS = (
     Column(key="rollout", heading="rollout", value=lambda s: f"r{s.rollout}"),
@@ -37,7 +37,7 @@ COLUMNS = (
 
 
 class SiblingsPane(Vertical):
-    """Shown by `show_group`; a row that is chosen is told by DataTable.RowSelected."""
+    """Filled by `show_group`; choosing a row posts DataTable.RowSelected."""
 
     DEFAULT_CSS = """
     SiblingsPane RowTable { height: auto; max-height: 9; }
@@ -51,7 +51,7 @@ class SiblingsPane(Vertical):
         yield HorizontalScroll(id="codes", can_focus=False)
 
     async def show_group(self, found: Conversation, turn: int) -> None:
-        """The codes are those of `turn`, or of the last turn before it."""
+        """Shows the codes of `turn`, or of the last turn before it."""
         table = self.query_one(RowTable)
         table.show_rows([(f"r{each.rollout}", each) for each in found.siblings])
         table.choose(f"r{found.rollout}")

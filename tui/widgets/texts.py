@@ -1,8 +1,7 @@
-"""A model's and a judge's words as things to look at: code in colours, a diff with its signs, all
-of it harmless.
+"""Untrusted text as renderables: highlighted code, a signed diff, plain text.
 
-Promise: what comes out has no control character and no markup in it, whatever went in; a text of
-any length costs a bounded time.
+The result contains no control characters and no markup, whatever the input; a text of any length
+costs a bounded time.
 """
 
 from __future__ import annotations
@@ -18,24 +17,24 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MAX_SHOWN = 60_000
-"""Characters of one text; `forge rollouts --turns` prints all of it."""
+"""Maximum characters of one text; `forge rollouts --turns` prints all of it."""
 MAX_LINES = 1000
-"""A line costs 12 us each time it is laid out."""
+"""Maximum lines of one text: each costs 12 us per layout."""
 MAX_COLOURED = 20_000
-"""A lexer takes 70 ms for so many."""
+"""Maximum characters to highlight: a lexer takes 70 ms for these."""
 THEME = "ansi_dark"
-"""The terminal's own colours, so that it reads on a light and a dark ground."""
+"""The terminal's own colours, readable on light and dark backgrounds."""
 SPARKS = "▁▂▃▄▅▆▇█"
 DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
 
 def shown_text(text: str | None, *, style: str = "") -> Text:
-    """Words as they are, control characters made visible."""
+    """Plain text with control characters made visible."""
     return Text(_bounded(text or ""), style=style, overflow="fold")
 
 
 def shown_code(text: str | None, *, is_wrapped: bool = True) -> Syntax | Text:
-    """Python in colours; a long line goes on below, or is cut where not `is_wrapped`."""
+    """Highlighted Python; long lines are wrapped, or cut if not `is_wrapped`."""
     code = _bounded(text or "")
     if len(code) > MAX_COLOURED:
         return Text(code, no_wrap=not is_wrapped, overflow="fold" if is_wrapped else "crop")
@@ -45,7 +44,7 @@ def shown_code(text: str | None, *, is_wrapped: bool = True) -> Syntax | Text:
 
 
 def shown_diff(lines: Sequence[str]) -> Text:
-    """Signed lines; the sign says it too, not the colour alone."""
+    """Lines of a diff; the sign repeats what the colour says."""
     text = Text(overflow="fold")
     for line in lines:
         text.append(f"{_bounded(line)}\n", style=DIFF_STYLES.get(line[:1], ""))
@@ -59,7 +58,7 @@ def cell(value: str, *, style: str = "") -> Text:
 
 
 def spark(values: Sequence[float], *, low: float = 0.0, high: float = 1.0) -> str:
-    """A value a character, from `low` (▁) to `high` (█)."""
+    """One character per value, from `low` (▁) to `high` (█)."""
     span = (high - low) or 1.0
     steps = [round((min(max(v, low), high) - low) / span * (len(SPARKS) - 1)) for v in values]
     return "".join(SPARKS[step] for step in steps)

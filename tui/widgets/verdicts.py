@@ -1,6 +1,6 @@
-"""What the judge said, as lines: a sign with the word, the times with their units, what was paid.
+"""A verdict as text: status with a sign, times with units, reward.
 
-A dash stands where there is no number: on a CPU nothing is timed.
+A missing number is a dash: nothing is timed on a CPU.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 SIGNS = {"correct": ("✔", "green"), "wrong": ("✘", "red"), "infra_error": ("?", "cyan")}
 STOPPED = ("!", "yellow")
-"""Every other status: it came to no answer that could be compared."""
+"""Every other status: there was no result to compare."""
 MAX_WORDS = 20_000
-"""Characters of the judge's detail and feedback; it keeps to 2,000 itself."""
+"""Maximum characters of the judge's detail and feedback; the judge limits them to 2,000."""
 WAITING = ("…", "")
-"""A turn that has no verdict yet."""
+"""A turn without a verdict yet."""
 
 
 def verdict_word(status: str | None) -> Text:
@@ -44,7 +44,7 @@ def signed(value: float | None) -> str:
 
 
 def microseconds(value: float | None, spread: float | None = None) -> str:
-    """`104 us ±3`; from ten thousand on in ms."""
+    """`104 us ±3`; in ms from ten thousand us."""
     if value is None:
         return NONE
     scale, unit = (1000.0, "ms") if value >= 10_000 else (1.0, "us")
@@ -61,7 +61,7 @@ def speedup(row: Mapping[str, Any]) -> str:
 
 
 def times(row: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What was measured, (name, figure); one line that says so where nothing was."""
+    """Pairs of (name, measurement); a single pair with the reason if nothing was timed."""
     if row["candidate_us"] is None:
         return [("times", "none" if row["device"] != "cpu" else "none: a CPU judges, not times")]
     return [
@@ -75,7 +75,7 @@ def times(row: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def verdict_panel(turn: PlayedTurn) -> Text:
-    """All that is known of a turn but its texts; what the model was told comes last."""
+    """Everything about a turn except prompt and answer; the feedback comes last."""
     row = turn.row
     text = Text(overflow="fold")
     text.append(verdict_word(row["status"])).append(f" ({printable(row['reason'] or NONE)})\n")
@@ -103,7 +103,7 @@ def _judge(row: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _phases(turn: PlayedTurn) -> list[tuple[str, str]]:
-    """From when the verdict was asked for; first it may have to queue for a judge."""
+    """Seconds from the request for a verdict, starting with the queue for a judge."""
     queue = {"queue": turn.queued_s} if turn.queued_s >= MENTIONED_QUEUE_S else {}
     return [(name, f"{s:.3f} s") for name, s in (queue | dict(turn.phase_s)).items()]
 
