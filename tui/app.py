@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from tui.screens.runs import RunChosen
 
 PERIOD_S = 1.0
-LOOKING = "looking"
+POLLING = "polling"
 """Worker group of the checks for changes."""
-ENDING = (signal.SIGTERM, signal.SIGHUP)
+END_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 """Without a handler these signals would leave the terminal raw, with mouse reporting on."""
-SIGNALLED = 128
+SIGNAL_EXIT = 128
 """Exit codes from here on mean a signal, as in a shell."""
 NOWHERE = "nowhere"
 """Mode during a change of run: the current mode cannot be removed."""
@@ -80,7 +80,7 @@ class WatchApp(App[None]):
         Binding("C", "ask('save')", ACTIONS["save"][0], show=False),
         Binding("E", "ask('evaluate')", ACTIONS["evaluate"][0], show=False),
         Binding("q", "quit", "Quit"),
-        Binding("ctrl+z", "suspend_process", "To the shell; fg comes back", show=False),
+        Binding("ctrl+z", "suspend_process", "To the shell (fg returns)", show=False),
     ]
     CSS_PATH = "app.tcss"
 
@@ -89,12 +89,12 @@ class WatchApp(App[None]):
         self._clock = clock
         self.watched = Watched(paths, clock=clock)
         self.first_mode = "run"
-        self._is_looking = False
+        self._is_polling = False
         self.add_mode(NOWHERE, Screen)
         self._add_modes()
 
     def on_mount(self) -> None:
-        for number in ENDING:
+        for number in END_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._end_by, number)
         self.switch_mode(self.first_mode)
         self.set_interval(PERIOD_S, self._tick)
@@ -104,7 +104,7 @@ class WatchApp(App[None]):
         self.watched.close()
 
     def _end_by(self, number: signal.Signals) -> None:
-        self.exit(return_code=SIGNALLED + number)
+        self.exit(return_code=SIGNAL_EXIT + number)
 
     @property
     def places(self) -> dict[str, tuple[str, str]]:
@@ -117,7 +117,7 @@ class WatchApp(App[None]):
         """Repeated Escape keys may ask to close the last screen, which stays."""
         return super().pop_screen() if len(self._screen_stack) > 1 else AwaitComplete.nothing()
 
-    async def look_at(self, paths: RunPaths) -> None:
+    async def watch_run(self, paths: RunPaths) -> None:
         """Switches to another run, starting with its Run screen."""
         old, self.watched = self.watched, Watched(paths, clock=self._clock)
         await self.switch_mode(NOWHERE)
@@ -166,7 +166,7 @@ class WatchApp(App[None]):
 
     async def on_run_chosen(self, event: RunChosen) -> None:
         """From the Runs screen to another run."""
-        await self.look_at(event.paths)
+        await self.watch_run(event.paths)
 
     def action_command_palette(self) -> None:
         """Opens the palette as Textual does, with our class."""
@@ -202,20 +202,20 @@ class WatchApp(App[None]):
         return getattr(import_module(module), name)(self.watched)
 
     def _tick(self) -> None:
-        if not self._is_looking:
-            self._is_looking = True
-            self.run_worker(self._look, thread=True, group=LOOKING)
+        if not self._is_polling:
+            self._is_polling = True
+            self.run_worker(self._poll, thread=True, group=POLLING)
 
-    def _look(self) -> bool:
+    def _poll(self) -> bool:
         """Checks for changes, in a worker thread."""
         watched = self.watched
         is_new = watched.changed()
-        return watched.look_live() or is_new
+        return watched.poll_live() or is_new
 
     def on_worker_state_changed(self, event: Worker.StateChanged) -> None:
         """Refreshes the top screen after a check that found changes."""
-        if event.worker.group == LOOKING and event.worker.is_finished:
-            self._is_looking = False
+        if event.worker.group == POLLING and event.worker.is_finished:
+            self._is_polling = False
             if event.worker.result and self._screen_stack:  # empty once the app ends
                 getattr(self.screen, "refresh_data", lambda: None)()
 
@@ -229,6 +229,6 @@ class WatchApp(App[None]):
                 raise ForgeError(f"{self.watched.paths.name} is not running")
             words = getattr(client, action)() or ACTIONS[action][1]
         except ForgeError as error:
-            self.notify(printable(str(error)), title="Not done", severity="error", markup=False)
+            self.notify(printable(str(error)), title="Failed", severity="error", markup=False)
         else:
-            self.notify(printable(words), title="Asked for", markup=False)
+            self.notify(printable(words), title="Requested", markup=False)

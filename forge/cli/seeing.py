@@ -91,7 +91,7 @@ def compare(
     from forge.views import compare as view
 
     if by not in list(view.By):
-        raise ConfigError(f"--by {by}: no such measure; there are {', '.join(view.By)}")
+        raise ConfigError(f"--by {by}: no such measure; allowed: {', '.join(view.By)}")
     with open_run(find(a, store)) as left, open_run(find(b, store)) as right:
         found = view.compare(left, right, by=view.By(by))
     print_json(found.to_json()) if as_json else print_rich(view.render_comparison(found))

@@ -160,14 +160,14 @@ class Run(RunReader):
         from forge.views.compare import By, compare
 
         if by not in list(By):
-            raise ConfigError(f"by={by}: no such measure; there are {', '.join(By)}")
+            raise ConfigError(f"by={by}: no such measure; allowed: {', '.join(By)}")
         return compare(self, other, by=By(by))
 
     def _found(self, sql: str, **filters: Any) -> Rows:
         unknown = filters.keys() - Filter.__dataclass_fields__.keys()
         if unknown:
             raise ConfigError(
-                f"{', '.join(sorted(unknown))}: no such filter; there are "
+                f"{', '.join(sorted(unknown))}: no such filter; allowed: "
                 f"{', '.join(Filter.__dataclass_fields__)}"
             )
         found, params = find(Filter(**filters))

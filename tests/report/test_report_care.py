@@ -73,7 +73,9 @@ def test_a_comparison_says_that_a_secret_differs_and_not_which(tmp_path: Path) -
 def test_a_report_is_written_over_reports_only(tmp_path: Path) -> None:
     paths = make(tmp_path / "o-1", small_run())
     kept = paths.run_db.read_bytes()
-    with pytest.raises(ConfigError, match=r"run\.db: is there, and is no report; another file"):
+    with pytest.raises(
+        ConfigError, match=r"run\.db: exists and is not a report; name another file"
+    ):
         write_report(paths, out=paths.run_db)
     assert paths.run_db.read_bytes() == kept
     target = tmp_path / "page.html"

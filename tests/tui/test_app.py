@@ -60,7 +60,7 @@ async def test_a_screen_that_is_not_in_this_version_has_no_key(canned_run: RunPa
 
 async def test_a_screen_keeps_its_place_while_another_is_looked_at(canned_run: RunPaths):
     async with watching(canned_run, keys=["5", "l", "1", "5"]) as pilot:
-        assert "level INFO and worse" in text_of(pilot)
+        assert "level INFO and above" in text_of(pilot)
 
 
 async def test_a_click_on_a_screens_name_leads_there(canned_run: RunPaths):
@@ -129,18 +129,18 @@ async def test_an_action_is_done_after_a_yes_only(canned_run: RunPaths, key: str
             await press(pilot, "y")
             await until(pilot, lambda: toasts(pilot))
             assert supervisor.asked == [path]
-            assert toasts(pilot)[-1][0] == "Asked for", toasts(pilot)
+            assert toasts(pilot)[-1][0] == "Requested", toasts(pilot)
 
 
 async def test_an_action_may_take_longer_than_a_look(
     canned_run: RunPaths, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(watched, "LOOK_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(watched, "STATUS_TIMEOUT_S", 0.1)
     with supervising(canned_run) as supervisor:
         supervisor.thinks_s = 0.5
         async with watching(canned_run, keys=["S", "y"]) as pilot:
             await until(pilot, lambda: toasts(pilot))
-            assert toasts(pilot)[-1][0] == "Asked for"
+            assert toasts(pilot)[-1][0] == "Requested"
 
 
 async def test_yes_can_be_chosen_by_tab_and_enter(canned_run: RunPaths):
@@ -173,14 +173,14 @@ async def test_what_the_supervisor_refuses_is_its_own_line(canned_run: RunPaths)
         supervisor.refuses["/save"] = "eval-0 trains nothing: there is no checkpoint to save"
         async with watching(canned_run, keys=["C", "y"]) as pilot:
             await until(pilot, lambda: toasts(pilot))
-            assert toasts(pilot)[-1] == ("Not done", supervisor.refuses["/save"])
+            assert toasts(pilot)[-1] == ("Failed", supervisor.refuses["/save"])
 
 
 async def test_a_run_that_is_not_running_says_so_in_one_line(canned_run: RunPaths):
     async with watching(canned_run, keys=["E", "y"]) as pilot:
         await until(pilot, lambda: toasts(pilot))
         title, words = toasts(pilot)[-1]
-        assert title == "Not done"
+        assert title == "Failed"
         assert words == "quickstart-1 is not running"
 
 
@@ -197,7 +197,7 @@ async def test_a_run_that_is_deleted_while_watched_is_told_on_every_screen(
         shutil.rmtree(canned_run.root)
         pilot.app._tick()  # pyright: ignore[reportAttributeAccessIssue]
         await settle(pilot)
-        assert "deleted; what is shown is what was read before" in unwrapped(pilot)
+        assert "deleted; showing the last data read" in unwrapped(pilot)
         assert "pass@1 54.7 %" in text_of(pilot), "what was read stays"
         for key, _, _ in PLACES.values():
             await press(pilot, key)

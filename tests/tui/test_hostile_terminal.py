@@ -41,10 +41,10 @@ def test_what_reaches_the_terminal_is_ours(tmp_path: Path):
         for keys, words in (
             ("2", b"1 problems"),
             ("\r", b"2 attempts"),
-            ("\r", b"it answered"),
+            ("\r", b"\xe2\x94\x80 answer"),
             ("v", b"judged in"),
             ("s", b"r1.t0"),
-            ("t", b"model saw"),
+            ("t", b"prompt: "),
             ("c", b"\x1b]52;c;"),
             ("4", b"found by"),
         ):

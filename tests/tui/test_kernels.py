@@ -160,7 +160,7 @@ def test_code_too_long_for_a_terminal_is_not_copied(tmp_path: Path):
 
     async def look() -> None:
         async with watching(RunPaths(tmp_path / "toy-1"), keys=["3", "c"]) as pilot:
-            assert f"{len(code)} characters; a terminal takes {MAX_COPIED}" in toasts(pilot)
+            assert f"{len(code)} characters; a terminal accepts {MAX_COPIED}" in toasts(pilot)
             assert pilot.app.clipboard == ""
 
     anyio.run(look)

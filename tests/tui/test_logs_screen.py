@@ -134,7 +134,7 @@ def test_lines_of_vllm_are_in_their_order_too(tmp_path: Path):
 
 def test_what_is_no_pattern_is_a_line():
     assert compile_pattern("") is None
-    with pytest.raises(ConfigError, match=r"filter '\(': no regular expression: missing \)"):
+    with pytest.raises(ConfigError, match=r"filter '\(': not a regular expression: missing \)"):
         compile_pattern("(")
 
 
@@ -174,7 +174,7 @@ async def test_l_goes_through_the_levels(canned_run: RunPaths):
     with log_of(canned_run, "judge-0").open("a") as file:
         file.write(f"{STAMP} ERROR x: broken\n")
     async with watching(canned_run, keys=["5", "l", "l"]) as pilot:
-        assert "level WARNING and worse" in text_of(pilot)
+        assert "level WARNING and above" in text_of(pilot)
         assert any("FutureWarning" in line for line in lines_of(pilot))
         await press(pilot, "l")
         assert [line.split(maxsplit=1)[1] for line in lines_of(pilot) if line] == [
@@ -195,7 +195,7 @@ async def test_slash_filters_by_a_pattern_and_escape_drops_it(canned_run: RunPat
         await press(pilot, "slash")
         pilot.app.screen.query_one(Input).value = "("
         await press(pilot, "enter")
-        assert "no regular expression" in unwrapped(pilot)
+        assert "not a regular expression" in unwrapped(pilot)
         await press(pilot, "escape")
         assert "filter –" in text_of(pilot)
         assert len(lines_of(pilot)) > len(shown)

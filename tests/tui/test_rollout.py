@@ -62,10 +62,10 @@ KEYS: dict[str, tuple[list[str], Claim]] = {
     "n": (["n"], lambda text: "g167.r0.t0" in text),
     "v": (["v"], lambda text: "judged in" in text),
     "s": (["s"], lambda text: ("advantage" in text and "r7.t0" in text) or "r1.t0" in text),
-    "d": (["d"], lambda text: "the first turn: there is none before it" in text),
+    "d": (["d"], lambda text: "the first turn has none before it" in text),
     "t": (["t"], lambda text: "<|im_start|>system" in text),
     "r": (["r"], lambda text: "class Model(" in text and "the model saw" not in text),
-    "a": (["a"], lambda text: "── it answered" in text),
+    "a": (["a"], lambda text: "── answer" in text),
 }
 """Key to what is pressed and what the screen says then; in this order, in one app."""
 
@@ -164,8 +164,8 @@ async def test_a_wrong_place_is_one_line(canned_run: RunPaths):
         before = head(pilot)
         await go(pilot, "x")
         await go(pilot, "[b]1")
-        assert "x: no rollout's name" in toasts(pilot)
-        assert "[b]1: no rollout's name" in toasts(pilot)
+        assert "x: not the name of a rollout" in toasts(pilot)
+        assert "[b]1: not the name of a rollout" in toasts(pilot)
         assert head(pilot) == before
         await go(pilot, "999999")
         assert "no such group" in text_of(pilot)
@@ -243,7 +243,7 @@ def test_a_run_in_which_nothing_is_played_says_so(tmp_path: Path):
 
     async def look() -> None:
         async with watching(RunPaths(tmp_path / "toy-1"), keys=["3"]) as pilot:
-            assert "nothing is played yet" in text_of(pilot)
+            assert "no turn was played yet" in text_of(pilot)
             await pilot.press("n", "k", "right", "s", "d", "c", "G", "escape")
             await settle(pilot)
             assert isinstance(pilot.app.screen, RolloutScreen)

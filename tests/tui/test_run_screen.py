@@ -80,7 +80,7 @@ async def test_a_supervisor_of_another_version_that_tells_no_health(canned_run: 
     with supervising(canned_run) as supervisor:
         supervisor.status |= {"components": [], "of a newer version": 1}
         async with watching(canned_run) as pilot:
-            assert "its supervisor, of another version, does not tell" in text_of(pilot)
+            assert "its supervisor, of another version, does not report them" in text_of(pilot)
             assert "12/20 steps" in text_of(pilot)
             assert "judge-0" in text_of(pilot), "from the store"
 

@@ -58,13 +58,13 @@ def test_a_supervisor_that_comes_and_goes_is_a_change(watched: Watched):
         assert watched.changed()
         assert watched.standing is not None
         assert watched.standing.state == "running"
-        assert watched.look_live()
+        assert watched.poll_live()
         assert watched.live is not None
         assert [each.name for each in watched.live.components][:2] == ["supervisor", "trainer"]
     assert watched.changed()
-    assert watched.look_live(), "that it is gone is to be shown"
+    assert watched.poll_live(), "that it is gone is to be shown"
     assert watched.live is None
-    assert not watched.look_live()
+    assert not watched.poll_live()
 
 
 def test_a_deleted_run_is_told_and_one_in_its_place_is_read(watched: Watched, tmp_path: Path):
@@ -72,7 +72,7 @@ def test_a_deleted_run_is_told_and_one_in_its_place_is_read(watched: Watched, tm
     root = watched.paths.root
     root.rename(tmp_path / "moved")
     assert watched.changed()
-    assert watched.problem == "quickstart-1: deleted; what is shown is what was read before"
+    assert watched.problem == "quickstart-1: deleted; showing the last data read"
     assert not watched.changed()
     assert num_events(watched) is None
     shutil.copytree(tmp_path / "moved", root, symlinks=True)
@@ -157,5 +157,5 @@ def test_a_run_with_nothing_in_it_yet_is_told_and_read_later(canned_run: RunPath
 def test_garbage_beside_a_run_is_no_supervisor(watched: Watched):
     watched.paths.status.write_text("{half")
     assert watched.client() is None
-    assert not watched.look_live()
+    assert not watched.poll_live()
     assert watched.changed()

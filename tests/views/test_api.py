@@ -111,15 +111,15 @@ def test_without_pandas_it_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_filter_that_is_none_names_those_there_are(run: Run) -> None:
-    with pytest.raises(ConfigError, match=r"statsu: no such filter; there are .*status"):
+    with pytest.raises(ConfigError, match=r"statsu: no such filter; allowed: .*status"):
         run.rollouts(statsu="correct")
     with pytest.raises(ConfigError, match="--status"):
         run.rollouts(status="corect")
     with pytest.raises(ConfigError, match=r"g12\.r3"):
         run.turns(rollout="12")
-    with pytest.raises(ConfigError, match="--step 3rd: no whole number"):
+    with pytest.raises(ConfigError, match="--step 3rd: not an integer"):
         run.rollouts(step="3rd")
-    with pytest.raises(ConfigError, match="by=cost: no such measure; there are step, tokens, time"):
+    with pytest.raises(ConfigError, match="by=cost: no such measure; allowed: step, tokens, time"):
         run.compare(run, by="cost")
 
 

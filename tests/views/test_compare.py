@@ -163,7 +163,7 @@ def test_speed_is_compared_on_one_device_only(tmp_path: Path) -> None:
 def test_what_cannot_be_compared_is_a_line_each(tmp_path: Path) -> None:
     nothing = compared(tmp_path / "1", [attempt()], made({0: 1}))
     assert nothing.notes == (
-        "a-1 has trained no step of grpo: no curves, and the last evaluations",
+        "a-1 has trained no step of grpo: no curves; the last evaluations are compared",
         "a-1 has no evaluation: no problems won or lost",
     )
     assert (nothing.score, nothing.curves, nothing.problems) == (None, (), ())
@@ -188,7 +188,9 @@ def test_a_run_that_only_evaluates_is_a_baseline_for_what_training_came_to(tmp_p
     baseline = [attempt(), problem(0), *eval_groups(9, {0: 1}, stage=2, step=0)]
     baseline.append(measured("eval-2", stage_index=2, step=0, at=1.0))
     found = compared(tmp_path, baseline, made({0: 4}, num_steps=3))
-    assert found.notes == ("a-1 has trained no step of grpo: no curves, and the last evaluations",)
+    assert found.notes == (
+        "a-1 has trained no step of grpo: no curves; the last evaluations are compared",
+    )
     assert found.score is not None
     assert (found.score.a, found.score.b) == (0.25, 1.0)
 

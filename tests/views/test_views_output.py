@@ -377,7 +377,7 @@ def test_a_run_that_failed_tells_why(
         data = show.load_show(reader)
     assert standing.to_lines() == lines
     killed = replace(standing, state="killed", reason=None).to_lines()
-    assert killed[1:] == ['"forge resume toy-1" goes on from what it had recorded']
+    assert killed[1:] == ['"forge resume toy-1" continues it']
     assert (standing.reason, data["reason"]) == (reason, reason)
     told = shown(show.render_show(data)).splitlines()
     assert [line for line in told if line.startswith("why: ")] == lines[1:]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class AskLine(ModalScreen[str | None]):
     """Returns the text; None for Escape and for an empty line."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Never mind")]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel")]
     DEFAULT_CSS = """
     AskLine { align: center middle; }
     AskLine > Vertical {

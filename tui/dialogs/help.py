@@ -50,7 +50,9 @@ class Help(ModalScreen[None]):
             text.append(f"\n{' '.join(dict.fromkeys(names)):>14}  ", style="bold")
             text.append(description, style="not bold")
         text.append("\n\nThe mouse works: click a key, a row, a tab; the wheel scrolls.")
-        text.append("\nNothing here writes to a run; S, C and E ask its supervisor, after a yes.")
+        text.append(
+            "\nThe monitor only reads a run; S, C and E ask its supervisor, once confirmed."
+        )
         return text
 
 

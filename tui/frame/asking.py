@@ -91,7 +91,7 @@ class AskingScreen(Screen[None], Generic[Data]):
     def _answered(self, data: Data | None) -> None:
         self._is_asking = False
         for line in self.query(TopLine):
-            line.tell()
+            line.update_line()
         if data is not None:
             self.show(data)
         if self._is_stale and self.is_current:

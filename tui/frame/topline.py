@@ -27,16 +27,16 @@ class TopLine(Static):
     def __init__(self, watched: Watched) -> None:
         super().__init__(markup=False)
         self._watched = watched
-        self._told: Text | None = None
+        self._headline: Text | None = None
 
     def on_mount(self) -> None:
-        self.tell()
+        self.update_line()
 
-    def tell(self) -> None:
+    def update_line(self) -> None:
         """Updates the line if it changed."""
         line = headline(self._watched)
-        if line != self._told:
-            self._told = line
+        if line != self._headline:
+            self._headline = line
             self.update(line)
 
 

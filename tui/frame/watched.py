@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 
-LOOK_TIMEOUT_S = 2.0
+STATUS_TIMEOUT_S = 2.0
 """Maximum wait for a supervisor's status, which delays the display. Actions of the user have the
 longer timeout of the command line."""
 
@@ -88,9 +88,9 @@ class Watched:
                 return self.problem != before
         return True
 
-    def look_live(self) -> bool:
+    def poll_live(self) -> bool:
         """Queries the supervisor's status; True if there is one, or was one until now."""
-        client, before = self.client(timeout_s=LOOK_TIMEOUT_S), self.live
+        client, before = self.client(timeout_s=STATUS_TIMEOUT_S), self.live
         try:
             self.live = None if client is None else client.status()
         except (ForgeError, OSError, ValueError, TypeError):
@@ -122,7 +122,7 @@ class Watched:
         except OSError:
             gone = "deleted" if self._file else "not there"
             self._close()
-            self.problem = f"{self.paths.name}: {gone}; what is shown is what was read before"
+            self.problem = f"{self.paths.name}: {gone}; showing the last data read"
             return False
         if self.reader is not None and self._file == file:
             return True

@@ -30,7 +30,7 @@ class CompareScreen(AskingScreen[Group]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("b", "by", "At equal"),
-        Binding("r", "again", "Again"),
+        Binding("r", "again", "Reload"),
         Binding("escape", "app.pop_screen", "Back"),
     ]
 
@@ -42,7 +42,7 @@ class CompareScreen(AskingScreen[Group]):
 
     def compose_body(self) -> ComposeResult:
         with VerticalScroll(id="page"):
-            yield Static(self._heading("… asking both runs"), id="comparison", markup=False)
+            yield Static(self._heading("… reading both runs"), id="comparison", markup=False)
 
     def on_mount(self) -> None:
         self.query_one("#page").focus()

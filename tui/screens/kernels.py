@@ -79,10 +79,10 @@ class KernelsScreen(PacedScreen[Shown]):
         Binding("slash", "filter", "Filter", key_display="/"),
         Binding("c", "copy", "Copy"),
         Binding("w", "save", "Write to a file"),
-        Binding("enter", "open", "Its rollout", show=False),
+        Binding("enter", "open", "Open rollout", show=False),
         Binding("j", "scroll(5)", "Code down", show=False),
         Binding("k", "scroll(-5)", "Code up", show=False),
-        Binding("escape", "unfilter", "All again", show=False),
+        Binding("escape", "unfilter", "Clear filter", show=False),
     ]
     DEFAULT_CSS = """
     KernelsScreen #list { height: 9; }
@@ -193,7 +193,7 @@ class KernelsScreen(PacedScreen[Shown]):
                 self._write(kernel, Path(name), may_replace=False)
 
         name = file_name(kernel.turn["problem_id"])
-        self.app.push_screen(AskLine(f"Write to, in {_here()}:", value=name), named)
+        self.app.push_screen(AskLine(f"File to write, in {_here()}:", value=name), named)
 
     @property
     def _kernel(self) -> Kernel | None:
@@ -218,7 +218,7 @@ class KernelsScreen(PacedScreen[Shown]):
             if is_confirmed:
                 self._write(kernel, path, may_replace=True)
 
-        words = f"{printable(str(path))} is there already; what is in it will be lost."
+        words = f"{printable(str(path))} exists; its content will be lost."
         self.app.push_screen(Confirm("Replace the file?", words), answered)
 
 
@@ -226,7 +226,7 @@ def _here() -> str:
     try:
         return printable(str(Path.cwd()))
     except OSError:
-        return "a folder that is gone"
+        return "a deleted folder"
 
 
 def facts(kernel: Kernel) -> Text:

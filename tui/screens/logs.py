@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from tui.frame.watched import Watched
 
-LOOK_S = 1.0
+POLL_S = 1.0
 ALL = "all"
 NAME_WIDTH = 11
 
@@ -40,7 +40,7 @@ class LogsScreen(AskingScreen[list[LogLine]]):
         Binding("slash", "filter", "Filter", key_display="/"),
         Binding("right_square_bracket", "next(1)", "Next process", key_display="]", show=False),
         Binding("left_square_bracket", "next(-1)", "Previous process", key_display="[", show=False),
-        Binding("escape", "clear_filter", "No filter", show=False),
+        Binding("escape", "clear_filter", "Clear filter", show=False),
     ]
 
     def __init__(self, watched: Watched) -> None:
@@ -55,13 +55,15 @@ class LogsScreen(AskingScreen[list[LogLine]]):
     def compose_body(self) -> ComposeResult:
         yield Tabs(Tab(ALL, id=_tab_id(ALL)))
         yield Static(id="wanted", markup=False)
-        yield Input(placeholder="regular expression; Enter takes it, Escape drops it", compact=True)
+        yield Input(
+            placeholder="regular expression; Enter applies it, Escape clears it", compact=True
+        )
         yield Log(highlight=False, max_lines=5000)
 
     def on_mount(self) -> None:
         self.query_one(Input).display = False
         self.query_one(Log).focus()
-        self.set_interval(LOOK_S, self._look)
+        self.set_interval(POLL_S, self._poll)
 
     def fetch(self) -> list[LogLine]:
         """Reads log files instead of the store."""
@@ -72,7 +74,7 @@ class LogsScreen(AskingScreen[list[LogLine]]):
             return
         self._show_tabs()
         self._write(self._chosen(data))
-        self._tell()
+        self._update_caption()
 
     def choose(self, process: str | None) -> None:
         """Shows one process, or all for None."""
@@ -85,7 +87,7 @@ class LogsScreen(AskingScreen[list[LogLine]]):
         self.query_one(Log).auto_scroll = self._is_following
         if self._is_following:
             self.query_one(Log).scroll_end(animate=False)
-        self._tell()
+        self._update_caption()
 
     def action_level(self) -> None:
         levels = list(Level)
@@ -125,7 +127,7 @@ class LogsScreen(AskingScreen[list[LogLine]]):
             pattern = compile_pattern(words)
         except ConfigError as error:
             self._problem = str(error)
-            self._tell()
+            self._update_caption()
             return
         self._problem = None
         self._words, self._wanted = words, replace(self._wanted, pattern=pattern)
@@ -133,7 +135,7 @@ class LogsScreen(AskingScreen[list[LogLine]]):
         self.query_one(Log).focus()
         self._rewrite()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if self.is_current:
             self.refresh_data()
 
@@ -153,7 +155,7 @@ class LogsScreen(AskingScreen[list[LogLine]]):
     def _rewrite(self) -> None:
         self.query_one(Log).clear()
         self._write(self._chosen(self._book.lines))
-        self._tell()
+        self._update_caption()
 
     def _chosen(self, lines: Iterable[LogLine]) -> list[LogLine]:
         """Matching lines; a pattern that is too slow is dropped, and all lines are shown again."""
@@ -174,11 +176,11 @@ class LogsScreen(AskingScreen[list[LogLine]]):
         if texts:
             self.query_one(Log).write_lines(texts, scroll_end=self._is_following)
 
-    def _tell(self) -> None:
+    def _update_caption(self) -> None:
         level = self._wanted.level
         parts = [
             f"follow {'on' if self._is_following else 'off'}",
-            f"level {'all' if level is Level.DEBUG else f'{level.name} and worse'}",
+            f"level {'all' if level is Level.DEBUG else f'{level.name} and above'}",
             f"filter {self._words or '–'}",
             f"{self.query_one(Log).line_count} lines",
         ]

@@ -87,7 +87,7 @@ class ProblemsScreen(PacedScreen[ProblemList]):
         Binding("p", "purpose", "Purpose"),
         Binding("u", "solved", "Unsolved"),
         Binding("enter", "attempts", "Attempts", show=False),
-        Binding("escape", "unfilter", "All again", show=False),
+        Binding("escape", "unfilter", "Clear filters", show=False),
     ]
     DEFAULT_CSS = """
     ProblemsScreen #caption { height: auto; }

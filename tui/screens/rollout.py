@@ -42,7 +42,7 @@ PANES = {
 """Pane to its key and title."""
 
 
-def _both(back: str, on: str, action: str, title: str) -> list[Binding]:
+def _keys_both_ways(back: str, on: str, action: str, title: str) -> list[Binding]:
     """Keys for the previous and the next one. Arrow keys have priority: they would scroll."""
     group = Binding.Group(title, compact=True)
     shown = {"left,h": "←", "right,l": "→"}
@@ -77,9 +77,9 @@ class RolloutScreen(PacedScreen[Found]):
 
     VERTICAL_BREAKPOINTS = [(0, "-low"), (32, "-tall")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
-        *_both("left,h", "right,l", "turn", "Turn"),
-        *_both("k", "j", "sibling", "Sibling"),
-        *_both("p", "n", "group", "Group"),
+        *_keys_both_ways("left,h", "right,l", "turn", "Turn"),
+        *_keys_both_ways("k", "j", "sibling", "Sibling"),
+        *_keys_both_ways("p", "n", "group", "Group"),
         Binding("G", "latest", "Latest group", show=False),
         Binding("g", "go_to", "Go to"),
         *[
@@ -136,7 +136,7 @@ class RolloutScreen(PacedScreen[Found]):
     def show_answer(self, data: Found) -> None:
         found = data.conversation
         if found is None:
-            where = "nothing is played yet" if self._place[0] is None else "no such group"
+            where = "no turn was played yet" if self._place[0] is None else "no such group"
             self.query_one("#head", Static).update(where)
             return
         self._place = (found.group_id, found.rollout)
@@ -228,7 +228,9 @@ class RolloutScreen(PacedScreen[Found]):
             if place is not None:
                 self._go(place.group_id, place.rollout, turn=place.turn)
             elif words is not None:
-                line = f"{printable(words)}: no rollout's name; write g12, g12.r3 or g12.r3.t1"
+                line = (
+                    f"{printable(words)}: not the name of a rollout; write g12, g12.r3 or g12.r3.t1"
+                )
                 self.notify(line, severity="error", markup=False)
 
         self.app.push_screen(AskLine("Go to (g12, g12.r3 or g12.r3.t1):"), answered)

@@ -174,7 +174,7 @@ def health(data: RunData) -> Text:
     text = Text("health ")
     live, standing = data.live, data.standing
     if live is not None and not live.components:
-        return text.append(f"{NONE} its supervisor, of another version, does not tell")
+        return text.append(f"{NONE} its supervisor, of another version, does not report them")
     if live is None:
         state = standing.state if standing else "unknown"
         words = data.activity.last_words

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-LOOK_S = 5.0
-HELP = "Enter looks at a run · Space marks · c compares the marked one with this one"
+POLL_S = 5.0
+HELP = "Enter opens a run · Space marks it · c compares it with the marked one"
 
 
 class RunChosen(Message):
@@ -86,7 +86,7 @@ class RunsScreen(AskingScreen[list[Row]]):
 
     def on_mount(self) -> None:
         self.query_one(RowTable).focus()
-        self.set_interval(LOOK_S, self._look)
+        self.set_interval(POLL_S, self._poll)
 
     def fetch(self) -> list[Row]:
         """All runs, newest first; reads only those that changed."""
@@ -119,7 +119,7 @@ class RunsScreen(AskingScreen[list[Row]]):
             names.append(str(table.chosen))
         paths = {row["name"]: RunPaths(self.store_dir / row["name"]) for row in self._rows}
         if len(names) < 2 or not all(name in paths for name in names):
-            self.notify("Mark a run with Space, go to another one, then c.", markup=False)
+            self.notify("Mark a run with Space, move to another one, press c.", markup=False)
             return
         self.app.push_screen(CompareScreen(self.watched, paths[names[0]], paths[names[1]]))
 
@@ -127,13 +127,13 @@ class RunsScreen(AskingScreen[list[Row]]):
         if event.row_key.value is not None:
             self.post_message(RunChosen(RunPaths(self.store_dir / event.row_key.value)))
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if self.is_current:
             self.refresh_data()
 
     def refresh_data(self) -> None:
         """Limits the rate: other runs do not report changes."""
-        if time.monotonic() - getattr(self, "_asked_at", -LOOK_S) >= LOOK_S / 2:
+        if time.monotonic() - getattr(self, "_asked_at", -POLL_S) >= POLL_S / 2:
             self._asked_at = time.monotonic()
             super().refresh_data()
 

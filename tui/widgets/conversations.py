@@ -60,11 +60,11 @@ def answer_of(found: Conversation, turn: PlayedTurn) -> Group:
     before = next((t for t in found.turns if t.row["turn"] == number_of - 1), None)
     parts: list[RenderableType] = []
     if before is not None:
-        parts += [_heading("it was told"), shown_text(before.row["feedback"] or "nothing")]
+        parts += [_heading("feedback"), shown_text(before.row["feedback"] or "nothing")]
     else:
         tokens = turn.row["num_prompt_tokens"]
-        parts.append(_heading(f"it was given the problem ({tokens} tokens; t shows them)"))
-    parts.append(_heading("it answered"))
+        parts.append(_heading(f"the problem ({tokens} tokens; t shows them)"))
+    parts.append(_heading("answer"))
     completion = turn.row["completion"] or ""
     for kind, text in split_answer(completion[:MAX_SHOWN]):
         if kind is AnswerPart.CODE:
@@ -81,7 +81,7 @@ def answer_of(found: Conversation, turn: PlayedTurn) -> Group:
 def prompt_of(turn: PlayedTurn) -> Group:
     """The exact text that the model received, including template tokens."""
     tokens = turn.row["num_prompt_tokens"]
-    return Group(_heading(f"what the model saw: {tokens} tokens"), shown_text(turn.row["prompt"]))
+    return Group(_heading(f"prompt: {tokens} tokens"), shown_text(turn.row["prompt"]))
 
 
 def turn_diff(found: Conversation, turn: PlayedTurn) -> Group:
@@ -89,7 +89,7 @@ def turn_diff(found: Conversation, turn: PlayedTurn) -> Group:
     number_of = turn.row["turn"]
     before = next((t for t in found.turns if t.row["turn"] == number_of - 1), None)
     if before is None:
-        return Group(_heading("the first turn: there is none before it"))
+        return Group(_heading("the first turn has none before it"))
     heading = _heading(f"from {before.turn_id} (-) to {turn.turn_id} (+)")
     if not before.code and not turn.code:
         return Group(heading, Text("neither has code"))

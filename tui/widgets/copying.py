@@ -20,10 +20,10 @@ MAX_COPIED = 74_994
 def copy_code(app: App[Any], code: str, name: str) -> None:
     """Copies code and notifies; on failure notifies the reason."""
     if not code:
-        app.notify(f"{printable(name)}: no code in it", severity="warning", markup=False)
+        app.notify(f"{printable(name)}: it has no code", severity="warning", markup=False)
         return
     if len(code.encode("utf-8", errors="replace")) > MAX_COPIED:
-        words = f"{printable(name)}: {len(code)} characters; a terminal takes {MAX_COPIED}"
+        words = f"{printable(name)}: {len(code)} characters; a terminal accepts {MAX_COPIED}"
         app.notify(words, severity="error", markup=False)
         return
     harmless = printable(code)

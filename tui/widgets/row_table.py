@@ -51,8 +51,8 @@ class RowTable(DataTable["Text"]):
     def __init__(self, columns: Sequence[Column], *, id: str | None = None) -> None:
         super().__init__(cursor_type="row", cell_padding=0, zebra_stripes=True, id=id)
         self._all = tuple(columns)
-        self._told: tuple[Sequence[tuple[str, Any]], str | None] = ((), None)
-        self._told_width = 0
+        self._given: tuple[Sequence[tuple[str, Any]], str | None] = ((), None)
+        self._given_width = 0
         self._shape: Any = None
         self._keys: list[str] = []
         self._cells: list[list[Text]] = []
@@ -64,8 +64,8 @@ class RowTable(DataTable["Text"]):
 
     def show_rows(self, rows: Sequence[tuple[str, Row]], *, marked: str | None = None) -> None:
         """Shows rows of (key, row). `marked` names a column whose heading gets a mark."""
-        self._told = rows, marked
-        self._told_width = width = self._room
+        self._given = rows, marked
+        self._given_width = width = self._room
         columns = [column for column in self._all if column.from_width <= width]
         headings = [f"{'▾' if c.key == marked else ''}{c.heading}" for c in columns]
         cells = [[cell(heading) for heading in headings]]
@@ -84,8 +84,8 @@ class RowTable(DataTable["Text"]):
 
     def on_resize(self) -> None:
         """Shows the columns that fit now."""
-        if self._told_width not in (0, self._room):
-            rows, marked = self._told
+        if self._given_width not in (0, self._room):
+            rows, marked = self._given
             self.show_rows(rows, marked=marked)
 
     def choose(self, key: str) -> None:

@@ -63,7 +63,7 @@ def speedup(row: Mapping[str, Any]) -> str:
 def times(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Pairs of (name, measurement); a single pair with the reason if nothing was timed."""
     if row["candidate_us"] is None:
-        return [("times", "none" if row["device"] != "cpu" else "none: a CPU judges, not times")]
+        return [("times", "none" if row["device"] != "cpu" else "none: nothing is timed on a CPU")]
     return [
         ("speed-up", speedup(row)),
         ("candidate", microseconds(row["candidate_us"], row["candidate_spread_us"])),
@@ -83,7 +83,7 @@ def verdict_panel(turn: PlayedTurn) -> Text:
     _section(text, "phases", _phases(turn))
     _section(text, "reward", _reward(turn))
     _section(text, "sampled", _sampled(row))
-    for heading, key in (("detail", "detail"), ("the model was told", "feedback")):
+    for heading, key in (("detail", "detail"), ("feedback to the model", "feedback")):
         if row[key]:
             text.append(f"\n{heading}\n", style="bold").append(
                 f"{printable(row[key][:MAX_WORDS])}\n"
@@ -118,7 +118,7 @@ def _reward(turn: PlayedTurn) -> list[tuple[str, str]]:
         ("reward", total),
         ("return", number(row["discounted_return"])),
         ("advantage", signed(turn.advantage)),
-        ("trained", "; ".join(trained) or "not"),
+        ("trained", "; ".join(trained) or "no"),
     ]
 
 

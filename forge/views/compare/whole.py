@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from forge.store.reader import RunReader
 
 UNIT = {By.STEP: "steps", By.TOKENS: "tokens", By.TIME: "seconds"}
+INSTEAD = "no curves; the last evaluations are compared"
 FAR_APART = 0.1
 """Relative difference in cost beyond which evaluations are reported as unequal."""
 
@@ -81,11 +82,9 @@ def _budget(
     """Common budget; None if a run has no steps or did not count the quantity."""
     for name, steps in zip(names, (a, b), strict=True):
         if not steps.places:
-            notes.append(f"{name} has trained no {kind}: no curves, and the last evaluations")
+            notes.append(f"{name} has trained no {kind}: {INSTEAD}")
         elif steps.total(by) is None:
-            notes.append(
-                f"{name} did not count its {UNIT[by]}: no curves, and the last evaluations"
-            )
+            notes.append(f"{name} did not count its {UNIT[by]}: {INSTEAD}")
     known = [spent for each in (a, b) if each.places and (spent := each.total(by)) is not None]
     return min(known) if len(known) == 2 else None
 

@@ -148,7 +148,7 @@ class Facts:
         if self.num_turns and not self.kernels:
             found.append("no correct kernel")
         if self.state == "killed":
-            found.append("how it ended: it was killed, or its machine was")
+            found.append("how it ended: it was killed, or its machine stopped")
         return found
 
 

@@ -80,7 +80,7 @@ class Training:
             self._named(self._levels, "levels", "Pass rate by level", "share", is_share=True),
             self._named(
                 self._terms, "reward-terms", "Reward terms", "mean over turns",
-                note="What each term of the reward paid; a turn that it paid nothing counts as 0.",
+                note="Mean reward by term; a turn without the term counts as 0.",
             ),
             self._by_step(
                 "speedup", "Speed-up of correct kernels", "times as fast",
@@ -99,7 +99,7 @@ class Training:
             self._lines(
                 self._staleness, "staleness", "Staleness", "steps",
                 {"mean_age": "mean", "highest_age": "oldest"}, highest=("highest_age",),
-                note="Steps from the weights that a sample came from to those it trained.",
+                note="Steps between the weights that made a sample and those it trained.",
             ),
             self._metric("loss", "Loss", "loss", {"train/loss/mean": ""}, kinds=("grpo",)),
             self._metric("sft-loss", "SFT loss", "loss", {"train/loss/mean": ""}, kinds=("sft",)),
@@ -138,7 +138,7 @@ class Training:
             for name, column in [("correct", correct), *failed.items()]
         ]
         return Chart(
-            name="failures", title="What became of the turns",
+            name="failures", title="Turns by outcome",
             x_label="step" if is_one_stage else "step of all stages", y_label="share of turns",
             kind=Kind.STACK, lines=tuple(lines) if len(places) > 1 else (), is_share=True,
         )  # fmt: skip

@@ -42,7 +42,7 @@ CONTENTS = (
     ("kernels", "Best kernels"),
     ("time", "Time"),
     ("events", "What happened"),
-    ("config", "What was run"),
+    ("config", "Configuration"),
 )
 _LIGHT, _DARK = "default", "github-dark"
 

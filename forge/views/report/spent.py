@@ -121,9 +121,7 @@ class TimeSpent:
         """Mean time in the judges' queue, which belongs to no phase; empty if negligible."""
         if not self._queued_s or self._queued_s < MENTIONED_QUEUE_S:
             return ""
-        return (
-            f"Before them a training turn was {self._queued_s:.1f} s in the judges' queue (mean)."
-        )
+        return f"Before these, a training turn waited {self._queued_s:.1f} s for a judge (mean)."
 
 
 _NAMES = tuple(STEP_PARTS.items())

@@ -38,9 +38,9 @@ def write_report(paths: RunPaths, *, out: Path | None = None, plots: Path | None
 
     target = out or paths.root / FILE_NAME
     if target.is_dir():
-        raise ConfigError(f"--out {target}: is a directory; the file to write")
+        raise ConfigError(f"--out {target}: is a directory; name a file")
     if out is not None and not _is_ours(target):
-        raise ConfigError(f"--out {target}: is there, and is no report; another file")
+        raise ConfigError(f"--out {target}: exists and is not a report; name another file")
     try:
         with open_run(paths) as reader:
             facts = Facts(Asker(reader))

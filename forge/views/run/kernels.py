@@ -122,7 +122,7 @@ def write_kernel(code: str, path: Path, *, may_replace: bool = False) -> Path:
     try:
         path = path.expanduser().absolute()
         if path.is_dir():
-            raise ConfigError(f"{path}: a directory; name a file")
+            raise ConfigError(f"{path}: is a directory; name a file")
         if not may_replace and os.path.lexists(path):
             raise FileExistsError(f"{path}: exists")
         _write(code, path, may_replace=may_replace)

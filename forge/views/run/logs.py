@@ -86,7 +86,7 @@ def compile_pattern(words: str) -> regex.Pattern[str] | None:
     try:
         return regex.compile(words, regex.IGNORECASE) if words else None
     except regex.error as error:
-        raise ConfigError(f"filter {words!r}: no regular expression: {error}") from error
+        raise ConfigError(f"filter {words!r}: not a regular expression: {error}") from error
 
 
 def _has(text: str, pattern: regex.Pattern[str], *, until: float) -> bool:
@@ -94,7 +94,7 @@ def _has(text: str, pattern: regex.Pattern[str], *, until: float) -> bool:
         return pattern.search(text, timeout=max(until - time.thread_time(), 0.0)) is not None
     except TimeoutError as error:
         raise ConfigError(
-            f"filter {pattern.pattern!r}: too slow for these lines: repetitions in repetitions?"
+            f"filter {pattern.pattern!r}: too slow for these lines; are repetitions nested?"
         ) from error
 
 

@@ -112,7 +112,7 @@ def _parse_rollout(name: str) -> tuple[int, int]:
     """(group_id, rollout)."""
     match = _ROLLOUT_ID.fullmatch(name)
     if match is None:
-        raise ConfigError(f"--id {name}: no rollout's name; they look like g12.r3")
+        raise ConfigError(f"--id {name}: not the name of a rollout; write g12.r3")
     return _whole("id", int(match[1])), _whole("id", int(match[2]))
 
 
@@ -122,20 +122,20 @@ def _check(wanted: Filter) -> None:
         ("purpose", wanted.purpose, Purpose),
     ):
         if value is not None and value not in list(allowed):
-            raise ConfigError(f"--{name} {value}: no such {name}; there are {', '.join(allowed)}")
+            raise ConfigError(f"--{name} {value}: no such {name}; allowed: {', '.join(allowed)}")
     for name in ("level", "step", "stage", "limit"):
         if (value := getattr(wanted, name)) is not None:
             _whole(name, value)
     if wanted.limit is not None and wanted.limit < 1:
         raise ConfigError(f"--limit {wanted.limit}: must be 1 or more")
     if wanted.min_speedup is not None and math.isnan(wanted.min_speedup):
-        raise ConfigError("--min-speedup nan: no number; how many times as fast as the baseline")
+        raise ConfigError("--min-speedup nan: not a number")
 
 
 def _whole(name: str, value: int) -> int:
     """The value. Raises ConfigError if it is no integer or beyond SQLite's range."""
     if not isinstance(value, int):
-        raise ConfigError(f"--{name} {value}: no whole number")
+        raise ConfigError(f"--{name} {value}: not an integer")
     if abs(value) > LARGEST:
         raise ConfigError(
             f"--{name}: found a number of {len(str(value))} digits; at most {LARGEST}"
@@ -234,5 +234,5 @@ def _turn_parts(turn: dict[str, Any]) -> list[Any]:
     ]
     parts.append(Text(printable(line), style="green" if turn["status"] == "correct" else "yellow"))
     if turn["feedback"]:
-        parts += [Text("told", style="cyan"), Text(printable(turn["feedback"]))]
+        parts += [Text("feedback", style="cyan"), Text(printable(turn["feedback"]))]
     return parts

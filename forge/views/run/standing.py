@@ -82,7 +82,7 @@ class Standing:
         """First lines of `forge status`."""
         lines = [f"{self.run}: {self.state}, attempt {self.attempt}", *why_lines(self.reason)]
         if self.state == "killed":
-            lines.append(f'"forge resume {self.run}" goes on from what it had recorded')
+            lines.append(f'"forge resume {self.run}" continues it')
         return lines
 
 
