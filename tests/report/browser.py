@@ -1,8 +1,8 @@
-"""A headless Chromium that tells what it made of a page: its console, what it asked of a network,
-and what an expression on the page comes to.
+"""A headless Chromium that reports a page's console, its network requests, and values of
+expressions.
 
-Speaks DevTools' protocol over the pipe that Chromium offers (`--remote-debugging-pipe`): messages
-of JSON, each ended by a NUL. Tests that need it skip where there is no Chromium.
+Speaks DevTools' protocol over Chromium's pipe (`--remote-debugging-pipe`): JSON messages, each
+ended by a NUL. Tests that need it skip if there is no Chromium.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Page:
         self._last_id = 0
         self._session = ""
         self.complaints: list[str] = []
-        """What the console has, errors and all else."""
+        """Console messages, errors included."""
         self.requests: list[str] = []
         self._events: list[str] = []
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
@@ -74,13 +74,13 @@ class Page:
             self._next()
 
     def value(self, expression: str) -> Any:
-        """What JavaScript makes of an expression, as JSON."""
+        """Value of a JavaScript expression, as JSON."""
         found = self.ask("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
     def screenshot(self) -> bytes:
-        """What is seen, as PNG."""
+        """The visible page, as PNG."""
         return base64.b64decode(self.ask("Page.captureScreenshot", format="png")["data"])
 
     def _next(self) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class Page:
 
 @contextmanager
 def open_page(program: str, profile: Path) -> Iterator[Page]:
-    """A Chromium of our own, which is ended by its pid."""
+    """A Chromium of our own, ended by its pid."""
     to_browser, from_us = os.pipe()
     from_browser, to_us = os.pipe()
     argv = [

@@ -1,4 +1,4 @@
-"""A run whose every text means harm: HTML, styles, escape sequences, formulas, chat tokens."""
+"""A run in which every text is an attack: HTML, styles, escape sequences, formulas, chat tokens."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EVIL = (
 
 
 def hostile_records() -> list:
-    """Two steps, an evaluation and a kernel, all of them hostile."""
+    """Two steps, an evaluation and a kernel, with hostile texts."""
     evil = dataclasses.replace(
         problem(0), problem_id=f"p{EVIL}", family=f"_{EVIL}", source=EVIL, entry_point=EVIL
     )
@@ -71,7 +71,7 @@ def _detail() -> dict:
 
 
 def write_hostile_run(root: Path) -> RunPaths:
-    """Makes the run; its experiment is hostile as well, and no TOML."""
+    """Writes the run; its experiment is hostile too, and no TOML."""
     anyio.run(lambda: write_run(root, hostile_records()))
     with closing(sqlite3.connect(root / "run.db", isolation_level=None)) as connection:
         connection.execute("UPDATE runs SET experiment = ?", (f"name = '''{EVIL}'''",))

@@ -1,4 +1,4 @@
-"""`forge report`: one file with everything in it, for whole, partial, broken and hostile runs."""
+"""`forge report`: one complete file, for whole, partial, broken and hostile runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
-import anyio
 import pytest
 
 from forge.cli import run_command
@@ -25,6 +24,7 @@ from forge.views.report import write_report
 from forge.views.run.show import show_run
 from tests import canned
 from tests.report.hostile import EVIL, write_hostile_run
+from tests.report.made_runs import make_run
 from tests.store.storefactory import (
     attempt,
     evaluation,
@@ -32,7 +32,6 @@ from tests.store.storefactory import (
     problem,
     small_run,
     timing,
-    write_run,
 )
 
 TAGS = frozenset(
@@ -43,11 +42,11 @@ TAGS = frozenset(
         "svg desc g defs path use text clippath rect pattern",
     )
 )
-"""All that a page is made of."""
+"""All elements that a page may contain."""
 
 
 class Elements(HTMLParser):
-    """Tags with their attributes, and the words between them."""
+    """Tags with their attributes, and the text between them."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -63,11 +62,6 @@ class Elements(HTMLParser):
         self.words += data
 
 
-def make(root: Path, records: list, *, texts: str = "plain") -> RunPaths:
-    anyio.run(lambda: write_run(root, records, texts=texts))
-    return RunPaths(root)
-
-
 def page_of(paths: RunPaths) -> str:
     return write_report(paths).read_text(encoding="utf-8")
 
@@ -79,7 +73,7 @@ def canned_page(canned_template: RunPaths, tmp_path_factory: pytest.TempPathFact
 
 
 def missing(page: str) -> str:
-    """What the page says it has not."""
+    """The page's list of missing parts."""
     found = re.search(r'<div class="missing">(.*?)</div>', page, flags=re.DOTALL)
     return found[1] if found else ""
 
@@ -107,12 +101,12 @@ def test_levels_are_in_their_order(canned_page: str) -> None:
     assert headings[:4] == ["level 1", "level 2", "level 3", "level 4"]
 
 
-def test_figures_are_those_of_forge_show(canned_page: str, canned_template: RunPaths) -> None:
+def test_numbers_equal_those_of_forge_show(canned_page: str, canned_template: RunPaths) -> None:
     last = show_run(canned_template)["evaluations"][-1]
     assert f'<dd class="figure">{100 * last["pass_at_1"]:.1f} %</dd>' in canned_page
 
 
-def test_a_page_asks_no_network_and_has_no_script(canned_page: str) -> None:
+def test_a_page_has_no_requests_and_no_script(canned_page: str) -> None:
     elements = Elements(canned_page)
     assert {tag for tag, _ in elements.tags} <= TAGS
     for _, attributes in elements.tags:
@@ -137,7 +131,7 @@ def test_every_picture_has_a_title_words_and_a_table(canned_page: str) -> None:
 
 
 def test_the_same_store_gives_the_same_bytes_in_any_process(tmp_path: Path) -> None:
-    paths = make(tmp_path / "s-1", small_run())
+    paths = make_run(tmp_path / "s-1", small_run())
     here = write_report(paths, out=tmp_path / "a.html")
     argv = [sys.executable, "-m", "forge", "report", str(paths.root)]
     argv += ["--out", str(tmp_path / "b.html"), "--json"]
@@ -147,7 +141,9 @@ def test_the_same_store_gives_the_same_bytes_in_any_process(tmp_path: Path) -> N
 
 
 def test_plots_are_svg_and_png_files(tmp_path: Path) -> None:
-    paths = make(tmp_path / "p-1", [attempt(), problem(), evaluation(), evaluation("b", step=1)])
+    paths = make_run(
+        tmp_path / "p-1", [attempt(), problem(), evaluation(), evaluation("b", step=1)]
+    )
     page = write_report(paths, plots=tmp_path / "new" / "plots").read_text(encoding="utf-8")
     names = re.findall(r'<figure id="([a-z-]+)">', page)
     files = {path.name: path.read_bytes() for path in (tmp_path / "new" / "plots").iterdir()}
@@ -157,7 +153,7 @@ def test_plots_are_svg_and_png_files(tmp_path: Path) -> None:
         assert content.startswith(b"\x89PNG" if name.endswith(".png") else b"<?xml")
 
 
-def test_hostile_text_is_shown_and_never_obeyed(tmp_path: Path) -> None:
+def test_hostile_text_is_escaped(tmp_path: Path) -> None:
     page = page_of(write_hostile_run(tmp_path / "evil-1"))
     elements = Elements(page)
     assert {tag for tag, _ in elements.tags} <= TAGS
@@ -178,8 +174,8 @@ def test_every_part_of_a_hostile_run_is_there(tmp_path: Path) -> None:
     assert {"evaluations", "reward", "failures", "idle", "phases", "kl", "speedup"} <= names
 
 
-def test_what_is_secret_in_an_experiment_is_not_sent_on(tmp_path: Path) -> None:
-    paths = make(tmp_path / "s-1", [attempt()])
+def test_secrets_of_an_experiment_are_not_in_the_report(tmp_path: Path) -> None:
+    paths = make_run(tmp_path / "s-1", [attempt()])
     experiment = (
         '[notify]\nwebhook = "https://user:pw@hooks.example:8/T0/s3cret"\non = ["done"]\n\n'
         '[serve.env]\nHF_TOKEN = "s3cret"\n"MY_API_KEY" = "s3cret"\nOMP_NUM_THREADS = "2"\n\n'
@@ -205,7 +201,7 @@ def test_timed_kernels_have_times_and_speed_ups(tmp_path: Path) -> None:
         group(9, [[Status.CORRECT]] * 2, purpose=Purpose.EVAL, stage=0, step=0, speed=timing(1.7))
     ]
     run = [attempt(), problem(), *evals, evaluation(), *groups]
-    page = page_of(make(tmp_path / "t-1", run))
+    page = page_of(make_run(tmp_path / "t-1", run))
     best = '<dd class="figure">≥ 2.70×</dd><dd class="about">softmax-0000, measured 3.00×</dd>'
     assert best in page
     assert '<td class="words">softmax-0000</td>' in page  # folds, so that no column is cut off
@@ -215,8 +211,8 @@ def test_timed_kernels_have_times_and_speed_ups(tmp_path: Path) -> None:
     assert "<td>33.3</td><td>100.0</td>" in page  # candidate and baseline, µs
 
 
-def test_time_is_told_by_stage_and_with_the_queue_of_the_judges(tmp_path: Path) -> None:
-    """Judges are not asked while a model is made; what waits for one is in none of its phases."""
+def test_time_is_reported_by_stage_and_with_the_queue_of_the_judges(tmp_path: Path) -> None:
+    """Judges have no requests while a model is made; waiting for a judge belongs to no phase."""
     idle = {"step/wall/seconds": 10.0, "idle/judge/seconds": 10.0}
     played = group(1, [[Status.CORRECT], [Status.WRONG]])
     slow = [
@@ -228,7 +224,7 @@ def test_time_is_told_by_stage_and_with_the_queue_of_the_judges(tmp_path: Path) 
         Metrics(stage=0, step=5, values=idle, at=1.0),
         Metrics(stage=1, step=1, values=idle | {"idle/judge/seconds": 1.0}, at=2.0),
     ]  # fmt: skip
-    page = page_of(make(tmp_path / "t-1", run))
+    page = page_of(make_run(tmp_path / "t-1", run))
     assert "<td>eval-0</td><td>judge</td><td>100.0 %</td>" in page
     assert "<td>grpo-1</td><td>judge</td><td>10.0 %</td>" in page
     assert "a training turn was 39." in page
@@ -236,7 +232,7 @@ def test_time_is_told_by_stage_and_with_the_queue_of_the_judges(tmp_path: Path) 
 
 @pytest.mark.parametrize("texts", ["plain", "zstd"])
 def test_a_run_before_its_first_turn_says_what_is_missing(tmp_path: Path, texts: str) -> None:
-    page = page_of(make(tmp_path / "new-1", [attempt()], texts=texts))
+    page = page_of(make_run(tmp_path / "new-1", [attempt()], texts=texts))
     for words in ("no turn", "no evaluation yet", "no step of reinforcement learning yet"):
         assert words in missing(page)
     assert "<svg" not in page
@@ -248,7 +244,7 @@ def test_a_run_before_its_first_turn_says_what_is_missing(tmp_path: Path, texts:
 def test_an_evaluation_alone_makes_a_report(tmp_path: Path) -> None:
     played = group(0, [[Status.CORRECT]], purpose=Purpose.EVAL, stage=0, step=0)
     ended = AttemptEnd(attempt=1, ended_at=1_005.0, exit_code=0, reason="done")
-    page = page_of(make(tmp_path / "e-1", [attempt(), problem(), played, evaluation(), ended]))
+    page = page_of(make_run(tmp_path / "e-1", [attempt(), problem(), played, evaluation(), ended]))
     assert '<figure id="evaluations">' in page
     assert "no step of reinforcement learning" in missing(page)
     assert "took 0:05" in page
@@ -257,13 +253,13 @@ def test_an_evaluation_alone_makes_a_report(tmp_path: Path) -> None:
 def test_a_killed_run_is_reported_up_to_its_last_row(tmp_path: Path) -> None:
     records = [r for r in small_run() if not isinstance(r, AttemptEnd)]
     last = Event(at=1_061.0, kind="last", message="words")
-    page = page_of(make(tmp_path / "k-1", [*records, last]))
+    page = page_of(make_run(tmp_path / "k-1", [*records, last]))
     assert "killed" in missing(page)
     assert "killed, took " in page
 
 
 def test_a_living_run_is_reported_as_running(tmp_path: Path) -> None:
-    paths = make(tmp_path / "l-1", small_run()[:-1])
+    paths = make_run(tmp_path / "l-1", small_run()[:-1])
     with open_run_lock(paths):
         page = page_of(paths)
     assert ">running, took" in page
@@ -277,7 +273,7 @@ def test_a_run_of_an_older_schema_has_every_part(canned_page: str, tmp_path: Pat
     assert "not readable" not in page
 
 
-def test_a_run_that_lacks_a_table_loses_only_what_it_lacks(canned_run: RunPaths) -> None:
+def test_a_missing_table_costs_only_its_part(canned_run: RunPaths) -> None:
     with closing(sqlite3.connect(canned_run.run_db, isolation_level=None)) as connection:
         for name in ("v_processes", "v_evaluations", "v_pass_at_k", "v_eval_parts"):
             connection.execute(f"DROP VIEW {name}")
@@ -301,7 +297,7 @@ def test_a_newer_schema_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize("share", [0.02, 0.3, 0.7, 0.95])
-def test_a_half_copied_run_is_reported_or_refused_in_words(
+def test_a_half_copied_run_is_reported_or_refused_with_a_message(
     canned_run: RunPaths, share: float
 ) -> None:
     whole = canned_run.run_db.read_bytes()
@@ -323,10 +319,10 @@ def test_a_half_copied_run_is_reported_or_refused_in_words(
         ({"out": Path("/tmp")}, ConfigError, "is a directory"),
     ],
 )
-def test_a_place_that_cannot_be_written_is_named(
+def test_an_unwritable_path_is_named(
     tmp_path: Path, options: dict, error: type[Exception], words: str
 ) -> None:
-    paths = make(tmp_path / "w-1", small_run())
+    paths = make_run(tmp_path / "w-1", small_run())
     with pytest.raises(error, match=words):
         write_report(paths, **options)
 
@@ -348,6 +344,6 @@ def test_help_and_import_load_no_matplotlib() -> None:
     assert ran.stdout == "False\n"
 
 
-def test_evil_is_what_it_should_be() -> None:
+def test_the_hostile_run_contains_its_attacks() -> None:
     assert "\x1b" in EVIL
     assert "\u202e" in EVIL

@@ -1,5 +1,6 @@
-"""The report in a real browser: nothing in its console, nothing asked of a network, every picture
-there, and wide enough for a phone."""
+"""The report in a real browser: an empty console, no network request, every picture present, and
+wide enough for a phone.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ def test_every_picture_is_there_and_the_console_is_empty(
     assert dark == is_dark
 
 
-def test_hostile_text_runs_nothing_and_asks_nothing(page: Page, tmp_path: Path) -> None:
+def test_hostile_text_runs_no_script_and_makes_no_request(page: Page, tmp_path: Path) -> None:
     report = write_report(write_hostile_run(tmp_path / "evil-1"))
     page.complaints.clear()
     page.requests.clear()
@@ -80,7 +81,7 @@ def test_hostile_text_runs_nothing_and_asks_nothing(page: Page, tmp_path: Path) 
 
 
 def test_the_policy_alone_would_stop_a_script(page: Page, report: Path, tmp_path: Path) -> None:
-    """What the browser check rests on: a page that does have one gets a complaint."""
+    """Check of the browser test itself: a script on the page causes a complaint."""
     broken = tmp_path / "broken.html"
     broken.write_text(
         report.read_text().replace("</main>", "<script>window.owned = 1</script></main>")

@@ -1,4 +1,4 @@
-"""A report tells no secret, and is written over nothing that is not a report."""
+"""A report contains no secrets and overwrites only reports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forge.store.reader import open_run
 from forge.views.compare.config import find_changes
 from forge.views.report import write_report
 from forge.views.text.secrets import hide_in_diff, hide_secrets, is_secret
-from tests.report.test_report import make
+from tests.report.made_runs import make_run
 from tests.store.storefactory import attempt, small_run
 
 DIFF = """\
@@ -30,7 +30,7 @@ DIFF = """\
 """
 
 
-def test_a_command_that_tells_people_is_shown_without_its_arguments() -> None:
+def test_a_notification_command_is_shown_without_its_arguments() -> None:
     text = '[notify]\ncommand = "curl -d \\"s3cret\\" https://x/s3cret"\n[model]\ncommand = "c d"\n'
     hidden = '[notify]\ncommand = "curl …"\n[model]\ncommand = "c d"\n'
     assert hide_secrets(text) == hidden
@@ -38,12 +38,12 @@ def test_a_command_that_tells_people_is_shown_without_its_arguments() -> None:
 
 @pytest.mark.parametrize("rest", ["?token=s3cret", "#s3cret", "/x?s3cret", "/a@b/s3cret"])
 @pytest.mark.parametrize("user", ["", "me:s3cret@", "me:s3@s3cret@"])
-def test_of_a_webhook_the_host_is_shown(user: str, rest: str) -> None:
+def test_only_the_host_of_a_webhook_is_shown(user: str, rest: str) -> None:
     hidden = hide_secrets(f'[notify]\nwebhook = "https://{user}h.example:8{rest}"\n')
     assert hidden == '[notify]\nwebhook = "https://h.example:8/…"\n'
 
 
-def test_a_diff_hides_what_an_experiment_would_hide() -> None:
+def test_a_diff_hides_the_secrets_of_experiments() -> None:
     hidden = hide_in_diff(DIFF)
     assert "s3cret" not in hidden
     assert hidden.count("\n") == DIFF.count("\n")
@@ -52,14 +52,14 @@ def test_a_diff_hides_what_an_experiment_would_hide() -> None:
 
 
 def test_the_diff_of_a_report_hides_secrets(tmp_path: Path) -> None:
-    paths = make(tmp_path / "d-1", [replace(attempt(), code_diff=DIFF)])
+    paths = make_run(tmp_path / "d-1", [replace(attempt(), code_diff=DIFF)])
     page = write_report(paths).read_text(encoding="utf-8")
     assert "learning_rate" in page
     assert "s3cret" not in page
 
 
-def test_a_comparison_says_that_a_secret_differs_and_not_which(tmp_path: Path) -> None:
-    runs = [make(tmp_path / name, [attempt()]) for name in ("a-1", "b-1")]
+def test_a_comparison_lists_a_changed_secret_without_its_value(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / name, [attempt()]) for name in ("a-1", "b-1")]
     for paths, host in zip(runs, ("one", "two"), strict=True):
         text = f'[notify]\nwebhook = "https://h/{host}"\n[serve.env]\nHF_TOKEN = "{host}"\n'
         with closing(sqlite3.connect(paths.run_db, isolation_level=None)) as connection:
@@ -70,8 +70,8 @@ def test_a_comparison_says_that_a_secret_differs_and_not_which(tmp_path: Path) -
     assert not is_secret("notify.on")
 
 
-def test_a_report_is_written_over_reports_only(tmp_path: Path) -> None:
-    paths = make(tmp_path / "o-1", small_run())
+def test_a_report_overwrites_only_reports(tmp_path: Path) -> None:
+    paths = make_run(tmp_path / "o-1", small_run())
     kept = paths.run_db.read_bytes()
     with pytest.raises(
         ConfigError, match=r"run\.db: exists and is not a report; name another file"

@@ -1,4 +1,4 @@
-"""Charts as data, and their SVG made part of a page."""
+"""Charts as data, and their SVG embedded in a page."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def test_a_line_of_the_best_keeps_its_peak() -> None:
 
 
 def test_small_shares_have_ticks_at_even_distances() -> None:
-    """17.5 and 12.5 as 18 and 12 would not be."""
+    """17.5 and 12.5, rounded to 18 and 12, would not be even."""
     made = chart(Line(label="a", x=[1, 2, 3], y=[0.0, 0.167, 0.0]), is_share=True)
     assert ">17.5%<" in draw_svg(made)
 
 
-def test_what_is_not_finite_is_a_gap() -> None:
+def test_a_number_that_is_not_finite_is_a_gap() -> None:
     line = make_line("a", [(1.0, math.nan), (2.0, math.inf), (3.0, 1.0)])
     assert line.points == [(3.0, 1.0)]
 
@@ -83,7 +83,7 @@ def test_numbers_have_three_digits(value: float, shown: str) -> None:
     assert grouped(value) == shown
 
 
-def test_a_label_is_shown_whatever_it_is() -> None:
+def test_any_label_is_printable() -> None:
     assert label("_hidden") == " _hidden"
     assert label("a\x1b[2J\nb\ufffe") == "a␛[2J␊b\ufffd"
     assert len(label("x" * 500)) == 48

@@ -1,4 +1,6 @@
-"""Runs to compare: trained by GRPO or SFT, evaluated with so many of four samples correct."""
+"""Runs to compare: trained by GRPO or SFT, evaluated with a given number of correct samples out of
+four.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ CORRECT, WRONG = Status.CORRECT, Status.WRONG
 def eval_groups(
     first_id: int, solved: dict[int, int], *, stage: int, step: int, **changes: Any
 ) -> list[Group]:
-    """Four samples of each problem, of which so many are correct."""
+    """Four samples of each problem, of which a given number are correct."""
     return [
         judged_on(
             group(
@@ -81,7 +83,7 @@ def compared(tmp_path: Path, a: list, b: list, *, by: By = By.STEP) -> Compariso
 
 
 def sft(solved: dict[int, int], *, num_steps: int) -> list:
-    """A run of SFT that logs every ten steps, evaluated in the end."""
+    """A run of SFT that logs every ten steps, evaluated at its end."""
     out: list = [attempt(), *(problem(n) for n in range(NUM_PROBLEMS))]
     for step in range(10, num_steps + 1, 10):
         values = {"train/loss/mean": 10.0 / step}

@@ -1,4 +1,4 @@
-"""A run from Python: rows that pandas takes, by the filters of the command line."""
+"""The Python API of a run: rows for pandas, with the filters of the command line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run(canned_run: RunPaths) -> Iterator[Run]:
         yield opened
 
 
-def test_rollouts_are_one_row_each_and_turns_are_theirs(run: Run) -> None:
+def test_rollouts_have_one_row_each_and_turns_belong_to_them(run: Run) -> None:
     rows = run.rollouts()
     assert len(rows) == run.value("SELECT count(*) FROM trajectories")
     assert len(run.turns()) == sum(row["num_turns"] for row in rows)
@@ -48,7 +48,7 @@ def test_rollouts_are_one_row_each_and_turns_are_theirs(run: Run) -> None:
         ({"step": 20}, lambda row: row["step"] == 20),
     ],
 )
-def test_filters_keep_what_holds_and_nothing_else(
+def test_filters_keep_exactly_the_matching_rows(
     run: Run, wanted: dict[str, Any], holds: Any
 ) -> None:
     every, found = run.rollouts(), run.rollouts(**wanted)
@@ -66,7 +66,7 @@ def test_the_best_come_first_and_a_limit_holds(run: Run) -> None:
     assert run.rollouts(min_speedup=1.0) == []
 
 
-def test_everything_else_is_rows_too(run: Run) -> None:
+def test_every_other_method_returns_rows(run: Run) -> None:
     assert [row["step"] for row in run.steps()] == list(range(1, 21))
     assert {row["key"] for row in run.metrics("train/loss*")} == {"train/loss/mean"}
     assert [row["rank"] for row in run.kernels(limit=2)] == [1, 2]
@@ -94,7 +94,7 @@ def test_a_batch_is_rebuilt_with_the_tokens_that_were_kept(run: Run) -> None:
     assert {row["logprobs"] for row in early} == {None}, "the canned run kept the last step's"
 
 
-def test_rows_become_a_frame(run: Run) -> None:
+def test_rows_become_a_dataframe(run: Run) -> None:
     pandas = pytest.importorskip("pandas")
     frame: Any = run.rollouts(purpose="train").to_pandas()
     assert isinstance(frame, pandas.DataFrame)
@@ -103,14 +103,14 @@ def test_rows_become_a_frame(run: Run) -> None:
     assert run.rows("SELECT 1 AS x WHERE false").to_pandas().empty
 
 
-def test_without_pandas_it_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pandas_is_a_one_line_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MachineError, match="pandas is not installed") as error:
         run.steps().to_pandas()
     assert "\n" not in str(error.value)
 
 
-def test_a_filter_that_is_none_names_those_there_are(run: Run) -> None:
+def test_an_unknown_filter_lists_the_known_ones(run: Run) -> None:
     with pytest.raises(ConfigError, match=r"statsu: no such filter; allowed: .*status"):
         run.rollouts(statsu="correct")
     with pytest.raises(ConfigError, match="--status"):

@@ -7,10 +7,8 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
@@ -23,7 +21,7 @@ from forge.views.sql import sql
 from forge.views.sql.several import SeveralReader
 from tests.canned import unpack
 from tests.store.storefactory import small_run, write_run
-from tests.views.test_views_output import shown
+from tests.views.terminals import command, shown
 
 ENDLESS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT {} FROM n"
 WRITES = (
@@ -52,10 +50,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def several(store: Path, *names: str) -> SeveralReader:
     return SeveralReader([RunPaths((store / name).resolve()) for name in names])
-
-
-def command(*argv: str, **options: Any) -> list[str]:
-    return [sys.executable, "-m", "forge", *argv]
 
 
 def contents(store: Path) -> dict[str, bytes]:

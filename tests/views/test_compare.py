@@ -1,4 +1,4 @@
-"""Two runs compared: what differs, at equal cost, problems won and lost, and what cannot be."""
+"""Comparison of two runs: settings, curves at equal cost, problems won and lost, missing parts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.store.storefactory import (
     write_run,
 )
 from tests.views.comparing import compared, eval_groups, made, measured, sft
-from tests.views.test_views_output import EVIL, shown
+from tests.views.terminals import EVIL, shown
 
 if TYPE_CHECKING:
     from forge.store.layout import RunPaths
@@ -52,7 +52,7 @@ def test_problems_are_won_and_lost_with_a_paired_interval(tmp_path: Path) -> Non
     assert found.notes == ()
 
 
-def test_the_same_run_differs_in_nothing(canned_run: RunPaths) -> None:
+def test_a_run_does_not_differ_from_itself(canned_run: RunPaths) -> None:
     with open_run(canned_run) as a, open_run(canned_run) as b:
         found = compare(a, b)
     assert found.config == ()
@@ -64,7 +64,7 @@ def test_the_same_run_differs_in_nothing(canned_run: RunPaths) -> None:
         assert all(point.a == point.b for point in curve.at)
 
 
-def test_the_shares_are_those_of_the_evaluation(canned_run: RunPaths) -> None:
+def test_shares_equal_those_of_the_evaluation(canned_run: RunPaths) -> None:
     with open_run(canned_run) as reader:
         found = compare(reader, reader)
         row = reader.one("SELECT detail FROM v_evaluations WHERE stage = 'eval-4'")
@@ -119,7 +119,7 @@ def test_runs_of_sft_are_compared_by_its_steps_and_seconds(
         assert [curve.name for curve in found.curves] == ["train/loss/mean"]
 
 
-def test_settings_and_surroundings_that_differ_are_named(tmp_path: Path) -> None:
+def test_different_settings_and_machines_are_listed(tmp_path: Path) -> None:
     other = EXPERIMENT.replace("steps = 3", "steps = 9").replace('init = "tiny"', 'init = "hub"')
     other += '[[stage]]\nkind = "sft"\nepochs = 1\n'
     for name, text in (("a-1", EXPERIMENT), ("b-1", other)):
@@ -160,7 +160,7 @@ def test_speed_is_compared_on_one_device_only(tmp_path: Path) -> None:
     assert elsewhere.score is not None
 
 
-def test_what_cannot_be_compared_is_a_line_each(tmp_path: Path) -> None:
+def test_each_part_that_cannot_be_compared_has_a_note(tmp_path: Path) -> None:
     nothing = compared(tmp_path / "1", [attempt()], made({0: 1}))
     assert nothing.notes == (
         "a-1 has trained no step of grpo: no curves; the last evaluations are compared",
@@ -184,7 +184,7 @@ def test_what_cannot_be_compared_is_a_line_each(tmp_path: Path) -> None:
     assert [each.problem_id for each in renamed.problems] == ["softmax-0000"]
 
 
-def test_a_run_that_only_evaluates_is_a_baseline_for_what_training_came_to(tmp_path: Path) -> None:
+def test_a_run_of_evaluations_is_a_baseline_for_a_trained_one(tmp_path: Path) -> None:
     baseline = [attempt(), problem(0), *eval_groups(9, {0: 1}, stage=2, step=0)]
     baseline.append(measured("eval-2", stage_index=2, step=0, at=1.0))
     found = compared(tmp_path, baseline, made({0: 4}, num_steps=3))
@@ -195,14 +195,14 @@ def test_a_run_that_only_evaluates_is_a_baseline_for_what_training_came_to(tmp_p
     assert (found.score.a, found.score.b) == (0.25, 1.0)
 
 
-def test_an_evaluation_that_was_played_again_counts_once(tmp_path: Path) -> None:
+def test_a_repeated_evaluation_counts_once(tmp_path: Path) -> None:
     cut_short = eval_groups(300, {0: 0}, stage=2, step=4)
     again = [attempt(), problem(0), *cut_short, attempt(2), *made({0: 4})[1:]]
     found = compared(tmp_path, again, made({0: 4}))
     assert [(each.correct_a, each.num_a) for each in found.problems] == [(4, 4)]
 
 
-def test_unequal_evaluations_are_told(tmp_path: Path) -> None:
+def test_evaluations_of_unequal_cost_are_noted(tmp_path: Path) -> None:
     found = compared(
         tmp_path,
         made({0: 1}, num_steps=8, midway={0: 1}),
@@ -214,7 +214,7 @@ def test_unequal_evaluations_are_told(tmp_path: Path) -> None:
 
 
 def test_an_interval_of_few_samples_is_wide_and_of_many_narrow() -> None:
-    """Newcombe's own example: 56 of 70 against 48 of 80 is 0.20, 0.0524 to 0.3339."""
+    """Newcombe's example: 56 of 70 against 48 of 80 is 0.20, 0.0524 to 0.3339."""
     found = difference_of_shares(Tally(num=80, correct=48), Tally(num=70, correct=56))
     assert (found.value, found.low, found.high) == pytest.approx((0.2, 0.0524, 0.3339), abs=1e-4)
     few = difference_of_shares(Tally(num=2, correct=0), Tally(num=2, correct=2))
@@ -239,7 +239,7 @@ def test_json_has_everything_and_the_command_prints_it(
     assert "step, tokens, time" in capsys.readouterr().err
 
 
-def test_a_hostile_name_is_shown_and_not_obeyed(tmp_path: Path) -> None:
+def test_a_hostile_name_is_made_printable(tmp_path: Path) -> None:
     evil = replace(problem(0), problem_id=EVIL)
     plays = [
         [attempt(), evil, *(replace(each, problem_id=EVIL) for each in eval_groups(
@@ -252,7 +252,7 @@ def test_a_hostile_name_is_shown_and_not_obeyed(tmp_path: Path) -> None:
     assert "\x1b]" not in text
 
 
-def test_curves_say_what_their_figures_are_means_of(tmp_path: Path) -> None:
-    """`best_speedup 5.8` is of no step."""
+def test_curves_name_the_window_of_their_means(tmp_path: Path) -> None:
+    """`best_speedup 5.8` is the value of no single step."""
     text = shown(render_comparison(compared(tmp_path, small_run(), small_run(seed=1))))
     assert "curves at equal step, means of the last 5 steps, a → b" in text

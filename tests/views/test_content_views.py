@@ -1,4 +1,4 @@
-"""What the Problems, Rollout and Kernels screens ask: on the canned run and on small ones."""
+"""Queries of the Problems, Rollout and Kernels screens: on the canned run and on small ones."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ CORRECT, WRONG = Status.CORRECT, Status.WRONG
 
 @pytest.fixture
 def played(tmp_path: Path) -> Path:
-    """Twenty-four groups of one problem, solved from the middle on; one timed; one of another."""
+    """Twenty-four groups of one problem, solved from the middle on; one timed; one group of another
+    problem.
+    """
     groups = [
         group(n, [[WRONG, CORRECT if n >= 12 else WRONG], [WRONG]], step=n, version=n)
         for n in range(24)
@@ -85,9 +87,7 @@ def test_a_problem_has_its_totals_and_its_trend(played: Path) -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_every_order_turned_round_begins_with_the_other_end(
-    canned_run: RunPaths, order: str
-) -> None:
+def test_a_reversed_order_starts_at_the_other_end(canned_run: RunPaths, order: str) -> None:
     column = {
         "name": "problem_id", "pass": "correct_share", "speedup": "best_speedup",
         "attempts": "num_rollouts", "reward": "best_reward", "level": "level",
@@ -102,7 +102,7 @@ def test_every_order_turned_round_begins_with_the_other_end(
     assert [value for value in back if value is not None] == known[::-1]
 
 
-def test_problems_are_found_by_words_glob_purpose_and_whether_solved(canned_run: RunPaths) -> None:
+def test_problems_are_found_by_words_glob_purpose_and_success(canned_run: RunPaths) -> None:
     everything = problems(canned_run)
     assert everything.num_found == len(everything.rows) == 76
     assert {row.family for row in problems(canned_run, words="SoftMax").rows} == {"softmax"}
@@ -167,7 +167,7 @@ def test_a_conversation_has_turns_siblings_and_neighbours(played: Path) -> None:
     assert beyond.rollout == 1
 
 
-def test_a_group_that_is_being_played_is_read_too(tmp_path: Path) -> None:
+def test_an_unfinished_group_is_readable(tmp_path: Path) -> None:
     anyio.run(write_run, tmp_path / "toy-1", [attempt(), problem(), turn(3, 0, 0, status=WRONG)])
     with open_run(tmp_path / "toy-1") as reader:
         found = load_conversation(reader)
@@ -183,7 +183,7 @@ def test_an_empty_run_has_nothing_to_show(tmp_path: Path) -> None:
         assert load_kernels(reader).rows == ()
 
 
-def test_the_best_kernel_has_its_code_its_times_and_who_found_it(played: Path) -> None:
+def test_the_best_kernel_has_its_code_times_and_origin(played: Path) -> None:
     with open_run(played) as reader:
         best = load_kernels(reader).rows[0]
         kernel = load_kernel(reader, best["turn_id"])
@@ -218,7 +218,7 @@ def test_compressed_texts_read_the_same(tmp_path: Path) -> None:
         assert "class Model" in str(found.source)
 
 
-def test_a_kernel_is_written_whole_and_never_over_a_file_unasked(tmp_path: Path) -> None:
+def test_a_kernel_is_written_atomically_and_overwrites_only_if_allowed(tmp_path: Path) -> None:
     path = tmp_path / "kernel.py"
     assert write_kernel("a\r\nb\x1b[2J", path).read_bytes() == b"a\r\nb\x1b[2J"
     with pytest.raises(FileExistsError):
@@ -236,20 +236,20 @@ def test_a_kernel_is_written_whole_and_never_over_a_file_unasked(tmp_path: Path)
 @pytest.mark.parametrize(
     "name", [".", "no/such/folder/k.py", "x" * 300, "a\0b", "~nobody-here/k.py"]
 )
-def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path, name: str) -> None:
+def test_an_unwritable_path_is_a_one_line_error(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError) as error:
         write_kernel("code", Path(name) if name[0] == "~" else tmp_path / name)
     assert "\n" not in str(error.value)
 
 
-def test_a_file_name_is_no_path() -> None:
+def test_a_file_name_is_never_a_path() -> None:
     assert file_name("softmax-0000") == "softmax-0000.py"
     assert file_name("../../etc/passwd") == "_.._etc_passwd.py"
     assert file_name("...") == "kernel.py"
     assert len(file_name("x" * 999)) < 110
 
 
-def test_a_place_is_parsed_or_none() -> None:
+def test_a_rollout_address_is_parsed_or_none() -> None:
     place = parse_address(" g12.r3.t1 ")
     assert place is not None
     assert (place.group_id, place.rollout, place.turn) == (12, 3, 1)
@@ -278,7 +278,7 @@ def test_a_diff_is_signed_lines_and_bounded() -> None:
     assert diff_codes(long, long)[-1].startswith("@ only the first")
 
 
-def test_purposes_are_apart(tmp_path: Path) -> None:
+def test_purposes_are_separate_rows(tmp_path: Path) -> None:
     records = [
         attempt(), problem(), group(0, [[CORRECT]], purpose=Purpose.EVAL, step=0),
         group(1, [[WRONG]]),
@@ -305,7 +305,7 @@ def test_an_older_schema_answers_the_same(tmp_path: Path) -> None:
     assert all(found[0])
 
 
-def test_an_evaluation_that_was_played_again_counts_once(tmp_path: Path) -> None:
+def test_a_repeated_evaluation_counts_once(tmp_path: Path) -> None:
     anyio.run(write_run, tmp_path / "toy-1", resumed_run())
     with open_run(tmp_path / "toy-1") as reader:
         replayed = {row["group_id"] for row in reader.rows("SELECT group_id FROM v_replayed")}

@@ -1,4 +1,4 @@
-"""Rows of any query can be read on a terminal of any width, and nothing of them is lost."""
+"""Rows of any query are readable on a terminal of any width, and complete."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_time_is_shown_to_the_second() -> None:
 
 
 @pytest.mark.parametrize("width", [40, 80])
-def test_a_table_with_too_many_columns_is_a_block_a_row(width: int) -> None:
+def test_a_table_with_too_many_columns_is_one_block_per_row(width: int) -> None:
     lines = drawn(WIDE, width=width)
     assert lines[:3] == ["─ row 1", "problem_id      softmax-0001", "a_long_name_0   0"]
     assert "    return [1]␛[2J" in "\n".join(lines)

@@ -1,4 +1,4 @@
-"""What a model wrote reaches files as it is and terminals as something to read."""
+"""A model's text is unchanged in files and made printable on terminals."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ import pytest
 
 from forge.views.text.terminal import json_text
 from tests.store.storefactory import attempt, group, problem, turn, write_run
-from tests.views.test_asking_sql import command
-from tests.views.test_views_output import EVIL
+from tests.views.terminals import EVIL, command
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +27,7 @@ def evil(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def on_a_terminal(argv: list[str]) -> str:
-    """What the command writes to a terminal."""
+    """Output of the command on a terminal."""
     ours, its = pty.openpty()
     with subprocess.Popen(argv, stdout=its, stderr=its, stdin=subprocess.DEVNULL) as child:
         os.close(its)
@@ -45,7 +44,7 @@ def on_a_terminal(argv: list[str]) -> str:
 
 
 @pytest.mark.parametrize("form", ["--csv", "--json", None])
-def test_a_terminal_obeys_no_cell(evil: Path, form: str | None) -> None:
+def test_no_cell_controls_the_terminal(evil: Path, form: str | None) -> None:
     query = "SELECT completion FROM v_turns"
     argv = command("sql", str(evil), query, *([form] if form else []))
     text = on_a_terminal(argv)
@@ -68,7 +67,7 @@ def test_a_file_gets_the_exact_text(evil: Path) -> None:
     assert json.loads(done.stdout) == [{"completion": EVIL}]
 
 
-def test_json_is_the_same_value_in_letters_that_nothing_obeys() -> None:
+def test_json_has_the_same_value_with_control_characters_escaped() -> None:
     text = json_text({"x": EVIL + "\ud800\x7f é 漢"})
     assert json.loads(text) == {"x": EVIL + "\ud800\x7f é 漢"}
     assert not set("\x1b\x07\x9b\u202e\r\x7f\ud800") & set(text)

@@ -30,7 +30,7 @@ from tests.store.storefactory import (
     turn,
     write_run,
 )
-from tests.views.test_views_output import EVIL, shown
+from tests.views.terminals import EVIL, shown
 
 if TYPE_CHECKING:
     from forge.store.layout import RunPaths

@@ -1,6 +1,4 @@
-"""show, sql, rollouts, runs, progress: the same data for people and programs, and nothing
-obeyed.
-"""
+"""show, sql, rollouts, runs, standing: the same data for people and programs, safe to print."""
 
 from __future__ import annotations
 
@@ -42,8 +40,7 @@ from tests.store.storefactory import (
     use,
     write_run,
 )
-
-EVIL = "\x1b]52;c;aGk=\x07\x1b[2J[bold]loud[/bold] \u202egnp.exe \x9b31m\rover"
+from tests.views.terminals import EVIL, shown
 
 
 @pytest.fixture(scope="module")
@@ -53,13 +50,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def shown(renderable: Any) -> str:
-    console = Console(width=160, file=io.StringIO(), force_terminal=True, color_system=None)
-    console.print(renderable)
-    return console.file.getvalue()  # type: ignore[attr-defined]
-
-
-def test_show_has_what_programs_ask_for(root: Path) -> None:
+def test_show_json_has_every_field(root: Path) -> None:
     data = json.loads(json.dumps(show.show_run(root)))
     keys = {
         "stage",
@@ -92,8 +83,8 @@ def test_show_renders_the_same_numbers(root: Path) -> None:
     assert "kernel_1_0_0" in text
 
 
-def test_show_tells_idle_shares_apart_by_stage(tmp_path: Path) -> None:
-    """Judges that wait for an SFT stage to end say nothing of the steps of GRPO."""
+def test_show_separates_idle_shares_by_stage(tmp_path: Path) -> None:
+    """Idle judges during an SFT stage say nothing about the steps of GRPO."""
     seconds = {"step/wall/seconds": 10.0, "idle/judge/seconds": 10.0}
     steps = [
         Metrics(stage=0, step=5, values=seconds, at=1.0),
@@ -105,7 +96,7 @@ def test_show_tells_idle_shares_apart_by_stage(tmp_path: Path) -> None:
     assert "judge 10.0 %" in text
 
 
-def test_show_tells_times_where_kernels_were_timed(tmp_path: Path) -> None:
+def test_show_prints_times_of_timed_kernels(tmp_path: Path) -> None:
     played = group(
         0, [[Status.CORRECT], [Status.WRONG]], purpose=Purpose.EVAL, step=0, stage=0,
         speed=timing(4.0),
@@ -119,7 +110,7 @@ def test_show_tells_times_where_kernels_were_timed(tmp_path: Path) -> None:
     assert "at least 3.60x (4.00x: 25.0 µs, baseline 100.0 µs)" in text
 
 
-def test_what_no_evaluation_has_is_no_column_and_forty_columns_are_enough(root: Path) -> None:
+def test_empty_evaluation_columns_are_dropped_and_forty_columns_suffice(root: Path) -> None:
     evaluations = show.show_run(root)["evaluations"]
     assert "fast_1" not in shown(show.render_evaluations(evaluations))
     narrow = Console(width=40, file=io.StringIO())
@@ -138,7 +129,8 @@ def test_an_empty_run_is_shown(tmp_path: Path) -> None:
 
 
 NEEDS_MORE = ("unsolved", "judge-noise", "first-better", "last-minute")
-"""Whose answer the small run has not: timed kernels, and one clock for all of its records."""
+"""Queries without an answer in the small run: they need timed kernels, or distinct times of
+records."""
 
 
 @pytest.mark.parametrize("name", sorted(QUERIES))
@@ -166,8 +158,10 @@ def test_wall_time_has_the_seconds_that_verdicts_waited_for_a_judge(tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["best-kernels", "best-of-problem", "suspects"])
-def test_what_ranks_kernels_stands_beside_their_times(tmp_path: Path, name: str) -> None:
-    """A kernel that was measured 9 times as fast may rank below one of 4: its interval is wide."""
+def test_the_ranking_speedup_is_printed_beside_the_times(tmp_path: Path, name: str) -> None:
+    """A kernel measured as 9 times as fast may rank below one of 4, because its interval is
+    wide.
+    """
     played = group(0, [[Status.CORRECT], [Status.WRONG]], speed=timing(4.0))
     anyio.run(write_run, tmp_path / "toy-1", [attempt(), problem(), played])
     with open_run(tmp_path / "toy-1") as reader:
@@ -177,7 +171,7 @@ def test_what_ranks_kernels_stands_beside_their_times(tmp_path: Path, name: str)
 
 
 def test_named_queries_take_no_mean_of_means(tmp_path: Path) -> None:
-    """One group solved at step 1, three not at step 2: a quarter, not a half."""
+    """One group solved at step 1, three unsolved at step 2: a quarter, not a half."""
     first = group(0, [[Status.CORRECT]] * 2, step=1)
     later = [group(n, [[Status.WRONG]] * 2, step=2) for n in (1, 2, 3)]
     trained = [
@@ -233,7 +227,7 @@ def test_sql_answers_as_json_and_csv(root: Path) -> None:
     ]
 
 
-def test_an_unknown_named_query_names_those_there_are(root: Path) -> None:
+def test_an_unknown_named_query_lists_the_known_ones(root: Path) -> None:
     with open_run(root) as reader, pytest.raises(ConfigError, match="failures"):
         sql.run_named(reader, "failure")
 
@@ -285,7 +279,7 @@ def test_rollouts_in_json_have_texts_only_when_asked(root: Path) -> None:
     json.dumps([full, short])
 
 
-def test_a_model_cannot_command_the_terminal(tmp_path: Path) -> None:
+def test_a_completion_cannot_control_the_terminal(tmp_path: Path) -> None:
     evil = turn(0, completion=EVIL, prompt=EVIL, code=EVIL)
     path = tmp_path / "toy-1"
     anyio.run(write_run, path, [evil])
@@ -310,7 +304,7 @@ def test_printable_leaves_ordinary_text_alone() -> None:
     assert printable(text) == text
 
 
-def test_rollouts_tell_speed_ups_where_there_are_times(root: Path, tmp_path: Path) -> None:
+def test_rollouts_print_speedups_of_timed_kernels(root: Path, tmp_path: Path) -> None:
     played = group(0, [[Status.WRONG, Status.CORRECT]], speed=timing(4.0))
     anyio.run(write_run, tmp_path / "toy-1", [attempt(), problem(), played])
     with open_run(tmp_path / "toy-1") as reader:
@@ -341,7 +335,7 @@ def test_runs_are_listed_with_state_and_last_evaluation(root: Path, tmp_path: Pa
     assert "50.0 % (grpo-1@3)" in shown(runs.render_runs(list(found.values())))
 
 
-def test_progress_says_where_the_run_stands(tmp_path: Path) -> None:
+def test_standing_reports_progress_and_rates(tmp_path: Path) -> None:
     path = tmp_path / "toy-1"
     ahead = Metrics(stage=1, step=5, at=1_014.0, values={"rollout/reward/mean": 0.5})
     records = [*small_run()[:-1], ahead]  # the batch of step 5 is offered before step 4 is trained
@@ -367,7 +361,7 @@ def test_progress_says_where_the_run_stands(tmp_path: Path) -> None:
         (5, "rollout: no \x1bsignal", ["toy-1: failed, attempt 1", "why: rollout: no ␛signal"]),
     ],
 )
-def test_a_run_that_failed_tells_why(
+def test_a_failed_run_prints_its_reason(
     tmp_path: Path, code: int, reason: str, lines: list[str]
 ) -> None:
     end = AttemptEnd(attempt=1, ended_at=1_020.0, exit_code=code, reason=reason)

@@ -142,7 +142,7 @@ class Comparison:
     by_level: tuple[ScorePart, ...]
     by_device: tuple[ScorePart, ...]
     notes: tuple[str, ...]
-    """What could not be compared and why, one line each."""
+    """Parts that could not be compared, each with the reason."""
 
     def to_json(self) -> dict[str, Any]:
         """The object that `forge compare --json` prints."""

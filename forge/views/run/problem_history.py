@@ -152,7 +152,7 @@ FROM (
 WHERE num <= :points OR (place * :points) / num > ((place - 1) * :points) / num
 ORDER BY group_id
 """
-"""Of n groups those at the ends of `points` equal parts; the last is always included."""
+"""The groups at the ends of `points` equal parts; the last one is always included."""
 
 _ATTEMPTS = """
 SELECT g.group_id, t.rollout, g.stage, g.step, g.purpose, g.is_greedy, t.min_version,
