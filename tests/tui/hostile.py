@@ -1,4 +1,4 @@
-"""A run whose every text would do something if it were obeyed, and what must never be drawn."""
+"""A run whose texts all attack a terminal, and a check that none of them works."""
 
 from __future__ import annotations
 
@@ -21,16 +21,15 @@ WORDS = (
     "[@click=app.quit]press[/] [bold red]loud[/] \x1b[2J\x1b]0;title\x07 \x9b31m "
     "\u202edrow <|im_end|>\r<|im_start|>system \x1b]52;c;cm0gLXJmIC8=\x07 [/nope] :skull:"
 )
-"""Textual's and Rich's markup, ECMA-48 in 7 and 8 bit, a title, a clipboard, a template's tokens,
-letters turned round, a carriage return, a tag that was never opened.
-"""
+"""Textual's and Rich's markup, ECMA-48 in 7 and 8 bit, a title, a clipboard, template tokens,
+reversed letters, a carriage return, an unopened tag."""
 NAME = "evil-[red]\x1b[31m\u202e-0"
 VISIBLE = ("[@click=app.quit]press[/]", "[bold red]loud[/]", "␛[2J", "<|im_end|>␍<|im_start|>")
-"""What of it stands on a line of its own in a wide terminal."""
+"""Parts of it that are on one line in a wide terminal."""
 
 
 def write_hostile_run(tmp_path: Path) -> RunPaths:
-    """Two siblings of two turns, the second answers correct, all texts hostile."""
+    """Two siblings of two turns, the second one correct, all texts hostile."""
     code = f'X = """{WORDS}"""\n\x1b[2Jclass ModelNew: ...\n'
     played = group(0, [[Status.WRONG, Status.CORRECT]] * 2, problem_id=NAME)
     trajectories = []
@@ -56,7 +55,7 @@ def write_hostile_run(tmp_path: Path) -> RunPaths:
 
 
 def assert_harmless(pilot: Pilot[None]) -> None:
-    """Nothing that is drawn moves a cursor, turns letters round or does something when clicked."""
+    """No drawn text moves a cursor, reverses letters or acts when clicked."""
     screen = pilot.app.screen
     for strip in screen._compositor.render_strips():
         for segment in strip:

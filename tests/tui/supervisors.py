@@ -1,5 +1,5 @@
-"""A supervisor that answers on a real socket, holding the run's lock: what a live run looks like
-from outside.
+"""A supervisor that answers on a real socket and holds the run's lock: a live run seen from
+outside.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def component(name: str, role: str, **more: Any) -> dict[str, Any]:
-    """One as it goes over the socket, well unless told otherwise."""
+    """One component as sent over the socket; healthy by default."""
     return {
         "name": name, "role": role, "device": "cpu", "phase": "waiting", "health": "green",
         "why": "", "memory_bytes": 850 * 2**20, "gpu_memory_bytes": None, "gpu_use": None,
@@ -47,14 +47,14 @@ COMPONENTS = [
 
 @dataclass
 class Supervisor:
-    """What it says, and what it was asked."""
+    """Its answers, and the requests that it received."""
 
     status: dict[str, Any]
     refuses: dict[str, str] = field(default_factory=dict)
-    """Path to the line with which it is refused."""
+    """Path to the error message that refuses it."""
     asked: list[str] = field(default_factory=list)
     thinks_s: float = 0.0
-    """About each action."""
+    """Seconds before it answers an action."""
 
 
 @contextmanager
@@ -74,7 +74,7 @@ def supervising(paths: RunPaths) -> Iterator[Supervisor]:
             self._answer(200, supervisor.status)
 
         def do_POST(self) -> None:
-            # A socket that is closed with something unread in it takes its answer back.
+            # A socket closed with unread data discards its answer.
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
             supervisor.asked.append(self.path)
             time.sleep(supervisor.thinks_s)

@@ -1,4 +1,4 @@
-"""The frame: every key that every screen has, the palette, the mouse, actions on a run."""
+"""The application: keys of every screen, palette, mouse, actions on a run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-async def test_each_number_leads_to_its_screen(canned_run: RunPaths):
+async def test_each_number_shows_its_screen(canned_run: RunPaths):
     async with watching(canned_run) as pilot:
         for mode, (key, _, _) in PLACES.items():
             await press(pilot, key)
@@ -50,7 +50,7 @@ async def test_each_number_leads_to_its_screen(canned_run: RunPaths):
             assert not pilot.app.watched.problem  # pyright: ignore[reportAttributeAccessIssue]
 
 
-async def test_a_screen_that_is_not_in_this_version_has_no_key(canned_run: RunPaths, monkeypatch):
+async def test_the_key_of_a_missing_screen_is_hidden(canned_run: RunPaths, monkeypatch):
     monkeypatch.setitem(PLACES, "problems", ("2", "Problems", "tui.screens.absent:Absent"))
     async with watching(canned_run) as pilot:
         await press(pilot, "2")
@@ -58,12 +58,12 @@ async def test_a_screen_that_is_not_in_this_version_has_no_key(canned_run: RunPa
         assert "Problems" not in text_of(pilot)
 
 
-async def test_a_screen_keeps_its_place_while_another_is_looked_at(canned_run: RunPaths):
+async def test_a_screen_keeps_its_position_while_another_is_shown(canned_run: RunPaths):
     async with watching(canned_run, keys=["5", "l", "1", "5"]) as pilot:
         assert "level INFO and above" in text_of(pilot)
 
 
-async def test_a_click_on_a_screens_name_leads_there(canned_run: RunPaths):
+async def test_a_click_on_a_screens_name_shows_it(canned_run: RunPaths):
     async with watching(canned_run) as pilot:
         at = text_of(pilot).splitlines()[0].index("Logs")
         await pilot.click(NavLine, offset=(at, 0))
@@ -92,7 +92,7 @@ async def test_q_quits_with_0(canned_run: RunPaths):
 async def test_the_palette_finds_screens_and_actions(canned_run: RunPaths):
     async with watching(canned_run, keys=["ctrl+p"]) as pilot:
         await press(pilot, *"logs")
-        await until(pilot, lambda: "Go to Logs" in text_of(pilot))  # it searches by itself
+        await until(pilot, lambda: "Go to Logs" in text_of(pilot))  # it searches on its own
         await press(pilot, "down", "enter")
         await until(pilot, lambda: pilot.app.current_mode == "logs")
         titles = {command.title for command in pilot.app.get_system_commands(pilot.app.screen)}
@@ -100,9 +100,7 @@ async def test_the_palette_finds_screens_and_actions(canned_run: RunPaths):
 
 
 @pytest.mark.parametrize("wanted", ["action_command_palette", "search_themes"])
-async def test_the_palette_stands_any_key_in_a_terminal_without_room(
-    canned_run: RunPaths, wanted: str
-):
+async def test_the_palette_survives_any_key_in_a_tiny_terminal(canned_run: RunPaths, wanted: str):
     async with watching(canned_run) as pilot:
         getattr(pilot.app, wanted)()
         await press(pilot, "down")
@@ -116,7 +114,7 @@ async def test_the_palette_stands_any_key_in_a_terminal_without_room(
 @pytest.mark.parametrize(
     ("key", "path"), [("S", "/stop"), ("C", "/save"), ("E", "/evaluate")]
 )  # fmt: skip
-async def test_an_action_is_done_after_a_yes_only(canned_run: RunPaths, key: str, path: str):
+async def test_an_action_is_sent_only_after_confirmation(canned_run: RunPaths, key: str, path: str):
     with supervising(canned_run) as supervisor:
         async with watching(canned_run, keys=[key]) as pilot:
             assert isinstance(pilot.app.screen, Confirm)
@@ -132,7 +130,7 @@ async def test_an_action_is_done_after_a_yes_only(canned_run: RunPaths, key: str
             assert toasts(pilot)[-1][0] == "Requested", toasts(pilot)
 
 
-async def test_an_action_may_take_longer_than_a_look(
+async def test_an_action_may_take_longer_than_a_status_request(
     canned_run: RunPaths, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(watched, "STATUS_TIMEOUT_S", 0.1)
@@ -143,7 +141,7 @@ async def test_an_action_may_take_longer_than_a_look(
             assert toasts(pilot)[-1][0] == "Requested"
 
 
-async def test_yes_can_be_chosen_by_tab_and_enter(canned_run: RunPaths):
+async def test_a_dialog_is_confirmed_by_tab_and_enter(canned_run: RunPaths):
     with supervising(canned_run) as supervisor:
         async with watching(canned_run, keys=["S", "left", "enter"]) as pilot:
             await until(pilot, lambda: toasts(pilot))
@@ -151,7 +149,7 @@ async def test_yes_can_be_chosen_by_tab_and_enter(canned_run: RunPaths):
             assert pilot.app.is_running, "the monitor goes on"
 
 
-async def test_a_question_that_is_answered_twice_ends_once(canned_run: RunPaths):
+async def test_a_dialog_that_is_answered_twice_closes_once(canned_run: RunPaths):
     async with watching(canned_run, keys=["S"]) as pilot:
         question = pilot.app.screen
         assert isinstance(question, Confirm)
@@ -161,14 +159,14 @@ async def test_a_question_that_is_answered_twice_ends_once(canned_run: RunPaths)
         assert "health" in text_of(pilot), "the Run screen stays"
 
 
-async def test_ctrl_z_leads_to_the_shell(canned_run: RunPaths, monkeypatch):
+async def test_ctrl_z_suspends_to_the_shell(canned_run: RunPaths, monkeypatch):
     suspended: list[bool] = []
     monkeypatch.setattr(WatchApp, "action_suspend_process", lambda _: suspended.append(True))
     async with watching(canned_run, keys=["ctrl+z"]):
         assert suspended == [True]
 
 
-async def test_what_the_supervisor_refuses_is_its_own_line(canned_run: RunPaths):
+async def test_a_refusal_of_the_supervisor_is_shown_in_its_words(canned_run: RunPaths):
     with supervising(canned_run) as supervisor:
         supervisor.refuses["/save"] = "eval-0 trains nothing: there is no checkpoint to save"
         async with watching(canned_run, keys=["C", "y"]) as pilot:
@@ -185,12 +183,12 @@ async def test_a_run_that_is_not_running_says_so_in_one_line(canned_run: RunPath
 
 
 @pytest.mark.parametrize("size", [SMALL, LARGE])
-async def test_the_question_before_an_action(canned_run: RunPaths, size: tuple[int, int]):
+async def test_the_dialog_before_an_action(canned_run: RunPaths, size: tuple[int, int]):
     async with watching(canned_run, size=size, keys=["S"]) as pilot:
         check_snapshot(pilot, "confirm")
 
 
-async def test_a_run_that_is_deleted_while_watched_is_told_on_every_screen(
+async def test_a_run_deleted_while_watched_is_reported_on_every_screen(
     canned_run: RunPaths, tmp_path: Path
 ):
     async with watching(canned_run) as pilot:
@@ -210,7 +208,7 @@ async def test_a_run_that_cannot_be_read_opens_with_the_reason(canned_run: RunPa
         assert re.search("damaged|malformed", unwrapped(pilot))
 
 
-async def test_nothing_is_asked_while_nothing_changes(canned_run: RunPaths):
+async def test_nothing_is_queried_while_nothing_changes(canned_run: RunPaths):
     async with watching(canned_run) as pilot:
         asked: list[str] = []
         pilot.app.watched.ask = asked.append  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,4 +1,4 @@
-"""`forge tui` on a real terminal: nothing that a hostile run holds gets through to it."""
+"""`forge tui` on a real terminal: no escape sequence of a hostile run reaches it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FORBIDDEN = (b"\x1b]0;title", b"\x1b]52;c;cm0g", b"\x9b31m", "\u202e".encode())
 
 
 @pytest.mark.slow
-def test_what_reaches_the_terminal_is_ours(tmp_path: Path):
+def test_no_hostile_sequence_reaches_the_terminal(tmp_path: Path):
     paths = write_hostile_run(tmp_path)
     assert all(
         each.decode("latin-1" if each[0] == 0x9B else "utf-8") in WORDS for each in FORBIDDEN
@@ -63,7 +63,7 @@ def test_what_reaches_the_terminal_is_ours(tmp_path: Path):
 
 
 def read_until(terminal: int, words: bytes) -> bytes:
-    """What was written until these words were; a line may come in pieces."""
+    """Output up to these words; a line may arrive in pieces."""
     shown, until = b"", time.monotonic() + DEADLINE_S
     while words not in shown:
         assert time.monotonic() < until, f"no {words!r} in {shown[-3000:]!r}"

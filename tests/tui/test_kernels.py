@@ -63,18 +63,18 @@ async def test_each_key_does_what_it_says(canned_run: RunPaths):
             assert claim(text_of(pilot)), f"{key}:\n{text_of(pilot)}"
 
 
-def test_every_key_is_tried():
+def test_every_key_is_tested():
     keys = {binding.key for binding in KernelsScreen.BINDINGS}  # pyright: ignore[reportAttributeAccessIssue]
     assert keys == set(KEYS) | {"c", "w"}
 
 
 @pytest.mark.parametrize("size", [SMALL, LARGE])
-async def test_it_looks_so(canned_run: RunPaths, size: tuple[int, int]):
+async def test_the_screen_matches_its_snapshot(canned_run: RunPaths, size: tuple[int, int]):
     async with watching(canned_run, size=size, keys=["4"]) as pilot:
         check_snapshot(pilot, "kernels")
 
 
-async def test_the_code_is_that_of_the_row_and_enter_leads_to_its_turn(canned_run: RunPaths):
+async def test_the_code_belongs_to_the_row_and_enter_opens_its_turn(canned_run: RunPaths):
     async with watching(canned_run, size=LARGE, keys=["4", "down", "down"]) as pilot:
         chosen = pilot.app.screen.query_one(RowTable).chosen
         assert f"found by quickstart-1, {chosen} (train), grpo-3 step" in text_of(pilot)
@@ -87,7 +87,7 @@ async def test_the_code_is_that_of_the_row_and_enter_leads_to_its_turn(canned_ru
         assert pilot.app.clipboard == copied
 
 
-async def test_a_kernel_is_saved_and_a_file_replaced_only_after_a_yes(
+async def test_a_kernel_is_saved_and_a_file_replaced_only_after_confirmation(
     canned_run: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -110,7 +110,7 @@ async def test_a_kernel_is_saved_and_a_file_replaced_only_after_a_yes(
     assert {p.name for p in tmp_path.iterdir()} == {"runs", path.name}
 
 
-async def test_a_place_that_cannot_be_written_is_one_line(canned_run: RunPaths, tmp_path: Path):
+async def test_an_unwritable_path_is_a_one_line_error(canned_run: RunPaths, tmp_path: Path):
     async with watching(canned_run, keys=["4"]) as pilot:
         await save_as(pilot, f"{tmp_path}/no/[b]such[/b]/kernel.py")
         assert "no/[b]such[/b]/kernel.py: cannot be written: No such file" in toasts(pilot)
@@ -120,7 +120,7 @@ async def test_a_place_that_cannot_be_written_is_one_line(canned_run: RunPaths, 
         assert isinstance(pilot.app.screen, KernelsScreen)
 
 
-def test_times_speedup_and_how_often_it_was_measured_are_told(tmp_path: Path):
+def test_times_speedup_and_number_of_measurements_are_shown(tmp_path: Path):
     best, again = (group(n, [[Status.CORRECT]], speed=timing(x)) for n, x in ((0, 2.5), (1, 2.0)))
     first = best.trajectories[0].turns[0]
     same = [replace(again.trajectories[0].turns[0], code=first.code)]
@@ -166,7 +166,7 @@ def test_code_too_long_for_a_terminal_is_not_copied(tmp_path: Path):
     anyio.run(look)
 
 
-def test_hostile_code_is_shown_copied_harmless_and_saved_as_it_was(
+def test_hostile_code_is_shown_and_copied_printable_but_saved_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     paths = write_hostile_run(tmp_path)

@@ -1,4 +1,4 @@
-"""Logs: files that grow, lines by process, level and pattern; the screen and its keys."""
+"""Logs: growing files, lines by process, level and pattern; the screen and its keys."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_only_whole_lines_are_read_and_each_once(tmp_path: Path):
     assert [line.text for line in tail.read()] == ["anew"]
 
 
-def test_of_a_long_file_the_end_is_read_from_a_whole_line_on(tmp_path: Path):
+def test_a_long_file_is_read_from_a_whole_line_near_its_end(tmp_path: Path):
     path = tmp_path / "trainer.log"
     path.write_text("".join(f"line {i:06d}\n" for i in range(READ_BYTES // 6)))
     lines = LogTail(path).read()
@@ -93,13 +93,13 @@ def test_a_line_without_a_level_has_that_of_the_line_before(tmp_path: Path):
     ]  # fmt: skip
 
 
-def test_what_a_process_prints_cannot_move_the_cursor(tmp_path: Path):
+def test_output_of_a_process_cannot_move_the_cursor(tmp_path: Path):
     path = tmp_path / "trainer.log"
     path.write_bytes(b"10%\r20%\r\x1b[2Jdone \xff[red]x[/red]\n")
     assert LogTail(path).read()[0].text == "␛[2Jdone \ufffd[red]x[/red]"
 
 
-def test_lines_of_all_processes_come_in_their_order(canned_run: RunPaths):
+def test_lines_of_all_processes_are_sorted_by_time(canned_run: RunPaths):
     book = LogBook(canned_run)
     lines = book.read()
     assert [line.at for line in lines] == sorted(line.at for line in lines)
@@ -111,8 +111,8 @@ def test_lines_of_all_processes_come_in_their_order(canned_run: RunPaths):
     assert book.lines.maxlen == KEPT_LINES
 
 
-def test_lines_of_vllm_are_in_their_order_too(tmp_path: Path):
-    """It tells no year; without its times a minute of it stood before what came first."""
+def test_lines_of_vllm_are_sorted_too(tmp_path: Path):
+    """vLLM prints no year; without its times a minute of its lines sorted too early."""
     folder = tmp_path / "run-1" / "logs" / "attempt-1"
     folder.mkdir(parents=True)
     (folder.parent / "latest").symlink_to("attempt-1")
@@ -132,13 +132,13 @@ def test_lines_of_vllm_are_in_their_order_too(tmp_path: Path):
     assert lines[2].level is Level.WARNING
 
 
-def test_what_is_no_pattern_is_a_line():
+def test_an_invalid_pattern_is_a_one_line_error():
     assert compile_pattern("") is None
     with pytest.raises(ConfigError, match=r"filter '\(': not a regular expression: missing \)"):
         compile_pattern("(")
 
 
-def test_a_pattern_that_never_ends_is_a_line(tmp_path: Path):
+def test_an_endless_pattern_is_a_one_line_error(tmp_path: Path):
     path = tmp_path / "trainer.log"
     path.write_text("a" * 3000 + "!\n")
     wanted = LogFilter(pattern=compile_pattern("(a+)+$"))
@@ -150,7 +150,7 @@ def test_a_pattern_that_never_ends_is_a_line(tmp_path: Path):
 
 
 @pytest.mark.parametrize("size", [SMALL, LARGE])
-async def test_the_screen(canned_run: RunPaths, size: tuple[int, int]):
+async def test_the_screen_matches_its_snapshot(canned_run: RunPaths, size: tuple[int, int]):
     async with watching(canned_run, size=size, keys=["5"]) as pilot:
         check_snapshot(pilot, "logs")
 
@@ -184,7 +184,7 @@ async def test_l_goes_through_the_levels(canned_run: RunPaths):
         assert "level all" in text_of(pilot)
 
 
-async def test_slash_filters_by_a_pattern_and_escape_drops_it(canned_run: RunPaths):
+async def test_slash_filters_by_a_pattern_and_escape_clears_it(canned_run: RunPaths):
     async with watching(canned_run, keys=["5", "slash"]) as pilot:
         await pilot.press(*"step 3[:,]")
         await press(pilot, "enter")
@@ -201,7 +201,7 @@ async def test_slash_filters_by_a_pattern_and_escape_drops_it(canned_run: RunPat
         assert len(lines_of(pilot)) > len(shown)
 
 
-async def test_a_pattern_that_is_too_slow_is_dropped_and_told(canned_run: RunPaths):
+async def test_a_pattern_that_is_too_slow_is_dropped_and_reported(canned_run: RunPaths):
     async with watching(canned_run, keys=["5", "slash"]) as pilot:
         num_lines = len(lines_of(pilot))
         await pilot.press(*"(a+)+$", "enter")
@@ -211,7 +211,7 @@ async def test_a_pattern_that_is_too_slow_is_dropped_and_told(canned_run: RunPat
         assert len(lines_of(pilot)) == num_lines + 1, "all that was shown before, too"
 
 
-async def test_f_follows_what_is_appended_or_stays(canned_run: RunPaths):
+async def test_f_toggles_following_of_new_lines(canned_run: RunPaths):
     async with watching(canned_run, keys=["5"]) as pilot:
         log = pilot.app.screen.query_one(Log)
         await append(pilot, canned_run, "followed")

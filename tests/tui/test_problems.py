@@ -53,7 +53,7 @@ PROBLEMS_KEYS: dict[str, tuple[list[str], Claim]] = {
     "escape": (["escape"], lambda text: "76 problems · by pass, reversed · pass of" in text),
     "enter": (["end", "enter"], lambda text: "attempts · all · by latest" in text),
 }
-"""Key to what is pressed, and what the screen says then and did not before; in this order."""
+"""Key to the keys pressed, and a check that holds afterwards but not before; in this order."""
 ATTEMPTS_KEYS: dict[str, tuple[list[str], Claim]] = {
     "o": (["o"], lambda text: "by reward" in text),
     "f": (["f"], lambda text: "0 attempts · solved" in text),
@@ -83,18 +83,18 @@ async def test_each_key_of_the_attempts_does_what_it_says(canned_run: RunPaths):
 @pytest.mark.parametrize(
     ("screen", "tried"), [(ProblemsScreen, PROBLEMS_KEYS), (AttemptsScreen, ATTEMPTS_KEYS)]
 )
-def test_every_key_is_tried(screen: type, tried: dict[str, Any]):
+def test_every_key_is_tested(screen: type, tried: dict[str, Any]):
     assert {binding.key for binding in screen.BINDINGS} == set(tried)
 
 
 @pytest.mark.parametrize("size", [SMALL, LARGE, NARROW])
-async def test_the_table_looks_so(canned_run: RunPaths, size: tuple[int, int]):
+async def test_the_table_matches_its_snapshot(canned_run: RunPaths, size: tuple[int, int]):
     async with watching(canned_run, size=size, keys=["2"]) as pilot:
         check_snapshot(pilot, "problems")
 
 
 @pytest.mark.parametrize("size", [SMALL, LARGE])
-async def test_the_attempts_look_so(canned_run: RunPaths, size: tuple[int, int]):
+async def test_the_attempts_match_their_snapshot(canned_run: RunPaths, size: tuple[int, int]):
     keys = ["2", "p", "p", "o", "enter"]
     async with watching(canned_run, size=size, keys=keys) as pilot:
         assert isinstance(pilot.app.screen, AttemptsScreen)
@@ -109,7 +109,7 @@ async def test_the_best_pass_rate_comes_first_and_last_when_reversed(canned_run:
         assert [int(share.rstrip("%")) for share in column(pilot, "pass")] == sorted(shares)
 
 
-async def test_a_click_on_a_heading_orders_by_it_and_another_turns_it_round(canned_run: RunPaths):
+async def test_a_click_on_a_heading_sorts_and_a_second_one_reverses(canned_run: RunPaths):
     async with watching(canned_run, keys=["2"]) as pilot:
         at = text_of(pilot).splitlines()[3].index("tries")
         await pilot.click(RowTable, offset=(at, 0))
@@ -129,7 +129,7 @@ async def test_the_cursor_stays_on_its_problem_in_another_order(canned_run: RunP
         assert table(pilot).chosen == chosen
 
 
-async def test_letters_go_into_the_filter_while_it_is_typed(canned_run: RunPaths):
+async def test_letters_go_into_the_open_filter(canned_run: RunPaths):
     async with watching(canned_run, keys=["2"]) as pilot:
         await pilot.press("slash", *"sou1")
         await settle(pilot)
@@ -141,7 +141,7 @@ async def test_letters_go_into_the_filter_while_it_is_typed(canned_run: RunPaths
         assert table(pilot).has_focus
 
 
-async def test_what_was_written_is_shown_and_the_same_is_not_asked_again(
+async def test_new_rows_are_shown_and_an_equal_query_is_not_repeated(
     canned_run: RunPaths, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("tui.frame.paced.PACE", 0.0)
@@ -166,7 +166,7 @@ async def test_what_was_written_is_shown_and_the_same_is_not_asked_again(
         assert set(column(pilot, "level")) == {"77"}
 
 
-async def test_a_dear_question_is_asked_seldom_but_a_keys_at_once(
+async def test_an_expensive_query_runs_rarely_but_immediately_after_a_key(
     canned_run: RunPaths, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("tui.frame.paced.PACE", 1e6)
@@ -195,7 +195,7 @@ def test_a_run_without_a_problem_says_so(tmp_path: Path):
     anyio.run(look)
 
 
-async def test_of_many_attempts_the_first_in_the_order_are_listed(
+async def test_only_the_first_of_many_attempts_are_listed(
     canned_run: RunPaths, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("tui.screens.attempts.MAX_ROWS", 3)
@@ -207,7 +207,7 @@ async def test_of_many_attempts_the_first_in_the_order_are_listed(
         assert rewards == sorted(rewards, reverse=True)
 
 
-async def test_a_run_that_is_deleted_while_it_is_looked_at_stays_on_screen(canned_run: RunPaths):
+async def test_a_run_deleted_while_watched_stays_on_screen(canned_run: RunPaths):
     async with watching(canned_run, keys=["2"]) as pilot:
         canned_run.run_db.unlink()
         await press(pilot, "o")
@@ -215,7 +215,7 @@ async def test_a_run_that_is_deleted_while_it_is_looked_at_stays_on_screen(canne
         assert "softmax" in text_of(pilot) or "broadcast" in text_of(pilot)
 
 
-def test_hostile_names_are_shown_and_not_obeyed(tmp_path: Path):
+def test_hostile_names_are_made_printable(tmp_path: Path):
     paths = write_hostile_run(tmp_path)
 
     async def look() -> None:

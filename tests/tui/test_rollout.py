@@ -64,10 +64,10 @@ KEYS: dict[str, tuple[list[str], Claim]] = {
     "s": (["s"], lambda text: ("advantage" in text and "r7.t0" in text) or "r1.t0" in text),
     "d": (["d"], lambda text: "the first turn has none before it" in text),
     "t": (["t"], lambda text: "<|im_start|>system" in text),
-    "r": (["r"], lambda text: "class Model(" in text and "the model saw" not in text),
+    "r": (["r"], lambda text: "class Model(" in text and "── prompt" not in text),
     "a": (["a"], lambda text: "── answer" in text),
 }
-"""Key to what is pressed and what the screen says then; in this order, in one app."""
+"""Key to the keys pressed and a check of the screen; in this order, in one app."""
 
 
 async def test_each_key_does_what_it_says(canned_run: RunPaths):
@@ -80,14 +80,14 @@ async def test_each_key_does_what_it_says(canned_run: RunPaths):
             assert claim(text_of(pilot)), f"{key}:\n{text_of(pilot)}"
 
 
-def test_every_key_is_tried():
+def test_every_key_is_tested():
     keys = {key for binding in RolloutScreen.BINDINGS for key in binding.key.split(",")}  # pyright: ignore[reportAttributeAccessIssue]
     assert keys == set(KEYS) | {"c", "escape"}
     assert {key for key, _ in PANES.values()} <= set(KEYS)
 
 
 @pytest.mark.parametrize("size", [SMALL, LARGE])
-async def test_each_pane_looks_so(canned_run: RunPaths, size: tuple[int, int]):
+async def test_each_pane_matches_its_snapshot(canned_run: RunPaths, size: tuple[int, int]):
     async with watching(canned_run, size=size, keys=["3"]) as pilot:
         await go(pilot, f"{SOLVED}.t1")
         for name, (key, _) in PANES.items():
@@ -124,7 +124,7 @@ async def test_a_key_at_any_moment_after_another_ends_at_its_pane(canned_run: Ru
             assert screen.query_one(TabbedContent).active == second, num_moments
 
 
-async def test_it_opens_at_the_latest_group_and_stays_where_it_is(canned_run: RunPaths):
+async def test_it_opens_at_the_latest_group_and_stays_there(canned_run: RunPaths):
     async with watching(canned_run, keys=["3"]) as pilot:
         before = head(pilot)
         with sqlite3.connect(canned_run.run_db) as connection:
@@ -144,7 +144,7 @@ async def test_it_opens_at_the_latest_group_and_stays_where_it_is(canned_run: Ru
         assert "… not judged yet" in text_of(pilot)
 
 
-async def test_the_ends_are_ends(canned_run: RunPaths):
+async def test_keys_stop_at_the_first_and_the_last(canned_run: RunPaths):
     with open_run(canned_run) as reader:
         first, last = reader.query("SELECT min(group_id), max(group_id) FROM turns").rows[0]
     async with watching(canned_run, keys=["3"]) as pilot:
@@ -159,7 +159,7 @@ async def test_the_ends_are_ends(canned_run: RunPaths):
         assert head(pilot) == there
 
 
-async def test_a_wrong_place_is_one_line(canned_run: RunPaths):
+async def test_an_unknown_rollout_is_a_one_line_error(canned_run: RunPaths):
     async with watching(canned_run, keys=["3"]) as pilot:
         before = head(pilot)
         await go(pilot, "x")
@@ -190,7 +190,7 @@ async def test_the_code_is_copied(canned_run: RunPaths):
         assert toasts(pilot) == "g167.r7.t1: copied"
 
 
-async def test_escape_leads_back_to_where_it_was_opened_from(canned_run: RunPaths):
+async def test_escape_returns_to_the_opening_screen(canned_run: RunPaths):
     async with watching(canned_run, keys=["2", "enter", "enter"]) as pilot:
         assert isinstance(pilot.app.screen, RolloutScreen)
         await press(pilot, "escape")
@@ -199,7 +199,7 @@ async def test_escape_leads_back_to_where_it_was_opened_from(canned_run: RunPath
         assert isinstance(pilot.app.screen, RolloutScreen)
 
 
-async def test_a_sibling_that_is_chosen_by_key_or_mouse_is_the_one_to_read(canned_run: RunPaths):
+async def test_a_sibling_chosen_by_key_or_mouse_is_shown(canned_run: RunPaths):
     async with watching(canned_run, keys=["3"]) as pilot:
         await go(pilot, "g167")
         await press(pilot, "s", "down", "down", "enter")
@@ -209,7 +209,7 @@ async def test_a_sibling_that_is_chosen_by_key_or_mouse_is_the_one_to_read(canne
         await pilot.click(offset=(at, 5))
         await settle(pilot)
         assert pilot.app.screen.query_one(TabbedContent).active == "siblings"
-        for _ in range(2):  # the first moves the cursor there
+        for _ in range(2):  # the first click moves the cursor there
             y = [line[:2] for line in text_of(pilot).splitlines()].index("r3")
             await pilot.click(offset=(2, y))
             await settle(pilot)
@@ -238,7 +238,7 @@ def test_times_of_a_gpu_have_their_units(tmp_path: Path):
     anyio.run(look)
 
 
-def test_a_run_in_which_nothing_is_played_says_so(tmp_path: Path):
+def test_a_run_without_turns_says_so(tmp_path: Path):
     anyio.run(write_run, tmp_path / "toy-1", [])
 
     async def look() -> None:
@@ -251,7 +251,7 @@ def test_a_run_in_which_nothing_is_played_says_so(tmp_path: Path):
     anyio.run(look)
 
 
-def test_hostile_texts_are_shown_and_not_obeyed(tmp_path: Path):
+def test_hostile_texts_are_made_printable(tmp_path: Path):
     paths = write_hostile_run(tmp_path)
 
     async def look() -> None:

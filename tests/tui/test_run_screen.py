@@ -1,4 +1,4 @@
-"""The Run screen: of a finished run from the store, of a living one from its supervisor."""
+"""The Run screen: a finished run from the store, a running one from its supervisor."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_a_living_run(canned_run: RunPaths, size: tuple[int, int]):
             check_snapshot(pilot, "run-live")
 
 
-async def test_health_is_a_sign_a_word_and_the_figure(canned_run: RunPaths):
+async def test_health_has_a_sign_a_word_and_a_reason(canned_run: RunPaths):
     with supervising(canned_run):
         async with watching(canned_run, size=LARGE) as pilot:
             text = text_of(pilot)
@@ -60,7 +60,7 @@ async def test_health_is_a_sign_a_word_and_the_figure(canned_run: RunPaths):
     assert "● ok 2 of 4" in text
 
 
-async def test_a_supervisor_that_goes_leaves_what_the_store_has(canned_run: RunPaths):
+async def test_without_its_supervisor_the_run_is_shown_from_the_store(canned_run: RunPaths):
     async with watching(canned_run, size=LARGE) as pilot:
         with supervising(canned_run) as supervisor:
             pilot.app._tick()  # pyright: ignore[reportAttributeAccessIssue]
@@ -76,7 +76,7 @@ async def test_a_supervisor_that_goes_leaves_what_the_store_has(canned_run: RunP
         assert "judge-7" not in text_of(pilot)
 
 
-async def test_a_supervisor_of_another_version_that_tells_no_health(canned_run: RunPaths):
+async def test_a_supervisor_of_another_version_that_reports_no_health(canned_run: RunPaths):
     with supervising(canned_run) as supervisor:
         supervisor.status |= {"components": [], "of a newer version": 1}
         async with watching(canned_run) as pilot:
@@ -94,7 +94,7 @@ async def test_a_run_that_ended_a_second_ago_has_no_rates(canned_run: RunPaths):
             assert f" {rate} " not in text_of(pilot).splitlines()[2], rate
 
 
-async def test_without_its_supervisors_words_turns_are_counted_and_not_judgements(
+async def test_without_a_supervisor_turns_are_counted_instead_of_verdicts(
     canned_run: RunPaths,
 ):
     change(canned_run, f"UPDATE turns SET recorded_at = {NOW - 10}")
@@ -106,7 +106,7 @@ async def test_without_its_supervisors_words_turns_are_counted_and_not_judgement
             assert " judged/s " not in line
 
 
-async def test_what_is_written_while_it_is_looked_at_is_shown(canned_run: RunPaths):
+async def test_new_rows_are_shown(canned_run: RunPaths):
     async with watching(canned_run) as pilot:
         assert "0.987" not in text_of(pilot)
         change(
@@ -118,7 +118,7 @@ async def test_what_is_written_while_it_is_looked_at_is_shown(canned_run: RunPat
         assert "entropy           0.987" in text_of(pilot)
 
 
-async def test_the_words_of_a_process_are_shown_and_not_obeyed(canned_run: RunPaths):
+async def test_the_output_of_a_process_is_made_printable(canned_run: RunPaths):
     with supervising(canned_run) as supervisor:
         words = "\x1b[31m[bold]red[/bold] \u202edrow"
         supervisor.status["components"] = [component("trainer", "trainer", last_words=words)]
@@ -126,7 +126,7 @@ async def test_the_words_of_a_process_are_shown_and_not_obeyed(canned_run: RunPa
             assert "␛[31m[bold]red[/bold] \\u202edrow" in text_of(pilot)
 
 
-async def test_enter_on_a_process_leads_to_its_log(canned_run: RunPaths):
+async def test_enter_on_a_process_opens_its_log(canned_run: RunPaths):
     async with watching(canned_run) as pilot:
         pilot.app.screen.query_one(ProcessTable).focus()
         await press(pilot, "down", "down", "enter")
@@ -135,7 +135,7 @@ async def test_enter_on_a_process_leads_to_its_log(canned_run: RunPaths):
         assert pilot.app.screen._wanted.process == name  # pyright: ignore[reportAttributeAccessIssue]
 
 
-async def test_another_size_brings_other_columns_and_plots(canned_run: RunPaths):
+async def test_a_resize_changes_columns_and_plots(canned_run: RunPaths):
     async with watching(canned_run) as pilot:
         assert "role" not in text_of(pilot)
         await pilot.resize_terminal(*LARGE)
@@ -164,14 +164,14 @@ async def test_a_killed_run_says_so(canned_run: RunPaths):
         assert "killed with its supervisor" in text_of(pilot)
 
 
-async def test_cards_of_a_run_that_ended_are_told_by_the_first_digits(canned_run: RunPaths):
+async def test_cards_of_an_ended_run_are_named_by_their_first_digits(canned_run: RunPaths):
     uuids = "GPU-f675208f-0970-5f17-a726-b6857f4618c3,GPU-0a1b2c3d-0970-5f17-a726-b6857f4618c3"
     change(canned_run, f"UPDATE processes SET devices = '{uuids}' WHERE name = 'trainer'")
     async with watching(canned_run, size=(160, 40)) as pilot:
         assert " GPU-f675208f,GPU-0a1b2c3d ended " in text_of(pilot)
 
 
-async def test_a_run_in_which_nothing_happened_yet_is_shown(canned_run: RunPaths):
+async def test_an_empty_run_is_shown(canned_run: RunPaths):
     for table in ("metrics", "groups", "turns", "verdicts", "processes", "events", "evaluations"):
         change(canned_run, f"DELETE FROM {table}")
     async with watching(canned_run) as pilot:
@@ -180,7 +180,7 @@ async def test_a_run_in_which_nothing_happened_yet_is_shown(canned_run: RunPaths
         assert not any(line.display for line in pilot.app.screen.query(Sparkline) if line.data)
 
 
-def test_curves_ask_for_the_last_steps_only_and_know_the_others(canned_run: RunPaths):
+def test_curves_query_only_the_last_steps_and_keep_the_others(canned_run: RunPaths):
     with open_run(canned_run) as reader:
         whole = Curves().read(reader)
         curves = Curves()
@@ -192,7 +192,7 @@ def test_curves_ask_for_the_last_steps_only_and_know_the_others(canned_run: RunP
     assert entropy.values[0] != 7, "the first are not"
 
 
-def test_a_thin_curve_is_the_means_of_neighbours():
+def test_a_thin_curve_has_the_means_of_neighbours():
     curve = Curve(name="x", steps=tuple(range(10)), values=tuple(map(float, range(10))))
     thin = curve.thin(3)
     assert thin.steps == (2, 5, 9)

@@ -1,4 +1,4 @@
-"""Runs: all of a store directory, another one looked at, two compared."""
+"""The Runs screen: all runs of a store directory, opening one, comparing two."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def looked_at(pilot: Pilot[None]) -> str:
 
 
 async def go_to(pilot: Pilot[None], name: str) -> None:
-    """Puts the cursor on a run."""
+    """Moves the cursor to a run."""
     from tui.widgets.row_table import RowTable
 
     pilot.app.screen.query_one(RowTable).choose(name)
@@ -59,17 +59,17 @@ async def go_to(pilot: Pilot[None], name: str) -> None:
 
 
 @pytest.mark.parametrize("size", [SMALL, LARGE])
-async def test_every_run_is_listed_also_one_that_cannot_be_read(
+async def test_every_run_is_listed_including_an_unreadable_one(
     runs: RunPaths, size: tuple[int, int]
 ):
     for began, paths in enumerate(sorted(runs.root.parent.iterdir())):
         (paths / "experiment.toml").touch()
-        os.utime(paths / "experiment.toml", (began, began))  # the order in which they are listed
+        os.utime(paths / "experiment.toml", (began, began))  # the order of the list
     async with watching(runs, size=size, keys=["6"]) as pilot:
         check_snapshot(pilot, "runs")
 
 
-async def test_enter_looks_at_another_run_from_its_run_screen_on(runs: RunPaths):
+async def test_enter_opens_another_run_at_its_run_screen(runs: RunPaths):
     async with watching(runs, keys=["5", "6"]) as pilot:
         await go_to(pilot, "other-2")
         await press(pilot, "enter")
@@ -96,11 +96,11 @@ async def test_two_runs_are_compared_by_space_and_c(runs: RunPaths):
         await press(pilot, "r")
         assert "at equal tokens" in text_of(pilot)
         await press(pilot, "escape")
-        assert "Enter looks at a run" in text_of(pilot)
+        assert "Enter opens a run" in text_of(pilot)
 
 
 @pytest.mark.parametrize("size", [SMALL, LARGE])
-async def test_a_comparison_looks_so(runs: RunPaths, size: tuple[int, int]):
+async def test_a_comparison_matches_its_snapshot(runs: RunPaths, size: tuple[int, int]):
     with closing(sqlite3.connect(runs.root.with_name("other-2") / "run.db")) as connection:
         connection.executescript(
             "UPDATE runs SET experiment = replace(experiment, 'group_size = 8', 'group_size = 4');"
@@ -130,7 +130,7 @@ async def test_a_run_is_not_compared_with_itself(runs: RunPaths):
         assert "Mark a run with Space" in toasts(pilot)[-1][1]
 
 
-async def test_a_run_that_cannot_be_compared_is_told(runs: RunPaths):
+async def test_a_run_that_cannot_be_compared_is_reported(runs: RunPaths):
     async with watching(runs, keys=["6"]) as pilot:
         await go_to(pilot, "broken-3")
         await press(pilot, "c")

@@ -1,4 +1,6 @@
-"""Looking at a run that somebody else owns: whatever happens to it is a line, never an error."""
+"""Watching a run that another process owns: anything that happens to it is a line, never an
+error.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ def num_events(watched: Watched) -> int | None:
     return watched.ask(lambda reader: reader.value("SELECT count(*) FROM events"))
 
 
-def test_a_run_has_changed_at_first_and_then_only_when_it_was_written(watched: Watched):
+def test_a_run_is_changed_at_first_and_then_only_after_a_write(watched: Watched):
     assert watched.changed()
     assert not watched.changed()
     before = num_events(watched)
@@ -51,7 +53,7 @@ def test_a_run_has_changed_at_first_and_then_only_when_it_was_written(watched: W
     assert watched.standing.state == "done"
 
 
-def test_a_supervisor_that_comes_and_goes_is_a_change(watched: Watched):
+def test_a_supervisor_that_starts_or_ends_is_a_change(watched: Watched):
     assert watched.changed()
     assert watched.client() is None
     with supervising(watched.paths):
@@ -67,7 +69,7 @@ def test_a_supervisor_that_comes_and_goes_is_a_change(watched: Watched):
     assert not watched.poll_live()
 
 
-def test_a_deleted_run_is_told_and_one_in_its_place_is_read(watched: Watched, tmp_path: Path):
+def test_a_deleted_run_is_reported_and_its_replacement_is_read(watched: Watched, tmp_path: Path):
     assert watched.changed()
     root = watched.paths.root
     root.rename(tmp_path / "moved")
@@ -81,7 +83,7 @@ def test_a_deleted_run_is_told_and_one_in_its_place_is_read(watched: Watched, tm
     assert num_events(watched)
 
 
-def test_a_half_copied_run_is_told_and_read_when_it_is_whole(canned_run: RunPaths):
+def test_a_half_copied_run_is_reported_and_read_once_complete(canned_run: RunPaths):
     whole = canned_run.run_db.read_bytes()
     canned_run.run_db.write_bytes(whole[: len(whole) // 3])
     watched = Watched(canned_run)
@@ -98,7 +100,7 @@ def test_a_half_copied_run_is_told_and_read_when_it_is_whole(canned_run: RunPath
     watched.close()
 
 
-def test_a_newer_schema_is_told(canned_run: RunPaths):
+def test_a_newer_schema_is_reported(canned_run: RunPaths):
     with sqlite3.connect(canned_run.run_db) as connection:
         connection.execute("PRAGMA user_version = 999")
     connection.close()
@@ -117,7 +119,7 @@ def test_a_run_of_an_older_schema_is_read(tmp_path: Path):
     watched.close()
 
 
-def test_a_question_that_fails_is_told_and_leaves_the_rest_readable(watched: Watched):
+def test_a_failing_query_is_reported_and_leaves_the_rest_readable(watched: Watched):
     assert watched.changed()
     assert watched.ask(lambda reader: reader.rows("SELECT * FROM v_nothing")) is None
     assert watched.problem == "quickstart-1: no such table: v_nothing"
@@ -127,7 +129,7 @@ def test_a_question_that_fails_is_told_and_leaves_the_rest_readable(watched: Wat
     assert watched.problem is None
 
 
-def test_a_column_without_its_json_is_told_and_leaves_the_rest_readable(watched: Watched):
+def test_a_column_without_its_json_is_reported_and_leaves_the_rest_readable(watched: Watched):
     with sqlite3.connect(watched.paths.run_db) as connection:
         connection.execute("UPDATE verdicts SET phase_s = '{'")
     connection.close()
@@ -137,7 +139,7 @@ def test_a_column_without_its_json_is_told_and_leaves_the_rest_readable(watched:
     assert num_events(watched) is not None
 
 
-def test_a_run_with_nothing_in_it_yet_is_told_and_read_later(canned_run: RunPaths, tmp_path: Path):
+def test_an_empty_database_is_reported_and_read_later(canned_run: RunPaths, tmp_path: Path):
     paths = RunPaths(tmp_path / "new-1")
     watched = Watched(paths)
     assert watched.changed()
@@ -154,7 +156,7 @@ def test_a_run_with_nothing_in_it_yet_is_told_and_read_later(canned_run: RunPath
     watched.close()
 
 
-def test_garbage_beside_a_run_is_no_supervisor(watched: Watched):
+def test_an_invalid_status_file_is_no_supervisor(watched: Watched):
     watched.paths.status.write_text("{half")
     assert watched.client() is None
     assert not watched.poll_live()

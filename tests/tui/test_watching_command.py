@@ -1,4 +1,4 @@
-"""`forge tui` as a person starts it: in a terminal, in a pipe, in one of 40 columns."""
+"""`forge tui` as a person starts it: in a terminal, in a pipe, in 40 columns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FORGE = (sys.executable, "-m", "forge")
 DEADLINE_S = 30.0
 
 
-def test_a_pipe_gets_one_line_that_says_what_prints(canned_run: RunPaths, capsys):
+def test_a_pipe_gets_one_line_that_names_the_printing_commands(canned_run: RunPaths, capsys):
     assert run_command(["tui", str(canned_run.root)]) == 2
     said = capsys.readouterr()
     assert said.out == ""
@@ -47,9 +47,7 @@ def test_a_terminal_gets_the_run_and_q_ends_it_with_0(canned_run: RunPaths, colu
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_that_ends_it_gives_the_terminal_back(
-    canned_run: RunPaths, number: signal.Signals
-):
+def test_an_ending_signal_restores_the_terminal(canned_run: RunPaths, number: signal.Signals):
     code, shown = in_terminal(
         ["tui", str(canned_run.root)], columns=80, type_after={}, signal_after={
             b"quickstart-1": number,
@@ -60,14 +58,14 @@ def test_a_signal_that_ends_it_gives_the_terminal_back(
     assert b"\x1b[?1003l" in shown, "the mouse is not reported to the shell"
 
 
-def test_a_run_that_is_not_there_is_an_error_before_the_screen_is_taken(tmp_path: Path):
+def test_a_missing_run_is_an_error_before_the_screen_changes(tmp_path: Path):
     code, shown = in_terminal(["tui", "--store", str(tmp_path)], columns=80, type_after={})
     assert code == 2
     assert b"holds no runs" in shown
     assert b"\x1b[?1049h" not in shown
 
 
-def test_a_dumb_terminal_is_none(canned_run: RunPaths):
+def test_a_dumb_terminal_is_refused(canned_run: RunPaths):
     code, shown = in_terminal(
         ["tui", str(canned_run.root)], columns=80, type_after={}, term="dumb"
     )  # fmt: skip
@@ -99,8 +97,8 @@ def in_terminal(
     signal_after: dict[bytes, signal.Signals] | None = None,
     term: str = "xterm-256color",
 ) -> tuple[int, bytes]:
-    """Runs forge in a terminal of its own, types or sends each value once its key was seen, and
-    returns the exit code with all that was shown.
+    """Runs forge in its own terminal, types or sends each value once its key was shown, and returns
+    the exit code with all output.
     """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))

@@ -1,7 +1,7 @@
-"""What the tests of screens share: an app on a run, its text when it has settled, snapshots of it.
+"""Support of the screen tests: an app on a run, its settled text, snapshots of it.
 
-A snapshot is the screen as text, so that a change is read in a diff. `FORGE_SNAPSHOTS=write pytest
-tests/tui` writes them anew.
+A snapshot is the screen as text, so that a change is readable as a diff. `FORGE_SNAPSHOTS=write
+pytest tests/tui` rewrites them.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ async def watching(
 ) -> AsyncIterator[Pilot[None]]:
     """The app on a run, settled after each of the keys.
 
-    A number that comes first is where the app begins: the Run screen costs half of a test on
-    another. That numbers lead to screens is `test_each_number_leads_to_its_screen`'s.
+    A leading number selects the first screen directly, since drawing the Run screen first would
+    double a test's time. `test_each_number_shows_its_screen` covers the keys themselves.
     """
     app = WatchApp(paths, clock=lambda: NOW)
     modes = {key: mode for mode, (key, _, _) in PLACES.items()}
@@ -48,17 +48,17 @@ async def watching(
 
 
 async def press(pilot: Pilot[None], *keys: str) -> None:
-    """Presses keys, each when the one before has had its effect."""
+    """Presses keys, each after the previous one took effect."""
     for key in keys:
         await pilot.press(key)
         await settle(pilot)
 
 
 async def settle(pilot: Pilot[None]) -> None:
-    """Until nothing is asked any more, and all that was answered is drawn.
+    """Waits until no query is running and every result is drawn.
 
-    `pause` takes a process that gets no CPU for one that is idle: on a busy machine a terminal has
-    settled only when it was twice the same.
+    `pause` mistakes a process without CPU time for an idle one: on a busy machine a terminal has
+    settled only if it was equal twice.
     """
     before = None
     for _ in range(MAX_LOOKS):
@@ -66,7 +66,7 @@ async def settle(pilot: Pilot[None]) -> None:
         await pilot._wait_for_screen()
         await pilot.pause()
         is_asking = any(not worker.is_finished for worker in pilot.app.workers)
-        is_asking |= getattr(pilot.app.screen, "_is_asking", False)  # its answer is a message
+        is_asking |= getattr(pilot.app.screen, "_is_asking", False)  # its result is a message
         text = text_of(pilot)
         if text == before and not is_asking:
             return
@@ -75,7 +75,7 @@ async def settle(pilot: Pilot[None]) -> None:
 
 
 async def until(pilot: Pilot[None], condition: Callable[[], object]) -> None:
-    """Settles until the condition holds; for what leaves no mark on the terminal."""
+    """Settles until the condition holds; for effects that are not drawn."""
     for _ in range(MAX_LOOKS):
         if condition():
             return
@@ -84,12 +84,12 @@ async def until(pilot: Pilot[None], condition: Callable[[], object]) -> None:
 
 
 def toasts(pilot: Pilot[None]) -> list[tuple[str, str]]:
-    """Title and words of what was told in passing; not drawn in tests."""
+    """Title and text of notifications, which tests do not draw."""
     return [(each.title, each.message) for each in pilot.app._notifications]
 
 
 def text_of(pilot: Pilot[None]) -> str:
-    """The terminal, a line each, without blanks at the ends."""
+    """The terminal, one line each, without trailing blanks."""
     strips = pilot.app.screen._compositor.render_strips()
     return "\n".join("".join(part.text for part in strip).rstrip() for strip in strips)
 
@@ -100,7 +100,7 @@ def unwrapped(pilot: Pilot[None]) -> str:
 
 
 def check_snapshot(pilot: Pilot[None], name: str) -> None:
-    """Fails where the terminal is not what `snapshots/<name>-<columns>x<rows>.txt` has."""
+    """Fails if the terminal differs from `snapshots/<name>-<columns>x<rows>.txt`."""
     size = pilot.app.size
     path = SNAPSHOTS / f"{name}-{size.width}x{size.height}.txt"
     found = text_of(pilot) + "\n"
