@@ -12,13 +12,13 @@ from contextlib import closing
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from forge.cli import run_command
 from forge.errors import ConfigError, MachineError
 from forge.records import AttemptEnd, Event, Metrics, Purpose, Status
-from forge.store.layout import RunPaths
 from forge.store.ownership import open_run_lock
 from forge.views.report import write_report
 from forge.views.run.show import show_run
@@ -33,6 +33,9 @@ from tests.store.storefactory import (
     small_run,
     timing,
 )
+
+if TYPE_CHECKING:
+    from forge.store.layout import RunPaths
 
 TAGS = frozenset(
     re.findall(
