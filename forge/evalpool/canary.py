@@ -1,3 +1,4 @@
+# pyright: strict
 """The canary: a kernel known to be right and one known to be wrong.
 
 `keeper.py` has both judged, at once, before a suspect judge takes its next candidate, and before

@@ -1,3 +1,4 @@
+# pyright: strict
 """Examines many problems with the judges of one pool.
 
 Called by `forge problems check` and by a run that prepares GRPO on problems from a directory.

@@ -1,3 +1,4 @@
+# pyright: strict
 """Keeps a judge at one seat: opens it, judges canaries, replaces it when it ends or is distrusted.
 
     open ──▶ watch until it ends, falls silent or is quarantined ──▶ back-off ──┐

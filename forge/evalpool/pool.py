@@ -1,3 +1,4 @@
+# pyright: strict
 """The judges of a run behind one call.
 
     judge(problem, code) ─▶ cached? ─▶ room ─▶ least loaded judge ─HTTP─▶ verdict
@@ -26,11 +27,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
-import anyio.abc
 
 from forge.errors import MachineError, Stalled
 from forge.evalpool.capacity import GPU_CAPACITY, share
-from forge.evalpool.keeper import Keeper
+from forge.evalpool.keeper import Keeper, Link
 from forge.evalpool.links import judge_spec, open_child_link, open_url_link
 from forge.evalpool.seat import Seat, State
 from forge.evalpool.seating import NoJudge, Seating
@@ -41,7 +41,8 @@ from forge.records.reason import Reason, Status
 from forge.records.verdict import JudgeOptions, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from forge.config.schema import JudgeTable
     from forge.process.child import ProcessObserver
@@ -303,7 +304,7 @@ async def open_pool(
     observer: ProcessObserver | None = None,
     threads: int = 1,
     gpus: Sequence[Gpu] = (),
-) -> AsyncIterator[Pool]:
+) -> AsyncGenerator[Pool]:
     """Opens one judge for each of `gpus`, else `table.workers` on the CPU, or those at `table.url`.
 
     Yields when all are ready; on exit ends every process that it started.
@@ -312,7 +313,7 @@ async def open_pool(
         MachineError: this machine has no usable sandbox, or a URL does not answer.
         ChildDied, Stalled: a judge did not become ready.
     """
-    opens = {}
+    opens = dict[Seat, "Callable[[], AbstractAsyncContextManager[Link]]"]()
     timeout_s = request_timeout_s(table, is_timed=True)
     for number, url in enumerate(table.url):
         seat = Seat(f"pool-{number}", is_remote=True)

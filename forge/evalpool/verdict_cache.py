@@ -1,3 +1,4 @@
+# pyright: strict
 """Cache of verdicts on correctness, by candidate and kind of judge: a small model repeats itself.
 
 Called by `pool.py`. Promises: no time is cached, and no verdict that a busy or broken machine may

@@ -1,3 +1,4 @@
+# pyright: strict
 """Requests to a judge over HTTP: to a child process or to a pool behind a URL.
 
 `pool.py` and `keeper.py` send them; `served.py` and the judge's `app.py` parse them. Promises: any
@@ -103,9 +104,7 @@ def parse_request(body: Any) -> tuple[ReferenceModule, str, JudgeOptions]:
     problem, code = parse_problem(body), body.get("code")
     if not isinstance(code, str):
         raise BadRequest(f"code: found {_name(code)}; a string is needed")
-    options = body.get("options", {})
-    if not isinstance(options, dict):
-        raise BadRequest(f"options: found {_name(options)}; an object is allowed")
+    options = _object(body.get("options", {}), name="options")
     for name, value in options.items():
         if name not in OPTIONS or not isinstance(value, bool):
             found = f"options.{name[:40]}: found {_name(value)}"
@@ -115,11 +114,7 @@ def parse_request(body: Any) -> tuple[ReferenceModule, str, JudgeOptions]:
 
 def parse_problem(body: Any) -> ReferenceModule:
     """The problem in the body of POST /judge or POST /examine. Raises BadRequest."""
-    if not isinstance(body, dict):
-        raise BadRequest(f"body: found {_name(body)}; a JSON object is needed")
-    problem = body.get("problem")
-    if not isinstance(problem, dict):
-        raise BadRequest(f"problem: found {_name(problem)}; an object is needed")
+    problem = _object(_object(body, name="body").get("problem"), name="problem")
     fields = {"entry_point": "Model", "precision": "fp32", **problem}
     for name in PROBLEM_FIELDS:
         if not isinstance(fields.get(name), str):
@@ -130,6 +125,12 @@ def parse_problem(body: Any) -> ReferenceModule:
         found = fields["precision"][:40]
         raise BadRequest(f'problem.precision: found "{found}"; one of {", ".join(PRECISIONS)}')
     return ReferenceModule(**{name: fields[name] for name in PROBLEM_FIELDS})
+
+
+def _object(value: Any, *, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise BadRequest(f"{name}: found {_name(value)}; a JSON object is needed")
+    return value  # pyright: ignore[reportUnknownVariableType]
 
 
 def _has_surrogate(text: str) -> bool:

@@ -1,3 +1,4 @@
+# pyright: strict
 """New bests of a run: evaluations and kernels that beat all earlier ones.
 
 Called by `notify` every few seconds in a worker thread; each look reads only new rows.
@@ -69,7 +70,7 @@ class Bests:
         self._new_evaluations(reader)
 
     def _new_evaluations(self, reader: RunReader) -> list[tuple[str, dict[str, Any]]]:
-        found = []
+        found = list[tuple[str, dict[str, Any]]]()
         for row in reader.rows(EVALUATIONS, (self._last_evaluation,)):
             self._last_evaluation = row["evaluation_id"]
             size = row["num_problems"], row["num_samples"], row["max_turns"]

@@ -1,3 +1,4 @@
+# pyright: strict
 """`[notify]`: notifies a person how an attempt ended, and of each new best while it runs.
 
 Opened by the run beside its store. New bests are read from the store every few seconds, in a worker
@@ -29,7 +30,7 @@ from forge.runner.outlets.best_kernels import Bests
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncGenerator, Callable, Mapping
 
     from forge.config.schema.outlets import NotifyTable
     from forge.runner.live.console import Console
@@ -58,7 +59,7 @@ class Notice:
     run_dir: str
     at: float
     """Unix seconds, UTC."""
-    data: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def to_json(self) -> dict[str, Any]:
         """The command's stdin and the webhook's body. Slack and Mattermost show `text`, Discord
@@ -80,7 +81,7 @@ class Notice:
 @asynccontextmanager
 async def open_notifier(
     table: NotifyTable, paths: RunPaths, *, attempt: int, writer: Writer, console: Console
-) -> AsyncIterator[None]:
+) -> AsyncGenerator[None]:
     """Notifies of new bests while open, and of the ending. Does nothing without `[notify]`."""
     if not table.is_configured:
         yield

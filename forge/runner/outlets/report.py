@@ -1,3 +1,4 @@
+# pyright: strict
 """The report that a run writes at any ending: `report.html` beside run.db.
 
 Called by `run.py` after the ending is recorded and lock and cards are released. A child process
@@ -21,7 +22,7 @@ from forge.store.resume import events
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
     from forge.runner.live.console import Console
     from forge.store.layout import RunPaths
@@ -33,7 +34,7 @@ DEADLINE_S = 10.0
 
 
 @contextmanager
-def report_at_end(console: Console) -> Iterator[list[RunPaths]]:
+def report_at_end(console: Console) -> Generator[list[RunPaths]]:
     """Writes the report of each run in the yielded list when the block ends, also by an error."""
     runs: list[RunPaths] = []
     try:

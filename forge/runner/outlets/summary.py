@@ -1,3 +1,4 @@
+# pyright: strict
 """Summary on the console at the end: evaluations, the best kernel, and further commands."""
 
 from __future__ import annotations

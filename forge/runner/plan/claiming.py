@@ -18,7 +18,7 @@ from forge.process.gpu_claim import Claim, claim
 from forge.runner.plan.gpu_fit import CardBusy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator
 
     from forge.process.devices import Gpu
     from forge.runner.plan.machine import Machine
@@ -45,7 +45,7 @@ def open_claimed(
     run: str,
     wait_s: float,
     say: Callable[[str], None],
-) -> Iterator[tuple[T, Claim]]:
+) -> Generator[tuple[T, Claim]]:
     """Yields the result of `lay_out` for this machine, and the claim on its cards. Blocks.
 
     Args:

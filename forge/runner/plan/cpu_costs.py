@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forge.runner.plan.model_shape import model_shape
 
@@ -74,7 +74,8 @@ def _params_of(file: Path) -> int:
     """Values in a safetensors file, by the shapes in its header."""
     from safetensors import safe_open
 
-    with safe_open(file, framework="np") as tensors:
+    opened: Any = safe_open(file, framework="np")
+    with opened as tensors:
         return sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
 
 

@@ -8,6 +8,7 @@ sleeps while the trainer steps. If that does not suffice, the plan is refused wi
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from forge.runner.plan.prefix_sharing import settled
 from forge.views.text.numbers import gigabytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from forge.config.schema import Experiment
     from forge.process.devices import Gpu
@@ -49,7 +50,9 @@ class Fit:
     """True if engines free their memory while the trainer steps."""
     memory_share: float | None = None
     """Share of a card that an engine may take; None means serve.memory_share."""
-    bytes_by_gpu: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    bytes_by_gpu: Mapping[str, Mapping[str, int]] = field(
+        default_factory=dict[str, Mapping[str, int]]
+    )
     """UUID to role (`serve`, `judge`, `train`) to maximum bytes."""
     reasons: tuple[str, ...] = ()
     """Messages that explain choices the experiment left open."""
@@ -278,7 +281,9 @@ def _advice(experiment: Experiment, load: _CardLoad) -> str:
     if load.train is not None and (load.num_replicas or load.judge):
         return "A card for each role, a smaller micro_batch_tokens, or [model.lora] would help"
     if load.train is not None:
-        return "A smaller micro_batch_tokens, more devices.train, or [model.lora] would help"
+        return (
+            "A smaller micro_batch_tokens, more cards for devices.train, or [model.lora] would help"
+        )
     if experiment.serve.tensor_parallel == 1 and load.num_replicas:
         return "serve.tensor_parallel spreads a replica over cards; fewer serve.slots save memory"
     return "Fewer serve.slots or a smaller serve.context_tokens would help"

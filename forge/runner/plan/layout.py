@@ -1,4 +1,3 @@
-# pyright: strict
 """Layout of a run: the cards of each role. `placement` makes it, `gpu_fit` checks it."""
 
 from __future__ import annotations

@@ -49,7 +49,9 @@ class Machine:
     """Engines that are installed in the interpreter that serves."""
     hidden_gpus: str = ""
     """Message that says why `gpus` has fewer cards than the machine; empty if it has all."""
-    gpu_users: Mapping[str, tuple[GpuUser, ...]] = field(default_factory=dict)
+    gpu_users: Mapping[str, tuple[GpuUser, ...]] = field(
+        default_factory=dict[str, tuple[GpuUser, ...]]
+    )
     """Processes outside this run on the cards, by UUID."""
     busy: frozenset[str] = frozenset()
     """UUIDs of cards with other users or claimed by another run: `auto` takes them last."""
@@ -57,6 +59,11 @@ class Machine:
     """True for the machine that this process runs on, whose interpreters can be asked."""
     assumed: str = ""
     """Argument of `forge plan --assume`; empty for a real machine."""
+
+    @property
+    def title(self) -> str:
+        """The machine's name in a message."""
+        return "the assumed machine" if self.assumed else "this machine"
 
 
 def this_machine(store_dir: Path, *, serve: ServeTable | None = None) -> Machine:

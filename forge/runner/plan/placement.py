@@ -6,6 +6,7 @@ each role (`_counts`), which cards (`_lay_out`), and whether their memory suffic
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,6 @@ from forge.runner.plan.layout import Layout
 from forge.runner.plan.needs import needs_judges, needs_serving, needs_training
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from forge.config.schema import Experiment, ServeTable
     from forge.process.devices import Gpu
     from forge.runner.plan.machine import Machine
@@ -41,7 +40,9 @@ class Placement(Layout):
     """Share of a card that an engine may take; None means serve.memory_share."""
     reasons: tuple[str, ...] = ()
     """Messages that explain choices the experiment left open."""
-    bytes_by_gpu: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    bytes_by_gpu: Mapping[str, Mapping[str, int]] = field(
+        default_factory=dict[str, Mapping[str, int]]
+    )
     """UUID to role (`serve`, `judge`, `train`) to maximum bytes."""
 
     def settled(self, table: ServeTable) -> ServeTable:
@@ -120,7 +121,7 @@ def _find(name: str, machine: Machine) -> Gpu:
     hidden = f"; {machine.hidden_gpus}" if machine.hidden_gpus else ""
     whole = "; only whole cards can be used" if name.startswith("MIG-") else ""
     raise MachineError(
-        f'devices.gpus: found "{name}"; the GPUs of this machine are: {present}{whole}{hidden}'
+        f'devices.gpus: found "{name}"; the GPUs of {machine.title} are: {present}{whole}{hidden}'
     )
 
 
@@ -223,7 +224,7 @@ def _too_few(
     total = max(counts.values()) if shares else sum(counts.values())
     split = ", ".join(f"{role} {num}" for role, num in counts.items() if num)
     split += ", which may share" if shares else ""
-    has = f"this machine has {len(machine.gpus)}"
+    has = f"{machine.title} has {len(machine.gpus)}"
     if num_allowed < len(machine.gpus):
         has = f"devices.gpus names {num_allowed}"
     if machine.hidden_gpus:

@@ -233,7 +233,7 @@ def _notes(
     if memory is not None and memory > machine.memory_bytes:
         yield (
             f"needs about {gigabytes(memory)} of memory; "
-            f"this machine has {gigabytes(machine.memory_bytes)}"
+            f"{machine.title} has {gigabytes(machine.memory_bytes)}"
         )
     room = machine.free_disk_bytes - experiment.store.min_free_bytes
     if disk is not None and disk > room:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage
+from forge.config.schema import EvalStage, Experiment
 from forge.data.generator import is_ample
 from forge.data.problems import load_problems
 from forge.data.splits import in_split
@@ -70,7 +70,7 @@ def require_problems(experiment: Experiment, machine: Machine) -> None:
         return
     problems = load_problems(table, seed=experiment.seed)
     for index, stage in enumerate(experiment.stage):
-        split = {SftStage: Split.SFT, GrpoStage: Split.GRPO}.get(type(stage), Split.HELDOUT)
+        split = Split(stage.kind) if not isinstance(stage, EvalStage) else Split.HELDOUT
         if not in_split(problems, split):
             raise ConfigError(
                 f"problems.sft_by_level: {table.sft_by_level} of {table.num_problems} problems, "
@@ -88,7 +88,7 @@ def require_trainer(experiment: Experiment, placement: Placement, *, is_here: bo
         MachineError: bitsandbytes is missing.
     """
     model, shape = experiment.model, model_shape(experiment.model)
-    lines = []
+    lines = list[str]()
     for index, stage in enumerate(experiment.stage):
         if not isinstance(stage, EvalStage):
             found = refusals(

@@ -40,7 +40,7 @@ def processes(plan: Plan) -> Table:
         cards = [index[uuid] for uuid in each.device.split(", ") if uuid in index]
         device = f"GPU {', '.join(cards)}" if cards else each.device
         table.add_row(each.name, device, str(each.threads), size(each.memory_bytes), each.stages)
-    table.add_row("together", "", "", size(plan.memory_bytes), style="bold")
+    table.add_row("total", "", "", size(plan.memory_bytes), style="bold")
     return table
 
 
@@ -66,7 +66,7 @@ def phases(plan: Plan) -> Table:
     table.add_column("wall", justify="right")
     for each in plan.phases:
         table.add_row(each.name, each.work, seconds(each.cpu_s), minutes(each.wall_s))
-    table.add_row("together", "", seconds(plan.cpu_s), minutes(plan.wall_s), style="bold")
+    table.add_row("total", "", seconds(plan.cpu_s), minutes(plan.wall_s), style="bold")
     return table
 
 

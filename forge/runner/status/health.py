@@ -1,4 +1,3 @@
-# pyright: strict
 """Health of one component: green, yellow or red, and the figure that decides. Pure.
 
 red      failed (quarantined), recovering (ended, being restarted), or silent beyond its limit

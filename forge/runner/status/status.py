@@ -84,9 +84,9 @@ class Components:
     log_path: Path
     """The supervisor's log."""
     latest: Sequence[ComponentStatus] = ()
-    _histories: dict[str, _History] = field(default_factory=dict)
+    _histories: dict[str, _History] = field(default_factory=dict[str, _History])
     _vitals: Vitals = field(default_factory=Vitals)
-    _last_lines: dict[Path, str] = field(default_factory=dict)
+    _last_lines: dict[Path, str] = field(default_factory=dict[Path, str])
     _late: tuple[float, float] = (0.0, 0.0)
     """Delay of the event loop, and when it was measured."""
 

@@ -36,7 +36,7 @@ class Card:
     total_bytes: int
     use: float | None
     """0..1: share of time with a kernel running."""
-    by_pid: Mapping[int, int] = field(default_factory=dict)
+    by_pid: Mapping[int, int] = field(default_factory=dict[int, int])
     """Bytes by pid; empty where the driver names no processes."""
 
 
@@ -44,15 +44,15 @@ class Card:
 class Vitals:
     """One sample."""
 
-    resident: Mapping[int, int] = field(default_factory=dict)
+    resident: Mapping[int, int] = field(default_factory=dict[int, int])
     """Resident bytes of each process tree, by its root. Pages that several processes share (forked
     judges) count for each."""
-    trees: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    trees: Mapping[int, frozenset[int]] = field(default_factory=dict[int, frozenset[int]])
     """Pids of each process tree, by its root."""
     ours: frozenset[int] = frozenset()
     """Pids of all trees."""
     memory: HostMemory | None = None
-    cards: Mapping[str, Card] = field(default_factory=dict)
+    cards: Mapping[str, Card] = field(default_factory=dict[str, Card])
     """By UUID; a card that cannot be read is absent."""
 
 
@@ -80,7 +80,7 @@ class VitalsSampler:
                 if root in resident
             },
             trees=trees,
-            ours=frozenset().union(*trees.values()),
+            ours=frozenset[int]().union(*trees.values()),
             memory=read_memory(),
             cards=self._cards(uuids),
         )
@@ -95,7 +95,7 @@ class VitalsSampler:
         """True if NVML works; tried once, since no driver appears during a run."""
         if not self._is_tried:
             self._is_tried = True
-            import pynvml
+            import pynvml  # pyright: ignore[reportMissingTypeStubs]
 
             try:
                 pynvml.nvmlInit()
@@ -157,7 +157,7 @@ def _trees(roots: Iterable[int], parents: Mapping[int, int]) -> dict[int, frozen
 class LastLogLines:
     """Last line of each log. A log is read only when its size has changed."""
 
-    _known: dict[Path, tuple[int, str]] = field(default_factory=dict)
+    _known: dict[Path, tuple[int, str]] = field(default_factory=dict[Path, tuple[int, str]])
     """Size of a log, and its last line at that size."""
 
     def read(self, paths: Iterable[Path]) -> dict[Path, str]:

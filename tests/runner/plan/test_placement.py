@@ -89,7 +89,7 @@ def test_too_few_cards_are_refused_with_the_split_and_advice():
     with pytest.raises(MachineError) as caught:
         place_on("2xH100-80GB", *ALL_AUTO)
     assert str(caught.value) == (
-        "quickstart needs 3 GPUs (serve 1, judge 1, train 1); this machine has 2. "
+        "quickstart needs 3 GPUs (serve 1, judge 1, train 1); the assumed machine has 2. "
         '[devices] share = "auto" lets roles share a card if its memory suffices.'
     )
 
@@ -219,8 +219,8 @@ def test_unneeded_roles_get_no_card(tmp_path):
 @pytest.mark.parametrize(
     ("gpus", "words"),
     [
-        ("['9']", 'found "9"; the GPUs of this machine are: 0 (GPU-assumed-0)'),
-        ("['']", 'found ""; the GPUs of this machine are'),
+        ("['9']", 'found "9"; the GPUs of the assumed machine are: 0 (GPU-assumed-0)'),
+        ("['']", 'found ""; the GPUs of the assumed machine are'),
         ("['MIG-1a2b']", "only whole cards can be used"),
         ("['0', 'GPU-assumed-0']", "GPU-assumed-0 is GPU 0 again; each card is allowed once"),
     ],
@@ -236,7 +236,9 @@ def test_a_card_is_found_by_a_unique_prefix_of_its_uuid():
     assert indices(shown)["serve"] == [1]
     one = place_on("1xH100-80GB", "devices.gpus=['GPU-ass']", "devices.serve=1")
     assert indices(one)["serve"] == [0]
-    with pytest.raises(MachineError, match=r'found "GPU-ass"; the GPUs of this machine are: 0'):
+    with pytest.raises(
+        MachineError, match=r'found "GPU-ass"; the GPUs of the assumed machine are: 0'
+    ):
         place_on("2xH100-80GB", "devices.gpus=['GPU-ass']", "devices.serve=1")
 
 

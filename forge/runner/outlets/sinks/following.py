@@ -1,3 +1,4 @@
+# pyright: strict
 """Reads the new numbers of a store as points for a sink."""
 
 from __future__ import annotations

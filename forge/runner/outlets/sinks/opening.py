@@ -1,3 +1,4 @@
+# pyright: strict
 """Starts the child processes of sinks and reports those that fail."""
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from forge.records import Event
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
     from forge.config.schema.outlets import SinksTable
     from forge.process.child import Child
@@ -39,7 +40,7 @@ GRACE_S = 0.5
 @asynccontextmanager
 async def open_sinks(
     table: SinksTable, paths: RunPaths, *, attempt: int, writer: Writer, console: Console
-) -> AsyncIterator[None]:
+) -> AsyncGenerator[None]:
     """Runs the sinks of `[sinks] to` while open."""
     if not table.to:
         yield
