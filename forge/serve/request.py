@@ -89,6 +89,15 @@ def check_tokens(name: str, tokens: np.ndarray, *, num_vocab: int) -> None:
         )
 
 
+def check_score(
+    prompt: np.ndarray, completion: np.ndarray, *, num_vocab: int, context_tokens: int
+) -> None:
+    """Raise ConfigError for tokens that cannot be scored."""
+    check_tokens("prompt_ids", prompt, num_vocab=num_vocab)
+    check_tokens("completion_ids", completion, num_vocab=num_vocab)
+    check_length(prompt.size, completion.size, context_tokens=context_tokens)
+
+
 def check_length(prompt: int, completion: int, *, context_tokens: int) -> None:
     """Raise unless both fit a sequence together."""
     if prompt + completion > context_tokens:

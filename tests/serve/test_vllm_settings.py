@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from forge.errors import ConfigError
+from forge.serve.engine.draws import sample_seed
 from forge.serve.request import Request
 from forge.serve.vllm.app import note_step
 from forge.serve.vllm.flight import Counters, sampled_logprobs
@@ -24,7 +25,6 @@ from forge.serve.vllm.settings import (
     environment,
     lora_rank,
     read_settings,
-    sample_seed,
     sampling_arguments,
 )
 from forge.serve.vllm.weights import check_weights, checkpoint_shapes

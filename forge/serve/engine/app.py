@@ -1,7 +1,7 @@
 """The endpoints of an engine child, whichever engine it is: HTTP on a Unix socket around an
 EnginePort.
 
-`serve_engine` is what every engine's `main` ends in. Promises: no JSON that a client sends ends the
+Made by `main`. Promises: no JSON that a client sends ends the
 process; a client that hangs up has its sequences aborted; a weight set that is refused leaves the
 old one serving; while the engine sleeps, everything that needs it is answered with 503.
 
@@ -15,11 +15,10 @@ old one serving; while the engine sleeps, everything that needs it is answered w
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +32,6 @@ from starlette.routing import Route
 
 from forge.errors import ConfigError, ForgeError, MachineError, Stalled
 from forge.process.busy import BusyClock
-from forge.process.uds import serve
 from forge.serve.engine.chat import Deltas, Texts, chat_answer, chat_request
 from forge.serve.engine.completions import (
     answer,
@@ -44,20 +42,11 @@ from forge.serve.engine.completions import (
     usage,
 )
 from forge.serve.engine.events import EventStream
-from forge.serve.port import SLEEP, Chunk, EnginePort, EngineStatus
+from forge.serve.port import SLEEP, Chunk, EnginePort
 from forge.serve.wire import COMPACT, pack
 
 if TYPE_CHECKING:
     from forge.serve.request import Request
-
-__all__ = [
-    "Endpoints",
-    "EnginePort",
-    "EngineStatus",
-    "log_to_stderr",
-    "make_endpoints",
-    "serve_engine",
-]
 
 logger = logging.getLogger(__name__)
 
@@ -263,27 +252,3 @@ def _refusal(status: int, error: ForgeError) -> Response:
     logger.info("refused with %d: %s", status, message)
     kind = "invalid_request_error" if status == 400 else "server_error"
     return JSONResponse({"error": {"message": message, "type": kind}}, status_code=status)
-
-
-def log_to_stderr() -> None:
-    """The child's log: what its supervisor keeps of stderr."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-
-
-def serve_engine(engine: EnginePort, config: Mapping[str, Any]) -> None:
-    """Serve on the config's socket until SIGTERM."""
-    # What start-up made stays until the end: the collector need not walk it at every pass.
-    gc.freeze()
-    serve(make_endpoints(engine, config).app(), Path(config["socket_path"]))
-
-
-def make_endpoints(engine: EnginePort, config: Mapping[str, Any]) -> Endpoints:
-    """With what the supervisor's config says of them."""
-    return Endpoints(
-        engine,
-        texts=Texts(Path(config["model_dir"])),
-        stop=config.get("stop_token_ids", ()),
-        context_tokens=config["context_tokens"],
-    )

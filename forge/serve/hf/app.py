@@ -6,7 +6,6 @@ Started by `forge.serve.replicas`. It serves on the first GPU that it can see, e
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,14 +13,9 @@ from typing import Any
 
 import torch
 
-from forge.errors import ForgeError
 from forge.process.lease import hold_lease
-from forge.serve.engine.app import log_to_stderr, serve_engine
-from forge.serve.engine.card import card_turns
-from forge.serve.engine.worker import Worker
+from forge.serve.engine.main import log_to_stderr, serve_stepped
 from forge.serve.hf.engine import HfEngine, HfSettings
-
-logger = logging.getLogger(__name__)
 
 
 def settings_from(config: Mapping[str, Any], *, has_gpu: bool) -> HfSettings:
@@ -42,17 +36,7 @@ def main() -> int:
     log_to_stderr()
     torch.set_num_threads(config["threads"])
     settings = settings_from(config, has_gpu=torch.cuda.is_available())
-    worker = Worker(
-        lambda: HfEngine(settings), name="hf", turns=card_turns(config.get("shared_gpus", ()))
-    )
-    try:
-        worker.start()
-    except ForgeError as error:
-        logger.error("%s", error)
-        return error.exit_code
-    serve_engine(worker, config)
-    worker.stop()
-    return 0
+    return serve_stepped(lambda: HfEngine(settings), config, name="hf")
 
 
 if __name__ == "__main__":

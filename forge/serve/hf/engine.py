@@ -26,7 +26,7 @@ from forge.serve.hf.model import HfModel
 from forge.serve.hf.rows import Row, RowCache, counters_of, knobs_of
 from forge.serve.hf.sampler import draw
 from forge.serve.port import COMPACT_WIRE, FULL, LORA, SCORE, SLEEP, EngineStatus
-from forge.serve.request import EngineSample, Request, check_length, check_tokens
+from forge.serve.request import EngineSample, Request, check_score
 
 SCORE_TOKENS = 512
 """Scored at once: their logits over a vocabulary of 150k take 300 MB in f32."""
@@ -107,10 +107,8 @@ class HfEngine:
         """Log probability at temperature 1 of each completion token, teacher forced. Raises
         ConfigError. [T]
         """
-        check_tokens("prompt_ids", prompt, num_vocab=self._model.num_vocab)
-        check_tokens("completion_ids", completion, num_vocab=self._model.num_vocab)
-        context_tokens = self._settings.context_tokens
-        check_length(prompt.size, completion.size, context_tokens=context_tokens)
+        num_vocab, context_tokens = self._model.num_vocab, self._settings.context_tokens
+        check_score(prompt, completion, num_vocab=num_vocab, context_tokens=context_tokens)
         logits, memory = self._model.prefill(prompt.tolist())
         logprobs, last_V = [], logits[0]
         for start in range(0, completion.size, SCORE_TOKENS):

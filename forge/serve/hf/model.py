@@ -6,7 +6,6 @@ never merged (in bf16 that would lose most of a small one).
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +18,12 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from forge.errors import ConfigError
+from forge.serve.engine.weight_files import (
+    check_names,
+    holds_adapter,
+    one_line,
+    read_lora_config,
+)
 from forge.serve.hf.rows import RowCache
 from forge.serve.port import ADAPTER, FULL
 
@@ -47,9 +52,7 @@ class HfModel:
         """A full checkpoint, or an adapter on the last one. Returns ADAPTER or FULL. Raises
         ConfigError, nothing changed, where it is not complete or of another model.
         """
-        if not path.is_dir():
-            raise ConfigError(f"{path}: no such directory of weights")
-        if (path / "adapter_config.json").exists():
+        if holds_adapter(path):
             self._load_adapter(path)
             return ADAPTER
         self._load_full(path)
@@ -86,12 +89,12 @@ class HfModel:
             needed = get_peft_model_state_dict(
                 adapted, adapter_name=name, save_embedding_layers=False
             )
-            _check_names(path, found=stored, needed=frozenset(needed))
+            check_names(path, found=stored, needed=frozenset(needed))
         except (*NOT_LOADED, ConfigError) as error:
             self._forget(adapted, name)
             if isinstance(error, ConfigError):
                 raise
-            raise ConfigError(f"{path}: the adapter cannot be served: {_line(error)}") from error
+            raise ConfigError(f"{path}: the adapter cannot be served: {one_line(error)}") from error
         adapted.set_adapter(name)
         for old in [other for other in adapted.peft_config if other != name]:
             adapted.delete_adapter(old)
@@ -160,7 +163,9 @@ def _read(path: Path, dtype: torch.dtype) -> Any:
         )
         model, told = read
     except NOT_LOADED as error:
-        raise ConfigError(f"{path}: not a checkpoint that can be served: {_line(error)}") from error
+        raise ConfigError(
+            f"{path}: not a checkpoint that can be served: {one_line(error)}"
+        ) from error
     # Training's, where a mixture's config has it: with a cache its mask is of another length.
     if getattr(model.config, "output_router_logits", False):
         model.config.output_router_logits = False
@@ -174,20 +179,11 @@ def _read(path: Path, dtype: torch.dtype) -> Any:
 
 def _open_adapter(path: Path) -> tuple[PeftConfig, frozenset[str]]:
     """Its config, and the names of its tensors."""
-    kind = json.loads((path / "adapter_config.json").read_bytes()).get("peft_type")
-    if kind != "LORA":
-        raise ConfigError(f"{path}: peft_type is {kind!r}; allowed is 'LORA'")
+    read_lora_config(path)
     config = PeftConfig.from_pretrained(str(path))
     config.inference_mode = True
     with safe_open(path / "adapter_model.safetensors", framework="pt") as file:
         return config, frozenset(file.keys())
-
-
-def _check_names(path: Path, *, found: frozenset[str], needed: frozenset[str]) -> None:
-    if missing := sorted(needed - found):
-        raise ConfigError(f"{path}: {len(missing)} tensors missing, the first is {missing[0]}")
-    if extra := sorted(found - needed):
-        raise ConfigError(f"{path}: {len(extra)} tensors have no place, the first is {extra[0]}")
 
 
 def _shapes(state: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
@@ -196,7 +192,3 @@ def _shapes(state: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
 
 def _shown(shape: tuple[int, ...] | None) -> str:
     return "absent" if shape is None else str(list(shape))
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]

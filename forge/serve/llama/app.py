@@ -12,11 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from forge.errors import ForgeError
 from forge.process.lease import hold_lease
-from forge.serve.engine.app import log_to_stderr, serve_engine
-from forge.serve.engine.card import card_turns
-from forge.serve.engine.worker import Worker
+from forge.serve.engine.main import log_to_stderr, serve_stepped
 from forge.serve.llama.convert import Precision
 from forge.serve.llama.engine import MAX_SLOTS, LlamaEngine
 from forge.serve.llama.model import ModelSettings
@@ -46,16 +43,7 @@ def main() -> int:
     config = hold_lease()
     log_to_stderr()
     logging.getLogger("gguf").setLevel(logging.WARNING)
-    turns = card_turns(config.get("shared_gpus", ()))
-    worker = Worker(lambda: _make_engine(config), name="llama", turns=turns)
-    try:
-        worker.start()
-    except ForgeError as error:
-        logger.error("%s", error)
-        return error.exit_code
-    serve_engine(worker, config)
-    worker.stop()
-    return 0
+    return serve_stepped(lambda: _make_engine(config), config, name="llama")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError
 from forge.serve.checkpoint_files import StoredTensor, list_tensors, read_json, weight_files
+from forge.serve.engine.weight_files import (
+    ADAPTER_CONFIG,
+    check_names,
+    holds_adapter,
+    read_lora_config,
+)
 from forge.serve.llama.architecture import Sizes, sizes_from, tensor_layout
 
 if TYPE_CHECKING:
@@ -57,9 +63,7 @@ def open_weights(path: Path, *, served: Sizes | None) -> Checkpoint | Adapter:
     """Look at a directory and check it. With `served`, its shapes must be those of the model that
     is being served.
     """
-    if not path.is_dir():
-        raise ConfigError(f"{path}: no such directory of weights")
-    if (path / "adapter_config.json").exists():
+    if holds_adapter(path):
         if served is None:
             raise ConfigError(f"{path}: an adapter needs a model to sit on")
         return _open_adapter(path, served)
@@ -78,7 +82,7 @@ def _open_checkpoint(path: Path, served: Sizes | None) -> Checkpoint:
     layout = tensor_layout(sizes)
     if sizes.is_tied:
         stored.pop("lm_head.weight", None)
-    _check_names(path, found=stored.keys(), allowed=layout.keys())
+    check_names(path, found=stored.keys(), needed=layout.keys())
     for name, slot in layout.items():
         if stored[name].shape != slot.shape:
             raise ConfigError(
@@ -91,18 +95,9 @@ def _open_checkpoint(path: Path, served: Sizes | None) -> Checkpoint:
     )
 
 
-def _check_names(path: Path, *, found: Any, allowed: Any) -> None:
-    if missing := sorted(allowed - found):
-        raise ConfigError(f"{path}: {len(missing)} tensors missing, the first is {missing[0]}")
-    if extra := sorted(found - allowed):
-        raise ConfigError(f"{path}: {len(extra)} tensors have no place, the first is {extra[0]}")
-
-
 def _open_adapter(path: Path, sizes: Sizes) -> Adapter:
-    where = path / "adapter_config.json"
-    config = read_json(where)
-    if (kind := config.get("peft_type")) != "LORA":
-        raise ConfigError(f"{where}: peft_type is {kind!r}; allowed is 'LORA'")
+    where = path / ADAPTER_CONFIG
+    config = read_lora_config(path)
     for key in (
         "use_dora",
         "modules_to_save",

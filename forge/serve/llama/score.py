@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from forge.serve.request import check_length, check_tokens
+from forge.serve.request import check_score
 
 if TYPE_CHECKING:
     from forge.serve.llama.batch import DecodeBatch
@@ -27,9 +27,8 @@ def score(
     sequence: int,
 ) -> np.ndarray:
     """Log probability at temperature 1 of each completion token after all before it. [T]"""
-    check_tokens("prompt_ids", prompt, num_vocab=model.num_vocab)
-    check_tokens("completion_ids", completion, num_vocab=model.num_vocab)
-    check_length(prompt.size, completion.size, context_tokens=model.settings.context_tokens)
+    context_tokens = model.settings.context_tokens
+    check_score(prompt, completion, num_vocab=model.num_vocab, context_tokens=context_tokens)
     tokens = np.concatenate([prompt, completion]).astype(np.int32)
     try:
         return _score(model, batch, tokens, prompt.size, sequence)

@@ -25,8 +25,8 @@ from starlette.routing import Mount
 from forge.errors import ConfigError, MachineError
 from forge.process.lease import hold_lease
 from forge.process.uds import serve
-from forge.serve.engine.app import log_to_stderr, make_endpoints
 from forge.serve.engine.card import card_turns
+from forge.serve.engine.main import log_to_stderr, make_endpoints
 from forge.serve.vllm.engine import VllmEngine
 from forge.serve.vllm.flight import Counters, Vllm
 from forge.serve.vllm.settings import VllmSettings, engine_arguments, environment, read_settings

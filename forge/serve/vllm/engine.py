@@ -28,15 +28,15 @@ from forge.errors import ConfigError, ForgeError, MachineError
 from forge.process.busy import BusyClock
 from forge.records import Finish
 from forge.serve import port
+from forge.serve.engine.weight_files import one_line
+from forge.serve.engine.worker import FAULT_EXIT
 from forge.serve.port import Chunk, EngineStatus
-from forge.serve.request import EngineSample, Request, check_length, check_tokens
+from forge.serve.request import EngineSample, Request, check_score
 from forge.serve.vllm.flight import Flight, Vllm, sampled_logprobs
 from forge.serve.vllm.settings import MAX_LORAS, VllmSettings, sampling_arguments, scoring_arguments
 from forge.serve.vllm.weights import check_weights, checkpoint_shapes
 
 logger = logging.getLogger(__name__)
-
-FAULT_EXIT = 70
 
 
 class VllmEngine:
@@ -135,7 +135,7 @@ class VllmEngine:
                 )
             yield
         except ValueError as error:
-            raise ConfigError(f"vllm refused the request: {_line(error)}") from error
+            raise ConfigError(f"vllm refused the request: {one_line(error)}") from error
         except anyio.get_cancelled_exc_class():
             if flight.queue is not None:
                 with anyio.CancelScope(shield=True):
@@ -170,10 +170,8 @@ class VllmEngine:
 
     async def score(self, prompt: np.ndarray, completion: np.ndarray) -> list[float]:
         """As EnginePort has it: the log probabilities of a prompt that is both."""
-        check_tokens("prompt_ids", prompt, num_vocab=self._vllm.num_vocab)
-        check_tokens("completion_ids", completion, num_vocab=self._vllm.num_vocab)
-        context_tokens = self._settings.context_tokens
-        check_length(prompt.size, completion.size, context_tokens=context_tokens)
+        num_vocab, context_tokens = self._vllm.num_vocab, self._settings.context_tokens
+        check_score(prompt, completion, num_vocab=num_vocab, context_tokens=context_tokens)
         tokens = [*prompt.tolist(), *completion.tolist()]
         request = Request(prompt=np.array(tokens), n=1, max_tokens=1, temperature=0.0, seed=0)
         flight = Flight(sample=EngineSample(request, 0), lora=self._lora, version=self._version)
@@ -212,7 +210,9 @@ class VllmEngine:
         except self._vllm.dead_error:
             raise
         except Exception as error:  # whatever a worker raised comes as a bare Exception
-            raise ConfigError(f"{path}: vllm cannot serve the adapter: {_line(error)}") from error
+            raise ConfigError(
+                f"{path}: vllm cannot serve the adapter: {one_line(error)}"
+            ) from error
         self._lora, self._version = lora, version
 
     def _loras(self) -> set[int]:
@@ -232,7 +232,7 @@ class VllmEngine:
         except self._vllm.dead_error:
             raise
         except Exception as error:  # as above
-            raise MachineError(f"{path}: vllm failed to load it: {_line(error)}") from error
+            raise MachineError(f"{path}: vllm failed to load it: {one_line(error)}") from error
         self._lora, self._version = None, version
         await self._llm.resume_generation()
         self._resumed.set()
@@ -285,7 +285,3 @@ def die() -> None:
     """EngineCore is gone, with every request: this process has nothing to say any more."""
     logger.error("vLLM's EngineCore died; this process ends and is started again")
     os._exit(FAULT_EXIT)
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError
 from forge.serve.checkpoint_files import read_json
+from forge.serve.engine.draws import sample_seed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,8 +26,6 @@ MAX_LORAS = 4
 rank 64 on an 8B model takes 340 MB."""
 BATCH_TOKENS = 8192
 """Of one step: enough that prompts use the card, few enough that decoding never waits long."""
-SEED_BITS = 63
-"""vLLM keeps seeds as signed 64 bits."""
 
 QUIET = {
     "VLLM_NO_USAGE_STATS": "1",
@@ -184,11 +183,3 @@ def scoring_arguments() -> dict[str, Any]:
         "prompt_logprobs": 0,
         "detokenize": False,
     }
-
-
-def sample_seed(seed: int, index: int) -> int:
-    """One for each sample: seeds that follow one another must not meet another request's."""
-    mixed = (seed * 0x9E3779B97F4A7C15 + index * 0xD1B54A32D192ED03 + 0x2545F4914F6CDD1D) % 2**64
-    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
-    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) % 2**64
-    return (mixed ^ (mixed >> 31)) % 2**SEED_BITS

@@ -11,6 +11,12 @@ from typing import TYPE_CHECKING
 
 from forge.errors import ConfigError
 from forge.serve.checkpoint_files import list_tensors, read_json, weight_files
+from forge.serve.engine.weight_files import (
+    ADAPTER_CONFIG,
+    check_names,
+    holds_adapter,
+    read_lora_config,
+)
 from forge.serve.port import ADAPTER, FULL
 
 if TYPE_CHECKING:
@@ -33,16 +39,11 @@ def checkpoint_shapes(path: Path) -> Shapes:
 
 def check_weights(path: Path, *, served: Mapping[str, tuple[int, ...]], max_lora_rank: int) -> str:
     """ADAPTER or FULL. Raises ConfigError, in one line, for what cannot be served."""
-    if not path.is_dir():
-        raise ConfigError(f"{path}: no such directory of weights")
-    if (path / "adapter_config.json").exists():
+    if holds_adapter(path):
         _check_adapter(path, max_lora_rank=max_lora_rank)
         return ADAPTER
     found = checkpoint_shapes(path)
-    if missing := sorted(served.keys() - found.keys()):
-        raise ConfigError(f"{path}: {len(missing)} tensors missing, the first is {missing[0]}")
-    if extra := sorted(found.keys() - served.keys()):
-        raise ConfigError(f"{path}: {len(extra)} tensors have no place, the first is {extra[0]}")
+    check_names(path, found=found.keys(), needed=served.keys())
     for name, shape in found.items():
         if shape != served[name]:
             raise ConfigError(f"{path}: {name} is {list(shape)}, {list(served[name])} is served")
@@ -50,12 +51,10 @@ def check_weights(path: Path, *, served: Mapping[str, tuple[int, ...]], max_lora
 
 
 def _check_adapter(path: Path, *, max_lora_rank: int) -> None:
-    where = path / "adapter_config.json"
-    config = read_json(where)
+    where = path / ADAPTER_CONFIG
     if not max_lora_rank:
         raise ConfigError(f"{path}: the engine was started without room for adapters")
-    if (kind := config.get("peft_type")) != "LORA":
-        raise ConfigError(f"{where}: peft_type is {kind!r}; allowed is 'LORA'")
+    config = read_lora_config(path)
     if type(rank := config.get("r")) is not int:
         raise ConfigError(f"{where}: r is {rank!r}; allowed is an integer")
     if rank > max_lora_rank:
