@@ -1,4 +1,3 @@
-# pyright: strict
 """Prepare a run: training pairs, refused problems, model, first weights. Called once by `work.py`.
 
 Fills the fields of the run context that stages need and that exist only from here on.

@@ -28,7 +28,7 @@ from forge.runner.stages.sft import run_sft_stage
 from forge.serve.replicas import open_replicas
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
 
     from forge.config.schema import Experiment, JudgeTable
     from forge.evalpool.pool import Pool
@@ -92,7 +92,7 @@ class Work:
         await run.writer.put(*run.problems)
 
     @asynccontextmanager
-    async def _open_pool(self) -> AsyncIterator[Pool]:
+    async def _open_pool(self) -> AsyncGenerator[Pool]:
         run = self.run
         run.progress.prepare("judges")
         async with open_pool(
@@ -105,10 +105,10 @@ class Work:
             try:
                 yield pool
             finally:
-                run.ending.add("judge")
+                run.ending = ("judge",)
 
     @asynccontextmanager
-    async def _open_replicas(self) -> AsyncIterator[Replicas | Remote]:
+    async def _open_replicas(self) -> AsyncGenerator[Replicas | Remote]:
         run, placement = self.run, self.run.placement
         run.progress.prepare("engine")
         table = placement.settled(run.experiment.serve)
@@ -136,7 +136,7 @@ class Work:
             yield replicas
 
     @asynccontextmanager
-    async def _counted(self) -> AsyncIterator[None]:
+    async def _counted(self) -> AsyncGenerator[None]:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(keep_counters, self.run)
             yield
@@ -172,11 +172,12 @@ class Work:
         run.console.say(f"{stage.kind}-{index} done in {seconds:.0f} s")
 
     async def _run_eval(self, stage: EvalStage, index: int) -> None:
-        result: Evaluation | None = None
+        results: list[Evaluation] = []
         async with self.run.stop.dropping():
-            result = await run_eval_stage(self.run, stage, index)
-        if result is None:
+            results.append(await run_eval_stage(self.run, stage, index))
+        if not results:
             raise self.run.stop.stopped()
+        (result,) = results
         interval = f"[{result.ci_low:.1%}, {result.ci_high:.1%}]"
         size = f"{result.num_problems} problems x {result.num_samples}"
         compiles = f"compiles {result.compile_rate:.1%}"

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forge.records import Sample
 
@@ -100,6 +100,6 @@ def _flat(lists: Iterable[Sequence[float]]) -> Iterable[float]:
     return itertools.chain.from_iterable(lists)
 
 
-def _cut(flat: np.ndarray, offsets: np.ndarray) -> list[tuple]:
+def _cut(flat: np.ndarray, offsets: np.ndarray) -> list[tuple[Any, ...]]:
     values, ends = flat.tolist(), offsets.tolist()
     return [tuple(values[a:b]) for a, b in itertools.pairwise(ends)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,7 +19,7 @@ _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
 
 @contextmanager
-def whole_dir(path: Path, *, sync: bool = True) -> Iterator[Path]:
+def whole_dir(path: Path, *, sync: bool = True) -> Generator[Path]:
     """An empty directory to fill; it replaces `path` when the block ends without an error.
 
     `sync = False` if it need not survive a power cut (weights deleted after the next publish).

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -113,7 +113,7 @@ class TrainerJob:
 @asynccontextmanager
 async def open_trainer(
     job: TrainerJob, *, observer: ProcessObserver | None = None
-) -> AsyncIterator[Child]:
+) -> AsyncGenerator[Child]:
     """Start the trainer of a stage; it resumes from the last whole checkpoint in `work_dir`, if
     there is one.
 

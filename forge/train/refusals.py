@@ -34,7 +34,7 @@ def refusals(
     """
     if has_experts is None:
         has_experts = is_mixture(model_dir)
-    found = []
+    found: list[str] = []
     if isinstance(stage, SftStage) and stage.batch_size % num_gpus:
         found.append(
             f"batch_size: found {stage.batch_size}, which {num_gpus} trainer GPUs cannot share; "
@@ -94,7 +94,7 @@ def _config(model_dir: Path) -> dict[str, Any]:
 
 
 def _of_experts(lora: LoraTable) -> list[str]:
-    found = []
+    found: list[str] = []
     if lora.target_modules == "all-linear":
         found.append(
             'model.lora.target_modules: found "all-linear" on a mixture of experts, where it '

@@ -22,7 +22,7 @@ class Counter:
     """A running total with its rate over the last RATE_WINDOW_S."""
 
     total: int = 0
-    _marks: deque[tuple[float, int]] = field(default_factory=deque)
+    _marks: deque[tuple[float, int]] = field(default_factory=deque[tuple[float, int]])
 
     def set(self, total: int, now: float) -> None:
         """Set the total at a monotonic time."""
@@ -54,16 +54,16 @@ class Progress:
     unit: str = "steps"
     started_at: float = field(default_factory=time.monotonic)
     stage_started_at: float = field(default_factory=time.monotonic)
-    numbers: dict[str, float] = field(default_factory=dict)
+    numbers: dict[str, float] = field(default_factory=dict[str, float])
     """Latest values by short name: reward, pass_rate, loss, ..."""
     tokens: Counter = field(default_factory=Counter)
     judged: Counter = field(default_factory=Counter)
-    idle: dict[str, float] = field(default_factory=dict)
+    idle: dict[str, float] = field(default_factory=dict[str, float])
     """Idle share of trainer, serve and judge in the current stage, 0..1."""
     policy_version: int = 0
     _paced_from: tuple[float, int] = (0.0, 0)
     """Time and `done` from which the pace is measured."""
-    _busy_at_start: dict[str, float] = field(default_factory=dict)
+    _busy_at_start: dict[str, float] = field(default_factory=dict[str, float])
 
     def enter(
         self, label: str, *, stage: int, total: int, unit: str, busy: Mapping[str, float]

@@ -20,7 +20,7 @@ import anyio
 from forge.errors import Stopped
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, Callable
 
     from anyio.abc import TaskGroup, TaskStatus
 
@@ -66,7 +66,7 @@ class StopRequest:
         await self._event.wait()
 
     @asynccontextmanager
-    async def dropping(self) -> AsyncIterator[TaskGroup]:
+    async def dropping(self) -> AsyncGenerator[TaskGroup]:
         """Around work that a stop may cancel; execution continues after the block. A result that is
         still absent there was dropped. Yields a task group that is cancelled with the block."""
         async with anyio.create_task_group() as tasks:

@@ -12,7 +12,7 @@ from forge.process.machine import free_bytes, is_disk_full
 from forge.views.text.numbers import gigabytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator
 
     from forge.config.schema import ModelTable
 
@@ -43,7 +43,7 @@ def locate_model(table: ModelTable, *, say: Callable[[str], None] | None = None)
 
 
 def _fetch(name: str, revision: str | None, *, say: Callable[[str], None] | None) -> Path:
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
     from huggingface_hub.errors import (
         GatedRepoError,
         HFValidationError,
@@ -87,7 +87,10 @@ def _ask_disk(name: str, revision: str | None) -> int:
     Raises:
         MachineError: they do not fit on the disk.
     """
-    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub import (
+        constants,
+        snapshot_download,  # pyright: ignore[reportUnknownVariableType]
+    )
     from huggingface_hub.errors import DryRunError
 
     try:
@@ -109,7 +112,7 @@ def _ask_disk(name: str, revision: str | None) -> int:
 
 
 @contextmanager
-def _bars(*, shown: bool) -> Iterator[None]:
+def _bars(*, shown: bool) -> Generator[None]:
     """Shows or hides the hub library's progress bars, which is a setting of the whole process."""
     from huggingface_hub import utils
 

@@ -1,4 +1,3 @@
-# pyright: strict
 """The batches of one grpo stage: samples in files on disk, their headers in memory.
 
     producer ──▶ add ──▶ <stage>-<step>.npz ──▶ trainer

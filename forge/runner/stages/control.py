@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -208,7 +208,7 @@ class _Refused(Exception):
 
 
 @contextlib.contextmanager
-def _reading() -> Iterator[None]:
+def _reading() -> Generator[None]:
     """Turns errors from reading a request body into refusals. For nothing else."""
     try:
         yield
@@ -223,7 +223,7 @@ def _step_and_metrics(body: dict[str, Any]) -> tuple[int, dict[str, float]]:
 
 
 @contextlib.asynccontextmanager
-async def serve_control(control: ControlServer, socket_path: Path) -> AsyncIterator[None]:
+async def serve_control(control: ControlServer, socket_path: Path) -> AsyncGenerator[None]:
     """Serve the control socket while inside."""
     async with anyio.create_task_group() as tasks:
         with anyio.move_on_after(START_TIMEOUT_S) as scope:

@@ -1,4 +1,3 @@
-# pyright: strict
 """Engines that sleep while the trainer trains, where both do not fit one card at once.
 
     trainer asks, a batch is there ─▶ engines finish, sleep ─▶ the batch is handed out

@@ -1,4 +1,3 @@
-# pyright: strict
 """A training stage as the control socket sees it: the trainer's requests end here.
 
 Built by `sft.py` and `grpo.py`, called by `control.py`.

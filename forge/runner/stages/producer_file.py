@@ -1,4 +1,3 @@
-# pyright: strict
 """The producer's state after the newest durable batch, for the next attempt. Used by `grpo.py`."""
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from forge.rollout.play import Rules
 from forge.rollout.ports import Ports
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Iterator, Sequence
     from pathlib import Path
 
     from forge.config.schema import Experiment
@@ -68,7 +68,7 @@ class RunContext:
     """Set while engines run."""
     stage: StagePort | None = None
     """Set during a training stage."""
-    ending: set[Role] = field(default_factory=set)
+    ending: Sequence[Role] = ()
     """Roles whose processes are being closed and will not be restarted."""
 
     @property
@@ -116,7 +116,7 @@ class RunContext:
         )
 
     @asynccontextmanager
-    async def pinned_ports(self) -> AsyncIterator[Ports]:
+    async def pinned_ports(self) -> AsyncGenerator[Ports]:
         """Ports for an evaluation: the weights do not change while inside. Publishes wait for as
         long as completions arrive."""
         assert self.replicas is not None

@@ -80,7 +80,8 @@ def write_rows(
     Raises:
         ConfigError: no row fits `max_length`.
     """
-    lines, dropped = [], 0
+    lines: list[str] = []
+    dropped = 0
     for pair in pairs:
         row = chat.training_row(pair.messages)
         if len(row.input_ids) > stage.max_length:

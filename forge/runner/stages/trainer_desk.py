@@ -1,4 +1,3 @@
-# pyright: strict
 """The trainer's desk: what a training stage gives its trainer over control.sock, and what the
 trainer reports.
 

@@ -1,4 +1,3 @@
-# pyright: strict
 """State of a stage's trainer, as its requests show it, and the events that change it; requests of
 users to the trainer; state of the engines.
 

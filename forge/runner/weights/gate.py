@@ -1,4 +1,3 @@
-# pyright: strict
 """The turn gate, which orders turns and publishes; and how a publish treats running turns.
 
     many turns      async with gate.turn()      each waits while a publish waits or runs

@@ -1,4 +1,3 @@
-# pyright: strict
 """The probe: does every replica answer with the weights that it acknowledged?
 
 A trainer scores a few tokens with the weights that it publishes; each replica scores the same

@@ -1,4 +1,3 @@
-# pyright: strict
 """Directories of published weights: names, digests, and finding and deleting unused ones."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# pyright: strict
 """Choice of the weights that a resumed attempt, `forge chat` and `forge serve` load."""
 
 from __future__ import annotations

@@ -1,4 +1,3 @@
-# pyright: strict
 """Publish a trainer's weights: to every replica, verified by a probe, numbered, recorded.
 
 Called by the stages when a trainer publishes. A version is numbered by its publish and never

@@ -86,7 +86,7 @@ class Watched:
             desk=None,
             pool=None,
             replicas=None,
-            ending=set(),
+            ending=(),
             observer=self.observer,
             writer=self,
             placement=SimpleNamespace(gpus=gpus),
@@ -203,7 +203,7 @@ async def test_a_judge_closed_at_the_end_has_not_failed(watched: Watched) -> Non
     seat = Seat("judge-0", state=State.UP)
     pool_of(watched, seat)
     assert watched.look()["judge-0"].phase == "idle"
-    watched.run.ending.add("judge")
+    watched.run.ending = ("judge",)
     seat.state = State.DOWN
     found = watched.look()["judge-0"]
     assert (found.phase, found.health, found.why) == ("ending", "green", "")
