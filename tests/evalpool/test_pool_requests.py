@@ -1,0 +1,147 @@
+"""Requests to a pool of scripted judges: queue, retries, errors."""
+
+from __future__ import annotations
+
+import anyio
+import anyio.lowlevel
+import httpx
+import pytest
+
+from forge.config.schema import JudgeTable
+from forge.errors import Stalled
+from forge.evalpool import pool as pool_module
+from forge.evalpool import seating
+from forge.evalpool.pool import Pool
+from forge.evalpool.seat import Seat, State
+from forge.evalpool.seating import Seating
+from forge.records.examination import Flag
+from forge.records.verdict import Status
+from tests.evalpool.scripted_judges import FAULT, KILLED, PROBLEM, WRONG, Script, kept
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def test_a_refused_request_is_not_blamed_on_the_judge() -> None:
+    class Refusing(Script):
+        def answer(self, request: httpx.Request) -> httpx.Response:
+            return httpx.Response(422, json={"error": "problem.source: no text"})
+
+    async with kept(Refusing()) as pool:
+        for number in range(3):
+            verdict = await pool.judge(PROBLEM, f"{number}")
+            assert verdict.reason == "bad_request"
+            assert "problem.source: no text" in verdict.detail
+        assert pool.seating.seats[0].state is State.UP
+
+
+@pytest.mark.parametrize("is_quarantined", [True, False])
+async def test_waiting_requests_share_the_error_that_no_judge_is_available(
+    monkeypatch: pytest.MonkeyPatch, is_quarantined: bool
+) -> None:
+    monkeypatch.setattr(seating, "QUARANTINE_PATIENCE_S", 0.2)
+    monkeypatch.setattr(seating, "NO_JUDGE_TIMEOUT_S", 0.2)
+    state = State.QUARANTINED if is_quarantined else State.DOWN
+    pool = Pool(JudgeTable(), Seating([Seat("judge-0", state=state)]))
+
+    async def ask() -> None:
+        if is_quarantined:
+            assert (await pool.judge(PROBLEM, "one")).reason == "no_judge"
+        else:
+            with pytest.raises(Stalled):
+                await pool.judge(PROBLEM, "one")
+
+    with anyio.fail_after(0.8):
+        async with anyio.create_task_group() as tg:
+            for _ in range(5):
+                tg.start_soon(ask)
+
+
+@pytest.mark.parametrize("answer", [[], {}, {"flags": {"no such": ""}}, "x"])
+async def test_a_lost_examination_is_a_flag_of_its_problem(answer: object) -> None:
+    class Broken(Script):
+        def answer(self, request: httpx.Request) -> httpx.Response:
+            return httpx.Response(200, json=answer)
+
+    async with kept(Broken(), Broken()) as pool:
+        examination = await pool.examine(PROBLEM)
+    assert examination.problem_id == PROBLEM.problem_id
+    assert "not an examination" in examination.flags[Flag.CRASH]
+
+
+def test_a_request_deadline_covers_timings_only_if_times_are_measured() -> None:
+    table = JudgeTable(timing_timeout_s=100.0)
+    untimed = pool_module.request_timeout_s(table, is_timed=False)
+    timed = pool_module.request_timeout_s(table, is_timed=True)
+    assert timed - untimed == pool_module.GPU_CAPACITY * 100.0
+
+
+async def test_a_full_queue_makes_further_callers_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pool_module, "MAX_QUEUED", 3)
+    script, lengths = Script(), list[int]()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        lengths.append(pool.stats().queue_length)
+        return Script.answer(script, request)
+
+    script.answer = answer
+    async with kept(script) as pool, anyio.create_task_group() as tg:
+        for number in range(20):
+            tg.start_soon(pool.judge, PROBLEM, f"{number}")
+    assert sorted(script.asked) == sorted(str(number) for number in range(20))
+    assert max(lengths) == 2  # and one that is being judged
+
+
+async def test_a_cancelled_request_frees_its_place() -> None:
+    script = Script()
+    async with kept(script) as pool:
+        async with anyio.create_task_group() as tg:
+            for number in range(10):
+                tg.start_soon(pool.judge, PROBLEM, f"{number}")
+            await anyio.lowlevel.checkpoint()
+            tg.cancel_scope.cancel()
+        assert pool.stats().queue_length == 0
+        assert (await pool.judge(PROBLEM, "0")).is_correct
+        assert [seat.num_running for seat in pool.seating.seats] == [0]
+
+
+async def test_an_infra_fault_is_judged_again_on_another_judge_once() -> None:
+    one, other = Script(FAULT), Script()
+    async with kept(one, other) as pool:
+        assert (await pool.judge(PROBLEM, "code")).is_correct
+    assert (one.asked[0], other.asked) == ("code", ["code"])
+
+
+async def test_a_runner_killed_twice_is_the_candidates_fault() -> None:
+    one, other = Script(KILLED), Script(KILLED)
+    async with kept(one, other) as pool:
+        verdict = await pool.judge(PROBLEM, "code")
+        assert (verdict.status, verdict.reason) == (Status.RUNTIME_ERROR, "killed")
+
+
+async def test_a_runner_killed_once_gets_the_second_verdict() -> None:
+    one, other = Script(KILLED), Script(WRONG)
+    async with kept(one, other) as pool:
+        assert (await pool.judge(PROBLEM, "code")).reason == "mismatch"
+
+
+async def test_a_full_server_is_asked_again_after_the_pause_that_it_names() -> None:
+    script, num_refused = Script(), 2
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        nonlocal num_refused
+        if num_refused:
+            num_refused -= 1
+            return httpx.Response(503, headers={"Retry-After": "0"})
+        return Script.answer(script, request)
+
+    script.answer = answer
+    async with kept(script) as pool:
+        assert (await pool.judge(PROBLEM, "code")).is_correct
+    assert pool.stats().num_infra == 0

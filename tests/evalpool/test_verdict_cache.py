@@ -1,0 +1,84 @@
+"""The cache of verdicts, in a pool of scripted judges."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from forge.records.verdict import Status, Verdict
+from tests.evalpool.scripted_judges import CORRECT, PROBLEM, TIMES, WRONG, Script, kept
+
+if TYPE_CHECKING:
+    from forge.evalpool.pool import Pool
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def test_a_smoke_verdict_is_not_shared_with_requests_that_count() -> None:
+    late = replace(CORRECT, status=Status.TIMEOUT, reason="deadline:correct")
+    script = Script(late, CORRECT)
+    verdicts: dict[bool, Verdict] = {}
+
+    async def ask(pool: Pool, is_smoke: bool) -> None:
+        verdicts[is_smoke] = await pool.judge(PROBLEM, "one", smoke=is_smoke)
+
+    async with kept(script) as pool, anyio.create_task_group() as tg:
+        tg.start_soon(ask, pool, True)
+        await anyio.lowlevel.checkpoint()
+        tg.start_soon(ask, pool, False)
+    assert verdicts[True].status is Status.TIMEOUT
+    assert verdicts[False].is_correct
+
+
+async def test_correctness_is_cached_and_a_time_never_is() -> None:
+    timed = replace(CORRECT, timing=TIMES)
+    script = Script(timed, timed)
+    async with kept(script) as pool:
+        assert (await pool.judge(PROBLEM, "code")).timing == TIMES
+        assert (await pool.judge(PROBLEM, "code", timing=False)).timing is None
+        assert script.asked == ["code"]
+        assert (await pool.judge(PROBLEM, "code")).timing == TIMES
+        assert script.asked == ["code", "code"]
+
+
+async def test_a_cached_verdict_has_no_phase_seconds() -> None:
+    """Otherwise the phases of a run's turns would add up to more than the time of judging."""
+    phases = {"compile": 0.5, "correct": 0.25}
+    script = Script(replace(WRONG, phase_s=phases))
+    async with kept(script) as pool:
+        assert (await pool.judge(PROBLEM, "code")).phase_s == phases
+        assert (await pool.judge(PROBLEM, "code")).phase_s == {}
+
+
+async def test_a_wrong_candidate_is_not_judged_again_to_be_timed() -> None:
+    script = Script(WRONG)
+    async with kept(script) as pool:
+        for _ in range(3):
+            assert (await pool.judge(PROBLEM, "code")).reason == "mismatch"
+    assert script.asked == ["code"]
+
+
+async def test_a_failure_while_timing_is_not_cached() -> None:
+    script = Script(replace(CORRECT, status=Status.REJECTED, reason="clock", phase_s={"time": 0.1}))
+    async with kept(script) as pool:
+        assert (await pool.judge(PROBLEM, "code")).reason == "clock"
+        assert (await pool.judge(PROBLEM, "code", timing=False)).is_correct
+
+
+async def test_a_verdict_of_another_kind_of_judge_is_not_reused() -> None:
+    script = Script(WRONG)
+    async with kept(script) as pool:
+        await pool.judge(PROBLEM, "code")
+        seat = pool.seating.seats[0]
+        seat.kinds = tuple(replace(kind, harness="newer") for kind in seat.kinds)
+        assert (await pool.judge(PROBLEM, "code")).is_correct
+    assert script.asked == ["code", "code"]
