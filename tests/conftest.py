@@ -8,6 +8,7 @@ because they take longest. A test marked `alone` runs while no other test does: 
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,6 +45,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Waits for the test's turn, outside its timeout."""
     with take_turn(item.config, is_alone=item.get_closest_marker("alone") is not None):
         return (yield)
+
+
+def pytest_unconfigure() -> None:
+    """Closes two files that llama_cpp opens at import and leaves open."""
+    if module := sys.modules.get("llama_cpp._utils"):
+        module.outnull_file.close()
+        module.errnull_file.close()
 
 
 def _is_distributed_alone(item: pytest.Item) -> bool:

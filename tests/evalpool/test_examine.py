@@ -132,7 +132,7 @@ FLAGGED = {
         make_source("x.sum()", inputs="torch.zeros(150_000_000)"), Flag.OUT_OF_MEMORY, ""
     ),
     "a memory bomb": (
-        make_source("x", top="a = b'x'\nwhile True: a += a"),
+        make_source("x", top="a = []\nwhile True: a.append(bytes(1 << 26))"),
         Flag.OUT_OF_MEMORY, "",
     ),
     "an exit": (make_source("os._exit(3)"), Flag.CRASH, "exit 3"),

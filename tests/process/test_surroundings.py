@@ -7,6 +7,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import types
 from pathlib import Path
 
@@ -139,22 +140,29 @@ def test_the_socket_directory_is_private_short_and_removed():
     assert not folder.exists()
 
 
-def test_what_a_killed_owner_left_is_removed_by_the_next_and_nothing_else(tmp_path):
+@pytest.fixture
+def short_dir():
+    """A directory with room for the path of a socket; pytest's own are too deep on a worker."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def test_the_socket_directory_of_a_killed_owner_is_removed_and_nothing_else(short_dir):
     code = (
         "import os, sys; from pathlib import Path; from forge.process.sockets import *;"
         "opened = open_socket_dir(base=Path(sys.argv[1]));"
         "print(opened.__enter__(), flush=True); os.kill(os.getpid(), 9)"
     )
-    command = [sys.executable, "-c", code, str(tmp_path)]
+    command = [sys.executable, "-c", code, str(short_dir)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     killed = Path(done.stdout.strip())
     (killed / "model.gguf").touch()
-    (tmp_path / "forge-of-somebody-else").mkdir()
-    with open_socket_dir(base=tmp_path) as first, open_socket_dir(base=tmp_path) as second:
+    (short_dir / "forge-of-somebody-else").mkdir()
+    with open_socket_dir(base=short_dir) as first, open_socket_dir(base=short_dir) as second:
         assert not killed.exists()
         assert first.exists(), "its owner lives"
         assert second.exists()
-    assert [path.name for path in tmp_path.iterdir()] == ["forge-of-somebody-else"]
+    assert [path.name for path in short_dir.iterdir()] == ["forge-of-somebody-else"]
 
 
 def test_a_socket_path_that_would_be_too_long_is_a_config_error_with_advice(tmp_path):
