@@ -1,9 +1,9 @@
-"""A run that a real `forge run experiments/quickstart.toml` left (all stages, on two CPU cores),
-trimmed by `tests/canned/make.py` to whole groups.
+"""A run of `forge run experiments/quickstart.toml` (all stages, on two CPU cores), trimmed to whole
+groups by `tests/canned/make.py`.
 
-`quickstart-1.tar.xz` holds the run directory: run.db as its writer left it (texts plain),
-tokens.db with the last step's tokens, the resolved experiment, STATUS.json and the logs. Tests ask
-for the fixture `canned_run`; who needs it older than our schema calls `unpack(is_migrated=False)`.
+`quickstart-1.tar.xz` holds the run directory: run.db as its writer left it (texts plain), tokens.db
+with the last step's tokens, the resolved experiment, STATUS.json and the logs. Tests use the
+fixture `canned_run`; `unpack(is_migrated=False)` gives the run in its older schema.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ARCHIVE = Path(__file__).with_name("quickstart-1.tar.xz")
 
 
 def unpack(store_dir: Path, *, is_migrated: bool = True) -> RunPaths:
-    """Unpacks the run into `store_dir` and brings its databases to our schema, as a writer does."""
+    """Unpacks the run into `store_dir` and migrates its databases, as a writer does."""
     store_dir.mkdir(parents=True, exist_ok=True)
     with tarfile.open(ARCHIVE) as archive:
         archive.extractall(store_dir, filter="data")

@@ -2,9 +2,9 @@
 
 Kept whole: events, processes, attempts, policies, metrics, evaluations, logs. Kept in part: groups,
 each with all of its rollouts, turns, verdicts, samples and texts, so that every view stays
-consistent: some of each training step, and every evaluation's of a quarter of its problems.
-Problems that no kept group plays lose their row. Tokens are those of the last training step, as
-`keep_tokens = "last:1"` leaves them.
+consistent: some of each training step, and every evaluation's of a quarter of the problems.
+Problems that no kept group plays are deleted. Tokens are those of the last training step, as with
+`keep_tokens = "last:1"`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tests.canned import ARCHIVE
 
 MAX_BYTES = 700_000
 GROUPS_A_STEP = 3
-"""Of about six: those that gave a signal first, then by group_id."""
+"""Groups kept of about six per step: those with a signal first, then by group_id."""
 EVERY_PROBLEM = 4
-"""One in so many problems of the evaluations."""
+"""One in this many problems of the evaluations is kept."""
 SHOWN_ROOT = "/home/user/runs/quickstart-1"
-"""Stands for the directory in which the run was made, wherever a row or a file names it."""
+"""Replaces the run's original directory in rows and files."""
 FILES = ("experiment.toml", "STATUS.json", "lock", "batches", "logs")
 
 KEEP = """
@@ -57,7 +57,7 @@ SELECT group_id FROM groups WHERE purpose = 'train' AND (stage, step) = (
 
 
 def main(run: Path) -> None:
-    """Writes the archive, or ends where it came out too large."""
+    """Writes the archive; exits with an error if it is too large."""
     with tempfile.TemporaryDirectory() as spare:
         root = Path(spare) / "quickstart-1"
         root.mkdir()
@@ -71,7 +71,7 @@ def main(run: Path) -> None:
 
 
 def trim_run(run: Path, root: Path) -> list[int]:
-    """Copies run.db and deletes what is not kept; returns the groups of the last training step."""
+    """Copies run.db without the rest; returns the groups of the last training step."""
     copy = _copy(run / "run.db", root / "run.db")
     copy.execute(KEEP, {"a_step": GROUPS_A_STEP, "every": EVERY_PROBLEM})
     for table in BY_GROUP:
@@ -95,7 +95,7 @@ def trim_tokens(run: Path, root: Path, groups: list[int]) -> None:
 
 
 def copy_files(run: Path, root: Path) -> None:
-    """The rest of a run directory but weights, checkpoints and data."""
+    """Copies the other files, without weights, checkpoints and data."""
     for name in FILES:
         if (run / name).is_dir():
             shutil.copytree(run / name, root / name, symlinks=True)
@@ -109,7 +109,7 @@ def copy_files(run: Path, root: Path) -> None:
 
 
 def pack(root: Path) -> None:
-    """An archive that is the same for the same files."""
+    """Writes a reproducible archive."""
 
     def plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
         member.uid = member.gid = 0

@@ -1,4 +1,4 @@
-"""The canned run is a whole quickstart in small: every view has rows, every text is there."""
+"""The canned run is a complete small quickstart: its views have rows, no text is missing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from forge.store.layout import RunPaths
 
 EMPTY_VIEWS = {"v_replayed", "v_judge_noise"}
-"""It was never resumed, and a CPU times nothing."""
+"""The run was never resumed, and kernels are not timed on a CPU."""
 
 
 def test_it_holds_every_stage_and_every_step(canned_run: RunPaths) -> None:

@@ -1,4 +1,4 @@
-"""Synthetic records for the tests of store and views: a small run in memory, told by a seed."""
+"""Synthetic records for the tests of store and views: a small run in memory, from a seed."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def group(
     is_greedy: bool = False,
     speed: Timing | None = None,
 ) -> Group:
-    """A group whose rollout r has one turn a status in `statuses[r]`."""
+    """A group whose rollout r has one turn per status in `statuses[r]`."""
     trajectories = []
     for rollout, row in enumerate(statuses):
         turns = tuple(
@@ -255,8 +255,8 @@ def evaluation(
 
 
 def small_run(seed: int = 0) -> list:
-    """Every record type, in the order in which a run writes them: one evaluation, three steps of
-    two groups.
+    """Every record type, in the order that a run writes them: one evaluation, three steps of two
+    groups.
     """
     rng = random.Random(seed)
     out: list = [
@@ -315,8 +315,8 @@ def small_run(seed: int = 0) -> list:
 
 
 def resumed_run() -> list:
-    """`small_run`, killed after it had trained step 2 past its checkpoint and while it played
-    another evaluation; the resumed run trains step 2 and plays the evaluation again.
+    """`small_run`, killed after step 2 and during another evaluation, and resumed before step 2: it
+    trains step 2 and plays the evaluation again.
     """
     records = small_run()
     offered = [r for r in records if isinstance(r, SampleUse) and r.step == 2]
@@ -336,7 +336,7 @@ def resumed_run() -> list:
 
 
 def make_root(root: Path) -> None:
-    """The run directory as the runner makes it: the resolved experiment is there first."""
+    """Creates the run directory as the supervisor does, with the resolved experiment."""
     root.mkdir(parents=True, exist_ok=True)
     (root / "experiment.toml").write_text(EXPERIMENT)
 
@@ -344,7 +344,7 @@ def make_root(root: Path) -> None:
 async def write_run(
     root: Path, records: list, *, texts: str = "plain", keep_tokens: str = "all"
 ) -> Path:
-    """Makes a run directory at `root` holding these records."""
+    """Creates a run directory with these records."""
     make_root(root)
     async with open_writer(root, Options(texts=texts, keep_tokens=keep_tokens)) as writer:
         await writer.put(*records)

@@ -1,4 +1,4 @@
-"""A store on a network file system is refused with the reason, by what the mount table says."""
+"""The mount table decides if a store may lie on a file system."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_innermost_mount_decides(table: Path, path: str, kind: str, is_netwo
     assert (mount.kind, mount.is_network) == (kind, is_network)
 
 
-def test_doctor_refuses_a_store_on_a_network_file_system_and_says_why(
+def test_doctor_refuses_a_store_on_a_network_file_system_with_the_reason(
     table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "find_mount", lambda path: find_mount(path, table=table))
@@ -61,10 +61,10 @@ def test_doctor_refuses_a_store_on_a_network_file_system_and_says_why(
     assert finding.is_ok
 
 
-def test_without_a_mount_table_nothing_is_said(tmp_path: Path) -> None:
+def test_without_a_mount_table_there_is_no_mount(tmp_path: Path) -> None:
     assert find_mount(Path("/"), table=tmp_path / "none") is None
 
 
 @pytest.mark.skipif(not MOUNTINFO.exists(), reason="no mount table here")
-def test_this_machines_table_is_read() -> None:
+def test_the_mount_table_of_this_machine_is_read() -> None:
     assert find_mount(Path("/proc/self")).kind == "proc"  # type: ignore[union-attr]

@@ -1,6 +1,4 @@
-"""kill -9 while a writer writes and a reader looks on: nothing acknowledged is lost, nobody sees a
-lock.
-"""
+"""kill -9 during a write, beside a reader: no flushed row is lost, the reader sees no lock."""
 
 from __future__ import annotations
 
@@ -35,12 +33,12 @@ anyio.run(main)
 """
 
 
-class Looking(threading.Thread):
-    """Reads a run again and again, on a connection of its own, until it is told to stop."""
+class PollingReader(threading.Thread):
+    """Polls a run on its own connection until `stop`."""
 
     def __init__(self, root: Path) -> None:
         super().__init__()
-        self.root, self.errors, self.num_looks = root, [], 0
+        self.root, self.errors, self.num_polls = root, [], 0
         self._is_over = threading.Event()
 
     def run(self) -> None:
@@ -50,7 +48,7 @@ class Looking(threading.Thread):
                     for _ in range(5):
                         reader.rows("SELECT * FROM v_steps ORDER BY step DESC LIMIT 5")
                         reader.value("SELECT max(turn_row) FROM turns")
-                        self.num_looks += 1
+                        self.num_polls += 1
             except sqlite3.Error as error:
                 self.errors.append(str(error))
 
@@ -60,14 +58,14 @@ class Looking(threading.Thread):
 
 
 def kill_after(root: Path, num_acknowledged: int) -> None:
-    """Asserts what must hold of a run whose writer was killed after so many flushes."""
+    """Kills the writer after so many flushes and asserts that no flushed row is lost."""
     root.mkdir(parents=True)
     child = subprocess.Popen(
         [sys.executable, "-c", KILLED, str(root)], stdout=subprocess.PIPE, text=True
     )
     assert child.stdout is not None
     acknowledged = int(child.stdout.readline())
-    looking = Looking(root)
+    looking = PollingReader(root)
     looking.start()
     try:
         for _ in range(num_acknowledged):

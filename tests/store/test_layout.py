@@ -1,4 +1,4 @@
-"""The run directory: numbers, finding, owning."""
+"""The run directory: numbering, finding, owning."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def make_run(store: Path, name: str) -> RunPaths:
     return paths
 
 
-def test_runs_that_start_at_once_get_numbers_of_their_own(tmp_path: Path) -> None:
+def test_runs_that_start_simultaneously_get_different_numbers(tmp_path: Path) -> None:
     with ThreadPoolExecutor(16) as pool:
         runs = list(pool.map(lambda _: create_run("toy", store_dir=tmp_path), range(32)))
     assert sorted(run.name for run in runs) == sorted(f"toy-{n}" for n in range(1, 33))
 
 
-def test_a_name_with_a_number_in_it_counts_apart(tmp_path: Path) -> None:
+def test_a_name_that_ends_in_a_number_is_numbered_separately(tmp_path: Path) -> None:
     assert create_run("toy-2", store_dir=tmp_path).name == "toy-2-1"
     assert create_run("toy", store_dir=tmp_path).name == "toy-1"
 
@@ -44,7 +44,7 @@ def test_a_run_is_found_by_path_name_number_and_last(tmp_path: Path) -> None:
     assert find_run("last", store_dir=tmp_path) == other
 
 
-def test_runs_are_listed_as_they_began_whichever_was_written_last(tmp_path: Path) -> None:
+def test_runs_are_listed_by_start_not_by_last_write(tmp_path: Path) -> None:
     runs = [make_run(tmp_path, "toy") for _ in range(3)]
     for began, run in zip((2_000, 1_000, 3_000), runs, strict=True):
         run.experiment.touch()
@@ -61,7 +61,7 @@ def test_an_unknown_run_is_one_line_with_a_suggestion(tmp_path: Path) -> None:
         find_run("last", store_dir=tmp_path / "none")
 
 
-def test_an_unknown_run_names_the_newest_that_there_are_and_counts_the_others(
+def test_an_unknown_run_lists_the_newest_runs_and_counts_the_others(
     tmp_path: Path,
 ) -> None:
     for began, name in enumerate(("c", "a", "b")):
@@ -74,7 +74,7 @@ def test_an_unknown_run_names_the_newest_that_there_are_and_counts_the_others(
         find_run("quickstart", store_dir=tmp_path)
 
 
-def test_a_store_that_cannot_be_written_is_the_machines_fault(tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_written_is_a_machine_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(MachineError, match="cannot make a run directory"):
         create_run("toy", store_dir=tmp_path / "file")
@@ -105,16 +105,16 @@ def test_a_run_has_one_owner_and_the_lock_ends_with_its_process(tmp_path: Path) 
     assert not is_owned(paths)
 
 
-def test_who_holds_a_run_and_is_not_its_supervisor_does_not_run_it(tmp_path: Path) -> None:
+def test_a_holder_that_is_not_the_supervisor_does_not_own_the_run(tmp_path: Path) -> None:
     paths = create_run("toy", store_dir=tmp_path)
     with open_run_lock(paths):
         write_status(paths, {"pid": os.getpid()})
         assert is_owned(paths)
-        write_status(paths, {"pid": os.getpid() + 1})  # of a supervisor that was killed
+        write_status(paths, {"pid": os.getpid() + 1})  # pid of a killed supervisor
         assert not is_owned(paths)
 
 
-def test_status_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_status_is_read_back_as_written(tmp_path: Path) -> None:
     paths = create_run("toy", store_dir=tmp_path)
     assert read_status(paths) == {}
     write_status(paths, {"step": 1})
@@ -123,7 +123,7 @@ def test_status_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert [entry for entry in os.listdir(paths.root) if entry.startswith(".")] == []
 
 
-def test_attempts_count_up_and_latest_points_at_the_newest(tmp_path: Path) -> None:
+def test_attempts_count_up_and_latest_points_to_the_newest(tmp_path: Path) -> None:
     paths = create_run("toy", store_dir=tmp_path)
     assert next_attempt(paths) == 1
     paths.logs(1)

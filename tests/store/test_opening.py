@@ -1,4 +1,4 @@
-"""Whatever state a run is found in, it is read, or one line says why not and what to do."""
+"""A run in any state is read, or one line says why not and what to do."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_run_of_schema_1_is_read_without_being_written_and_migrated_by_its_nex
     assert old["v_steps"]
 
 
-def test_a_run_whose_views_are_another_forges_is_read_by_ours(tmp_path: Path) -> None:
+def test_a_run_with_other_views_is_read_through_this_versions(tmp_path: Path) -> None:
     root = anyio.run(write_run, tmp_path / "toy-1", small_run())
     ours = read_all(root)
     with closing(sqlite3.connect(root / "run.db")) as connection:
@@ -72,7 +72,7 @@ def test_a_run_whose_views_are_another_forges_is_read_by_ours(tmp_path: Path) ->
     assert read_all(root) == ours
 
 
-def test_a_plain_run_of_ours_needs_no_views_before_its_own(tmp_path: Path) -> None:
+def test_a_plain_run_of_this_version_needs_no_temporary_views(tmp_path: Path) -> None:
     root = anyio.run(write_run, tmp_path / "toy-1", small_run())
     with open_run(root) as reader:
         assert reader.value("SELECT count(*) FROM sqlite_temp_master") == 0
@@ -82,7 +82,7 @@ def test_a_plain_run_of_ours_needs_no_views_before_its_own(tmp_path: Path) -> No
 def test_a_run_copied_in_part_is_one_line(root: Path, tmp_path: Path, kept: float) -> None:
     copy = tmp_path / "toy-1"
     shutil.copytree(root, copy)
-    (copy / "run.db-wal").unlink(missing_ok=True)  # with all of it, nothing would be missing
+    (copy / "run.db-wal").unlink(missing_ok=True)  # a complete WAL would hold the missing pages
     size = (copy / "run.db").stat().st_size
     os.truncate(copy / "run.db", int(kept * size if kept < 1 else kept))
     with pytest.raises(ConfigError, match=r"copied|cannot be read") as error:
@@ -90,7 +90,7 @@ def test_a_run_copied_in_part_is_one_line(root: Path, tmp_path: Path, kept: floa
     assert "\n" not in str(error.value)
 
 
-def test_a_page_that_is_damaged_is_one_line_when_it_is_read(root: Path, tmp_path: Path) -> None:
+def test_a_damaged_page_is_one_line_when_it_is_read(root: Path, tmp_path: Path) -> None:
     copy = tmp_path / "toy-1"
     shutil.copytree(root, copy)
     with open_run(copy) as reader:
@@ -104,7 +104,7 @@ def test_a_page_that_is_damaged_is_one_line_when_it_is_read(root: Path, tmp_path
     assert "\n" not in str(error.value)
 
 
-def test_a_run_whose_tokens_are_damaged_is_read_without_them(root: Path, tmp_path: Path) -> None:
+def test_a_run_with_damaged_tokens_is_read_without_them(root: Path, tmp_path: Path) -> None:
     copy = tmp_path / "toy-1"
     shutil.copytree(root, copy)
     (copy / "tokens.db").write_bytes(b"not a database, but long enough to look like one" * 40)
@@ -112,7 +112,7 @@ def test_a_run_whose_tokens_are_damaged_is_read_without_them(root: Path, tmp_pat
 
 
 async def copy_while_written(root: Path, copies: dict[str, Path]) -> None:
-    """Takes copies while a writer holds the run and all it has written is in the WAL."""
+    """Copies a live run, with all of its rows still in the WAL."""
     make_root(root)
     async with open_writer(root, Options()) as writer:
         await writer.put(*small_run())
@@ -124,7 +124,7 @@ async def copy_while_written(root: Path, copies: dict[str, Path]) -> None:
                     shutil.copy(file, copy)
 
 
-def test_a_run_copied_while_it_is_written_has_what_was_flushed_if_its_wal_came_along(
+def test_a_copy_of_a_live_run_has_all_flushed_rows_if_its_wal_was_copied(
     tmp_path: Path,
 ) -> None:
     copies = {"": tmp_path / "whole-1", "-shm": tmp_path / "no-shm-1", "-wal": tmp_path / "no-1"}
@@ -136,7 +136,7 @@ def test_a_run_copied_while_it_is_written_has_what_was_flushed_if_its_wal_came_a
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs mount")
-def test_a_crashed_run_on_a_read_only_disk_says_that_its_wal_needs_a_place(tmp_path: Path) -> None:
+def test_a_crashed_run_on_a_read_only_disk_is_one_line_about_its_wal(tmp_path: Path) -> None:
     copy = tmp_path / "disk" / "toy-1"
     copy.parent.mkdir()
     anyio.run(copy_while_written, tmp_path / "toy-1", {"-shm": copy})
@@ -151,7 +151,7 @@ def test_a_crashed_run_on_a_read_only_disk_says_that_its_wal_needs_a_place(tmp_p
         subprocess.run(["umount", str(copy.parent)], check=True)
 
 
-def test_a_run_that_vanishes_while_it_is_read_is_read_to_its_end(tmp_path: Path) -> None:
+def test_a_run_deleted_while_open_is_still_readable(tmp_path: Path) -> None:
     root = anyio.run(write_run, tmp_path / "toy-1", small_run())
     with open_run(RunPaths(root)) as reader:
         shutil.rmtree(root)

@@ -1,4 +1,4 @@
-"""A text that is a part of another takes no room twice, and reads as any other."""
+"""A text that is part of another is stored once and reads like any other."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def write_zstd(root: Path, *records: object) -> Path:
     return await write_run(root, [attempt(), *records], texts="zstd")
 
 
-def test_a_candidate_is_stored_as_a_part_of_its_completion(root: Path) -> None:
+def test_a_candidate_is_stored_as_part_of_its_completion(root: Path) -> None:
     assert stored(root, "code_id")[:4] == PART_MAGIC
     assert len(stored(root, "code_id")) < 30
     with open_run(root) as reader:
@@ -48,12 +48,12 @@ def test_a_candidate_is_stored_as_a_part_of_its_completion(root: Path) -> None:
         assert reader.value("SELECT count(*) FROM v_turns WHERE code LIKE '%größer%'") == 1
 
 
-def test_texts_that_are_plain_stay_whole(tmp_path: Path) -> None:
+def test_plain_texts_are_stored_whole(tmp_path: Path) -> None:
     anyio.run(write_run, tmp_path / "toy-1", [turn(0, code=CODE, completion=COMPLETION)])
     assert stored(tmp_path / "toy-1", "code_id") == CODE
 
 
-def test_a_completion_that_was_known_as_a_part_is_still_a_whole_for_others(tmp_path: Path) -> None:
+def test_a_completion_stored_as_a_part_can_contain_other_parts(tmp_path: Path) -> None:
     shorter = CODE[2:]
     turns = [
         turn(0, code=CODE, completion=COMPLETION),
@@ -66,7 +66,7 @@ def test_a_completion_that_was_known_as_a_part_is_still_a_whole_for_others(tmp_p
         ]
 
 
-def test_several_runs_are_read_each_with_its_own_wholes(root: Path, tmp_path: Path) -> None:
+def test_each_of_several_runs_is_decoded_with_its_own_texts(root: Path, tmp_path: Path) -> None:
     code = CODE.replace("kernel", "other")
     turns = [turn(3, code="x" * 90, completion="x" * 99), turn(0, code=code, completion=code + "!")]
     other = anyio.run(write_zstd, tmp_path / "b" / "toy-2", *turns)
@@ -75,7 +75,9 @@ def test_several_runs_are_read_each_with_its_own_wholes(root: Path, tmp_path: Pa
     assert [row["code"] for row in found] == [CODE, code]
 
 
-def test_another_runs_part_is_not_taken_for_a_text_of_this_one(root: Path, tmp_path: Path) -> None:
+def test_a_part_of_another_run_is_not_decoded_with_this_runs_texts(
+    root: Path, tmp_path: Path
+) -> None:
     turns = [turn(number, code="y" * 80, completion=f"{number}" * 900) for number in range(4)]
     other = anyio.run(write_zstd, tmp_path / "b" / "toy-2", *turns)
     with open_run(other) as reader:
@@ -92,7 +94,7 @@ def test_an_sqlite_export_has_every_text_plain(root: Path, tmp_path: Path) -> No
 
 
 @given(st.text(), st.text(min_size=LEAST_PART_BYTES), st.text())
-def test_any_part_comes_back(before: str, part: str, after: str) -> None:
+def test_any_part_is_read_back(before: str, part: str, after: str) -> None:
     encoder = Encoder(texts="zstd")
     whole = before + part + after
     found = find_part(part.encode("utf-8", errors="replace"), whole)

@@ -1,4 +1,4 @@
-"""Reading: read-only, decoded, also through stock sqlite3."""
+"""Reading: read-only, decoded, also through stock sqlite3 and sqlite-utils."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_every_view_answers_and_has_a_comment(
     assert "--" in sql.splitlines()[1]
 
 
-def test_compressed_and_plain_runs_read_alike(roots: dict[str, Path]) -> None:
+def test_compressed_and_plain_runs_read_the_same(roots: dict[str, Path]) -> None:
     query = "SELECT turn_id, prompt, completion, code, detail, feedback FROM v_turns"
     answers = []
     for root in roots.values():
@@ -54,7 +54,7 @@ def test_compressed_and_plain_runs_read_alike(roots: dict[str, Path]) -> None:
     assert "@triton.jit" in answers[0][0]["code"]
 
 
-def test_a_compressed_run_is_searched_by_its_words(roots: dict[str, Path]) -> None:
+def test_a_compressed_run_is_searched_by_text(roots: dict[str, Path]) -> None:
     with open_run(roots["zstd"]) as reader:
         assert reader.value("SELECT count(*) FROM v_turns WHERE code LIKE '%kernel_2_0_%'") == 2
         assert reader.value("SELECT text(prompt_id) FROM turns") == "Write a kernel for softmax."
@@ -123,7 +123,7 @@ def test_the_best_kernel_is_the_fastest_then_the_fewest_launches_then_the_shorte
     assert best == {"turn_id": "g0.r3.t0", "ranked_by": "speedup_low"}
 
 
-def test_steps_and_failures_count_what_was_stored(roots: dict[str, Path]) -> None:
+def test_steps_and_failures_count_the_stored_turns(roots: dict[str, Path]) -> None:
     with open_run(roots["plain"]) as reader:
         steps = reader.rows("SELECT * FROM v_steps")
         failures = reader.rows("SELECT * FROM v_failures WHERE purpose = 'train' AND step = 1")
@@ -134,7 +134,7 @@ def test_steps_and_failures_count_what_was_stored(roots: dict[str, Path]) -> Non
     assert sum(row["share"] for row in failures) == pytest.approx(1.0)
 
 
-def test_what_a_resumed_run_did_twice_is_counted_once(tmp_path: Path) -> None:
+def test_work_repeated_after_a_resume_is_counted_once(tmp_path: Path) -> None:
     anyio.run(write_run, tmp_path / "toy-1", resumed_run())
     with open_run(tmp_path / "toy-1") as reader:
         trained = reader.rows("SELECT step, sample_id, attempt FROM v_samples")
@@ -221,12 +221,12 @@ def test_sqlite_utils_is_imported_only_for_analysis(roots: dict[str, Path]) -> N
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_a_directory_that_is_no_run_is_one_line(tmp_path: Path) -> None:
+def test_a_directory_that_is_not_a_run_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such run"):
         open_run(tmp_path, store_dir=tmp_path)
 
 
 def test_no_statement_numbers_its_parameters() -> None:
-    """With a sequence, Python 3.12 warns of `?1`, and 3.14 refuses it."""
+    """Python 3.12 warns of `?1` with a sequence of parameters, 3.14 refuses it."""
     sources = Path(forge.__file__).parent.rglob("*.py")
     assert [path for path in sources if re.search(r"[ (=]\?\d", path.read_text())] == []

@@ -1,4 +1,4 @@
-"""The queries that the README shows run in stock sqlite3, on a run with plain texts, and answer."""
+"""The README's queries answer in stock sqlite3, on a run with plain texts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ask(path: Path, query: str) -> str:
-    """Through the sqlite3 program, or where there is none a connection with nothing of ours."""
+    """Runs the sqlite3 program, or without one a bare connection."""
     program = shutil.which("sqlite3")
     if program is None:
         connection = sqlite3.connect(path)
@@ -38,10 +38,10 @@ def ask(path: Path, query: str) -> str:
 
 
 @pytest.mark.parametrize("query", QUERIES)
-def test_a_query_of_the_readme_answers_in_stock_sqlite3(run_db: Path, query: str) -> None:
+def test_a_readme_query_answers_in_stock_sqlite3(run_db: Path, query: str) -> None:
     assert ask(run_db, query).strip()
 
 
-def test_the_readme_asks_for_pass_rate_failures_and_best_kernels() -> None:
+def test_the_readme_queries_pass_rate_failures_and_best_kernels() -> None:
     text = "\n".join(QUERIES)
     assert all(view in text for view in ("v_steps", "v_failures", "v_best_kernels"))

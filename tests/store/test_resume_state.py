@@ -1,4 +1,4 @@
-"""What a resumed run reads of its past."""
+"""State that a resumed run reads: counters, groups not yet trained, events."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_last_state_names_the_counters_to_go_on_from(root: Path) -> None:
+def test_the_last_state_has_the_counters_to_continue_from(root: Path) -> None:
     with open_run(root) as reader:
         state = last_state(reader)
     assert (state.attempt, state.group_id, state.sample_id, state.policy_version) == (1, 7, 17, 3)
@@ -40,8 +40,8 @@ def test_the_last_state_names_the_counters_to_go_on_from(root: Path) -> None:
     assert [policy.version for policy in state.policies] == [3, 2, 1]
 
 
-def test_a_version_is_taken_once_a_turn_was_played_with_it(tmp_path: Path) -> None:
-    """Killed during the publish of version 4: its row was not written."""
+def test_a_version_used_by_a_turn_counts_as_published(tmp_path: Path) -> None:
+    """The run was killed during the publish of version 4, before its row was written."""
     root = tmp_path / "toy-1"
     anyio.run(write_run, root, [*small_run(), turn(8, version=4)])
     with open_run(root) as reader:
@@ -60,7 +60,7 @@ def test_a_run_that_never_started_has_an_empty_state(tmp_path: Path) -> None:
     assert state.finished_stages == ()
 
 
-def test_a_group_comes_back_as_it_was_played(tmp_path: Path) -> None:
+def test_an_untrained_group_is_read_back_as_played(tmp_path: Path) -> None:
     root = tmp_path / "toy-1"
     rows = [[Status.WRONG, Status.CORRECT], [Status.INFRA_ERROR], [Status.CORRECT]]
     theirs = group(40, rows, step=9, version=3, speed=timing(2.5))
@@ -76,7 +76,7 @@ def test_a_group_comes_back_as_it_was_played(tmp_path: Path) -> None:
     assert without_logprobs(ours) == without_logprobs(theirs)
 
 
-def test_a_group_whose_tokens_are_gone_is_left_out(tmp_path: Path) -> None:
+def test_a_group_without_tokens_is_left_out(tmp_path: Path) -> None:
     root = tmp_path / "toy-1"
     rows = [[Status.WRONG], [Status.CORRECT]]
     anyio.run(write_run, root, [attempt(), problem(0), group(1, rows), group(2, rows)])
@@ -87,7 +87,7 @@ def test_a_group_whose_tokens_are_gone_is_left_out(tmp_path: Path) -> None:
         assert [g.group_id for g in untrained_groups(reader, stage=1)] == [2]
 
 
-def test_a_group_that_was_trained_does_not_come_back(root: Path) -> None:
+def test_a_trained_group_is_not_read_back(root: Path) -> None:
     with open_run(root) as reader:
         used = set(reader.query("SELECT group_id FROM sample_uses").rows)
         found = {(group.group_id,) for group in untrained_groups(reader, stage=1)}
@@ -108,7 +108,7 @@ def without_logprobs(group: Group) -> dict[str, Any]:
     return found
 
 
-def test_events_come_back_with_their_data(tmp_path: Path) -> None:
+def test_events_are_read_back_with_their_data(tmp_path: Path) -> None:
     root = tmp_path / "toy-1"
     marks = [Event(at=n, kind="checkpoint", message=f"step {n}", data={"step": n}) for n in (1, 2)]
     anyio.run(write_run, root, marks)

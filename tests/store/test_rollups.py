@@ -1,4 +1,4 @@
-"""Roll-ups: whatever was written, in whatever order, views read as the plain sums over all turns.
+"""Roll-ups: the views equal plain sums over all turns, whatever was written in whatever order.
 
 The plain sums are the views of schema 1, kept in `views_1.sql`.
 """
@@ -46,7 +46,7 @@ SUMMED = ["v_groups", "v_steps", "v_levels", "v_failures", "v_best_kernels", "v_
 
 
 class Store:
-    """Both databases in memory, written as the writer's thread does, without its clock."""
+    """Both databases in memory, written as by the writer's thread, without its clock."""
 
     def __init__(self, *, migrations: tuple[str, ...] = RUN_MIGRATIONS) -> None:
         self.run = sqlite3.connect(":memory:", isolation_level=None)
@@ -75,7 +75,7 @@ class Store:
 
     @contextmanager
     def views(self, sql: str) -> Iterator[None]:
-        """These views before our own, as long as it lasts."""
+        """Hides the store's views by these."""
         names = []
         for part in (part.strip() for part in sql.split(";\n")):
             if "CREATE VIEW" in part:
@@ -94,7 +94,7 @@ class Store:
 
 
 def differences(store: Store, plain: str = PLAIN) -> dict[str, tuple[object, object]]:
-    """Views that read otherwise than the plain sums; floats may be summed in another order."""
+    """Views that differ from the plain sums; floats may be summed in another order."""
     ours = {view: store.read(view) for view in SUMMED}
     with store.views(plain):
         theirs = {view: store.read(view) for view in SUMMED}
@@ -126,7 +126,7 @@ STATUSES: tuple[Status, ...] = (
 
 
 def played(rng: random.Random, group_id: int) -> Group:
-    """A group of any purpose in one of a few steps, of a few problems and kernels."""
+    """A random group of any purpose, with one of a few steps, problems and kernels."""
     purpose = rng.choice([Purpose.TRAIN, Purpose.TRAIN, Purpose.EVAL])
     rows = [rng.choices(STATUSES, k=rng.randint(1, 3)) for _ in range(rng.randint(1, 3))]
     made = group(
@@ -144,15 +144,15 @@ def played(rng: random.Random, group_id: int) -> Group:
 
 
 def kernel(rng: random.Random, made: Turn) -> Turn:
-    """Some answers are the same as others', some were not timed."""
+    """A turn with one of a few kernels; some are not timed."""
     code = f"# kernel {rng.randrange(6)}" if rng.random() < 0.7 else made.code
     verdict = made.verdict if rng.random() < 0.8 else replace(made.verdict, timing=None)
     verdict = replace(verdict, num_launches=rng.randrange(3), device=rng.choice(["a", "b"]))
     return replace(made, code=code, completion_text=code, verdict=verdict)
 
 
-def story(rng: random.Random) -> Iterator[Record | None]:
-    """What a run may write, in any order it may have; None where a step is settled meanwhile."""
+def random_run(rng: random.Random) -> Iterator[Record | None]:
+    """Records in any order that a run may produce; None where steps are settled."""
     groups: dict[int, Group] = {}
     offered: list[Sample] = []
     yield attempt(1)
@@ -160,7 +160,7 @@ def story(rng: random.Random) -> Iterator[Record | None]:
     for number in range(2, 40):
         act = rng.random()
         if act < 0.3 or not groups:
-            made = played(rng, group_id := rng.randrange(12))  # at times one that there is
+            made = played(rng, group_id := rng.randrange(12))  # sometimes an existing one
             for trajectory in made.trajectories:
                 yield from trajectory.turns
                 if rng.random() < 0.9:
@@ -189,10 +189,10 @@ def story(rng: random.Random) -> Iterator[Record | None]:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 1 << 32))
-def test_views_read_as_the_plain_sums_whatever_was_written(seed: int) -> None:
+def test_views_equal_the_plain_sums_whatever_was_written(seed: int) -> None:
     rng = random.Random(seed)
     with closing(Store()) as store:
-        for record in story(rng):
+        for record in random_run(rng):
             if record is None:
                 store.settle(times=rng.randint(1, 4))
             else:
@@ -207,31 +207,31 @@ def test_views_read_as_the_plain_sums_whatever_was_written(seed: int) -> None:
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 1 << 32))
-def test_a_run_of_schema_1_reads_alike_before_and_after_its_migration(seed: int) -> None:
+def test_a_run_of_schema_1_reads_the_same_before_and_after_its_migration(seed: int) -> None:
     rng = random.Random(seed)
     with closing(Store(migrations=RUN_MIGRATIONS[:1])) as store:
-        store.put(*(record for record in story(rng) if record is not None))
+        store.put(*(record for record in random_run(rng) if record is not None))
         assert differences(store, PLAIN_VIEWS) == {}
         migrate(store.run, path=Path("run.db"), migrations=RUN_MIGRATIONS, views=VIEWS)
         assert differences(store) == {}
-        store.put(*(record for record in story(rng) if record is not None))
+        store.put(*(record for record in random_run(rng) if record is not None))
         store.settle(max_open=1)
         assert differences(store) == {}
 
 
-def test_the_stories_give_every_view_something_to_show() -> None:
+def test_the_random_runs_give_every_view_rows() -> None:
     shown: set[str] = set()
     for seed in range(8):
         rng = random.Random(seed)
         with closing(Store()) as store:
-            for record in story(rng):
+            for record in random_run(rng):
                 store.settle(times=2) if record is None else store.put(record)
             shown |= {view for view in SUMMED if len(store.read(view)) > 1}
     assert set(SUMMED) - shown == {"v_metrics", "v_idle"}
 
 
 def test_a_settled_step_is_read_from_its_roll_up() -> None:
-    """Else the tests above compare the plain sums with themselves."""
+    """Otherwise the tests above would compare the plain sums with themselves."""
     with closing(Store()) as store:
         store.put(attempt(), problem(0), group(0, [[Status.CORRECT], [Status.WRONG]]))
         store.settle()
@@ -260,7 +260,7 @@ async def write_steps(root: Path) -> tuple[int, int]:
         return num_open, reader.value("SELECT count(*) FROM open_steps")
 
 
-def test_what_a_killed_run_left_open_is_read_and_settled_by_the_next_writer(tmp_path: Path) -> None:
+def test_steps_left_open_by_a_killed_run_are_settled_by_the_next_writer(tmp_path: Path) -> None:
     root = tmp_path / "toy-1"
     make_root(root)
     anyio.run(write_steps, root)
@@ -281,7 +281,7 @@ def test_what_a_killed_run_left_open_is_read_and_settled_by_the_next_writer(tmp_
         assert reader.rows("SELECT * FROM v_steps ORDER BY step") == before
 
 
-def test_a_resumed_run_reads_as_the_plain_sums() -> None:
+def test_a_resumed_run_equals_the_plain_sums() -> None:
     with closing(Store()) as store:
         store.put(*resumed_run())
         for _ in range(8):
@@ -291,5 +291,5 @@ def test_a_resumed_run_reads_as_the_plain_sums() -> None:
 
 
 @pytest.mark.parametrize("kind", [Attempt, Group, Problem, Sample, SampleUse, Turn])
-def test_the_story_has_every_kind_of_record_that_views_sum(kind: type) -> None:
-    assert any(isinstance(record, kind) for record in story(random.Random(1)))
+def test_the_random_run_has_every_record_type_that_views_sum(kind: type) -> None:
+    assert any(isinstance(record, kind) for record in random_run(random.Random(1)))

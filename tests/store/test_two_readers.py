@@ -1,4 +1,4 @@
-"""Several readers of one run in one process, as the monitor has them."""
+"""Several readers of one run in one process, as in the monitor."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from forge.store.layout import RunPaths
 
 
-def test_a_reader_sees_what_writers_wrote_that_came_and_went_after_another_was_opened(
+def test_a_reader_sees_later_writers_after_a_second_reader_was_closed(
     canned_run: RunPaths,
 ):
     with open_run(canned_run) as first:
         before = first.value("SELECT count(*) FROM events")
-        with open_run(canned_run) as second:  # opening and closing drop no lock of the first
+        with open_run(canned_run) as second:  # opening and closing it keeps the first one's locks
             assert second.value("SELECT count(*) FROM events") == before
         for num in (1, 2):
             version = first.data_version()
@@ -27,7 +27,7 @@ def test_a_reader_sees_what_writers_wrote_that_came_and_went_after_another_was_o
 
 
 def write_event(paths: RunPaths) -> None:
-    """By a process that ends, as the supervisor of a run that is resumed."""
+    """Writes an event from a process that ends, like the supervisor of a resumed run."""
     code = (
         "import sqlite3, sys; connection = sqlite3.connect(sys.argv[1], isolation_level=None); "
         'connection.execute("INSERT INTO events (attempt, at, kind, message, data) '

@@ -1,4 +1,4 @@
-"""The writer: what was flushed is on disk, whatever happens next."""
+"""The writer: flushed rows are on disk, whatever happens next."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_a_group_put_without_its_turns_stores_them(tmp_path: Path) -> None
     assert rows[0]["ended"] == "correct"
 
 
-async def test_tokens_and_logprobs_come_back_as_they_were(tmp_path: Path) -> None:
+async def test_tokens_and_logprobs_are_read_back_exactly(tmp_path: Path) -> None:
     played = turn(0)
     root = await write_run(tmp_path / "toy-1", [played])
     with open_run(root) as reader:
@@ -106,7 +106,7 @@ def test_any_text_survives(text: str, texts: str) -> None:
     assert decode_text(stored) == text.encode("utf-8", errors="replace").decode()
 
 
-async def test_putting_nothing_is_no_transaction(tmp_path: Path) -> None:
+async def test_an_empty_put_starts_no_transaction(tmp_path: Path) -> None:
     async with open_writer(tmp_path, Options()) as writer:
         await writer.put(*small_run())
         await writer.flush()
@@ -120,7 +120,7 @@ async def test_putting_nothing_is_no_transaction(tmp_path: Path) -> None:
             assert other.execute("PRAGMA data_version").fetchone() != before
 
 
-async def test_what_is_no_record_is_refused_where_it_was_put(tmp_path: Path) -> None:
+async def test_an_object_without_a_table_is_refused_by_put(tmp_path: Path) -> None:
     (tmp_path / "toy-1").mkdir()
     async with open_writer(tmp_path / "toy-1", Options()) as writer:
         with pytest.raises(TypeError, match="no table for str"):
@@ -169,7 +169,7 @@ async def test_the_loop_is_not_blocked_while_much_is_written(tmp_path: Path) -> 
 
 
 async def write_until_refused(root: Path, kept: list[int]) -> None:
-    """Puts turns of 20 kB; `kept` gets those whose flush returned."""
+    """Puts turns of 20 kB; appends the number of each flushed one to `kept`."""
     async with open_writer(root, Options()) as writer:
         for number in range(10_000):
             await writer.put(turn(number, completion="x" * 20_000 + str(number)))
@@ -178,7 +178,7 @@ async def write_until_refused(root: Path, kept: list[int]) -> None:
 
 
 def fill(root: Path) -> int:
-    """Writes until the disk refuses; returns how many turns were acknowledged."""
+    """Writes until the disk is full; returns the number of flushed turns."""
     kept: list[int] = []
     with pytest.raises(MachineError, match=r"cannot write: .*full") as refused:
         anyio.run(write_until_refused, root, kept)
@@ -187,7 +187,7 @@ def fill(root: Path) -> int:
     return len(kept)
 
 
-def test_a_full_disk_is_one_machine_error_and_loses_nothing_recorded(tmp_path: Path) -> None:
+def test_a_full_disk_is_one_machine_error_and_loses_no_flushed_row(tmp_path: Path) -> None:
     mount = tmp_path / "small"
     mount.mkdir()
     done = subprocess.run(
@@ -214,7 +214,7 @@ def test_a_full_disk_is_one_machine_error_and_loses_nothing_recorded(tmp_path: P
         assert reader.value("SELECT count(*) FROM turns") == kept + 1
 
 
-def test_a_database_that_may_not_grow_keeps_what_was_flushed(
+def test_a_database_at_its_size_limit_keeps_flushed_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from forge.store.write import databases as module
@@ -234,7 +234,7 @@ def test_a_database_that_may_not_grow_keeps_what_was_flushed(
         assert reader.value("SELECT count(*) FROM turns") == kept
 
 
-async def test_a_nearly_full_disk_stops_the_run_but_takes_its_last_words(tmp_path: Path) -> None:
+async def test_a_nearly_full_disk_stops_the_run_but_records_its_end(tmp_path: Path) -> None:
     root = tmp_path / "toy-1"
     root.mkdir()
     async with open_writer(root, Options(min_free_bytes=1 << 60)) as writer:
@@ -248,7 +248,7 @@ async def test_a_nearly_full_disk_stops_the_run_but_takes_its_last_words(tmp_pat
         assert reader.value("SELECT count(*) FROM events") == 1
 
 
-async def test_a_failed_writer_says_so_to_every_later_put_and_flush(tmp_path: Path) -> None:
+async def test_every_put_and_flush_after_a_failure_raises_it(tmp_path: Path) -> None:
     root = tmp_path / "toy-1"
     root.mkdir()
     async with open_writer(root, Options()) as writer:
@@ -277,7 +277,7 @@ def test_a_newer_schema_is_refused_by_writer_and_reader_in_one_line(
     assert (root / "run.db").read_bytes() == before
 
 
-async def test_a_file_that_is_no_database_is_one_line(tmp_path: Path) -> None:
+async def test_a_file_that_is_not_a_database_is_one_line(tmp_path: Path) -> None:
     root = tmp_path / "toy-1"
     root.mkdir()
     (root / "run.db").write_text("hello " * 1000)
@@ -285,7 +285,7 @@ async def test_a_file_that_is_no_database_is_one_line(tmp_path: Path) -> None:
         open_run(root)
 
 
-async def test_views_are_replaced_when_they_read_differently(tmp_path: Path) -> None:
+async def test_views_that_differ_are_replaced(tmp_path: Path) -> None:
     root = await write_run(tmp_path / "toy-1", small_run())
     with sqlite3.connect(root / "run.db") as connection:
         connection.execute("DROP VIEW v_steps")
@@ -306,7 +306,7 @@ def token_groups(root: Path) -> list[int]:
 @pytest.mark.parametrize(
     ("keep", "kept"), [("all", [1, 2, 3, 4]), ("untrained", [3, 4]), ("last:3", [2, 3, 4])]
 )
-async def test_keep_tokens_never_drops_what_is_untrained(
+async def test_keep_tokens_never_drops_untrained_tokens(
     tmp_path: Path, keep: str, kept: list[int]
 ) -> None:
     root = tmp_path / "toy-1"
@@ -324,10 +324,8 @@ async def test_keep_tokens_never_drops_what_is_untrained(
 
 
 @pytest.mark.slow
-async def test_two_thousand_turns_a_second_are_written(tmp_path: Path) -> None:
-    """6 kB of texts a turn, compressed; measured in bench/, a third of that is asked of a busy
-    machine.
-    """
+async def test_seven_hundred_turns_per_second_are_written(tmp_path: Path) -> None:
+    """6 kB of texts per turn, compressed; a third of the rate of an idle machine (bench/)."""
     root = tmp_path / "toy-1"
     root.mkdir()
     body = "    x = tl.load(x_ptr + offsets, mask=mask)\n" * 90

@@ -1,4 +1,4 @@
-"""SQL of a person: several runs at once, nothing written, nothing endless, nothing obeyed."""
+"""SQL from users: several runs, nothing written, interruptible, output safe for terminals."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ WRITES = (
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs: texts plain in one, compressed in the other."""
+    """Two runs, one with plain texts, one with compressed ones."""
     root = tmp_path_factory.mktemp("runs")
     anyio.run(write_run, root / "toy-1", small_run())
     anyio.run(lambda: write_run(root / "toy-2", small_run(1), texts="zstd"))
@@ -56,7 +56,7 @@ def contents(store: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in store.glob("toy-*/run.db")}
 
 
-def test_each_view_of_several_runs_says_which_run_a_row_is_of(store: Path) -> None:
+def test_each_row_of_several_runs_names_its_run(store: Path) -> None:
     with several(store, "toy-1", "toy-2") as reader:
         found = reader.rows("SELECT run, count(*) AS num FROM v_turns GROUP BY run ORDER BY run")
         codes = reader.rows("SELECT run, code FROM v_turns WHERE turn_id = 'g0.r0.t0'")
@@ -72,7 +72,7 @@ def test_each_view_of_several_runs_says_which_run_a_row_is_of(store: Path) -> No
     assert {"v_steps", "turns"} <= names
 
 
-def test_runs_of_one_name_and_of_two_schemas_are_told_apart(tmp_path: Path) -> None:
+def test_runs_of_the_same_name_are_named_by_directory(tmp_path: Path) -> None:
     old, new = unpack(tmp_path / "old", is_migrated=False), unpack(tmp_path / "new")
     with SeveralReader([old, new]) as reader:
         assert list(reader.schemas) == ["quickstart_1", "quickstart_1_2"]
@@ -83,9 +83,7 @@ def test_runs_of_one_name_and_of_two_schemas_are_told_apart(tmp_path: Path) -> N
     assert found[0]["turns"] == found[1]["turns"]
 
 
-def test_a_run_of_an_older_schema_has_nothing_where_it_lacks_a_column(
-    store: Path, tmp_path: Path
-) -> None:
+def test_a_column_that_an_older_schema_lacks_is_null(store: Path, tmp_path: Path) -> None:
     import shutil
     import sqlite3
 
@@ -112,7 +110,7 @@ def test_sql_that_writes_is_refused_in_one_line(store: Path, statement: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("runs", "words"),
+    ("runs", "expected"),
     [
         ("toy-1,toy-1", "twice"),
         ("toy-1,nope", "no such run"),
@@ -120,16 +118,16 @@ def test_sql_that_writes_is_refused_in_one_line(store: Path, statement: str) -> 
         (",".join(f"toy-{n}" for n in range(1, 12)), "at most 10|no such run"),
     ],
 )
-def test_runs_that_cannot_be_asked_together_are_one_line(
-    store: Path, capsys: pytest.CaptureFixture[str], runs: str, words: str
+def test_runs_that_cannot_be_queried_together_are_one_line(
+    store: Path, capsys: pytest.CaptureFixture[str], runs: str, expected: str
 ) -> None:
     assert run_command(["sql", "--runs", runs, "SELECT 1", "--store", str(store)]) == 2
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert any(word in told for word in words.split("|"))
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1
+    assert any(word in printed for word in expected.split("|"))
 
 
-def test_the_command_asks_several_runs(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_queries_several_runs(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     query = "SELECT run, max(step) AS step FROM v_steps GROUP BY run"
     argv = ["sql", "--runs", "toy-1,toy-2", "--store", str(store)]
     assert run_command([*argv, query, "--json"]) == 0
@@ -141,7 +139,7 @@ def test_the_command_asks_several_runs(store: Path, capsys: pytest.CaptureFixtur
     assert "v_best_kernels" in capsys.readouterr().out
 
 
-def test_a_named_query_asks_one_run(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_named_query_takes_a_single_run(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its joins by stage and step would mix the runs."""
     argv = ["sql", "--runs", "toy-1,toy-2", "--named", "failures", "--store", str(store)]
     assert run_command(argv) == 2
@@ -173,15 +171,15 @@ def test_a_damaged_run_is_one_line(
         for (page,) in reader.query(pages).rows:
             whole[4096 * (page - 1) : 4096 * page] = b"\xff" * 4096
     (damaged / "run.db").write_bytes(whole)
-    words = {
+    paths = {
         "RUN": str(damaged),
         "OUT": str(tmp_path / "out"),
         "OUT.jsonl": str(tmp_path / "o.jsonl"),
     }
-    assert run_command([words.get(word, word) for word in argv]) in (2, 3)
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert "malformed" in told
+    assert run_command([paths.get(word, word) for word in argv]) in (2, 3)
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1
+    assert "malformed" in printed
     assert list(tmp_path.glob("o*/*")) + list(tmp_path.glob("*.jsonl")) == []
 
 
@@ -197,7 +195,7 @@ def test_a_named_query_takes_parameters(store: Path, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("how", [(), ("--runs", "toy-1,toy-2")])
-def test_sql_that_never_ends_is_ended_by_ctrl_c_and_loses_nothing(
+def test_ctrl_c_ends_an_endless_query_and_the_run_is_intact(
     store: Path, how: tuple[str, ...]
 ) -> None:
     before = contents(store)
@@ -207,28 +205,28 @@ def test_sql_that_never_ends_is_ended_by_ctrl_c_and_loses_nothing(
         _wait_for_cpu(child.pid, seconds=1.0)
         asked = time.monotonic()
         child.send_signal(signal.SIGINT)
-        _, told = child.communicate(timeout=30)
+        _, printed = child.communicate(timeout=30)
     assert time.monotonic() - asked < 5
     assert child.returncode == 130
-    assert told in (b"", b"forge: stopped by Ctrl-C\n"), "no traceback"
+    assert printed in (b"", b"forge: stopped by Ctrl-C\n"), "no traceback"
     assert contents(store) == before
     with open_run(store / "toy-1") as reader:
         assert reader.value("SELECT count(*) FROM turns") == 24
 
 
 def _wait_for_cpu(pid: int, *, seconds: float) -> None:
-    """Until the child has used so much: it has started and is in its query."""
+    """Waits until the child has used this much CPU time, so it is in its query."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        if (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK") > seconds:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        if (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") > seconds:
             return
         time.sleep(0.05)
-    raise AssertionError("the child never came to its query")
+    raise AssertionError("the child did not reach its query")
 
 
-def test_an_endless_answer_is_written_as_it_comes() -> None:
-    """`forge sql ... --csv | head` ends: nothing waits for the last row."""
+def test_an_endless_result_is_written_while_it_is_fetched() -> None:
+    """`forge sql ... --csv | head` ends without the last row."""
     found = sql.csv_parts(_endless())
     assert next(found).startswith("x\n1\n2\n")
     assert next(sql.json_parts(_endless())) == '[{"x": 1}'
@@ -238,14 +236,14 @@ def _endless() -> RowStream:
     return RowStream(columns=("x",), rows=((n,) for n in itertools.count(1)))
 
 
-def test_a_terminal_shows_the_first_rows_and_says_so() -> None:
+def test_a_terminal_shows_the_first_rows_and_a_note() -> None:
     text = shown(sql.render_found(_endless(), most=3))
     assert "the first 3 rows; --csv and --json print all" in text
     table = RowTable(columns=("x",), rows=((1,), (2,)))
     assert "first" not in shown(sql.render_found(table, most=2))
 
 
-def test_numbers_that_json_has_not_are_null(store: Path) -> None:
+def test_numbers_that_are_not_finite_are_null_in_json(store: Path) -> None:
     with open_run(store / "toy-1") as reader:
         text = sql.to_json(sql.run_sql(reader, "SELECT 9e999 AS x, x'00ff' AS y"))
     assert json.loads(text) == [{"x": None, "y": "00ff"}]

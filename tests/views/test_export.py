@@ -1,4 +1,4 @@
-"""What is exported equals what the run has, in every format, whole or not at all."""
+"""Exports equal the run in every format, and are complete or absent."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def test_a_real_run_is_exported_whole(canned_run: RunPaths, tmp_path: Path) -> N
         assert parquet.read_table(each.path).num_rows == len(ask(canned_run, each.name))
 
 
-def test_every_number_is_exported_as_one(tmp_path: Path) -> None:
-    """A column whose type is not known by its name would be text."""
+def test_every_numeric_column_is_exported_as_a_number(tmp_path: Path) -> None:
+    """A column whose name is missing in the list of types would be text."""
     speed = timing(2.0)
     records = [attempt(), *small_run()[1:], turn(70, speed=speed), group(71, [], step=9)]
     anyio.run(write_run, tmp_path / "toy-1", records)
@@ -84,7 +84,7 @@ def test_every_number_is_exported_as_one(tmp_path: Path) -> None:
         assert not texts & numbers, name
 
 
-def test_batches_follow_each_other(
+def test_batches_are_concatenated(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(view, "BATCH_ROWS", 5)
@@ -134,7 +134,7 @@ def test_sqlite_of_a_run_on_a_read_only_disk_is_whole(root: Path, tmp_path: Path
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_a_copy_of_a_run_that_is_written_is_one_moment_of_it(
+async def test_a_copy_of_a_live_run_is_one_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(view, "COPY_PAGES", 1)
@@ -162,22 +162,22 @@ async def test_a_copy_of_a_run_that_is_written_is_one_moment_of_it(
 
 
 @pytest.mark.parametrize(
-    ("form", "tables", "words"),
+    ("form", "tables", "expected"),
     [
         ("xml", (), "parquet, csv, sqlite"),
         ("csv", ("turn",), "no such table; there are turns"),
         ("sqlite", ("turns",), "copy of the whole run"),
     ],
 )
-def test_a_wrong_export_is_one_line(
-    root: Path, tmp_path: Path, form: str, tables: tuple[str, ...], words: str
+def test_an_invalid_export_is_one_line(
+    root: Path, tmp_path: Path, form: str, tables: tuple[str, ...], expected: str
 ) -> None:
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=expected):
         export(root, form, tmp_path, tables=tables)
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet", "sqlite"])
-def test_an_export_is_written_over_nothing(root: Path, tmp_path: Path, form: str) -> None:
+def test_an_export_overwrites_no_file(root: Path, tmp_path: Path, form: str) -> None:
     tables = () if form == "sqlite" else ("steps", "events", "steps")
     files = export(root, form, tmp_path, tables=tables)
     assert len(files) == len({each.path for each in files})
@@ -187,7 +187,7 @@ def test_an_export_is_written_over_nothing(root: Path, tmp_path: Path, form: str
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_a_folder_that_cannot_be_made_is_one_line(root: Path, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_one_line(root: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be written"):
         export(root, "csv", tmp_path / "file" / "out")

@@ -1,4 +1,4 @@
-"""Each of a researcher's questions has its answer, and the answer is right."""
+"""Each research question has an answer, and the answer is right."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 ANSWERABLE = [each for each in view.QUESTIONS if each.queries]
 NOT_TIMED = "judge-noise"
-"""A quickstart has no GPU, so nothing in it was timed."""
+"""A query without rows here: a quickstart has no GPU, so no kernel was timed."""
 
 
 def ask(root: Path | RunPaths, name: str, **params: Any) -> list[dict[str, Any]]:
@@ -51,7 +51,7 @@ def write(root: Path, records: list) -> Path:
     return root
 
 
-def test_all_seventeen_are_numbered_and_have_an_answer() -> None:
+def test_all_seventeen_questions_have_a_number_and_an_answer() -> None:
     assert [each.number for each in view.QUESTIONS] == list(range(1, 18))
     assert all(bool(each.queries) != bool(each.command) for each in view.QUESTIONS)
     assert {name for each in view.QUESTIONS for name in each.queries} == QUERIES.keys()
@@ -77,7 +77,7 @@ def test_a_run_of_an_older_schema_answers_the_same(canned_run: RunPaths, tmp_pat
                 assert sorted(map(repr, table.rows)) == sorted(map(repr, there[name].rows)), name
 
 
-def test_the_best_kernel_of_a_problem_is_told_with_how_it_timed_again(tmp_path: Path) -> None:
+def test_the_best_kernel_of_a_problem_is_shown_with_its_repeated_timings(tmp_path: Path) -> None:
     best = turn(1, 0, speed=timing(4.0), code="def fast(): ...", version=3)
     again = [turn(2, n, speed=timing(s), code="def fast(): ...") for n, s in ((0, 2.0), (1, 4.0))]
     root = write(
@@ -106,7 +106,7 @@ def test_a_slower_gpu_is_found(tmp_path: Path) -> None:
     assert found == {"gpu-0": 1.0, "gpu-3": 2.0}
 
 
-def test_what_is_odd_about_a_high_reward_is_said(tmp_path: Path) -> None:
+def test_high_rewards_are_shown_with_their_suspicious_signs(tmp_path: Path) -> None:
     honest = turn(0, 0, speed=timing(2.0))
     silent = turn(0, 1, speed=timing(2.0), num_launches=0)
     torch = replace(honest, rollout=2, verdict=replace(honest.verdict, torch_share=0.9))
@@ -120,7 +120,7 @@ def test_what_is_odd_about_a_high_reward_is_said(tmp_path: Path) -> None:
         "", "no kernel launched", "torch does most of it", "times do not vary"]  # fmt: skip
 
 
-def test_a_problem_is_seen_under_two_policies(tmp_path: Path) -> None:
+def test_a_problem_is_shown_under_two_policy_versions(tmp_path: Path) -> None:
     groups = [group(n, [[Status.CORRECT]], step=n + 1, version=n) for n in range(4)]
     other = group(9, [[Status.CORRECT]], problem_id="matmul-0001", step=9, version=9)
     root = write(
@@ -132,9 +132,9 @@ def test_a_problem_is_seen_under_two_policies(tmp_path: Path) -> None:
     assert "kernel_1_0_0" in chosen[0]["completion"]
 
 
-def test_shares_and_correlations_of_reward_terms_are_those_of_the_turns(tmp_path: Path) -> None:
+def test_shares_and_correlations_of_reward_terms_match_the_turns(tmp_path: Path) -> None:
     terms = [{"correct": 0.5 * (n % 3 == 0), "fast": 0.1 * n} for n in range(12)]
-    terms[5] = {"fast": 0.5}  # a term that did not pay is not always there
+    terms[5] = {"fast": 0.5}  # a term that paid nothing may be absent
     turns = [
         replace(turn(0, n), reward_terms=paid, reward=math.fsum(paid.values()))
         for n, paid in enumerate(terms)
@@ -168,7 +168,7 @@ def test_means_of_reward_terms_add_up_to_the_reward(tmp_path: Path) -> None:
     assert math.fsum(values.values()) == pytest.approx(reward)
 
 
-def test_the_first_evaluation_beyond_both_intervals_is_found(tmp_path: Path) -> None:
+def test_the_first_evaluation_with_an_interval_above_the_first_is_found(tmp_path: Path) -> None:
     measured = [
         evaluation("eval-0", step=0, at=1.0, pass_at_1=0.2),  # 0.1 to 0.3
         evaluation("grpo-1@1", step=1, at=2.0, pass_at_1=0.5),  # from 0.25
@@ -180,14 +180,14 @@ def test_the_first_evaluation_beyond_both_intervals_is_found(tmp_path: Path) -> 
         "grpo-1@2", "eval-0", pytest.approx(0.3))  # fmt: skip
 
 
-def test_the_last_minute_ends_with_the_last_word(tmp_path: Path) -> None:
+def test_the_last_minute_ends_at_the_last_record(tmp_path: Path) -> None:
     events = [Event(at=at, kind="x", message=f"at {at:.0f}") for at in (1.0, 950.0, 990.0)]
     root = write(tmp_path / "toy-1", [attempt(), *events])
     assert [row["words"] for row in ask(root, "last-minute")] == ["at 950", "at 990"]
     assert [row["words"] for row in ask(root, "last-minute", seconds=10)] == ["at 990"]
 
 
-def test_the_batch_of_any_step_can_be_asked_for(canned_run: RunPaths) -> None:
+def test_the_batch_of_any_step_can_be_queried(canned_run: RunPaths) -> None:
     last = ask(canned_run, "batch")
     assert {(row["stage"], row["step"]) for row in last} == {(3, 20)}
     early = ask(canned_run, "batch", step=2)
@@ -195,13 +195,13 @@ def test_the_batch_of_any_step_can_be_asked_for(canned_run: RunPaths) -> None:
     assert not {row["sample_id"] for row in last} & {row["sample_id"] for row in early}
 
 
-def test_a_run_in_the_place_of_the_number_is_told() -> None:
+def test_a_run_in_place_of_the_number_is_an_error_with_a_hint() -> None:
     with pytest.raises(ConfigError, match="1 to 17; the number comes before the run"):
         view.find_question("quickstart-1")
 
 
 @pytest.mark.parametrize("param", ["turns", "most", "seconds"])
-def test_a_number_that_stands_for_a_parameter_is_told(param: str) -> None:
+def test_the_described_default_of_a_parameter_is_the_one_in_the_sql(param: str) -> None:
     asking = [query for query in QUERIES.values() if param in query.params]
     assert asking
     for query in asking:
@@ -234,14 +234,14 @@ def test_both_commands_list_and_answer(
     assert run_command([*argv, "15"]) == 2
 
 
-def test_a_report_of_two_words_that_are_no_question_is_refused(
+def test_a_report_with_two_arguments_must_be_a_question(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run_command(["report", "a", "b"]) == 2
     assert "RUN, or questions" in capsys.readouterr().err
 
 
-def test_what_a_model_wrote_is_not_obeyed_in_an_answer(tmp_path: Path) -> None:
+def test_escape_sequences_in_a_models_text_are_made_visible_in_an_answer(tmp_path: Path) -> None:
     played = replace(group(0, [[Status.CORRECT]]), trajectories=())
     evil = turn(0, completion=EVIL, code=EVIL)
     root = write(tmp_path / "toy-1", [attempt(), problem(0), played, evil])

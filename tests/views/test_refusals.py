@@ -1,4 +1,4 @@
-"""Commands that look at a run: what cannot be meant is one line, what is not there is said."""
+"""Invalid arguments of commands that read a run are one line; missing data is reported."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("argv", "words"),
+    ("argv", "expected"),
     [
         (["rollouts", "--id", f"g{HUGE}.r0"], "--id"),
         (["rollouts", "--id", f"g0.r{HUGE}"], "--id"),
@@ -51,17 +51,17 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["sql", "toy-1", "SELECT 1", "--runs", "toy-1"], "found RUN and --runs; one of them"),
     ],
 )
-def test_what_cannot_be_meant_is_one_line(
-    store: Path, capsys: pytest.CaptureFixture[str], argv: list[str], words: str
+def test_an_invalid_argument_is_one_line(
+    store: Path, capsys: pytest.CaptureFixture[str], argv: list[str], expected: str
 ) -> None:
     assert run_command([*argv, "--store", str(store)]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.count("\n") == 1
-    assert words in printed.err
+    assert expected in printed.err
 
 
-def test_columns_of_one_name_keep_their_values_in_json(
+def test_columns_of_the_same_name_keep_their_values_in_json(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["sql", "toy-1", "SELECT 1 AS a, 2 AS a, 3 AS b, 4 AS a", "--store", str(store)]
@@ -70,7 +70,7 @@ def test_columns_of_one_name_keep_their_values_in_json(
 
 
 @pytest.mark.parametrize("more", [[], ["--turns"]])
-def test_rollouts_that_are_not_there_are_said_to_be_none(
+def test_missing_rollouts_are_reported_as_none(
     store: Path, capsys: pytest.CaptureFixture[str], more: list[str]
 ) -> None:
     argv = ["rollouts", "toy-1", "--problem", "nope-*", "--store", str(store), *more]
@@ -82,8 +82,8 @@ def test_rollouts_that_are_not_there_are_said_to_be_none(
 
 def test_a_folder_without_runs_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["runs", "--store", str(tmp_path)]) == 0
-    told = capsys.readouterr()
-    assert (told.out, told.err) == (
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == (
         "",
         f"{tmp_path}/ holds no runs; --store names another directory\n",
     )
@@ -91,7 +91,7 @@ def test_a_folder_without_runs_says_so(tmp_path: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().out == "[]\n"
 
 
-def test_numbers_that_are_none_are_null_in_json_and_break_no_report(
+def test_numbers_that_are_not_finite_are_null_in_json_and_break_no_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     anyio.run(write_run, tmp_path / "inf-1", small_run())
@@ -111,7 +111,7 @@ def test_numbers_that_are_none_are_null_in_json_and_break_no_report(
 
 @pytest.mark.parametrize("wrong", ["{", "", "[1]", "3"])
 @pytest.mark.parametrize(("table", "column"), list(JSON_COLUMNS))
-def test_a_column_without_its_json_is_one_line_that_says_where(
+def test_a_column_without_its_json_is_one_line_with_its_place(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     table: str, column: str, wrong: str,
 ) -> None:  # fmt: skip
@@ -121,18 +121,18 @@ def test_a_column_without_its_json_is_one_line_that_says_where(
         connection.execute(f"UPDATE {table} SET {column} = ?", (wrong,))
         connection.commit()
     asked = (["show"], ["rollouts"], ["status"], ["compare", "toy-1"])
-    told = []
+    errors: list[str] = []
     for argv in asked:
         code = run_command([*argv, "toy-1", "--store", str(tmp_path)])
         printed = capsys.readouterr()
         assert code in (0, 2), printed.err
-        told += [printed.err] if code else []
+        errors += [printed.err] if code else []
     place = f"{table}.{column} of "
-    assert all(place in each and f"found {wrong!r}; " in each for each in told), told
-    assert all(str(run_db) in each and each.count("\n") == 1 for each in told)
+    assert all(place in each and f"found {wrong!r}; " in each for each in errors), errors
+    assert all(str(run_db) in each and each.count("\n") == 1 for each in errors)
 
 
-def test_every_column_of_json_is_looked_at() -> None:
+def test_every_json_column_is_checked() -> None:
     tables = re.findall(r"CREATE TABLE (\w+) \((.*?)\n\)", RUN_TABLES_1, flags=re.DOTALL)
     found = {
         (table, column)
