@@ -1,4 +1,4 @@
-"""The words of the project: frozen dataclasses that every part shares. Imports nothing but
+"""The nouns of the project: frozen dataclasses that every part shares. Imports nothing but
 `forge.errors`."""
 
 from forge.records.engine import EngineLoad

@@ -1,4 +1,4 @@
-"""How full the engines are."""
+"""Load of the engines."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What an examination says of a problem: whether it can be judged, and is worth training on.
+"""Examination of a problem: can it be judged, and is it worth training on?
 
-Made by the judge (`evalpool/judge/examiner.py`), told by `forge problems check`, obeyed by a run
-before GRPO (design, section 6, row 8).
+Made by the judge, printed by `forge problems check`; before GRPO, a run leaves out the problems
+that it finds unusable or trivial.
 """
 
 from __future__ import annotations
@@ -15,44 +15,44 @@ if TYPE_CHECKING:
 
 
 class Flag(StrEnum):
-    """What is wrong with a problem."""
+    """A fault of a problem."""
 
     DOES_NOT_RUN = "does_not_run"
     """Its file, its constructor, its inputs or its first forward raise."""
     CRASH = "crash"
-    """It ended its process."""
+    """Its process crashes."""
     SLOW = "slow"
-    """Its reference alone takes longer than a judge waits."""
+    """Its reference alone takes longer than the judge's deadline."""
     OUT_OF_MEMORY = "out_of_memory"
-    """It needs more memory than a judge gives."""
+    """It needs more memory than a judge grants."""
     UNSUPPORTED = "unsupported"
-    """Its arguments or outputs are of a kind that is not judged."""
+    """The judge does not support the type of its arguments or outputs."""
     NONDETERMINISTIC = "nondeterministic"
     """Two runs on the same inputs differ."""
     ILL_CONDITIONED = "ill_conditioned"
-    """Eager's own rounding error is larger than what a judge can forgive."""
+    """Eager's own rounding error exceeds the largest tolerance of a judge."""
     CONSTANT = "constant"
     """One fixed answer is within tolerance for all inputs."""
     IDENTITY = "identity"
     """The output is one of the inputs."""
     INPUT_INSENSITIVE = "input_insensitive"
-    """An input does not matter: an answer that ignores it is within tolerance."""
+    """An answer that ignores one of the inputs is within tolerance."""
     PARAMETER_INSENSITIVE = "parameter_insensitive"
-    """A weight does not matter: an answer that ignores it is within tolerance."""
+    """An answer that ignores one of the weights is within tolerance."""
     VECTOR_INSENSITIVE = "vector_insensitive"
-    """The same of a vector only, mostly a bias before a normalisation. To leave it out is an honest
-    simplification that saves next to nothing, so it is told and not refused."""
+    """The same for a vector, mostly a bias before a normalisation. Leaving it out is an honest
+    simplification that saves next to nothing, so it is reported and not refused."""
     NON_FINITE = "non_finite"
     """The reference gives NaN or infinity on its own inputs."""
 
     @property
     def is_unusable(self) -> bool:
-        """Whether no candidate can be judged on it."""
+        """True if no candidate can be judged on the problem."""
         return self in UNUSABLE
 
     @property
     def is_trivial(self) -> bool:
-        """Whether an answer that does less than the problem asks passes the judge."""
+        """True if an answer that does less than the problem asks passes the judge."""
         return self in TRIVIAL
 
 
@@ -69,31 +69,33 @@ TRIVIAL = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examination:
-    """Of one problem."""
+    """Result for one problem."""
 
     problem_id: str
     outputs: tuple[str, ...] = ()
-    """`float32[16, 64]` each; empty where it did not run."""
+    """Type and shape of each, as in `float32[16, 64]`; empty if the problem did not run."""
     forward_s: float | None = None
-    """Of one eager forward pass, on the judge's device."""
+    """Seconds of one eager forward pass on the judge's device."""
     variation: float | None = None
-    """Half the range of the outputs over draws of inputs, relative to their rms. 0 is constant."""
+    """Half the range of the outputs over several draws of inputs, relative to their root mean
+    square; 0 if they are constant."""
     flags: Mapping[Flag, str]
-    """What is wrong, each with the facts in a few words."""
+    """Faults, each with the facts in a few words."""
     num_unchecked: int = 0
-    """Inputs and parameters that there was no time to check."""
+    """Inputs and parameters that were not checked for lack of time."""
 
     @property
     def is_usable(self) -> bool:
+        """True if candidates can be judged on the problem."""
         return not any(flag.is_unusable for flag in self.flags)
 
     @property
     def is_trainable(self) -> bool:
-        """Whether a run may train on it."""
+        """True if a run may train on the problem."""
         return not any(flag.is_unusable or flag.is_trivial for flag in self.flags)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields, and what they come to."""
+        """The fields, `is_usable` and `is_trainable`."""
         out = asdict(self)
         out["flags"] = {str(flag): words for flag, words in self.flags.items()}
         return {**out, "is_usable": self.is_usable, "is_trainable": self.is_trainable}
@@ -101,6 +103,7 @@ class Examination:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Examination:
         """Inverse of `to_json`. Raises KeyError, TypeError or ValueError on another object."""
-        fields = {name: data[name] for name in cls.__dataclass_fields__}
-        flags = {Flag(flag): str(words) for flag, words in data["flags"].items()}
-        return cls(**{**fields, "flags": flags, "outputs": tuple(data["outputs"])})
+        fields: dict[str, Any] = {name: data[name] for name in cls.__dataclass_fields__}
+        fields["flags"] = {Flag(flag): str(facts) for flag, facts in data["flags"].items()}
+        fields["outputs"] = tuple(data["outputs"])
+        return cls(**fields)

@@ -1,4 +1,4 @@
-"""What follows from a verdict, by its reason: one table for rewards and for the pool of judges.
+"""Consequences of a verdict, by its reason: one table for rewards and for the pool of judges.
 
 A reason that is not listed, from an old run or another version of the judge, gets the policy of its
 status.

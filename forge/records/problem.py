@@ -1,5 +1,4 @@
-"""A problem: a reference PyTorch module with its inputs, in KernelBench's layout; and pairs that
-answer problems."""
+"""Problems, messages, and SFT pairs of a conversation and its answer."""
 
 from __future__ import annotations
 
@@ -8,14 +7,14 @@ from enum import StrEnum
 
 
 class Split(StrEnum):
-    """Which part of a run may see a problem. Disjoint by composition."""
+    """The part of a run that a problem belongs to. Splits share no composition."""
 
     SFT = "sft"
-    """Its answer is in the SFT pairs."""
+    """SFT pairs contain its answer."""
     GRPO = "grpo"
     """Rollouts are played on it."""
     HELDOUT = "heldout"
-    """Evaluated only."""
+    """Only for evaluation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,12 +22,13 @@ class ReferenceModule:
     """The part of a problem that a judge needs: the module that a kernel has to match."""
 
     problem_id: str
-    """Unique in a run, stable over runs with the same seed: `softmax-0042`, `level1/19_ReLU`."""
+    """Unique in a run, the same in all runs with the same seed: `softmax-softmax-relu`,
+    `level1/19_ReLU`."""
     source: str
-    """Python source with `Model`, `get_inputs()` and `get_init_inputs()`, module constants
-    already overridden."""
+    """Python source with `Model`, `get_inputs()` and `get_init_inputs()`, after overrides of module
+    constants."""
     entry_point: str = "Model"
-    """Name of the reference, a class or a function; a candidate defines `<entry_point>New`."""
+    """Name of the reference class or function; a candidate defines `<entry_point>New`."""
     precision: str = "fp32"
     """Element type that determines the tolerance: fp32, bf16 or fp16."""
 
@@ -38,10 +38,10 @@ class Problem(ReferenceModule):
     """A reference module, and its place in a run."""
 
     family: str
-    """What it is made of: `elementwise`, `softmax`, ...; for a directory, the name of the file's
+    """Kind of a generated problem: `elementwise`, `softmax`, ...; for a file, the name of its
     folder."""
     level: int
-    """Difficulty: chain length of a generated problem, KernelBench level of a file."""
+    """Difficulty: chain length of a generated problem, or KernelBench level of a file."""
     split: Split
 
 
@@ -60,7 +60,7 @@ class Pair:
 
     problem_id: str
     messages: tuple[Message, ...]
-    """Ends with the assistant's answer. In two-turn form: user, broken answer, judge's words,
-    mended answer."""
+    """Ends with the assistant's answer. A repair also has broken answers, each followed by the
+    judge's feedback, before it."""
     num_turns: int
-    """1, or 2 for a row that mends a broken answer."""
+    """Number of answers: 1, or more for a repair."""

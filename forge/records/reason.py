@@ -1,7 +1,7 @@
-"""How a judgement ended (`Status`) and why (`Reason`).
+"""The ends of a judgement: `Status`, and `Reason` in detail.
 
 `Verdict.reason` is a `str`, since stored verdicts may hold codes of other versions of the judge;
-every code of this version is a `Reason`. What follows from a reason is in `policy.py`.
+every code of this version is a `Reason`. The consequences are in `policy.py`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Reason(StrEnum):
     FORBIDDEN_CALL = "forbidden_call"
     """A call in a form that is not allowed."""
     FORBIDDEN_DEFINITION = "forbidden_definition"
-    """A definition that others would call: a special method, a hook."""
+    """A definition that other code would call: a special method, a metaclass."""
     FORBIDDEN_IMPORT = "forbidden_import"
     """An import outside the allowed modules."""
     FORBIDDEN_NAME = "forbidden_name"

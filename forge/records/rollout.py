@@ -1,4 +1,4 @@
-"""What playing a problem leaves behind: turns, trajectories, groups."""
+"""Records of playing a problem: prompts, completions, turns, trajectories, groups."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class Finish(StrEnum):
-    """Why an engine stopped a completion."""
+    """Why a completion ended."""
 
     STOP = "stop"
-    """A stop token."""
+    """The model sampled a stop token."""
     LENGTH = "length"
-    """max_tokens."""
+    """It reached max_tokens."""
     ABORT = "abort"
-    """Somebody aborted it."""
+    """The request was aborted."""
 
 
 class End(StrEnum):
@@ -30,14 +30,15 @@ class End(StrEnum):
     CORRECT = "correct"
     """A correct kernel, fast enough where speed is measured."""
     MAX_TURNS = "max_turns"
+    """No turn is left."""
     CONTEXT_FULL = "context_full"
     """The conversation no longer fits, even without its oldest attempts. Masked."""
     INFRA = "infra"
-    """The judge failed past its retry. Masked. (An engine that fails ends the run.)"""
+    """The judge failed twice. Masked. (An engine that fails ends the run.)"""
 
 
 class Purpose(StrEnum):
-    """What a group was played for."""
+    """Purpose of playing a group."""
 
     TRAIN = "train"
     EVAL = "eval"
@@ -51,28 +52,29 @@ class Prompt:
 
     ids: tuple[int, ...]
     messages: tuple[Message, ...] = ()
-    """For a server that applies its own template; without any, only `ids` can be sent."""
+    """Sent instead of `ids` to a server that only takes messages."""
     text: str = ""
     """The rendered template, for reading."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """One sampled continuation, as the engine returns it."""
+    """One sampled continuation."""
 
     token_ids: tuple[int, ...]
-    """Includes the stop token where finish is `stop`."""
+    """With the stop token if finish is `stop`."""
     logprobs: tuple[float, ...]
     """Natural log probability of each token under the distribution it was sampled from. [T]"""
     finish: Finish
     min_version: int
-    """Oldest policy version that produced one of its tokens."""
+    """Oldest policy version among its tokens."""
     max_version: int
+    """Newest policy version among its tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """Prompt, completion, verdict, feedback. Printed as `g12.r3.t1` everywhere."""
+    """Prompt, completion, verdict and feedback; `turn_id` names it in logs, store and monitor."""
 
     group_id: int
     rollout: int
@@ -83,26 +85,27 @@ class Turn:
     prompt_text: str
     completion: Completion
     completion_text: str
-    """Completion decoded, thinking included."""
+    """The decoded completion, with its thinking."""
     code: str
-    """The candidate's source; empty where none could be extracted."""
+    """The candidate's source; empty if none could be extracted."""
     verdict: Verdict
     feedback: str
-    """What the next turn is told; set on the last turn too, so that it can be read."""
+    """Message to the next turn; also set on the last turn, for people to read."""
     reward: float | None
-    """None where the verdict is not scored."""
-    reward_terms: Mapping[str, float] = field(default_factory=dict)
+    """None if the verdict is not scored."""
+    reward_terms: Mapping[str, float] = field(default_factory=dict[str, float])
     generate_s: float = 0.0
     judge_s: float = 0.0
 
     @property
     def turn_id(self) -> str:
+        """`g12.r3.t1`: turn 1 of rollout 3 of group 12."""
         return f"g{self.group_id}.r{self.rollout}.t{self.turn}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """The record of one rollout."""
+    """One rollout."""
 
     group_id: int
     rollout: int
@@ -110,7 +113,7 @@ class Trajectory:
     turns: tuple[Turn, ...]
     end: End
     returns: tuple[float | None, ...] = ()
-    """Discounted return of each turn; None where masked. Same length as turns."""
+    """Discounted return of each turn; None if masked. Same length as turns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,9 +126,9 @@ class Group:
     stage: int
     """Index of the stage in the experiment, from 0."""
     step: int
-    """Training step it was admitted for; for an evaluation the step it measures."""
+    """Training step that the group was admitted for, or step that an evaluation measures."""
     trajectories: tuple[Trajectory, ...]
     is_greedy: bool = False
     """Sampled at temperature 0 (evaluations)."""
     is_flat: bool = False
-    """All returns equal: no gradient signal; replaced where the budget allows."""
+    """True if all returns are equal: no gradient signal. Replaced within a budget."""

@@ -1,5 +1,4 @@
-"""What is known of a run besides its rollouts: attempts, processes, events, metrics,
-evaluations."""
+"""Records of a run besides its rollouts: attempts, processes, events, metrics, evaluations."""
 
 from __future__ import annotations
 
@@ -12,14 +11,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One start of a run; resuming adds one."""
+    """One start of a run; each resume adds one."""
 
     attempt: int
     started_at: float
     """Unix seconds, UTC."""
     commit: str
-    """Commit of the code, empty outside a checkout."""
+    """Commit of the code; empty outside a checkout."""
     code_diff: str
+    """Uncommitted changes of the code."""
     versions: Mapping[str, str]
     """Package versions."""
     machine: Mapping[str, Any]
@@ -29,7 +29,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnd:
-    """How an attempt ended."""
+    """The end of an attempt."""
 
     attempt: int
     ended_at: float
@@ -39,73 +39,78 @@ class AttemptEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStart:
+    """The start of a child process."""
+
     attempt: int
     name: str
     """`serve-0`, `judge-1`, `trainer`, ..."""
     pid: int
     devices: str
-    """What it was pinned to: GPU UUIDs, or `cpu`."""
+    """GPU UUIDs that the process can see, or `cpu`."""
     log_path: str
     started_at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessEnd:
+    """The end of a child process."""
+
     attempt: int
     name: str
     pid: int
     ended_at: float
     reason: str
-    """In words: `exit 0`, `killed by signal 9 (often out of memory)`, ..."""
+    """`exit 0`, `killed by signal 9 (often out of memory)`, ..."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that someone may count."""
+    """Something that happened once and is worth counting."""
 
     at: float
     kind: str
     """`stage_start`, `stage_end`, `no_signal`, `context_full`, `child_restart`, ..."""
     message: str
-    data: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
-    """Numbers of one step. Keys are `area/thing/stat`."""
+    """Numbers of one step."""
 
     stage: int
     step: int
     at: float
     values: Mapping[str, float]
+    """Keys are `area/thing/stat`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """One evaluation of one policy on a set of problems. Everything is computed from stored
-    turns."""
+    """One evaluation of one policy on a set of problems, computed from stored turns."""
 
     stage: str
-    """`eval-0`, `eval-2`, ...: kind and index of the stage; `grpo-3@5` for one in between."""
+    """Kind and index of the stage: `eval-0`, `eval-2`, ...; `grpo-3@5` for one after step 5 of a
+    GRPO stage."""
     step: int
     policy_version: int
     at: float
     num_problems: int
-    """All that were asked for; one whose prompt does not fit the context counts as unsolved."""
+    """All problems; one whose prompt does not fit the context counts as unsolved."""
     num_samples: int
-    """Sampled rollouts per problem, greedy ones apart."""
+    """Sampled rollouts per problem, without greedy ones."""
     max_turns: int
     pass_at_1: float
-    """First turns correct, in 0..1, temperature 1."""
+    """Share of correct first turns at temperature 1."""
     ci_low: float
-    """95 % interval of pass_at_1, clustered by problem."""
+    """Lower end of the 95 % interval of pass_at_1, clustered by problem."""
     ci_high: float
     pass_at_k: Mapping[int, float]
-    """Unbiased, by k up to num_samples."""
+    """Unbiased estimates by k, up to num_samples."""
     pass_at_1_greedy: float | None
     pass_at_1_multi: float
-    """Rollouts with a correct turn within max_turns."""
+    """Share of rollouts with a correct turn within max_turns."""
     compile_rate: float
-    """First turns whose kernel compiled and launched."""
-    detail: Mapping[str, Any] = field(default_factory=dict)
+    """Share of first turns with a kernel that compiled and launched."""
+    detail: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """`by_family`, `by_level`, `by_turn`: name → {num, pass_at_1, compile_rate}; `pass_at_k_ci`."""

@@ -1,4 +1,4 @@
-"""What a trainer trains: one row a turn; and the policies that come out of it."""
+"""Training samples, their use, and the policy versions that result."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One turn, ready to train: exactly the tokens the engine saw and sampled."""
+    """One turn, ready to train: exactly the tokens that the engine saw and sampled."""
 
     sample_id: int
     group_id: int
@@ -16,15 +16,15 @@ class Sample:
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """Behaviour log probabilities from the engine, one a completion token."""
+    """Log probability of each completion token in the engine, when it was sampled. [T]"""
     advantage: float
     policy_version: int
-    """Oldest version among its tokens; staleness counts from here."""
+    """Oldest version among its tokens; staleness counts from this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleUse:
-    """That a sample was trained, and when. Written when the trainer acknowledges the step."""
+    """One use of a sample in a training step. Written when the trainer acknowledges the step."""
 
     sample_id: int
     group_id: int
@@ -34,12 +34,12 @@ class SampleUse:
     step: int
     advantage: float
     staleness: int
-    """Optimizer steps between the weights it was sampled from and those it was trained on."""
+    """Optimizer steps between the weights that sampled it and those that trained on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyVersion:
-    """A published set of weights. Numbered by publish, never reused."""
+    """A published set of weights. Each publish takes the next number; none is reused."""
 
     version: int
     attempt: int
@@ -48,9 +48,9 @@ class PolicyVersion:
     path: str
     """Directory of complete weights (or of an adapter)."""
     sha256: str
-    """Of the weight file."""
+    """Hash of the weight file."""
     publish_s: float
-    """From the trainer's request until every replica answered with the version and passed its
+    """Seconds from the trainer's request until every replica served the version and passed its
     probe."""
     probe_gap: float
     """Mean |Δ logprob| between trainer and engine on the probe tokens."""

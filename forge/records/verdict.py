@@ -1,5 +1,4 @@
-"""What the judge says of a candidate. Two parts: correctness at once, timing possibly later
-(design, section 6)."""
+"""The judge's verdict on a candidate: correctness, and timing of a correct one on a GPU."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ class Timing:
     speedup: float
     """baseline_us / candidate_us."""
     speedup_low: float
-    """Lower end of the bootstrap interval of the speed-up; what the reward uses."""
+    """Lower end of the bootstrap interval of the speed-up; the reward uses this one."""
     candidate_us: float
     baseline_us: float
     candidate_spread_us: float
@@ -32,20 +31,20 @@ class Timing:
     achieved_gbps: float | None = None
     achieved_tflops: float | None = None
     roofline_share: float | None = None
-    """Achieved over peak of whichever of memory and compute bounds the problem, 0 to 1."""
+    """Achieved over peak rate, 0 to 1, of memory or compute: the one that bounds the problem."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeOptions:
-    """What a request asks for beyond correctness. Without effect on a CPU."""
+    """Options of a request beyond correctness. Without effect on a CPU."""
 
     timing: bool = True
-    """Time it, if it is correct."""
+    """Time the candidate if it is correct."""
     profile: bool = False
-    """Send samples and GPU time by kernel along."""
+    """Return time samples and GPU time by kernel, too."""
     smoke: bool = False
-    """A process that others have used will do, since nothing depends on the answer: a predecessor
-    may have changed it. Never for a reward, an evaluation or a best kernel."""
+    """Allow a process that earlier candidates ran in, and may have changed. Never for a reward, an
+    evaluation or a best kernel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +55,12 @@ class KernelTime:
     num_calls: int
     total_us: float
     is_own: bool
-    """Compiled from the candidate's own source; else it is torch's or a library's."""
+    """True if compiled from the candidate's source; else it is torch's or a library's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What a request that asks for it gets beside the verdict. Never stored with a run."""
+    """Details of timing, on request. Never stored with a run."""
 
     candidate_samples_us: tuple[float, ...] = ()
     """GPU time of each timed call, in order."""
@@ -89,38 +88,40 @@ class Verdict:
     reason: str
     """Stable code: a `Reason`, or one of another version of the judge."""
     detail: str
-    """What the model may read: trimmed traceback, first mismatch, error statistics; ≤ 2 kB, no
-    control characters."""
+    """Text that the model may read: trimmed traceback, first mismatch, error statistics; at most
+    2 kB, no control characters."""
     is_compiled: bool = False
-    """Its own kernel launched, compiled for the target without a GPU, and wrote its output slot."""
+    """True if its own kernel compiled for the target, launched, and wrote its output slot."""
     num_launches: int = 0
     """Kernel launches in one forward call."""
     timing: Timing | None = None
-    """None where nothing was timed: on a CPU, or when it was not correct."""
+    """None if nothing was timed: on a CPU, or for a candidate that is not correct."""
     torch_share: float | None = None
+    """Share of the work that torch did; None if unknown."""
     isolation: str = "none"
-    """Sandbox level of the runner: `namespaces`, ..., `none`."""
+    """Sandbox level of the candidate's process: `namespaces`, ..., `none`."""
     caps: str = "none"
-    """How memory was capped: cgroup, rlimit, watch or none."""
+    """Mechanism of the memory limit: cgroup, rlimit, watch or none."""
     device: str = "cpu"
-    phase_s: Mapping[str, float] = field(default_factory=dict)
+    phase_s: Mapping[str, float] = field(default_factory=dict[str, float])
     """Seconds by phase: extract, screen, compile, correct, ..."""
     harness: str = ""
     """Hash of judge and runner source, torch and triton versions."""
     profile: Profile | None = None
-    """Only where the request asked for it."""
+    """Only if requested."""
 
     @property
     def is_correct(self) -> bool:
+        """True if it passed every check."""
         return self.status is Status.CORRECT
 
     @property
     def policy(self) -> Policy:
-        """What follows from it for the candidate and for its judge."""
+        """Consequences for the candidate and for its judge."""
         return policy_of(self.status, self.reason)
 
     def to_json(self) -> dict[str, Any]:
-        """Flat JSON object with the fields as the design names them; timing fields null where
+        """A flat JSON object; `timing` is `none` or `measured`, and the timing fields are null if
         nothing was timed."""
         out = asdict(self)
         out["status"] = str(self.status)
@@ -135,14 +136,15 @@ class Verdict:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Verdict:
-        """Inverse of `to_json`. Raises KeyError or TypeError on an object that is no verdict."""
-        rest = {k: v for k, v in data.items() if k not in TIMING_FIELDS and k != "timing"}
+        """Inverse of `to_json`; takes any reason. Raises KeyError, TypeError or ValueError if the
+        object is no verdict."""
+        rest = {k: v for k, v in data.items() if k not in (*TIMING_FIELDS, "timing", "status")}
         timing = None
         if data["timing"] != "none":
             timing = Timing(**{name: data[name] for name in TIMING_FIELDS})
         if "profile" in rest:
             rest["profile"] = Profile.from_json(rest["profile"])
-        return cls(**{**rest, "status": Status(data["status"]), "timing": timing})
+        return cls(status=Status(data["status"]), timing=timing, **rest)
 
 
 class Judge(Protocol):

@@ -1,4 +1,7 @@
-"""Verdict → reward terms → per-turn returns → group advantages. Pure Python."""
+"""Rewards of verdicts, discounted returns of turns, advantages in a group. Pure Python.
+
+Called by the rollout loop: terms.py per turn, returns.py per rollout, advantages.py per group.
+"""
 
 from forge.rewards.advantages import group_advantages, is_flat
 from forge.rewards.returns import turn_returns

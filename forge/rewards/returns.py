@@ -1,18 +1,18 @@
-"""Per-turn returns of one rollout, after Kevin (arXiv 2507.11948): R_t = Σ_{i≥t} γ^(i-t) r_i.
+"""Discounted return of each turn of a rollout, after Kevin (arXiv 2507.11948).
 
-    γ    discount, 0.4
-    r_i  reward of turn i
-    H    max_turns
+Kevin:          R_t = Σ_{i=t}^{last} γ^(i-t) r_i
+Our variant:    R_t = Σ_{j=0}^{H-1} γ^j r_min(t+j, last)
 
-Our variant: every turn looks H turns ahead, and the last answer stands for turns that were not
-taken:
+    r_i   reward of turn i
+    last  index of the last turn taken
+    γ     discount, 0.4
+    H     max_turns
 
-    R_t = Σ_{j=0}^{H-1} γ^j r_min(t+j, last)
-
-Two reasons. A rollout that stops early because it is good enough loses nothing against one that
-idles through the remaining turns. And a group whose turns all earn the same has equal returns: with
-the plain sum, first turns come out above the group's mean and last turns below it whatever they
-did, which trains the position of an answer, not its quality.
+Every turn looks H turns ahead, and the last answer counts for turns that were not taken. There are
+two reasons. A rollout that stops early with a good answer loses nothing against one that repeats
+the answer in the remaining turns. And a group whose turns all earn the same has equal returns; with
+Kevin's sum, its first turns would come out above the mean and its last turns below, which trains
+the position of an answer instead of its quality.
 """
 
 from __future__ import annotations
@@ -31,11 +31,10 @@ def turn_returns(
     """Return of each turn taken.
 
     Args:
-        rewards: One a turn, in order. [num_turns]
-        gamma: Discount in 0..1.
-        max_turns: Turns that the rollout could have taken: how far each return looks ahead.
-        credit: `turn` gives each turn its own return; `trajectory` gives all turns the first one's.
-
+        rewards: One per turn, in order. [num_turns]
+        gamma: Discount, 0 to 1.
+        max_turns: Turns that each return looks ahead.
+        credit: `turn`: each turn has its own return; `trajectory`: all have that of the first.
     """
     last = len(rewards) - 1
     returns = tuple(

@@ -1,9 +1,16 @@
-"""One verdict's reward, term by term. Called by the rollout loop for every turn; each term is
-stored.
+"""Reward of a verdict, term by term; each term is stored.
 
-To add a term: give it a weight in `[reward]` (`forge/config/schema.py`), compute it here, and
-extend the property test that no constant policy earns half of a correct first turn
-(`tests/rewards/test_rewards.py`).
+    r = compiled · [kernel compiled and launched]  +  correct · [correct]
+        + speedup · ln(min(s, cap)) · [correct and timed]  +  rejected, compile_error (penalties)
+
+    s                    lower end of the interval of the speed-up
+    cap                  speedup_cap
+    compiled, speedup …  weights of the table [reward]
+
+The lower end keeps luck in timing from paying; the logarithm makes each doubling worth the same.
+
+To add a term: give it a weight in `[reward]` (`forge/config/schema`), compute it here, and extend
+the test that no constant policy earns half of a correct first turn (`tests/rewards`).
 """
 
 from __future__ import annotations
@@ -18,12 +25,12 @@ if TYPE_CHECKING:
 
 
 def reward_terms(verdict: Verdict, table: RewardTable) -> dict[str, float] | None:
-    """Terms of the reward, which is their sum; None where the verdict is not scored (infra error).
+    """Terms of the reward, which is their sum; None if the verdict is not scored (infra error).
 
-    `compiled` is paid only where the candidate's own kernel compiled, launched and wrote its slot
+    `compiled` is paid only if the candidate's own kernel compiled, launched and wrote its output
     (`is_compiled`), so that a decoy earns nothing.
     """
-    if not verdict.status.is_scored:
+    if not verdict.policy.is_scored:
         return None
     terms: dict[str, float] = {}
     if verdict.is_compiled:
@@ -40,13 +47,13 @@ def reward_terms(verdict: Verdict, table: RewardTable) -> dict[str, float] | Non
 
 
 def is_good_enough(verdict: Verdict, table: RewardTable) -> bool:
-    """Whether a rollout may stop here: correct, and fast enough where it was timed."""
+    """True if a rollout may stop here: correct, and fast enough if it was timed."""
     if not verdict.is_correct:
         return False
     return verdict.timing is None or verdict.timing.speedup_low >= table.stop_at_speedup
 
 
 def _log_speedup(speedup_low: float, table: RewardTable) -> float:
-    """ln(min(speedup_low, cap)), floored at 0 unless slower kernels are to be punished."""
+    """ln(min(speedup_low, cap)), at least 0 unless `slower_penalty` is set."""
     value = math.log(min(max(speedup_low, 1e-6), table.speedup_cap))
     return value if table.slower_penalty else max(value, 0.0)

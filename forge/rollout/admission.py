@@ -1,15 +1,15 @@
-"""Admission: how many groups may be on their way, so that each can be trained before it is too old.
+"""Admission: how many groups may be open, so that each can be trained before it is too old.
 
-A group gets a deadline when it begins: the last step that may train it. A batch takes whichever
-groups ended first, so a slow one is overtaken; room for it is kept in the steps up to its deadline.
+A group gets a deadline when it begins: the last step that may train it. A batch takes the groups
+that ended first, so they overtake a slow one; room for it is kept in the steps up to its deadline.
 
     weights of step p are served ──▶ deadline = p + 1 + max_staleness
     for every step h from the open one on:
         groups due by h  ≤  (h - open step + 1) · groups_per_step          (*)
 
-(*) holds for what is admitted, and stays true when a batch is closed by `may_close`: it is Hall's
-condition for an earliest-deadline-first schedule, so no group ever has to be thrown away, whatever
-order they end in. With max_staleness = 0 all deadlines are the open step: the synchronous loop.
+(*) holds for admitted groups, and `may_close` keeps it true when a batch is closed. It is Hall's
+condition for an earliest-deadline-first schedule: no group is ever thrown away, whatever order they
+end in. With max_staleness = 0 all deadlines are the open step: the synchronous loop.
 """
 
 from __future__ import annotations
@@ -24,49 +24,49 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class Admission:
-    """Groups that were admitted and not handed out, by deadline. No clock, no task."""
+    """Open groups by deadline: admitted, and in no batch yet. No clock, no task."""
 
     step: int
-    """The open one: its batch is being gathered."""
+    """The open step, whose batch is being gathered."""
     last_step: int
     groups_per_step: int
     max_staleness: int
-    _due: Counter[int] = field(default_factory=Counter)
+    _due: Counter[int] = field(default_factory=Counter[int])
 
     @property
     def num_open(self) -> int:
-        """Admitted and not handed out."""
+        """Number of open groups."""
         return self._due.total()
 
     @property
     def nominal_step(self) -> int:
-        """The step whose batch the next group would be in, if groups ended in order."""
+        """The step that would train the next group if groups ended in order."""
         return self.step + self.num_open // self.groups_per_step
 
     def deadline(self, served_step: int) -> int:
-        """The last step that may train what the weights of `served_step` sample now."""
+        """The last step that may train samples from the weights of `served_step`."""
         return min(served_step + 1 + self.max_staleness, self.last_step)
 
     def fits(self, deadline: int) -> bool:
-        """Whether one more group with this deadline leaves (*) true."""
+        """True if (*) holds with one more group of this deadline."""
         if deadline < self.step:
             return False
         steps = {deadline, *(step for step in self._due if step > deadline)}
         return all(self._due_by(step) < self._room_by(step) for step in steps)
 
     def admit(self, deadline: int) -> None:
-        """Count a group that begins, or that ended and waits."""
+        """Add a group that begins, or that ended and waits."""
         assert self.fits(deadline)
         self._due[deadline] += 1
 
     def leave(self, deadline: int) -> None:
-        """A group goes: handed out, dropped, or flat and replaced."""
+        """Remove a group: it is in a batch, dropped, or flat and replaced."""
         assert self._due[deadline] > 0
         self._due = self._due - Counter((deadline,))
 
     def may_close(self, taken: Iterable[int]) -> bool:
-        """Whether (*) is true for the steps after the open one, once groups with the deadlines
-        `taken` are in its batch."""
+        """True if (*) holds for the steps after the open one, with groups of the deadlines `taken`
+        in its batch."""
         left = self._due - Counter(taken)
         return all(
             sum(n for due, n in left.items() if due <= step)
@@ -75,7 +75,7 @@ class Admission:
         )
 
     def close(self, taken: Iterable[int]) -> None:
-        """The open step's batch is made of groups with these deadlines; the next step opens."""
+        """Put groups of these deadlines into the open step's batch, and open the next step."""
         for deadline in taken:
             self.leave(deadline)
         self.step += 1

@@ -1,7 +1,6 @@
-"""Batches: what a training step is made of, how its samples come out of groups, and what is said of
-groups that give none.
+"""Batches of a training step, their samples, and the diagnosis of groups that give none.
 
-`producer.py` gathers them; `runner.grpo` hands them to the trainer.
+`producer.py` makes batches; the GRPO stage of the runner sends them to the trainer.
 """
 
 from __future__ import annotations
@@ -18,36 +17,37 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
 MAX_BATCHES_WITHOUT_SIGNAL = 3
-"""In a row. More and the problems are too hard or too easy for this model: more steps would not
-help."""
+"""Batches in a row. With more, the problems are too hard or too easy for this model, and further
+steps do not help."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What one training step is made of."""
+    """Groups and samples of one training step."""
 
     step: int
     groups: tuple[Group, ...]
-    """Played for it: those that are trained for the first time, and the flat ones that they took
-    the place of. A group is in one batch only, however often it is trained."""
+    """Groups played for this batch: those that are trained for the first time, and the flat ones
+    that they replace. A group is in one batch only, however often it is trained."""
     samples: tuple[Sample, ...]
     state: Mapping[str, Any]
-    """Of the producer once this batch was made, as JSON; resume continues from here."""
+    """State of the producer after this batch, as JSON values; resume continues from it."""
     num_stale: int = 0
-    """Groups dropped since the batch before: older than allowed once they ended."""
+    """Groups dropped since the previous batch: too old when they ended."""
     num_replayed: int = 0
-    """Groups that were trained before; `samples` has theirs too."""
+    """Groups that were trained before; `samples` contains theirs, too."""
     in_flight: int = 0
-    """Groups being played when it was made."""
+    """Groups being played when the batch was made."""
 
     @property
     def num_flat(self) -> int:
+        """Groups without signal."""
         return sum(group.is_flat for group in self.groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
-    """How batches are made."""
+    """Settings of making batches."""
 
     stage: int
     first_step: int
@@ -55,31 +55,31 @@ class BatchPlan:
     last_step: int
     groups_per_step: int
     max_replacements: int
-    """Groups a step, beyond groups_per_step."""
+    """Flat groups that are replaced per step, beyond groups_per_step."""
     max_staleness: int
     scale: Literal["group", "none"]
     train_truncated: bool
     publish_timeout_s: float
     replay: int = 1
-    """Times a group may be trained."""
+    """Most times that a group is trained."""
     in_flight: int | None = None
-    """Groups played at once; None: as many as engine and judges can use."""
+    """Groups played at once; None: as many as keep engine and judges busy."""
     most_in_flight: int | None = None
-    """What that may grow to; None: as far as staleness allows."""
+    """Upper limit of that number; None: the limit from staleness alone."""
     judge_capacity: int = 1
     """Candidates judged at once."""
 
     @property
     def budget(self) -> int:
-        """Groups that staleness allows on their way at once."""
+        """Most groups that staleness allows to be open."""
         return self.groups_per_step * (1 + self.max_staleness)
 
 
 def make_samples(
     groups: Sequence[Group], plan: BatchPlan, sample_ids: Iterator[int]
 ) -> list[Sample]:
-    """One sample a trainable turn of each group with signal: masked turns and, where asked,
-    truncated ones are left out."""
+    """One sample per trainable turn of each group with signal: without masked turns, and without
+    truncated ones unless the plan trains them."""
     samples: list[Sample] = []
     for group in groups:
         if group.is_flat:
@@ -107,26 +107,28 @@ def make_samples(
 
 
 def oldest_step(group: Group, step_of: Callable[[int], int]) -> int | None:
-    """Of the weights that any of its tokens was sampled from; None for a group without turns.
+    """Step of the oldest weights that sampled any of its tokens; None for a group without turns.
 
     Args:
-        step_of: the training step whose weights a policy version is.
+        step_of: maps a policy version to the training step that made it.
     """
     versions = {t.completion.min_version for each in group.trajectories for t in each.turns}
     return min((step_of(v) for v in versions), default=None)
 
 
 def count_from(last: int) -> Iterator[int]:
-    """Ids after `last`."""
+    """The ids after `last`."""
     return itertools.count(last + 1)
 
 
 def no_signal(step: int, groups: Sequence[Group]) -> Event:
+    """The event of a batch without signal."""
     message = f"step {step}: none of {len(groups)} groups gives a signal; {_why_flat(groups)}"
     return Event(at=time.time(), kind="no_signal", message=message, data={"step": step})
 
 
-def no_signal_words(step: int, groups: Sequence[Group]) -> str:
+def no_signal_error(step: int, groups: Sequence[Group]) -> str:
+    """Message of the error that ends a run after several batches without signal."""
     return (
         f"rollout: step {step}: {MAX_BATCHES_WITHOUT_SIGNAL} batches in a row without a signal: "
         f"{_why_flat(groups)}"
@@ -134,7 +136,7 @@ def no_signal_words(step: int, groups: Sequence[Group]) -> str:
 
 
 def _why_flat(groups: Sequence[Group]) -> str:
-    """What masked most rollouts, or how equal the others were; and what helps."""
+    """Cause of the missing signal, and advice."""
     rollouts = [trajectory for group in groups for trajectory in group.trajectories]
     turns = [turn for trajectory in rollouts for turn in trajectory.turns]
     num_full = sum(trajectory.end is End.CONTEXT_FULL for trajectory in rollouts)

@@ -1,15 +1,14 @@
-"""The buffer: groups that were played to their end and wait for a batch.
+"""The buffer: finished groups that wait for a batch.
 
     played ──▶ put ──▶ choose: earliest deadline first ──▶ batch ──▶ kept for replay while young
 
-Which groups make a batch is decided when it is handed out, so it has the oldest that are here and
-none that is too old. A group may be trained up to `replay` times: a second time only where the
-trainer would wait otherwise, and within the same deadline.
+The groups of a batch are chosen when it is handed out: the oldest ones in the buffer, and none that
+is too old. A group may be trained up to `replay` times: again only if the trainer would wait
+otherwise, and within the same deadline.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -22,35 +21,38 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Waiting:
-    """A finished group with its deadline. Flat ones wait too, once the budget that replaces them is
-    spent: they take their place in a batch and bring nothing."""
+    """A finished group with its deadline. Flat groups wait, too, once the budget for replacing them
+    is spent: they fill a place in a batch without samples."""
 
     group: Group
     deadline: int
     num_uses: int = 0
     samples: tuple[Sample, ...] = ()
-    """Made when it is first handed out."""
+    """Made when the group is first handed out."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Buffer:
-    """What waits, in the order it ended."""
+    """Waiting groups, in the order in which they ended."""
 
     replay: int = 1
-    """Times that a group may be trained."""
-    fresh: list[Waiting] = field(default_factory=list)
-    used: list[Waiting] = field(default_factory=list)
+    """Most times that a group is trained."""
+    fresh: list[Waiting] = field(default_factory=list[Waiting])
+    """Groups that were not trained yet."""
+    used: list[Waiting] = field(default_factory=list[Waiting])
+    """Groups that may be trained again."""
 
     def put(self, waiting: Waiting) -> None:
+        """Add a finished group."""
         self.fresh.append(waiting)
 
     def choose(self, admission: Admission, *, is_awaited: bool) -> list[Waiting] | None:
-        """The groups of the open step's batch, or None while it cannot be made yet. What is chosen
-        leaves the buffer only by `take`.
+        """The groups of the open step's batch, or None if it cannot be made yet. They stay in the
+        buffer until `take`.
 
         Args:
-            is_awaited: The trainer has nothing else to do: used groups may fill the batch, where
-                enough of it is fresh that no group is trained more than `replay` times on average.
+            is_awaited: The trainer is idle: used groups may fill the batch, if so much of it is
+                fresh that groups are trained at most `replay` times on average.
         """
         size = admission.groups_per_step
         chosen = sorted(self.fresh, key=lambda waiting: waiting.deadline)[:size]
@@ -64,7 +66,7 @@ class Buffer:
         return chosen if admission.may_close(fresh) else None
 
     def take(self, chosen: Sequence[Waiting], *, step: int) -> None:
-        """They are handed out for `step`."""
+        """Hand groups out for `step`."""
         for waiting in chosen:
             waiting.num_uses += 1
         self.used += [waiting for waiting in chosen if waiting in self.fresh]
@@ -76,10 +78,6 @@ class Buffer:
         ]
 
     def _again(self, step: int) -> list[Waiting]:
-        """Used groups that may be trained at `step`, the least used and then youngest first."""
+        """Used groups that `step` may train, the least used first, then the youngest."""
         young = [waiting for waiting in self.used if waiting.deadline >= step]
         return sorted(young, key=lambda waiting: (waiting.num_uses, -waiting.deadline))
-
-    def deadlines(self) -> Counter[int]:
-        """Of what is fresh."""
-        return Counter(waiting.deadline for waiting in self.fresh)

@@ -1,12 +1,12 @@
-"""How many groups are played at once: as many as the engine and the judges can use, found out by
-trying. A plain object: facts and `now` in, a limit out.
+"""Number of groups played at once: as many as keep the engine and the judges busy, found by trial.
+A plain object that maps load and time to a limit.
 
-    KV cache below 60 %, nobody waits in the engine, judges keep up        ──▶ x 1.25
-    KV cache above 90 %, and samples wait for room in it with slots free   ──▶ x 0.8
-    else, as where samples wait for slots: that costs no memory            ──▶ as it is
+    KV cache below 60 %, no sample waits in the engine, judges keep up     ──▶ x 1.25
+    KV cache above 90 %, samples wait for it while slots are free          ──▶ x 0.8
+    else (samples that wait for slots cost no memory)                      ──▶ unchanged
 
-More multiplies by less than fewer divides by, so it settles below the point where sequences are
-preempted and evaluated again.
+The factor up is smaller than the factor down, so the limit settles below the point where sequences
+are preempted and evaluated again.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 KV_LOW = 0.6
 KV_HIGH = 0.9
-"""Shares of the KV cache in use. Above the higher one a few growing sequences fill it; between the
-two there is room for what runs to grow."""
+"""Shares of the KV cache in use. Above the higher one, a few growing sequences fill it; between the
+two, running sequences have room to grow."""
 MORE = 1.25
 FEWER = 0.8
 CHANGE_EVERY_S = 5.0
-"""A change shows once the groups that it admitted have reached the engine, and their first answers
-the judges."""
+"""Time until a change has an effect: the new groups reach the engine, and their first answers the
+judges."""
 QUEUE_PER_JUDGE = 2
-"""Candidates that wait for each one in judgement. With more, judges are the bottleneck, and more
+"""Waiting candidates per candidate being judged. With more, judges are the bottleneck, and more
 groups would only get older."""
 
 
 class Concurrency:
-    """A limit between 1 and `ceiling` groups that begins at `start`."""
+    """A limit between 1 and `ceiling` groups that starts at `start`."""
 
     def __init__(self, start: int, ceiling: int) -> None:
         if not 1 <= start <= ceiling:
@@ -44,12 +44,12 @@ class Concurrency:
     def update(
         self, load: EngineLoad | None, *, judge_queue: int, judge_capacity: int, now: float
     ) -> int:
-        """The limit from now on.
+        """The new limit.
 
         Args:
-            load: None where the engine does not say: the limit stays.
-            judge_queue: candidates that wait for a judge.
-            judge_capacity: candidates that are judged at once.
+            load: None if the engine does not report it; then the limit stays.
+            judge_queue: waiting candidates.
+            judge_capacity: candidates judged at once.
             now: monotonic seconds.
         """
         if self._changed_at is None:

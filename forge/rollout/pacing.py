@@ -1,7 +1,7 @@
-"""Pacing: which step's weights are served. Generation may run `max_staleness` steps ahead of it
-(`admission.py`), so no finished group is thrown away.
+"""Pacing: the training step whose weights are served. Generation may run `max_staleness` steps
+ahead of it (`admission.py`), so no finished group is thrown away.
 
-    publish of step n ── advance(n) ──▶ wakes the producer, which admits what now fits
+    publish of step n ── advance(n) ──▶ wakes the producer, which admits more groups
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ class PublishedSteps:
         self._changed = anyio.Event()
 
     def advance(self, step: int) -> None:
-        """Record a publish. A restarted trainer publishes its checkpoint, an older step, again:
-        then what is sampled is that old, and the step moves back."""
+        """Record a publish. A restarted trainer publishes its checkpoint, an older step: then new
+        samples are that old, and the step moves back."""
         self.step = step
         self._changed.set()
         self._changed = anyio.Event()
 
     async def changed(self) -> None:
-        """Return at the next publish."""
+        """Wait for the next publish."""
         await self._changed.wait()
 
     async def wait_for(self, step: int, *, timeout_s: float) -> None:
-        """Return once `step` has been published. Raises Stalled when no publish comes for
-        `timeout_s`."""
+        """Wait until `step` is published. Raises Stalled after `timeout_s` without a publish."""
         while self.step < step:
             with anyio.move_on_after(timeout_s) as scope:
                 await self.changed()

@@ -1,14 +1,14 @@
-"""What a resumed loop takes up: the groups that waited or were on their way when the last batch was
-made, and those that ended after it.
+"""Groups that a resumed loop continues with: those that waited or were being played when the last
+batch was made, and those that ended after it.
 
-Its state is JSON beside the batches:
+The state is stored as JSON beside the batches:
 
-    sampler    where the sampler stood
-    waiting    groups that had ended and were in no batch yet: [{group, problem}]
-    problems   of groups on their way: played first, before the sampler is asked
+    sampler    state of the sampler
+    waiting    finished groups that were in no batch yet: [{group, problem}]
+    problems   problems of groups that were being played: they are played first
 
-A group that ended later takes the place of the next draw of its problem. So nothing that was paid
-for is played twice, and problems come in the order of a run without a break.
+A group that ended after the last batch replaces the next draw of its problem. So nothing that was
+paid for is played twice, and problems come in the same order as in a run without a break.
 """
 
 from __future__ import annotations
@@ -17,31 +17,32 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from forge.records import Group, Problem
 from forge.rollout.batches import count_from, make_samples, oldest_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from forge.records import Group, Problem
     from forge.rollout.batches import BatchPlan
 
 
 @dataclass(slots=True)
 class Past:
-    """Groups and problems to take up, each once. Empty for a stage that begins."""
+    """Groups and problems to continue with, each once. Empty for a new stage."""
 
     waiting: Sequence[Group] = ()
-    """In the order they ended; the sampler was told of them."""
-    problems: deque[Problem] = field(default_factory=deque)
-    ended: list[Group] = field(default_factory=list)
-    """Of these the sampler was not told."""
+    """Finished groups, in the order in which they ended; the sampler has their results."""
+    problems: deque[Problem] = field(default_factory=deque[Problem])
+    """Problems of groups that were being played."""
+    ended: list[Group] = field(default_factory=list[Group])
+    """Finished groups with results that the sampler does not have."""
 
     def next_problem(self) -> Problem | None:
-        """The next one that was on its way; None when there is none left."""
+        """The next problem that was being played; None if there is none left."""
         return self.problems.popleft() if self.problems else None
 
     def played(self, problem: Problem) -> Group | None:
-        """A group of this problem that ended already."""
+        """Take a group of this problem that ended already; None without one."""
         found = next((g for g in self.ended if g.problem_id == problem.problem_id), None)
         if found is not None:
             self.ended.remove(found)
@@ -51,7 +52,7 @@ class Past:
 def to_state(
     sampler: Mapping[str, Any], *, waiting: Iterable[Group], problems: Iterable[Problem]
 ) -> dict[str, Any]:
-    """What `recall` needs. A flat group is played again: why it was flat may be mended by then."""
+    """The state for `recall`. A flat group is played again: the cause may be gone by then."""
     groups = list(waiting)
     return {
         "sampler": dict(sampler),
@@ -68,11 +69,11 @@ def to_state(
 def recall(
     state: Mapping[str, Any], *, untrained: Sequence[Group], problems: Sequence[Problem]
 ) -> Past:
-    """The past that `state` tells of.
+    """The past of a stored state.
 
     Args:
-        untrained: groups with a signal that are in no batch, oldest first, as the store has them.
-        problems: that may be played; what is no longer among them is left out.
+        untrained: groups with a signal that are in no batch, oldest first, from the store.
+        problems: all that may be played; groups of other problems are left out.
     """
     known = {problem.problem_id: problem for problem in problems}
     stored = {group.group_id: group for group in untrained if group.problem_id in known}
@@ -91,8 +92,8 @@ def recall(
 def still_of_use(
     groups: Iterable[Group], plan: BatchPlan, *, step_of: Callable[[int], int]
 ) -> list[Group]:
-    """Those that a batch of the plan may train. The others were dropped or brought nothing before
-    the break, and would again: too old by now, or without a turn that may be trained."""
+    """The groups that a batch of the plan may train: not too old by now, and with a turn that may
+    be trained."""
     first_sampled = plan.first_step - 1 - plan.max_staleness
 
     def is_young(group: Group) -> bool:

@@ -58,7 +58,7 @@ NO_ANSWER_WORDS: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How a group is played."""
+    """Settings of playing a group."""
 
     group_size: int
     max_turns: int

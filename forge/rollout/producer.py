@@ -1,14 +1,15 @@
-"""The producer: plays groups all the time and makes batches of what ends.
+"""The producer: keeps groups in play and makes batches of those that end.
 
     sampler ─▶ admit ─▶ play_group (many at once) ─▶ buffer ─▶ batch ─▶ out ─▶ trainer
                  ▲ room within max_staleness, and in engine and judges           │
                  └──────────────── PublishedSteps.advance ◀──────────────────────┘
 
-Called by `runner.grpo`. It never waits for a whole batch: a group that ends makes room for the
-next, and a slow one is overtaken until its deadline. Whatever woke it, it admits what fits and
-closes the open batch if it can; then it waits for a group to end, a publish, or a look at the load.
-Flat groups carry no signal: they are stored, counted and replaced within a budget; three batches in
-a row without any signal end the run with advice.
+Called by the GRPO stage of the runner. It never waits for a whole batch: a group that ends makes
+room for the next, and faster groups overtake a slow one until its deadline. Each time it wakes, it
+admits as many groups as fit and closes the open batch if it can; then it waits for a group to end,
+for a publish, or for the next check of the load. Flat groups carry no signal: they are stored,
+counted and replaced within a budget; three batches in a row without any signal end the run with
+advice.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from forge.rollout.batches import (
     BatchPlan,
     make_samples,
     no_signal,
-    no_signal_words,
+    no_signal_error,
     oldest_step,
 )
 from forge.rollout.buffer import Buffer, Waiting
@@ -47,8 +48,8 @@ if TYPE_CHECKING:
     from forge.rollout.ports import Ports
     from forge.rollout.sampling.sampler import Sampler
 
-LOOK_EVERY_S = 1.0
-"""At the load, where the number of groups in flight follows it."""
+CHECK_EVERY_S = 1.0
+"""Interval between checks of the load, if the number of groups follows it."""
 
 
 async def produce_batches(
@@ -69,11 +70,10 @@ async def produce_batches(
     old when it is trained.
 
     Args:
-        step_of: the training step whose weights a policy version is.
-        past: what an earlier attempt left; the sampler stands where that says.
+        step_of: maps a policy version to the training step that made it.
+        past: groups and problems of an earlier attempt, with the sampler in the state of its end.
 
-    Raises Stalled after three batches in a row without signal, or when the trainer stops
-    publishing.
+    Raises Stalled after three batches in a row without signal, or if the trainer stops publishing.
     """
     producer = _Producer(plan, sampler, rules, ports, published, step_of, on_group)
     producer.group_ids, producer.sample_ids = group_ids, sample_ids
@@ -114,21 +114,21 @@ class _Producer:
         )
         self.buffer = Buffer(replay=plan.replay)
         self.concurrency = _concurrency(plan)
-        self._ask_judge = ports.judge
+        self._judge_port = ports.judge
         self._judging = 0
         self._playing: dict[int, Problem] = {}
-        """By the number of the play, in the order they began."""
+        """Problems being played, by play number, in the order in which they began."""
         self._next_play = 0
         self._replaced: list[Group] = []
-        """Flat groups of the open batch that others took the place of."""
+        """Flat groups of the open batch that are replaced."""
         self._gathered: list[Group] = []
-        """Of the open step's batches that had no signal."""
+        """Groups played for the open step in batches without signal."""
         self._without_signal = 0
         self._num_stale = 0
         self._woken = anyio.Event()
 
     async def run(self, tasks: TaskGroup, out: MemoryObjectSendStream[Batch]) -> None:
-        """Until the last step's batch is out."""
+        """Send every batch, up to the last step's."""
         for group in self.past.waiting:
             self._put(group)
         while self.admission.step <= self.plan.last_step:
@@ -140,24 +140,26 @@ class _Producer:
                 await self._wait()
 
     async def watch_publishes(self) -> None:
+        """Wake the producer at each publish."""
         while True:
             await self.published.changed()
             self._wake()
 
     async def watch_load(self) -> None:
+        """Wake the producer at each check of the load."""
         while True:
-            await anyio.sleep(LOOK_EVERY_S)
+            await anyio.sleep(CHECK_EVERY_S)
             self._wake()
 
     # -- admission -------------------------------------------------------------------------------
 
     @property
     def _is_awaited(self) -> bool:
-        """Whether the trainer has published all that it was given."""
+        """True if the trainer has published a step for every batch so far."""
         return self.published.step >= self.admission.step - 1
 
     def _admit(self, tasks: TaskGroup) -> None:
-        """Begin as many groups as fit."""
+        """Start as many groups as fit."""
         limit = self._limit()
         while len(self._playing) < limit:
             deadline = self.admission.deadline(self.published.step)
@@ -166,7 +168,7 @@ class _Producer:
             problem = self.past.next_problem() or self.sampler.next()
             ready = self.past.played(problem)
             if ready is not None:
-                self._tell(ready)
+                self._report(ready)
                 self._put(ready)
                 continue
             step = self.admission.nominal_step
@@ -192,24 +194,24 @@ class _Producer:
         group = await play_group(problem, place=place, rules=self.rules, ports=self.ports)
         del self._playing[play]
         self.admission.leave(deadline)
-        self._tell(group)
+        self._report(group)
         self._put(group)
         self._wake()
 
     async def _judge(self, problem: Problem, code: str) -> Verdict:
         self._judging += 1
         try:
-            return await self._ask_judge(problem, code)
+            return await self._judge_port(problem, code)
         finally:
             self._judging -= 1
 
-    def _tell(self, group: Group) -> None:
-        self.sampler.told(group)
+    def _report(self, group: Group) -> None:
+        self.sampler.observe(group)
         self.on_group(group)
 
     def _put(self, group: Group) -> None:
-        """Into the buffer, unless it is flat and replaced, or older than allowed: a restarted
-        trainer serves older weights than were published."""
+        """Put a group into the buffer, unless it is flat and replaced, or too old: a restarted
+        trainer serves older weights than were published before."""
         if group.is_flat and len(self._replaced) < self.plan.max_replacements:
             self._replaced.append(group)
             return
@@ -221,14 +223,14 @@ class _Producer:
         self.buffer.put(Waiting(group=group, deadline=deadline))
 
     def _oldest_step(self, group: Group) -> int:
-        """Of the weights that any of its tokens was sampled from."""
+        """Step of the oldest weights that sampled any of its tokens."""
         found = oldest_step(group, self.step_of)
         return self.published.step if found is None else found
 
     # -- batches ---------------------------------------------------------------------------------
 
     async def _close(self, chosen: Sequence[Waiting], out: MemoryObjectSendStream[Batch]) -> None:
-        """Make the open step's batch of these, or gather on where none of them has a signal."""
+        """Make the open step's batch of these groups, or continue if none of them has a signal."""
         step, plan = self.admission.step, self.plan
         fresh = [waiting for waiting in chosen if not waiting.num_uses]
         for waiting in fresh:
@@ -262,7 +264,7 @@ class _Producer:
         self._without_signal += 1
         await self.ports.sink.put(no_signal(step, groups))
         if self._without_signal >= MAX_BATCHES_WITHOUT_SIGNAL:
-            raise Stalled(no_signal_words(step, self._gathered))
+            raise Stalled(no_signal_error(step, self._gathered))
 
     def _state(self) -> dict[str, Any]:
         return to_state(
@@ -274,7 +276,7 @@ class _Producer:
     # -- waiting ---------------------------------------------------------------------------------
 
     async def _wait(self) -> None:
-        """Until something may have changed. With nothing being played, that is a publish."""
+        """Wait until something may have changed: with no group in play, that is a publish."""
         woken = self._woken
         if self._playing:
             await woken.wait()
@@ -288,7 +290,7 @@ class _Producer:
 
 
 def _concurrency(plan: BatchPlan) -> Concurrency | None:
-    """None where the number is given, or is a batch: the synchronous loop plays it at once."""
+    """None for a fixed number of groups: a given one, or a whole batch in the synchronous loop."""
     if plan.in_flight is not None or plan.max_staleness == 0:
         return None
     ceiling = min(plan.most_in_flight or plan.budget, plan.budget)

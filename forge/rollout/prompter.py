@@ -1,5 +1,4 @@
-"""The real Prompter: the checkpoint's chat template, the prompts of `forge.data`, the extractor
-of `forge.evalpool`."""
+"""The prompter of a run: prompts and extractor of `forge.data`, and a chat template."""
 
 from __future__ import annotations
 
@@ -18,16 +17,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplatePrompter:
-    """Prompts by chat template, within a budget of tokens."""
+    """Renders prompts with a chat template, within a budget of tokens."""
 
     chat: ChatTemplate
     context_tokens: int
-    """Prompt and completion together."""
+    """Largest sum of prompt and completion."""
     max_completion_tokens: int
 
     def prompt(self, problem: Problem, attempts: Sequence[Exchange]) -> Prompt | None:
-        """Oldest attempts are dropped, one at a time, until prompt and completion fit the
-        context."""
+        """The next turn's prompt, with as many of the newest attempts as fit beside a completion;
+        None if not even one does."""
         return fit(
             problem,
             attempts,
@@ -36,11 +35,14 @@ class TemplatePrompter:
         )
 
     def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of a completion."""
         return self.chat.decode(token_ids)
 
     def feedback(self, verdict: Verdict) -> str:
+        """The message to the model about a verdict."""
         return feedback_message(verdict).content
 
     def extract(self, problem: Problem, completion_text: str) -> tuple[str, Reason]:
+        """Source, or an empty text, and a reason."""
         found = extract(completion_text, entry_point=problem.entry_point)
         return found.code, found.reason

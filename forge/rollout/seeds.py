@@ -1,7 +1,7 @@
 """Seeds for sampling: one number per request, from the run's seed and the request's place.
 
-The same place gives the same seed. It does not make a rerun equal: groups get their ids as they
-begin, and which flat group ends and is replaced first depends on the machine.
+The same place gives the same seed. This does not make a second run equal: groups get their ids as
+they begin, and the order in which flat groups end and are replaced depends on the machine.
 """
 
 from __future__ import annotations

@@ -349,7 +349,7 @@ async def test_a_group_on_its_way_comes_first_when_resumed() -> None:
             drawn.append(found.problem_id)
             return found
 
-        def told(self, group: Group) -> None: ...
+        def observe(self, group: Group) -> None: ...
 
         def state(self) -> dict[str, Any]:
             return self.inner.state()

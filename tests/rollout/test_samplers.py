@@ -84,7 +84,7 @@ def test_every_problem_comes_again_whatever_was_told(
         for _ in range(bound):
             problem = sampler.next()
             seen[problem.problem_id] += 1
-            sampler.told(group(problem, [told() < 0.3, told() < 0.3]))
+            sampler.observe(group(problem, [told() < 0.3, told() < 0.3]))
         assert len(seen) == count
 
 
@@ -95,14 +95,14 @@ def test_a_state_continues_exactly_through_json(
     all_problems = problems(count)
     first = make_sampler(kind, all_problems, seed=3)
     for num_solved in before:
-        first.told(group(first.next(), [i < num_solved for i in range(4)]))
+        first.observe(group(first.next(), [i < num_solved for i in range(4)]))
     second = make_sampler(kind, all_problems, seed=3)
     second.restore(json.loads(json.dumps(first.state())))
     for number in range(after):
         drawn = [sampler.next() for sampler in (first, second)]
         assert drawn[0] is drawn[1]
         for sampler in (first, second):
-            sampler.told(group(drawn[0], [number % 2 == 0, False]))
+            sampler.observe(group(drawn[0], [number % 2 == 0, False]))
     assert first.state() == second.state()
 
 
@@ -114,14 +114,14 @@ def test_a_run_goes_on_where_problems_came_and_went(
     everything = problems(12, levels=4)
     first = make_sampler(kind, [everything[i] for i in sorted(before)], seed=3)
     for _ in range(40):
-        first.told(group(first.next(), [True, False]))
+        first.observe(group(first.next(), [True, False]))
     second = make_sampler(kind, [everything[i] for i in sorted(after)], seed=3)
     second.restore(json.loads(json.dumps(first.state())))
     here = {everything[i].problem_id for i in after}
     for _ in range(40):
         problem = second.next()
         assert problem.problem_id in here
-        second.told(group(problem, [True, False]))
+        second.observe(group(problem, [True, False]))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -137,7 +137,7 @@ def test_two_seeds_give_two_orders_and_no_problem_is_a_mistake(kind: Kind) -> No
 
 def play(sampler: Sampler, *, rounds: int, solved: list[bool], end: End | None = None) -> None:
     for _ in range(rounds):
-        sampler.told(group(sampler.next(), solved, end=end))
+        sampler.observe(group(sampler.next(), solved, end=end))
 
 
 def test_the_next_level_opens_once_half_of_the_frontier_is_solved() -> None:
@@ -169,7 +169,7 @@ def test_problems_whose_returns_vary_are_drawn_more_often() -> None:
         problem = sampler.next()
         is_varied = problem.problem_id in varied
         drawn[is_varied] += number >= 400
-        sampler.told(group(problem, [True, False] if is_varied else [False, False]))
+        sampler.observe(group(problem, [True, False] if is_varied else [False, False]))
     assert drawn[True] > drawn[False], "a quarter of the problems, over half of the draws"
 
 
@@ -177,7 +177,7 @@ def test_an_unplayed_problem_is_expected_to_vary_as_its_family_does() -> None:
     all_problems = problems(40, levels=1)
     sampler = PrioritySampler(all_problems, seed=0)
     for problem in all_problems[:20]:
-        sampler.told(group(problem, [problem.family == "f0", False]))
+        sampler.observe(group(problem, [problem.family == "f0", False]))
     weights = sampler.weights()
     assert weights[20] == pytest.approx(1 + priority.FLOOR)
     assert weights[21] == pytest.approx(priority.FLOOR)

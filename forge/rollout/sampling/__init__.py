@@ -1,2 +1,4 @@
-"""Which problem is played next: uniform, by level, or by what still teaches. Called by the
-producer; pure, no clock, imports only records."""
+"""Samplers, which choose the next problem: uniformly, by level, or by learning signal.
+
+Called by the producer. Pure: no clock, no task; imports only records.
+"""

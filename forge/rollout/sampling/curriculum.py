@@ -1,10 +1,10 @@
-"""Problems by level: the lowest first, the next one once this one is mastered.
+"""Problems by level: the lowest level first, the next one after most of it is solved.
 
     level 1 ──▶ half of its recent rollouts solved ──▶ levels 1 and 2 ──▶ ...
 
-Most draws come from the highest open level (the frontier), the others from those below it, so that
-what was learned is still seen. A level that stays too hard opens the next all the same: nothing is
-out of reach for ever.
+Most draws come from the highest open level (the frontier), the others from lower levels, so that
+the model keeps what it learned. A level that stays too hard still opens the next one after a while,
+so that every problem is reached.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from forge.records import Group, Problem
 
 WINDOW = 16
-"""Groups of the frontier that its pass rate is taken over: with 8 rollouts each the standard error
-of a rate of one half is 4 points."""
+"""Groups in the frontier's pass rate: with 8 rollouts each, the standard error of a rate of one
+half is 4 points."""
 MASTERED = 0.5
-"""Mean share of solved rollouts that opens the next level: groups are most often mixed there, so a
-higher bar would only add flat ones."""
+"""Mean share of solved rollouts that opens the next level. Most groups have both solved and
+unsolved rollouts at this share; a higher threshold would only add flat groups."""
 PATIENCE = 128
-"""Groups of the frontier after which the next level opens anyhow: 16 steps of 8 groups."""
+"""Groups of the frontier after which the next level opens in any case: 16 steps of 8 groups."""
 REHEARSAL = 0.25
 """Share of draws from levels below the frontier."""
 
 
 class CurriculumSampler:
-    """Levels open one after the other; within one, each epoch visits every problem once."""
+    """Opens levels one after another; within a level, draws every problem once per epoch."""
 
     def __init__(self, problems: Sequence[Problem], *, seed: int) -> None:
         if not problems:
@@ -57,7 +57,7 @@ class CurriculumSampler:
         return self._levels[self._open - 1]
 
     def next(self) -> Problem:
-        """The next problem of the frontier, or now and then of a level below it."""
+        """The next problem of the frontier, or sometimes of a lower level."""
         draw = random.Random(f"{self._seed}/{self._num_drawn}")
         self._num_drawn += 1
         level = self.frontier
@@ -65,8 +65,8 @@ class CurriculumSampler:
             level = draw.choice(self._levels[: self._open - 1])
         return self._within[level].next()
 
-    def told(self, group: Group) -> None:
-        """Count a group of the frontier; it may open the next level."""
+    def observe(self, group: Group) -> None:
+        """Count a group of the frontier, and open the next level when it is due."""
         rate = solved_share(group)
         level = self._level_of.get(group.problem_id)
         if rate is None or level != self.frontier or self._open == len(self._levels):
@@ -79,7 +79,7 @@ class CurriculumSampler:
             self._rates.clear()
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs."""
+        """The state for `restore`."""
         return {
             "open": self._open,
             "drawn": self._num_drawn,
@@ -89,8 +89,8 @@ class CurriculumSampler:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` was taken, given the same problems and seed. Levels that it does
-        not know begin."""
+        """Continue where `state` was taken, given the same problems and seed. Levels that it lacks
+        start from the beginning."""
         self._open = min(int(state["open"]), len(self._levels))
         self._num_drawn = int(state["drawn"])
         self._num_told = int(state["told"])
@@ -101,8 +101,7 @@ class CurriculumSampler:
 
 
 def solved_share(group: Group) -> float | None:
-    """Share of its rollouts with a correct turn; None where the judge or the context let all of
-    them down."""
+    """Share of rollouts with a correct turn; None if all of them are masked."""
     rollouts = [t for t in group.trajectories if t.end not in (End.INFRA, End.CONTEXT_FULL)]
     if not rollouts:
         return None

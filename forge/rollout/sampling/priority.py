@@ -1,12 +1,12 @@
-"""Problems by what they teach: those whose groups' returns varied of late are drawn more often.
+"""Problems by learning signal: those whose returns varied recently are drawn more often.
 
-After prioritised replay (arXiv 1511.05952), with a group's return variance in place of the TD
-error: the advantage of a sample is its return's distance from the group's mean, so the variance is
-the mean square of what the policy gradient is multiplied with. A problem that was not played yet is
-expected to vary as its family does at its level.
+After prioritised replay (arXiv 1511.05952), with the variance of a group's returns in place of the
+TD error. The advantage of a sample is the distance of its return from the group's mean, so the
+variance is the mean square of the factor of the policy gradient. For a problem that was not played
+yet, the variance of its family and level is the estimate.
 
     weight_i = FLOOR + v_i / max v + AGE_BONUS · a_i / N
-    v_i   recent variance: an average that forgets, of the problem or else of its family and level
+    v_i   exponential moving average of the variance: of the problem, or of its family and level
     a_i   draws since the problem was last drawn
     N     number of problems
 """
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from forge.records import Group, Problem
 
 FLOOR = 0.05
-"""Weight of a problem that gives no signal now: policies change, so none is given up."""
+"""Weight of a problem without signal: the policy changes, so no problem is dropped for good."""
 AGE_BONUS = 0.1
-"""Added per N draws without the problem: a tenth of what the most varied one weighs."""
+"""Weight added per N draws without the problem: a tenth of the largest variance term."""
 FORGET = 0.5
-"""Share of the newest group in the average: about the last three groups count."""
+"""Weight of the newest group in the moving average: about the last three groups count."""
 REST = 8
-"""A problem is not drawn again within N / REST draws: its groups would be in flight together."""
+"""A problem is not drawn again within N / REST draws: two of its groups would run at once."""
 MAX_AGE = 4
-"""A problem that was not drawn for MAX_AGE · N draws comes next, whatever it weighs."""
+"""A problem that was not drawn for MAX_AGE · N draws is next, whatever its weight."""
 
 NEVER = -1
-"""In place of the draw at which a problem was drawn."""
+"""Marks a problem that was not drawn yet."""
 
 
 class PrioritySampler:
-    """Draws at random, by weights that what is told changes."""
+    """Draws at random, with weights from the results so far."""
 
     def __init__(self, problems: Sequence[Problem], *, seed: int) -> None:
         if not problems:
@@ -49,7 +49,7 @@ class PrioritySampler:
         self._index = {problem.problem_id: i for i, problem in enumerate(problems)}
         kinds = [f"{problem.family}/{problem.level}" for problem in problems]
         self._kinds = sorted(set(kinds))
-        self._kind_of = np.array([self._kinds.index(kind) for kind in kinds])
+        self._kind_of = np.array([self._kinds.index(kind) for kind in kinds], dtype=int)
         self._num_drawn = 0
         self._last_drawn = np.full(len(problems), NEVER)
         self._own = np.full(len(problems), np.nan)
@@ -57,28 +57,29 @@ class PrioritySampler:
         """Recent variance of each problem, and of each family and level; nan where unknown."""
 
     def next(self) -> Problem:
-        """The next problem: the one that waited too long, else one drawn by weight."""
+        """The next problem: one that exceeded MAX_AGE, else one drawn by weight."""
         draw = random.Random(f"{self._seed}/{self._num_drawn}").random()
         oldest = int(np.argmax(self._ages()))
         index = oldest
         if self._ages()[oldest] < MAX_AGE * len(self._problems):
             sums = np.cumsum(self.weights())
-            index = int(np.searchsorted(sums, draw * sums[-1], side="right"))
+            index = int(np.searchsorted(sums, draw * float(sums[-1]), side="right"))
         self._last_drawn[index] = self._num_drawn
         self._num_drawn += 1
         return self._problems[index]
 
-    def told(self, group: Group) -> None:
-        """Remember how much its returns varied. Masked rollouts say nothing."""
+    def observe(self, group: Group) -> None:
+        """Update the variance of its problem, family and level. Masked rollouts do not count."""
         index = self._index.get(group.problem_id)
         varied = return_variance(group)
         if index is None or varied is None:
             return
         for known, at in ((self._own, index), (self._of_kind, self._kind_of[index])):
-            known[at] = varied if np.isnan(known[at]) else _mixed(known[at], varied)
+            before = float(known[at])
+            known[at] = varied if math.isnan(before) else _mixed(before, varied)
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs."""
+        """The state for `restore`."""
         names = [problem.problem_id for problem in self._problems]
         return {
             "drawn": self._num_drawn,
@@ -92,8 +93,8 @@ class PrioritySampler:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` was taken, given the same problems and seed. Of other problems:
-        with what it knows of those that are here."""
+        """Continue where `state` was taken, given the same problems and seed; with other problems,
+        use what it says about those that remain."""
         self._num_drawn = int(state["drawn"])
         self._last_drawn[:], self._own[:], self._of_kind[:] = NEVER, np.nan, np.nan
         kinds = {name: i for i, name in enumerate(self._kinds)}
@@ -106,7 +107,7 @@ class PrioritySampler:
                 values[index[name]] = known[name]
 
     def weights(self) -> np.ndarray:
-        """Of each problem in the next draw; 0 while it rests. [N]"""
+        """Weight of each problem in the next draw; 0 while it rests. [N]"""
         count, ages = len(self._problems), self._ages()
         known = np.concatenate([self._own, self._of_kind])
         largest = np.nanmax(known, initial=0.0) or 1.0
@@ -116,7 +117,7 @@ class PrioritySampler:
         return np.where((self._last_drawn != NEVER) & (ages <= count // REST), 0.0, weights)
 
     def _ages(self) -> np.ndarray:
-        """Draws since each was drawn, or since the first. [N]"""
+        """Draws since each problem was drawn, or since the first draw. [N]"""
         return self._num_drawn - np.maximum(self._last_drawn, 0)
 
 
@@ -126,8 +127,7 @@ def _known(names: Sequence[str], values: np.ndarray) -> dict[str, float]:
 
 
 def return_variance(group: Group) -> float | None:
-    """Variance of its unmasked returns, all turns together as the advantages have them; None where
-    there is none."""
+    """Variance of the unmasked returns over all turns, as in the advantages; None without any."""
     values = [value for t in group.trajectories for value in t.returns if value is not None]
     if not values:
         return None

@@ -1,8 +1,8 @@
-"""Which problem is played next: a plain object with state, no clock and no task. Its state is what
-resume restores.
+"""The port of samplers, which choose the next problem: plain objects without clock or task. Resume
+restores their state.
 
-To add one: a file of its own, a name in `[rollout] sampler`, a line in `make_sampler`; the
-properties of `tests/rollout/test_samplers.py` hold for all.
+To add one: a file in this folder, a name for `[rollout] sampler`, a line in `make_sampler`. It must
+pass the property tests in `tests/rollout/test_samplers.py`.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ if TYPE_CHECKING:
 
 
 class Sampler(Protocol):
-    """Draws problems, and hears how each went."""
+    """Draws problems and takes their results."""
 
     def next(self) -> Problem:
-        """The next problem. Every problem comes again and again, whatever was told."""
+        """The next problem. Every problem returns again and again, whatever the results."""
         ...
 
-    def told(self, group: Group) -> None:
-        """A group was played to its end; once a group, in whatever order they end."""
+    def observe(self, group: Group) -> None:
+        """Take the result of a finished group: once per group, in the order in which they end."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """As JSON: what `restore` needs."""
+        """The state for `restore`, as JSON values."""
         ...
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue as the one whose `state` this is, given the same problems and seed; with what
-        it says of the problems that are here, where some came or went."""
+        """Continue exactly where `state` was taken, given the same problems and seed. If problems
+        were added or removed, use what it says about those that remain."""
         ...
 
 
 def make_sampler(
     kind: Literal["uniform", "curriculum", "priority"], problems: Sequence[Problem], *, seed: int
 ) -> Sampler:
-    """The sampler that `[rollout] sampler` names. Raises ValueError without problems."""
+    """The sampler of `[rollout] sampler`. Raises ValueError without problems."""
     if kind == "curriculum":
         return CurriculumSampler(problems, seed=seed)
     if kind == "priority":

@@ -1,4 +1,4 @@
-"""Problems in turn: each epoch visits every one once, in an order of its own."""
+"""Every problem once per epoch, in a new random order each time."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class UniformSampler:
-    """Each epoch visits every problem once, in an order of its own drawn from the seed."""
+    """Draws every problem once per epoch, in an order that depends on seed and epoch."""
 
     problems: Sequence[Problem]
     seed: int | str
     epoch: int = 0
     position: int = 0
-    _order: list[int] = field(default_factory=list)
+    _order: list[int] = field(default_factory=list[int])
 
     def __post_init__(self) -> None:
         if not self.problems:
@@ -36,11 +36,11 @@ class UniformSampler:
         self.position += 1
         return problem
 
-    def told(self, group: Group) -> None:
-        """How a problem went changes nothing here."""
+    def observe(self, group: Group) -> None:
+        """Changes nothing: results do not matter here."""
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs."""
+        """The state for `restore`."""
         return {"epoch": self.epoch, "position": self.position}
 
     def restore(self, state: Mapping[str, Any]) -> None:
