@@ -5,90 +5,39 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sqlite3
 import sys
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 
-from forge.config.load import load_experiment
 from forge.config.schema import EvalStage, LimitsTable, LoraTable, SftStage
 from forge.control import ControlClient
 from forge.errors import ChildDied, MachineError
-from forge.exits import ending_of
 from forge.process.child import ChildSpec, open_child
 from forge.process.devices import Gpu, Vendor
 from forge.process.environment import child_env
 from forge.runner import run as run_module
 from forge.runner import work as stages
 from forge.runner.background import keep_counters
-from forge.runner.live.console import Console
 from forge.runner.live.progress import Progress
 from forge.runner.live.stopping import StopRequest
 from forge.runner.plan.placement import Placement
-from forge.runner.run import _supervise
 from forge.runner.stages.run_context import RunContext
 from forge.runner.work import EarlierAttempts, Work
-from forge.store.layout import RunPaths, create_run, write_file
 from forge.store.ownership import read_status
+from tests.runner.supervised import Supervised
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from forge.config.schema import Experiment
-    from forge.exits import Ending
+    from forge.store.layout import RunPaths
 
 pytestmark = pytest.mark.anyio
-EXPERIMENT = """\
-name = "x"
-[model]
-init = "tiny"
-[[stage]]
-kind = "eval"
-"""
-
-
-class Supervised:
-    """A run whose work is replaced by a function."""
-
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        (folder / "x.toml").write_text(EXPERIMENT)
-        self.experiment = load_experiment(folder / "x.toml")
-        self.paths: RunPaths = create_run("x", store_dir=folder)
-        write_file(self.paths.experiment, EXPERIMENT)
-        self.placement = Placement()
-        self._patch = monkeypatch.setattr
-        self._patch(run_module, "log_to", lambda path: None)
-        self._patch("forge.runner.outlets.summary.show_summary", lambda *given: None)
-
-    async def end(self, work: Callable[[Work], Awaitable[None]]) -> Ending | None:
-        """Run it; how it ended, None for done."""
-        self._patch(Work, "run_to_end", work)
-        try:
-            with anyio.fail_after(20):
-                await _supervise(
-                    self.paths,
-                    self.experiment,
-                    EarlierAttempts(),
-                    Console(quiet=True),
-                    self.placement,
-                )
-        except Exception as error:
-            return ending_of(error)
-        return None
-
-    def row(self, query: str) -> tuple[Any, ...]:
-        with closing(sqlite3.connect(self.paths.run_db)) as db:
-            return db.execute(query).fetchone()
-
-    @property
-    def recorded(self) -> tuple[int, str]:
-        code, reason = self.row("SELECT exit_code, reason FROM attempts")
-        return code, reason
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from forge.store.layout import RunPaths
 from forge.store.write.writer import open_writer
 from forge.views.text.terminal import printable
 from tests.runner.outlets.notifying import Said, events, notified
-from tests.runner.test_run import Supervised
+from tests.runner.supervised import Supervised
 from tests.store.storefactory import (
     Options,
     attempt,
