@@ -1,7 +1,7 @@
-"""What may sit behind a seat: a judge that is our own child, or a served pool behind a URL.
+"""Opens the link of a seat: to a judge that is a child of this run, or to a pool behind a URL.
 
 Called by `keeper.py` through `pool.py`. Promises: a child ends with its link; a URL that does not
-answer is a MachineError that names it, and one that answers again is simply opened again.
+answer is a MachineError that names it, and is opened again when it answers.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ if TYPE_CHECKING:
 
 READY_TIMEOUT_S = 120.0
 PROBE_TIMEOUT_S = 10.0
-"""For the /health of a pool behind a URL."""
+"""Maximum wait for the /health of a pool behind a URL."""
 PROBE_EVERY_S = 5.0
 PROBES = 3
-"""Without an answer, in a row: one alone may be a busy server, and would drop all in flight."""
+"""Probes in a row without an answer until a pool counts as gone. A single one may be a busy server,
+and all requests in flight would be dropped."""
 TOKEN_VARIABLE = "FORGE_JUDGE_TOKEN"
 
 
@@ -44,7 +45,7 @@ TOKEN_VARIABLE = "FORGE_JUDGE_TOKEN"
 async def open_child_link(
     spec: ChildSpec, *, observer: ProcessObserver | None, timeout_s: float
 ) -> AsyncIterator[Link]:
-    """Starts a judge. Raises MachineError where it found no sandbox, ChildDied or Stalled."""
+    """Start a judge. Raises MachineError if it found no sandbox, ChildDied or Stalled."""
     assert spec.socket_path is not None
     try:
         async with (
@@ -54,12 +55,12 @@ async def open_child_link(
             health = await _ask_health(client)
             yield Link(client=client, health=health, ended=child.wait, timeout_s=timeout_s)
     except (ChildDied, Stalled) as error:
-        raise _in_judges_words(error) from error
+        raise _as_sandbox_error(error) from error
 
 
 @asynccontextmanager
 async def open_url_link(url: str, *, timeout_s: float) -> AsyncIterator[Link]:
-    """Connects to a served pool. Raises ConfigError for what is no URL, MachineError."""
+    """Connect to a served pool. Raises ConfigError for an invalid URL, MachineError."""
     if not JUDGE_URL.fullmatch(url):
         raise ConfigError(f'judge.url: found "{url}"; http://HOST:PORT or unix:/PATH')
     async with open_url_client(url, timeout_s=timeout_s, token=_token()) as client:
@@ -73,15 +74,15 @@ async def open_url_link(url: str, *, timeout_s: float) -> AsyncIterator[Link]:
             ) from error
 
         async def ended() -> str:
-            num_failed, words = 0, ""
+            num_failed, message = 0, ""
             while num_failed < PROBES:
                 await anyio.sleep(PROBE_EVERY_S)
                 try:
                     await _ask_health(client)
                     num_failed = 0
                 except NoAnswer as error:
-                    num_failed, words = num_failed + 1, str(error)
-            return words
+                    num_failed, message = num_failed + 1, str(error)
+            return message
 
         yield Link(client=client, health=health, ended=ended, timeout_s=timeout_s)
 
@@ -97,7 +98,7 @@ def judge_spec(
     gpu: Gpu | None,
     cores: tuple[int, ...],
 ) -> ChildSpec:
-    """How a judge is started. Its candidates run on `cores`."""
+    """The child of a judge, whose candidates run on `cores`."""
     socket_path = socket_dir / f"{name}.sock"
     config = {
         "socket_path": str(socket_path),
@@ -123,14 +124,14 @@ async def _ask_health(client: httpx.AsyncClient) -> dict[str, Any]:
     try:
         response = await send(client, "GET", "/health", server="it", timeout_s=PROBE_TIMEOUT_S)
         if response.status_code == 401:
-            raise NoAnswer(f"it wants the token of its {TOKEN_VARIABLE} in ours")
+            raise NoAnswer(f"it needs the token of its {TOKEN_VARIABLE} in {TOKEN_VARIABLE} here")
         if response.status_code != 200:
             raise NoAnswer(f"HTTP {response.status_code}: {error_message(response.content)}")
         health = response.json()
     except (ChildDied, Stalled, ValueError) as error:
         raise NoAnswer(str(error)) from error
     if not isinstance(health, dict):
-        raise NoAnswer("its /health is no object")
+        raise NoAnswer("its /health is not an object")
     return health
 
 
@@ -138,7 +139,7 @@ def _token() -> str | None:
     return os.environ.get(TOKEN_VARIABLE) or None
 
 
-def _in_judges_words(error: ChildDied | Stalled) -> Exception:
-    """A judge that found no sandbox says `MachineError: ...` in its log: that is what to show."""
-    _, mark, words = str(error).partition("MachineError: ")
-    return MachineError(words.split("\n", 1)[0]) if mark else error
+def _as_sandbox_error(error: ChildDied | Stalled) -> Exception:
+    """The judge's own MachineError, which it logs if it finds no sandbox, or else `error`."""
+    _, mark, message = str(error).partition("MachineError: ")
+    return MachineError(message.split("\n", 1)[0]) if mark else error

@@ -1,9 +1,8 @@
-"""Speaking to one engine: token ids in, completions out, over its Unix socket.
+"""The client of one engine: token ids in, completions out, over its Unix socket.
 
-Used by `replica`, by `forge chat` and by tests. Promises: every call has a deadline and ends in an
-answer or in an error that names the engine (ChildDied: it hung up; Stalled: it was silent;
-ConfigError: it refused; MachineError: it could not); answers over 64 kB are parsed in a thread, so
-that the loop never stalls.
+Used by `replica`, by `forge chat` and by tests. Promise: every call has a deadline and ends with an
+answer or with an error that names the engine (ChildDied: it hung up; Stalled: it was silent;
+ConfigError: it refused; MachineError: it failed).
 """
 
 from __future__ import annotations
@@ -29,24 +28,24 @@ T = TypeVar("T")
 
 ACCEPT = {"Accept": COMPACT}
 SHORT_TIMEOUT_S = 10.0
-"""For /health."""
+"""Maximum wait for /health."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamChunk:
-    """What one step added to one sample."""
+    """Tokens that one step added to one sample."""
 
     index: int
     token_ids: tuple[int, ...]
     text: str
-    """Empty where the checkpoint has no tokenizer."""
+    """Empty if the checkpoint has no tokenizer."""
     finish: Finish | None
     completion: Completion | None = None
-    """In the last one: the whole sample, with its log probabilities and versions."""
+    """In the last chunk: the whole sample, with its log probabilities and versions."""
 
 
 class ReplicaClient:
-    """A client of one engine. `aclose` when done, or use it in `async with`."""
+    """A client of one engine. Call `aclose` when done, or use it in `async with`."""
 
     def __init__(self, socket_path: Path, *, name: str = "", timeout_s: float = 300.0) -> None:
         self.name = name or socket_path.stem
@@ -94,9 +93,8 @@ class ReplicaClient:
         seed: int = 0,
         stop_token_ids: Sequence[int] = (),
     ) -> AsyncIterator[StreamChunk]:
-        """One continuation as it is made; the last chunk has all of it. Leaving the iteration
-        aborts it in the engine.
-        """
+        """Sample one continuation and yield its tokens step by step. The last chunk has the whole
+        sample. Leaving the iteration aborts it in the engine."""
         ids: list[int] = []
         body = {
             "prompt": list(prompt_ids),
@@ -116,7 +114,7 @@ class ReplicaClient:
                         yield chunk
 
     def _chunk(self, line: str, ids: list[int]) -> StreamChunk | None:
-        """One event; `ids` gathers the tokens of all."""
+        """Parse one event; None for other lines. `ids` collects the tokens of all events."""
         if not line.startswith("data: {"):
             return None
         event = json.loads(line.removeprefix("data: "))
@@ -136,12 +134,12 @@ class ReplicaClient:
         )
 
     async def load_weights(self, path: Path, *, version: int) -> float:
-        """Serve the weights of a directory as `version`. Seconds it took inside the engine."""
+        """Serve the weights of a directory as `version`. Returns the engine's seconds for it."""
         body = {"path": str(path.absolute()), "version": version}
         answer = await self._ask("/weights", body, parse=json.loads)
         if answer["version"] != version:
             raise MachineError(
-                f"{self.name} acknowledged version {answer['version']}; asked was {version}"
+                f"{self.name} acknowledged version {answer['version']}; requested was {version}"
             )
         return float(answer["seconds"])
 
@@ -151,18 +149,18 @@ class ReplicaClient:
         return (await self._ask("/score", body, parse=json.loads))["logprobs"]
 
     async def health(self) -> dict[str, Any]:
-        """What GET /health says."""
+        """The answer to GET /health."""
         answer = await send(
             self._http, "GET", "/health", server=self.name, timeout_s=SHORT_TIMEOUT_S
         )
         return answer.json()
 
     async def sleep(self) -> None:
-        """Let it give its GPU memory away. It answers nothing until `wake`."""
+        """Release the engine's GPU memory. It answers nothing until `wake`."""
         await self._ask("/sleep", {}, parse=json.loads)
 
     async def wake(self) -> None:
-        """Let it take its memory back."""
+        """Let the engine take its GPU memory back."""
         await self._ask("/wake", {}, parse=json.loads)
 
     async def _ask(
@@ -196,7 +194,7 @@ def _completions(content: bytes) -> list[Completion]:
 def _completion(choice: Mapping[str, Any]) -> Completion:
     return Completion(
         token_ids=tuple(choice["token_ids"]),
-        # As they are stored, and as `wire` carries them.
+        # In the precision of the store and of `wire`.
         logprobs=tuple(np.asarray(choice["logprobs"]["token_logprobs"], np.float32).tolist()),
         finish=Finish(choice["finish_reason"]),
         min_version=choice["min_version"],

@@ -1,7 +1,7 @@
-"""What an engine child is to the endpoints around it: the contract of an engine, in Python.
+"""The contract of an engine, as the endpoints around it use it.
 
-Implemented by `forge.serve.engine.worker.Worker` (engines stepped by a thread of ours: llama, hf)
-and by `forge.serve.vllm.engine.VllmEngine`; used by `app` and `events`.
+Implemented by `forge.serve.engine.worker.Worker` (llama and hf, stepped by a thread of forge) and
+by `forge.serve.vllm.engine.VllmEngine`; used by `engine.app` and `engine.events`.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
     from forge.serve.request import Request
 
 PREFIX_CACHE = "prefix_cache"
-"""A prompt seen before is not evaluated again, as far as it is the same."""
+"""Feature: the common prefix with an earlier prompt is not evaluated again."""
 LORA = "lora"
-"""Serves adapters."""
+"""Feature: serves adapters."""
 OLD_ADAPTERS = "old_adapters"
-"""A turn ends on the adapter that it began with, whatever was loaded meanwhile."""
+"""Feature: a turn ends on the adapter that it began with, even if another is loaded meanwhile."""
 FULL = "full"
-"""Loads whole checkpoints while it runs."""
+"""Feature: loads whole checkpoints while it runs."""
 SLEEP = "sleep"
-"""Gives its GPU memory away and takes it back."""
+"""Feature: releases its GPU memory and takes it back."""
 SCORE = "score"
-"""Answers /score."""
+"""Feature: answers /score."""
 COMPACT_WIRE = "compact"
-"""Answers in `forge.serve.wire`."""
+"""Feature: answers in the format of `forge.serve.wire`."""
 
 ADAPTER = "adapter"
-"""What /weights says it loaded; otherwise FULL."""
+"""Answer of `load_weights` for an adapter; FULL for a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """What one step added to one sample of a streamed request."""
+    """Tokens that one step added to one sample of a streamed request."""
 
     index: int
     token_ids: list[int]
@@ -48,32 +48,32 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStatus:
-    """An engine's numbers after its last step. Counters never fall."""
+    """Numbers of an engine as of its last step. Counters never fall."""
 
     version: int
-    """Policy version that a request of now gets."""
+    """Policy version for a request that arrives now."""
     running: int = 0
     waiting: int = 0
-    """Samples that have no place yet."""
+    """Samples without a slot."""
     kv_use: float = 0.0
-    """Share of the KV memory that is held, 0 to 1."""
+    """Share of the KV memory in use, 0 to 1."""
     generated_tokens: int = 0
     prompt_tokens: int = 0
     preempted: int = 0
-    """Samples that lost their KV to others and were evaluated again: more run than fit. 0 where the
-    engine does not tell."""
+    """Samples that were evicted from KV memory and evaluated again, since more run than fit. 0 if
+    the engine does not report it."""
     step_s: float = 0.0
-    """Seconds spent in steps."""
+    """Total seconds in steps."""
     gpu_bytes: int = 0
-    """GPU memory that the engine holds, all its cards together."""
+    """GPU memory of the engine, over all its GPUs."""
 
 
 class EnginePort(Protocol):
-    """A model that answers. Called from the process's one event loop."""
+    """An engine with a model. Called from the process's only event loop."""
 
     name: str
     features: frozenset[str]
-    """Of the names above: what the endpoints promise."""
+    """Features by the names above; the endpoints report them."""
 
     async def check(self, request: Request) -> None:
         """Raise ConfigError, with found and allowed, for a request that cannot be served."""
@@ -82,35 +82,39 @@ class EnginePort(Protocol):
     async def generate(
         self, request: Request, *, on_chunk: Callable[[Chunk], None] | None = None
     ) -> None:
-        """Return when every sample of the request is finished, its outputs filled. `on_chunk`
-        hears each step, in the event loop. Cancelled: what it had started is aborted.
+        """Return when every sample of the request is finished and has its outputs. Cancellation
+        aborts the samples.
 
-        Raises ConfigError for a request that cannot be served, MachineError for one given up.
+        Args:
+            on_chunk: called in the event loop after each step.
+
+        Raises:
+            ConfigError: the request cannot be served.
+            MachineError: the request was given up.
         """
         ...
 
     async def score(self, prompt: np.ndarray, completion: np.ndarray) -> list[float]:
-        """Log probability at temperature 1 of each completion token, teacher forced, under the
-        weights served now. Raises ConfigError. [T]
-        """
+        """Log probability of each completion token at temperature 1, teacher forced, under the
+        current weights. Raises ConfigError. [T]"""
         ...
 
     async def load_weights(self, path: Path, *, version: int) -> str:
         """Serve a complete directory as `version`: a checkpoint, or a PEFT adapter on the last
-        one. Returns ADAPTER or FULL.
+        checkpoint. Returns ADAPTER or FULL.
 
-        Raises ConfigError, with the old weights still served, where it cannot be.
+        Raises ConfigError if that is not possible; the old weights are still served.
         """
         ...
 
     async def sleep(self) -> None:
-        """Give GPU memory away; `version` and weights stay. Raises ConfigError without SLEEP."""
+        """Release GPU memory; `version` and weights stay. Raises ConfigError without SLEEP."""
         ...
 
     async def wake(self) -> None:
-        """Take it back. Nothing where it is awake."""
+        """Take GPU memory back. Nothing if it is awake."""
         ...
 
     def status(self) -> EngineStatus:
-        """Its numbers as of the last step."""
+        """Numbers as of the last step."""
         ...

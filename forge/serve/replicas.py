@@ -1,7 +1,7 @@
-"""All replicas of a stage: kept alive, asked through a router, new weights go to all.
+"""All replicas of a stage: kept alive, asked through a router, given new weights together.
 
 Opened by the runner; `generate` is the loop's port Generate (`forge.serve.served`). Promise:
-`publish` returns when every replica has acknowledged the version, and changes nothing where one
+`publish` returns when every replica has acknowledged the version, and changes nothing if one
 refuses it.
 """
 
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
     from forge.serve.weights import Weights
 
 ALL_GPU_LAYERS = 999
-"""llama.cpp's "all of them"."""
+"""Value for "all layers" in llama.cpp."""
 
 
 class Replicas(Served):
-    """What `open_replicas` yields."""
+    """The replicas of a stage. Made by `open_replicas`."""
 
     def __init__(
         self, specs: Sequence[ChildSpec], *, table: ServeTable, weights: Weights,
         stop_token_ids: Sequence[int], observer: ProcessObserver | None = None,
     ) -> None:  # fmt: skip
-        """One for each spec, none started yet."""
+        """Prepare one replica per spec; none is started yet."""
         self._request_timeout_s = table.request_timeout_s
         self._through_restart_s = start_timeout_s(table) + table.request_timeout_s
-        """For one answer, also where the replica has to be started for it."""
+        """Maximum wait for an answer of a replica that has to be started for it."""
         self._weights = weights
         self._publishing = anyio.Lock()
         self.all = tuple(
@@ -77,27 +77,28 @@ class Replicas(Served):
         return frozenset.intersection(*(each.features for each in self.all))
 
     def load(self) -> EngineLoad | None:
-        told = [each.health for each in self.all if each.health]
-        if not told:
+        known = [each.health for each in self.all if each.health]
+        if not known:
             return None
         return EngineLoad(
-            kv_use=max(health["kv_use"] for health in told),
-            running=sum(health["running"] for health in told),
-            waiting=sum(health["waiting"] for health in told),
-            slots=self._slots * len(told),
-            preempted=sum(health["preempted"] for health in told),
+            kv_use=max(health["kv_use"] for health in known),
+            running=sum(health["running"] for health in known),
+            waiting=sum(health["waiting"] for health in known),
+            slots=self._slots * len(known),
+            preempted=sum(health["preempted"] for health in known),
         )
 
     async def publish(self, path: Path, version: int, *, rolling: bool = False) -> None:
-        """Serve the weights of a directory everywhere, as `version`. Engines that sleep are woken.
-        What is served already is loaded once more.
+        """Serve the weights of a directory everywhere, as `version`. Wakes sleeping engines, and
+        loads weights again that are already served.
 
         Args:
-            rolling: one replica after the other, each once its requests have ended, while the
-                others go on with what they have. Otherwise all at once, whatever runs.
+            rolling: load one replica after the other, each when its requests have ended, while the
+                others serve the old weights. Otherwise load all at once, during requests.
 
-        Raises ConfigError, with the old weights served again by all, where a replica refuses them;
-        Stalled where one is silent.
+        Raises:
+            ConfigError: a replica refused the weights; all serve the old ones again.
+            Stalled: a replica was silent.
         """
         async with self._publishing:
             await self._wake()
@@ -112,7 +113,7 @@ class Replicas(Served):
                 await self._serve_everywhere(before, rolling=False)
                 raise
             finally:
-                self.release()  # what waited for them to wake gets the new weights
+                self.release()  # requests that waited for a wake get the new weights
 
     async def probe(
         self, prompt_ids: Sequence[int], completion_ids: Sequence[int]
@@ -128,7 +129,7 @@ class Replicas(Served):
         return answers
 
     async def sleep(self) -> None:
-        """Give GPU memory away once what runs has ended; nothing where an engine cannot."""
+        """Release GPU memory once running requests have ended; nothing if an engine cannot."""
         if SLEEP not in self.features:
             return
         self.hold()
@@ -176,7 +177,7 @@ class Replicas(Served):
 async def _for_each(
     replicas: Sequence[Replica], ask: Callable[[int, Replica], Awaitable[None]]
 ) -> None:
-    """Ask all at once; the first error raised on purpose comes out bare."""
+    """Call `ask` for all at once. Raises the first ForgeError, without an exception group."""
     failures: list[ForgeError] = []
 
     async def one(index: int, replica: Replica) -> None:
@@ -210,16 +211,16 @@ async def open_replicas(
 
     Args:
         weights: served before this yields, its adapter included.
-        stop_token_ids: end every completion.
-        work_dir: for files that engines need while they load weights.
-        gpus: UUIDs of each replica; absent means CPU.
-        shared: UUIDs of cards that others use too: engines step under their lease.
-        max_lora_rank: of adapters that will be published; 0 where none will.
+        stop_token_ids: tokens that end every completion.
+        work_dir: folder for files that engines need while they load weights.
+        gpus: UUIDs per replica; empty means CPU.
+        shared: UUIDs of GPUs with other users: engines run each step under a lease.
+        max_lora_rank: maximum rank of adapters that will be published; 0 for none.
 
     Raises:
         MachineError: the engine is not installed.
         ConfigError: it cannot serve adapters in that precision.
-        ChildDied, Stalled: a replica did not start; or it died too often, which cancels the body.
+        ChildDied, Stalled: a replica did not start, or died too often; that cancels the body.
     """
     all_gpus = [uuid for each in gpus for uuid in each]
     table = resolve(table, gpus=all_gpus)
@@ -285,7 +286,7 @@ def _spec(
             "memory_share": table.memory_share,
             "tensor_parallel": table.tensor_parallel,
             "eager": table.eager,
-            # Replicas with one seed would sample alike where an engine has no seed a request.
+            # Replicas with equal seeds would sample alike if the engine has no seed per request.
             "seed": index,
         },
         ready_timeout_s=start_timeout_s(table),

@@ -1,6 +1,6 @@
-"""What the engine is asked and what it answers: requests, their samples.
+"""Requests to an engine, and the samples that answer them.
 
-Made by `completions`, carried to every engine. Promise: a request that `check` lets through cannot
+Made by `engine.completions`, passed to every engine. Promise: a request that passes `check` cannot
 make an engine abort its process.
 """
 
@@ -17,34 +17,34 @@ if TYPE_CHECKING:
     from forge.records import Finish
 
 MAX_SAMPLES = 4096
-"""Of one request: a bound on what one line of JSON can queue."""
+"""Maximum samples of one request: bounds the work that one line of JSON can queue."""
 MAX_STOP_IDS = 16
-"""A row of the slot table holds this many."""
+"""Capacity of a row in the slot table."""
 SEED_MASK = (1 << 64) - 1
 
 
 @dataclass(slots=True, eq=False)
 class EngineSample:
-    """One continuation of a request. Outputs are filled when it leaves its slot."""
+    """One continuation of a request. Its outputs are set when it leaves its slot."""
 
     request: Request
     index: int
-    """In the request, from 0; part of the random counter."""
+    """Position in the request, from 0; part of the random counter."""
     tokens: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
     logprobs: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))
     logprobs_t1: np.ndarray = field(default_factory=lambda: np.empty(0, np.float32))
-    """At temperature 1 over the whole vocabulary; empty where the engine does not tell."""
+    """Log probabilities at temperature 1 over the whole vocabulary; empty if not reported."""
     versions: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    """Policy version that produced each token."""
+    """Policy version of each token."""
     finish: Finish | None = None
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Request:
-    """A prompt and how to continue it."""
+    """A prompt and the settings of its continuations."""
 
     prompt: np.ndarray
-    """Token ids, int64 as given; the engine narrows them once checked. [P]"""
+    """Token ids as int64; the engine narrows them after the check. [P]"""
     n: int
     max_tokens: int
     temperature: float
@@ -54,17 +54,18 @@ class Request:
     stop_token_ids: tuple[int, ...] = ()
     samples: list[EngineSample] = field(init=False)
     error: str = ""
-    """Set where its samples were given up."""
+    """Reason if its samples were given up."""
 
     def __post_init__(self) -> None:
         self.samples = []
 
     @property
     def is_done(self) -> bool:
+        """True once all samples are finished."""
         return all(sample.finish is not None for sample in self.samples)
 
     def check(self, *, num_vocab: int, context_tokens: int) -> None:
-        """Raise ConfigError, with found and allowed, for what cannot be served."""
+        """Raise ConfigError, with found and allowed, for a request that cannot be served."""
         check_tokens("prompt", self.prompt, num_vocab=num_vocab)
         _check_range("n", self.n, 1, MAX_SAMPLES)
         _check_range("max_tokens", self.max_tokens, 1, context_tokens)
@@ -79,7 +80,7 @@ class Request:
 
 
 def check_tokens(name: str, tokens: np.ndarray, *, num_vocab: int) -> None:
-    """Raise unless there are tokens and all are in the vocabulary."""
+    """Raise ConfigError unless there are tokens and all are in the vocabulary."""
     if tokens.size == 0:
         raise ConfigError(f"{name}: found no token; at least one is needed")
     low, high = int(tokens.min()), int(tokens.max())
@@ -99,7 +100,7 @@ def check_score(
 
 
 def check_length(prompt: int, completion: int, *, context_tokens: int) -> None:
-    """Raise unless both fit a sequence together."""
+    """Raise ConfigError unless both fit into one sequence."""
     if prompt + completion > context_tokens:
         raise ConfigError(
             f"found {prompt} prompt + {completion} completion tokens = {prompt + completion};"

@@ -1,13 +1,13 @@
-"""Which replica is asked: a plain object, facts and `now` in, answer out.
+"""Choice of the replica for a request. A plain object: callers pass facts and the time.
 
-Owned by `replicas`, also over servers behind a URL. Rules, in this order:
+Owned by `served.Served`, for replicas and for servers behind URLs. Rules, in this order:
 
-1. Who did not answer while others did is avoided, and later tried with one request at a time.
-2. A prompt goes where its longest prefix was evaluated, where that replica is hardly busier.
-3. Else to the least loaded, where a replica's load weighs as much as it is slower than the fastest.
+1. A replica that was silent while others answered is avoided, then tried with one request.
+2. A prompt goes to the replica that evaluated its longest prefix, unless that one is much busier.
+3. Otherwise to the least loaded one, a load being weighted by how much slower the replica is.
 
-Promises: among equals without a prefix cache the least loaded is taken, in their order; a replica
-that alone is up is taken whatever is known of it.
+Promises: among equals without a prefix cache, the first of the least loaded is chosen; a replica
+that alone is up is chosen in any case.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 BLOCK_TOKENS = 64
-"""Prefixes are told apart in steps of this many."""
+"""Prefixes are compared in blocks of this many tokens."""
 MAX_BLOCKS = 65_536
-"""Remembered, over all replicas: 4 M tokens, what the KV caches of a box hold at most."""
+"""Blocks remembered over all replicas: 4 M tokens, the most that KV caches of a machine hold."""
 SPILL = 1.25
-"""A prompt leaves the replica that has its prefix where that is this much busier than another..."""
+"""A prompt leaves the replica with its prefix if that is this many times as busy as another..."""
 SPILL_SLOTS = 8
 """...and by more than 1 / SPILL_SLOTS of its slots: below that a step takes as long."""
 SLOWER = 1.5
-"""Pace beyond which a replica counts as slower: less is chance."""
+"""Ratio of paces from which a replica counts as slower: a smaller one is noise."""
 SLOWEST = 16.0
-"""More is not counted: it gets hardly anything by then."""
+"""Maximum ratio that counts: such a replica gets hardly any request."""
 SMOOTHING = 0.2
-"""Weight of the newest answer in a replica's pace."""
+"""Weight of the newest answer in a replica's smoothed pace."""
 PATIENCE = 4.0
-"""An answer may take this many times as long as the slowest recent one; longer where more tokens
+"""An answer may take this many times as long as the slowest recent one, and longer if more tokens
 are allowed than any recent one had..."""
 LEAST_PATIENCE_S = 5.0
-"""...and never less than this: what a full collection or a compilation may cost."""
+"""...and at least this long: a full garbage collection or a compilation takes as much."""
 REMEMBERED_ANSWERS = 64
 FIRST_AVOIDED_S = 10.0
-"""After a silence. Doubles with each one in a row."""
+"""Seconds without requests after a silence. Doubles with each further silence."""
 LONGEST_AVOIDED_S = 160.0
 
 
@@ -47,18 +47,19 @@ class ReplicaLoad:
 
     name: str
     samples: int
-    """Asked of it and not answered."""
+    """Samples requested and not answered."""
     slots: int
-    """That it decodes together."""
+    """Samples that it decodes together."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Pace:
-    """Of one answer, or smoothed over several: apart, so that short answers weigh little."""
+    """Time and tokens of an answer, smoothed over several. Separate, so that short answers weigh
+    little."""
 
     seconds: float
     num_tokens: float
-    """Of the longest sample."""
+    """Tokens of the longest sample."""
 
     def towards(self, newest: _Pace) -> _Pace:
         return _Pace(
@@ -76,26 +77,26 @@ class _Silence:
     """A replica that did not answer while others did."""
 
     until: float
-    """It is asked nothing before."""
+    """Time before which it gets no request."""
     times: int
-    """In a row."""
+    """Silences in a row."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Router:
-    """Choices over the replicas of a stage. They are known by name only."""
+    """Chooses among the replicas of a stage, which it knows by name only."""
 
     has_prefix_cache: bool = False
-    """Whether the engine keeps what it evaluated for the next prompt that starts alike."""
+    """True if the engine reuses evaluated prefixes for later prompts."""
     _paces: dict[str, _Pace] = field(default_factory=dict)
     _answers: list[_Pace] = field(default_factory=list)
-    """The last ones, by whomever."""
+    """The last answers of all replicas."""
     _silences: dict[str, _Silence] = field(default_factory=dict)
     _blocks: OrderedDict[int, set[str]] = field(default_factory=OrderedDict)
-    """Replicas that evaluated a prefix, by the hash of its blocks. Oldest use first."""
+    """Replicas that evaluated a prefix, by the hash of its blocks. Least recently used first."""
 
     def choose(self, up: Sequence[ReplicaLoad], prompt_ids: Sequence[int], *, now: float) -> int:
-        """Index in `up` of the one to ask; it counts as having evaluated the prompt."""
+        """Index in `up` of the replica to ask. It counts as having evaluated the prompt."""
         allowed = [index for index, load in enumerate(up) if self._may_ask(load, now=now)]
         allowed = allowed or list(range(len(up)))
         busy = {index: self._busyness(up[index], among=up) for index in allowed}
@@ -110,15 +111,14 @@ class Router:
         return chosen
 
     def answered(self, name: str, *, seconds: float, num_tokens: int) -> None:
-        """A replica answered: `num_tokens` of its longest sample took `seconds`, its queue
-        included."""
+        """Record an answer: `num_tokens` of the longest sample took `seconds`, with waiting."""
         pace = _Pace(seconds, max(num_tokens, 1))
         self._paces[name] = self._paces.get(name, pace).towards(pace)
         self._answers = [*self._answers[1 - REMEMBERED_ANSWERS :], pace]
         self._silences.pop(name, None)
 
     def patience_s(self, max_tokens: int) -> float | None:
-        """How long an answer may take before another replica is asked too. None until one came."""
+        """Seconds until another replica is asked too; None before the first answer."""
         if not self._answers:
             return None
         slowest_s = max(each.seconds for each in self._answers)
@@ -126,7 +126,7 @@ class Router:
         return max(LEAST_PATIENCE_S, PATIENCE * slowest_s * max(1.0, max_tokens / longest))
 
     def was_silent(self, name: str, *, now: float) -> None:
-        """It did not answer in time, and another one did."""
+        """Record that a replica did not answer in time while another one did."""
         silence = self._silences.get(name)
         if silence is not None and now < silence.until:
             return  # one of several requests that were lost together
@@ -135,18 +135,18 @@ class Router:
         self._silences[name] = _Silence(until=now + pause_s, times=times)
 
     def is_avoided(self, name: str, *, now: float) -> bool:
-        """Whether it was silent lately."""
+        """True if it was silent lately."""
         silence = self._silences.get(name)
         return silence is not None and now < silence.until
 
     def forget(self, name: str) -> None:
-        """It died: what comes back under its name is another process."""
+        """Forget a replica that died: its successor is another process of the same name."""
         self._paces.pop(name, None)
         self._silences.pop(name, None)
         self.forget_prefixes(name)
 
     def forget_prefixes(self, name: str) -> None:
-        """It serves other weights: what it evaluated is of no use."""
+        """Forget what a replica evaluated: it serves other weights now."""
         for names in self._blocks.values():
             names.discard(name)
 
@@ -155,8 +155,7 @@ class Router:
         return silence is None or (now >= silence.until and load.samples == 0)
 
     def _busyness(self, load: ReplicaLoad, *, among: Sequence[ReplicaLoad]) -> float:
-        """Samples it would have with one more, weighted by how much slower than the others it
-        is."""
+        """Samples it would have with one more, multiplied by how much slower it is."""
         return (load.samples + 1) * self._slowness(load.name, among=among)
 
     def _slowness(self, name: str, *, among: Sequence[ReplicaLoad]) -> float:
@@ -181,13 +180,13 @@ class Router:
 
 
 def _is_spilling(load: ReplicaLoad, busy: dict[int, float], index: int, least: int) -> bool:
-    """Whether it is too busy for what its cache would save."""
+    """True if it is too busy for what its cache would save."""
     excess = busy[index] - busy[least]
     return busy[index] > SPILL * busy[least] and excess > load.slots / SPILL_SLOTS
 
 
 def _hash_blocks(prompt_ids: Sequence[int]) -> list[int]:
-    """One number for each prefix of whole blocks; equal prefixes have equal numbers."""
+    """A number per prefix of whole blocks; equal prefixes have equal numbers."""
     found: list[int] = []
     before = 0
     for start in range(0, len(prompt_ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):

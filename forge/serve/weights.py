@@ -1,7 +1,7 @@
-"""What a replica serves: a full checkpoint, and the adapter on it where there is one.
+"""Weights of a replica: a full checkpoint, and optionally an adapter on it.
 
-Carried by the runner from stage to stage, by `replicas` to every engine. Promise: a published
-adapter never travels without the checkpoint it was trained on.
+Passed by the runner from stage to stage, by `replicas` to every engine. Promise: an adapter always
+comes with the checkpoint it was trained on.
 """
 
 from __future__ import annotations
@@ -19,30 +19,29 @@ class Weights:
     """One policy version, as directories."""
 
     full: Path
-    """A whole checkpoint."""
+    """Directory of a whole checkpoint."""
     adapter: Path | None = None
-    """A PEFT adapter on it."""
+    """Directory of a PEFT adapter on it."""
     version: int = 0
     """Policy version of both together."""
     full_version: int = 0
-    """Policy version under which `full` was published: with its path, what tells two apart."""
+    """Policy version under which `full` was published; path and version identify a checkpoint."""
 
     def then(self, path: Path, *, version: int) -> Weights:
-        """These weights after publishing a directory. An adapter lies on the last full
-        checkpoint."""
+        """The weights after publishing a directory: a checkpoint, or an adapter on the last one."""
         if (path / "adapter_config.json").exists():
             return replace(self, adapter=path, version=version)
         return Weights(full=path, version=version, full_version=version)
 
     def to_json(self) -> dict[str, Any]:
-        """For an event of the store."""
+        """JSON for an event of the store."""
         adapter = None if self.adapter is None else str(self.adapter)
         versions = {"version": self.version, "full_version": self.full_version}
         return {"full": str(self.full), "adapter": adapter, **versions}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Weights:
-        """What `to_json` wrote."""
+        """Inverse of `to_json`."""
         adapter = data["adapter"]
         return cls(
             full=Path(data["full"]),
@@ -53,11 +52,11 @@ class Weights:
 
     @property
     def base(self) -> Weights:
-        """The checkpoint alone: what an engine starts with."""
+        """The checkpoint alone, which an engine starts with."""
         return Weights(full=self.full, version=self.full_version, full_version=self.full_version)
 
     def paths_from(self, served: Weights | None) -> list[Path]:
-        """Directories to load, in order, where `served` is served now; None: nobody knows what."""
+        """Directories to load, in order, into an engine that serves `served` (None: unknown)."""
         if self.adapter is None:
             return [self.full]
         is_on_it = served is not None and served.base == self.base

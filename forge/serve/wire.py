@@ -1,11 +1,11 @@
-"""Completions as bytes: eight a token, where JSON takes seventy and parsing it takes the loop.
+"""Binary format of completions: 8 bytes per token, where JSON takes 70 and blocks the event loop.
 
-Packed by `app` for whoever asks with `Accept: COMPACT`, unpacked by `client`. Promises: what comes
-out is what went in, log probabilities as float32; bytes that are not a whole answer raise
-MachineError, never anything else.
+Packed by `engine.app` for requests with `Accept: COMPACT`, unpacked by `client`. Promises: a round
+trip changes nothing but the precision of log probabilities (float32); invalid bytes raise
+MachineError and nothing else.
 
     b"FS1\\0" │ u32: bytes of header │ header │ u32 ids of all │ f32 logprobs of all
-    header: JSON, [{n, finish, min_version, max_version}], one for each completion
+    header: JSON, [{n, finish, min_version, max_version}], one entry per completion
 
 All little endian.
 """
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 COMPACT = "application/x-forge-samples"
-"""The media type, in Accept and in Content-Type."""
+"""Media type for Accept and Content-Type."""
 MAGIC = b"FS1\0"
 _PREFIX = struct.Struct("<4sI")
 _ID, _LOGPROB = np.dtype("<u4"), np.dtype("<f4")
 
 
 def pack(completions: Sequence[Completion]) -> bytes:
-    """The bytes of an answer."""
+    """The bytes of an answer with these completions."""
     header = json.dumps(
         [
             {
@@ -50,7 +50,7 @@ def pack(completions: Sequence[Completion]) -> bytes:
 
 
 def unpack(content: bytes) -> list[Completion]:
-    """Inverse of `pack`. Raises MachineError for anything else. 64 kB take 0.15 ms."""
+    """Inverse of `pack`. Raises MachineError for other bytes. 64 kB take 0.15 ms."""
     try:
         magic, num_header = _PREFIX.unpack_from(content)
         start = _PREFIX.size + num_header

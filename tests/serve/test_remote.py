@@ -356,7 +356,7 @@ async def test_a_refusal_ends_the_evaluation_with_the_servers_words(tmp_path: Pa
         with pytest.raises(ConfigError, match=f"400: {said}"):
             await ask(remote)
         server.answers["/v1/completions"] = lambda _body: JSONResponse({"choices": [{}]})
-        with pytest.raises(MachineError, match="its answer is none of tokens"):
+        with pytest.raises(MachineError, match="its answer is not in the tokens format"):
             await ask(remote)
 
 

@@ -1,1 +1,5 @@
-"""Which engines this machine has, and in which versions. Imports no engine."""
+"""Checks which engines an interpreter can run, and in which versions.
+
+Called by `replicas`, `forge plan` and `forge doctor` before anything starts. Never imports an
+engine.
+"""

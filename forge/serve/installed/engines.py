@@ -1,7 +1,7 @@
-"""Which engines there are: the module that runs as a child, and whether this machine can run it.
+"""The engines: the module of each child, and the checks whether this machine can run it.
 
-Called by `replicas`, `forge plan` and `forge doctor`. Adding an engine is one entry here and a
-module that serves the same endpoints (see `forge.serve.engine.app`).
+Called by `replicas`, `forge plan` and `forge doctor`. A new engine needs an entry here and a module
+that serves the same endpoints (see `forge.serve.engine.app`).
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     from forge.config.schema import ServeTable
 
 HTTP = ("anyio", "starlette", "uvicorn", "numpy", "tokenizers", "jinja2")
-"""What the endpoints around every engine need."""
+"""Modules that the endpoints of every engine need."""
 LLAMA_MODELS = frozenset({"qwen3"})
-"""model_type of config.json, that `forge.serve.llama` can convert."""
+"""Values of model_type in config.json that `forge.serve.llama` can convert."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineKind:
-    """An engine that `serve.engine` may name."""
+    """An engine for `serve.engine`."""
 
     module: str
-    """Run as `python -m`."""
+    """Module for `python -m`."""
     requires: tuple[str, ...]
-    """Modules that its interpreter must have."""
+    """Modules that its interpreter needs."""
     advice: str
-    """What installs them."""
+    """How to install them."""
     start_timeout_s: float
-    """Until /health answers, where the experiment says nothing."""
+    """Default of serve.start_timeout_s: seconds until /health answers."""
     needs_gpu: bool = False
 
 
@@ -63,23 +63,23 @@ ENGINES: dict[str, EngineKind] = {
 
 
 def engine_argv(table: ServeTable) -> tuple[str, ...]:
-    """The command of an engine's child, its config's path to be added."""
+    """The command of an engine's child, without the path of its config."""
     return (str(table.python or sys.executable), "-m", kind_of(table).module)
 
 
 def start_timeout_s(table: ServeTable) -> float:
-    """Until /health must answer."""
+    """Seconds until /health must answer."""
     return table.start_timeout_s or kind_of(table).start_timeout_s
 
 
 def kind_of(table: ServeTable) -> EngineKind:
-    """The engine that a table names; for "auto", which `resolve` replaces, the one for CPUs."""
+    """The engine of a table; for "auto", which `resolve` replaces, the engine for CPUs."""
     return ENGINES["llama" if table.engine == "auto" else table.engine]
 
 
 def installed_engines(table: ServeTable | None = None) -> frozenset[str]:
-    """Those whose modules are in `serve.python`, else in our interpreter. Raises MachineError where
-    that does not run."""
+    """Names of engines whose modules are in `serve.python`, or else in this interpreter. Raises
+    MachineError if that does not run."""
     found = read_interpreter(table)
     return frozenset(name for name, kind in ENGINES.items() if not _missing(kind, found))
 
@@ -91,11 +91,11 @@ def choose_engine(
     installed: frozenset[str],
     model_type: str | None = None,
 ) -> tuple[str, str]:
-    """Name, and the reason in words: what the experiment says, or for "auto" the fastest that is
-    `installed` and serves the model on these devices.
+    """Name of the engine and the reason for people. For "auto": the fastest one that is `installed`
+    and serves the model on these devices.
 
     Args:
-        model_type: of the model's config.json, where it is known.
+        model_type: value of the model's config.json; None if unknown.
     """
     if table.engine != "auto":
         return table.engine, "as serve.engine says"
@@ -117,7 +117,7 @@ def choose_engine(
 def resolve(
     table: ServeTable, *, gpus: Sequence[object], model_type: str | None = None
 ) -> ServeTable:
-    """The table with an engine in place of "auto". Raises MachineError as `installed_engines`."""
+    """The table with an engine in place of "auto". Raises MachineError like `installed_engines`."""
     if table.engine != "auto":
         return table
     installed = installed_engines(table)
@@ -126,12 +126,11 @@ def resolve(
 
 
 def check_engine(table: ServeTable | None = None, *, gpus: Sequence[object] = ()) -> None:
-    """Raise MachineError, in one line, where the engine cannot run here: it is not installed, its
-    torch is another one than it was built for, or it was built for other devices. Loads nothing
-    into this process.
+    """Raise MachineError, in one line, if the engine cannot run here: it is not installed, it was
+    built for another torch, or for other devices. Imports no engine.
 
     Args:
-        gpus: what its replicas get, all together; absent means the CPU.
+        gpus: GPUs of all replicas together; empty means the CPU.
     """
     if table is None:
         from forge.config.schema import ServeTable
@@ -145,7 +144,7 @@ def check_engine(table: ServeTable | None = None, *, gpus: Sequence[object] = ()
 
 
 def check_adapters(table: ServeTable, *, max_lora_rank: int) -> None:
-    """Raise ConfigError where the engine that a table names cannot serve adapters as it says."""
+    """Raise ConfigError if the table's engine cannot serve adapters in the table's precision."""
     if table.engine == "vllm" and table.precision == "exact" and max_lora_rank:
         raise ConfigError(
             'serve.precision = "exact": vllm serves adapters in bf16 only; write "fast", or take '
@@ -154,7 +153,7 @@ def check_adapters(table: ServeTable, *, max_lora_rank: int) -> None:
 
 
 def find_fault(engine: str, found: Interpreter, *, num_gpus: int) -> str | None:
-    """What keeps an engine from running in an interpreter on so many GPUs, or None."""
+    """The reason why an engine cannot run in an interpreter on `num_gpus` GPUs, or None."""
     kind = ENGINES[engine]
     if missing := _missing(kind, found):
         return f"{missing[0]} is not installed{found.where}; {kind.advice}"

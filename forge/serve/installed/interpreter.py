@@ -1,7 +1,7 @@
-"""What an engine's interpreter has: versions and modules, read without importing any of them.
+"""Lists the modules of an engine's interpreter and their versions, without importing them.
 
-Run as a file by that interpreter, whichever it is: so it knows the standard library only. Called in
-our own process for our own interpreter. Read by `versions`.
+`versions` runs this file in that interpreter, which need not have forge: so it imports the standard
+library only, and is no part of `versions`. It is called directly for this process's interpreter.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ MODULES = (
 
 
 def describe() -> dict[str, Any]:
-    """JSON: its own version, those of packages, modules that can be found, what vllm requires, and
-    the backends that llama.cpp was built with."""
+    """As JSON: versions of Python and packages, modules that can be found, vLLM's requirements, and
+    llama.cpp's backends."""
     return {
         "python": sys.version_info[:2],
         "versions": {name: version for name in PACKAGES if (version := _version(name))},
@@ -47,7 +47,7 @@ def _requires(name: str) -> list[str]:
 
 
 def _llama_backends() -> list[str]:
-    """`cpu`, `cuda`, `hip`, `vulkan`: each is a library beside llama.cpp's own."""
+    """`cpu`, `cuda`, `hip`, `vulkan`: each is a library beside llama.cpp."""
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or spec.origin is None:
         return []

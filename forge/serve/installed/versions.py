@@ -1,8 +1,7 @@
-"""Whether an interpreter can run an engine: what it has, and the one line that says what does not
-fit.
+"""Modules and versions of an engine's interpreter, and the error line for versions that mismatch.
 
-Called by `engines` (before anything starts) and by `forge doctor`. Asking imports nothing heavy; an
-interpreter that is not ours is asked by running `interpreter.py` in it, once a process.
+Called by `engines` (before anything starts) and by `forge doctor`. Imports nothing heavy; another
+interpreter runs `interpreter.py`, once per process.
 """
 
 from __future__ import annotations
@@ -26,45 +25,46 @@ if TYPE_CHECKING:
     from forge.config.schema import ServeTable
 
 PYTHON_AT_LEAST = (3, 11)
-"""As in forge.install, which must load under an older one, and pyproject.toml."""
+"""The same as in pyproject.toml and in forge.install, which must load under older versions."""
 ASK_TIMEOUT_S = 60.0
-"""For another interpreter to start and say what it has."""
+"""Maximum wait for another interpreter's answer."""
 GPU_BACKENDS = {
     Vendor.NVIDIA: frozenset({"cuda", "vulkan"}),
     Vendor.AMD: frozenset({"hip", "vulkan"}),
 }
-"""Of llama.cpp, as `make setup LLAMA=` names them."""
+"""Backends of llama.cpp for GPUs, as `make setup LLAMA=` names them."""
 TESTED_VLLM = "0.24"
-"""Minor version that `forge.serve.vllm` was run with; pyproject.toml asks for it."""
+"""Minor version that `forge.serve.vllm` was tested with; pyproject.toml requires it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interpreter:
-    """What was found."""
+    """Modules and versions of an interpreter."""
 
     python: str
-    """Its path, as messages name it; empty for our own."""
+    """Its path for messages; empty for this process's interpreter."""
     versions: Mapping[str, str] = field(default_factory=dict)
     modules: frozenset[str] = frozenset()
-    """Of those that engines need."""
+    """Those that engines need."""
     vllm_requires: Sequence[str] = ()
-    """vLLM's own requirements, as `torch==2.11.0`."""
+    """vLLM's requirements, as `torch==2.11.0`."""
     llama_backends: frozenset[str] = frozenset()
-    """cpu, cuda, hip, vulkan, and parts that are no devices."""
+    """cpu, cuda, hip, vulkan, and libraries that are no devices."""
 
     @property
     def where(self) -> str:
+        """ " in PATH" for messages; empty for this process's interpreter."""
         return f" in {self.python}" if self.python else ""
 
     @property
     def has_gpu_llama(self) -> bool:
-        """Whether llama.cpp was built for this machine's GPUs; where it has none, for any."""
+        """True if llama.cpp was built for this machine's GPUs, or for any if it has none."""
         vendors = {gpu.vendor for gpu in inventory()} or set(Vendor)
         return any(self.llama_backends & GPU_BACKENDS[vendor] for vendor in vendors)
 
 
 def read_interpreter(table: ServeTable | None = None) -> Interpreter:
-    """Of `serve.python`, else ours. Raises MachineError where it does not run."""
+    """The interpreter of `serve.python`, or else this one. Raises MachineError if it fails."""
     if table is None or (table.python is None and "PYTHONPATH" not in table.env):
         return _parse(interpreter.describe(), python="")
     python = str(table.python or sys.executable)
@@ -73,7 +73,7 @@ def read_interpreter(table: ServeTable | None = None) -> Interpreter:
 
 @cache
 def _ask(python: str, env: tuple[tuple[str, str], ...]) -> Mapping[str, Any]:
-    # child_env keeps the file's own folder off the path: it holds our `vllm`, which is not theirs.
+    # child_env keeps the file's folder off sys.path, so that no module of ours shadows theirs.
     argv = [python, str(Path(interpreter.__file__))]
     try:
         done = subprocess.run(
@@ -82,14 +82,14 @@ def _ask(python: str, env: tuple[tuple[str, str], ...]) -> Mapping[str, Any]:
         )  # fmt: skip
         if done.returncode == 0:
             return _checked(json.loads(done.stdout), python=python)
-        said = (done.stderr.strip().splitlines() or [f"exit {done.returncode}, no words"])[-1]
+        said = (done.stderr.strip().splitlines() or [f"exit {done.returncode}, no message"])[-1]
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         said = str(error)
     raise MachineError(f'serve.python = "{python}" does not run as a Python: {said}')
 
 
 def _checked(found: Mapping[str, Any], *, python: str) -> Mapping[str, Any]:
-    """Raises MachineError where no engine of ours can run in it, whatever else it has."""
+    """Raises MachineError if no engine of forge can run in it."""
     major, minor = found["python"]
     if (major, minor) < PYTHON_AT_LEAST:
         needs = "forge needs {}.{} or newer".format(*PYTHON_AT_LEAST)
@@ -113,9 +113,9 @@ def _parse(found: Mapping[str, Any], *, python: str) -> Interpreter:
 
 
 def find_mismatch(found: Interpreter) -> str | None:
-    """The line about a torch that is not the one this vLLM was compiled against, or None.
+    """The error line if torch is not the version that vLLM was compiled against, or None.
 
-    vLLM's own libraries are linked against one torch: with another they do not load, or crash.
+    vLLM's libraries are linked against one torch: with another they do not load, or crash.
     """
     wanted = _pinned("torch", found.vllm_requires)
     torch, vllm = found.versions.get("torch"), found.versions.get("vllm")
@@ -129,12 +129,12 @@ def find_mismatch(found: Interpreter) -> str | None:
 
 
 def is_tested_vllm(version: str) -> bool:
-    """Whether our child was run with this minor version of vLLM."""
+    """True for the minor version of vLLM that forge was tested with."""
     return re.match(re.escape(TESTED_VLLM) + r"(\.|$)", version) is not None
 
 
 def _pinned(name: str, requirements: Sequence[str]) -> str | None:
-    """`2.11.0` of `torch==2.11.0; marker`; None where no exact version is asked for."""
+    """`2.11.0` of `torch==2.11.0; marker`; None without an exact version."""
     for line in requirements:
         found = re.match(rf"{name}\s*\(?==\s*([^\s;,)]+)", line)
         if found and "extra" not in line:

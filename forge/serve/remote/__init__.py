@@ -1,1 +1,4 @@
-"""Engines that somebody else runs behind an OpenAI-compatible URL (`[serve] url`)."""
+"""Engines behind a URL that forge did not start: `[serve] url`.
+
+Called by the runner for evaluations. Never starts a process and never sends weights.
+"""

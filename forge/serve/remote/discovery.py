@@ -1,7 +1,7 @@
-"""What a server behind a URL is: its model, and the best way to ask it that works.
+"""Finds the model of a server behind a URL and its best dialect.
 
-Called by `remote` before anything is sampled. Nothing is believed of a server's name: what it is
-said to speak is tried with one token.
+Called by `remote` before anything is sampled. A server's name proves nothing: the dialect is tried
+with one token.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SPLIT_ME = "def kernel(x_ptr, BLOCK: tl.constexpr):\n    return tl.load(x_ptr + 17)  # née"
-"""Two tokenizers that are not the same hardly split this alike."""
+"""A text that different tokenizers hardly split alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteModel:
-    """One server."""
+    """Model and dialect of a server."""
 
     dialect: Dialect
     model: str
-    """As requests must name it; empty where they need not and it is not told."""
+    """Its name in requests; empty if the server reports and needs none."""
 
 
 async def discover(
@@ -41,15 +41,15 @@ async def discover(
     stop_token_ids: Sequence[int],
     model_name: str | None,
 ) -> RemoteModel:
-    """Ask who is there.
+    """Find out a server's model and dialect.
 
     Args:
-        split_ids: SPLIT_ME by our tokenizer.
-        model_name: what the experiment calls the model.
+        split_ids: SPLIT_ME in tokens of the experiment's tokenizer.
+        model_name: the model's name in the experiment.
 
     Raises:
-        ConfigError: the model or a key is missing, or is not the one that is there.
-        MachineError: nobody answers, or who is there cannot for now: what he speaks is unknown.
+        ConfigError: the model or a key is missing, or the server has another model.
+        MachineError: no server answers, or it fails for now, so its dialect is unknown.
     """
     try:
         health = await client.json("GET", "/health")
@@ -74,7 +74,7 @@ async def discover(
 
 
 def _forge_model(url: str, health: dict[str, Any], wanted: str | None) -> str:
-    """What `forge serve` says that it serves; an engine alone says nothing."""
+    """The model that `forge serve` reports; empty for an engine alone, which reports none."""
     there = health.get("model")
     return _choose(url, [there], wanted) if isinstance(there, str) else ""
 
@@ -93,35 +93,35 @@ def _choose(url: str, there: Sequence[str], wanted: str | None) -> str:
 async def _speaks(
     client: UrlClient, dialect: Dialect, model: str, ids: Sequence[int], stop: Sequence[int]
 ) -> bool:
-    """Whether one token, asked for so, comes; not where that is refused, or answered in other
-    words. Raises MachineError where it is neither."""
+    """True if a request for one token works; False if it is refused, or answered in another format.
+    Raises MachineError if the server fails."""
     request = RemoteRequest(
         prompt=Prompt(ids=tuple(ids)), n=1, max_tokens=1, temperature=1.0, seed=0,
         stop_token_ids=stop,
     )  # fmt: skip
-    said = "%s does not speak %s: %s"
+    message = "%s does not speak %s: %s"
     try:
         content = await client.post(PATHS[dialect], request.body(dialect, model=model))
     except ConfigError as error:
-        logger.info(said, client.url, dialect, error)
+        logger.info(message, client.url, dialect, error)
         return False
     try:
         read_answer(content, dialect, n=1, encode=lambda _text, _is_ended: [])
     except MachineError as error:
-        logger.info(said, client.url, dialect, error)
+        logger.info(message, client.url, dialect, error)
         return False
     return True
 
 
 async def _splits_alike(client: UrlClient, model: str, ours: Sequence[int]) -> bool:
-    """Whether its tokenizer is ours; a server without /tokenize is believed."""
+    """False if its tokenizer differs from the experiment's. True without /tokenize."""
     body = {"model": model, "prompt": SPLIT_ME, "add_special_tokens": False}
     found = await client.json("POST", "/tokenize", body)
     theirs = found.get("tokens") if isinstance(found, dict) else None
     if not isinstance(theirs, list) or theirs == list(ours):
         return True
     logger.warning(
-        "%s splits text otherwise than the tokenizer of [model]: it is asked by messages",
+        "%s does not tokenize like [model]: it is asked by messages",
         client.url,
     )
     return False

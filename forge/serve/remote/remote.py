@@ -1,9 +1,9 @@
-"""Servers that are already running answer in place of replicas: `[serve] url`.
+"""Running servers in place of replicas: `[serve] url`.
 
-Opened by the runner for evaluations. Promises: what a server speaks is found out before anything is
-sampled, and said; one that hangs up is asked nothing until it answers again; no weights are ever
-sent. Not promised: that it serves the model of `[model]`, whose tokenizer and template are ours;
-where a server tells how it splits a text, that must be how ours does, or it is asked by messages.
+Opened by the runner for evaluations. Promises: a server's dialect is found before anything is
+sampled, and reported; a server that hung up gets no request until it answers again; no weights are
+sent. Not promised: that it serves the model of `[model]`, whose tokenizer and template forge uses;
+a server that reports a different tokenization is asked by messages.
 """
 
 from __future__ import annotations
@@ -36,27 +36,28 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PROBE_EVERY_S = 2.0
-"""Whether one that hung up answers again."""
+"""Interval of checks whether a server that hung up answers again."""
 WAIT_S = 120.0
-"""For one of them to be up."""
+"""Maximum wait for any server to be up."""
 NEWER_LIMIT = "max_completion_tokens"
+"""Name of max_tokens in OpenAI's newer models."""
 
 
 class ChatPort(Protocol):
-    """Our tokenizer: encodes the text of a server that returns no token ids."""
+    """The tokenizer of the experiment: encodes texts of a server that returns no token ids."""
 
     def encode_plain(self, text: str) -> list[int]:
-        """Token ids of a text in which nothing is special."""
+        """Token ids of a text, without special tokens."""
         ...
 
     @property
     def stop_token_ids(self) -> Sequence[int]:
-        """The first one ends an answer."""
+        """Stop tokens. The first one is appended to an answer that the model ended."""
         ...
 
 
 class RemoteServer:
-    """One URL."""
+    """One URL, as a server of `Served`."""
 
     def __init__(self, client: UrlClient, found: RemoteModel, *, chat: ChatPort) -> None:
         self.name = client.url
@@ -71,18 +72,19 @@ class RemoteServer:
 
     @property
     def is_up(self) -> bool:
-        """Whether it answered the last time it was asked."""
+        """True if it answered the last request."""
         return self.client.is_up
 
     @property
     def busy_s(self) -> float:
+        """Seconds with a request in progress."""
         return self._busy.busy_s
 
     async def complete(
         self, prompt: Prompt, *, n: int, max_tokens: int, temperature: float,
         seed: int, stop_token_ids: Sequence[int],
     ) -> list[Completion]:  # fmt: skip
-        """Sample; for CHAT as n requests, since few such servers take n."""
+        """Sample `n` continuations. CHAT sends n requests, since few such servers accept n."""
         is_chat = self.found.dialect is Dialect.CHAT
         request = RemoteRequest(
             prompt=prompt,
@@ -117,7 +119,7 @@ class RemoteServer:
         return [answers[index] for index in range(request.n)]
 
     async def _ask(self, request: RemoteRequest) -> list[Completion]:
-        """Raises ConfigError where it refuses, MachineError where it cannot, ChildDied, Stalled."""
+        """Raises ConfigError if it refuses, MachineError if it fails, ChildDied, Stalled."""
         content = await self._post(request.body(self.found.dialect, model=self.found.model))
         parse = partial(
             read_answer, dialect=self.found.dialect, n=request.n, encode=self._encode_answer
@@ -130,7 +132,7 @@ class RemoteServer:
             raise MachineError(f"{self.name}: {error}") from error
 
     async def _post(self, body: dict[str, Any]) -> bytes:
-        """OpenAI's newer models call the limit otherwise, and say so: from then on so do we."""
+        """Post with `max_tokens`, or with its newer name once the server asked for that."""
         accept = COMPACT if self.found.dialect is Dialect.FORGE else ""
         path, limit = PATHS[self.found.dialect], body.pop("max_tokens", None)
         named = {} if limit is None else {self._limit_name: limit}
@@ -148,7 +150,7 @@ class RemoteServer:
 
 
 class Remote(Served):
-    """What `open_remote` yields: no weights, no versions, nothing started and nothing stopped."""
+    """Servers that forge did not start: no weights, no versions. Made by `open_remote`."""
 
     def __init__(
         self, servers: Sequence[RemoteServer], *, table: ServeTable, stop_token_ids: Sequence[int]
@@ -159,29 +161,32 @@ class Remote(Served):
 
     @property
     def version(self) -> int:
-        """0: the weights are the server's own, and stay."""
+        """Always 0: the server's weights do not change."""
         return 0
 
     @property
     def features(self) -> frozenset[str]:
+        """None."""
         return frozenset()
 
     async def publish(self, path: Path, version: int, *, rolling: bool = False) -> None:
+        """Raises ConfigError."""
         raise not_changeable(self._where)
 
     async def probe(
         self, prompt_ids: Sequence[int], completion_ids: Sequence[int]
     ) -> list[list[float]]:
+        """Raises ConfigError."""
         raise not_changeable(self._where)
 
     async def sleep(self) -> None:
-        """Nothing: their memory is not ours."""
+        """Nothing: the servers' memory is not forge's."""
 
     async def wake(self) -> None:
-        """Nothing: they never slept."""
+        """Nothing: the servers never sleep."""
 
     async def watch(self) -> None:
-        """Find out when one that hung up answers again."""
+        """Probe servers that hung up, and mark them up when they answer."""
         while True:
             await anyio.sleep(PROBE_EVERY_S)
             for server in self.servers:
@@ -201,11 +206,15 @@ class Remote(Served):
 async def open_remote(
     table: ServeTable, *, chat: ChatPort, say: Callable[[str], None]
 ) -> AsyncIterator[Remote]:
-    """Connect to every URL of the table. `say` hears what makes an evaluation another one.
+    """Connect to every URL of the table.
+
+    Args:
+        chat: tokenizer and conversations, for servers that only chat.
+        say: called with notes that affect the evaluation.
 
     Raises:
-        ConfigError: a model or a key is missing, or not the one that is there.
-        MachineError: nobody answers.
+        ConfigError: a model or a key is missing, or a server has another model.
+        MachineError: no server answers.
     """
     token = _key(table.api_key_env)
     async with AsyncExitStack() as opened:
@@ -241,5 +250,5 @@ def _key(variable: str | None) -> str | None:
 
 
 def _root(url: str) -> str:
-    """As people write it: with or without /v1 at its end."""
+    """The URL without /v1 at its end, which users may write."""
     return url.rstrip("/").removesuffix("/v1")

@@ -1,8 +1,8 @@
-"""HTTP to a server that is not ours: deadlines, refusals and "come again" in one place.
+"""The HTTP client of one URL: retries while the server is busy, and errors for its refusals.
 
-Owned by `remote`, one a URL. Promise: every call ends in an answer or in an error that names the
-URL: ChildDied: it hung up; Stalled: it was silent; ConfigError: it refused; MachineError: it could
-not.
+Owned by `remote`, one per URL. Promise: every call ends with an answer or with an error that names
+the URL (ChildDied: it hung up; Stalled: it was silent; ConfigError: it refused; MachineError: it
+failed).
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ if TYPE_CHECKING:
     import httpx
 
 SHORT_TIMEOUT_S = 20.0
-"""For whatever samples nothing."""
+"""Maximum wait for answers without samples."""
 BUSY = frozenset({429, 503})
 BUSY_ATTEMPTS = 8
-"""Of a request that is told to come again..."""
+"""Maximum attempts while the server is busy."""
 BUSY_PAUSE_S = 1.0
+"""First pause before another attempt without Retry-After. Doubles up to LONGEST_PAUSE_S."""
 LONGEST_PAUSE_S = 30.0
-"""...where Retry-After does not say when: doubling up to this."""
 SILENT = 504
-"""Who stands before the server has waited for it in vain."""
+"""A gateway got no answer from the server in time."""
 KEY_REFUSED = frozenset({401, 403})
 
 
 class UrlClient:
-    """One server. Its connections are closed by whoever opened `http`."""
+    """A client of one server. The caller closes `http`."""
 
     def __init__(self, url: str, http: httpx.AsyncClient, *, timeout_s: float) -> None:
-        """`timeout_s`: for one answer to `post`."""
+        """`timeout_s`: maximum wait for one answer to `post`."""
         self.url = url
         self.is_up = True
-        """Whether it answered the last time, in whatever words."""
+        """True if it answered the last request, with any status."""
         self._http = http
         self._timeout_s = timeout_s
 
     async def post(self, path: str, body: Mapping[str, Any], *, accept: str = "") -> bytes:
-        """The content of a 200; asked again where it says so. Raises ConfigError where it
+        """Content of a 200. Repeats the request while the server is busy; raises ConfigError if it
         refuses."""
         headers = {"Accept": accept} if accept else {}
         pause_s = BUSY_PAUSE_S
@@ -59,7 +59,7 @@ class UrlClient:
         raise AssertionError("the loop returns or raises")
 
     async def json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """What a 200 holds; None for any other answer. Raises ConfigError where a key is wanted."""
+        """JSON of a 200; None for other answers. Raises ConfigError if the key is refused."""
         response = await self._send(method, path, body, SHORT_TIMEOUT_S, {})
         if response.status_code in KEY_REFUSED:
             raise self._refusal(response)
@@ -69,7 +69,7 @@ class UrlClient:
             return None
 
     async def look(self) -> None:
-        """Raises ChildDied or Stalled while nobody answers."""
+        """Check that the server answers. Raises ChildDied or Stalled."""
         await self._send("GET", "/health", None, SHORT_TIMEOUT_S, {})
         self.is_up = True
 
