@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import typer
 
@@ -39,10 +39,12 @@ class Ending:
 
     @property
     def is_bug(self) -> bool:
+        """True if the error is a bug in forge."""
         return self.code == BUG
 
     @property
     def is_stop(self) -> bool:
+        """True if the user stopped it."""
         return self.code == INTERRUPTED
 
 
@@ -68,7 +70,8 @@ def ending_of(error: BaseException) -> Ending:
 def iter_leaves(error: BaseException) -> Iterator[BaseException]:
     """The errors of a group and its subgroups; any other error alone."""
     if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
+        group = cast("BaseExceptionGroup[BaseException]", error)
+        for inner in group.exceptions:
             yield from iter_leaves(inner)
     else:
         yield error

@@ -10,14 +10,16 @@ import logging
 import sys
 from io import TextIOWrapper
 
-# Each module adds its commands, in the order of --help.
 # isort: off
-from forge.cli import running, asking, seeing, querying, watching, reporting, exporting, knowing  # noqa: F401
-
-# isort: on
+from forge.cli import running, asking, seeing, querying, watching, reporting, exporting, knowing
 from forge.cli.options import app
 
+# isort: on
+
 __all__ = ["app", "main", "run_command"]
+
+COMMANDS = (running, asking, seeing, querying, watching, reporting, exporting, knowing)
+"""Modules that add their commands to the app when imported, in the order of --help."""
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ import select
 import sys
 import traceback
 from contextlib import suppress
+from typing import Any
 
 import typer
 
@@ -16,7 +17,7 @@ from forge.views.text.terminal import printable
 
 USAGE = 2
 
-UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+UsageError: Any = typer.BadParameter.__bases__[0]
 """typer includes its own click or uses the installed one; this is the right class either way."""
 
 
@@ -28,7 +29,7 @@ def explain(error: BaseException) -> int:
         redirect_to_null(sys.stdout)
         return 0
     if isinstance(error, UsageError):
-        error.show()  # pyright: ignore[reportAttributeAccessIssue]
+        error.show()
         return USAGE
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else BUG

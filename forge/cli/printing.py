@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable
 
     from rich.console import RenderableType
 
@@ -56,7 +56,7 @@ def print_rich(renderable: RenderableType) -> None:
 
 
 @contextmanager
-def waiting(label: str, *, is_shown: bool) -> Iterator[Callable[[], None]]:
+def waiting(label: str, *, is_shown: bool) -> Generator[Callable[[], None]]:
     """Shows a spinner with the time on stderr; yields a function that ends it early."""
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +12,7 @@ from forge.cli.options import RUNS, Json, Store, app, find
 from forge.cli.printing import print_json, print_parts, print_rich, print_text
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
     from pathlib import Path
 
     from forge.views.sql.sql import Queryable
@@ -121,7 +121,7 @@ def ask_questions(word: str, rest: list[str], *, store: Path, as_json: bool) -> 
 
 
 @contextmanager
-def _open(run: str, runs: str | None, store: Path) -> Iterator[Queryable]:
+def _open(run: str, runs: str | None, store: Path) -> Generator[Queryable]:
     from forge.store.reader import open_run
 
     if runs is None:

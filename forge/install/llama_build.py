@@ -178,7 +178,7 @@ def _find_header(name: str, folders: Sequence[Path], env: Mapping[str, str]) -> 
 
 
 def _vulkan_version(core: Path) -> tuple[int, ...] | None:
-    """Version of Vulkan's headers; None if the file has no version, and the build will tell."""
+    """Version of Vulkan's headers; None if the file has no version, and the build finds out."""
     text = core.read_text(encoding="utf-8", errors="replace")
     found = re.search(r"VK_HEADER_VERSION_COMPLETE VK_\w+\((?:0, )?(\d+), (\d+),", text)
     patch = re.search(r"define VK_HEADER_VERSION (\d+)", text)

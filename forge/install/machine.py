@@ -85,7 +85,7 @@ def _find_missing_tools(machine: HostMachine) -> list[str]:
 
 
 def _find_full_disks(machine: HostMachine, *, need_bytes: int) -> list[str]:
-    faults = []
+    faults: list[str] = []
     if machine.free_bytes < need_bytes:
         faults.append(
             f"disk: {_gib(machine.free_bytes)} free beside the checkout, setup needs"

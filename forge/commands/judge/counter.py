@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncGenerator, Callable
 
 PLAIN_EVERY_S = 30.0
 
@@ -20,7 +20,7 @@ PLAIN_EVERY_S = 30.0
 @asynccontextmanager
 async def open_counter(
     label: str, *, total: int, is_shown: bool
-) -> AsyncIterator[Callable[[], None]]:
+) -> AsyncGenerator[Callable[[], None]]:
     """Yields a function to call after each item."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn

@@ -84,16 +84,13 @@ def find_problem(name: str, known: Sequence[str]) -> str | None:
     one matches best."""
     if name in known:
         return name
-    here, known_here = Path(name), [Path(one) for one in known]
-    for is_alike in (
-        lambda one: one.name == here.name,
-        lambda one: one.parent == here.parent and _number(one) == _number(here) is not None,
-        lambda one: _number(one) == _number(here) is not None,
-    ):
-        found = [one for one in known_here if is_alike(one)]
-        if found:
-            return found[0].as_posix() if len(found) == 1 else None
-    return None
+    path, problems = Path(name), [Path(each) for each in known]
+    number = _number(path)
+    same_name = [each for each in problems if each.name == path.name]
+    same_number = [each for each in problems if number is not None and _number(each) == number]
+    beside = [each for each in same_number if each.parent == path.parent]
+    found = same_name or beside or same_number
+    return found[0].as_posix() if len(found) == 1 else None
 
 
 def _candidates(root: Path) -> dict[str, Path | None]:

@@ -1,4 +1,4 @@
-"""What `forge judge` is asked to judge, checked before anything starts."""
+"""Request of `forge judge`: problems, candidates and options, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from forge.commands.judge.files import require_path
 from forge.commands.judge.overrides import parse_overrides
 from forge.commands.judge.settings import check_precision
 from forge.commands.source_text import STDIN
+from forge.data.directory import Constant
 from forge.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from forge.data.directory import Constant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +25,7 @@ class JudgeRequest:
     """A problem file, or a directory of them."""
     candidate: str
     """A file, a directory, or `-` for stdin."""
-    overrides: Mapping[str, Constant] = field(default_factory=dict)
+    overrides: Mapping[str, Constant] = field(default_factory=dict[str, Constant])
     """Values for module constants of the problem files."""
     precision: str = "fp32"
     is_timed: bool = True
@@ -64,4 +63,5 @@ class JudgeRequest:
 
     @property
     def is_directory(self) -> bool:
+        """True if the candidate is a directory of candidates."""
         return Path(self.candidate).is_dir()

@@ -25,7 +25,7 @@ class NotifyTable(Table):
         str | None,
         Field(pattern=WEBHOOK, json_schema_extra={"allowed": "http(s)://HOST[:PORT][/PATH]"}),
     ] = None
-    """URL to which each message is posted as JSON that Slack, Mattermost and Discord show. It is
+    """URL that receives each message as JSON; Slack, Mattermost and Discord show it. It is
     stored with the run; use webhook_env for a secret URL."""
     webhook_env: Annotated[
         str | None,
