@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from forge.config.schema import Experiment
     from forge.process.devices import Gpu
     from forge.process.gpu_users import GpuUser
-    from forge.runner.plan.gpu_costs import TrainBytes
+    from forge.runner.plan.gpu_costs import ServeBytes, TrainBytes
     from forge.runner.plan.layout import Layout
     from forge.runner.plan.model_shape import ModelShape
 
@@ -116,8 +116,13 @@ def fit(
         )
     experiment = settled(experiment, gpus=layout.train)
     parallel, why = _parallel(experiment, layout, shape)
+    serve = experiment.serve
+    need = serve_bytes(
+        serve, experiment.model, shape, engine=engine, num_gpus=serve.tensor_parallel
+    )
+    train = _train_bytes(experiment, layout, shape, parallel=parallel) if layout.train else None
     loads = [
-        _load(experiment, layout, gpu, shape, engine=engine, parallel=parallel, users=users)
+        _load(experiment, layout, gpu, need, train, engine=engine, users=users.get(gpu.uuid, ()))
         for gpu in layout.gpus
     ]
     return _settle(experiment, loads, engine=engine, parallel=parallel, reasons=why)
@@ -132,60 +137,55 @@ def _parallel(
     if len(layout.train) < 2 or demanded:
         return ("fsdp2" if demanded == {"fsdp2"} else "ddp"), ()
     smallest = min(gpu.memory_bytes for gpu in layout.train)
-    need = max(
-        train_bytes(
-            stage,
-            experiment.model,
-            shape,
-            num_gpus=len(layout.train),
-            parallel="ddp",
-            context_tokens=experiment.serve.context_tokens,
-        ).peak
-        for stage in stages
-    )
+    need = _train_bytes(experiment, layout, shape, parallel="ddp").peak
     num = len(layout.train)
     if need <= smallest * (1 - DRIVER_SHARE) or experiment.model.quantize is not None:
         return "ddp", (f"trainer on {num} cards: ddp, {gigabytes(need)} on each",)
     return "fsdp2", (f"trainer on {num} cards: fsdp2, since ddp needs {gigabytes(need)} on each",)
 
 
+def _train_bytes(
+    experiment: Experiment, layout: Layout, shape: ModelShape, *, parallel: str
+) -> TrainBytes:
+    """GPU memory of a rank in the stage that needs the most."""
+    ranks = [
+        train_bytes(
+            stage,
+            experiment.model,
+            shape,
+            num_gpus=len(layout.train),
+            parallel=parallel,
+            context_tokens=experiment.serve.context_tokens,
+        )
+        for stage in experiment.stage
+        if not isinstance(stage, EvalStage)
+    ]
+    return max(ranks, key=lambda rank: rank.peak)
+
+
 def _load(
     experiment: Experiment,
     layout: Layout,
     gpu: Gpu,
-    shape: ModelShape,
+    need: ServeBytes,
+    train: TrainBytes | None,
     *,
     engine: str,
-    parallel: str,
-    users: Mapping[str, tuple[GpuUser, ...]],
+    users: tuple[GpuUser, ...],
 ) -> _CardLoad:
-    serve, model = experiment.serve, experiment.model
-    replicas = [replica for replica in layout.serve if gpu in replica]
-    need = serve_bytes(serve, model, shape, engine=engine, num_gpus=serve.tensor_parallel)
-    full = len(replicas) * need.full
-    if engine in TAKES_SHARE and replicas:
-        full = int(serve.memory_share * gpu.memory_bytes)
-    ranks = [
-        train_bytes(
-            stage,
-            model,
-            shape,
-            num_gpus=len(layout.train),
-            parallel=parallel,
-            context_tokens=serve.context_tokens,
-        )
-        for stage in experiment.stage
-        if gpu in layout.train and not isinstance(stage, EvalStage)
-    ]
+    num_replicas = sum(gpu in replica for replica in layout.serve)
+    full = num_replicas * need.full
+    if engine in TAKES_SHARE and num_replicas:
+        full = int(experiment.serve.memory_share * gpu.memory_bytes)
+    judge = judge_bytes(experiment.problems, memory_bytes=gpu.memory_bytes)
     return _CardLoad(
         gpu=gpu,
-        num_replicas=len(replicas),
-        serve_least=len(replicas) * need.least,
+        num_replicas=num_replicas,
+        serve_least=num_replicas * need.least,
         serve_full=full,
-        judge=(gpu in layout.judge)
-        * judge_bytes(experiment.problems, memory_bytes=gpu.memory_bytes),
-        train=max(ranks, key=lambda rank: rank.peak, default=None),
-        users=users.get(gpu.uuid, ()),
+        judge=judge if gpu in layout.judge else 0,
+        train=train if gpu in layout.train else None,
+        users=users,
     )
 
 
@@ -218,7 +218,7 @@ def _settle(
     return Fit(
         parallel=parallel,
         sleeps=sleeps,
-        memory_share=share / max((load.num_replicas for load in serving), default=1)
+        memory_share=share / max(load.num_replicas for load in serving)
         if engine in TAKES_SHARE and serving
         else None,
         bytes_by_gpu={load.gpu.uuid: _by_role(load, share, engine=engine) for load in loads},
@@ -291,9 +291,7 @@ def _advice(experiment: Experiment, load: _CardLoad) -> str:
 
 def _by_role(load: _CardLoad, share: float, *, engine: str) -> dict[str, int]:
     serve = int(share * load.gpu.memory_bytes) if engine in TAKES_SHARE else load.serve_full
-    parts = {
-        "serve": serve if load.num_replicas else 0,
-        "judge": load.judge,
-        "train": load.train_peak,
-    }
+    if not load.num_replicas:
+        serve = 0
+    parts = {"serve": serve, "judge": load.judge, "train": load.train_peak}
     return {role: part for role, part in parts.items() if part}
