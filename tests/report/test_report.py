@@ -230,7 +230,7 @@ def test_time_is_reported_by_stage_and_with_the_queue_of_the_judges(tmp_path: Pa
     page = page_of(make_run(tmp_path / "t-1", run))
     assert "<td>eval-0</td><td>judge</td><td>100.0 %</td>" in page
     assert "<td>grpo-1</td><td>judge</td><td>10.0 %</td>" in page
-    assert "a training turn was 39." in page
+    assert "a training turn waited 39." in page
 
 
 @pytest.mark.parametrize("texts", ["plain", "zstd"])
