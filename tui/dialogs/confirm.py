@@ -51,4 +51,5 @@ class Confirm(ModalScreen[bool]):
         self.dismiss(event.button.id == "yes")
 
     def action_answer(self, is_yes: bool) -> None:
+        """Closes the dialog with the answer."""
         self.dismiss(is_yes)

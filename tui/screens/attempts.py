@@ -132,11 +132,13 @@ class AttemptsScreen(PacedScreen[ProblemHistory]):
             self._again()
 
     def action_order(self) -> None:
+        """Selects the next order."""
         names = list(ORDERS)
         self._order = names[(names.index(self._order) + 1) % len(names)]
         self._again()
 
     def action_filter(self) -> None:
+        """Selects the next filter."""
         names = list(FILTERS)
         self._filter = names[(names.index(self._filter) + 1) % len(names)]
         self._again()

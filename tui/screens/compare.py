@@ -65,11 +65,13 @@ class CompareScreen(AskingScreen[Group]):
             super().refresh_data()
 
     def action_by(self) -> None:
+        """Selects the next measure (steps, tokens, time) and compares again."""
         ways = list(By)
         self._by = ways[(ways.index(self._by) + 1) % len(ways)]
         self.action_again()
 
     def action_again(self) -> None:
+        """Reads both runs again."""
         self._is_asked = False
         self.refresh_data()
 

@@ -161,13 +161,16 @@ class KernelsScreen(PacedScreen[Shown]):
         self.query_one(RowTable).focus()
 
     def action_filter(self) -> None:
+        """Opens the filter line."""
         self.query_one(FilterLine).open()
 
     def action_unfilter(self) -> None:
+        """Clears and closes the filter line."""
         self.query_one(FilterLine).close()
         self.query_one(RowTable).focus()
 
     def action_scroll(self, by: int) -> None:
+        """Scrolls the code by so many lines."""
         self.query_one("#one").scroll_relative(y=by, animate=False)
 
     def action_open(self) -> None:
@@ -178,6 +181,7 @@ class KernelsScreen(PacedScreen[Shown]):
             self.app.push_screen(RolloutScreen(self.watched, **where))
 
     def action_copy(self) -> None:
+        """Copies the code to the clipboard."""
         kernel = self._kernel
         if kernel is not None:
             copy_code(self.app, kernel.code, kernel.turn["problem_id"])

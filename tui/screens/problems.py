@@ -136,23 +136,29 @@ class ProblemsScreen(PacedScreen[ProblemList]):
             self._change(order=order, is_reversed=False)
 
     def action_filter(self) -> None:
+        """Opens the filter line."""
         self.query_one(FilterLine).open()
 
     def action_unfilter(self) -> None:
+        """Clears every filter."""
         self.query_one(FilterLine).close()
         self.query_one(RowTable).focus()
         self._change(words=None, purpose=None, is_solved=None)
 
     def action_order(self) -> None:
+        """Selects the next order."""
         self._change(order=_next(list(ORDERS), self._wanted.order), is_reversed=False)
 
     def action_reverse(self) -> None:
+        """Reverses the order."""
         self._change(is_reversed=not self._wanted.is_reversed)
 
     def action_purpose(self) -> None:
+        """Selects the next purpose, or all."""
         self._change(purpose=_next(list(PURPOSES), self._wanted.purpose))
 
     def action_solved(self) -> None:
+        """Cycles through all, never solved and solved problems."""
         self._change(is_solved=_next(list(SOLVED), self._wanted.is_solved))
 
     def action_attempts(self) -> None:

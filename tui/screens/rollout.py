@@ -193,9 +193,11 @@ class RolloutScreen(PacedScreen[Found]):
         self.action_pane("answer")
 
     def action_pane(self, name: str) -> None:
+        """Activates a pane."""
         self.query_one(TabbedContent).active = name
 
     def action_turn(self, by: int) -> None:
+        """Shows another turn: 1 for the next, -1 for the previous."""
         found = self._found
         if found is not None:
             self._turn = max(0, min(self._turn + by, len(found.turns) - 1))
@@ -203,6 +205,7 @@ class RolloutScreen(PacedScreen[Found]):
             self._to_the_top()
 
     def action_sibling(self, by: int) -> None:
+        """Shows another rollout of the group."""
         found = self._found
         if found is None:
             return
@@ -212,12 +215,14 @@ class RolloutScreen(PacedScreen[Found]):
             self._go(found.group_id, rollouts[at])
 
     def action_group(self, by: int) -> None:
+        """Shows the first rollout of another group."""
         found = self._found
         group_id = None if found is None else (found.before if by < 0 else found.after)
         if group_id is not None:
             self._go(group_id, None)
 
     def action_latest(self) -> None:
+        """Shows the latest group."""
         self._go(None, None)
 
     def action_go_to(self) -> None:
@@ -236,6 +241,7 @@ class RolloutScreen(PacedScreen[Found]):
         self.app.push_screen(AskLine("Go to (g12, g12.r3 or g12.r3.t1):"), answered)
 
     def action_copy(self) -> None:
+        """Copies the turn's code to the clipboard."""
         found = self._found
         if found is not None:
             turn = self._current(found)

@@ -45,9 +45,11 @@ class TrainedSteps:
         return 0.0 if index == 0 else self.spent[by][index - 1]
 
     def total(self, by: By) -> float | None:
+        """Cost of all steps; None if it was not counted."""
         return self.spent[by][-1] if self.places else 0.0
 
     def curve(self, name: str, by: By) -> tuple[tuple[float, float], ...]:
+        """(cost, value) of each step that has both."""
         values = self.values.get(name, {})
         return tuple(
             (x, values[place])

@@ -51,6 +51,7 @@ class Answers:
 
     @property
     def tally(self) -> Tally:
+        """Counts over all devices."""
         found = self.tallies.values()
         return Tally(num=sum(t.num for t in found), correct=sum(t.correct for t in found))
 
@@ -132,10 +133,12 @@ def score(a: Mapping[str, Tally], b: Mapping[str, Tally]) -> Score | None:
 
 
 def tallies(answers: Mapping[str, Answers]) -> dict[str, Tally]:
+    """Counts by problem."""
     return {name: each.tally for name, each in answers.items()}
 
 
 def parts_by_level(a: Mapping[str, Answers], b: Mapping[str, Answers]) -> tuple[ScorePart, ...]:
+    """Scores by level."""
     levels = sorted({a[name].level for name in a.keys() & b.keys()})
     out = []
     for level in levels:

@@ -8,7 +8,7 @@ from forge.store.reader import RowTable
 from forge.views.compare.curves import WINDOW
 from forge.views.compare.records import By, Comparison, CurvePair, ProblemChange, Score, ScorePart
 from forge.views.sql.sql import render_table
-from forge.views.text.numbers import NONE, digits, percent
+from forge.views.text.numbers import NONE, digits, percent, without_empty
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
@@ -109,7 +109,8 @@ def _render_parts(parts: tuple[ScorePart, ...]) -> RichTable:
         )
         for part in parts
     ]
-    return _without_empty(columns, rows)
+    columns, rows = without_empty(columns, rows)
+    return render_table(RowTable(columns=columns, rows=rows))
 
 
 def _render_problems(problems: list[ProblemChange]) -> RichTable:
@@ -127,18 +128,8 @@ def _render_problems(problems: list[ProblemChange]) -> RichTable:
         )
         for each in problems[:NUM_PROBLEMS]
     ]
-    return _without_empty(columns, rows)
-
-
-def _without_empty(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> RichTable:
-    """Drops columns that hold only dashes: nothing is timed on a CPU."""
-    kept = [n for n in range(len(columns)) if any(row[n] != NONE for row in rows)]
-    return render_table(
-        RowTable(
-            columns=tuple(columns[n] for n in kept),
-            rows=tuple(tuple(row[n] for n in kept) for row in rows),
-        )
-    )
+    columns, rows = without_empty(columns, rows)
+    return render_table(RowTable(columns=columns, rows=rows))
 
 
 def _speed(part: ScorePart) -> str:

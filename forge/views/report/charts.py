@@ -70,6 +70,7 @@ class Chart:
 
     @property
     def is_empty(self) -> bool:
+        """True if no line has a number."""
         return not any(line.points for line in self.lines)
 
     @property
@@ -134,6 +135,7 @@ def spread(rows: list[list[str]], most: int) -> list[list[str]]:
 
 
 def mean(values: Sequence[float]) -> float:
+    """Arithmetic mean of at least one value."""
     return math.fsum(values) / len(values)
 
 

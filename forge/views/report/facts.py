@@ -122,10 +122,12 @@ class Facts:
 
     @property
     def num_rollouts(self) -> int:
+        """Rollouts of all purposes."""
         return sum(row["num_rollouts"] for row in self.problems)
 
     @property
     def num_turns(self) -> int:
+        """Turns of all purposes."""
         return sum(row["num_turns"] for row in self.problems)
 
     @property

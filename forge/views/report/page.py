@@ -18,9 +18,10 @@ from pygments.formatters.html import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 from pygments.styles import get_style_by_name
 
+from forge.views.report.cards import describe
 from forge.views.report.draw import GRID, INK, PAPER, SERIES, draw_svg
 from forge.views.report.inline import inline_svg
-from forge.views.report.tables import describe, tables
+from forge.views.report.tables import tables
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:

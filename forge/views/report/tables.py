@@ -1,44 +1,21 @@
-"""Text, numbers and tables of a report, as lists of strings. Pure; `page` renders them."""
+"""Tables of a report, as lists of strings. Pure; `page` renders them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from forge.views.report.facts import MOST_CODES, MOST_EVENTS, MOST_KERNELS, unpack, when
+from forge.views.report.cards import rounded_clock
+from forge.views.report.facts import MOST_EVENTS, unpack, when
 from forge.views.report.spent import STEP_PARTS
 from forge.views.run.standing import stage_name
-from forge.views.text.numbers import NONE, clock, grouped, percent
+from forge.views.text.numbers import NONE, percent, without_empty
 
 if TYPE_CHECKING:
     from forge.views.report.facts import Facts
 
-Table = tuple[list[str], list[list[str]]]
+Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 """Head and rows."""
-
-
-def describe(facts: Facts) -> dict[str, Any]:
-    """Headline, description, cards with key numbers, and the note on the list of kernels."""
-    seconds = facts.seconds
-    words = [f"{len(facts.attempts)} attempts"] if len(facts.attempts) > 1 else []
-    words += [f"took {_clock(seconds)}"] if seconds is not None else []
-    kinds = " → ".join(str(each.get("kind")) for each in facts.stages)
-    about = [
-        f"stages: {kinds}" if kinds else "",
-        f"last row {when(facts.last_row_at)} UTC" if facts.last_row_at else "",
-        f"forge {facts.run.get('forge_version', '?')}",
-    ]
-    last = facts.attempts[-1] if facts.attempts else {}
-    reason = last.get("reason")
-    why = f": {reason}" if reason and facts.state in ("failed", "stopped") else ""
-    return {
-        "headline": ", ".join([f"{facts.state}{why}", *words]),
-        "about": "; ".join(part for part in about if part),
-        "cards": [each for each in _cards(facts) if each is not None],
-        "is_timed": any(row["speedup"] is not None for row in facts.kernels),
-        "kernels_about": f", at most {MOST_KERNELS} of them; {MOST_CODES} with their code"
-        if len(facts.kernels) > MOST_CODES
-        else "",
-    }
 
 
 def tables(facts: Facts) -> dict[str, Table | None]:
@@ -57,75 +34,7 @@ def tables(facts: Facts) -> dict[str, Table | None]:
         "processes": _processes(facts),
         "machine": _machine(facts),
     }
-    return {name: _without_gaps(table) if table[1] else None for name, table in every.items()}
-
-
-def _without_gaps(table: Table) -> Table:
-    """Drops columns that hold only dashes: times, if nothing was timed."""
-    head, rows = table
-    kept = [i for i in range(len(head)) if any(row[i] != NONE for row in rows)]
-    return [head[i] for i in kept], [[row[i] for i in kept] for row in rows]
-
-
-def _clock(seconds: float | None) -> str:
-    return clock(None if seconds is None else round(seconds))
-
-
-def _card(title: str, figure: str, about: str) -> dict[str, str]:
-    return {"title": title, "figure": figure, "about": about}
-
-
-def _cards(facts: Facts) -> list[dict[str, str] | None]:
-    return [
-        _pass_card(facts),
-        _speed_card(facts),
-        _solved_card(facts),
-        _reward_card(facts),
-        _card("Rollouts", f"{facts.num_rollouts:,}", f"{facts.num_turns:,} turns judged"),
-        _card("Time", _clock(facts.seconds), _num_steps(facts)) if facts.attempts else None,
-    ]
-
-
-def _num_steps(facts: Facts) -> str:
-    """Number of GRPO steps; an experiment may have none."""
-    num = len(facts.training.steps)
-    return f"{num:,} {'step' if num == 1 else 'steps'} of GRPO" if num else "of all attempts"
-
-
-def _pass_card(facts: Facts) -> dict[str, str] | None:
-    if not facts.evaluations:
-        return None
-    first, last = facts.evaluations[0], facts.evaluations[-1]
-    about = f"{last['stage']}, 95 %: {percent(last['ci_low'])} to {percent(last['ci_high'])}"
-    if len(facts.evaluations) > 1:
-        about += f"; {percent(first['pass_at_1'])} in {first['stage']}"
-    return _card("pass@1", percent(last["pass_at_1"]), about)
-
-
-def _speed_card(facts: Facts) -> dict[str, str] | None:
-    best = next((row for row in facts.kernels if row["speedup"] is not None), None)
-    if best is None:
-        return None
-    about = f"{best['problem_id']}, measured {best['speedup']:.2f}×"
-    return _card("Best kernel", f"≥ {best['speedup_low']:.2f}×", about)
-
-
-def _solved_card(facts: Facts) -> dict[str, str] | None:
-    row = next((row for row in facts.problems if row["purpose"] == "train"), None)
-    if row is None:
-        return None
-    share = percent(row["num_solved"] / row["num_problems"])
-    solved = f"{row['num_solved']:,} of {row['num_problems']:,}"
-    return _card("Training problems solved", solved, f"{share}, at least once")
-
-
-def _reward_card(facts: Facts) -> dict[str, str] | None:
-    rewards = [row for row in facts.training.steps if row["reward"] is not None]
-    if not rewards:
-        return None
-    first, last = rewards[0], rewards[-1]
-    about = f"step {last['step']}; {grouped(first['reward'])} at step {first['step']}"
-    return _card("Reward", grouped(last["reward"]), about)
+    return {name: without_empty(*table) if table[1] else None for name, table in every.items()}
 
 
 def _evaluations(facts: Facts) -> Table:
@@ -190,14 +99,14 @@ def _digits(value: float | None, places: int) -> str:
 def _idle(facts: Facts) -> Table:
     return ["stage", "role", "idle", "of"], [
         [stage_name(facts.stages, row["stage"]), row["role"], percent(row["idle_share"]),
-         f"{_clock(row['step_s'])} of steps"]
+         f"{rounded_clock(row['step_s'])} of steps"]
         for row in facts.spent.idle
     ]  # fmt: skip
 
 
 def _stages(facts: Facts) -> Table:
     return ["stage", "time"], [
-        [str(row["message"]).partition(":")[0], _clock(row["seconds"])]
+        [str(row["message"]).partition(":")[0], rounded_clock(row["seconds"])]
         for row in facts.spent.stages
     ]
 
@@ -242,7 +151,7 @@ def _events(facts: Facts) -> Table:
 def _processes(facts: Facts) -> Table:
     return ["attempt", "name", "devices", "began (UTC)", "lived", "ended"], [
         [str(row["attempt"]), row["name"], row["devices"] or NONE, row["started"] or NONE,
-         _clock(row["lived_s"]), row["reason"]]
+         rounded_clock(row["lived_s"]), row["reason"]]
         for row in facts.processes
     ]  # fmt: skip
 

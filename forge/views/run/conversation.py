@@ -7,11 +7,9 @@ Texts are returned as stored: make them printable before showing them.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from forge.views.run.standing import load_stages, stage_name
@@ -22,21 +20,10 @@ if TYPE_CHECKING:
     from forge.store.reader import RunReader
 
 MAX_SIBLINGS = 64
-MAX_DIFF_LINES = 2000
-"""Lines of each side; difflib's time grows with their product."""
 MENTIONED_QUEUE_S = 0.1
 """Shortest queue time shown; less is the transfer to the judge and back."""
 
 _NAME = re.compile(r"g?(\d+)(?:\.r(\d+)(?:\.t(\d+))?)?")
-_FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})")
-
-
-class AnswerPart(StrEnum):
-    """Kind of a section of an answer."""
-
-    TEXT = "text"
-    THINKING = "thinking"
-    CODE = "code"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +52,12 @@ class PlayedTurn:
 
     @property
     def turn_id(self) -> str:
+        """`g12.r3.t1`."""
         return self.row["turn_id"]
 
     @property
     def code(self) -> str:
+        """The kernel; empty if the answer had none."""
         return self.row["code"] or ""
 
 
@@ -214,43 +203,3 @@ def _load_siblings(reader: RunReader, group_id: int, rollout: int) -> tuple[Sibl
         Sibling(rollout=number, ended=turns[0]["ended"], turns=tuple(turns))
         for number, turns in by_rollout.items()
     )
-
-
-def split_answer(text: str) -> list[tuple[AnswerPart, str]]:
-    """Splits an answer into text, thinking and fenced code, in order; joined, the parts are the
-    answer. Takes linear time and never raises.
-    """
-    parts: list[tuple[AnswerPart, list[str]]] = []
-    fence: str | None = None
-    is_thinking = False
-    for line in text.splitlines(keepends=True):
-        mark = _FENCE.match(line)
-        if fence is not None:
-            is_end = mark is not None and mark.group(1).startswith(fence) and _is_bare(line)
-            kind, fence = (AnswerPart.TEXT, None) if is_end else (AnswerPart.CODE, fence)
-        elif is_thinking or "<think>" in line:
-            kind, is_thinking = AnswerPart.THINKING, "</think>" not in line
-        else:
-            kind = AnswerPart.TEXT
-            fence = mark.group(1) if mark is not None else None
-        if not parts or parts[-1][0] is not kind:
-            parts.append((kind, []))
-        parts[-1][1].append(line)
-    return [(kind, "".join(lines)) for kind, lines in parts]
-
-
-def _is_bare(line: str) -> bool:
-    return not line.strip().strip("`~")
-
-
-def diff_codes(before: str, after: str) -> list[str]:
-    """A unified diff, each line with its sign first (` `, `+`, `-`, `@`); empty if both are equal.
-    Beyond MAX_DIFF_LINES lines per side, its last line says that it is cut.
-    """
-    sides = [text.splitlines() for text in (before, after)]
-    is_cut = any(len(side) > MAX_DIFF_LINES for side in sides)
-    old, new = (side[:MAX_DIFF_LINES] for side in sides)
-    lines = list(difflib.unified_diff(old, new, lineterm="", n=3))[2:]
-    if is_cut:
-        lines.append(f"@ only the first {MAX_DIFF_LINES} lines of each are compared")
-    return lines

@@ -104,10 +104,12 @@ class ProblemAttempt:
 
     @property
     def rollout_id(self) -> str:
+        """`g12.r3`."""
         return f"g{self.group_id}.r{self.rollout}"
 
     @property
     def is_correct(self) -> bool:
+        """True if a turn is correct."""
         return "correct" in self.statuses
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from forge.store.reader import RunReader, open_run
 from forge.views.run.idle import load_idle_by_stage
 from forge.views.run.standing import load_stages, load_standing, stage_name, why_lines
-from forge.views.text.numbers import NONE, factor, percent
+from forge.views.text.numbers import NONE, factor, percent, without_empty
 from forge.views.text.terminal import printable_values
 
 if TYPE_CHECKING:
@@ -164,10 +164,10 @@ def render_evaluations(evaluations: list[dict[str, Any]]) -> RichGroup:
     from forge.views.text.fitting import Fitting
 
     rows = [_evaluation(row) for row in evaluations]
-    names = [name for name in rows[0] if any(row[name] != NONE for row in rows)] if rows else []
-    table = RowTable(
-        columns=tuple(names), rows=tuple(tuple(row[name] for name in names) for row in rows)
+    columns, cells = without_empty(
+        list(rows[0]) if rows else [], [list(row.values()) for row in rows]
     )
+    table = RowTable(columns=columns, rows=cells)
     return RichGroup(Text("evaluations", style="italic"), Fitting(table))
 
 

@@ -8,7 +8,7 @@ function takes None, it writes a dash (NONE) unless its docstring says otherwise
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 NONE = "–"
@@ -113,6 +113,14 @@ def clock(seconds: float | None) -> str:
 def minutes(seconds: float | None) -> str:
     """`6:23`, also above an hour, `66:23`, rounded down; UNKNOWN for None."""
     return UNKNOWN if seconds is None else f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def without_empty(
+    head: Sequence[str], rows: Sequence[Sequence[Any]]
+) -> tuple[tuple[str, ...], tuple[tuple[Any, ...], ...]]:
+    """Head and rows without the columns that hold only dashes: times, if nothing was timed."""
+    kept = [i for i in range(len(head)) if any(row[i] != NONE for row in rows)]
+    return tuple(head[i] for i in kept), tuple(tuple(row[i] for i in kept) for row in rows)
 
 
 def finite(value: Any) -> Any:
