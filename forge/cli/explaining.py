@@ -6,7 +6,7 @@ import select
 import sys
 import traceback
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import typer
 
@@ -17,7 +17,7 @@ from forge.views.text.terminal import printable
 
 USAGE = 2
 
-UsageError: Any = typer.BadParameter.__bases__[0]
+UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """typer includes its own click or uses the installed one; this is the right class either way."""
 
 
@@ -29,7 +29,7 @@ def explain(error: BaseException) -> int:
         redirect_to_null(sys.stdout)
         return 0
     if isinstance(error, UsageError):
-        error.show()
+        cast("Any", error).show()
         return USAGE
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else BUG
