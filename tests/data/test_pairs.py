@@ -1,4 +1,4 @@
-"""SFT rows: one turn, and two turns with the judge's real words."""
+"""SFT rows of generated problems: answers in one turn, and repairs after the judge's feedback."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROBLEMS = in_split(generate_problems(ProblemsTable(num_problems=400), seed=0), 
 
 
 class CountingJudge:
-    """Answers with one status; counts what it was asked, and how much at once."""
+    """Gives every candidate one status; counts requests, and how many ran at once."""
 
     def __init__(self, status: Status = Status.WRONG) -> None:
         self.status = status
@@ -30,7 +30,7 @@ class CountingJudge:
         self.most_at_once = max(self.most_at_once, self._now)
         await anyio.lowlevel.checkpoint()
         self._now -= 1
-        return Verdict(status=self.status, reason="code", detail="the judge's words")
+        return Verdict(status=self.status, reason="code", detail="the judge's detail")
 
 
 def _make(judge: CountingJudge, *, max_turns: int = 3, static_share: float = 0.0) -> list[Pair]:
@@ -44,6 +44,7 @@ def _make(judge: CountingJudge, *, max_turns: int = 3, static_share: float = 0.0
 
 def test_every_problem_gets_its_honest_answer_under_the_played_prompt() -> None:
     rows = [pair for pair in _make(CountingJudge()) if pair.num_turns == 1]
+    assert len(rows) >= len(PROBLEMS) == 40
     assert {pair.problem_id for pair in rows} == {problem.problem_id for problem in PROBLEMS}
     by_id = {problem.problem_id: problem for problem in PROBLEMS}
     for pair in rows:
@@ -54,7 +55,7 @@ def test_every_problem_gets_its_honest_answer_under_the_played_prompt() -> None:
         assert f"```python\n{answer(problem)}```" in text
 
 
-def test_a_repair_holds_broken_answers_the_judges_words_and_the_mended_one() -> None:
+def test_a_repair_has_broken_answers_the_judges_feedback_and_the_honest_answer() -> None:
     judge = CountingJudge()
     rows = [pair for pair in _make(judge) if pair.num_turns > 1]
     assert len(rows) == 10
@@ -69,28 +70,29 @@ def test_a_repair_holds_broken_answers_the_judges_words_and_the_mended_one() -> 
         for answer_index in range(2, len(roles) - 1, 2):
             code = pair.messages[answer_index].content.split("```python\n")[1].removesuffix("```")
             assert (pair.problem_id, code) in broken
-            assert "the judge's words" in pair.messages[answer_index + 1].content
+            assert "the judge's detail" in pair.messages[answer_index + 1].content
 
 
 @pytest.mark.parametrize(("share", "style"), [(0.0, "dynamic"), (1.0, "static")])
-def test_broken_answers_are_of_the_style_of_first_ones_and_say_so(share: float, style: str) -> None:
+def test_broken_answers_name_the_style_of_first_answers(share: float, style: str) -> None:
     rows = [pair for pair in _make(CountingJudge(), static_share=share) if pair.num_turns > 1]
+    assert len(rows) == 10
     for pair in rows:
-        *broken, mended = [one.content for one in pair.messages if one.role == "assistant"]
+        *broken, honest = [one.content for one in pair.messages if one.role == "assistant"]
         assert all(f" {style}\n</think>" in text for text in broken)
-        assert " dynamic\n</think>" in mended
+        assert " dynamic\n</think>" in honest
 
 
-def test_a_broken_answer_that_the_judge_accepts_makes_no_row() -> None:
-    assert all(pair.num_turns == 1 for pair in _make(CountingJudge(Status.CORRECT)))
+@pytest.mark.parametrize("status", [Status.CORRECT, Status.INFRA_ERROR])
+def test_a_broken_answer_that_is_accepted_or_not_judged_makes_no_row(status: Status) -> None:
+    judge = CountingJudge(status)
+    rows = _make(judge)
+    assert len(judge.asked) >= 10, "the judge got broken answers"
+    assert len(rows) == len(PROBLEMS)
+    assert {pair.num_turns for pair in rows} == {1}
 
 
-def test_an_infra_fault_makes_no_row() -> None:
-    rows = _make(CountingJudge(Status.INFRA_ERROR))
-    assert all(pair.num_turns == 1 for pair in rows)
-
-
-def test_answers_broken_and_mended_are_laid_out_for_the_problems_scale() -> None:
+def test_broken_and_honest_answers_are_laid_out_for_the_problems_scale() -> None:
     table = ProblemsTable(num_problems=400, sizes="gpu")
     rows = in_split(generate_problems(table, seed=0), Split.SFT)
     judge = CountingJudge()
@@ -100,10 +102,11 @@ def test_answers_broken_and_mended_are_laid_out_for_the_problems_scale() -> None
             rows, DataTable(repair_share=0.25), max_turns=3, seed=0, judge=judge
         )
 
-    for pair in anyio.run(make):
-        if pair.problem_id.startswith("softmax"):
-            codes = [m.content for m in pair.messages if m.role == "assistant"]
-            assert all("num_warps=8" in code for code in codes)
+    pairs = [pair for pair in anyio.run(make) if pair.problem_id.startswith("softmax")]
+    assert {pair.num_turns for pair in pairs} >= {1, 2}
+    for pair in pairs:
+        codes = [m.content for m in pair.messages if m.role == "assistant"]
+        assert all("num_warps=8" in code for code in codes)
     assert any("BLOCK=128" in code for _, code in judge.asked)
 
 
@@ -116,7 +119,7 @@ def test_repairs_have_no_more_turns_than_a_rollout(max_turns: int, played: set[i
     assert {pair.num_turns for pair in _make(CountingJudge(), max_turns=max_turns)} == played
 
 
-def test_the_judge_is_asked_for_all_at_once_and_queues_them_itself() -> None:
+def test_the_judge_gets_all_broken_answers_at_once_and_queues_them() -> None:
     judge = CountingJudge()
     _make(judge)
     assert judge.most_at_once == len(judge.asked) > 10

@@ -1,4 +1,4 @@
-"""Rewards, returns, advantages: the promises of design section 7."""
+"""Reward terms, returns of turns, advantages in a group."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def test_a_correct_kernel_earns_compiled_and_correct() -> None:
     assert reward(verdict(Status.CORRECT, compiled=True)) == pytest.approx(0.8)
 
 
-def test_compiled_is_paid_for_is_compiled_alone() -> None:
+def test_compiled_is_paid_only_for_is_compiled() -> None:
     assert reward(verdict(Status.WRONG, compiled=False)) == 0.0
     assert reward(verdict(Status.WRONG, compiled=True)) == pytest.approx(0.3)
 
 
-def test_our_faults_are_never_scored() -> None:
+def test_an_infra_error_is_never_scored() -> None:
     assert reward_terms(verdict(Status.INFRA_ERROR), TABLE) is None
 
 
@@ -69,40 +69,17 @@ def test_trajectory_credit_gives_every_turn_the_first_return() -> None:
 
 
 @given(rewards)
-def test_stopping_early_pays_what_idle_repeats_would(taken: list[float]) -> None:
+def test_stopping_early_earns_as_much_as_repeating_the_last_answer(taken: list[float]) -> None:
     repeated = taken + [taken[-1]] * (MAX_TURNS - len(taken))
     stopped = turn_returns(taken, gamma=GAMMA, max_turns=MAX_TURNS)
-    idled = turn_returns(repeated, gamma=GAMMA, max_turns=MAX_TURNS)
-    assert stopped == pytest.approx(idled[: len(taken)])
+    waited = turn_returns(repeated, gamma=GAMMA, max_turns=MAX_TURNS)
+    assert stopped == pytest.approx(waited[: len(taken)])
 
 
 @given(st.floats(-1, 2), st.lists(st.integers(1, MAX_TURNS), min_size=2, max_size=8))
 def test_turns_that_all_earn_the_same_make_a_flat_group(each: float, lengths: list[int]) -> None:
     rows = [turn_returns([each] * n, gamma=GAMMA, max_turns=MAX_TURNS) for n in lengths]
     assert is_flat(rows)
-
-
-# What the judge says of some of these: tests/evalpool/test_verdicts.py.
-CONSTANT_POLICIES = {
-    "empty": verdict(Status.REJECTED),
-    "torch only": verdict(Status.REJECTED),
-    "syntax error": verdict(Status.COMPILE_ERROR),
-    "not triton": verdict(Status.COMPILE_ERROR),
-    "decoy": verdict(Status.REJECTED),
-    "identity": verdict(Status.WRONG, compiled=True),
-    "wrong kernel": verdict(Status.WRONG, compiled=True),
-    "crash": verdict(Status.RUNTIME_ERROR, compiled=True),
-    "hang": verdict(Status.TIMEOUT, compiled=True),
-}
-
-
-@pytest.mark.parametrize("policy", CONSTANT_POLICIES)
-def test_no_constant_policy_earns_half_of_a_correct_first_turn(policy: str) -> None:
-    each = [reward(CONSTANT_POLICIES[policy])] * MAX_TURNS
-    constant = turn_returns(each, gamma=GAMMA, max_turns=MAX_TURNS)[0]
-    correct = reward(verdict(Status.CORRECT, compiled=True))
-    good = turn_returns([correct], gamma=GAMMA, max_turns=MAX_TURNS)[0]
-    assert constant < 0.5 * good
 
 
 returns_lists = st.lists(
@@ -126,7 +103,7 @@ def test_advantages_sum_to_zero_and_ignore_a_shift(
         )
 
 
-def test_masked_turns_are_in_neither_mean_nor_advantages() -> None:
+def test_masked_turns_count_in_neither_mean_nor_advantages() -> None:
     got = group_advantages([[1.0, None], [0.0, None]], scale="none")
     assert got == [[0.5, None], [-0.5, None]]
 
