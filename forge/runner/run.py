@@ -28,6 +28,7 @@ from forge.exits import Ending, ending_of
 from forge.process.sockets import open_socket_dir
 from forge.runner.attempt import describe_attempt
 from forge.runner.background import handle_signals, keep_status, log_to, record_end, record_status
+from forge.runner.control import ControlServer, serve_control
 from forge.runner.live.console import Console
 from forge.runner.live.observer import StoreObserver
 from forge.runner.live.progress import Progress
@@ -41,7 +42,6 @@ from forge.runner.plan.placement import Placement
 from forge.runner.plan.plan import Plan, plan
 from forge.runner.plan.view import render as render_plan
 from forge.runner.prepare.locate_model import locate_model
-from forge.runner.stages.control import ControlServer, serve_control
 from forge.runner.stages.run_context import RunContext
 from forge.runner.status.status import Components
 from forge.runner.work import EarlierAttempts, Work

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from forge.data.splits import in_split
 from forge.records import Split
@@ -13,7 +13,7 @@ from forge.rollout.play import Rules
 from forge.rollout.ports import Ports
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from forge.config.schema import Experiment
@@ -26,13 +26,38 @@ if TYPE_CHECKING:
     from forge.runner.live.progress import Progress
     from forge.runner.live.stopping import StopRequest
     from forge.runner.plan.placement import Placement
-    from forge.runner.stages.control import StagePort
     from forge.runner.stages.trainer_desk import TrainerDesk
+    from forge.runner.weights.probe import Probe
     from forge.runner.weights.sync import WeightSync
     from forge.serve.remote.remote import Remote
     from forge.serve.replicas import Replicas
     from forge.store.layout import RunPaths
     from forge.store.write.writer import Writer
+
+
+class StagePort(Protocol):
+    """A training stage as the control socket calls it."""
+
+    @property
+    def desk(self) -> TrainerDesk:
+        """The desk at which the trainer takes batches."""
+        ...
+
+    async def acknowledge(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The trainer trained the batch of a step."""
+        ...
+
+    async def report(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The trainer trained a step on rows of its own."""
+        ...
+
+    async def publish(self, path: Path, step: int, probe: Probe | None) -> int:
+        """Serve new weights; returns their version."""
+        ...
+
+    def request_evaluation(self) -> str:
+        """Ask for an evaluation; returns a message. Raises ConfigError where there can be none."""
+        ...
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -11,9 +11,9 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from starlette.applications import Starlette
@@ -29,38 +29,12 @@ from forge.runner.weights.probe import Probe
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from forge.runner.stages.run_context import RunContext
-    from forge.runner.stages.trainer_desk import TrainerDesk
+    from forge.runner.stages.run_context import RunContext, StagePort
 
 START_TIMEOUT_S = 10.0
 """Time to bind a Unix socket in this event loop."""
 
 Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
-
-
-class StagePort(Protocol):
-    """A training stage as the control socket calls it."""
-
-    @property
-    def desk(self) -> TrainerDesk:
-        """The desk at which the trainer takes batches."""
-        ...
-
-    async def acknowledge(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The trainer trained the batch of a step."""
-        ...
-
-    async def report(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The trainer trained a step on rows of its own."""
-        ...
-
-    async def publish(self, path: Path, step: int, probe: Probe | None) -> int:
-        """Serve new weights; returns their version."""
-        ...
-
-    def request_evaluation(self) -> str:
-        """Ask for an evaluation; returns a message. Raises ConfigError where there can be none."""
-        ...
 
 
 class ControlServer:

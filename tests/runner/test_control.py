@@ -15,8 +15,8 @@ import pytest
 from forge.errors import ConfigError
 from forge.process.ask import open_client
 from forge.process.sockets import open_socket_dir
+from forge.runner.control import ControlServer, serve_control
 from forge.runner.live.stopping import StopRequest
-from forge.runner.stages.control import ControlServer, serve_control
 from tests.runner.stages.desks import Recorder, batch, make_desk
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from forge.runner.stages.control import StagePort
+    from forge.runner.stages.run_context import StagePort
     from forge.runner.weights.probe import Probe
 
 pytestmark = pytest.mark.anyio
