@@ -22,7 +22,6 @@ import anyio
 from forge.records import Metrics, Split
 from forge.rollout.batches import Batch, BatchPlan
 from forge.rollout.pacing import PublishedSteps
-from forge.rollout.past import Past, recall, still_of_use
 from forge.rollout.producer import produce_batches
 from forge.rollout.sampling.sampler import make_sampler
 from forge.runner.live.progress import GroupNumbers
@@ -30,24 +29,19 @@ from forge.runner.stages.batch_shelf import BatchShelf
 from forge.runner.stages.engine_sleep import alternate_with_training
 from forge.runner.stages.midway import Midway, evaluated_steps
 from forge.runner.stages.plug import GrpoPlug, plugged_in
-from forge.runner.stages.producer_file import ProducerFile
+from forge.runner.stages.producer_file import ProducerFile, recall_groups
 from forge.runner.stages.trainer import own_trainer
 from forge.runner.stages.trainer_desk import TrainerDesk
 from forge.runner.weights.gate import choose_turnover
 from forge.serve.port import PREFIX_CACHE
 from forge.store.reader import open_run
-from forge.store.resume import untrained_groups
 from forge.train.durable import is_kept
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from anyio.streams.memory import MemoryObjectReceiveStream
 
     from forge.config.schema import GrpoStage
-    from forge.records import Problem
     from forge.rollout.ports import Ports
-    from forge.rollout.sampling.sampler import Sampler
     from forge.runner.stages.run_context import RunContext
     from forge.serve.weights import Weights
 
@@ -69,7 +63,10 @@ async def run_grpo_stage(run: RunContext, stage: GrpoStage, index: int, *, start
     saved = ProducerFile(run.paths.batches / f"sampler-{index}.json", offered=offered)
     first_step = max(offered, saved.step) + 1
     plan = _batch_plan(run, stage, index, first_step)
-    past = await anyio.to_thread.run_sync(_recall, run, desk, saved, sampler, problems, plan)
+    step_of = partial(_step_of, run, desk)
+    past = await anyio.to_thread.run_sync(
+        recall_groups, run, shelf, saved, sampler, problems, plan, step_of
+    )
     published = PublishedSteps()
     evaluated = await anyio.to_thread.run_sync(evaluated_steps, run, index)
     midway = Midway(run, stage, desk, published, evaluated=evaluated)
@@ -97,7 +94,7 @@ async def run_grpo_stage(run: RunContext, stage: GrpoStage, index: int, *, start
                 group_ids=run.group_ids,
                 sample_ids=run.sample_ids,
                 out=send,
-                step_of=partial(_step_of, run, desk),
+                step_of=step_of,
                 on_group=numbers.add,
                 past=past,
             )
@@ -152,29 +149,6 @@ def _step_of(run: RunContext, desk: TrainerDesk, version: int) -> int:
     """The step of this stage that published a version; 0 for versions from before the stage."""
     step = run.weights.step_of(version, stage=desk.stage)
     return desk.steps.get(version, 0) if step is None else step
-
-
-def _recall(
-    run: RunContext,
-    desk: TrainerDesk,
-    saved: ProducerFile,
-    sampler: Sampler,
-    problems: Sequence[Problem],
-    plan: BatchPlan,
-) -> Past:
-    """The groups that an earlier attempt began and did not offer. Restores the sampler."""
-    with open_run(run.paths) as reader:
-        found = untrained_groups(reader, stage=desk.stage)
-    offered = desk.shelf.groups()
-    untrained = still_of_use(
-        (group for group in found if group.group_id not in offered),
-        plan,
-        step_of=partial(_step_of, run, desk),
-    )
-    if saved.state is None:
-        return Past(ended=untrained)
-    sampler.restore(saved.state["sampler"])
-    return recall(saved.state, untrained=untrained, problems=problems)
 
 
 def _set_turnover(run: RunContext, start: Weights) -> None:

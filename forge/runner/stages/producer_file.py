@@ -1,16 +1,27 @@
-"""The producer's state after the newest durable batch, for the next attempt. Used by `grpo.py`."""
+"""The producer's state after the newest durable batch, and what the next attempt recalls from it.
+
+Used by `grpo.py`.
+"""
 
 from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Any
 
+from forge.rollout.past import Past, recall, still_of_use
 from forge.store.layout import write_file
+from forge.store.reader import open_run
+from forge.store.resume import untrained_groups
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from forge.rollout.batches import Batch
+    from forge.records import Problem
+    from forge.rollout.batches import Batch, BatchPlan
+    from forge.rollout.sampling.sampler import Sampler
+    from forge.runner.stages.batch_shelf import BatchShelf
+    from forge.runner.stages.run_context import RunContext
 
 
 class ProducerFile:
@@ -41,3 +52,26 @@ class ProducerFile:
     @staticmethod
     def _read(path: Path) -> dict[str, Any]:
         return json.loads(path.read_text()) if path.exists() else {"step": 0, "state": None}
+
+
+def recall_groups(
+    run: RunContext,
+    shelf: BatchShelf,
+    saved: ProducerFile,
+    sampler: Sampler,
+    problems: Sequence[Problem],
+    plan: BatchPlan,
+    step_of: Callable[[int], int],
+) -> Past:
+    """The groups that an earlier attempt began and did not offer. Restores the sampler. Reads the
+    store: call it in a thread."""
+    with open_run(run.paths) as reader:
+        found = untrained_groups(reader, stage=plan.stage)
+    offered = shelf.groups()
+    untrained = still_of_use(
+        (group for group in found if group.group_id not in offered), plan, step_of=step_of
+    )
+    if saved.state is None:
+        return Past(ended=untrained)
+    sampler.restore(saved.state["sampler"])
+    return recall(saved.state, untrained=untrained, problems=problems)

@@ -12,33 +12,26 @@ import signal
 import time
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING
 
 import anyio
 
-from forge.config.schema import GrpoStage
 from forge.errors import MachineError
 from forge.process.child import describe_exit
 from forge.records import Event
-from forge.runner.plan.prefix_sharing import share_prefixes
-from forge.serve.installed.engines import ENGINES
-from forge.train.handle import TrainerJob, open_trainer
-from forge.views.text.numbers import gigabytes
+from forge.runner.stages.trainer_job import make_job, memory_advice, memory_error
+from forge.train.handle import open_trainer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
-    from forge.config.schema import ModelTable, ServeTable, SftStage
+    from forge.config.schema import GrpoStage, SftStage
     from forge.errors import Stalled
     from forge.process.child import Child
     from forge.rollout.pacing import PublishedSteps
-    from forge.runner.plan.placement import Placement
     from forge.runner.stages.run_context import RunContext
     from forge.runner.stages.trainer_desk import TrainerDesk
     from forge.serve.weights import Weights
-
-Stage = TypeVar("Stage", bound="SftStage | GrpoStage")
 
 WATCH_EVERY_S = 1.0
 STOP_GRACE_S = 120.0
@@ -72,7 +65,7 @@ async def own_trainer(
         MachineError: micro-batches of half the size did not fit either.
     """
     restarts, scales = 0, iter(SCALES)
-    job = _job(run, stage, desk, start=start, rows_path=rows_path)
+    job = make_job(run, stage, desk, start=start, rows_path=rows_path)
     scale = next(scales)
     while True:
         desk.trainer_ended()
@@ -92,11 +85,11 @@ async def own_trainer(
             error = silence or child.died(doing=doing)
         if desk.failure is not None:
             scale = next(scales, 0.0)
-            words = _memory_error(desk.failure, doing=doing, is_halved=scaled.micro_batch_scale < 1)
+            words = memory_error(desk.failure, doing=doing, is_halved=scaled.micro_batch_scale < 1)
             if run.stop.is_set:
                 raise MachineError(f"{words}, while stopping. {run.stop.resume}") from error
             if not scale:
-                raise MachineError(f"{words}. {_ways_out(run, job)}") from error
+                raise MachineError(f"{words}. {memory_advice(run, job)}") from error
             message = f"{words}; restarted with half of that from its last checkpoint"
         elif run.stop.is_set or restarts == stage.restarts:
             raise error
@@ -107,91 +100,6 @@ async def own_trainer(
         desk.num_restarts += 1
         await run.writer.put(Event(at=time.time(), kind="child_restart", message=message))
         run.console.say(message)
-
-
-def _job(
-    run: RunContext,
-    stage: SftStage | GrpoStage,
-    desk: TrainerDesk,
-    *,
-    start: Weights,
-    rows_path: Path | None,
-) -> TrainerJob:
-    """The job that every trainer of the stage gets."""
-    experiment, placement = run.experiment, run.placement
-    return TrainerJob(
-        stage=_placed(stage, placement, model=experiment.model, model_dir=start.full),
-        model=experiment.model,
-        model_dir=start.full,
-        adapter=start.adapter,
-        rows_path=rows_path,
-        rollout=experiment.rollout,
-        seed=experiment.seed,
-        work_dir=run.paths.checkpoints / f"stage-{desk.stage}",
-        weights_dir=run.paths.weights,
-        control_socket=run.control_socket,
-        log_dir=run.log_dir,
-        gpus=placement.train_uuids,
-        shared=placement.shared,
-        publish_dtype=_publish_dtype(run),
-        # Engines that sleep during a step are awake only for a publish before the next batch.
-        eval_every=1 if placement.sleeps else experiment.eval.every,
-        publish_timeout_s=publish_timeout_s(experiment.serve),
-    )
-
-
-def _placed(stage: Stage, placement: Placement, *, model: ModelTable, model_dir: Path) -> Stage:
-    """The stage with each "auto" resolved for these cards and this model."""
-    found: dict[str, object] = {}
-    if stage.parallel == "auto":
-        found["parallel"] = placement.parallel
-    if isinstance(stage, GrpoStage):
-        shares = share_prefixes(stage, model, gpus=placement.train, model_dir=model_dir)
-        found["share_prefixes"] = shares.is_on
-    return stage.model_copy(update=found)
-
-
-def _publish_dtype(run: RunContext) -> Literal["bfloat16"] | None:
-    """bfloat16 for engines that compute in bf16, which halves the bytes; None leaves weights as
-    trained."""
-    return "bfloat16" if run.experiment.serve.precision == "fast" and run.placement.train else None
-
-
-def publish_timeout_s(serve: ServeTable) -> float:
-    """Maximum duration of a publish: each replica in turn finishes its requests, restarts and
-    answers; the same time once more for running turns and the probe."""
-    start_s = serve.start_timeout_s or max(kind.start_timeout_s for kind in ENGINES.values())
-    return (serve.replicas + 1) * (2 * serve.request_timeout_s + start_s)
-
-
-def _memory_error(failure: Mapping[str, Any], *, doing: str, is_halved: bool) -> str:
-    """One line about the GPU memory that ran out, from the trainer's own report."""
-    budget = failure["micro_batch_tokens"]
-    whole = "half batches" if is_halved else "whole batches"
-    held = whole if budget is None else f"micro-batches of {budget} tokens"
-    again = ", again after they were halved" if is_halved else ""
-    return (
-        f"trainer: GPU memory ran out in {doing}{again}: {held}, peak "
-        f"{gigabytes(failure['peak_bytes'])}, free {gigabytes(failure['free_bytes'])} on rank "
-        f"{failure['rank']}"
-    )
-
-
-def _ways_out(run: RunContext, job: TrainerJob) -> str:
-    """Settings that take less memory and are not in use yet; first those that the checkpoint can
-    continue with."""
-    stage = job.stage
-    now = ["fewer micro_batch_tokens" if stage.micro_batch_tokens else "micro_batch_tokens"]
-    if stage.gradient_checkpointing is False:
-        now.append("gradient_checkpointing = true")
-    new = [] if job.model.lora or job.adapter else ["[model.lora]"]
-    new.append(
-        "a smaller max_completion_tokens" if stage.kind == "grpo" else "a smaller max_length"
-    )
-    return (
-        f"Allowed: {' or '.join(now)} in {run.paths.experiment}, and {run.stop.resume}; in a new "
-        f'run also {", ".join(new)}, or more devices.train with parallel = "fsdp2"'
-    )
 
 
 async def _until_exit(

@@ -19,7 +19,7 @@ from forge.runner.plan.machine import assume, this_machine
 from forge.runner.plan.placement import Placement
 from forge.runner.plan.plan import plan
 from forge.runner.plan.prefix_sharing import share_prefixes
-from forge.runner.stages.trainer import _placed
+from forge.runner.stages.trainer_job import resolve_auto
 
 EXPERIMENTS = Path(__file__).parents[3] / "experiments"
 STAGE = GrpoStage(kind="grpo", steps=1, learning_rate=1e-6)
@@ -152,7 +152,7 @@ def test_a_model_of_the_hub_is_resolved_by_its_config_once_it_is_cached(
 def test_the_trainer_starts_with_the_value_that_the_plan_chose(tmp_path: Path) -> None:
     write_config(tmp_path)
     on_card, on_cpu = (
-        _placed(STAGE, Placement(train=cards), model=QWEN, model_dir=tmp_path)
+        resolve_auto(STAGE, Placement(train=cards), model=QWEN, model_dir=tmp_path)
         for cards in ((CARD,), ())
     )
     assert (on_card.share_prefixes, on_card.parallel) == (True, "ddp")

@@ -20,12 +20,11 @@ from forge.runner.stages.batch_shelf import BatchShelf
 from forge.runner.stages.grpo import (
     _batch_plan,
     _offer,
-    _recall,
     _set_turnover,
     _step_of,
     _training_ports,
 )
-from forge.runner.stages.producer_file import ProducerFile
+from forge.runner.stages.producer_file import ProducerFile, recall_groups
 from forge.runner.weights.gate import TurnGate, Turnover
 from forge.runner.weights.resume import StartingWeights
 from forge.runner.weights.sync import WeightSync
@@ -121,8 +120,8 @@ def test_a_resumed_stage_uses_the_finished_groups_that_no_batch_has(tmp_path: Pa
     groups = [group(number, rows, version=7) for number in (1, 2, 3)]
     groups += [group(5, rows, version=6), truncated(group(6, rows, version=7))]
     anyio.run(write_run, root, [attempt(), *(problem(n) for n in range(4)), *groups])
-    shelf = SimpleNamespace(groups=lambda: {1})
-    desk: Any = SimpleNamespace(stage=1, shelf=shelf, steps={6: 3, 7: 4})
+    shelf: Any = SimpleNamespace(groups=lambda: {1})
+    steps = {6: 3, 7: 4}
     problems = [problem(n) for n in range(4)]
     names = [each.problem_id for each in problems]
     sampler = make_sampler("uniform", problems, seed=0)
@@ -138,8 +137,8 @@ def test_a_resumed_stage_uses_the_finished_groups_that_no_batch_has(tmp_path: Pa
     run.paths = RunPaths(root)
     found = ProducerFile(saved.path, offered=0)
     assert found.step == 5
-    plan = batch_plan(first_step=6, max_staleness=1, train_truncated=False)
-    past = _recall(run, desk, found, again, problems, plan)
+    plan = batch_plan(stage=1, first_step=6, max_staleness=1, train_truncated=False)
+    past = recall_groups(run, shelf, found, again, problems, plan, steps.__getitem__)
     assert [g.group_id for g in past.waiting] == [2]
     assert [g.group_id for g in past.ended] == [3]
     assert [p.problem_id for p in past.problems] == [names[3]]
@@ -168,13 +167,14 @@ def test_without_a_producer_state_all_finished_groups_are_used(tmp_path: Path) -
     root = tmp_path / "toy-1"
     rows = [[Status.WRONG], [Status.CORRECT]]
     anyio.run(write_run, root, [attempt(), problem(0), group(4, rows)])
-    desk: Any = SimpleNamespace(stage=1, shelf=SimpleNamespace(groups=set), steps={})
+    shelf: Any = SimpleNamespace(groups=set)
     problems: list[Problem] = [problem(0)]
     run = run_of(experiment())
     run.paths = RunPaths(root)
     sampler = make_sampler("uniform", problems, seed=0)
-    past = _recall(
-        run, desk, ProducerFile(tmp_path / "none.json", offered=0), sampler, problems, batch_plan()
+    saved = ProducerFile(tmp_path / "none.json", offered=0)
+    past = recall_groups(
+        run, shelf, saved, sampler, problems, batch_plan(stage=1), lambda version: 0
     )
     assert [g.group_id for g in past.ended] == [4]
 
