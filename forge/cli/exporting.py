@@ -64,10 +64,11 @@ def from_run(
     as_json: Json = False,
 ) -> None:
     """Write a run's answers as SFT rows: [data] source = "file", format = "messages"."""
-    from forge.commands.rows_from_run import Wanted, write_rows
+    from forge.commands.answer_filter import AnswerFilter
+    from forge.commands.rows_from_run import write_rows
     from forge.store.reader import open_run
 
-    wanted = Wanted(
+    wanted = AnswerFilter(
         status=status, best_per_problem=best_per_problem, min_speedup=min_speedup,
         only_first_turns=only_first_turns, includes_heldout=includes_heldout,
     )  # fmt: skip

@@ -11,7 +11,8 @@ import anyio
 import pytest
 
 from forge.cli import run_command
-from forge.commands.rows_from_run import Wanted, write_rows
+from forge.commands.answer_filter import AnswerFilter
+from forge.commands.rows_from_run import write_rows
 from forge.config.load import load_experiment
 from forge.data.pairs.files import read_pairs
 from forge.errors import ConfigError
@@ -39,7 +40,7 @@ learning_rate = 1e-3
 
 def rows_of(run: Path | RunPaths, out: Path, **wanted: Any) -> list[dict[str, Any]]:
     with open_run(run) as reader:
-        write_rows(reader, Wanted(**wanted), out=out)
+        write_rows(reader, AnswerFilter(**wanted), out=out)
     return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
 
 
@@ -98,7 +99,7 @@ def test_no_row_is_about_a_heldout_problem_unless_requested(made: Path, tmp_path
 def test_a_problem_that_was_only_evaluated_is_left_out(tmp_path: Path) -> None:
     played = group(0, [[Status.CORRECT]], purpose=Purpose.EVAL)
     anyio.run(write_run, tmp_path / "toy-1", [attempt(), problem(0), played])
-    with pytest.raises(ConfigError, match="1 about held-out problems"):
+    with pytest.raises(ConfigError, match="1 of held-out problems"):
         rows_of(tmp_path / "toy-1", tmp_path / "rows.jsonl")
     assert list(tmp_path.glob("*rows*")) == []
 
