@@ -30,7 +30,8 @@ def export(
     """Write a run's tables to files, with decoded texts."""
     from dataclasses import asdict
 
-    from forge.store.reader import RowTable, open_run
+    from forge.store.reader import open_run
+    from forge.store.statements import RowTable
     from forge.views.sql import export as view
     from forge.views.sql.sql import render_table
 

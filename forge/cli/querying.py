@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
 
-    from forge.views.sql.sql import Queryable
+    from forge.store.statements import SqlReader
 
 Params = Annotated[
     list[str] | None,
@@ -42,7 +42,7 @@ def sql(
     as_json: Json = False,
 ) -> None:
     """Query a run with read-only SQL. Without a query, list its tables and views."""
-    from forge.store.reader import explain_sql
+    from forge.store.statements import explain_sql
     from forge.views.sql import sql as view
 
     if query is None and (runs is not None or " " in run) and run != "last":
@@ -121,7 +121,7 @@ def ask_questions(word: str, rest: list[str], *, store: Path, as_json: bool) -> 
 
 
 @contextmanager
-def _open(run: str, runs: str | None, store: Path) -> Generator[Queryable]:
+def _open(run: str, runs: str | None, store: Path) -> Generator[SqlReader]:
     from forge.store.reader import open_run
 
     if runs is None:
@@ -146,7 +146,7 @@ def _check_together(given: dict[str, bool]) -> None:
             raise ConfigError(f"forge sql: found {one} and {other}; one of them{why}")
 
 
-def _list(reader: Queryable, *, as_json: bool) -> None:
+def _list(reader: SqlReader, *, as_json: bool) -> None:
     from forge.views.sql import sql as view
 
     relations = view.list_relations(reader)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from forge.errors import ConfigError, MachineError
 from forge.store.codec import decode_ids, decode_logprobs
 from forge.store.layout import RunPaths, find_run
-from forge.store.reader import Params, RunReader
+from forge.store.reader import RunReader
 from forge.views.run.rollouts import TURN_COLUMNS, Filter, find
 from forge.views.run.show import load_evaluations, load_show
 from forge.views.sql.questions import find_question
@@ -21,6 +21,7 @@ from forge.views.sql.sql import find_named, run_sql
 if TYPE_CHECKING:
     import pandas
 
+    from forge.store.statements import Params
     from forge.views.compare import Comparison
 
 _ROLLOUTS = """

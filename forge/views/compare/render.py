@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from forge.store.reader import RowTable
+from forge.store.statements import RowTable
 from forge.views.compare.curves import WINDOW
 from forge.views.compare.records import By, Comparison, CurvePair, ProblemChange, Score, ScorePart
 from forge.views.sql.sql import render_table

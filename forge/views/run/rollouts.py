@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError
 from forge.records import Purpose, Status
-from forge.store.reader import RowTable, RunReader
+from forge.store.statements import RowTable
 from forge.views.sql.sql import LARGEST
 from forge.views.text.numbers import at_least
 from forge.views.text.terminal import printable
@@ -21,6 +21,7 @@ from forge.views.text.terminal import printable
 if TYPE_CHECKING:
     from rich.console import Group as RichGroup
 
+    from forge.store.reader import RunReader
     from forge.views.text.fitting import Fitting
 
 TURN_COLUMNS = (

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError
 from forge.store.layout import RunPaths, list_runs
-from forge.store.reader import RowTable, RunReader
+from forge.store.reader import RunReader
+from forge.store.statements import RowTable
 from forge.views.run.standing import load_stages, run_state
 from forge.views.text.numbers import NONE, percent
 

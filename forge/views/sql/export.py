@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     import pyarrow
 
     from forge.store.layout import RunPaths
-    from forge.store.reader import RowStream, RunReader
+    from forge.store.reader import RunReader
+    from forge.store.statements import RowStream
 
 BATCH_ROWS = 2000
 """24 MB at 12 kB per turn."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError
-from forge.store.reader import RowTable
+from forge.store.statements import RowTable, SqlReader, explain_sql
 from forge.views.sql.named_queries import QUERIES
-from forge.views.sql.sql import Queryable, explain_sql, render_found, render_table
+from forge.views.sql.sql import render_found, render_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -82,7 +82,7 @@ def find_question(asked: str) -> ResearchQuestion:
 
 
 def answer(
-    reader: Queryable, question: ResearchQuestion, params: Mapping[str, Any] | None = None
+    reader: SqlReader, question: ResearchQuestion, params: Mapping[str, Any] | None = None
 ) -> dict[str, RowTable]:
     """Result of each of the question's queries; a parameter goes to the queries that have it.
 

@@ -12,21 +12,13 @@ import sqlite3
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from forge.errors import ConfigError
 from forge.store.codec import Body, decode_text
-from forge.store.reader import (
-    Params,
-    RowStream,
-    RowTable,
-    RunReader,
-    authorize_pragma,
-    body_lookup,
-    let_interrupt,
-    stream,
-)
+from forge.store.reader import RunReader, body_lookup
+from forge.store.statements import SqlReader, authorize_pragma
 
 if TYPE_CHECKING:
     from forge.store.layout import RunPaths
@@ -38,7 +30,7 @@ _TEXTS = ("prompt", "completion", "code", "detail", "feedback", "body")
 """Columns with a text, which may be compressed."""
 
 
-class SeveralReader:
+class SeveralReader(SqlReader):
     """A read-only connection to several runs. Close it, or use it in a `with`."""
 
     def __init__(self, runs: Sequence[RunPaths]) -> None:
@@ -50,7 +42,8 @@ class SeveralReader:
         for paths in runs:
             RunReader(paths).close()  # raises if it cannot be read
         self.schemas = _name_schemas(runs)
-        self._connection = sqlite3.connect(":memory:", uri=True, isolation_level=None)
+        connection = sqlite3.connect(":memory:", uri=True, isolation_level=None)
+        super().__init__(connection, schema=next(iter(self.schemas)))
         try:
             self._connection.create_function("text", 1, decode_text, deterministic=True)
             self._connection.create_function("text", 2, self._text, deterministic=True)
@@ -59,39 +52,9 @@ class SeveralReader:
             self._join_runs()
             self._connection.execute("PRAGMA query_only = ON")
             self._connection.set_authorizer(_authorize)
-            let_interrupt(self._connection)
         except BaseException:
             self._connection.close()
             raise
-
-    @property
-    def schema(self) -> str:
-        """Schema of the first run, whose tables and views have the comments."""
-        return next(iter(self.schemas))
-
-    def __enter__(self) -> SeveralReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Closes the connection."""
-        self._connection.close()
-
-    def stream(self, sql: str, params: Params = ()) -> RowStream:
-        """Like `RunReader.stream`."""
-        return stream(self._connection, sql, params)
-
-    def query(self, sql: str, params: Params = ()) -> RowTable:
-        """Like `RunReader.query`."""
-        found = self.stream(sql, params)
-        return RowTable(columns=found.columns, rows=tuple(found.rows))
-
-    def rows(self, sql: str, params: Params = ()) -> list[dict[str, Any]]:
-        """The rows as dictionaries."""
-        found = self.stream(sql, params)
-        return [dict(zip(found.columns, row, strict=True)) for row in found.rows]
 
     def _text(self, body: Body | None, schema: str) -> str | None:
         return decode_text(body, body_lookup(self._connection, schema))

@@ -12,10 +12,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError
-from forge.store.reader import Params, RowStream, RowTable, explain_sql
+from forge.store.statements import Params, RowStream, RowTable, explain_sql
 from forge.views.sql.named_queries import QUERIES, NamedQuery
 from forge.views.text.numbers import finite
 from forge.views.text.terminal import json_text, printable
@@ -23,6 +23,8 @@ from forge.views.text.terminal import json_text, printable
 if TYPE_CHECKING:
     from rich.console import Group as RichGroup
     from rich.table import Table as RichTable
+
+    from forge.store.statements import SqlReader
 
 PLACE = "forge sql"
 MOST_ROWS = 1000
@@ -44,34 +46,13 @@ class Relation:
     columns: tuple[str, ...]
 
 
-class Queryable(Protocol):
-    """One run or several, as the target of a query."""
-
-    @property
-    def schema(self) -> str:
-        """Database whose tables and views have the comments."""
-        ...
-
-    def stream(self, sql: str, params: Params = ()) -> RowStream:
-        """Starts a statement."""
-        ...
-
-    def query(self, sql: str, params: Params = ()) -> RowTable:
-        """All rows of a statement."""
-        ...
-
-    def rows(self, sql: str, params: Params = ()) -> list[dict[str, Any]]:
-        """The rows as dictionaries."""
-        ...
-
-
-def run_sql(reader: Queryable, query: str, params: Params = ()) -> RowTable:
+def run_sql(reader: SqlReader, query: str, params: Params = ()) -> RowTable:
     """Runs one statement. Raises ConfigError with SQLite's message for a mistake."""
     with explain_sql(PLACE):
         return reader.query(query, params)
 
 
-def run_named(reader: Queryable, name: str, params: Mapping[str, Any] | None = None) -> RowTable:
+def run_named(reader: SqlReader, name: str, params: Mapping[str, Any] | None = None) -> RowTable:
     """Runs one of `named_queries.QUERIES`. Raises ConfigError if it is unknown."""
     query = find_named(name)
     return run_sql(reader, query.sql, query.bind(params or {}))
@@ -86,7 +67,7 @@ def find_named(name: str) -> NamedQuery:
     return QUERIES[name]
 
 
-def list_relations(reader: Queryable) -> list[Relation]:
+def list_relations(reader: SqlReader) -> list[Relation]:
     """Views, then tables, with their comments; those that only serve the views are left out.
 
     Not sqlite-utils' `tables` and `columns`: they cover one schema, and omit generated columns such
