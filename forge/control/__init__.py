@@ -1,5 +1,7 @@
-"""The client's side of control.sock: what `forge status`, `forge stop` and the TUI say to a running
-supervisor.
+"""The client of control.sock, the socket of a running supervisor.
+
+Called by `forge status`, `forge stop` and the TUI. The server is `runner.stages.control`, whose
+records are here. Never imports another room but `process`.
 """
 
 from forge.control.client import ControlClient

@@ -1,4 +1,4 @@
-"""The wire records of control.sock that people's commands use. The trainer's are in `train`.
+"""Records of control.sock for commands and the TUI. The trainer's are in `train`.
 
 GET  /status           -> {"ok": true, "run": ..., "stage": ..., ...}   the runner's progress
 POST /stop {"reason"}  -> {}                                            as a first Ctrl-C
@@ -21,59 +21,59 @@ Health = Literal["green", "yellow", "red"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComponentStatus:
-    """One process of a run as its supervisor sees it, at most a second or two old."""
+    """One process of a run as seen by the supervisor, at most two seconds old."""
 
     name: str
     """`supervisor`, `trainer`, `serve-0`, `judge-1`."""
     role: Role
     device: str
-    """`cpu`, or what it was pinned to: `GPU 0`, `GPU 2,3`; the address of a remote one."""
+    """`cpu`, or its GPUs: `GPU 0`, `GPU 2,3`; the address of a remote process."""
     phase: str
-    """What it is doing: `starting`, `training`, `waiting for a batch`, `asleep`, `gone`, ..."""
+    """Current activity: `starting`, `training`, `waiting for a batch`, `asleep`, `gone`, ..."""
     health: Health
     """yellow: a queue at its bound, memory over 90 %, just restarted. red: failed, recovering, or
-    silent beyond its stall limit."""
+    silent for longer than its stall limit."""
     why: str
-    """The figure that decides: `queue 256 of 256`, `memory 93 % of 80 GB`, `restarted 20 s ago`.
-    Empty for green."""
+    """Reason for `health`: `queue 256 of 256`, `memory 93 % of 80 GB`, `restarted 20 s ago`. Empty
+    for green."""
     memory_bytes: int | None
-    """Resident, its own children included; None for one that is not there or not here."""
+    """Resident memory with its children; None if it has ended or is remote."""
     gpu_memory_bytes: int | None
-    """What it holds of its cards; None without a card, or where the driver does not tell."""
+    """Memory that it holds on its GPUs; None without a GPU or without a report of the driver."""
     gpu_use: float | None
-    """0..1, of its cards, whoever uses them; None as above."""
+    """Utilisation of its GPUs by all processes, 0 to 1; None as above."""
     progress_age_s: float | None
-    """Since it last answered or finished something; None before that."""
+    """Seconds since its last answer or result; None before the first."""
     num_restarts: int
     last_words: str
     """The last line of its log, printable."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ComponentStatus:
-        """Takes the fields it knows; a newer runner may send more."""
+        """Inverse of the JSON. Ignores unknown fields, which a newer runner may send."""
         return cls(**{name: data[name] for name in cls.__dataclass_fields__ if name in data})
 
     def to_json(self) -> dict[str, Any]:
-        """As it goes over the socket."""
+        """JSON for the socket."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveStatus:
-    """What a running supervisor says of itself."""
+    """Status of a running supervisor."""
 
     run: str
     stage: str
-    """What is going on: `prepare: pairs`, `sft-1`, ..."""
+    """Current stage: `prepare: pairs`, `sft-1`, ..."""
     done: int
     total: int
     unit: str
     elapsed_s: float
     eta_s: float | None
-    """To the end of the stage."""
+    """Seconds to the end of the stage."""
     tokens_per_s: float
     judged_per_s: float
-    """A verdict that the cache has is not judged; `Standing.turns_per_s` counts its turn."""
+    """Without cached verdicts, whose turns `Standing.turns_per_s` counts."""
     idle: Mapping[str, float] = field(default_factory=dict)
     numbers: Mapping[str, float] = field(default_factory=dict)
     components: Sequence[ComponentStatus] = ()
@@ -81,7 +81,7 @@ class LiveStatus:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> LiveStatus:
-        """Takes the fields it knows; a newer runner may send more."""
+        """Inverse of the JSON. Ignores unknown fields, which a newer runner may send."""
         known = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
         components = [ComponentStatus.from_json(each) for each in known.pop("components", ())]
         return cls(**known, components=components)

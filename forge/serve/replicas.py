@@ -74,9 +74,11 @@ class Replicas(Served):
 
     @property
     def features(self) -> frozenset[str]:
+        """Features that all engines have."""
         return frozenset.intersection(*(each.features for each in self.all))
 
     def load(self) -> EngineLoad | None:
+        """Numbers of the engines that are up; None if none is."""
         known = [each.health for each in self.all if each.health]
         if not known:
             return None
@@ -118,6 +120,7 @@ class Replicas(Served):
     async def probe(
         self, prompt_ids: Sequence[int], completion_ids: Sequence[int]
     ) -> list[list[float]]:
+        """Log probabilities of the completion's tokens from each replica."""
         answers: list[list[float]] = [[] for _ in self.all]
 
         async def ask(index: int, replica: Replica) -> None:
@@ -144,6 +147,7 @@ class Replicas(Served):
             raise
 
     async def wake(self) -> None:
+        """Take GPU memory back and continue with requests."""
         await self._wake()
         self.release()
 

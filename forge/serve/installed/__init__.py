@@ -1,4 +1,4 @@
-"""Checks which engines an interpreter can run, and in which versions.
+"""Engines that an interpreter can run, and their versions.
 
 Called by `replicas`, `forge plan` and `forge doctor` before anything starts. Never imports an
 engine.

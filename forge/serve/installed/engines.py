@@ -33,7 +33,7 @@ class EngineKind:
     requires: tuple[str, ...]
     """Modules that its interpreter needs."""
     advice: str
-    """How to install them."""
+    """Instructions to install them."""
     start_timeout_s: float
     """Default of serve.start_timeout_s: seconds until /health answers."""
     needs_gpu: bool = False

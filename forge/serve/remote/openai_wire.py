@@ -10,8 +10,8 @@ Called by `remote`. A dialect is the API of one kind of server for samples:
 Promise: any answer becomes completions or a MachineError of one line.
 
 The openai package is not used. It covers CHAT only: token ids out, SGLang's route, our packed
-format and /tokenize are outside its types, its errors would have to be mapped all the same, and it
-takes 0.35 s to import.
+format and /tokenize are outside its types, its errors would need the same mapping, and its import
+takes 0.35 s.
 """
 
 from __future__ import annotations
