@@ -189,7 +189,7 @@ class PoolApp:
             return _refusal(500, str(error))
 
     def _is_full(self) -> Response:
-        message = f"{self._num_in_flight} requests are in flight, all that are served at once"
+        message = f"{self._num_in_flight} requests are in flight, the maximum"
         response = _refusal(503, message)
         response.headers["Retry-After"] = str(RETRY_AFTER_S)
         return response

@@ -96,7 +96,7 @@ def hidden_gpus() -> str:
     cut = [gpu.index for gpu in _nvidia_gpus() if gpu.is_cut]
     if cut:
         listed = ", ".join(map(str, cut))
-        return f"GPU {listed} is cut into MIG slices, and forge uses whole cards: nvidia-smi -mig 0"
+        return f"GPU {listed} is split into MIG slices; forge uses whole GPUs: nvidia-smi -mig 0"
     nvidia = _whole(_nvidia_gpus())
     name = "CUDA_VISIBLE_DEVICES" if nvidia else _amd_variable()
     return why_hidden(nvidia or amd_gpus(), os.environ.get(name), variable=name)
@@ -109,11 +109,11 @@ def why_hidden(gpus: Sequence[Gpu], value: str | None, *, variable: str) -> str:
         return ""
     unknown = next((name for name in _names(value) if len(matching(gpus, name)) != 1), None)
     if unknown is None:
-        why = "; a card that is named twice hides all" if _names(value) and not chosen else ""
+        why = "; a GPU named twice hides all" if _names(value) and not chosen else ""
         return f"{variable} = {value!r} leaves {len(chosen)} of {len(gpus)}{why}"
     if unknown.startswith("MIG-"):
-        return f"{variable} names {unknown}, a slice of a card; forge uses whole cards"
-    what = "several cards" if matching(gpus, unknown) else "no card"
+        return f"{variable} names {unknown}, a slice of a GPU; forge uses whole GPUs"
+    what = "several GPUs" if matching(gpus, unknown) else "no GPU"
     return f"{variable} names {unknown!r}, which is {what} here; it leaves {len(chosen)}"
 
 
@@ -241,7 +241,7 @@ def amd_gpus() -> list[Gpu]:
     try:
         import amdsmi  # pyright: ignore[reportMissingImports]
     except ImportError:
-        logger.warning("there is an AMD card, but amdsmi is not installed")
+        logger.warning("there is an AMD GPU, but amdsmi is not installed")
         return []
     amdsmi.amdsmi_init()
     try:

@@ -150,8 +150,8 @@ def opened(path: Path) -> Iterator[int]:
             fd = os.open(path, flags | os.O_CREAT, 0o666)
     except OSError as error:
         raise MachineError(
-            f"{path}: {error.strerror}; runs that share a GPU take turns by this file, which "
-            f"everybody must be able to write"
+            f"{path}: {error.strerror}; runs that share a GPU lock this file, so every "
+            f"user must be able to write it"
         ) from error
     try:
         if os.fstat(fd).st_uid == os.geteuid():

@@ -33,7 +33,7 @@ class GpuUser:
     def __str__(self) -> str:
         held = f"{self.memory_bytes / 1e9:.1f} GB"
         if self.pid is None:
-            return f"{held} are held by processes that cannot be seen from here"
+            return f"{held} are held by processes that are not visible here"
         return f"pid {self.pid} ({self.name or 'unknown'}) holds {held}"
 
 

@@ -149,7 +149,7 @@ class Front:
                     return _refusal(504, str(error))
                 except ChildDied as error:
                     message = str(error)
-                    logger.warning("%s; asking again", message)
+                    logger.warning("%s; sending it again", message)
         return _refusal(503, message)
 
 

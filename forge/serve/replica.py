@@ -175,7 +175,7 @@ class Replica:
                 f"{self.name} died more than {self._restarts.limit} times in"
                 f" {self._restarts.window_s / 60:.0f} min. The last time: {death}"
             ) from death
-        logger.warning("%s; starting it again in %.1f s", death, delay_s)
+        logger.warning("%s; restarting it in %.1f s", death, delay_s)
         await anyio.sleep(delay_s)
 
     async def watch(self) -> None:

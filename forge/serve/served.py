@@ -203,7 +203,7 @@ class Served(ABC):
             is_lost = is_lost or self._has_alternative(error, attempt)
             if number == ATTEMPTS - 1 or not is_lost:
                 raise error
-            logger.warning("%s; asking again", error)
+            logger.warning("%s; sending it again", error)
             await anyio.sleep(RETRY_PAUSE_S)
         raise AssertionError("the loop returns or raises")
 
@@ -299,7 +299,7 @@ class Served(ABC):
             up = [each for each in self._servers if each.is_up and each is not first]
             if up:
                 logger.warning(
-                    "%s has been silent for %.1f s while others answered; another is asked too",
+                    "%s was silent for %.1f s while others answered; another one gets the request too",
                     first.name, now - began,
                 )  # fmt: skip
                 self.router.was_silent(first.name, now=now)

@@ -79,7 +79,7 @@ def test_a_gpu_machine_without_a_fast_engine_gets_install_advice(
 def test_an_interpreter_that_does_not_run_is_a_finding(tmp_path: Path) -> None:
     found = {f.name: f for f in examine(tmp_path, serve=ServeTable(python=tmp_path / "absent"))}
     assert not found["engines"].is_ok
-    assert "does not run as a Python" in found["engines"].found
+    assert "is not a working Python" in found["engines"].found
 
 
 def test_users_of_a_gpu_and_hidden_gpus_are_listed(tmp_path: Path) -> None:
@@ -91,9 +91,9 @@ def test_users_of_a_gpu_and_hidden_gpus_are_listed(tmp_path: Path) -> None:
         this_machine(tmp_path),
         gpus=(card,),
         gpu_users={"GPU-0": (GpuUser(pid=7, name="python", memory_bytes=44 << 30),)},
-        hidden_gpus="GPU 1 is cut into MIG slices",
+        hidden_gpus="GPU 1 is split into MIG slices",
     )
     found = {each.name: each.found for each in doctor._hardware(machine, tmp_path)}
     expected = "H200, 107 of 151 GB free, GPU-0; pid 7 (python) holds 47.2 GB"
     assert found["GPU 0"] == expected
-    assert found["hidden GPUs"] == "GPU 1 is cut into MIG slices"
+    assert found["hidden GPUs"] == "GPU 1 is split into MIG slices"

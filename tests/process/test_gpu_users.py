@@ -22,7 +22,7 @@ def make_card(index: int = 0, **changes: Any) -> Gpu:
 def test_bytes_that_nobody_here_holds_are_somebodys(monkeypatch):
     assert users_of([], used_bytes=600 << 20) == (), "a driver's own"
     (unseen,) = users_of([], used_bytes=50 << 30)
-    assert str(unseen) == "53.7 GB are held by processes that cannot be seen from here"
+    assert str(unseen) == "53.7 GB are held by processes that are not visible here"
     monkeypatch.setattr(gpu_users, "_is_on_a_card", lambda pid: pid == os.getpid())
     seen, rest = users_of([(os.getpid(), 10 << 30), (1, 20 << 30)], used_bytes=30 << 30)
     assert seen.pid == os.getpid()
@@ -68,10 +68,10 @@ def test_a_card_is_asked_anew_each_time(monkeypatch):
         ("GPU-0,GPU-1", ""),
         ("1", "CUDA_VISIBLE_DEVICES = '1' leaves 1 of 2"),
         ("", "CUDA_VISIBLE_DEVICES = '' leaves 0 of 2"),
-        ("7", "CUDA_VISIBLE_DEVICES names '7', which is no card here; it leaves 0"),
-        ("GPU-", "CUDA_VISIBLE_DEVICES names 'GPU-', which is several cards here; it leaves 0"),
-        ("1,1", "CUDA_VISIBLE_DEVICES = '1,1' leaves 0 of 2; a card that is named twice hides all"),
-        ("MIG-8f", "CUDA_VISIBLE_DEVICES names MIG-8f, a slice of a card; forge uses whole cards"),
+        ("7", "CUDA_VISIBLE_DEVICES names '7', which is no GPU here; it leaves 0"),
+        ("GPU-", "CUDA_VISIBLE_DEVICES names 'GPU-', which is several GPUs here; it leaves 0"),
+        ("1,1", "CUDA_VISIBLE_DEVICES = '1,1' leaves 0 of 2; a GPU named twice hides all"),
+        ("MIG-8f", "CUDA_VISIBLE_DEVICES names MIG-8f, a slice of a GPU; forge uses whole GPUs"),
     ],
 )
 def test_what_the_users_variable_hides_is_said(value, words):
@@ -87,7 +87,7 @@ def test_a_card_in_slices_is_left_out_and_said(monkeypatch):
     devices.hidden_gpus.cache_clear()
     try:
         assert [gpu.index for gpu in devices.inventory()] == [0]
-        assert devices.hidden_gpus().startswith("GPU 1 is cut into MIG slices")
+        assert devices.hidden_gpus().startswith("GPU 1 is split into MIG slices")
     finally:
         devices.inventory.cache_clear()
         devices.hidden_gpus.cache_clear()

@@ -54,7 +54,7 @@ def test_a_torch_that_is_not_vllms_own_is_named_with_both_versions() -> None:
     other = replace(VLLM, versions={"vllm": "0.24.0", "torch": "2.13.0"})
     said = find_fault("vllm", other, num_gpus=1) or ""
     assert said.startswith(
-        "vllm 0.24.0 in /opt/vllm/bin/python needs torch 2.11.0; there is torch 2.13.0."
+        "vllm 0.24.0 in /opt/vllm/bin/python needs torch 2.11.0; found torch 2.13.0."
     )
     assert "serve.python" in said
     assert "\n" not in said
@@ -147,17 +147,17 @@ def test_another_interpreter_is_asked_in_its_own_words(tmp_path: Path) -> None:
     (tmp_path / "vllm-0.24.0.dist-info/METADATA").write_text(metadata)
     said = find_mismatch(read_interpreter(table)) or ""
     assert "vllm 0.24.0" in said
-    assert "needs torch 1.0; there is torch" in said
+    assert "needs torch 1.0; found torch" in said
 
 
 def test_an_interpreter_that_does_not_run_is_named_with_its_last_words(tmp_path: Path) -> None:
     broken = make_python(tmp_path / "broken", "echo first >&2; echo no such library >&2; exit 1")
-    with pytest.raises(MachineError, match=r"broken. does not run as a Python: no such library$"):
+    with pytest.raises(MachineError, match=r"broken. is not a working Python: no such library$"):
         check_engine(ServeTable(python=broken))
     talking = make_python(tmp_path / "talking", "echo hello")
-    with pytest.raises(MachineError, match="does not run as a Python"):
+    with pytest.raises(MachineError, match="is not a working Python"):
         check_engine(ServeTable(python=talking))
-    with pytest.raises(MachineError, match="does not run as a Python"):
+    with pytest.raises(MachineError, match="is not a working Python"):
         check_engine(ServeTable(python=tmp_path / "absent"))
 
 

@@ -49,7 +49,7 @@ ENGINES: dict[str, EngineKind] = {
     "vllm": EngineKind(
         module="forge.serve.vllm.app",
         requires=("vllm", *HTTP),
-        advice=f'install "vllm=={TESTED_VLLM}.*" in an interpreter of its own, serve.python',
+        advice=f'install "vllm=={TESTED_VLLM}.*" in a separate interpreter, serve.python',
         start_timeout_s=300.0,
         needs_gpu=True,
     ),
@@ -111,7 +111,7 @@ def choose_engine(
         if "hf" not in installed or read_interpreter(table).has_gpu_llama:
             return "llama", f"{why_not_vllm}; llama is built for GPUs"
         return "hf", f"{why_not_vllm}, and llama is built for the CPU; hf is slow"
-    return "hf", f"{why_not_vllm}, nor is llama installed; hf is slow"
+    return "hf", f"{why_not_vllm}, llama is not installed either; hf is slow"
 
 
 def resolve(

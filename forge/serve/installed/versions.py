@@ -85,7 +85,7 @@ def _ask(python: str, env: tuple[tuple[str, str], ...]) -> Mapping[str, Any]:
         said = (done.stderr.strip().splitlines() or [f"exit {done.returncode}, no message"])[-1]
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         said = str(error)
-    raise MachineError(f'serve.python = "{python}" does not run as a Python: {said}')
+    raise MachineError(f'serve.python = "{python}" is not a working Python: {said}')
 
 
 def _checked(found: Mapping[str, Any], *, python: str) -> Mapping[str, Any]:
@@ -96,8 +96,8 @@ def _checked(found: Mapping[str, Any], *, python: str) -> Mapping[str, Any]:
         raise MachineError(f'serve.python = "{python}" is Python {major}.{minor}; {needs}')
     if "forge" not in found["modules"]:
         raise MachineError(
-            f'serve.python = "{python}" has no forge, and this one is no checkout: install its'
-            " wheel there too, with --no-deps"
+            f'serve.python = "{python}" has no forge, and this forge is not a checkout: install'
+            " its wheel there too, with --no-deps"
         )
     return found
 
@@ -122,7 +122,7 @@ def find_mismatch(found: Interpreter) -> str | None:
     if wanted is None or vllm is None or torch is None or _public(torch) == _public(wanted):
         return None
     return (
-        f"vllm {vllm}{found.where} needs torch {wanted}; there is torch {torch}. Give vLLM an"
+        f"vllm {vllm}{found.where} needs torch {wanted}; found torch {torch}. Give vLLM an"
         " interpreter of its own: python3 -m venv vllm-env, then vllm-env/bin/pip install"
         f' "vllm=={TESTED_VLLM}.*", then serve.python = "vllm-env/bin/python"'
     )
