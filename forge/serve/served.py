@@ -299,7 +299,7 @@ class Served(ABC):
             up = [each for each in self._servers if each.is_up and each is not first]
             if up:
                 logger.warning(
-                    "%s was silent for %.1f s while others answered; another one gets the request too",
+                    "%s was silent for %.1f s while others answered; asking another one too",
                     first.name, now - began,
                 )  # fmt: skip
                 self.router.was_silent(first.name, now=now)

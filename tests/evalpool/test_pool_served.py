@@ -1,4 +1,4 @@
-"""A pool of its own process, asked over HTTP, and runs that use it by URL."""
+"""A pool in another process, asked over HTTP, and runs that use it by URL."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ async def test_a_run_uses_it_by_its_url_and_starts_no_judge(
         assert descendants(os.getpid()) == before
 
 
-async def test_its_health_says_what_judges_it_has(client: httpx.AsyncClient) -> None:
+async def test_its_health_lists_its_judges(client: httpx.AsyncClient) -> None:
     async with client:
         health = (await client.get("/health")).json()
     assert health["ok"]
@@ -127,7 +127,7 @@ async def test_its_health_says_what_judges_it_has(client: httpx.AsyncClient) -> 
     assert health["judges"][0]["harness"]
 
 
-async def test_without_the_token_nobody_is_served(url: str) -> None:
+async def test_requests_without_the_token_are_refused(url: str) -> None:
     for token in (None, "a wrong one", "é"):
         async with open_url_client(url, timeout_s=10.0, token=token and token.encode().hex()) as it:
             for response in (
@@ -138,7 +138,7 @@ async def test_without_the_token_nobody_is_served(url: str) -> None:
                 assert response.status_code == 401
 
 
-async def test_a_run_without_the_token_is_told_so_and_which_url(
+async def test_a_run_without_the_token_gets_an_error_with_url_and_variable(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(links.TOKEN_VARIABLE, raising=False)
@@ -175,7 +175,7 @@ async def test_a_run_without_the_token_is_told_so_and_which_url(
         ),
     ],
 )
-async def test_what_is_no_request_is_refused_in_a_line(
+async def test_an_invalid_request_is_refused_in_one_line(
     client: httpx.AsyncClient, body: bytes, words: str
 ) -> None:
     async with client:
@@ -184,7 +184,7 @@ async def test_what_is_no_request_is_refused_in_a_line(
     assert words in response.json()["error"]
 
 
-async def test_a_body_is_bounded_whatever_its_header_says(client: httpx.AsyncClient) -> None:
+async def test_a_body_without_a_length_is_bounded(client: httpx.AsyncClient) -> None:
     async def chunks(num_bytes: int) -> AsyncIterator[bytes]:
         for _ in range(num_bytes >> 20):
             yield bytes(1 << 20)
@@ -199,7 +199,7 @@ async def test_a_body_is_bounded_whatever_its_header_says(client: httpx.AsyncCli
         assert (await client.get("/health")).json()["ok"]
 
 
-async def test_half_a_surrogate_pair_is_a_candidate_like_any_other(
+async def test_a_candidate_may_contain_half_a_surrogate_pair(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(links.TOKEN_VARIABLE, TOKEN)
@@ -225,7 +225,7 @@ def scripted() -> SlowPool:
     return slow
 
 
-async def test_a_form_of_a_web_page_is_no_request(tmp_path: Path) -> None:
+async def test_a_web_pages_form_is_refused(tmp_path: Path) -> None:
     slow, content = scripted(), json.dumps(BODY)
     async with asking(PoolApp(slow), tmp_path / "x.sock") as client:  # type: ignore[arg-type]
         for kind, status in (
@@ -256,7 +256,7 @@ async def test_without_a_token_only_names_of_loopback_are_served(tmp_path: Path)
             assert response.status_code == (200 if is_served else 403)
 
 
-async def test_a_body_that_does_not_come_takes_no_place_and_is_given_up(
+async def test_a_body_that_does_not_arrive_takes_no_place_and_times_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(door, "BODY_TIMEOUT_S", 0.5)
@@ -274,7 +274,7 @@ async def test_a_body_that_does_not_come_takes_no_place_and_is_given_up(
             assert (await silent.receive()).startswith(b"HTTP/1.1 408 ")
 
 
-async def test_one_slow_health_drops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_slow_health_does_not_end_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "PROBE_EVERY_S", 0.0)
     answers = [True, False, False, True, False, False, False]
     num_asked = 0
@@ -306,7 +306,9 @@ async def test_a_signal_ends_it_with_all_children(tmp_path: Path, number: int) -
     assert not path.exists()
 
 
-async def test_a_lost_pool_is_an_infra_fault_and_comes_back_by_itself(tmp_path: Path) -> None:
+async def test_a_lost_pool_is_an_infra_error_and_is_used_again_later(
+    tmp_path: Path,
+) -> None:
     path, others = tmp_path / "one.sock", tmp_path / "other.sock"
     async with (
         serving("socket", str(others)) as (_, other_url),
@@ -327,7 +329,7 @@ async def test_a_lost_pool_is_an_infra_fault_and_comes_back_by_itself(tmp_path: 
             assert verdict.status is Status.CORRECT
 
 
-async def test_nobody_at_a_url_is_a_machine_error_that_names_it(tmp_path: Path) -> None:
+async def test_a_url_without_a_server_is_a_machine_error_that_names_it(tmp_path: Path) -> None:
     url = f"unix:{tmp_path}/none.sock"
     with pytest.raises(ExceptionGroup) as raised:
         async with pool_at(url):
@@ -338,7 +340,7 @@ async def test_nobody_at_a_url_is_a_machine_error_that_names_it(tmp_path: Path) 
     assert "\n" not in ending.message
 
 
-async def test_what_is_no_judge_is_not_taken_for_one(tmp_path: Path) -> None:
+async def test_a_server_that_is_no_judge_is_refused(tmp_path: Path) -> None:
     from starlette.applications import Starlette
     from starlette.responses import JSONResponse
     from starlette.routing import Route
@@ -371,7 +373,7 @@ class SlowPool:
         return Verdict(status=Status.CORRECT, reason="ok", detail="")
 
 
-async def test_beyond_its_room_a_caller_is_told_to_come_again(tmp_path: Path) -> None:
+async def test_a_full_pool_answers_503_with_retry_after(tmp_path: Path) -> None:
     slow = SlowPool(Pool(JudgeTable(), Seating([Seat("judge-0")])))
     app = PoolApp(slow, max_in_flight=1)  # type: ignore[arg-type]
     path = tmp_path / "x.sock"
@@ -406,7 +408,7 @@ def test_a_host_may_be_ipv6() -> None:
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", "10.1.2.3:80", "myhost:80"])
-def test_off_loopback_a_token_is_needed_and_asked_for_before_any_judge_starts(listen: str) -> None:
+def test_off_loopback_a_missing_token_is_an_error_before_judges_start(listen: str) -> None:
     with pytest.raises(ConfigError, match=r"set FORGE_JUDGE_TOKEN here"):
         serve_pool(JudgeTable(), listen=listen)
 
@@ -417,7 +419,7 @@ def test_with_a_token_any_address_is_served(listen: str) -> None:
         assert open_url_client(url_of(listener), timeout_s=1.0, token=TOKEN).base_url.port
 
 
-def test_a_file_in_the_way_is_left_alone(tmp_path: Path) -> None:
+def test_an_existing_file_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("mine")
     with pytest.raises(ConfigError, match="there is a file of that name"):
@@ -438,7 +440,7 @@ def test_a_socket_in_use_is_refused_and_a_dead_one_replaced(tmp_path: Path) -> N
         pass
 
 
-def test_a_port_in_use_is_the_machines_fault() -> None:
+def test_a_port_in_use_is_a_machine_error() -> None:
     with open_listener(path=None, listen="127.0.0.1:0", token=None, token_advice="") as listener:
         port = listener.getsockname()[1]
         with pytest.raises(MachineError, match="ddress already in use"):

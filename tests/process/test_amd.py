@@ -1,5 +1,5 @@
-"""A machine with 8 MI300X, as amdsmi describes one: no AMD card was at hand. What forge finds, the
-environment of each role as a snapshot, and what a candidate's sandbox shows.
+"""A machine with 8 MI300X in the terms of amdsmi (no real one was available): the GPUs found, the
+environment of each role, and the devices in a candidate's sandbox.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def seeing(indices: str) -> dict[str, str]:
 
 
 @pytest.mark.usefixtures("machine")
-def test_eight_cards_are_found_with_their_memory_and_architecture() -> None:
+def test_eight_gpus_are_found_with_memory_and_architecture() -> None:
     cards = devices.inventory()
     assert [card.index for card in cards] == list(range(8))
     assert cards[5] == Gpu(
@@ -102,7 +102,7 @@ def test_eight_cards_are_found_with_their_memory_and_architecture() -> None:
 
 
 @pytest.mark.usefixtures("machine")
-def test_memory_that_somebody_holds_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_used_memory_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     cards = devices.inventory()
     assert occupancies(cards)[cards[5].uuid].users == (), "a driver's own 283 MB"
     busy = [replace(card, free_bytes=100 << 30) for card in cards]
@@ -112,7 +112,7 @@ def test_memory_that_somebody_holds_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     assert [user.memory_bytes for user in found.users] == [(196_592 << 20) - (100 << 30)]
 
 
-def test_cards_are_numbered_as_hip_numbers_them(machine: pytest.MonkeyPatch) -> None:
+def test_gpus_have_the_indices_of_hip(machine: pytest.MonkeyPatch) -> None:
     hip_order = [3, 2, 1, 0, 7, 6, 5, 4]
     machine.setitem(sys.modules, "amdsmi", make_amdsmi(hip_order=hip_order))
     cards = devices.inventory()
@@ -122,7 +122,7 @@ def test_cards_are_numbered_as_hip_numbers_them(machine: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("variable", ["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"])
-def test_the_users_choice_of_cards_is_divided_and_not_overridden(
+def test_gpus_that_the_user_allows_are_divided_and_no_others_used(
     machine: pytest.MonkeyPatch, variable: str
 ) -> None:
     machine.setenv(variable, "6,7")
@@ -132,17 +132,17 @@ def test_the_users_choice_of_cards_is_divided_and_not_overridden(
     assert env == {**AMD, **seeing("7")}
 
 
-def test_a_number_is_no_beginning_of_a_uuid(machine: pytest.MonkeyPatch) -> None:
+def test_a_number_does_not_match_the_start_of_a_uuid(machine: pytest.MonkeyPatch) -> None:
     machine.setenv("HIP_VISIBLE_DEVICES", "1,07,2")
     assert devices.inventory()[1:] == (), "07 is how the UUID of card 7 begins, and no index"
 
 
-def test_cards_without_amdsmi_are_told_and_not_used(
+def test_without_amdsmi_gpus_are_unused_with_a_warning(
     machine: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     machine.setitem(sys.modules, "amdsmi", None)
     assert devices.inventory() == ()
-    assert "there is an AMD card, but amdsmi is not installed" in caplog.text
+    assert "there is an AMD GPU, but amdsmi is not installed" in caplog.text
 
 
 @pytest.mark.usefixtures("machine")
@@ -155,7 +155,7 @@ def test_the_environment_of_a_judge(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("machine")
-def test_the_environment_of_a_replica_on_two_cards(tmp_path: Path) -> None:
+def test_the_environment_of_a_replica_on_two_gpus(tmp_path: Path) -> None:
     spec = replicas._spec(
         ServeTable(), index=0, socket_dir=tmp_path, log_dir=tmp_path,
         gpus=[uuid_of(0), uuid_of(1)], config={},
@@ -164,21 +164,21 @@ def test_the_environment_of_a_replica_on_two_cards(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("machine")
-def test_the_environment_of_a_trainer_on_four_cards() -> None:
+def test_the_environment_of_a_trainer_on_four_gpus() -> None:
     gpus = [uuid_of(number) for number in range(4, 8)]
     env = child_env(threads=8, gpus=gpus, extra=QUIET)
     assert of_devices(env) == {**AMD, **seeing("4,5,6,7")}
 
 
 @pytest.mark.usefixtures("machine")
-def test_a_child_without_cards_sees_none() -> None:
+def test_a_child_without_gpus_sees_none() -> None:
     env = of_devices(child_env(threads=1))
     assert env == {
         "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "-1", "GGML_VK_VISIBLE_DEVICES": ""
     }  # fmt: skip
 
 
-def test_a_candidates_sandbox_shows_kfd_the_render_nodes_and_no_other_device(
+def test_a_candidates_sandbox_has_kfd_and_render_nodes_and_no_other_device(
     tmp_path: Path,
 ) -> None:
     for name in ("kfd", "null", "dri/card0", *(f"dri/renderD{128 + i}" for i in range(8))):
@@ -189,7 +189,7 @@ def test_a_candidates_sandbox_shows_kfd_the_render_nodes_and_no_other_device(
 
 
 @pytest.mark.usefixtures("machine")
-def test_a_candidate_gets_the_judges_settings_of_the_card(tmp_path: Path) -> None:
+def test_a_candidate_gets_the_judges_gpu_settings(tmp_path: Path) -> None:
     """It is the judge's environment that the zygote hands on."""
     judge = judge_spec(
         "judge-3", table=JudgeTable(), socket_dir=tmp_path, log_dir=tmp_path,

@@ -1,4 +1,4 @@
-"""Real children, real signals."""
+"""Child processes: real children, real signals."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_child_is_ready_when_its_health_answers_and_ends_with_exit_0(tmp_path)
     assert log.lines == ["kid on cpu", "kid: exit 0, stopped by forge"]
 
 
-def test_a_child_that_dies_while_starting_raises_child_died_with_its_last_lines(tmp_path):
+def test_a_death_at_start_raises_child_died_with_the_last_log_lines(tmp_path):
     async def main(socket_path: Path) -> None:
         spec = make_spec(tmp_path, "raise SystemExit('no such engine')", socket_path=socket_path)
         async with open_child(spec):
@@ -160,7 +160,7 @@ def test_a_child_that_dies_while_starting_raises_child_died_with_its_last_lines(
     assert "no such engine" in str(caught.value)
 
 
-def test_a_silent_child_raises_stalled_naming_it_and_showing_its_stacks(tmp_path):
+def test_a_silent_child_raises_stalled_with_its_name_and_stacks(tmp_path):
     code = "import time\nfrom forge.process.lease import hold_lease\nhold_lease()\ntime.sleep(600)"
 
     async def main(socket_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_children_and_grandchildren_die_within_5_s_of_a_killed_supervisor(tmp_pa
     assert await_gone(pids, timeout_s=5)
 
 
-def test_a_child_that_is_still_importing_when_its_supervisor_dies_dies_too(tmp_path):
+def test_a_child_that_still_imports_dies_with_its_supervisor(tmp_path):
     pids_path = str(tmp_path / "pids")
     kid = f"import os, time\nopen({pids_path!r}, 'w').write(f'{{os.getpid()}}\\n')\n"
     kid += "time.sleep(1)\n"
@@ -258,7 +258,7 @@ def test_ctrl_c_does_not_reach_a_child(tmp_path):
     assert anyio.run(main) == "still here"
 
 
-def test_the_log_of_an_earlier_attempt_is_kept_and_not_quoted(tmp_path):
+def test_an_earlier_attempts_log_is_kept_and_not_quoted_in_errors(tmp_path):
     spec = make_spec(tmp_path, "print('second')")
     spec.log_path.parent.mkdir()
     spec.log_path.write_text("first\n")
@@ -273,7 +273,7 @@ def test_the_log_of_an_earlier_attempt_is_kept_and_not_quoted(tmp_path):
     assert spec.log_path.read_text() == "first\nsecond\n"
 
 
-def test_a_program_that_is_not_there_is_a_machine_error(tmp_path):
+def test_a_missing_program_is_a_machine_error(tmp_path):
     async def main() -> None:
         spec = ChildSpec(
             name="kid", argv=("/no/such/python",), log_path=tmp_path / "kid.log", env={},
@@ -288,7 +288,7 @@ def test_a_program_that_is_not_there_is_a_machine_error(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["_write_config", "os.pipe"])
-def test_a_machine_that_has_no_room_for_a_child_is_a_machine_error(tmp_path, monkeypatch, name):
+def test_a_failed_fork_is_a_machine_error(tmp_path, monkeypatch, name):
     """A judge that ends while the disk is full is started again later; its run lives on."""
 
     def refuse(*args):
@@ -303,7 +303,7 @@ def test_a_machine_that_has_no_room_for_a_child_is_a_machine_error(tmp_path, mon
         _spawn(spec, observer=None)
 
 
-def test_a_child_may_not_be_spawned_from_a_side_thread(tmp_path):
+def test_a_child_cannot_be_spawned_outside_the_main_thread(tmp_path):
     async def main() -> None:
         await anyio.to_thread.run_sync(anyio.run, open_once)
 
@@ -315,7 +315,7 @@ def test_a_child_may_not_be_spawned_from_a_side_thread(tmp_path):
         anyio.run(main)
 
 
-def test_exit_reasons_are_words():
+def test_exit_reasons_are_readable():
     assert describe_exit(0) == "exit 0"
     assert describe_exit(-signal.SIGKILL) == "killed by signal 9 (often out of memory)"
     assert describe_exit(-signal.SIGUSR2) == "killed by signal 12"

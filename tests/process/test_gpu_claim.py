@@ -1,4 +1,4 @@
-"""A run's claim on its cards: others are refused by name, and death frees it."""
+"""A run's claim on its GPUs: a second run is refused by name, and the holder's death frees it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_second_run_is_refused_with_the_name_of_the_first(tmp_path: Path) -> N
     )
 
 
-def test_claimed_cards_are_known_without_taking_a_lock(tmp_path: Path) -> None:
+def test_claimed_gpus_are_listed_without_taking_a_lock(tmp_path: Path) -> None:
     cards = [make_card(0), make_card(1), make_card(2)]
     with claim(cards[:2], run="first", folder=tmp_path):
         pass
@@ -62,7 +62,7 @@ def test_claimed_cards_are_known_without_taking_a_lock(tmp_path: Path) -> None:
         assert claimed(cards, folder=tmp_path) == {"GPU-1", "GPU-2"}
 
 
-def test_a_refused_run_keeps_no_card(tmp_path: Path) -> None:
+def test_a_refused_run_holds_no_gpu(tmp_path: Path) -> None:
     with claim([make_card(1)], run="first", folder=tmp_path):
         with (
             pytest.raises(MachineError),
@@ -73,7 +73,7 @@ def test_a_refused_run_keeps_no_card(tmp_path: Path) -> None:
             pass
 
 
-def test_who_waits_gets_the_card_when_it_is_free_and_says_once_for_whom(tmp_path: Path) -> None:
+def test_a_waiting_run_names_the_holder_once_and_gets_the_freed_gpu(tmp_path: Path) -> None:
     said: list[str] = []
     heard = threading.Event()
 
@@ -98,7 +98,7 @@ def test_who_waits_gets_the_card_when_it_is_free_and_says_once_for_whom(tmp_path
     assert said[0].endswith("waiting up to 20 s")
 
 
-def test_a_wait_ends(tmp_path: Path) -> None:
+def test_a_wait_ends_at_its_limit(tmp_path: Path) -> None:
     with (
         claim([make_card(0)], run="first", folder=tmp_path),
         pytest.raises(MachineError, match=r"pid \d+ after 0 s$"),
@@ -107,7 +107,7 @@ def test_a_wait_ends(tmp_path: Path) -> None:
         pass
 
 
-def test_a_killed_run_leaves_its_cards_free(tmp_path: Path) -> None:
+def test_a_killed_run_frees_its_gpus(tmp_path: Path) -> None:
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDS, str(tmp_path)], stdout=subprocess.PIPE, cwd=ROOT
     )
@@ -129,7 +129,7 @@ def test_a_killed_run_leaves_its_cards_free(tmp_path: Path) -> None:
         holder.stdout.close()
 
 
-def test_no_card_needs_no_claim(tmp_path: Path) -> None:
+def test_without_gpus_there_is_nothing_to_claim(tmp_path: Path) -> None:
     with claim([], run="x", folder=tmp_path):
         pass
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""The lock of a GPU: readers together, the writer alone and not starved, freed by death."""
+"""The lock of a GPU: shared by readers, exclusive and fair for the writer, freed by death."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from forge.errors import MachineError, Stalled
 from forge.process.gpu_lease import GpuLease, Window
 
 
-def test_readers_share_and_keep_the_writer_out(tmp_path: Path) -> None:
+def test_readers_share_the_gpu_and_block_the_writer(tmp_path: Path) -> None:
     lease = GpuLease("GPU-1", folder=tmp_path)
     with lease.shared(timeout_s=1), lease.shared(timeout_s=1):
         assert not _can_write(lease)
@@ -25,7 +25,7 @@ def test_readers_share_and_keep_the_writer_out(tmp_path: Path) -> None:
         assert not _can_read(lease)
 
 
-def test_a_waiting_writer_is_before_new_readers(tmp_path: Path) -> None:
+def test_a_waiting_writer_precedes_new_readers(tmp_path: Path) -> None:
     lease = GpuLease("GPU-1", folder=tmp_path)
     order: list[str] = []
     waits = threading.Event()
@@ -52,7 +52,7 @@ def test_a_waiting_writer_is_before_new_readers(tmp_path: Path) -> None:
     assert order == ["writer", "reader"]
 
 
-def test_cards_do_not_wait_for_each_other(tmp_path: Path) -> None:
+def test_gpus_are_locked_independently(tmp_path: Path) -> None:
     with (
         GpuLease("GPU-1", folder=tmp_path).exclusive(timeout_s=1),
         GpuLease("GPU-2", folder=tmp_path).exclusive(timeout_s=0.01),
@@ -60,7 +60,7 @@ def test_cards_do_not_wait_for_each_other(tmp_path: Path) -> None:
         pass
 
 
-def test_the_end_of_a_holder_frees_the_card(tmp_path: Path) -> None:
+def test_the_end_of_a_holder_frees_the_gpu(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from forge.process.gpu_lease import GpuLease\n"
         "with GpuLease('GPU-1', folder=Path(sys.argv[1])).exclusive(timeout_s=1):\n"
@@ -80,7 +80,7 @@ def test_the_end_of_a_holder_frees_the_card(tmp_path: Path) -> None:
             pass
 
 
-def test_who_waits_takes_the_card_over_and_it_is_free_afterwards(tmp_path: Path) -> None:
+def test_a_waiting_thread_takes_over_the_hold_and_the_last_one_frees_it(tmp_path: Path) -> None:
     lease = GpuLease("GPU-1", folder=tmp_path)
     window = Window(lease)
     could_read: list[bool] = []
@@ -99,7 +99,7 @@ def test_who_waits_takes_the_card_over_and_it_is_free_afterwards(tmp_path: Path)
     assert _can_write(lease)
 
 
-def test_a_turn_that_is_not_given_in_time_is_told_and_forgotten(tmp_path: Path) -> None:
+def test_a_turn_that_times_out_raises_stalled_and_leaves_the_queue(tmp_path: Path) -> None:
     lease = GpuLease("GPU-1", folder=tmp_path)
     window = Window(lease)
     with lease.shared(timeout_s=1), pytest.raises(Stalled), window.turn(timeout_s=0.01):
@@ -132,7 +132,7 @@ class Late:
 
 
 @pytest.mark.parametrize("is_slowly_released", [False, True])
-def test_a_card_kept_for_one_who_gives_up_is_freed(
+def test_a_hold_kept_for_a_thread_that_gave_up_is_released(
     is_slowly_released: bool, tmp_path: Path
 ) -> None:
     lease = GpuLease("GPU-1", folder=tmp_path)
@@ -158,7 +158,7 @@ def test_a_card_kept_for_one_who_gives_up_is_freed(
     assert _can_write(lease)
 
 
-def test_all_who_wait_in_one_process_poll_as_one(
+def test_waiting_threads_of_one_process_poll_once_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease, other = (GpuLease("GPU-1", folder=tmp_path) for _ in range(2))
@@ -189,13 +189,13 @@ def test_all_who_wait_in_one_process_poll_as_one(
     assert len(polling) == 1
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_named_in_the_error(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
     with pytest.raises(MachineError, match=f"{missing}.*No such file"):
         GpuLease("GPU-1", folder=missing)
 
 
-def test_a_lock_in_use_looks_used(tmp_path: Path) -> None:
+def test_a_lock_in_use_gets_a_new_time_stamp(tmp_path: Path) -> None:
     lease = GpuLease("GPU-1", folder=tmp_path)
     for file in tmp_path.iterdir():
         os.utime(file, (0, 0))

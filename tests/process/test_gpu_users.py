@@ -1,4 +1,4 @@
-"""Who else is on a card, and why a card is not there: what NVML says, in words."""
+"""Processes on a GPU, and the reasons for missing GPUs, as NVML reports them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def make_card(index: int = 0, **changes: Any) -> Gpu:
     return Gpu(**{**facts, "memory_bytes": 80 << 30, "free_bytes": 80 << 30, **changes})
 
 
-def test_bytes_that_nobody_here_holds_are_somebodys(monkeypatch):
+def test_bytes_of_no_visible_process_belong_to_an_unknown_one(monkeypatch):
     assert users_of([], used_bytes=600 << 20) == (), "a driver's own"
     (unseen,) = users_of([], used_bytes=50 << 30)
     assert str(unseen) == "53.7 GB are held by processes that are not visible here"
@@ -31,11 +31,11 @@ def test_bytes_that_nobody_here_holds_are_somebodys(monkeypatch):
     assert rest == GpuUser(memory_bytes=20 << 30)
 
 
-def test_a_process_that_has_no_card_open_only_shares_a_number():
+def test_a_process_without_an_open_gpu_is_no_user():
     assert users_of([(os.getpid(), 5 << 30)], used_bytes=5 << 30)[0].pid is None
 
 
-def test_a_card_is_asked_anew_each_time(monkeypatch):
+def test_each_call_queries_the_gpu_again(monkeypatch):
     class Silent(Exception):
         pass
 
@@ -74,12 +74,12 @@ def test_a_card_is_asked_anew_each_time(monkeypatch):
         ("MIG-8f", "CUDA_VISIBLE_DEVICES names MIG-8f, a slice of a GPU; forge uses whole GPUs"),
     ],
 )
-def test_what_the_users_variable_hides_is_said(value, words):
+def test_gpus_hidden_by_the_users_variable_are_explained(value, words):
     cards = [make_card(0), make_card(1)]
     assert why_hidden(cards, value, variable="CUDA_VISIBLE_DEVICES") == words
 
 
-def test_a_card_in_slices_is_left_out_and_said(monkeypatch):
+def test_a_gpu_in_mig_mode_is_left_out_and_explained(monkeypatch):
     cut = make_card(1, is_cut=True)
     monkeypatch.setattr(devices, "_nvidia_gpus", lambda: [make_card(0), cut])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

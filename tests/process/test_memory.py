@@ -1,4 +1,4 @@
-"""Memory of the machine: a container's limit counts where it is lower."""
+"""Memory of the machine: a lower limit of the container replaces it."""
 
 from __future__ import annotations
 

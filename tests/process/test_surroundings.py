@@ -1,4 +1,4 @@
-"""What surrounds a child: environment, devices, sockets, disk, and the clocks that watch it."""
+"""Environment, devices, sockets, disk, logs and clocks of children."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_cpu_child_sees_no_gpu_and_no_secret(monkeypatch):
     assert env["PATH"] == os.environ["PATH"]
 
 
-def test_a_child_imports_nothing_that_lies_where_the_user_is(tmp_path):
+def test_a_child_imports_nothing_from_the_working_directory(tmp_path):
     (tmp_path / "random.py").write_text("raise RuntimeError('not the library')")
     (tmp_path / "forge").mkdir()
     (tmp_path / "forge/__init__.py").touch()
@@ -82,7 +82,7 @@ def test_an_amd_child_is_pinned_by_one_variable_of_rocm_only():
         ("1,1", []), ("GPU-2,2", []), ("GPU-", []), ("1,GPU-,0", [1]),
     ],
 )  # fmt: skip
-def test_what_the_user_hid_is_not_there_for_forge_by_cudas_rules(variable, expected):
+def test_gpus_hidden_by_the_user_are_hidden_from_forge_by_cudas_rules(variable, expected):
     cards = [make_gpu(index) for index in range(3)]
     assert [gpu.index for gpu in devices._visible(cards, variable)] == expected
 
@@ -93,7 +93,7 @@ def test_a_machine_without_gpus_has_an_empty_inventory():
     assert devices.inventory() == ()
 
 
-def test_a_card_that_fell_off_the_bus_is_left_out(monkeypatch, caplog):
+def test_a_gpu_that_fell_off_the_bus_is_left_out(monkeypatch, caplog):
     class Lost(Exception):
         pass
 
@@ -128,7 +128,7 @@ def test_a_card_that_fell_off_the_bus_is_left_out(monkeypatch, caplog):
      ("DATABASE_URL", True), ("openai_api_key", True), ("AWS_SECRET_ACCESS_KEY", True),
      ("SENTRY_DSN", True), ("PATH", False), ("TOKENIZERS_PARALLELISM", False), ("KEYBOARD", False)],
 )  # fmt: skip
-def test_what_is_named_like_a_secret_stays_here(monkeypatch, name, is_secret):
+def test_variables_named_like_secrets_are_not_passed_on(monkeypatch, name, is_secret):
     monkeypatch.setenv(name, "x")
     assert (name not in child_env(threads=1)) is is_secret
 
@@ -174,7 +174,7 @@ def test_a_socket_path_that_would_be_too_long_is_a_config_error_with_advice(tmp_
         check_socket_path(Path("/" + "é" * 55 + "."))
 
 
-def test_a_server_in_our_own_loop_listens_when_started_and_closes_when_cancelled():
+def test_a_server_in_the_loop_listens_when_started_and_closes_when_cancelled():
     async def main(path: Path) -> None:
         with anyio.fail_after(10):
             async with anyio.create_task_group() as tg:
@@ -188,7 +188,7 @@ def test_a_server_in_our_own_loop_listens_when_started_and_closes_when_cancelled
         assert not (folder / "control.sock").exists()
 
 
-def test_the_disk_of_a_directory_that_is_not_there_yet_is_asked(tmp_path):
+def test_free_bytes_of_a_missing_directory_are_those_of_its_disk(tmp_path):
     assert free_bytes(tmp_path / "not" / "yet") > 0
 
 
@@ -203,11 +203,11 @@ def test_the_disk_of_a_directory_that_is_not_there_yet_is_asked(tmp_path):
         (ValueError("disk is full"), False),
     ],
 )
-def test_a_full_disk_is_recognised_and_nothing_else_is(error, is_full):
+def test_only_a_full_disk_is_recognised_as_one(error, is_full):
     assert is_disk_full(error) is is_full
 
 
-def test_log_lines_come_without_control_characters(tmp_path):
+def test_log_lines_have_no_control_characters(tmp_path):
     path = tmp_path / "x.log"
     path.write_bytes(b"one\n\x1b[31mtwo\x1b[0m\n\n\xff three\n")
     assert read_last_lines(path, num_lines=2) == "[31mtwo[0m\n\N{REPLACEMENT CHARACTER} three"

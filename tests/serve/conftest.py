@@ -1,4 +1,4 @@
-"""Small random Qwen3 checkpoints, and transformers' word on what they compute."""
+"""Small random Qwen3 checkpoints with transformers' results as the reference."""
 
 from __future__ import annotations
 

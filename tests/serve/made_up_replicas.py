@@ -1,4 +1,4 @@
-"""Real `Replicas` over children and clients that are made up: no process, no socket."""
+"""Real `Replicas` over fake children and clients: no process, no socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers asked as one, with no weights to change: the part that replicas and remote ones share."""
+"""A `Served` without weights over fake servers: the common part of replicas and remote servers."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def until(is_so: Callable[[], bool]) -> None:
 
 
 @pytest.mark.slow
-def test_engines_alone_answer_openai_clients_and_evaluations_and_end_with_their_server(
+def test_served_engines_answer_openai_clients_and_evaluations_and_end_with_the_server(
     experiment: Path,
 ) -> None:
     with serving(str(experiment), "--listen", "127.0.0.1:0") as (url, process):
@@ -165,7 +165,7 @@ async def evaluate(url: str, model_dir: Path) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_with_a_token_nobody_is_served_without_it(experiment: Path, tmp_path: Path) -> None:
+def test_requests_without_the_token_are_refused(experiment: Path, tmp_path: Path) -> None:
     path = tmp_path / "s.sock"
     argv = (str(experiment), "--socket", str(path), "--set=serve.replicas=1")
     with serving(*argv, FORGE_SERVE_TOKEN="sesame") as (url, _):
@@ -179,7 +179,7 @@ def test_with_a_token_nobody_is_served_without_it(experiment: Path, tmp_path: Pa
             assert 0 < len(found.json()["choices"][0]["token_ids"]) <= 16
 
 
-def test_what_cannot_be_served_is_one_line_and_its_exit_code(
+def test_a_refused_command_prints_one_line_and_exits_with_2(
     experiment: Path, tmp_path: Path
 ) -> None:
     quickstart = str(ROOT / "experiments/quickstart.toml")

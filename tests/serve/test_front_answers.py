@@ -1,5 +1,5 @@
-"""What the front answers when an engine is slow or hangs up: the real one, over engines that are
-made up and speak HTTP on real sockets.
+"""Answers of the real `Front` when an engine is slow or hangs up. The engines are fakes that serve
+HTTP on real sockets.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def anyio_backend() -> str:
 
 
 class Ids:
-    """A ChatPort that is never spoken with."""
+    """A ChatPort for servers that never chat."""
 
     stop_token_ids: Sequence[int] = (7,)
 
@@ -78,7 +78,7 @@ async def ask(front: Front) -> httpx.Response:
         return await http.post("/v1/completions", json={"prompt": [1]})
 
 
-async def test_an_answer_that_takes_too_long_is_given_up_and_not_made_again() -> None:
+async def test_a_timed_out_request_is_not_repeated() -> None:
     num_asked = 0
 
     async def slow(_request: Request) -> Response:
@@ -94,7 +94,7 @@ async def test_an_answer_that_takes_too_long_is_given_up_and_not_made_again() ->
         assert message == "serve-0 was silent for 0.15 s; asked: POST /v1/completions"
 
 
-async def test_who_hangs_up_is_asked_again_and_his_answer_comes() -> None:
+async def test_a_request_is_repeated_after_the_engine_hung_up() -> None:
     num_asked = 0
 
     async def dies_once(_request: Request) -> Response:
@@ -109,7 +109,7 @@ async def test_who_hangs_up_is_asked_again_and_his_answer_comes() -> None:
         assert (answer.status_code, answer.json(), num_asked) == (200, {"fine": True}, 2)
 
 
-async def test_a_client_that_hangs_up_in_the_middle_of_its_body_is_nobodys_fault() -> None:
+async def test_a_client_that_hangs_up_within_its_body_causes_no_error() -> None:
     async def never(_request: Request) -> Response:
         raise AssertionError("nothing was asked")
 
@@ -133,7 +133,7 @@ async def test_a_client_that_hangs_up_in_the_middle_of_its_body_is_nobodys_fault
     assert sent[0]["status"] == 499
 
 
-async def test_an_evaluation_of_a_model_that_is_not_the_one_served_is_refused(
+async def test_an_evaluation_of_another_model_than_the_served_one_is_refused(
     tmp_path: Path,
 ) -> None:
     async def fine(_request: Request) -> Response:

@@ -1,5 +1,5 @@
-"""`[serve] url`: a real engine of ours behind a URL, and servers that speak as vLLM, SGLang and
-OpenAI do (fakes of their words, in this file).
+"""`[serve] url`: a real engine of forge behind a URL, and fakes of vLLM's, SGLang's and OpenAI's
+servers.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ async def ask(remote: Remote, *, n: int = 2, seed: int = 3) -> list[Any]:
 
 
 @pytest.mark.slow
-async def test_our_own_engine_behind_a_url_gives_what_it_gives_here(
+async def test_a_forge_engine_behind_a_url_gives_the_same_completions(
     tied: Reference, tmp_path: Path
 ) -> None:
     table = ServeTable(slots=4, context_tokens=256)
@@ -180,7 +180,7 @@ async def test_our_own_engine_behind_a_url_gives_what_it_gives_here(
                         await refused
 
 
-async def test_a_vllm_is_asked_by_tokens_and_overrules_no_sampling(tmp_path: Path) -> None:
+async def test_vllm_gets_token_ids_and_explicit_sampling_settings(tmp_path: Path) -> None:
     server = Server(tmp_path / "s", models=[("qwen", "vllm")])
     server.answers["/v1/completions"] = like_vllm
     async with running(server), connected(server.url) as remote:
@@ -197,7 +197,7 @@ async def test_a_vllm_is_asked_by_tokens_and_overrules_no_sampling(tmp_path: Pat
         assert wanted.items() <= body.items()
 
 
-async def test_an_sglang_is_asked_by_its_own_route(tmp_path: Path) -> None:
+async def test_sglang_is_asked_at_its_generate_route(tmp_path: Path) -> None:
     server = Server(tmp_path / "s", models=[("qwen", "sglang")])
     server.answers["/generate"] = like_sglang
     async with running(server), connected(server.url) as remote:
@@ -213,7 +213,7 @@ async def test_an_sglang_is_asked_by_its_own_route(tmp_path: Path) -> None:
         assert single.token_ids == (0, 9)
 
 
-async def test_a_server_that_only_chats_gets_messages_and_its_text_becomes_our_ids(
+async def test_a_chat_server_gets_messages_and_its_text_is_tokenized_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def newer(body: dict[str, Any]) -> Response:
@@ -243,7 +243,7 @@ async def test_a_server_that_only_chats_gets_messages_and_its_text_becomes_our_i
         assert set(server.headers) == {"Bearer sesame"}
 
 
-async def test_a_server_with_another_tokenizer_is_asked_by_messages(tmp_path: Path) -> None:
+async def test_a_server_with_another_tokenizer_gets_messages(tmp_path: Path) -> None:
     for theirs, expected in [
         ([1, 2, 3], Dialect.CHAT),
         (Letters().encode_plain(SPLIT_ME), Dialect.TOKENS),
@@ -259,7 +259,7 @@ async def test_a_server_with_another_tokenizer_is_asked_by_messages(tmp_path: Pa
         assert said == ([words] if expected is Dialect.CHAT else [])
 
 
-async def test_a_busy_server_is_asked_again_and_one_that_ends_leaves_its_work_to_the_other(
+async def test_a_busy_server_is_asked_again_and_a_dead_ones_requests_go_to_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forge.serve.remote.url_client, "BUSY_PAUSE_S", 0.01)
@@ -295,7 +295,9 @@ async def test_a_busy_server_is_asked_again_and_one_that_ends_leaves_its_work_to
             assert remote.stats().num_restarts == 1
 
 
-async def test_what_cannot_be_asked_is_one_line_before_anything_is_sampled(tmp_path: Path) -> None:
+async def test_an_unusable_server_is_one_line_before_anything_is_sampled(
+    tmp_path: Path,
+) -> None:
     server = Server(tmp_path / "s", models=[("a", "x"), ("b", "x")])
     absent = f"unix:{tmp_path / 'absent'}"
     cases: list[tuple[type[Exception], str, dict[str, Any]]] = [
@@ -328,7 +330,7 @@ async def test_what_cannot_be_asked_is_one_line_before_anything_is_sampled(tmp_p
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-async def test_a_server_that_cannot_for_now_is_not_taken_for_one_that_only_chats(
+async def test_a_failing_server_is_not_classified_as_a_chat_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
     monkeypatch.setattr(forge.serve.remote.url_client, "BUSY_PAUSE_S", 0.001)
@@ -345,7 +347,7 @@ async def test_a_server_that_cannot_for_now_is_not_taken_for_one_that_only_chats
             assert remote.servers[0].found.dialect is Dialect.CHAT
 
 
-async def test_a_refusal_ends_the_evaluation_with_the_servers_words(tmp_path: Path) -> None:
+async def test_a_refusal_ends_the_evaluation_with_the_servers_message(tmp_path: Path) -> None:
     server = Server(tmp_path / "s", models=[("qwen", "vllm")])
     server.answers["/v1/completions"] = like_vllm
     async with running(server), connected(server.url) as remote:
@@ -360,7 +362,7 @@ async def test_a_refusal_ends_the_evaluation_with_the_servers_words(tmp_path: Pa
             await ask(remote)
 
 
-async def test_who_is_silent_behind_a_gateway_is_not_asked_again(tmp_path: Path) -> None:
+async def test_a_gateway_timeout_is_not_repeated(tmp_path: Path) -> None:
     server = Server(tmp_path / "s", models=[("qwen", "vllm")])
     server.answers["/v1/completions"] = like_vllm
     async with running(server), connected(server.url) as remote:
@@ -382,7 +384,7 @@ async def test_who_is_silent_behind_a_gateway_is_not_asked_again(tmp_path: Path)
         max_size=4,
     ),
 ).map(lambda found: json.dumps(found).encode()))  # fmt: skip
-def test_whatever_a_server_answers_is_completions_or_one_line(content: bytes) -> None:
+def test_any_answer_becomes_completions_or_a_one_line_error(content: bytes) -> None:
     for dialect in Dialect:
         try:
             found = read_answer(content, dialect, n=1, encode=lambda _text, _is_ended: [])

@@ -1,4 +1,4 @@
-"""What replicas are sent when a load goes wrong: the real ones, over clients that are made up."""
+"""Loads that real replicas send when one fails. Their clients are fakes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-async def test_what_is_published_again_is_loaded_again(tmp_path: Path) -> None:
+async def test_weights_that_are_published_again_are_loaded_again(tmp_path: Path) -> None:
     client = Client()
     replicas = made_up_replicas(tmp_path, client)
     for _ in range(2):
@@ -31,7 +31,7 @@ async def test_what_is_published_again_is_loaded_again(tmp_path: Path) -> None:
     assert client.loads == [("new", 1), ("new", 1)]
 
 
-async def test_an_adapter_that_is_published_again_comes_with_what_it_lies_on(
+async def test_an_adapter_that_is_published_again_is_loaded_with_its_base(
     tmp_path: Path,
 ) -> None:
     client, adapter = Client(), tmp_path / "adapter"
@@ -43,7 +43,7 @@ async def test_an_adapter_that_is_published_again_comes_with_what_it_lies_on(
     assert client.loads == [("adapter", 1), ("old", 1), ("adapter", 1)]
 
 
-async def test_a_load_that_failed_half_way_is_followed_by_one_of_the_old_weights(
+async def test_after_a_failed_load_the_old_weights_are_loaded_again(
     tmp_path: Path,
 ) -> None:
     client, other = Client(), Client()
@@ -55,7 +55,7 @@ async def test_a_load_that_failed_half_way_is_followed_by_one_of_the_old_weights
     assert all(replica.is_up for replica in replicas.all)
 
 
-async def test_a_replica_that_fails_twice_is_asked_nothing(tmp_path: Path) -> None:
+async def test_a_replica_that_fails_twice_gets_no_requests(tmp_path: Path) -> None:
     client = Client()
     client.failures = [MachineError("half written"), MachineError("nor back")]
     replicas = made_up_replicas(tmp_path, client)
@@ -64,7 +64,7 @@ async def test_a_replica_that_fails_twice_is_asked_nothing(tmp_path: Path) -> No
     assert not replicas.all[0].is_up
 
 
-async def test_a_refused_load_costs_no_second_one(tmp_path: Path) -> None:
+async def test_after_a_refused_load_nothing_is_loaded_again(tmp_path: Path) -> None:
     client = Client()
     client.failures = [ConfigError("truncated")]
     replicas = made_up_replicas(tmp_path, client)
@@ -74,7 +74,7 @@ async def test_a_refused_load_costs_no_second_one(tmp_path: Path) -> None:
     assert replicas.all[0].is_up
 
 
-async def test_weights_that_were_left_are_loaded_again_though_the_way_back_was_refused(
+async def test_abandoned_weights_are_loaded_again_even_if_the_rollback_was_refused(
     tmp_path: Path,
 ) -> None:
     failing, other, adapter = Client(), Client(), tmp_path / "adapter"
@@ -99,7 +99,7 @@ class Dying(Client):
         raise ChildDied("serve-0 hung up; asked: POST /score")
 
 
-async def test_a_probe_waits_for_a_replica_that_dies_under_it(tmp_path: Path) -> None:
+async def test_a_probe_waits_for_the_restart_of_a_replica(tmp_path: Path) -> None:
     back, other = Client(), Client()
     back.loaded = other.loaded = "new"
     replicas = made_up_replicas(tmp_path, Dying(), other)
@@ -116,14 +116,14 @@ async def test_a_probe_waits_for_a_replica_that_dies_under_it(tmp_path: Path) ->
             assert await replicas.probe([1], [2, 3]) == [[0.0, 0.0], [0.0, 0.0]]
 
 
-async def test_a_probe_of_a_replica_that_stays_away_names_it(tmp_path: Path) -> None:
+async def test_a_probe_of_a_replica_that_stays_down_names_it(tmp_path: Path) -> None:
     replicas = made_up_replicas(tmp_path, Dying())
     replicas._through_restart_s = 0.05
     with pytest.raises(Stalled, match="serve-0 was silent"):
         await replicas.probe([1], [2])
 
 
-async def test_after_new_weights_a_prompt_goes_to_the_least_busy_wherever_its_prefix_was(
+async def test_new_weights_make_the_router_forget_prefixes(
     tmp_path: Path,
 ) -> None:
     replicas = made_up_replicas(tmp_path, Client(), Client())

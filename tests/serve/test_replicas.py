@@ -89,7 +89,7 @@ async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
             await anyio.sleep(0.02)
 
 
-async def test_a_publish_reaches_all_a_stale_one_is_seen_and_a_killed_one_comes_back_with_it(
+async def test_a_publish_reaches_all_replicas_and_those_that_restart(
     tied: Reference, newer: Reference, tmp_path: Path
 ) -> None:
     lives, completion = Lives(), list(range(50, 90))
@@ -134,7 +134,7 @@ async def test_a_publish_reaches_all_a_stale_one_is_seen_and_a_killed_one_comes_
         assert np.abs(new - again).mean() <= 1e-4, "the restarted one has the current weights"
 
 
-async def test_what_is_given_at_the_start_is_served_again_after_a_death(
+async def test_the_first_weights_are_served_again_after_a_death(
     tied: Reference, newer: Reference, make_adapter: Callable[..., Reference], tmp_path: Path
 ) -> None:
     """An adapter from the start; then full weights, whose predecessor may be deleted."""
@@ -205,7 +205,7 @@ BAD_COMPLETIONS: list[tuple[Any, str]] = [
 ]
 
 
-async def test_nothing_that_a_client_sends_stops_a_replica(tied: Reference, tmp_path: Path) -> None:
+async def test_no_request_body_stops_a_replica(tied: Reference, tmp_path: Path) -> None:
     async with (
         served(tied, tmp_path) as (replicas, sockets),
         open_client(sockets / "serve-0.sock", timeout_s=10.0) as http,
@@ -266,7 +266,7 @@ async def test_a_client_that_hangs_up_frees_its_slots(tied: Reference, tmp_path:
         await until(is_idle)
 
 
-async def test_a_stream_is_the_same_tokens_in_steps(tied: Reference, tmp_path: Path) -> None:
+async def test_a_stream_has_the_same_tokens_in_steps(tied: Reference, tmp_path: Path) -> None:
     async with (
         served(tied, tmp_path) as (_, sockets),
         ReplicaClient(sockets / "serve-0.sock") as client,
@@ -280,7 +280,7 @@ async def test_a_stream_is_the_same_tokens_in_steps(tied: Reference, tmp_path: P
         assert len(chunks) > 10
 
 
-async def test_a_silent_replica_is_named(tied: Reference, tmp_path: Path) -> None:
+async def test_a_silent_replica_is_named_in_the_error(tied: Reference, tmp_path: Path) -> None:
     lives = Lives()
     async with served(tied, tmp_path, lives=lives, request_timeout_s=1.0) as (replicas, _):
         os.kill(lives.pids["serve-0"][0], signal.SIGSTOP)
@@ -291,7 +291,7 @@ async def test_a_silent_replica_is_named(tied: Reference, tmp_path: Path) -> Non
         os.kill(lives.pids["serve-0"][0], signal.SIGCONT)
 
 
-async def test_a_slow_replica_holds_nobody_up_and_its_lost_answers_are_counted_once(
+async def test_a_slow_replica_delays_no_request_and_each_answer_counts_once(
     tied: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One is stopped, as by a card that throttles; every request it has is asked elsewhere too."""
@@ -332,7 +332,7 @@ async def test_a_slow_replica_holds_nobody_up_and_its_lost_answers_are_counted_o
         assert (stats.running, stats.waiting, stats.num_restarts) == (0, 0, 0)
 
 
-async def test_a_replica_that_hangs_is_killed_and_started_again(
+async def test_a_hanging_replica_is_killed_and_restarted(
     tied: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forge.serve.replica, "HUNG_S", 1.0)
@@ -348,7 +348,7 @@ async def test_a_replica_that_hangs_is_killed_and_started_again(
         assert replicas.stats().generated_tokens == 5
 
 
-async def test_a_rolling_publish_mixes_no_versions_and_keeps_answering(
+async def test_replicas_answer_during_a_rolling_publish_and_mix_no_versions(
     tied: Reference, newer: Reference, tmp_path: Path
 ) -> None:
     async with served(tied, tmp_path, replicas=2) as (replicas, _):
@@ -401,7 +401,9 @@ async def test_a_replica_that_keeps_dying_ends_the_run(
     assert "serve-0 died more than 1 times in 10 min" in str(error)
 
 
-async def test_a_replica_that_cannot_start_says_why(tied: Reference, tmp_path: Path) -> None:
+async def test_a_replica_that_fails_to_start_reports_the_reason(
+    tied: Reference, tmp_path: Path
+) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     reference = type(tied)(path=empty, model=tied.model)
@@ -419,7 +421,7 @@ def leaves(error: BaseException) -> list[BaseException]:
     return [error]
 
 
-async def test_a_missing_engine_is_one_line_that_says_what_installs_it(tmp_path: Path) -> None:
+async def test_a_missing_engine_is_one_line_with_its_installation(tmp_path: Path) -> None:
     check_engine()
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')

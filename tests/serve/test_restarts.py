@@ -1,11 +1,11 @@
-"""When a dead replica may start again."""
+"""The back-off of restarts."""
 
 from __future__ import annotations
 
 from forge.serve.replica import Restarts
 
 
-def test_the_pause_doubles_up_to_its_limit_and_then_it_gives_up() -> None:
+def test_the_pause_doubles_up_to_a_limit_and_then_restarts_end() -> None:
     restarts = Restarts(limit=4, first_delay_s=1.0, longest_delay_s=5.0)
     assert [restarts.after_death(float(now)) for now in range(5)] == [1.0, 2.0, 4.0, 5.0, None]
 

@@ -1,4 +1,4 @@
-"""Which replica is asked: by prefix, by load, by pace, and never the silent one."""
+"""The choice of a replica: by prefix, load and pace, without silent ones."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def problem(number: int, *, num_tokens: int = 4 * BLOCK_TOKENS) -> list[int]:
 
 
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=8))
-def test_without_a_prefix_cache_the_first_of_the_least_loaded_is_taken(samples: list[int]) -> None:
+def test_without_a_prefix_cache_the_first_of_the_least_loaded_is_chosen(samples: list[int]) -> None:
     chosen = Router().choose(loads(*samples), SYSTEM, now=0.0)
     assert chosen == samples.index(min(samples))
 
 
-def test_later_turns_and_further_samples_go_where_the_prefix_is() -> None:
+def test_later_turns_and_further_samples_go_to_the_replica_with_their_prefix() -> None:
     router = Router(has_prefix_cache=True)
     homes = {n: router.choose(loads(0, 0, 0), problem(n), now=0.0) for n in range(3)}
     # Each of the three has the system prompt, so only its own problem tells it apart.
@@ -43,7 +43,7 @@ def test_later_turns_and_further_samples_go_where_the_prefix_is() -> None:
     assert router.choose(loads(0, 3, 0), problem(7), now=0.0) == 1, "3 of 32 slots are hardly busy"
 
 
-def test_a_prefix_is_left_where_its_replica_is_much_busier() -> None:
+def test_a_much_busier_replica_loses_prompts_with_its_prefix() -> None:
     router = Router(has_prefix_cache=True)
     assert router.choose(loads(0, 1), problem(1), now=0.0) == 0
     assert router.choose(loads(41, 40), problem(1), now=0.0) == 0, "hardly busier"
@@ -51,7 +51,7 @@ def test_a_prefix_is_left_where_its_replica_is_much_busier() -> None:
     assert router.choose(loads(5, 4), problem(1), now=0.0) == 1, "both know it by now"
 
 
-def test_a_replica_that_died_has_no_prefix_any_more() -> None:
+def test_a_replica_that_died_has_no_prefixes() -> None:
     router = Router(has_prefix_cache=True)
     router.choose(loads(0, 1), problem(1), now=0.0)
     assert router.choose(loads(2, 0), problem(1), now=0.0) == 0
@@ -59,7 +59,7 @@ def test_a_replica_that_died_has_no_prefix_any_more() -> None:
     assert router.choose(loads(2, 0), problem(1), now=0.0) == 1
 
 
-def test_a_slower_replica_gets_less_in_proportion() -> None:
+def test_a_slower_replica_gets_proportionally_fewer_requests() -> None:
     router = Router()
     for _ in range(20):
         router.answered("r0", seconds=10.0, num_tokens=100)
@@ -111,7 +111,7 @@ def test_a_silent_replica_is_avoided_then_tried_alone_then_trusted_again() -> No
     st.integers(0, 20),
     st.booleans(),
 )
-def test_whatever_is_known_one_of_those_that_are_up_is_chosen(
+def test_one_of_the_replicas_that_are_up_is_always_chosen(
     facts: list[tuple[int, bool]], number: int, has_cache: bool
 ) -> None:
     router = Router(has_prefix_cache=has_cache)

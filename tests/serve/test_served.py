@@ -1,5 +1,5 @@
-"""Asking several servers as one: who is asked when one is lost, and that nothing counts twice. The
-servers are fakes of the port `Server`; `test_replicas.py` asks real ones.
+"""Requests to several servers as one: where a lost request goes, and that no answer counts twice.
+The servers are fakes of the protocol `Server`; `test_replicas.py` has real ones.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def served(*fakes: Fake, wait_s: float = 5.0) -> Served:
     return PlainServed(fakes, stop_token_ids=(), slots=4, wait_s=wait_s)
 
 
-async def test_what_comes_from_both_in_one_moment_is_given_and_counted_once() -> None:
+async def test_two_answers_at_the_same_time_are_returned_and_counted_once() -> None:
     a, b = Fake("a"), Fake("b")
     both = served(a, b)
     await both.generate(Prompt(ids=(1,)), n=2, **HOW)
@@ -88,7 +88,7 @@ async def test_what_comes_from_both_in_one_moment_is_given_and_counted_once() ->
     assert a.load == b.load == 0
 
 
-async def test_requests_of_one_moment_are_spread_over_the_servers() -> None:
+async def test_simultaneous_requests_are_spread_over_the_servers() -> None:
     fakes = [Fake(name) for name in "abcd"]
     all_of_them = served(*fakes)
     async with anyio.create_task_group() as group:
@@ -105,7 +105,7 @@ async def test_requests_of_one_moment_are_spread_over_the_servers() -> None:
         (MachineError("a: the engine failed: out of memory"), (1, 1)),
     ],
 )
-async def test_who_is_lost_leaves_the_request_to_whoever_is_up(
+async def test_a_lost_servers_request_goes_to_one_that_is_up(
     error: ForgeError, asked: tuple[int, int]
 ) -> None:
     a, b = Fake("a"), Fake("b")
@@ -117,7 +117,7 @@ async def test_who_is_lost_leaves_the_request_to_whoever_is_up(
     assert both.stats().generated_tokens == 3
 
 
-async def test_one_alone_that_failed_is_asked_again() -> None:
+async def test_a_single_server_that_failed_is_asked_again() -> None:
     a = Fake("a")
     a.errors = [MachineError("a: the engine failed, and is back")]
     (one,) = await served(a).generate(Prompt(ids=(1,)), n=1, **HOW)
@@ -125,7 +125,7 @@ async def test_one_alone_that_failed_is_asked_again() -> None:
 
 
 @pytest.mark.parametrize("error", [Stalled("a was silent"), ConfigError("no")])
-async def test_one_alone_raises_what_it_met(error: ForgeError) -> None:
+async def test_a_single_servers_error_is_raised(error: ForgeError) -> None:
     a = Fake("a")
     a.errors = [error]
     with pytest.raises(type(error)):
@@ -133,7 +133,7 @@ async def test_one_alone_raises_what_it_met(error: ForgeError) -> None:
     assert (a.num_asked, a.load) == (1, 0)
 
 
-async def test_a_refusal_is_not_asked_elsewhere() -> None:
+async def test_a_refused_request_is_not_sent_to_another_server() -> None:
     a, b = Fake("a"), Fake("b")
     a.errors = [ConfigError("too long")]
     with pytest.raises(ConfigError, match="too long"):
@@ -142,7 +142,9 @@ async def test_a_refusal_is_not_asked_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("kind", [ChildDied, MachineError])
-async def test_what_keeps_being_lost_is_the_error_of_the_request(kind: type[ForgeError]) -> None:
+async def test_a_request_that_is_lost_every_time_raises_the_last_error(
+    kind: type[ForgeError],
+) -> None:
     a = Fake("a")
     a.errors = [kind(f"{n}") for n in range(9)]
     with pytest.raises(kind):
@@ -150,7 +152,7 @@ async def test_what_keeps_being_lost_is_the_error_of_the_request(kind: type[Forg
     assert a.num_asked == forge.serve.served.ATTEMPTS
 
 
-async def test_a_request_that_is_dropped_leaves_no_load() -> None:
+async def test_a_cancelled_request_leaves_no_load() -> None:
     a, b = Fake("a"), Fake("b")
     a.wait()
     b.wait()
@@ -161,7 +163,7 @@ async def test_a_request_that_is_dropped_leaves_no_load() -> None:
     assert a.load == b.load == 0
 
 
-async def test_requests_wait_while_held_and_while_nobody_is_up() -> None:
+async def test_requests_wait_while_held_and_while_no_server_is_up() -> None:
     a = Fake("a")
     one = served(a, wait_s=0.2)
     one.hold()

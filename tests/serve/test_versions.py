@@ -1,4 +1,4 @@
-"""Which engine is taken, and what does not fit is said in one line before anything starts."""
+"""The choice of an engine, and one-line errors for mismatches before anything starts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def make_python(path: Path, body: str) -> Path:
     return path
 
 
-def test_a_torch_that_is_not_vllms_own_is_named_with_both_versions() -> None:
+def test_a_torch_that_vllm_was_not_built_for_is_named_with_both_versions() -> None:
     assert find_mismatch(VLLM) is None
     other = replace(VLLM, versions={"vllm": "0.24.0", "torch": "2.13.0"})
     said = find_fault("vllm", other, num_gpus=1) or ""
@@ -62,7 +62,7 @@ def test_a_torch_that_is_not_vllms_own_is_named_with_both_versions() -> None:
     assert find_mismatch(loose) is None
 
 
-def test_vllm_without_a_gpu_or_without_its_parts_is_refused() -> None:
+def test_vllm_without_a_gpu_or_without_its_modules_is_refused() -> None:
     assert find_fault("vllm", VLLM, num_gpus=1) is None
     assert "it needs a GPU" in (find_fault("vllm", VLLM, num_gpus=0) or "")
     bare = replace(VLLM, modules=VLLM.modules - {"uvicorn"})
@@ -70,7 +70,7 @@ def test_vllm_without_a_gpu_or_without_its_parts_is_refused() -> None:
     assert said.startswith("uvicorn is not installed in /opt/vllm/bin/python")
 
 
-def test_a_llama_built_for_the_cpu_is_named_where_it_gets_gpus() -> None:
+def test_a_llama_built_for_the_cpu_is_refused_on_gpus() -> None:
     assert find_fault("llama", LLAMA, num_gpus=0) is None
     said = find_fault("llama", LLAMA, num_gpus=2) or ""
     assert "built for the CPU, and devices.serve gives it 2 GPUs; `make setup LLAMA=cuda`" in said
@@ -85,7 +85,7 @@ def test_a_llama_built_for_the_cpu_is_named_where_it_gets_gpus() -> None:
         (Vendor.AMD, "cuda", False), (Vendor.AMD, "vulkan", True), (Vendor.NVIDIA, "vulkan", True),
     ],
 )  # fmt: skip
-def test_a_llama_built_for_another_vendors_cards_would_run_on_the_cpu_and_is_refused(
+def test_a_llama_built_for_another_vendors_gpus_is_refused(
     monkeypatch: pytest.MonkeyPatch, vendor: Vendor, backend: str, fits: bool
 ) -> None:
     card = Gpu(vendor=vendor, index=0, uuid="GPU-1", name="x", memory_bytes=1, free_bytes=1)
@@ -98,7 +98,7 @@ def test_a_llama_built_for_another_vendors_cards_would_run_on_the_cpu_and_is_ref
         assert f"llama.cpp is built for {backend}, and devices.serve gives it 1 GPU" in (said or "")
 
 
-def test_auto_takes_the_fastest_that_serves_the_model_on_these_devices(
+def test_auto_is_the_fastest_engine_for_model_and_devices(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     auto, gpu = ServeTable(engine="auto"), ("GPU-1",)
@@ -125,7 +125,7 @@ def test_auto_takes_the_fastest_that_serves_the_model_on_these_devices(
     assert choose_engine(ServeTable(engine="hf"), gpus=gpu, installed=ALL)[0] == "hf"
 
 
-def test_ours_is_read_without_importing_and_auto_comes_to_llama_on_this_machine() -> None:
+def test_this_interpreter_is_read_without_imports_and_auto_is_llama_here() -> None:
     ours = read_interpreter()
     assert ours.versions["torch"]
     assert {"llama_cpp", "torch", "transformers"} <= ours.modules
@@ -137,7 +137,7 @@ def test_ours_is_read_without_importing_and_auto_comes_to_llama_on_this_machine(
         check_engine(ServeTable(engine="vllm"), gpus=("GPU-1",))
 
 
-def test_another_interpreter_is_asked_in_its_own_words(tmp_path: Path) -> None:
+def test_another_interpreter_reports_its_own_modules(tmp_path: Path) -> None:
     real = make_python(tmp_path / "real", f'exec {sys.executable} "$@"')
     found = read_interpreter(ServeTable(python=real))
     assert replace(found, python="") == read_interpreter()
@@ -150,7 +150,7 @@ def test_another_interpreter_is_asked_in_its_own_words(tmp_path: Path) -> None:
     assert "needs torch 1.0; found torch" in said
 
 
-def test_an_interpreter_that_does_not_run_is_named_with_its_last_words(tmp_path: Path) -> None:
+def test_an_interpreter_that_fails_is_named_with_its_last_line(tmp_path: Path) -> None:
     broken = make_python(tmp_path / "broken", "echo first >&2; echo no such library >&2; exit 1")
     with pytest.raises(MachineError, match=r"broken. is not a working Python: no such library$"):
         check_engine(ServeTable(python=broken))
@@ -161,7 +161,7 @@ def test_an_interpreter_that_does_not_run_is_named_with_its_last_words(tmp_path:
         check_engine(ServeTable(python=tmp_path / "absent"))
 
 
-def test_an_interpreter_that_is_too_old_or_has_no_forge_is_refused(tmp_path: Path) -> None:
+def test_an_interpreter_too_old_or_without_forge_is_refused(tmp_path: Path) -> None:
     told = '{{"python": {}, "modules": [], "versions": {{}}}}'
     old = make_python(tmp_path / "old", f"echo '{told.format([3, 10])}'")
     with pytest.raises(MachineError, match=r"old. is Python 3\.10; forge needs 3\.11 or newer$"):
@@ -171,7 +171,7 @@ def test_an_interpreter_that_is_too_old_or_has_no_forge_is_refused(tmp_path: Pat
         check_engine(ServeTable(python=bare))
 
 
-def test_the_tested_vllm_is_what_the_extra_asks_for() -> None:
+def test_the_extra_requires_the_tested_vllm() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["optional-dependencies"]["vllm"] == [f"vllm=={TESTED_VLLM}.*"]
     assert is_tested_vllm(f"{TESTED_VLLM}.3")

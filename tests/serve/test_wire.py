@@ -1,4 +1,4 @@
-"""The compact form of an answer: what goes in comes out, and damage is told in one line."""
+"""The packed format of answers: a lossless round trip, and one-line errors for damage."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def completions(draw: st.DrawFn) -> Completion:
 
 
 @given(st.lists(completions(), max_size=8))
-def test_what_is_packed_comes_out(given_ones: list[Completion]) -> None:
+def test_unpacking_inverts_packing(given_ones: list[Completion]) -> None:
     assert unpack(pack(given_ones)) == given_ones
 
 
 @given(st.lists(completions(), min_size=1, max_size=3), st.data())
-def test_an_answer_cut_short_or_followed_by_more_is_damaged(
+def test_an_answer_with_missing_or_extra_bytes_is_damaged(
     ones: list[Completion], data: st.DataObject
 ) -> None:
     content = pack(ones)
@@ -48,7 +48,7 @@ def test_an_answer_cut_short_or_followed_by_more_is_damaged(
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_raise_anything_else(content: bytes) -> None:
+def test_any_bytes_raise_machine_error_only(content: bytes) -> None:
     for tried in (content, b"FS1\0" + content):
         with pytest.raises(MachineError):
             unpack(tried)
@@ -66,13 +66,13 @@ def test_no_bytes_raise_anything_else(content: bytes) -> None:
         [3],
     ],
 )
-def test_a_header_that_says_nonsense_is_damaged(header: object) -> None:
+def test_an_invalid_header_is_damaged(header: object) -> None:
     words = json.dumps(header).encode()
     with pytest.raises(MachineError, match="damaged"):
         unpack(b"FS1\0" + len(words).to_bytes(4, "little") + words)
 
 
-def test_both_forms_of_an_answer_carry_the_same_numbers() -> None:
+def test_json_and_packed_answers_have_the_same_numbers() -> None:
     request = Request(prompt=np.arange(3), n=1, max_tokens=9, temperature=1.0, seed=0)
     logprobs = np.random.default_rng(0).standard_normal(9).astype(np.float32)
     sample = EngineSample(
