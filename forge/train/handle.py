@@ -21,10 +21,7 @@ from forge.config.schema import GrpoStage, ModelTable, RolloutTable, SftStage, T
 from forge.errors import ConfigError, MachineError
 from forge.process.child import Child, ChildSpec, ProcessObserver, open_child
 from forge.process.environment import child_env
-from forge.train.durable import find_last_checkpoint
 from forge.train.refusals import missing_package, refusals
-
-__all__ = ["NewModel", "TrainerJob", "find_last_checkpoint", "open_trainer", "run_init_model"]
 
 STOP_GRACE_S = 60.0
 """Time to finish and save the current step after a stop request."""

@@ -12,7 +12,8 @@ import pytest
 
 from forge.config.schema import GrpoStage, LoraTable, ModelTable, RolloutTable
 from forge.train.batch import write_batch
-from forge.train.handle import find_last_checkpoint, open_trainer
+from forge.train.durable import find_last_checkpoint
+from forge.train.handle import open_trainer
 from tests.train.samples import make_samples, scored_by
 from tests.train.trained import job_of, settings_of, train_grpo
 
