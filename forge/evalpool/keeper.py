@@ -22,7 +22,7 @@ import anyio.abc
 from forge.errors import ForgeError
 from forge.evalpool import canary
 from forge.evalpool.seat import JudgeKind, Seat, State
-from forge.evalpool.wire import NoAnswer, ask_verdict
+from forge.evalpool.wire import JudgeRequest, NoAnswer, ask_verdict
 from forge.records.verdict import JudgeOptions
 
 if TYPE_CHECKING:
@@ -162,9 +162,8 @@ class Keeper:
 
     async def _ask_canary(self, link: Link, problem: ReferenceModule, code: str) -> Verdict:
         """Raises NoAnswer or _InconclusiveError."""
-        verdict = await ask_verdict(
-            link.client, problem, code, JudgeOptions(timing=False), timeout_s=link.timeout_s
-        )
+        request = JudgeRequest(problem, code, JudgeOptions(timing=False))
+        verdict = await ask_verdict(link.client, request, timeout_s=link.timeout_s)
         if verdict.policy.is_inconclusive(others_run=self._seat.num_running > 0):
             raise _InconclusiveError(verdict.reason)
         return verdict

@@ -35,7 +35,7 @@ from forge.evalpool.links import judge_spec, open_child_link, open_url_link
 from forge.evalpool.seat import Seat, State
 from forge.evalpool.seating import NoJudge, Seating
 from forge.evalpool.verdict_cache import VerdictCache, candidate_key, is_enough
-from forge.evalpool.wire import NoAnswer, ask_verdict, post, problem_to_json
+from forge.evalpool.wire import JudgeRequest, NoAnswer, ask_examination, ask_verdict
 from forge.records.examination import Examination, Flag
 from forge.records.reason import Reason, Status
 from forge.records.verdict import JudgeOptions, Verdict
@@ -43,6 +43,8 @@ from forge.records.verdict import JudgeOptions, Verdict
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
     from contextlib import AbstractAsyncContextManager
+
+    import httpx
 
     from forge.config.schema import JudgeTable
     from forge.process.child import ProcessObserver
@@ -130,7 +132,7 @@ class Pool:
             Stalled: no judge was up for `seating.NO_JUDGE_TIMEOUT_S`.
         """
         options = JudgeOptions(timing=timing and self._table.timing, profile=profile, smoke=smoke)
-        key = candidate_key(problem, code)
+        key, request = candidate_key(problem, code), JudgeRequest(problem, code, options)
         while (running := self._running.get((key, options))) is not None:
             await running.done.wait()
             if (shared := running.shared()) is not None:
@@ -141,10 +143,10 @@ class Pool:
             self._num_cached += 1
             return cached
         if cached is not None:  # correct, and times are measured for each request
-            return await self._judge_in_turn(problem, code, options)
+            return await self._judge_in_turn(request)
         running = self._running[key, options] = _Running()
         try:
-            running.verdict = verdict = await self._judge_in_turn(problem, code, options)
+            running.verdict = verdict = await self._judge_in_turn(request)
             self._cache.remember(key, verdict)
         except Stalled as error:
             running.stalled = str(error)
@@ -169,7 +171,9 @@ class Pool:
             except NoJudge as error:
                 raise MachineError(f"{problem.problem_id}: {error}") from error
             try:
-                examination = await self._examine_there(seat, problem)
+                examination = await ask_examination(
+                    _client(seat), problem, timeout_s=self._timeout_s(seat)
+                )
             except NoAnswer as error:
                 lost = self._note_silence(seat, error)
                 continue
@@ -193,33 +197,29 @@ class Pool:
             busy_s={seat.name: seat.busy.busy_s for seat in seats},
         )
 
-    async def _judge_in_turn(
-        self, problem: ReferenceModule, code: str, options: JudgeOptions
-    ) -> Verdict:
+    async def _judge_in_turn(self, request: JudgeRequest) -> Verdict:
         async with self._room:
-            verdict = await self._judge_twice(problem, code, options)
+            verdict = await self._judge_twice(request)
         self._num_judged += 1
         return verdict
 
-    async def _judge_twice(
-        self, problem: ReferenceModule, code: str, options: JudgeOptions
-    ) -> Verdict:
+    async def _judge_twice(self, request: JudgeRequest) -> Verdict:
         """Judges again after an infra fault, on another judge where there is one."""
-        first, seat = await self._judge_once(problem, code, options, avoid=None)
+        first, seat = await self._judge_once(request, avoid=None)
         if not first.policy.is_retried:
             return first
         self._num_infra += 1
         if seat is None:
             return first
         logger.warning("%s: %s: %s; judged again", seat.name, first.reason, first.detail)
-        verdict, _ = await self._judge_once(problem, code, options, avoid=seat)
+        verdict, _ = await self._judge_once(request, avoid=seat)
         self._num_infra += verdict.policy.is_retried
         if first.reason == verdict.reason == Reason.RUNNER_KILLED:
             return replace(verdict, status=Status.RUNTIME_ERROR, reason=Reason.KILLED)
         return verdict
 
     async def _judge_once(
-        self, problem: ReferenceModule, code: str, options: JudgeOptions, *, avoid: Seat | None
+        self, request: JudgeRequest, *, avoid: Seat | None
     ) -> tuple[Verdict, Seat | None]:
         """The verdict and its seat; no seat if all judges are quarantined."""
         try:
@@ -228,7 +228,7 @@ class Pool:
             return _infra(Reason.NO_JUDGE, str(error)), None
         try:
             with seat.busy.running():
-                verdict = await self._ask(seat, problem, code, options)
+                verdict = await self._ask(seat, request)
             self.seating.record_verdict(seat, verdict)
         finally:
             self.seating.give_back(seat)
@@ -246,27 +246,12 @@ class Pool:
         phase_s = {**verdict.phase_s, "canary": time.monotonic() - start}
         return replace(verdict, phase_s=phase_s)
 
-    async def _ask(
-        self, seat: Seat, problem: ReferenceModule, code: str, options: JudgeOptions
-    ) -> Verdict:
+    async def _ask(self, seat: Seat, request: JudgeRequest) -> Verdict:
         try:
-            if seat.client is None:
-                raise NoAnswer("it ended while this request waited")
-            timeout_s = self._timeout_s(seat)
-            return await ask_verdict(seat.client, problem, code, options, timeout_s=timeout_s)
+            return await ask_verdict(_client(seat), request, timeout_s=self._timeout_s(seat))
         except NoAnswer as error:
             message = self._note_silence(seat, error)
             return _infra(Reason.BAD_REQUEST if error.is_refusal else Reason.JUDGE_LOST, message)
-
-    async def _examine_there(self, seat: Seat, problem: ReferenceModule) -> Examination:
-        if seat.client is None:
-            raise NoAnswer("it ended while this request waited")
-        body = {"problem": problem_to_json(problem)}
-        answer = await post(seat.client, "/examine", body, timeout_s=self._timeout_s(seat))
-        try:
-            return Examination.from_json(answer)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise NoAnswer(f"its answer is not an examination: {error!r}") from error
 
     def _timeout_s(self, seat: Seat) -> float:
         return request_timeout_s(self._table, is_timed=seat.is_timed)
@@ -285,6 +270,12 @@ class Pool:
             if error.is_quarantine:
                 raise
             raise Stalled(str(error)) from error
+
+
+def _client(seat: Seat) -> httpx.AsyncClient:
+    if seat.client is None:
+        raise NoAnswer("it ended while this request waited")
+    return seat.client
 
 
 def request_timeout_s(table: JudgeTable, *, is_timed: bool) -> float:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 
 from forge.errors import ChildDied, Stalled
 from forge.process.ask import error_message, retry_pause_s, send
+from forge.records.examination import Examination
 from forge.records.problem import ReferenceModule
 from forge.records.verdict import JudgeOptions, Verdict
 
@@ -29,6 +30,8 @@ LONGEST_PAUSE_S = 10.0
 PROBLEM_FIELDS = ("problem_id", "source", "entry_point", "precision")
 OPTIONS = ("timing", "profile", "smoke")
 PRECISIONS = ("fp32", "fp16", "bf16")
+MALFORMED = (ValueError, KeyError, TypeError, AttributeError)
+"""Errors of a record made from JSON of another shape."""
 
 
 class NoAnswer(Exception):
@@ -46,30 +49,45 @@ class BadRequest(Exception):
     """Invalid body. The message says where, what was found and what is allowed."""
 
 
+class JudgeRequest(NamedTuple):
+    """A candidate to judge."""
+
+    problem: ReferenceModule
+    code: str
+    options: JudgeOptions
+
+    def to_json(self) -> dict[str, Any]:
+        """The body of POST /judge."""
+        problem = problem_to_json(self.problem)
+        return {"problem": problem, "code": self.code, "options": asdict(self.options)}
+
+
 def problem_to_json(problem: ReferenceModule) -> dict[str, str]:
     """The fields of a problem that a judge needs."""
     return {name: getattr(problem, name) for name in PROBLEM_FIELDS}
 
 
 async def ask_verdict(
-    client: httpx.AsyncClient,
-    problem: ReferenceModule,
-    code: str,
-    options: JudgeOptions,
-    *,
-    timeout_s: float,
+    client: httpx.AsyncClient, request: JudgeRequest, *, timeout_s: float
 ) -> Verdict:
     """The verdict of a judge on a candidate. Raises NoAnswer."""
-    body = {
-        "problem": problem_to_json(problem),
-        "code": code,
-        "options": asdict(options),
-    }
-    answer = await post(client, "/judge", body, timeout_s=timeout_s)
+    answer = await post(client, "/judge", request.to_json(), timeout_s=timeout_s)
     try:
         return Verdict.from_json(answer)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except MALFORMED as error:
         raise NoAnswer(f"its answer is not a verdict: {error!r}") from error
+
+
+async def ask_examination(
+    client: httpx.AsyncClient, problem: ReferenceModule, *, timeout_s: float
+) -> Examination:
+    """The examination of a problem by a judge. Raises NoAnswer."""
+    body = {"problem": problem_to_json(problem)}
+    answer = await post(client, "/examine", body, timeout_s=timeout_s)
+    try:
+        return Examination.from_json(answer)
+    except MALFORMED as error:
+        raise NoAnswer(f"its answer is not an examination: {error!r}") from error
 
 
 async def post(
@@ -99,7 +117,7 @@ async def post(
         raise NoAnswer(f"{type(error).__name__}: {error}") from error
 
 
-def parse_request(body: Any) -> tuple[ReferenceModule, str, JudgeOptions]:
+def parse_request(body: Any) -> JudgeRequest:
     """The body of POST /judge. Raises BadRequest."""
     problem, code = parse_problem(body), body.get("code")
     if not isinstance(code, str):
@@ -109,7 +127,7 @@ def parse_request(body: Any) -> tuple[ReferenceModule, str, JudgeOptions]:
         if name not in OPTIONS or not isinstance(value, bool):
             found = f"options.{name[:40]}: found {_name(value)}"
             raise BadRequest(f"{found}; {', '.join(OPTIONS)} are allowed, each a boolean")
-    return problem, code, JudgeOptions(**options)
+    return JudgeRequest(problem, code, JudgeOptions(**options))
 
 
 def parse_problem(body: Any) -> ReferenceModule:

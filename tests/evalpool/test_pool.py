@@ -19,7 +19,7 @@ from forge.evalpool.links import judge_spec
 from forge.evalpool.pool import Pool, open_pool
 from forge.process.sockets import open_socket_dir
 from forge.records.problem import Problem, Split
-from forge.records.verdict import JudgeOptions, Status, Verdict
+from forge.records.verdict import Status, Verdict
 from tests.evalpool.judged import (
     CODE,
     PROBLEM,
@@ -33,6 +33,7 @@ from tests.evalpool.judged import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from forge.evalpool.wire import JudgeRequest
     from forge.process.child import ChildSpec
 
 pytestmark = pytest.mark.anyio
@@ -93,7 +94,7 @@ async def test_a_timeout_is_shared_with_waiting_requests_but_not_cached(
     """A machine that was busy once does not fail a kernel for the whole run."""
     num_judged = 0
 
-    async def judge_twice(problem: Problem, code: str, options: JudgeOptions) -> Verdict:
+    async def judge_twice(request: JudgeRequest) -> Verdict:
         nonlocal num_judged
         num_judged += 1
         await anyio.sleep(0.01)
