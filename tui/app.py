@@ -61,7 +61,7 @@ PLACES = {
 ACTIONS = {
     "stop": ("Stop after this step", "The step ends, everything is saved, the run ends."),
     "save": ("Checkpoint now", "A checkpoint is saved at the end of this step."),
-    "evaluate": ("Evaluate now", "An evaluation is played after this step."),
+    "evaluate": ("Evaluate now", "An evaluation runs after this step."),
 }
 """Method of the control client to its title and its effect."""
 

@@ -29,7 +29,7 @@ class CompareScreen(AskingScreen[Group]):
     """The comparison. Queried once, then only by key: it is expensive and concerns two runs."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("b", "by", "At equal"),
+        Binding("b", "by", "Compare by"),
         Binding("r", "again", "Reload"),
         Binding("escape", "app.pop_screen", "Back"),
     ]

@@ -177,7 +177,7 @@ def health(data: RunData) -> Text:
         return text.append(f"{NONE} its supervisor, of another version, does not report them")
     if live is None:
         state = standing.state if standing else "unknown"
-        words = data.activity.last_words
+        words = data.activity.end_reason
         return text.append(f"{NONE} no supervisor answers; the run is {state}").append(
             f" ({printable(words)})" if words and words != state else ""
         )

@@ -57,7 +57,7 @@ COLUMNS = (
     Column(key="pass", heading="pass@1", value=lambda row: _last(row, "pass_at_1"), is_number=True),
     Column(key="of", heading="of", value=lambda row: _last_stage(row), from_width=70),
     Column(key="interval", heading="95 %", value=lambda row: _interval(row), from_width=130),
-    Column(key="began", heading="began (UTC)", value=lambda row: _began(row), from_width=100),
+    Column(key="began", heading="started (UTC)", value=lambda row: _began(row), from_width=100),
 )  # fmt: skip
 
 

@@ -35,7 +35,7 @@ COLUMNS: tuple[tuple[str, str, int], ...] = (
     ("memory", "memory", WIDE),
     ("age", "ago", 0),
     ("restarts", "rst", NARROW),
-    ("words", "last words", NARROW),
+    ("words", "last log line", NARROW),
 )
 """Field, heading, and minimum terminal width to show it."""
 OF_GPUS = ("gpu_use", "gpu_memory")

@@ -87,15 +87,15 @@ class Training:
                 {"speedup": "mean", "best_speedup": "highest"}, highest=("best_speedup",),
                 note="As measured; kernels are ranked by the lower end of the interval.",
             ),
-            self._by_step("length", "Length", "tokens an answer", {"completion_tokens": "mean"}),
+            self._by_step("length", "Length", "tokens per answer", {"completion_tokens": "mean"}),
             self._by_step(
                 "waste", "Without a signal", "share",
                 {"flat_share": "flat groups", "truncated_share": "truncated answers"},
                 is_share=True,
                 note="Flat: all siblings earned the same, so that the group teaches nothing.",
             ),
-            self._metric("kl", "KL", "nats a token", self._keys_like("train/kl")),
-            self._metric("entropy", "Entropy", "nats a token", {"train/entropy/mean": "mean"}),
+            self._metric("kl", "KL", "nats per token", self._keys_like("train/kl")),
+            self._metric("entropy", "Entropy", "nats per token", {"train/entropy/mean": "mean"}),
             self._lines(
                 self._staleness, "staleness", "Staleness", "steps",
                 {"mean_age": "mean", "highest_age": "oldest"}, highest=("highest_age",),

@@ -102,7 +102,7 @@ class TimeSpent:
             for key, name in _NAMES
         ]
         return Chart(
-            name="step-time", title="Seconds a step", x_label=f"step of stage {stage}",
+            name="step-time", title="Seconds per step", x_label=f"step of stage {stage}",
             y_label="seconds", lines=tuple(line for line in lines if line.points),
         )  # fmt: skip
 

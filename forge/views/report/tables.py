@@ -129,7 +129,7 @@ def _slowest(facts: Facts) -> Table:
 
 
 def _attempts(facts: Facts) -> Table:
-    return ["attempt", "began (UTC)", "ended", "exit", "reason"], [
+    return ["attempt", "started (UTC)", "ended", "exit", "reason"], [
         [str(row["attempt"]), when(row["started_at"]), when(row["ended_at"]),
          NONE if row["exit_code"] is None else str(row["exit_code"]), row["reason"] or NONE]
         for row in facts.attempts
@@ -149,7 +149,7 @@ def _events(facts: Facts) -> Table:
 
 
 def _processes(facts: Facts) -> Table:
-    return ["attempt", "name", "devices", "began (UTC)", "lived", "ended"], [
+    return ["attempt", "name", "devices", "started (UTC)", "lived", "ended"], [
         [str(row["attempt"]), row["name"], row["devices"] or NONE, row["started"] or NONE,
          rounded_clock(row["lived_s"]), row["reason"]]
         for row in facts.processes

@@ -115,7 +115,7 @@ class Activity:
     """Role to its idle share over the last IDLE_STEPS steps."""
     ran_s: float | None
     """Duration of the last attempt; None while it runs, or if it was killed."""
-    last_words: str | None
+    end_reason: str | None
     """Reason why the last attempt ended."""
 
 
@@ -130,7 +130,7 @@ def load_activity(reader: RunReader, *, now: float) -> Activity:
         processes=load_processes(reader),
         idle=load_idle(reader, stage=_training_stage(reader)[0], num_steps=IDLE_STEPS),
         ran_s=attempt["ran_s"] if attempt else None,
-        last_words=attempt["reason"] if attempt else None,
+        end_reason=attempt["reason"] if attempt else None,
     )
 
 

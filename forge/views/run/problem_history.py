@@ -173,7 +173,7 @@ ORDER BY g.group_id DESC, t.rollout, t.turn LIMIT :rows
 def load_problems(reader: RunReader, wanted: ProblemFilter) -> ProblemList:
     """The problems that were played. Raises ConfigError for an unknown order."""
     if wanted.order not in ORDERS:
-        raise ConfigError(f"order {wanted.order}: no such order; there are {', '.join(ORDERS)}")
+        raise ConfigError(f"order {wanted.order}: no such order; allowed: {', '.join(ORDERS)}")
     found = reader.rows(
         _LIST.format(order=_reverse(ORDERS[wanted.order], is_reversed=wanted.is_reversed)),
         {

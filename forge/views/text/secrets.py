@@ -25,7 +25,7 @@ def hide_secrets(experiment: str) -> str:
     for line in experiment.split("\n"):
         if found := _TABLE.match(line):
             table = found[1]
-        hidden = _hide_telling(line) if table == "notify" else line
+        hidden = _hide_in_line(line) if table == "notify" else line
         is_env = table.split(".")[-1] == "env"
         lines.append(_SECRET.sub(rf'\1"{HIDDEN}"', hidden) if is_env else hidden)
     return "\n".join(lines)
@@ -33,7 +33,7 @@ def hide_secrets(experiment: str) -> str:
 
 def hide_in_diff(diff: str) -> str:
     """A diff of any files with secrets hidden in every line that looks like an experiment's."""
-    lines = (_hide_telling(line) for line in diff.split("\n"))
+    lines = (_hide_in_line(line) for line in diff.split("\n"))
     return "\n".join(_LITERAL.sub(rf"\1\2{HIDDEN}\2", line) for line in lines)
 
 
@@ -42,6 +42,6 @@ def is_secret(key: str) -> bool:
     return _KEY.fullmatch(key) is not None
 
 
-def _hide_telling(line: str) -> str:
+def _hide_in_line(line: str) -> str:
     line = _WEBHOOK.sub(rf'\1\2/{HIDDEN}"', line)
     return _COMMAND.sub(rf'\1\2 {HIDDEN}"', line)
