@@ -1,3 +1,6 @@
-"""Problems, their answers as SFT pairs, and the prompts that show both. Host code: no torch."""
+"""Problems, prompts and answers. Host code: no torch.
 
-from __future__ import annotations
+Problems come from a generator or a directory (problems.py, families/), conversations about them
+become tokens (prompts.py, chat.py), and completions become candidates (answers.py). SFT rows are in
+pairs/. Called by the supervisor and the loop; never imports either.
+"""

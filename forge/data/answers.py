@@ -1,9 +1,9 @@
-"""From a completion to a candidate's source. Pure; called by the loop before a judge is asked.
+"""Extraction of a candidate's source from a completion. Pure; called by the loop before the judge.
 
-Promise: never raises and takes linear time, whatever a model writes, and says why there is nothing
-to judge. The rule: thinking is removed first (a thought is no answer, and an unclosed one leaves
-none), then the last complete fenced or `<triton>` block that defines the entry point counts: the
-class `<entry_point>New`, or a function of that name.
+It never raises, takes linear time whatever the model writes, and gives a reason if there is nothing
+to judge. Thinking is removed first (unclosed thinking leaves no answer). Then the last complete
+fenced or `<triton>` block counts that defines the entry point: the class `<entry_point>New`, or a
+function of that name.
 """
 
 from __future__ import annotations
@@ -16,20 +16,22 @@ from forge.records.reason import Reason
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 TRITON_OPEN, TRITON_CLOSE = "<triton>", "</triton>"
 _FENCE = re.compile(r"^[ \t]*+(`{3,}+|~{3,}+)([^\n`]*+)$", re.MULTILINE)
-"""No part gives back what it took: what two parts may share would be tried in each division."""
+"""Possessive quantifiers: backtracking over characters that two parts match would take quadratic
+time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extraction:
-    """What was found in a completion."""
+    """The candidate in a completion, or the reason for its absence."""
 
     code: str
-    """Source to judge; empty unless reason is `ok`."""
+    """Source to judge; empty unless reason is OK."""
     reason: Reason
     """OK, NO_CODE_BLOCK, NO_ENTRY_POINT or UNCLOSED_THINKING."""
 
     @property
     def is_ok(self) -> bool:
+        """True if there is a candidate."""
         return self.reason is Reason.OK
 
 
@@ -49,9 +51,9 @@ def extract(completion_text: str, *, entry_point: str = "Model") -> Extraction:
 
 
 def _without_thinking(text: str) -> str | None:
-    """The text behind each thought; None when the last thought does not end.
+    """The text outside of thinking; None if the last thinking does not end.
 
-    A template may have opened the thought in the prompt, so a lone `</think>` closes one too.
+    A template may have opened the thinking in the prompt, so a lone `</think>` closes it, too.
     """
     kept: list[str] = []
     start = 0
@@ -65,7 +67,7 @@ def _without_thinking(text: str) -> str | None:
 
 
 def _fenced_blocks(text: str) -> list[tuple[int, str]]:
-    """(position, content) of each complete fenced block; a fence ends with one at least as long."""
+    """(position, content) of each complete fenced block; the closing fence is at least as long."""
     blocks = []
     opened: re.Match[str] | None = None
     for fence in _FENCE.finditer(text):
@@ -97,6 +99,6 @@ def _triton_blocks(text: str) -> list[tuple[int, str]]:
 
 
 def _inner(text: str) -> str:
-    """A fenced block inside `<triton>` counts as its content."""
+    """The content of the last fenced block inside, else the whole text."""
     blocks = _fenced_blocks(text)
     return blocks[-1][1] if blocks else text.strip("\n")

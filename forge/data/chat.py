@@ -1,10 +1,10 @@
-"""Conversations to token ids and back by `tokenizers` and jinja2, without torch or transformers.
+"""Conversations to token ids and back, with `tokenizers` and jinja2, without torch or transformers.
 
-Called by the runner (SFT rows), the rollout loop (prompts, decoding) and `forge chat`. Promises:
-for ordinary text the ids equal transformers' `apply_chat_template`; and whatever a message's text
-contains, only the template writes special tokens: `<|im_end|>` inside the judge's feedback or a
-candidate's code is tokenised as the letters it is made of. What this does not cover: tokens that
-are added but not special (`<think>`) are recognised wherever they stand.
+Called by the runner (SFT rows), the rollout loop (prompts, decoding) and `forge chat`. For ordinary
+text the ids equal those of transformers' `apply_chat_template`. Only the template writes special
+tokens, whatever a message contains: `<|im_end|>` inside the judge's feedback or a candidate's code
+is tokenised as ordinary letters. This does not cover added tokens that are not special (`<think>`):
+these are recognised everywhere.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from forge.records import Message
 
-# A Unicode noncharacter: never in interchanged text, so it can break a special token's name inside
-# a message's text while the template runs, and be taken out again.
+# A Unicode noncharacter, which never occurs in interchanged text: it splits the names of special
+# tokens inside a message while the template runs, and is removed afterwards.
 _GUARD = "\ufdd0"
 _SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
@@ -39,7 +39,7 @@ class TrainingRow:
 
     input_ids: list[int]
     completion_mask: list[int]
-    """1 where the token is trained: the answer and the token that ends it. [T]"""
+    """1 for trained tokens: the answer and the token that ends it. [T]"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,14 +49,14 @@ class ChatTemplate:
     tokenizer: Tokenizer
     template: jinja2.Template
     special_tokens: Mapping[str, str]
-    """Names the template may use: `eos_token` and its siblings."""
+    """Names that the template may use: `eos_token`, `bos_token`, ..."""
     stop_token_ids: tuple[int, ...]
-    """Ids that end an answer: generation_config.json's and the tokenizer's end of sequence."""
+    """Ids that end an answer: the tokenizer's end of sequence, and generation_config.json's."""
     _special_ids: Mapping[str, int] = field(repr=False)
 
     @classmethod
     def load(cls, model_dir: Path) -> ChatTemplate:
-        """Read a model directory. Raises ConfigError where a file is missing or broken."""
+        """Read a model directory. Raises ConfigError if a file is missing or broken."""
         from tokenizers import Tokenizer
 
         path = model_dir / "tokenizer.json"
@@ -76,7 +76,7 @@ class ChatTemplate:
 
     @property
     def vocab_size(self) -> int:
-        """Entries of the tokenizer, added tokens included."""
+        """Number of tokens, with added tokens."""
         return self.tokenizer.get_vocab_size(with_added_tokens=True)
 
     def prompt(self, messages: Sequence[Message]) -> Prompt:
@@ -104,7 +104,7 @@ class ChatTemplate:
         return ids
 
     def encode_plain(self, text: str) -> list[int]:
-        """Token ids of a text in which nothing is a special token."""
+        """Token ids of a text, without special tokens whatever it contains."""
         self.tokenizer.encode_special_tokens = True
         try:
             return self.tokenizer.encode(text, add_special_tokens=False).ids
@@ -112,7 +112,7 @@ class ChatTemplate:
             self.tokenizer.encode_special_tokens = False
 
     def render_answer(self, content: str) -> list[int]:
-        """Token ids of an answer as the model has to write it, the end of the turn included."""
+        """Token ids of an answer as the model has to write it, with the end of the turn."""
         return [*self.encode_plain(content), self.stop_token_ids[0]]
 
     def training_row(self, messages: Sequence[Message]) -> TrainingRow:
@@ -128,7 +128,7 @@ class ChatTemplate:
 
     @cached_property
     def _special_pattern(self) -> re.Pattern[str]:
-        """Splits a text at special tokens, which stay in the result. Longest first."""
+        """Splits a text at special tokens and keeps them. Longest first."""
         names = sorted(self._special_ids, key=len, reverse=True)
         return (
             re.compile("(" + "|".join(map(re.escape, names)) + ")") if names else re.compile("$^")
@@ -145,7 +145,7 @@ class ChatTemplate:
         )
 
     def _guarded(self, text: str) -> str:
-        """The text with every special token's name broken after its first character."""
+        """The text with every special token's name split after its first character."""
         text = text.replace(_GUARD, "")
         if not any(name in text for name in self._special_ids):
             return text
@@ -165,13 +165,13 @@ def _template_source(model_dir: Path, config: Mapping[str, Any]) -> str:
 
 
 def _compile(source: str) -> jinja2.Template:
-    """Compile as transformers does: in a sandbox, since a template is a stranger's code."""
+    """Compile as transformers does: in a sandbox, since a template is third-party code."""
     import jinja2
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """`{% generation %}` marks what a trainer trains; here its body is simply written."""
+        """`{% generation %}` marks trained text; here only its body is rendered."""
 
         tags = {"generation"}  # noqa: RUF012  # jinja2 declares it so
 

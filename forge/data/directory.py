@@ -1,7 +1,7 @@
 """Problems from a directory in KernelBench's layout, with module constants overridden.
 
 Called by `load_problems`. Files are parsed, never imported: they are third-party code. All mistakes
-come at once.
+are reported at once.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ if TYPE_CHECKING:
     from forge.config.schema import ProblemsTable
 
 REQUIRED = ("Model", "get_inputs", "get_init_inputs")
-"""What a problem file defines."""
+"""Names that a problem file must define."""
 
 Constant = int | float | bool | str
 
 Span = tuple[int, int, int, int]
-"""Of a value in the source: first line and column, last line and end column, from 0; columns in
-bytes, as `ast` has them."""
+"""Position of a value in the source: first line and column, last line and end column, from 0;
+columns in bytes, as in `ast`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProblemFile:
-    """A parsed file and where its module constants stand."""
+    """A parsed file and the positions of its module constants."""
 
     path: Path
     source: str
     names: frozenset[str]
-    """Defined at module level."""
+    """Names defined at module level."""
     constants: Mapping[str, tuple[Span, ...]]
-    """Where the values stand, by the name that they are assigned to."""
+    """Positions of the values of each constant."""
 
 
 def load_directory(table: ProblemsTable, *, seed: int) -> list[Problem]:
     """Problems of all matching files, sorted by path.
 
     Raises:
-        ConfigError: no such directory, no files, unreadable or incomplete files, overrides that no
-            file has.
+        ConfigError: no such directory, no files, unreadable or incomplete files, overrides of
+            constants that no file has.
     """
     if table.path is None or not table.path.is_dir():
         raise ConfigError(
@@ -78,7 +78,7 @@ def load_directory(table: ProblemsTable, *, seed: int) -> list[Problem]:
 def find_files(root: Path, *, include: Sequence[str]) -> list[Path]:
     """Python files under `root` that match one of the patterns, which are relative to it.
 
-    Without patterns all files but those whose names start with an underscore or a dot.
+    Without patterns: all files except those whose names start with an underscore or a dot.
     """
     if include:
         found = {path for pattern in include for path in root.glob(pattern) if path.suffix == ".py"}
@@ -87,7 +87,7 @@ def find_files(root: Path, *, include: Sequence[str]) -> list[Path]:
 
 
 def parse_file(path: Path) -> ProblemFile:
-    """Raises ConfigError with one line for a file that is no problem."""
+    """Parse one file. Raises ConfigError with one line for a file that is no problem."""
     try:
         source = path.read_text(encoding="utf-8")
         tree = ast.parse(source)
@@ -109,9 +109,9 @@ def parse_file(path: Path) -> ProblemFile:
 
 
 def override(file: ProblemFile, overrides: Mapping[str, Constant]) -> str:
-    """The source with new values for the module constants that it has; all else stays.
+    """The source with new values for its module constants, otherwise unchanged.
 
-    Raises ConfigError where constants share a value, as in `a = b = 4`, and are to differ.
+    Raises ConfigError if constants share a value, as in `a = b = 4`, and the new ones differ.
     """
     edits: dict[Span, str] = {}
     for name in sorted(file.constants.keys() & overrides.keys()):
@@ -123,7 +123,9 @@ def override(file: ProblemFile, overrides: Mapping[str, Constant]) -> str:
                     "problems.overrides gives them different ones"
                 )
             edits[span] = text
-    lines = file.source.encode().split(b"\n")  # what the parser calls a line; splitlines has more
+    lines = file.source.encode().split(
+        b"\n"
+    )  # lines of the parser; splitlines splits at more characters
     for (first, start, last, end), text in sorted(edits.items(), reverse=True):
         lines[first : last + 1] = [lines[first][:start] + text.encode() + lines[last][end:]]
     return b"\n".join(lines).decode()
@@ -132,7 +134,7 @@ def override(file: ProblemFile, overrides: Mapping[str, Constant]) -> str:
 def to_problem(
     file: ProblemFile, *, root: Path, overrides: Mapping[str, Constant], split: Split
 ) -> Problem:
-    """The problem of a file; its id is the path below `root` without suffix."""
+    """The problem in a file; its id is the path below `root` without suffix."""
     folder = file.path.resolve().parent.name
     return Problem(
         problem_id=file.path.relative_to(root).with_suffix("").as_posix(),
@@ -144,7 +146,7 @@ def to_problem(
 
 
 def level_of(path: Path) -> int:
-    """From the innermost folder named `levelN`; 1 where there is none."""
+    """Level from the innermost folder named `levelN`; 1 without one."""
     for part in reversed(path.resolve().parent.parts):
         match = re.fullmatch(r"level[_-]?(\d+)", part, re.IGNORECASE)
         if match:
@@ -178,7 +180,7 @@ def _span(value: ast.expr) -> Span:
 
 
 def _clash(a: tuple[Span, str], b: tuple[Span, str]) -> bool:
-    """Whether two edits touch one another and are not the same."""
+    """True if two edits overlap and differ."""
     (one, _), (other, _) = a, b
     return a != b and one[:2] < other[2:] and other[:2] < one[2:]
 
@@ -193,7 +195,7 @@ def _assignments(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _names(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
-    """`a = 1` and `a, b = 1, 2`; nothing else gives a constant that can be overridden."""
+    """Constants of `a = 1` and `a, b = 1, 2`; other targets cannot be overridden."""
     if isinstance(target, ast.Name):
         yield target.id, value
     elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):

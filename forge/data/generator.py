@@ -1,8 +1,9 @@
-"""Problems made from families and chains, split by composition; and the honest answer to each.
+"""Generated problems, made from families and chains and split by composition; and their answers.
 
-A composition is (family, variant, chain); it is the problem's id, `softmax-log_softmax-relu-tanh`,
-so an answer needs nothing but the problem. Called by `load_problems` and `pairs`. Deterministic
-from the seed. Sizes are no part of a composition: no split sees another's kernel with other sizes.
+A composition is (family, variant, chain). It is also the problem's id,
+`softmax-log_softmax-relu-tanh`, so the answer can be made from the problem alone. Sizes are no part
+of a composition: no split contains another's kernel with different sizes. Called by `load_problems`
+and `pairs`. Deterministic from the seed.
 """
 
 from __future__ import annotations
@@ -29,27 +30,28 @@ LEVEL_WEIGHTS = {1: 0.1, 2: 0.3, 3: 0.3, 4: 0.3}
 """Share of each chain length; the short chains are few and run out first."""
 
 MAX_MISSES = 1000
-"""Draws in a row that are unsound or known, after which a family counts as exhausted at a chain
-length. Of the rarest, one draw in 25 is sound: a few percent may be left."""
+"""Unsound or repeated draws in a row after which a family counts as exhausted at a chain length. In
+the worst family one draw in 25 is sound, so a few percent of its compositions may be missed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Composition:
-    """What a generated problem is made of."""
+    """The parts of a generated problem."""
 
     family: str
     variant: str
     chain: Chain
     scale: Scale = Scale.SMALL
-    """What its answers are laid out for; no part of the id."""
+    """Scale of the sizes that answers are written for; no part of the id."""
 
     @property
     def problem_id(self) -> str:
+        """`family-variant-op-op`."""
         return "-".join((self.family, self.variant, *self.chain))
 
     @classmethod
     def parse(cls, problem_id: str) -> Composition:
-        """Inverse of `problem_id`. Raises ValueError for an id that is not the generator's."""
+        """Inverse of `problem_id`. Raises ValueError for any other id."""
         family, _, rest = problem_id.partition("-")
         variant, *chain = rest.split("-")
         known = family in FAMILIES and variant in FAMILIES[family].variants
@@ -59,7 +61,7 @@ class Composition:
 
     @classmethod
     def of(cls, problem: Problem) -> Composition:
-        """Of a generated problem, with its scale. Raises ValueError for any other."""
+        """Composition and scale of a generated problem. Raises ValueError for any other."""
         return replace(cls.parse(problem.problem_id), scale=scale_of(sizes_of(problem)))
 
 
@@ -84,7 +86,7 @@ def generate_problems(table: ProblemsTable, *, seed: int) -> list[Problem]:
 
 
 def is_ample(table: ProblemsTable) -> bool:
-    """Whether numbers alone say that each split gets some: drawing takes half a second."""
+    """True if the numbers alone show that no split is empty: drawing takes half a second."""
     num_shown = sum(table.sft_by_level[:MAX_CHAIN])
     num_left = table.num_problems - table.num_heldout
     rarest = min(LEVEL_WEIGHTS.values()) * table.num_problems
@@ -98,7 +100,7 @@ def _num_cells() -> int:
 def _demonstrate(
     rest: list[Composition], *, by_level: list[int]
 ) -> tuple[list[Composition], list[Composition]]:
-    """Compositions whose answers are shown, at most `by_level` of each length, and the others."""
+    """Compositions for SFT, at most `by_level` of each length, and the rest for GRPO."""
     left = dict(enumerate(by_level, start=1))
     shown: list[Composition] = []
     others: list[Composition] = []
@@ -113,7 +115,7 @@ def _demonstrate(
 def _take_evenly(
     cells: dict[Cell, list[Composition]], *, num: int, rng: Random
 ) -> list[Composition]:
-    """Remove `num` compositions, round by round, so that counts differ by one at most."""
+    """Remove `num` compositions from the cells, so that counts by cell differ by at most one."""
     taken: list[Composition] = []
     while len(taken) < num:
         filled = [cell for cell in cells if cells[cell]]
@@ -123,13 +125,13 @@ def _take_evenly(
 
 
 class Style(StrEnum):
-    """How an answer knows its sizes, in torch.compile's terms. The judge accepts both."""
+    """Source of the sizes in an answer, in torch.compile's terms. The judge accepts both."""
 
     DYNAMIC = "dynamic"
-    """It asks the tensors: right for every size."""
+    """Read from the tensors: right for every size."""
     STATIC = "static"
-    """Numbers in the text, multiplied out from the problem's constants, as Inductor writes them:
-    right for one size."""
+    """Numbers in the source, computed from the problem's constants, as Inductor writes them: right
+    for one size."""
 
 
 def answer(problem: Problem, *, style: Style = Style.DYNAMIC) -> str:
@@ -141,7 +143,7 @@ def answer(problem: Problem, *, style: Style = Style.DYNAMIC) -> str:
 
 
 def dynamic_answer(composition: Composition) -> str:
-    """Source of the honest answer that is right for every size."""
+    """Source of the answer that is right for every size."""
     family = FAMILIES[composition.family]
     return family.render_answer(composition.variant, composition.chain, scale=composition.scale)
 
@@ -155,7 +157,7 @@ def static_answer(composition: Composition, *, sizes: Sizes) -> str:
 
 
 def sizes_of(problem: Problem) -> Sizes:
-    """The numbers among a generated problem's constants."""
+    """The literal constants of a generated problem."""
     found = re.findall(r"^([A-Z]+) = (\d+)$", problem.source, flags=re.MULTILINE)
     return {name: int(value) for name, value in found}
 
@@ -187,8 +189,8 @@ def _problem(composition: Composition, *, split: Split, seed: int, scale: Scale)
 
 
 def _draw(num_problems: int, *, rng: Random) -> dict[Cell, list[Composition]]:
-    """Distinct compositions by cell, shuffled; what a small cell lacks, the next ones give. Raises
-    ConfigError where all of them together lack some."""
+    """Distinct compositions by cell, shuffled; later cells make up for those that are too small.
+    Raises ConfigError if there are not enough in total."""
     taken: dict[Cell, list[Composition]] = {}
     missing = 0.0
     for level in range(1, MAX_CHAIN + 1):

@@ -1,4 +1,4 @@
-"""Where a run's problems come from: the generator, a directory, one file, or a bare function.
+"""Loading problems: from the generator, a directory, one file, or a bare function.
 
 Called by the runner, by `forge chat` and by `forge.solve`.
 """
@@ -29,7 +29,7 @@ def load_problems(table: ProblemsTable, *, seed: int) -> list[Problem]:
 
 
 def load_problem(path: Path, *, overrides: Mapping[str, Constant] | None = None) -> Problem:
-    """The problem in one file. Raises ConfigError for a file that is none."""
+    """The problem in one file. Raises ConfigError for a file that is no problem."""
     file = parse_file(path)
     return to_problem(file, root=path.parent, overrides=overrides or {}, split=Split.HELDOUT)
 
@@ -38,11 +38,11 @@ def from_source(source: str, *, name: str = "stdin", shape: tuple[int, ...] = (4
     """A problem from text: a whole problem file, or a bare torch function.
 
     A bare function is called by `Model.forward`; arguments without a default become
-    `torch.randn` tensors of `shape`. The id, `chat/<name>-<hash>`, is another for another text: a
-    run keeps every problem that it was asked, and none hides one of its own.
+    `torch.randn` tensors of `shape`. The id, `chat/<name>-<hash>`, depends on the text, so that a
+    run keeps every problem of its chats beside its own.
 
     Raises:
-        ConfigError: text that is no Python, or neither of the two.
+        ConfigError: the text is no Python, or neither of the two.
     """
     try:
         tree = ast.parse(source)

@@ -1,6 +1,6 @@
-"""What the model is shown: a problem's first messages, the judge's words, what fits the context.
+"""Prompts: a problem's first messages, feedback on attempts, and what fits the context.
 
-Called by the rollout loop, evaluations, chat and the pair builder, so that trained and played
+Called by the rollout loop, evaluations, chat and the makers of SFT rows, so that trained and played
 prompts are the same. Works for any file in KernelBench's layout.
 """
 
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
     from forge.records import Prompt
 
 SYSTEM = "Write {entry_point}New with Triton."
-"""Short, since every prompt of a small model pays for it."""
+"""Short, since it is part of every prompt."""
 MAX_FEEDBACK_CHARS = 600
-"""Of the judge's detail: three turns have to share the context with the problem."""
+"""Maximum length of the judge's detail: three turns share the context with the problem."""
 _PREFIX = "judge> "
-"""Quotes each of the judge's lines: a candidate's output cannot pass for a message of ours."""
+"""Marks each line of the judge, so that a candidate's output cannot look like our message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """An attempt already judged: what the model wrote, and the verdict on it."""
+    """A judged attempt: the model's completion and the verdict."""
 
     completion_text: str
     verdict: Verdict
 
 
 def first_messages(problem: Problem) -> tuple[Message, ...]:
-    """System and user message that open every conversation about a problem."""
+    """The system and user message at the start of every conversation about a problem."""
     return (
         Message(role="system", content=SYSTEM.format(entry_point=problem.entry_point)),
         Message(role="user", content=problem.source.strip()),
@@ -41,7 +41,7 @@ def first_messages(problem: Problem) -> tuple[Message, ...]:
 
 
 def feedback_message(verdict: Verdict, *, max_chars: int = MAX_FEEDBACK_CHARS) -> Message:
-    """The judge's real words: status, reason, and the detail, shortened in its middle."""
+    """The verdict as a message: status, reason, and the detail, shortened in the middle."""
     head = f"{verdict.status}: {verdict.reason}"
     detail = _shorten(verdict.detail.strip(), max_chars=max_chars)
     lines = [head, *detail.splitlines()]
@@ -51,7 +51,7 @@ def feedback_message(verdict: Verdict, *, max_chars: int = MAX_FEEDBACK_CHARS) -
 
 
 def conversation(problem: Problem, attempts: Sequence[Exchange]) -> tuple[Message, ...]:
-    """The messages before the next attempt; the chat template drops earlier thinking."""
+    """All messages before the next attempt; the chat template drops earlier thinking."""
     messages = list(first_messages(problem))
     for attempt in attempts:
         messages.append(Message(role="assistant", content=attempt.completion_text))
@@ -80,7 +80,7 @@ def fit(
 
 
 def _shorten(text: str, *, max_chars: int) -> str:
-    """Keep both ends, where a traceback has its place and its message."""
+    """Keep both ends: a traceback has its location and its message there."""
     if len(text) <= max_chars:
         return text
     tail = max_chars * 2 // 3

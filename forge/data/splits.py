@@ -1,4 +1,4 @@
-"""Which problems a purpose may use. Called by the runner for SFT, GRPO and evaluation."""
+"""Choice of problems for SFT, GRPO and evaluation. Called by the runner."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def in_split(problems: Sequence[Problem], split: Split) -> list[Problem]:
-    """The problems of a split; all of them where a small directory could not be divided."""
+    """The problems of a split; for HELDOUT of an undivided directory, all of them."""
     found = [problem for problem in problems if problem.split is split]
     if not found and split is Split.HELDOUT:
         return list(problems)
@@ -20,7 +20,7 @@ def in_split(problems: Sequence[Problem], split: Split) -> list[Problem]:
 
 
 def choose_heldout(num_problems: int, *, num_heldout: int, seed: int) -> frozenset[int]:
-    """Indices kept for evaluation; none where there are too few, since all serve both then."""
+    """Indices kept for evaluation; none if there are too few problems: then all serve both."""
     if num_problems < 2 * num_heldout:
         return frozenset()
     return frozenset(Random(seed).sample(range(num_problems), num_heldout))

@@ -1,4 +1,8 @@
-"""The generator's problem families, one file each. To add one: write its file and list it here."""
+"""The generator's problem families, one file each. To add one, write its file and list it here.
+
+A family draws sizes and renders the source of a problem and of its answer; ops.py has the chains of
+operations that all families share. Called by `forge.data.generator`.
+"""
 
 from __future__ import annotations
 

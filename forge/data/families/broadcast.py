@@ -25,6 +25,7 @@ _LOAD = {
 
 
 def render_problem(variant: str, chain: Chain, *, sizes: Sizes) -> str:
+    """Source of the problem."""
     axis, join = variant.split("_")
     return problem_source(
         sizes,
@@ -38,6 +39,7 @@ def render_problem(variant: str, chain: Chain, *, sizes: Sizes) -> str:
 def render_answer(
     variant: str, chain: Chain, *, sizes: Sizes | None = None, scale: Scale = Scale.SMALL
 ) -> str:
+    """Source of the answer."""
     row = RowKernel.of(sizes, scale)
     axis, join = variant.split("_")
     return answer_source(

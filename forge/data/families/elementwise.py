@@ -11,12 +11,13 @@ from forge.data.families.ops import Chain, is_sound, last_name, torch_lines, tri
 from forge.data.families.sizes import Scale, Sizes, flat_sizes, product
 
 _BLOCK = {Scale.SMALL: 256, Scale.GPU: 1024}
-"""Elements a program; with fewer than 1000 elements there are at most four programs."""
+"""Elements per program; fewer than 1000 elements need at most four programs."""
 _RESULT = {"plain": "{}", "residual": "x + {}"}
-"""Of the chain's last variable, the same in reference and kernel."""
+"""Result from the chain's last variable, the same in reference and kernel."""
 
 
 def render_problem(variant: str, chain: Chain, *, sizes: Sizes) -> str:
+    """Source of the problem."""
     result = _RESULT[variant].format(last_name(chain))
     return problem_source(
         sizes,
@@ -29,6 +30,7 @@ def render_problem(variant: str, chain: Chain, *, sizes: Sizes) -> str:
 def render_answer(
     variant: str, chain: Chain, *, sizes: Sizes | None = None, scale: Scale = Scale.SMALL
 ) -> str:
+    """Source of the answer."""
     block = _BLOCK[scale]
     if sizes is None:
         n, grid, ask, passed = "n", f"triton.cdiv(n, {block})", ["n = x.numel()"], ", n"
@@ -53,7 +55,7 @@ def render_answer(
 
 
 def accepts(variant: str, chain: Chain) -> bool:
-    """Sound, and not `x - x`."""
+    """True for a sound chain, except `x - x`."""
     return is_sound(chain) and not (variant == "residual" and chain == ("neg",))
 
 

@@ -1,6 +1,6 @@
-"""How problems and answers are laid out as text; the families fill in the lines.
+"""Templates for the source of problems and answers; the families fill in the lines.
 
-Answers share every line that can be shared: a small model spends its capacity on what differs.
+Answers share as many lines as possible, so that a small model spends its capacity on the rest.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Accepts = Callable[[str, Chain], bool]
 
 
 def accepts_sound(variant: str, chain: Chain) -> bool:
-    """Whether every step matters and the result varies, as far as the chain alone can tell."""
+    """True if every step matters and the result varies, judged by the chain alone."""
     return is_sound(chain)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A kind of problem. `variants` times sound chains are its compositions."""
+    """A kind of problem. Its compositions are all pairs of a variant and an accepted chain."""
 
     name: str
     variants: tuple[str, ...]
@@ -33,27 +33,33 @@ class Family:
     render_problem: RenderProblem
     render_answer: RenderAnswer
     accepts: Accepts = accepts_sound
-    """Which chains make a problem worth solving."""
+    """Decides if variant and chain make a problem worth solving."""
 
 
 class DrawSizes(Protocol):
+    """Draws the sizes of a problem."""
+
     def __call__(self, rng: Random, *, scale: Scale) -> Sizes:
         """Values of the constants of one problem."""
         ...
 
 
 class RenderProblem(Protocol):
+    """Writes the source of a problem."""
+
     def __call__(self, variant: str, chain: Chain, *, sizes: Sizes) -> str:
         """Problem source in KernelBench's layout."""
         ...
 
 
 class RenderAnswer(Protocol):
+    """Writes the source of an answer."""
+
     def __call__(
         self, variant: str, chain: Chain, *, sizes: Sizes | None = None, scale: Scale = Scale.SMALL
     ) -> str:
-        """Source of an honest `ModelNew`: right for every size, or for `sizes` alone; fast at
-        `scale`."""
+        """Source of an honest `ModelNew`: right for every size, or only for `sizes` if given; fast
+        at `scale`."""
         ...
 
 
@@ -62,13 +68,14 @@ class Parameters:
     """The `__init__` that a reference and its answer share."""
 
     args: str = ""
-    """`, dim`: arguments after self."""
+    """Arguments after self, as in `, dim`."""
     lines: tuple[str, ...] = ()
     """Assignments of the parameters."""
     init_inputs: str = ""
-    """What get_init_inputs lists."""
+    """Elements of the list that get_init_inputs returns."""
 
     def render(self) -> str:
+        """Source of `__init__`; empty without parameters."""
         if not self.lines:
             return ""
         body = _indent(("super().__init__()", *self.lines), 8)
@@ -78,7 +85,7 @@ class Parameters:
 NO_PARAMETERS = Parameters()
 
 WIDE_LAUNCH = ", num_warps=8"
-"""For rows of thousands of elements: 32 of a thread's registers hold its part of one."""
+"""Launch option for rows of thousands of elements: each thread holds its part in 32 registers."""
 
 
 def _indent(lines: Sequence[str], spaces: int) -> str:
@@ -144,21 +151,21 @@ class ModelNew(torch.nn.Module):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowKernel:
-    """Lines of a kernel with one program a row of a matrix `x`."""
+    """Lines of a kernel with one program per row of a matrix `x`."""
 
     rows: str = "m"
     cols: str = "n"
     block: str = "triton.next_power_of_2(n)"
     ask: tuple[str, ...] = ("m, n = x.shape",)
-    """How `forward` comes to know rows and columns."""
+    """Statements of `forward` that read rows and columns."""
     passed: str = ", n"
-    """What the kernel is told of them."""
+    """Size arguments of the kernel."""
     options: str = ""
-    """Of the launch."""
+    """Options of the launch."""
 
     @classmethod
     def of(cls, sizes: Sizes | None, scale: Scale) -> RowKernel:
-        """Static where sizes are given: their numbers stand in the text, and nothing is asked."""
+        """Static if sizes are given: the source contains their numbers and reads no shapes."""
         options = WIDE_LAUNCH if scale is Scale.GPU else ""
         if sizes is None:
             return cls(options=options)
@@ -174,7 +181,7 @@ class RowKernel:
 
     @property
     def load(self) -> tuple[str, ...]:
-        """From the program's index to its row `x`."""
+        """Statements that load the program's row into `x`."""
         return (
             "row = tl.program_id(0)",
             "cols = tl.arange(0, BLOCK)",
@@ -183,11 +190,11 @@ class RowKernel:
         )
 
     def store(self, name: str) -> str:
-        """Writes variable `name` to the program's row."""
+        """Statement that stores variable `name` in the program's row."""
         return f"tl.store(out_ptr + row * {self.cols} + cols, {name}, mask=mask)"
 
     def launch(self, arguments: str, *, out: str = "torch.empty_like(x)") -> tuple[str, ...]:
-        """Body of `forward`."""
+        """Statements of `forward`."""
         return (
             *self.ask,
             f"out = {out}",

@@ -1,8 +1,8 @@
 """Family `matmul`: a matrix product with a chain as epilogue.
 
-The second operand is an input, or a learned weight without or with bias. Small, one tile holds the
-whole product: sizes lie in 17..32, so that `tl.dot` gets tiles of 32. At GPU scale a program makes
-one tile of it, step by step along `k`, in TF32 as eager does where it may.
+The second operand is an input, or a learned weight without or with bias. At small scale one tile
+holds the whole product: sizes are 17 to 32, so that `tl.dot` gets tiles of 32. At GPU scale each
+program computes one tile, step by step along `k`, in TF32, as eager mode does if allowed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _FACTORS = [(h, d) for h in range(2, 9) for d in range(3, 17) if h * d in _SIZES
 _LARGE = range(2048, 3073, 16)
 _LARGE_K = range(1024, 2049)
 _TILE, _STEP = 128, 32
-"""Of the result, and along `k`: half the TF32 rate of an H200 without tuning."""
+"""Sizes of a tile of the result, and of a step along `k`. They reach half the TF32 rate of an H200
+without tuning."""
 
 _WEIGHT = "self.w = torch.nn.Parameter(torch.randn(k, n) / k**0.5)"
 _BIAS = "self.b = torch.nn.Parameter(torch.zeros(n))"
@@ -43,6 +44,7 @@ _OPERANDS = {"input": ("y",), "weight": ("self.w",), "bias": ("self.w", "self.b"
 
 
 def draw_sizes(rng: Random, *, scale: Scale) -> Sizes:
+    """Rows, columns and the factors of the inner length."""
     if scale is Scale.GPU:
         heads, dim = large_factors(rng, products=_LARGE_K)
         return {"M": rng.choice(_LARGE), "N": rng.choice(_LARGE), "HEADS": heads, "DIM": dim}
@@ -51,6 +53,7 @@ def draw_sizes(rng: Random, *, scale: Scale) -> Sizes:
 
 
 def render_problem(variant: str, chain: Chain, *, sizes: Sizes) -> str:
+    """Source of the problem."""
     inputs = ["torch.randn(M, K)"]
     if variant == "input":
         inputs.append("torch.randn(K, N) / K**0.5")
@@ -67,6 +70,7 @@ def render_problem(variant: str, chain: Chain, *, sizes: Sizes) -> str:
 def render_answer(
     variant: str, chain: Chain, *, sizes: Sizes | None = None, scale: Scale = Scale.SMALL
 ) -> str:
+    """Source of the answer."""
     operands = _OPERANDS[variant]
     pointers = "y_ptr, b_ptr" if variant == "bias" else "y_ptr"
     if sizes is None:
@@ -100,7 +104,7 @@ def render_answer(
 
 
 def _one_tile(m: str, n: str, k: str) -> tuple[list[str], str, str]:
-    """Lines of the product `x`, the grid, and the block with the launch's options."""
+    """Lines that compute the product `x`, the grid, and the block with the launch's options."""
     lines = [
         "rows = tl.arange(0, BLOCK)[:, None]",
         "cols = tl.arange(0, BLOCK)[None, :]",
@@ -114,7 +118,7 @@ def _one_tile(m: str, n: str, k: str) -> tuple[list[str], str, str]:
 
 
 def _tiles(m: str, n: str, k: str) -> tuple[list[str], str, str]:
-    """The same at GPU scale."""
+    """`_one_tile` at GPU scale."""
     lines = [
         "rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[:, None]",
         "cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]",

@@ -22,6 +22,7 @@ _CENTRE = {"rms_norm": (), "layer_norm": ("x = tl.where(mask, x - tl.sum(x, axis
 
 
 def render_problem(variant: str, chain: Chain, *, sizes: Sizes) -> str:
+    """Source of the problem."""
     return problem_source(
         sizes,
         product="COLS",
@@ -38,6 +39,7 @@ def render_problem(variant: str, chain: Chain, *, sizes: Sizes) -> str:
 def render_answer(
     variant: str, chain: Chain, *, sizes: Sizes | None = None, scale: Scale = Scale.SMALL
 ) -> str:
+    """Source of the answer."""
     row = RowKernel.of(sizes, scale)
     return answer_source(
         f"x_ptr, w_ptr, out_ptr{row.passed}",

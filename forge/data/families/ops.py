@@ -1,8 +1,7 @@
-"""The element-wise operations that families chain: torch text, Triton text, plain-float meaning.
+"""The element-wise operations of chains, each in torch, in Triton and on a Python float.
 
-Called by the families. The promise: an operation is defined for every real number, so no chain
-leaves its domain, and `is_sound` keeps chains out of a run that blow up, hardly vary or hold a step
-without effect.
+Called by the families. Every operation is defined for all real numbers, so no chain leaves its
+domain. `is_sound` rejects chains that blow up, hardly vary or contain a step without effect.
 """
 
 from __future__ import annotations
@@ -94,13 +93,13 @@ _ALL = (
 OPS: dict[str, Op] = {op.name: op for op in _ALL}
 
 _POINTS = tuple(-3.0 + 0.15 * i for i in range(41))
-"""Where chains are looked at: the bulk of a standard normal input."""
+"""Points at which chains are evaluated: the bulk of a standard normal input."""
 _MAX_VALUE = 300.0
-"""Larger intermediate values make sine and cosine lose digits in fp32."""
+"""Largest intermediate value: with larger ones sine and cosine lose digits in fp32."""
 _MIN_SPREAD = 0.04
 """Smallest standard deviation of a chain's values: below it the reference hardly varies."""
 _MIN_EFFECT = 0.02
-"""Smallest root mean square change that leaving out a step must make."""
+"""Smallest root mean square change of the result from leaving out a step."""
 
 
 def _values(chain: Chain) -> list[float]:
@@ -120,7 +119,7 @@ def _spread(values: list[float]) -> float:
 
 @lru_cache(maxsize=100_000)
 def is_sound(chain: Chain) -> bool:
-    """Whether a chain varies, stays small, and each of its steps changes the result."""
+    """True if the values vary and stay small, and each step changes the result."""
     values = _values(chain)
     if not values or _spread(values) < _MIN_SPREAD:
         return False
@@ -138,7 +137,7 @@ def chains(length: int) -> Iterator[Chain]:
 
 
 NAMES = ("a", "b", "c", "d")
-"""What the steps of a chain are called, in reference and kernel alike."""
+"""Variables of the steps of a chain, the same in reference and kernel."""
 
 
 def last_name(chain: Chain) -> str:

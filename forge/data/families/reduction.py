@@ -30,7 +30,7 @@ _TRITON = {
     "max": ('float("-inf")', "tl.max(x, axis=0)"),
     "min": ('float("inf")', "tl.min(x, axis=0)"),
 }
-"""The value of masked elements (neutral for the reduction), and the reduction."""
+"""The value of masked elements, which is neutral for the reduction, and the reduction."""
 _PYTHON: dict[str, Callable[[list[float]], float]] = {
     "sum": sum,
     "mean": lambda values: sum(values) / len(values),
@@ -40,6 +40,7 @@ _PYTHON: dict[str, Callable[[list[float]], float]] = {
 
 
 def render_problem(variant: str, chain: Chain, *, sizes: Sizes) -> str:
+    """Source of the problem."""
     return problem_source(
         sizes,
         product="COLS",
@@ -51,6 +52,7 @@ def render_problem(variant: str, chain: Chain, *, sizes: Sizes) -> str:
 def render_answer(
     variant: str, chain: Chain, *, sizes: Sizes | None = None, scale: Scale = Scale.SMALL
 ) -> str:
+    """Source of the answer."""
     row = RowKernel.of(sizes, scale)
     neutral, reduce = _TRITON[variant]
     return answer_source(
@@ -70,21 +72,23 @@ _NUM_ROWS, _NUM_COLS = 12, 60
 _RNG = Random(0)
 _ROWS = [[_RNG.gauss(0.0, 1.0) for _ in range(_NUM_COLS)] for _ in range(_NUM_ROWS)]
 _MIN_SPREAD = 0.04
-"""Smallest standard deviation over rows, relative to their root mean square or half."""
+"""Smallest standard deviation over rows, relative to max(root mean square, 0.5)."""
 
 
 _ROUNDED = {"softplus", "logsigmoid"}
-"""Small values of log(1 + exp(-|x|)) carry the rounding of the 1, and an extremum may be small."""
+"""Small values of log(1 + exp(-|x|)) have the rounding error of the 1; extrema may be small."""
 
 
 _WIDE = tuple(-5.0 + 0.0101 * i for i in range(1000))
-"""What long rows reach, and no two points of it opposite: equal values mean a plateau."""
+"""Points over the range of long rows; without opposite pairs, so equal values mean a plateau."""
 
 
 def accepts(variant: str, chain: Chain) -> bool:
-    """Sound, the reduced rows differ (the maximum of a bounded chain hardly does, in long rows
-    not at all), each step still changes them (ReLU does not change a maximum above zero), and no
-    honest kernel is lost to rounding."""
+    """True for a sound chain whose reduction varies and depends on each step.
+
+    The maximum of a bounded chain hardly differs between rows, and not at all between long ones;
+    ReLU does not change a maximum above zero. Also false if rounding could fail an honest kernel.
+    """
     is_extremum = variant in ("max", "min")
     if not is_sound(chain) or (is_extremum and _ROUNDED & set(chain)):
         return False
@@ -98,13 +102,13 @@ def accepts(variant: str, chain: Chain) -> bool:
 
 
 def _is_flat(chain: Chain, extremum: Callable[[list[float]], float]) -> bool:
-    """Whether a chain ends in a plateau there, so that long rows all give one value."""
+    """True if the chain has a plateau at its extremum, so that all long rows give one value."""
     values = [_apply(chain, x) for x in _WIDE]
     return values.count(extremum(values)) > 1
 
 
 def _is_idle(chain: Chain, extremum: Callable[[list[float]], float]) -> bool:
-    """Whether a row's extremum is the same without some step."""
+    """True if a row's extremum is the same without one of the steps."""
     row = _ROWS[0]
     whole = extremum([_apply(chain, x) for x in row])
     fewer = (chain[:i] + chain[i + 1 :] for i in range(len(chain)))

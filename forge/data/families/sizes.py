@@ -1,9 +1,9 @@
-"""How large a generated problem's tensors are: for the interpreter, or for a GPU's clock.
+"""Sizes of a generated problem's tensors: for the interpreter, or for timing on a GPU.
 
-Called by the families. The promise at GPU scale: the fused kernel moves 112 MB at least, or does 8
-GFLOP, which is 20 us on an H200 and 100 us on a workstation's card: launches and the clock's
-resolution hardly count, and twice an H200's L2 cache is passed. No tensor is larger than 144 MB, so
-that a judge keeps the draws of all problems that are played at once.
+Called by the families. At GPU scale the fused kernel moves at least 112 MB or computes 8 GFLOP: 20
+us on an H200 and 100 us on a workstation's card. So launches and the clock's resolution hardly
+count, and the traffic is twice an H200's L2 cache. No tensor is larger than 144 MB, so that a judge
+can keep the draws of all problems in play.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Sizes = Mapping[str, int]
 _TRAFFIC = range(28_000_000, 36_000_001)
 """Elements of four bytes that a kernel reads and writes at GPU scale."""
 _COLS = range(1024, 8193)
-"""Columns of a row there: one program holds a row in its registers."""
+"""Columns of a row at GPU scale: one program holds a row in its registers."""
 
 
 class Scale(StrEnum):
-    """What sizes are drawn for; the values of `problems.sizes`."""
+    """Purpose of the sizes; the values of `problems.sizes`."""
 
     SMALL = "small"
     """Under a thousand elements a row: an interpreted launch stays under 10 ms."""
@@ -31,12 +31,12 @@ class Scale(StrEnum):
 
 
 def product(sizes: Sizes) -> int:
-    """What a static answer has to multiply out."""
+    """The product HEADS * DIM, which a static answer contains as a number."""
     return sizes["HEADS"] * sizes["DIM"]
 
 
 def scale_of(sizes: Sizes) -> Scale:
-    """What the sizes were drawn for; the products of the two scales do not meet."""
+    """The scale of given sizes; the products of the two scales do not overlap."""
     return Scale.GPU if product(sizes) >= _COLS.start else Scale.SMALL
 
 
@@ -46,7 +46,7 @@ def next_power_of_2(number: int) -> int:
 
 
 def flat_sizes(rng: Random, *, scale: Scale) -> Sizes:
-    """Factors of a vector's length, too many pairs to be known by heart."""
+    """Factors of a vector's length, with too many pairs for a model to memorise the products."""
     if scale is Scale.SMALL:
         return {"HEADS": rng.randrange(9, 32), "DIM": rng.randrange(11, 32)}
     heads = rng.randrange(5000, 10_000)
@@ -61,14 +61,14 @@ def row_sizes(rng: Random, *, scale: Scale) -> Sizes:
 
 
 def reduced_row_sizes(rng: Random, *, scale: Scale) -> Sizes:
-    """The same for kernels that write hardly anything."""
+    """Rows and the factors of their length, for kernels that write hardly anything."""
     if scale is Scale.SMALL:
         return row_sizes(rng, scale=scale)
     return _large_rows(rng, num_elements=rng.choice(_TRAFFIC))
 
 
 def large_factors(rng: Random, *, products: range) -> tuple[int, int]:
-    """Two factors, the second a multiple of 16, so that a row starts where wide loads may."""
+    """Two factors, the second a multiple of 16, so that each row is aligned for wide loads."""
     while True:
         heads, dim = rng.randrange(16, 128), 16 * rng.randrange(2, 33)
         if heads * dim in products:

@@ -18,6 +18,7 @@ _TRITON = {
 
 
 def render_problem(variant: str, chain: Chain, *, sizes: Sizes) -> str:
+    """Source of the problem."""
     return problem_source(
         sizes,
         product="COLS",
@@ -29,6 +30,7 @@ def render_problem(variant: str, chain: Chain, *, sizes: Sizes) -> str:
 def render_answer(
     variant: str, chain: Chain, *, sizes: Sizes | None = None, scale: Scale = Scale.SMALL
 ) -> str:
+    """Source of the answer."""
     row = RowKernel.of(sizes, scale)
     return answer_source(
         f"x_ptr, out_ptr{row.passed}",

@@ -1,2 +1,4 @@
-"""SFT rows: made from generated problems and their answers, or read from files. Called while a run
-is prepared; what is judged comes in as a port."""
+"""SFT rows: made from generated problems and their answers, or read from files.
+
+Called while a run is prepared. The judge is a port; nothing here imports evalpool.
+"""

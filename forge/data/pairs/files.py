@@ -1,8 +1,8 @@
 """SFT rows from files: JSON, JSON lines or Parquet, in one of the formats of `data.format`.
 
-Called when a run is prepared, off the event loop. A row that cannot be understood is a mistake of
-the file, told with its place; a row that must not be trained on (a wrong kernel, the same again) is
-left out and counted in the log.
+Called while a run is prepared, in a thread. A row that does not match the format is an error, which
+names file and row; a row that must not be trained on (a wrong kernel, a duplicate) is left out and
+counted in the log.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ ROLES = ("system", "user", "assistant")
 
 
 def messages_pair(row: Mapping[str, Any], *, number: int) -> Pair:
-    """A row with `messages`, a list of role and content or the same as JSON text; its last message
-    is the answer. Its id is `id`, else the row's number."""
+    """A row with `messages`: a list of role and content, or the same as JSON text. The last message
+    is the answer. Its id is `id`, or the row's number."""
     found = row.get("messages")
     try:
         listed = json.loads(found) if isinstance(found, str) else found
@@ -59,11 +59,11 @@ FORMATS: dict[str, Callable[..., Pair]] = {
 
 
 def read_pairs(table: DataTable) -> list[Pair]:
-    """The rows of `table.path` in the order of the files, no two alike.
+    """The rows of `table.path` in the order of the files, without duplicates.
 
     Raises:
-        ConfigError: no such file, a row that cannot be understood, or none left to train on.
-        MachineError: a Parquet file without pyarrow.
+        ConfigError: no such file, a row that does not match the format, or no row to train on.
+        MachineError: a Parquet file, and pyarrow is missing.
     """
     assert table.path is not None
     to_pair = FORMATS[table.format]
@@ -122,13 +122,13 @@ def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _json_values(file: Path) -> Iterator[Any]:
-    """The elements of one list, or one value a line, whatever the suffix."""
+    """The elements of one list, or one value per line, whatever the suffix."""
     try:
         text = file.read_text(encoding="utf-8-sig")  # some editors write a mark first
         if text.lstrip().startswith("["):
             yield from json.loads(text)
             return
-        # Not splitlines: JSON strings may hold what Unicode also counts as line ends.
+        # Not splitlines: JSON strings may contain other line separators of Unicode.
         for line in text.split("\n"):
             if line.strip():
                 yield json.loads(line)

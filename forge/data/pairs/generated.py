@@ -1,7 +1,7 @@
-"""SFT rows: a problem and its answer, and repairs: broken answers and the judge's words before it.
+"""SFT rows of generated problems: answers, and repairs with broken answers before the answer.
 
-Called when a run is prepared. The judge's words in repairs are real: `judge` runs each broken
-answer. A broken answer that the judge accepts is left out.
+Called while a run is prepared. Feedback in repairs is real: `judge` judges each broken answer. A
+broken answer that the judge accepts is left out.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from forge.records import Judge
 
 MAX_BROKEN = 2
-"""Broken answers before the mended one."""
+"""Most broken answers in a repair."""
 
 
 def answer_text(composition: Composition, code: str, *, style: Style = Style.DYNAMIC) -> str:
-    """What the model is to say: a short plan that ends with the style, then the code."""
+    """The completion to train: a short plan that ends with the style, then the code."""
     plan = f"{composition.family} {composition.variant} {style}"
     return f"<think>\n{plan}\n</think>\n\n```python\n{code}```"
 
 
 def one_turn_pair(problem: Problem, *, style: Style = Style.DYNAMIC) -> Pair:
-    """A generated problem and its honest answer in one style."""
+    """A generated problem and its answer in one style."""
     composition = Composition.of(problem)
     text = answer_text(composition, answer(problem, style=style), style=style)
     messages = (*first_messages(problem), Message(role="assistant", content=text))
@@ -40,17 +40,17 @@ def one_turn_pair(problem: Problem, *, style: Style = Style.DYNAMIC) -> Pair:
 
 
 def repair_pair(problem: Problem, exchanges: Sequence[Exchange]) -> Pair:
-    """Broken answers with the verdicts on them, and the honest answer, which asks the tensors."""
-    mended = answer_text(Composition.of(problem), answer(problem))
+    """Broken answers with their verdicts, and the answer in dynamic style."""
+    repaired = answer_text(Composition.of(problem), answer(problem))
     messages = (
         *conversation(problem, exchanges),
-        Message(role="assistant", content=mended),
+        Message(role="assistant", content=repaired),
     )
     return Pair(problem_id=problem.problem_id, messages=messages, num_turns=len(exchanges) + 1)
 
 
 def most_broken(max_turns: int) -> int:
-    """Broken answers before the mended one, at most: what a rollout of so many turns plays."""
+    """Most broken answers in a repair that has no more turns than a rollout."""
     return min(max_turns - 1, MAX_BROKEN)
 
 
@@ -65,9 +65,9 @@ async def make_pairs(
     """All rows for the given (SFT) problems, in a fixed order for given verdicts.
 
     Args:
-        problems: Generated problems; those of the SFT split.
-        max_turns: Of a rollout; repairs have no more. With 1 there are none.
-        judge: Judges broken answers; has all of them at once, and queues them.
+        problems: Generated problems of the SFT split.
+        max_turns: Turns of a rollout; repairs have no more. With 1 there are no repairs.
+        judge: Judges broken answers; gets all of them at once, and queues them.
     """
     rng = Random(seed)
     rows = [

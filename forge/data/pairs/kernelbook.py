@@ -1,8 +1,8 @@
-"""Rows of KernelBook: a PyTorch module and the Triton code that torch.compile made of it.
+"""Rows of KernelBook: a PyTorch module and the Triton code that torch.compile made from it.
 
 Columns used: `entry_point`, the name of the module; `python_code`, which defines it with
 `get_inputs` and `get_init_inputs`; `triton_code`, which defines `<entry_point>New`; `uuid`. The
-prompt is the one that a run plays, so what is trained can be judged.
+prompt is the same as in a run, so the judge accepts what is trained.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def kernelbook_pair(row: Mapping[str, Any], *, number: int) -> Pair:
-    """One turn: the module, and its answer without thinking, since the data set has none.
+    """One turn: the module, and its answer without thinking, which the data set lacks.
 
     Raises:
         BadRow: a column is missing.

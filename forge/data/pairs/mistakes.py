@@ -1,4 +1,4 @@
-"""Realistic mistakes put into an honest answer: what two-turn pairs mend. Called by `pairs`."""
+"""Realistic mistakes in an honest answer, for repairs. Called by `generated.py`."""
 
 from __future__ import annotations
 
@@ -20,35 +20,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """An honest answer, before a mistake is made in it."""
+    """An honest answer before the mistake."""
 
     composition: Composition
     sizes: Sizes | None
-    """Those in the text of a static answer."""
+    """Sizes in the source of a static answer; None for a dynamic one."""
 
     @classmethod
     def of(cls, problem: Problem, *, style: Style) -> Draft:
-        """Of a generated problem. Raises ValueError for any other."""
+        """The draft for a generated problem. Raises ValueError for any other."""
         sizes = sizes_of(problem) if style is Style.STATIC else None
         return cls(composition=Composition.of(problem), sizes=sizes)
 
     @property
     def code(self) -> str:
+        """Its source."""
         if self.sizes is None:
             return dynamic_answer(self.composition)
         return static_answer(self.composition, sizes=self.sizes)
 
     @property
     def chain(self) -> Chain:
+        """Operations of the problem."""
         return self.composition.chain
 
     def with_chain(self, chain: Chain) -> str:
-        """The answer to another chain: what a model writes that copied the steps wrongly."""
+        """The answer to another chain, as from a model that copied the steps wrongly."""
         return replace(self, composition=replace(self.composition, chain=chain)).code
 
 
 Mistake = Callable[[Draft, Random], str | None]
-"""A broken answer, or None where this mistake cannot be made in it."""
+"""Makes a broken answer; None if this mistake is impossible in the draft."""
 
 
 def wrong_op(draft: Draft, rng: Random) -> str | None:
@@ -68,13 +70,13 @@ def missing_op(draft: Draft, rng: Random) -> str | None:
 
 
 def wrong_order(draft: Draft, rng: Random) -> str | None:
-    """The steps are there, in another order."""
+    """The steps are in another order."""
     others = sorted(set(permutations(draft.chain)) - {draft.chain})
     return draft.with_chain(rng.choice(others)) if others else None
 
 
 def wrong_size(draft: Draft, rng: Random) -> str | None:
-    """Numbers in the text that are another problem's: multiplied out wrongly."""
+    """Wrong products: the numbers in the source are those of other sizes."""
     if draft.sizes is None:
         return None
     composition = draft.composition
@@ -136,14 +138,14 @@ MISTAKES: dict[Mistake, int] = {
     undefined_name: 1,
     syntax_error: 1,
 }
-"""How often each is drawn. Roughly as first answers fail after SFT in runs of our recipes: of the
-static ones six to nine in ten have the right steps and wrong sizes; of the others most have the
-steps in another order, or one that is not the problem's."""
+"""Relative frequencies, close to those in first answers after SFT in runs of our recipes. Of wrong
+static answers, 60 to 90 % have the right steps and wrong sizes; most other wrong answers have the
+steps in another order, or a step that is not in the problem."""
 
 
 def break_answer(problem: Problem, *, style: Style, rng: Random) -> str:
-    """A broken answer in this style; always differs from the honest one, though the judge may still
-    accept it. Raises ValueError for a problem that is not generated."""
+    """A broken answer in this style. It differs from the honest one, but the judge may still accept
+    it. Raises ValueError for a problem that is not generated."""
     draft = Draft.of(problem, style=style)
     mistakes, weights = list(MISTAKES), list(MISTAKES.values())
     while True:

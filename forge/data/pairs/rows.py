@@ -1,4 +1,4 @@
-"""What the readers of SFT rows share: the two ways a row can fail, and its fields."""
+"""Shared by the readers of SFT rows: the errors of a row, and access to its fields."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ if TYPE_CHECKING:
 
 
 class BadRow(ValueError):
-    """A row that is not in the format; its words say what was found and what is allowed."""
+    """A row that does not match the format; the message says what was found and what is allowed."""
 
 
 class Unfit(ValueError):
-    """A row in the format that must not be trained on; its words are the reason, for a count."""
+    """A row that matches the format but must not be trained on; the message is the reason."""
 
 
 def text_of(row: Mapping[str, Any], name: str) -> str:
-    """A text of a row. Raises BadRow where it is missing or something else."""
+    """A text field of a row. Raises BadRow if it is missing or no text."""
     found = row.get(name)
     if not isinstance(found, str):
         has = "nothing" if found is None else type(found).__name__

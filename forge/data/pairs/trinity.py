@@ -1,9 +1,9 @@
-"""Reasoning traces as Trinity's recipe uses them: PyTorch code, a thought and a Triton kernel.
+"""Reasoning traces in Trinity's format: PyTorch code, thinking and a Triton kernel.
 
 Columns used: `pytorch_code`, `model_reasoning` or `thinking`, `triton_code`, `result` with
 `correctness` and `fast_0` (an object, or the same as JSON text), `sample_key`. As in the recipe,
-only correct kernels are trained, as `<think>…</think>` and `<triton>…</triton>`. A trace whose
-kernel is called by a function of another name than the judge's is asked for by that name.
+only correct kernels are trained, as `<think>…</think>` and `<triton>…</triton>`. If the kernel's
+entry point has another name than the judge's, the prompt asks for that name.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 WRAPPER = "triton_kernel_wrapper"
-"""What the traces' own benchmark calls."""
+"""Entry point of the benchmark that the traces come from."""
 THOUGHTS = ("model_reasoning", "thinking")
-"""Columns; the first that has one."""
+"""Columns with thinking; the first that is not empty counts."""
 
 
 def trinity_pair(row: Mapping[str, Any], *, number: int) -> Pair:
-    """One turn: the module, the thought where there is one, and the kernel.
+    """One turn: the module, the thinking if there is any, and the kernel.
 
     Raises:
-        BadRow: a column is missing or no text, or `result` says nothing of correctness.
-        Unfit: the kernel was not correct, or has no name that can be called.
+        BadRow: a column is missing or no text, or `result` lacks `correctness`.
+        Unfit: the kernel was not correct, or has no known entry point.
     """
     code = text_of(row, "triton_code")
     if not _is_correct(row.get("result")):
@@ -66,5 +66,7 @@ def _is_correct(result: Any) -> bool:
         except (ValueError, RecursionError):
             result = None
     if not isinstance(result, dict) or "correctness" not in result:
-        raise BadRow("result: found no correctness in it; the benchmark's words on the kernel")
+        raise BadRow(
+            "result: found no correctness in it; it must hold the benchmark's result for the kernel"
+        )
     return result["correctness"] is True and result.get("fast_0") is True
