@@ -1,5 +1,6 @@
-"""The engine child's half of serving: the HTTP app, its wire formats, the thread that steps.
+"""The part of an engine child that all engines share: HTTP endpoints, the thread that steps, random
+draws, checks of published directories.
 
-Imported by the engine packages `llama`, `hf` and `vllm`, each in its own process;
-never by the host.
+Called by the engine packages `llama`, `hf` and `vllm`, each in its own process. Never imported by
+the host, and imports no engine.
 """

@@ -1,16 +1,15 @@
-"""The endpoints of an engine child, whichever engine it is: HTTP on a Unix socket around an
-EnginePort.
+"""The HTTP endpoints of an engine child, around any EnginePort.
 
-Made by `main`. Promises: no JSON that a client sends ends the
-process; a client that hangs up has its sequences aborted; a weight set that is refused leaves the
-old one serving; while the engine sleeps, everything that needs it is answered with 503.
+Made by `main`. Promises: no JSON from a client ends the process; sequences of a client
+that hangs up are aborted; refused weights leave the old ones serving; while the engine sleeps,
+requests that need it are answered with 503.
 
     POST /v1/completions        token ids in; token ids and logprobs out: JSON, `wire`, or a stream
     POST /v1/chat/completions   messages in, text out
     POST /weights               {path, version} -> {version, seconds, kind}
     POST /score                 {prompt_ids, completion_ids}: their log probabilities
-    POST /sleep, /wake          {}: GPU memory is given away and taken back
-    GET  /health                EngineStatus, what engine it is and what it can do
+    POST /sleep, /wake          {}: release GPU memory and take it back
+    GET  /health                EngineStatus, the engine's name and features
 """
 
 from __future__ import annotations
@@ -51,12 +50,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ABORTED_S = 10.0
-"""Until an engine has let go of samples whose client hung up just before it asked for sleep."""
+"""Maximum wait before sleep for samples to end whose client has just hung up."""
 IDLE_PAUSE_S = 0.02
 
 
 class Endpoints:
-    """HTTP in front of one engine."""
+    """The endpoints of one engine."""
 
     def __init__(
         self, engine: EnginePort, *, texts: Texts, stop: Sequence[int], context_tokens: int
@@ -69,6 +68,7 @@ class Endpoints:
         self._is_asleep = False
 
     def app(self) -> Starlette:
+        """The application with all routes."""
         awake = {
             "/v1/completions": self.completions,
             "/v1/chat/completions": self.chat,
@@ -81,6 +81,7 @@ class Endpoints:
         return Starlette(routes=[*routes, Route("/health", self.health)])
 
     async def completions(self, http: HttpRequest, body: dict[str, Any]) -> Response:
+        """Continue token ids."""
         request = request_from(body, prompt=token_ids(body, "prompt"), stop=self._stop)
         if body.get("stream", False) is True:
             return await self._stream(request, self._completion_event(request))
@@ -91,6 +92,7 @@ class Endpoints:
         return JSONResponse(answer(request))
 
     async def chat(self, http: HttpRequest, body: dict[str, Any]) -> Response:
+        """Answer messages."""
         request = chat_request(body, self._texts, context_tokens=self._context_tokens)
         if body.get("stream", False) is True:
             return await self._stream(request, self._chat_event())
@@ -98,6 +100,7 @@ class Endpoints:
         return JSONResponse(chat_answer(request, self._texts))
 
     async def weights(self, _http: HttpRequest, body: dict[str, Any]) -> Response:
+        """Load published weights."""
         path, version = body.get("path"), body.get("version")
         if not isinstance(path, str) or type(version) is not int or version < 0:
             raise ConfigError("allowed is {path: a directory, version: an integer from 0}")
@@ -108,12 +111,14 @@ class Endpoints:
         return JSONResponse({"version": version, "seconds": seconds, "kind": kind})
 
     async def score(self, _http: HttpRequest, body: dict[str, Any]) -> Response:
+        """Log probabilities of given tokens."""
         prompt, tokens = token_ids(body, "prompt_ids"), token_ids(body, "completion_ids")
         with self._busy.running():
             logprobs = await self._engine.score(prompt, tokens)
         return JSONResponse({"logprobs": logprobs, "version": self._engine.status().version})
 
     async def sleep(self, _http: HttpRequest, _body: dict[str, Any]) -> Response:
+        """Release GPU memory. Only an idle engine sleeps."""
         if SLEEP not in self._engine.features:
             raise ConfigError(f"the {self._engine.name} engine has no sleep")
         with anyio.move_on_after(ABORTED_S):
@@ -122,7 +127,7 @@ class Endpoints:
         if held := self._num_unfinished():
             raise MachineError(f"{held} samples are unfinished; an engine sleeps when it is idle")
         if not self._is_asleep:
-            # First, so that a request that comes meanwhile is refused.
+            # First, so that requests are refused while the engine goes to sleep.
             self._is_asleep = True
             await self._engine.sleep()
         return JSONResponse({})
@@ -132,12 +137,14 @@ class Endpoints:
         return status.running + status.waiting
 
     async def wake(self, _http: HttpRequest, _body: dict[str, Any]) -> Response:
+        """Take GPU memory back."""
         if self._is_asleep:
             await self._engine.wake()
             self._is_asleep = False
         return JSONResponse({})
 
     async def health(self, _http: HttpRequest) -> Response:
+        """Numbers and features of the engine."""
         return JSONResponse(
             {
                 **asdict(self._engine.status()),
@@ -158,9 +165,8 @@ class Endpoints:
         return answered
 
     async def _generate(self, http: HttpRequest, request: Request) -> None:
-        """Wait for the request, or for its client to hang up, whichever comes first.
-
-        Raises ClientDisconnect where the client was first: there is no whole answer.
+        """Generate until the request is finished or its client hangs up. Raises ClientDisconnect if
+        the client hangs up first.
         """
         failure: list[ForgeError] = []
         is_answered = False
@@ -186,7 +192,7 @@ class Endpoints:
             raise ClientDisconnect
 
     async def _stream(self, request: Request, event: Callable[[Chunk], dict[str, Any]]) -> Response:
-        """A request that cannot be served is refused before the first event."""
+        """Stream the answer. A request that cannot be served is refused before the first event."""
         await self._engine.check(request)
         return EventStream(
             self._engine, request, event=event, last=lambda: {"usage": usage(request)}
@@ -220,13 +226,13 @@ Handler = Callable[[HttpRequest, dict[str, Any]], Awaitable[Response]]
 
 
 def _answered(handler: Handler) -> Callable[[HttpRequest], Awaitable[Response]]:
-    """The boundary: JSON in, and every error raised on purpose as one line with its status."""
+    """Parse the body as JSON, and turn every ForgeError into one line with its status."""
 
     async def endpoint(http: HttpRequest) -> Response:
         try:
             return await handler(http, _object(await http.body()))
         except ClientDisconnect:
-            return Response(status_code=499)  # as nginx calls it; nobody reads it
+            return Response(status_code=499)  # nginx's code for this; no client reads it
         except ConfigError as error:
             return _refusal(400, error)
         except (MachineError, Stalled) as error:

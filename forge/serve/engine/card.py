@@ -1,8 +1,8 @@
-"""An engine's part in the peace on a shared GPU: its work and a judge's timing never overlap.
+"""An engine's lock on shared GPUs: its work and a judge's timing never overlap.
 
 Called by the engine children whose config names `shared_gpus`. Promise: inside `card_turns(...)()`
-every named card is held as a reader (`forge.process.gpu_lease`); what runs inside must have left
-the card when it ends. Without names it costs nothing.
+every named GPU is held as a reader (`forge.process.gpu_lease`). Work on the GPU must be done when
+the context ends. Without names it costs nothing.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 TIMEOUT_S = 300.0
-"""For whoever times kernels to be done: windows of seconds, one after another."""
+"""Maximum wait for judges, which time kernels in windows of seconds, one after another."""
 
 
 def card_turns(uuids: Sequence[str]) -> Callable[[], AbstractContextManager[None]]:
-    """What to enter around each step. Raises MachineError where a card's files cannot be opened;
-    entering raises Stalled.
+    """A factory of contexts, one for each step. Raises MachineError if a GPU's lock files cannot be
+    opened; entering a context raises Stalled.
     """
     if not uuids:
         return nullcontext

@@ -1,8 +1,7 @@
-"""`/v1/chat/completions`: messages in, text out, for people and for clients written against
-OpenAI's API.
+"""`/v1/chat/completions`: messages in, text out, in the format of OpenAI's API.
 
-Called by `app`. Promise: a prompt is rendered by the checkpoint's own template, so chat sees the
-tokens that training saw.
+Called by `app`. Promise: a prompt is rendered by the checkpoint's own template, so that chat gets
+the same tokens as training.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ REPLACEMENT = "\ufffd"
 
 
 class Texts:
-    """The tokenizer of the served checkpoint, loaded when the first text is asked for."""
+    """The tokenizer of the served checkpoint, loaded on first use."""
 
     def __init__(self, model_dir: Path) -> None:
         self._model_dir = model_dir
@@ -34,7 +33,8 @@ class Texts:
 
     @property
     def template(self) -> ChatTemplate:
-        """Raises ConfigError where the checkpoint has no tokenizer or no chat template."""
+        """The chat template. Raises ConfigError if the checkpoint has no tokenizer or no
+        template."""
         if self._template is None:
             from forge.data.chat import ChatTemplate
 
@@ -42,16 +42,15 @@ class Texts:
         return self._template
 
     def deltas(self) -> Deltas | None:
-        """For a stream that may carry text; None where the checkpoint has no tokenizer."""
+        """Decoder for a stream; None if the checkpoint has no tokenizer."""
         if not (self._model_dir / "tokenizer.json").is_file():
             return None
         return Deltas(self.template)
 
 
 class Deltas:
-    """Text that each new token adds, by sample. A character cut between two tokens waits for the
-    second.
-    """
+    """Decodes a stream, sample by sample. A character split over two tokens waits for the
+    second."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
@@ -59,7 +58,7 @@ class Deltas:
         self._sent: dict[int, int] = {}
 
     def add(self, index: int, token_ids: list[int], *, is_last: bool) -> str:
-        """Text to send now."""
+        """Add tokens of a sample; returns the text that they complete."""
         ids = self._ids.setdefault(index, [])
         ids += token_ids
         text = self._template.decode(ids)
@@ -71,7 +70,7 @@ class Deltas:
 
 
 def chat_request(body: Mapping[str, Any], texts: Texts, *, context_tokens: int) -> Request:
-    """Render the messages. Without max_tokens the answer may fill what the context has left."""
+    """Read a chat request. Without max_tokens the answer may fill the rest of the context."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise ConfigError("messages: found none; allowed is a list of {role, content}")
@@ -94,7 +93,7 @@ def _message(found: Any) -> Message:
 
 
 def chat_answer(request: Request, texts: Texts) -> dict[str, Any]:
-    """A finished request as OpenAI's chat answers it, with our fields beside."""
+    """A finished request in the format of OpenAI's chat, with our own fields added."""
     choices = []
     for sample in request.samples:
         text = texts.template.decode(sample.tokens.tolist())

@@ -1,7 +1,7 @@
-"""The words of `/v1/completions` and `/score`: JSON to requests, finished requests to JSON.
+"""The formats of `/v1/completions` and `/score`: JSON to requests, finished requests to JSON.
 
-Called by `app` and `chat`. Promise: whatever JSON arrives, the answer is a Request or a ConfigError
-that names the field, what was found and what is allowed.
+Called by `app` and `chat`. Promise: any JSON gives a Request, or a ConfigError with the field, the
+value found and the values allowed.
 """
 
 from __future__ import annotations
@@ -19,18 +19,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 DEFAULT_MAX_TOKENS = 16
-"""OpenAI's."""
+"""OpenAI's default."""
 IGNORED = frozenset({"model", "user", "logprobs", "stream", "stream_options"})
-"""Accepted for clients written for other servers; logprobs are always there."""
+"""Accepted for clients of other servers, without effect; logprobs are always returned."""
 KNOWN = frozenset(
     {"prompt", "n", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop_token_ids"}
 )
 
 
 def request_from(body: Mapping[str, Any], *, prompt: np.ndarray, stop: Sequence[int]) -> Request:
-    """Read the fields that say how to continue a prompt. `stop` holds where the body names no stop
-    tokens.
-    """
+    """Read the sampling fields. `stop` holds the stop tokens for a body that names none."""
     if unknown := sorted(body.keys() - KNOWN - IGNORED):
         raise ConfigError(f"{unknown[0]}: unknown field; allowed are {', '.join(sorted(KNOWN))}")
     given = body.get("stop_token_ids")
@@ -48,7 +46,7 @@ def request_from(body: Mapping[str, Any], *, prompt: np.ndarray, stop: Sequence[
 
 
 def token_ids(body: Mapping[str, Any], name: str) -> np.ndarray:
-    """A list of token ids, as int64. Range is checked by the engine."""
+    """Read a list of token ids as int64. The engine checks their range."""
     found = body.get(name)
     if not isinstance(found, list) or any(type(token) is not int for token in found):
         raise ConfigError(f"{name}: found {_shown(found)}; allowed is a list of token ids")
@@ -59,7 +57,7 @@ def token_ids(body: Mapping[str, Any], name: str) -> np.ndarray:
 
 
 def answer(request: Request) -> dict[str, Any]:
-    """A finished request as `/v1/completions` answers it."""
+    """The answer of `/v1/completions` for a finished request."""
     return {
         "object": "text_completion",
         "choices": [choice(sample) for sample in request.samples],
@@ -68,7 +66,7 @@ def answer(request: Request) -> dict[str, Any]:
 
 
 def completion(sample: EngineSample) -> Completion:
-    """One finished sample. Versions are those of its own tokens."""
+    """A finished sample, with the lowest and highest policy version of its tokens."""
     assert sample.finish is not None
     return Completion(
         token_ids=tuple(sample.tokens.tolist()),
@@ -80,7 +78,7 @@ def completion(sample: EngineSample) -> Completion:
 
 
 def choice(sample: EngineSample) -> dict[str, Any]:
-    """The same as JSON."""
+    """A finished sample as JSON."""
     done = completion(sample)
     logprobs = {"token_logprobs": done.logprobs}
     if sample.logprobs_t1.size:
@@ -96,7 +94,7 @@ def choice(sample: EngineSample) -> dict[str, Any]:
 
 
 def usage(request: Request) -> dict[str, int]:
-    """Token counts in OpenAI's words."""
+    """Token counts in OpenAI's format."""
     completion = sum(sample.tokens.size for sample in request.samples)
     return {
         "prompt_tokens": int(request.prompt.size),
@@ -106,7 +104,8 @@ def usage(request: Request) -> dict[str, int]:
 
 
 def _rounded(logprobs: np.ndarray) -> list[float]:
-    """Seven decimals hold what float32 knows, and halve the JSON. `wire` carries the same."""
+    """Round to seven decimals, the precision of float32; this halves the JSON. `wire` carries the
+    same values."""
     return np.round(logprobs.astype(np.float64), 7).tolist()
 
 
@@ -124,7 +123,7 @@ def _number(body: Mapping[str, Any], name: str, default: float) -> float:
     try:
         return float(found)
     except OverflowError as error:
-        raise ConfigError(f"{name}: found {_shown(found)}, beyond all floats") from error
+        raise ConfigError(f"{name}: found {_shown(found)}, beyond float range") from error
 
 
 def _shown(value: Any) -> str:

@@ -1,8 +1,8 @@
-"""Drawing tokens, as far as engines share it: how each row is sampled, its random number, what came
-out.
+"""Random draws of tokens, shared by the engines: sampling parameters, random numbers, results.
 
-Used by the samplers of llama and hf. Promise: the random number of a token depends only on (seed,
-sample, position), not on what else is in the batch, nor on the engine. R rows.
+Used by the samplers of llama and hf, and for vLLM's seeds. Promise: the random number of a token
+depends only on (seed, sample, position), neither on the rest of the batch nor on the engine.
+Shapes: R rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from forge.serve.request import SEED_MASK
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knobs:
-    """How each row is sampled. All [R]."""
+    """Sampling parameters of each row. All [R]."""
 
     temperature: np.ndarray
     """0 is greedy."""
@@ -33,15 +33,16 @@ class Knobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """What came out. All [R]."""
+    """The drawn tokens. All [R]."""
 
     token: np.ndarray
     logprob: np.ndarray
-    """Under the distribution sampled from; for greedy rows at temperature 1."""
+    """Under the sampled distribution; for greedy rows at temperature 1."""
     logprob_t1: np.ndarray
     """Under the whole vocabulary at temperature 1."""
     is_finite: np.ndarray
-    """False where the logits held NaN or infinity; the rest of that row is meaningless."""
+    """False if the logits held NaN or infinity; the other values of that row are then
+    meaningless."""
 
 
 def uniforms(seed: np.ndarray, sample: np.ndarray, position: np.ndarray) -> np.ndarray:

@@ -1,7 +1,7 @@
-"""Server-sent events: a streamed answer, one line a step.
+"""Server-sent events: a streamed answer, one line for each step.
 
-Called by `app`. Promise: it runs in the task that serves the connection, so when the client hangs
-up the request is cancelled there and then (an async generator would be closed later, by the
+Called by `app`. Promise: it runs in the task that serves the connection, so that the request is
+cancelled as soon as the client hangs up (an async generator would be closed later, by the garbage
 collector, in another task).
 """
 
@@ -30,9 +30,7 @@ HEADERS = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-stor
 
 
 class EventStream(Response):
-    """Generates a request and sends `event(chunk)` for each of its chunks, `last()`, then
-    [DONE].
-    """
+    """Generates a request and sends `event(chunk)` for each chunk, then `last()`, then [DONE]."""
 
     def __init__(
         self,
@@ -65,16 +63,16 @@ class EventStream(Response):
         offer, chunks = anyio.create_memory_object_stream[Chunk](float("inf"))
         error: list[ForgeError] = []
 
-        def hear(chunk: Chunk) -> None:
+        def offer_chunk(chunk: Chunk) -> None:
             try:
                 offer.send_nowait(chunk)
             except (anyio.ClosedResourceError, anyio.BrokenResourceError):
-                logger.debug("a chunk came after its client had gone")
+                logger.debug("a chunk arrived after its client had gone")
 
         async def generate() -> None:
             with offer:
                 try:
-                    await self._engine.generate(self._request, on_chunk=hear)
+                    await self._engine.generate(self._request, on_chunk=offer_chunk)
                 except ForgeError as failure:
                     error.append(failure)
 

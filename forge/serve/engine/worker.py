@@ -1,12 +1,12 @@
-"""The thread of an engine that is stepped by us (llama, hf): owns every call into it, takes work
+"""The thread that steps an engine (llama, hf): it makes every call into the engine and takes work
 from the event loop between two steps.
 
     event loop ── call(fn), generate(request) ──▶ queue ──▶ engine thread: commands, then a step
         ▲──────────────── futures, chunks ────────────────────────┘
 
-An EnginePort. Promises: one thread touches the engine; whoever is cancelled while waiting (its
-client hung up) has its sequences aborted; where a step fails, everyone waiting is told and the
-process ends with 70, since the engine's state is then unknown; on a shared card whatever uses it
+An EnginePort. Promises: one thread touches the engine; a request that is cancelled while it waits
+(its client hung up) has its sequences aborted; if a step fails, all waiting requests get the error
+and the process ends with 70, since the engine's state is then unknown; all work on a shared GPU
 happens inside `turns`.
 """
 
@@ -39,12 +39,13 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 FAULT_EXIT = 70
+"""Exit code after a failed step."""
 FAULT_GRACE_S = 0.3
-"""For the last answers to leave before the process ends."""
+"""Time for the last answers to be sent before the process ends."""
 
 
 class StepEngine(Protocol):
-    """An engine that does nothing between two steps. Every call from one thread."""
+    """An engine that is idle between two steps. Called from one thread only."""
 
     features: frozenset[str]
 
@@ -53,65 +54,63 @@ class StepEngine(Protocol):
         ...
 
     def add(self, request: Request) -> None:
-        """Queue a request, once checked."""
+        """Check a request and queue it."""
         ...
 
     def abort(self, request: Request) -> None:
-        """End what is unfinished of a request, with what it has produced so far."""
+        """End the unfinished samples of a request; they keep their tokens."""
         ...
 
     @property
     def is_active(self) -> bool:
-        """There is something to step."""
+        """True if there is something to step."""
         ...
 
     def step(self) -> list[EngineSample]:
-        """One token for every running sample. Returns those that finished."""
+        """Generate one token for every running sample. Returns the finished ones."""
         ...
 
     def new_tokens(self, sample: EngineSample, start: int) -> list[int]:
-        """Tokens of a sample from a place on, running or not."""
+        """Tokens of a sample from an index on, running or not."""
         ...
 
     def load_weights(self, path: Path, *, version: int) -> str:
-        """As EnginePort has it; what runs is evaluated again under them."""
+        """See EnginePort. Running samples are evaluated again under the new weights."""
         ...
 
     def score(self, prompt: np.ndarray, completion: np.ndarray) -> np.ndarray:
-        """As EnginePort has it. [T]"""
+        """See EnginePort. [T]"""
         ...
 
     def sleep(self) -> None:
-        """As EnginePort has it."""
+        """See EnginePort."""
         ...
 
     def wake(self) -> None:
-        """As EnginePort has it."""
+        """See EnginePort."""
         ...
 
     def status(self) -> EngineStatus:
-        """Its numbers; `step_s` is the worker's."""
+        """Numbers of the engine; the worker adds `step_s`."""
         ...
 
     def close(self) -> None:
-        """Free everything. The engine cannot be used afterwards."""
+        """Free all memory. The engine cannot be used afterwards."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class Pending:
-    """A request that somebody waits for."""
+    """A request in progress."""
 
     done: Future[None]
     on_chunk: Callable[[Chunk], None] | None
     sent: Counter[int] = field(default_factory=Counter)
-    """Tokens already streamed, by sample."""
+    """Number of streamed tokens by sample index."""
 
 
 class Worker:
-    """Runs an engine in a thread of its own. Async methods are for the one event loop of the
-    process.
-    """
+    """Runs an engine in its own thread. Async methods are for the event loop of the process."""
 
     def __init__(
         self,
@@ -133,7 +132,7 @@ class Worker:
         self._status = EngineStatus(version=0)
 
     def start(self) -> None:
-        """Make the engine; returns when it can serve. Raises what making it raised."""
+        """Make the engine; returns when it can serve. Raises the error of `make_engine`."""
         self._thread.start()
         engine = self._started.result()
         self.features = engine.features
@@ -147,7 +146,7 @@ class Worker:
     # -- the event loop's side -------------------------------------------------------------------
 
     def status(self) -> EngineStatus:
-        """Its numbers after the last step."""
+        """Numbers after the last step."""
         return self._status
 
     async def check(self, request: Request) -> None:
@@ -155,20 +154,20 @@ class Worker:
         await self.call(lambda engine: engine.check(request))
 
     async def load_weights(self, path: Path, *, version: int) -> str:
-        """Between two steps; what runs goes on under the new weights."""
+        """Load between two steps; running samples continue under the new weights."""
         return await self._call_on_card(lambda engine: engine.load_weights(path, version=version))
 
     async def score(self, prompt: np.ndarray, completion: np.ndarray) -> list[float]:
-        """Between two steps."""
+        """Score between two steps."""
         scored = await self._call_on_card(lambda engine: engine.score(prompt, completion))
         return scored.tolist()
 
     async def sleep(self) -> None:
-        """Between two steps."""
+        """Release GPU memory between two steps."""
         await self._call_on_card(lambda engine: engine.sleep())
 
     async def wake(self) -> None:
-        """Between two steps."""
+        """Take GPU memory back between two steps."""
         await self._call_on_card(lambda engine: engine.wake())
 
     async def call(self, function: Callable[[StepEngine], T]) -> T:
@@ -195,18 +194,17 @@ class Worker:
     async def generate(
         self, request: Request, *, on_chunk: Callable[[Chunk], None] | None = None
     ) -> None:
-        """Return when every sample of the request is finished. `on_chunk` hears each step, in the
-        event loop.
+        """Return when every sample of the request is finished. `on_chunk` is called for each step,
+        in the event loop.
 
-        Raises ConfigError for a request that cannot be served, MachineError for one that had to be
-        given up.
+        Raises ConfigError for a request that cannot be served, MachineError for one that failed.
         """
         future: Future[None] = Future()
         future.set_running_or_notify_cancel()
         listener = on_chunk and _threadsafe(on_chunk)
         pending = Pending(done=future, on_chunk=listener)
         try:
-            # Cancelled here too: the command is queued, and the abort comes after it.
+            # If this is cancelled, the command is queued already, and the abort follows it.
             await self.call(lambda engine: self._admit(engine, request, pending))
             await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -236,7 +234,8 @@ class Worker:
         engine.close()
 
     def _run_commands(self, engine: StepEngine) -> bool:
-        """Run what is queued, waiting only while there is nothing to decode. False: stop."""
+        """Run the queued commands; wait for one only if there is nothing to step. False means
+        stop."""
         while True:
             try:
                 command = self._queue.get(block=not engine.is_active)
@@ -280,13 +279,13 @@ class Worker:
         self._status = replace(engine.status(), step_s=self._step_s)
 
     def _fail_all(self, error: Exception) -> None:
-        told = (
+        reported = (
             error
             if isinstance(error, ForgeError)
             else MachineError(f"the engine failed: {error!r}")
         )
         for pending in self._pending.values():
-            pending.done.set_exception(told)
+            pending.done.set_exception(reported)
 
 
 def _threadsafe(function: Callable[[Chunk], None]) -> Callable[[Chunk], None]:

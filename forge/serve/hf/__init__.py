@@ -1,3 +1,4 @@
-"""Transformers as an engine: slow, exact, and right for every architecture that the trainer can
-train. Child process only; started as `forge.serve.hf.app`.
+"""The transformers engine: slow, exact, correct for every architecture that the trainer can train.
+
+A child process, started as `forge.serve.hf.app` by `forge.serve.replicas`. Imports no other engine.
 """

@@ -1,7 +1,6 @@
-"""A transformers replica's process: `python -m forge.serve.hf.app CONFIG.json`, one engine thread
-behind the endpoints of `forge.serve.engine.app`.
+"""`python -m forge.serve.hf.app CONFIG.json`: the process of a transformers replica.
 
-Started by `forge.serve.replicas`. It serves on the first GPU that it can see, else on the CPU.
+Started by `forge.serve.replicas`. It serves on the first visible GPU, or else on the CPU.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from forge.serve.hf.engine import HfEngine, HfSettings
 
 
 def settings_from(config: Mapping[str, Any], *, has_gpu: bool) -> HfSettings:
-    """What the supervisor's config asks of this engine."""
+    """Read the supervisor's config."""
     return HfSettings(
         model_dir=Path(config["model_dir"]),
         context_tokens=config["context_tokens"],

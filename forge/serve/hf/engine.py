@@ -1,14 +1,17 @@
-"""Continuous batching over a transformers model: one forward pass a step for all running samples.
+"""Continuous batching over a transformers model: one forward pass in each step for all running
+samples.
 
-A StepEngine: `forge.serve.engine.worker` drives it. Waiting samples start in order while
-there are free slots; those of one request that start together share the evaluation of their prompt.
+A StepEngine, driven by `forge.serve.engine.worker`. Waiting samples start in order while there are
+free slots. Samples of one request that start together share the evaluation of their prompt.
 
     add ─▶ waiting ─▶ prefill ─▶ rows ─▶ finished
               ▲                    │
-              └──── new weights ───┘   what runs is evaluated again under them, and goes on
+              └──── new weights ───┘   running samples are evaluated again
 
-Promises: every token knows its policy version; with the same requests in the same order a seed
-gives the same tokens; a refused weight set changes nothing.
+Promises: every token has its policy version; the same requests in the same order with the same seed
+give the same tokens; refused weights change nothing.
+
+Shapes: R rows, T tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -29,25 +32,25 @@ from forge.serve.port import COMPACT_WIRE, FULL, LORA, SCORE, SLEEP, EngineStatu
 from forge.serve.request import EngineSample, Request, check_score
 
 SCORE_TOKENS = 512
-"""Scored at once: their logits over a vocabulary of 150k take 300 MB in f32."""
+"""Tokens scored in one forward pass: their logits over a vocabulary of 150k take 300 MB in f32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HfSettings:
-    """How a model is held."""
+    """Settings of a model and its memory."""
 
     model_dir: Path
     context_tokens: int
-    """Of one sequence."""
+    """Maximum tokens of one sequence."""
     num_slots: int
     is_exact: bool = True
-    """f32, or bf16."""
+    """f32 if true, else bf16."""
     device: str = "cpu"
     version: int = 0
 
 
 class HfEngine:
-    """A model that serves. Every call from one thread."""
+    """A served model. Called from one thread only."""
 
     def __init__(self, settings: HfSettings) -> None:
         self._settings = settings
@@ -60,7 +63,7 @@ class HfEngine:
         self._memory: RowCache | None = None
         self._generated_tokens = self._prompt_tokens = 0
         features = {LORA, FULL, SCORE, COMPACT_WIRE}
-        # Without a GPU there is nothing to give away.
+        # Without a GPU there is no GPU memory to release.
         self.features = frozenset(features | {SLEEP} if settings.device != "cpu" else features)
 
     # -- requests --------------------------------------------------------------------------------
@@ -70,13 +73,13 @@ class HfEngine:
         request.check(num_vocab=self._model.num_vocab, context_tokens=self._settings.context_tokens)
 
     def add(self, request: Request) -> None:
-        """Queue a request, once checked."""
+        """Check a request and queue it."""
         self.check(request)
         request.samples = [EngineSample(request, index) for index in range(request.n)]
         self._waiting.extend(request.samples)
 
     def abort(self, request: Request) -> None:
-        """End what is unfinished of a request, with what it has produced so far."""
+        """End the unfinished samples of a request; they keep their tokens."""
         self._waiting = deque(s for s in self._waiting if s.request is not request)
         self._drop([row for row in self._rows if row.sample.request is request])
         for sample in request.samples:
@@ -84,10 +87,11 @@ class HfEngine:
 
     @property
     def is_active(self) -> bool:
+        """True if there is something to step."""
         return bool(self._rows or self._waiting)
 
     def new_tokens(self, sample: EngineSample, start: int) -> list[int]:
-        """Tokens of a sample from a place on, running or not."""
+        """Tokens of a sample from an index on, running or not."""
         for row in self._rows:
             if row.sample is sample:
                 return row.tokens[start:]
@@ -96,7 +100,8 @@ class HfEngine:
     # -- weights ---------------------------------------------------------------------------------
 
     def load_weights(self, path: Path, *, version: int) -> str:
-        """Serve new weights; what runs is evaluated again under them."""
+        """Serve new weights; running samples are evaluated again under them. Returns ADAPTER or
+        FULL. Raises ConfigError."""
         kind = self._model.load_weights(path)
         self._version = version
         self._waiting.extendleft(row.leave() for row in reversed(self._rows))
@@ -114,26 +119,27 @@ class HfEngine:
         for start in range(0, completion.size, SCORE_TOKENS):
             ids = torch.from_numpy(completion[start : start + SCORE_TOKENS]).to(self._device)
             out_TV = self._model.forward(ids[None], memory)[0]
-            # The logits before each token are what predicts it.
+            # A token is predicted by the logits before it.
             table_TV = torch.cat([last_V[None], out_TV[:-1]]).float().log_softmax(dim=-1)
             logprobs.append(table_TV.gather(1, ids[:, None])[:, 0].cpu().numpy())
             last_V = out_TV[-1]
         return np.concatenate(logprobs)
 
     def sleep(self) -> None:
-        """Weights go to the host's memory."""
+        """Move the weights to host memory."""
         self._model.move(torch.device("cpu"))
         torch.cuda.empty_cache()
 
     def wake(self) -> None:
-        """Weights come back."""
+        """Move the weights back to the GPU."""
         self._model.move(self._device)
 
     # -- the step --------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def step(self) -> list[EngineSample]:
-        """One token for every running sample, and for those that start. Those that finished."""
+        """Generate one token for every running and starting sample. Returns the finished
+        samples."""
         logits = self._decoded()
         while self._waiting and len(self._rows) < self._settings.num_slots:
             logits += self._start()
@@ -154,14 +160,14 @@ class HfEngine:
         return self._drop(finished)
 
     def _decoded(self) -> list[torch.Tensor]:
-        """Logits after each row's newest token. [R, V], or nothing"""
+        """Logits after each row's newest token [R, V]; an empty list without rows."""
         if self._memory is None:
             return []
         return [self._model.decode([row.tokens[-1] for row in self._rows], self._memory)]
 
     def _start(self) -> list[torch.Tensor]:
-        """The next waiting sample becomes a row, with others of its request that share its tokens
-        and find a slot. Their logits. [1, V] for each
+        """Start the next waiting sample, and others of its request that have the same tokens and a
+        free slot. Returns their logits, [1, V] each.
         """
         first = self._waiting.popleft()
         starting = [first]
@@ -186,7 +192,7 @@ class HfEngine:
         return [logits] * len(starting)
 
     def _drop(self, rows: list[Row]) -> list[EngineSample]:
-        """Take rows out of the batch."""
+        """Remove rows from the batch. Returns their samples."""
         if not rows:
             return []
         kept = [place for place, row in enumerate(self._rows) if row not in rows]
@@ -198,7 +204,7 @@ class HfEngine:
         return [row.leave() for row in rows]
 
     def status(self) -> EngineStatus:
-        """Its numbers now. KV is by slot."""
+        """Numbers of the engine. KV use is the share of slots in use."""
         return EngineStatus(
             version=self._version,
             running=len(self._rows),
@@ -210,6 +216,6 @@ class HfEngine:
         )
 
     def close(self) -> None:
-        """Forget the samples; the process is about to end."""
+        """Drop all samples; the process is about to end."""
         self._waiting.clear()
         self._rows, self._memory = [], None

@@ -1,7 +1,9 @@
-"""A transformers model on one device: its weights, an adapter beside them, the forward pass.
+"""A transformers model on one device: its weights, a separate adapter, the forward pass.
 
-Owned by `engine`. Promises: a weight set that is refused leaves the old one in place; an adapter is
-never merged (in bf16 that would lose most of a small one).
+Owned by `engine`. Promises: refused weights leave the old ones in place; an adapter is never merged
+(in bf16 that would lose most of a small one).
+
+Shapes: R rows, N new tokens of each row, V vocabulary.
 """
 
 from __future__ import annotations
@@ -31,11 +33,11 @@ NOT_LOADED = (
     OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError, SafetensorError,
     StrictDataclassError,
 )  # fmt: skip
-"""What transformers and PEFT raise at a directory that they cannot load."""
+"""Errors of transformers and PEFT for a directory that they cannot load."""
 
 
 class HfModel:
-    """Weights, and what they say of tokens."""
+    """A model's weights and its forward pass."""
 
     def __init__(self, model_dir: Path, *, dtype: torch.dtype, device: torch.device) -> None:
         self.device = device
@@ -49,8 +51,8 @@ class HfModel:
     # -- weights ---------------------------------------------------------------------------------
 
     def load_weights(self, path: Path) -> str:
-        """A full checkpoint, or an adapter on the last one. Returns ADAPTER or FULL. Raises
-        ConfigError, nothing changed, where it is not complete or of another model.
+        """Load a full checkpoint, or an adapter on the last one. Returns ADAPTER or FULL. Raises
+        ConfigError and changes nothing if it is not complete or belongs to another model.
         """
         if holds_adapter(path):
             self._load_adapter(path)
@@ -80,11 +82,11 @@ class HfModel:
         try:
             config, stored = _open_adapter(path)
             with warnings.catch_warnings():
-                # PEFT asks transformers by a name that is going away.
+                # PEFT uses a deprecated name of transformers.
                 warnings.simplefilter("ignore", FutureWarning)
                 if adapted is None:
                     adapted = PeftModel(self._base, config, adapter_name=name)
-                # Says nothing of what is missing: that would stay at random.
+                # Does not report missing tensors, which would stay random: checked below.
                 adapted.load_adapter(str(path), adapter_name=name)
             needed = get_peft_model_state_dict(
                 adapted, adapter_name=name, save_embedding_layers=False
@@ -102,7 +104,7 @@ class HfModel:
         self._adapted = adapted.eval()
 
     def _forget(self, adapted: PeftModel | None, name: str) -> None:
-        """Take out what a refused adapter left."""
+        """Remove the parts of a refused adapter."""
         if adapted is None:
             return
         if self._adapted is None:
@@ -113,13 +115,13 @@ class HfModel:
     # -- tokens ----------------------------------------------------------------------------------
 
     def prefill(self, tokens: list[int]) -> tuple[torch.Tensor, RowCache]:
-        """Evaluate one sequence; logits after its last token [1, V], and its KV."""
+        """Evaluate one sequence. Returns the logits after its last token [1, V] and its KV."""
         ids = torch.tensor([tokens], device=self.device)
         memory = RowCache(DynamicCache(), torch.zeros(1, dtype=torch.long, device=self.device))
         return self.forward(ids, memory, num_logits=1)[:, -1], memory
 
     def decode(self, tokens: list[int], memory: RowCache) -> torch.Tensor:
-        """One more token for each row; logits after it. [R, V]"""
+        """Evaluate one more token of each row. Returns the logits after it. [R, V]"""
         ids = torch.tensor(tokens, device=self.device)[:, None]
         return self.forward(ids, memory, num_logits=1)[:, -1]
 
@@ -127,8 +129,8 @@ class HfModel:
     def forward(
         self, ids_RN: torch.Tensor, memory: RowCache, *, num_logits: int = 0
     ) -> torch.Tensor:
-        """N more tokens for each row, their KV added to the memory; logits of the last `num_logits`
-        of them, 0 for all. [R, N, V]
+        """Evaluate N more tokens of each row and add their KV to the memory. Returns the logits of
+        the last `num_logits` of them, 0 for all. [R, N, V]
         """
         num_new = ids_RN.shape[1]
         places_RN = memory.lengths[:, None] + torch.arange(num_new, device=self.device)
@@ -147,38 +149,39 @@ class HfModel:
     # -- memory ----------------------------------------------------------------------------------
 
     def move(self, device: torch.device) -> None:
-        """All weights to another device."""
+        """Move all weights to another device."""
         (self._base if self._adapted is None else self._adapted).to(device)
 
     @property
     def gpu_bytes(self) -> int:
+        """GPU memory held by torch; 0 on a CPU."""
         return torch.cuda.memory_reserved() if self.device.type == "cuda" else 0
 
 
 def _read(path: Path, dtype: torch.dtype) -> Any:
-    """A checkpoint, on the CPU. Raises ConfigError where it is not complete."""
+    """Load a checkpoint on the CPU. Raises ConfigError if it is not complete."""
     try:
         read: Any = AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype, local_files_only=True, output_loading_info=True
         )
-        model, told = read
+        model, report = read
     except NOT_LOADED as error:
         raise ConfigError(
             f"{path}: not a checkpoint that can be served: {one_line(error)}"
         ) from error
-    # Training's, where a mixture's config has it: with a cache its mask is of another length.
+    # A mixture's config may have this option of training; with a cache its mask has another length.
     if getattr(model.config, "output_router_logits", False):
         model.config.output_router_logits = False
-    # Told as a warning only; what is missing would be random.
+    # Only a warning reports missing tensors, which would stay random.
     for what in ("missing_keys", "mismatched_keys"):
-        if names := sorted(map(str, told.get(what) or ())):
+        if names := sorted(map(str, report.get(what) or ())):
             kind = what.removesuffix("_keys")
             raise ConfigError(f"{path}: {len(names)} tensors {kind}, the first is {names[0]}")
     return model.eval().requires_grad_(False)
 
 
 def _open_adapter(path: Path) -> tuple[PeftConfig, frozenset[str]]:
-    """Its config, and the names of its tensors."""
+    """The adapter's config and the names of its tensors."""
     read_lora_config(path)
     config = PeftConfig.from_pretrained(str(path))
     config.inference_mode = True

@@ -1,7 +1,7 @@
-"""The running sequences of the hf engine: what each has produced, and the KV of all as one batch.
+"""The running sequences of the hf engine: the tokens of each, and the KV of all as one batch.
 
-Owned by `engine`. Sequences of different lengths share a batch by padding on the left, so their
-newest tokens stand in one column. Promise: a row's KV never depends on its neighbours'; rows keep
+Owned by `engine`. Sequences of different lengths share a batch by padding on the left, so that
+their newest tokens are in one column. Promises: a row's KV never depends on other rows; rows keep
 their order. Shapes: R rows, T columns, H heads, D size of a head.
 """
 
@@ -35,7 +35,7 @@ class Row:
 
     @classmethod
     def of(cls, sample: EngineSample) -> Row:
-        """Takes up what the sample has produced before."""
+        """A row that continues the sample's tokens."""
         return cls(
             sample,
             tokens=sample.tokens.tolist(),
@@ -45,7 +45,7 @@ class Row:
         )
 
     def append(self, draw: Draw, place: int, *, version: int) -> bool:
-        """Record one token; whether the sample is finished by it, with its finish set."""
+        """Record one token. Returns True if it finishes the sample, whose finish is then set."""
         token, request = int(draw.token[place]), self.sample.request
         self.tokens.append(token)
         self.logprobs.append(float(draw.logprob[place]))
@@ -58,7 +58,7 @@ class Row:
         return self.sample.finish is not None
 
     def leave(self) -> EngineSample:
-        """The sample, with what it has produced."""
+        """Store the tokens in the sample and return it."""
         self.sample.tokens = np.array(self.tokens, np.int32)
         self.sample.logprobs = np.array(self.logprobs, np.float32)
         self.sample.logprobs_t1 = np.array(self.logprobs_t1, np.float32)
@@ -67,7 +67,7 @@ class Row:
 
 
 def knobs_of(rows: list[Row]) -> Knobs:
-    """How each row is sampled."""
+    """Sampling parameters of the rows. [R]"""
     requests = [row.sample.request for row in rows]
     return Knobs(
         temperature=np.array([request.temperature for request in requests]),
@@ -77,7 +77,7 @@ def knobs_of(rows: list[Row]) -> Knobs:
 
 
 def counters_of(rows: list[Row]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Seed, sample index and position of the next token."""
+    """Seed, sample index and position of each row's next token. [R]"""
     seeds = [row.sample.request.seed & SEED_MASK for row in rows]
     indices = [row.sample.index for row in rows]
     places = [len(row.tokens) for row in rows]
@@ -86,28 +86,30 @@ def counters_of(rows: list[Row]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 @dataclass(slots=True, eq=False)
 class RowCache:
-    """KV of the rows: one [R, H, T, D] pair a layer, padded on the left; and each row's length."""
+    """KV of the rows, one [R, H, T, D] pair for each layer, padded on the left; and each row's
+    length."""
 
     cache: DynamicCache
     lengths: torch.Tensor
-    """Tokens of each row that are in the cache. [R]"""
+    """Number of each row's tokens in the cache. [R]"""
 
     @property
     def num_columns(self) -> int:
+        """Width of the cache: T."""
         return self.cache.get_seq_length()
 
     def mask(self, *, num_new: int) -> torch.Tensor:
-        """Which columns are a row's own, `num_new` more included. [R, T + num_new]"""
+        """Attention mask: 1 for a row's own columns and the `num_new` ones. [R, T + num_new]"""
         columns = torch.arange(self.num_columns + num_new, device=self.lengths.device)
         return (columns >= self.num_columns - self.lengths[:, None]).long()
 
     def repeat(self, times: int) -> None:
-        """One row becomes `times` equal ones."""
+        """Repeat the only row `times` times."""
         self.cache.batch_repeat_interleave(times)
         self.lengths = self.lengths.repeat_interleave(times)
 
     def keep(self, rows: list[int]) -> None:
-        """Drop all other rows, and the columns that only they needed."""
+        """Drop all other rows, and the columns that only those used."""
         index = torch.tensor(rows, dtype=torch.long, device=self.lengths.device)
         self.cache.batch_select_indices(index)
         self.lengths = self.lengths[index]
@@ -119,7 +121,7 @@ class RowCache:
                 layer.keys, layer.values = layer.keys[:, :, unused:], layer.values[:, :, unused:]
 
     def join(self, other: RowCache) -> None:
-        """Add the other's rows behind ours."""
+        """Append the rows of another cache."""
         columns = max(self.num_columns, other.num_columns)
         mine, theirs = columns - self.num_columns, columns - other.num_columns
         for layer, added in zip(_layers(self.cache), _layers(other.cache), strict=True):
@@ -129,7 +131,7 @@ class RowCache:
 
 
 def _layers(cache: DynamicCache) -> list[DynamicLayer]:
-    """Those of a cache made without a config: all of one kind."""
+    """The layers, all of one kind, since the cache is made without a config."""
     layers = [layer for layer in cache.layers if type(layer) is DynamicLayer]
     assert len(layers) == len(cache.layers)
     return layers

@@ -1,6 +1,6 @@
-"""Drawing one token for each row of logits on the device that holds them.
+"""Drawing one token for each row of logits, on the logits' device.
 
-Called by `engine`. Promises: the distribution and the random numbers are those of
+Called by `engine`. Promises: the distribution and the random numbers equal those of
 `forge.serve.llama.sampler`, so equal logits give equal tokens; R numbers leave the device, not
 R × V. Shapes: R rows, V vocabulary.
 """
@@ -14,7 +14,7 @@ from forge.serve.engine.draws import Draw, Knobs
 
 
 def draw(logits: torch.Tensor, knobs: Knobs, uniform: np.ndarray) -> Draw:
-    """One token a row. logits [R, V] in any element type."""
+    """Draw one token for each row. `logits` [R, V] have any element type; `uniform` is [R]."""
     logits_RV = logits.float()
     is_greedy = knobs.temperature == 0.0
     temperature = np.where(is_greedy, 1.0, knobs.temperature)
@@ -40,7 +40,7 @@ def draw(logits: torch.Tensor, knobs: Knobs, uniform: np.ndarray) -> Draw:
 
 
 def _inverted(probs_RV: torch.Tensor, uniform_R: torch.Tensor) -> torch.Tensor:
-    """First index whose cumulative probability passes uniform · total; never one of probability
+    """First index whose cumulative probability exceeds uniform · total; never one with probability
     0. [R]
     """
     cumulative_RV = probs_RV.cumsum(dim=-1, dtype=torch.float64)
@@ -52,7 +52,7 @@ def _inverted(probs_RV: torch.Tensor, uniform_R: torch.Tensor) -> torch.Tensor:
 
 
 def _truncated(logprobs_RV: torch.Tensor, knobs: Knobs) -> torch.Tensor:
-    """Renormalised to what top-k and then top-p leave; -inf elsewhere."""
+    """Log probabilities renormalised after top-k and then top-p; -inf for the others. [R, V]"""
     num_vocab = logprobs_RV.shape[1]
     order_RV = logprobs_RV.argsort(dim=-1, descending=True, stable=True)
     probs_RV = logprobs_RV.gather(1, order_RV).exp().double()
@@ -61,7 +61,7 @@ def _truncated(logprobs_RV: torch.Tensor, knobs: Knobs) -> torch.Tensor:
     probs_RV = torch.where(rank_V < _on(keep_R, logprobs_RV)[:, None], probs_RV, 0.0)
     mass_RV = probs_RV.cumsum(dim=-1)
     limit_R1 = _on(knobs.top_p, logprobs_RV)[:, None] * mass_RV[:, -1:]
-    # A token stays while the mass before it is below the limit; at top_p 1 all that top-k left do.
+    # A token stays if the mass before it is below the limit; at top_p 1 all that top-k left stay.
     is_kept_RV = (mass_RV - probs_RV < limit_R1) & (probs_RV > 0)
     kept_RV = torch.zeros_like(is_kept_RV).scatter(1, order_RV, is_kept_RV)
     return torch.log_softmax(logprobs_RV.masked_fill(~kept_RV, -torch.inf), dim=-1)

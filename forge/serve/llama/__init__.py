@@ -1,3 +1,5 @@
-"""The embedded engine: llama.cpp behind our own batched loop. Child process only; started as
-`forge.serve.llama.app`.
+"""The embedded engine: llama.cpp with our own batched loop.
+
+A child process, started as `forge.serve.llama.app` by `forge.serve.replicas`. Imports neither torch
+nor another engine.
 """

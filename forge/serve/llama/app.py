@@ -1,5 +1,4 @@
-"""A llama.cpp replica's process: `python -m forge.serve.llama.app CONFIG.json`, one engine thread
-behind the endpoints of `forge.serve.engine.app`.
+"""`python -m forge.serve.llama.app CONFIG.json`: the process of a llama.cpp replica.
 
 Started by `forge.serve.replicas`.
 """

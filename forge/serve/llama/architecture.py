@@ -1,8 +1,8 @@
-"""What a served model is made of: sizes read from `config.json`, and the tensors a complete
-checkpoint must hold.
+"""Architecture of a served model: sizes from `config.json`, and the tensors of a complete
+checkpoint.
 
 Called by `checkpoint` and `convert`. Promise: a model that llama.cpp would compute differently from
-transformers is refused here with one line, so nothing downstream needs to ask.
+transformers is refused here with one line, so no other code needs to check.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Everything of a dense Qwen3 that decides shapes or arithmetic. Two equal ones can swap
-    weights in place.
-    """
+    """All settings of a dense Qwen3 that determine shapes or arithmetic. Models with equal sizes
+    can exchange weights in place."""
 
     hidden_size: int
     num_layers: int
@@ -33,21 +32,19 @@ class Sizes:
     rms_norm_eps: float
     rope_theta: float
     is_tied: bool
-    """The output head is the embedding."""
+    """True if the output head is the embedding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """Where a checkpoint's tensor goes."""
+    """Destination of a checkpoint's tensor."""
 
     gguf_name: str
     shape: tuple[int, ...]
 
 
 def sizes_from(config: Mapping[str, Any], *, where: str) -> Sizes:
-    """Read the fields of a transformers config (4.x and 5.x spelling). `where` opens each error
-    line.
-    """
+    """Read a transformers config (keys of 4.x and 5.x). `where` is the prefix of error messages."""
     if (kind := config.get("model_type")) != "qwen3":
         raise ConfigError(f"{where}: model_type is {kind!r}; the llama engine serves 'qwen3'")
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
@@ -84,7 +81,7 @@ def _derived_head_dim(config: Mapping[str, Any]) -> int:
 
 
 def tensor_layout(sizes: Sizes) -> dict[str, Slot]:
-    """Transformers' tensor name to GGUF name and shape, for every tensor the model has."""
+    """Transformers' name of every tensor of the model, with its GGUF name and shape."""
     hidden, vocab = sizes.hidden_size, sizes.vocab_size
     layout = {
         "model.embed_tokens.weight": Slot(gguf_name="token_embd.weight", shape=(vocab, hidden)),

@@ -1,7 +1,7 @@
-"""The tokens of one `llama_decode`: numpy columns under a `llama_batch` that points at them.
+"""The tokens of one `llama_decode`: numpy columns, and a `llama_batch` that points to them.
 
-Filled by `engine` and `score`, read by `model`. Promise: never more tokens than the context was
-made for, nor more rows of logits than it reserves (llama.cpp aborts the process on either).
+Filled by `engine` and `score`, read by `model`. Promise: never more tokens than the context holds,
+nor more rows of logits than it reserves; llama.cpp aborts the process on either.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 
 
 class DecodeBatch:
-    """Columns of up to `capacity` tokens. Rows of logits come back in the order in which outputs
-    were asked for.
-    """
+    """Columns of up to `capacity` tokens. Rows of logits are in the order of the requested
+    outputs."""
 
     def __init__(self, binding: Binding, *, capacity: int) -> None:
         self.capacity = capacity
@@ -47,15 +46,16 @@ class DecodeBatch:
 
     @property
     def room(self) -> int:
-        """Tokens that still fit."""
+        """Number of tokens that still fit."""
         return self.capacity - self.size
 
     def clear(self) -> None:
+        """Remove all tokens."""
         self.size = 0
         self.num_outputs = 0
 
     def add_step(self, sequences: np.ndarray, tokens: np.ndarray, positions: np.ndarray) -> None:
-        """One token of each sequence, with logits."""
+        """Add one token of each sequence, with logits. The batch must be empty. All [R]."""
         end = sequences.size
         assert self.size == 0
         assert end <= self.capacity
@@ -66,7 +66,7 @@ class DecodeBatch:
         self.size = self.num_outputs = end
 
     def add_run(self, sequence: int, tokens: np.ndarray, start: int) -> None:
-        """Consecutive tokens of one sequence from position `start`, without logits."""
+        """Add consecutive tokens of one sequence from position `start`, without logits."""
         begin, end = self.size, self.size + tokens.size
         assert end <= self.capacity
         self.token[begin:end] = tokens
@@ -76,6 +76,6 @@ class DecodeBatch:
         self.size = end
 
     def want_last(self, count: int = 1) -> None:
-        """Ask for logits of the last `count` tokens."""
+        """Request logits of the last `count` tokens."""
         self.output[self.size - count : self.size] = 1
         self.num_outputs += count

@@ -1,10 +1,13 @@
-"""llama.cpp's C functions as we call them: the ctypes module, the few functions it does not
+"""llama.cpp's C functions: llama-cpp-python's ctypes module, a few functions that it does not
 declare, its log.
 
-Called by `model` only. Promise: what llama.cpp prints goes to our logger, warnings and errors are
-kept for the next error message, and nothing here runs before `start` (a process that only converts
-never loads a backend). Pinned to llama-cpp-python 0.3.36: structs are passed by value, so another
-version is another binding.
+Called by `model` only. Promises: llama.cpp's output goes to our logger; warnings and errors are
+kept for the next error message; nothing here runs before `start`, so a process that only converts
+never loads a backend.
+
+Why ctypes calls of our own: writing new weights over the old needs the addresses of the model's
+tensors and ggml's tensor functions, which llama-cpp-python does not declare. Pinned to
+llama-cpp-python 0.3.36: structs are passed by value, so every version needs its own binding.
 """
 
 from __future__ import annotations
@@ -21,13 +24,12 @@ from forge.errors import MachineError
 logger = logging.getLogger(__name__)
 
 TENSOR_MAP_SYMBOL = "_Z29llama_internal_get_tensor_mapB5cxx11PK11llama_model"
-"""Exported by libllama, declared nowhere: std::vector<std::pair<std::string, ggml_tensor *>> const
-& of a model.
-"""
+"""Exported by libllama but not declared in llama.h: the `std::vector<std::pair<std::string,
+ggml_tensor *>> const &` of a model."""
 TENSOR_MAP_STRIDE = 40
-"""Bytes of one pair: std::string of libstdc++ (32), pointer (8)."""
+"""Bytes of one pair: std::string of libstdc++ (32) and pointer (8)."""
 EXPECTED = "dummy tokens"
-"""Said of every model without a vocabulary, as ours are."""
+"""Part of a warning about every model without a vocabulary, as ours are."""
 LOG_ERROR = 4
 LOG_WARNING = 3
 
@@ -75,11 +77,10 @@ class Binding:
         base.ggml_get_name.restype = ctypes.c_char_p
 
     def tensor_addresses(self, model: Any) -> dict[str, list[int]] | None:
-        """ggml tensors of a model by name (an embedding that serves as output head has two on a
-        GPU).
+        """Addresses of a model's ggml tensors by name. On a GPU an embedding that is also the
+        output head has two.
 
-        None where this build does not export the map, or lays it out otherwise: then weights are
-        reloaded.
+        None if this build does not export the map or has another layout: weights are then reloaded.
         """
         function = getattr(self.c._lib, TENSOR_MAP_SYMBOL, None)
         if function is None:
@@ -100,7 +101,7 @@ class Binding:
 
 
 def failure(what: str) -> MachineError:
-    """An error with what llama.cpp logged last."""
+    """An error with llama.cpp's last warnings and errors."""
     said = "; ".join(_recent)
     _recent.clear()
     return MachineError(f"{what}{': ' + said if said else ''}")
@@ -110,9 +111,7 @@ _binding: Binding | None = None
 
 
 def start() -> Binding:
-    """Load the library once for this process. Raises MachineError where it is not installed or does
-    not load.
-    """
+    """Load the library once in this process. Raises MachineError if it cannot be loaded."""
     global _binding
     if _binding is None:
         _binding = Binding()

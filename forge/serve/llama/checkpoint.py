@@ -1,8 +1,7 @@
-"""Directories of weights as trainers write them: a full Hugging Face checkpoint, or a PEFT LoRA
-adapter.
+"""Reading a trainer's directory of weights: a full Hugging Face checkpoint or a PEFT LoRA adapter.
 
-Called by `weights` (start and every publish). Promise: what `open_weights` returns is complete and
-of the right shapes; anything else is a ConfigError of one line that names the file.
+Called by `model` at start and for every publish. Promise: the weights that `open_weights` returns
+are complete and have the right shapes; anything else is a ConfigError of one line with the file.
 """
 
 from __future__ import annotations
@@ -60,9 +59,8 @@ class Adapter:
 
 
 def open_weights(path: Path, *, served: Sizes | None) -> Checkpoint | Adapter:
-    """Look at a directory and check it. With `served`, its shapes must be those of the model that
-    is being served.
-    """
+    """Read the headers of a directory and check them. With `served`, the shapes must be those of
+    the served model."""
     if holds_adapter(path):
         if served is None:
             raise ConfigError(f"{path}: an adapter needs a model to sit on")
@@ -141,7 +139,8 @@ def _pair(
 
 
 def _scale(config: dict[str, Any], module: str, rank: int) -> float:
-    """As PEFT computes it: alpha / r, or alpha / √r for rsLoRA, alpha_pattern first."""
+    """PEFT's scale: alpha / r, or alpha / √r for rsLoRA; an entry of alpha_pattern replaces
+    alpha."""
     alpha = config["lora_alpha"]
     for pattern, value in (config.get("alpha_pattern") or {}).items():
         if re.match(rf"(.*\.)?({pattern})$", module):

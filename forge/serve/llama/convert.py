@@ -1,9 +1,9 @@
-"""Weights in GGUF's terms: arrays for an update in place, and the files llama.cpp loads (a model, a
-LoRA adapter).
+"""Conversion of weights for llama.cpp: arrays for an update in place, and GGUF files of a model or
+a LoRA adapter.
 
 Called by `model`. Promise: matrices are f32 (`exact`) or bf16 (`fast`), vectors always f32, all
-finite; LoRA scaling is folded into B, so rsLoRA and alpha_pattern come out right. Files hold no
-vocabulary: tokenising is ours, and llama.cpp aborts on it.
+finite. LoRA scaling is folded into B, so that rsLoRA and alpha_pattern are exact. Files hold no
+vocabulary: forge tokenises itself, and llama.cpp aborts on ours.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ARCHITECTURE = "qwen3"
 
 
 class Precision(StrEnum):
-    """How weights and KV are held."""
+    """Types of weights and KV."""
 
     EXACT = "exact"
     """f32 weights and KV, no flash attention: equal to transformers in f32."""
@@ -38,7 +38,7 @@ class Precision(StrEnum):
 
 
 def arrays(checkpoint: Checkpoint, precision: Precision) -> Iterator[tuple[str, np.ndarray]]:
-    """(GGUF name, array) of every tensor: float32, or the bits of bfloat16 as uint16."""
+    """Pairs of GGUF name and array of every tensor: float32, or the bits of bfloat16 as uint16."""
     for name, tensor in checkpoint.tensors.items():
         yield name, _array(tensor, precision)
 
@@ -66,7 +66,7 @@ def write_model(checkpoint: Checkpoint, path: Path, precision: Precision) -> Non
 
 
 def write_adapter(adapter: Adapter, path: Path) -> None:
-    """Write a LoRA adapter in f32. alpha 0 tells llama.cpp to take A and B as they are."""
+    """Write a LoRA adapter in f32. With alpha 0 llama.cpp applies A and B without scaling."""
     part = path.with_suffix(".part")
     writer = gguf.GGUFWriter(str(part), ARCHITECTURE)
     writer.add_type(gguf.GGUFType.ADAPTER)

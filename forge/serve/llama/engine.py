@@ -1,16 +1,19 @@
-"""Continuous batching: requests in, samples out, one `llama_decode` a step.
+"""Continuous batching over llama.cpp: one `llama_decode` in each step for all running samples.
 
-Driven by `worker` (one thread). A step carries one token of every running sequence plus a chunk of
-waiting prompts. A group's prompt is evaluated once; its KV is saved and restored into each sample's
-own sequence, and kept while samples wait for a slot.
+A StepEngine, driven by `forge.serve.engine.worker`. A step carries one token of every running
+sequence plus a chunk of waiting prompts. A group's prompt is evaluated once; its KV is saved and
+restored into each sample's own sequence, and kept while samples wait for a slot.
+
+Why a loop of our own: llama-cpp-python's `Llama` generates one sequence at a time, and its server
+puts one lock around it, takes text prompts only, ignores `n` and loads adapters at start only.
 
     add ─▶ prefills (to evaluate) ─▶ forks (evaluated, waiting for slots) ─▶ slots ─▶ finished
                ▲                                                               │
-               └──────── new weights: what runs is evaluated again, goes on ───┘
+               └──────── new weights: running samples are evaluated again ─────┘
 
-Promises: no request makes llama.cpp abort (Request.check, before it is queued); every token knows
-its policy version; with the same requests in the same order a seed gives the same tokens; one
-sequence id is kept for scoring, so a score never waits.
+Promises: no request makes llama.cpp abort (`Request.check` runs before it is queued); every token
+has its policy version; the same requests in the same order with the same seed give the same tokens;
+one sequence id is reserved for scoring, so a score never waits.
 """
 
 from __future__ import annotations
@@ -37,11 +40,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_SLOTS = MAX_SEQUENCES - 1
-"""One id is kept for scoring."""
+"""One sequence id is reserved for scoring."""
 
 
 class LlamaEngine:
-    """A model that serves: a StepEngine. Every call from one thread."""
+    """A served model. Called from one thread only."""
 
     features = frozenset({LORA, FULL, SCORE, COMPACT_WIRE})
 
@@ -67,14 +70,14 @@ class LlamaEngine:
         request.check(num_vocab=self.model.num_vocab, context_tokens=self.context_tokens)
 
     def add(self, request: Request) -> None:
-        """Queue a request, once checked."""
+        """Check a request and queue it."""
         self.check(request)
         request.prompt = request.prompt.astype(np.int32)
         request.samples = [EngineSample(request, index) for index in range(request.n)]
         self._prefills.append(Prefill(tokens=request.prompt, samples=list(request.samples)))
 
     def abort(self, request: Request) -> None:
-        """End what is unfinished of a request, with what it has produced so far."""
+        """End the unfinished samples of a request; they keep their tokens."""
         for slot in self._slots.running.tolist():
             if self._slots.sample(slot).request is request:
                 self._end(slot)
@@ -89,10 +92,12 @@ class LlamaEngine:
 
     @property
     def is_active(self) -> bool:
+        """True if there is something to step."""
         return bool(self._slots.running.size or self._prefills or self._forks)
 
     @property
     def num_running(self) -> int:
+        """Samples with a slot."""
         return int(self._slots.running.size)
 
     @property
@@ -102,7 +107,7 @@ class LlamaEngine:
         return waiting + sum(len(fork.prefill.samples) for fork in self._forks)
 
     def new_tokens(self, sample: EngineSample, start: int) -> list[int]:
-        """Tokens of a sample from a place on, running or not."""
+        """Tokens of a sample from an index on, running or not."""
         slot = self._slots.slot_of(sample)
         return (
             sample.tokens[start:].tolist() if slot is None else self._slots.tokens_from(slot, start)
@@ -111,8 +116,8 @@ class LlamaEngine:
     # -- weights ---------------------------------------------------------------------------------
 
     def load_weights(self, path: Path, *, version: int) -> str:
-        """Serve new weights; what runs is evaluated again under them. Returns ADAPTER or FULL.
-        Raises ConfigError, nothing changed, if refused.
+        """Serve new weights; running samples are evaluated again under them. Returns ADAPTER or
+        FULL. Raises ConfigError and changes nothing if the weights are refused.
         """
         kind = self.model.load_weights(path)
         self.version = version
@@ -120,7 +125,7 @@ class LlamaEngine:
         return kind
 
     def _recompute(self) -> None:
-        """KV is gone: whatever held some goes back to the front of the queue, oldest first."""
+        """All KV is lost: samples that held some return to the front of the queue, oldest first."""
         again = [self._interrupted(slot) for slot in self._slots.running.tolist()]
         again += [fork.prefill for fork in self._forks]
         self._forks.clear()
@@ -147,7 +152,7 @@ class LlamaEngine:
     # -- the step --------------------------------------------------------------------------------
 
     def step(self) -> list[EngineSample]:
-        """One decode. Returns the samples that finished in it."""
+        """One decode. Returns the samples that it finished."""
         starts = Starts()
         self._start_forks(starts)
         if not self._prefills and not self._forks:
@@ -167,18 +172,19 @@ class LlamaEngine:
         return self._sample(running, logits[: running.size], starts)
 
     def _running_but(self, starts: Starts) -> np.ndarray:
-        """What was running before this step's starts: those have no token to feed yet."""
+        """Running slots except those started in this step, which have no token to feed yet."""
         return np.setdiff1d(self._slots.running, starts.slots, assume_unique=True)
 
     def _compact(self) -> None:
-        """With nobody waiting to fill a hole among the ids, the highest sequence moves into it."""
+        """Move the highest sequences into holes among the ids, which no waiting sample will
+        fill."""
         while (move := self._slots.hole()) is not None:
             self.model.restore(move.target, self.model.save(move.source))
             self._slots.move(move)
             self._vacate(move.source)
 
     def _add_prompts(self) -> list[Prefill]:
-        """Fill the batch with waiting prompts, in order; those that are complete with it."""
+        """Fill the batch with waiting prompts, in order. Returns those that it completes."""
         complete: list[Prefill] = []
         for prefill in self._prefills:
             if not self._batch.room:
@@ -197,8 +203,8 @@ class LlamaEngine:
         return complete
 
     def _finish_prompts(self, complete: list[Prefill], logits: np.ndarray, starts: Starts) -> None:
-        """Start the first sample of each evaluated prompt where its KV lies, the others from a
-        copy.
+        """Start the first sample of each evaluated prompt in the prompt's slot, the others from a
+        copy of its KV.
         """
         for prefill, row in zip(complete, logits, strict=True):
             self._prefills.remove(prefill)
@@ -257,8 +263,8 @@ class LlamaEngine:
         return self._record(slots[kept], finite)
 
     def _give_up(self, slots: np.ndarray) -> list[EngineSample]:
-        """Samples whose logits were not finite: an overflow of the weights, which no token can
-        answer.
+        """End samples whose logits are not finite: the weights overflow, so no token can be
+        drawn.
         """
         ended = [self._end(slot) for slot in slots.tolist()]
         for sample in ended:
@@ -276,14 +282,14 @@ class LlamaEngine:
         self._slots.release(slot)
 
     def sleep(self) -> None:
-        """Refused: llama.cpp cannot give its memory away and keep its context."""
+        """Refused: llama.cpp cannot release its memory and keep its context."""
         raise ConfigError("the llama engine has no sleep")
 
     def wake(self) -> None:
-        """It never sleeps."""
+        """No effect: the engine never sleeps."""
 
     def status(self) -> EngineStatus:
-        """Its numbers now. KV is by slot."""
+        """Numbers of the engine. KV use is the share of held slots."""
         return EngineStatus(
             version=self.version,
             running=self.num_running,
@@ -294,5 +300,5 @@ class LlamaEngine:
         )
 
     def close(self) -> None:
-        """Free everything. The engine cannot be used afterwards."""
+        """Free all memory. The engine cannot be used afterwards."""
         self.model.close()

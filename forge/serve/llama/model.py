@@ -1,12 +1,12 @@
 """A llama.cpp model with its context: weights, KV memory by sequence, one decode at a time.
 
-Owned by `engine`; the only file that calls llama.cpp. Promises: every argument that llama.cpp
-answers with abort() is checked before the call; a weight set that is refused leaves the old one in
-place; one thread uses an object at a time.
+Owned by `engine`; the only file that calls llama.cpp. Promises: every argument on which llama.cpp
+would abort() is checked before the call; refused weights leave the old ones in place. Called from
+one thread only.
 
-KV is per sequence, not unified: attention then scans a sequence's own cells only (up to 1.9×
-faster, measured), and room for a sequence is certain from the start. Sequences are copied by saved
-state: `llama_memory_seq_cp` would copy the whole buffer.
+KV is per sequence, not unified: attention then scans only a sequence's own cells (up to 1.9×
+faster, measured), and every sequence has its room from the start. Sequences are copied by saved
+state, since `llama_memory_seq_cp` would copy the whole buffer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BATCH_TOKENS = 512
-"""Tokens of one decode. More gains nothing on CPU; less slows prompts."""
+"""Maximum tokens of one decode. More gain nothing on CPU; fewer slow prompts down."""
 CELL_BLOCK = 256
 """llama.cpp rounds a sequence's cells up to this."""
 MAX_SEQUENCES = 256
@@ -45,24 +45,24 @@ FLASH_AUTO, FLASH_OFF = -1, 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
-    """How a model is held."""
+    """Settings of a model and its memory."""
 
     model_dir: Path
     """Full checkpoint to start from."""
     work_dir: Path
-    """Of GGUF files; they exist only while they are loaded."""
+    """Directory of GGUF files, which exist only while they are loaded."""
     context_tokens: int
-    """Of one sequence."""
+    """Maximum tokens of one sequence."""
     num_sequences: int = 1
     precision: Precision = Precision.EXACT
     threads: int = 1
     gpu_layers: int = 0
     allow_in_place: bool = True
-    """Write new weights over the old where the build allows; off means reload."""
+    """Write new weights over the old if the build allows it; off means reload."""
 
 
 class LlamaModel:
-    """Weights, context and KV memory."""
+    """Weights, context and KV memory of a model."""
 
     def __init__(self, settings: ModelSettings) -> None:
         if not 1 <= settings.num_sequences <= MAX_SEQUENCES:
@@ -85,11 +85,11 @@ class LlamaModel:
     # -- weights ---------------------------------------------------------------------------------
 
     def load_weights(self, path: Path) -> str:
-        """Serve the weights of a directory: a full checkpoint, or an adapter on the last full one.
-        KV is dropped. Returns ADAPTER or FULL.
+        """Load a full checkpoint, or an adapter on the last full one. KV is dropped. Returns
+        ADAPTER or FULL.
 
-        Raises ConfigError, with the old weights still served, where the directory is not complete
-        or of another model.
+        Raises ConfigError, with the old weights still served, if the directory is not complete or
+        belongs to another model.
         """
         weights = open_weights(path, served=self.sizes)
         if isinstance(weights, Adapter):
@@ -103,6 +103,7 @@ class LlamaModel:
 
     @property
     def can_update_in_place(self) -> bool:
+        """True if new weights are written over the old."""
         return bool(self._tensors)
 
     def _load(self, checkpoint: Checkpoint) -> None:
@@ -112,7 +113,7 @@ class LlamaModel:
         try:
             params = self._c.llama_model_default_params()
             params.n_gpu_layers = self.settings.gpu_layers
-            # Neither mapped (read-only pages) nor repacked: both would forbid updates in place.
+            # Not mapped (read-only pages), not repacked: either would prevent updates in place.
             params.load_mode, params.use_extra_bufts = 0, False
             model = self._c.llama_model_load_from_file(os.fsencode(path), params)
         finally:
@@ -138,15 +139,15 @@ class LlamaModel:
         params.n_seq_max = params.n_outputs_max = self.settings.num_sequences
         params.n_threads = params.n_threads_batch = self.settings.threads
         params.type_k = params.type_v = KV_F32 if exact else KV_F16
-        # Flash attention casts f32 KV to f16, so exact means off.
+        # Flash attention casts f32 KV to f16, so it is off for exact.
         params.flash_attn_type = FLASH_OFF if exact else FLASH_AUTO
         params.kv_unified = False
         params.no_perf = True
         return params
 
     def _find_tensors(self, checkpoint: Checkpoint) -> dict[str, list[int]]:
-        """Addresses for updates in place; empty unless names and sizes are exactly those we would
-        write.
+        """Addresses for updates in place; empty unless names and sizes are exactly those that we
+        would write.
         """
         found = self.binding.tensor_addresses(self._model) or {}
         if found.keys() != checkpoint.tensors.keys():
@@ -179,13 +180,13 @@ class LlamaModel:
             new = self._c.llama_adapter_lora_init(self._model, os.fsencode(path))
         finally:
             path.unlink()
-        # A failure is a NULL pointer object, which is not None.
+        # A failure is a NULL pointer object, which is false but not None.
         if not new:
             raise failure(f"llama.cpp cannot load the adapter {adapter.path}")
         self._set_adapter(new)
 
     def _set_adapter(self, new: Any) -> None:
-        """Point the context at the new adapter, and only then free the old: the context holds raw
+        """Set the new adapter in the context, then free the old one: the context holds raw
         pointers.
         """
         if new is None:
@@ -200,8 +201,8 @@ class LlamaModel:
     # -- decoding --------------------------------------------------------------------------------
 
     def decode(self, batch: DecodeBatch) -> np.ndarray:
-        """Run a batch; logits of the tokens that asked for them, in batch order. [num_outputs, V],
-        valid until the next.
+        """Run a batch. Returns the requested logits in batch order, valid until the next call.
+        [num_outputs, V]
         """
         assert 0 < batch.size <= BATCH_TOKENS
         assert batch.num_outputs <= self.settings.num_sequences
@@ -221,16 +222,16 @@ class LlamaModel:
     # -- KV memory -------------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Forget every sequence."""
+        """Drop the KV of all sequences."""
         self._c.llama_memory_clear(self._memory, False)
 
     def drop(self, sequence: int, *, start: int = 0) -> None:
-        """Forget a sequence from a position on."""
+        """Drop the KV of a sequence from a position on."""
         self._check(sequence)
         self._c.llama_memory_seq_rm(self._memory, sequence, start, -1)
 
     def save(self, sequence: int) -> bytes:
-        """The sequence's KV, to be restored under any id while the weights stay."""
+        """Copy a sequence's KV. It can be restored under any id until the weights change."""
         self._check(sequence)
         size = self._c.llama_state_seq_get_size(self._context, sequence)
         if len(self._state) < size:
@@ -241,7 +242,7 @@ class LlamaModel:
         return ctypes.string_at(self._state, written)
 
     def restore(self, sequence: int, state: bytes) -> None:
-        """Fill an empty sequence with saved KV."""
+        """Load saved KV into an empty sequence."""
         self._check(sequence)
         buffer = ctypes.cast(ctypes.c_char_p(state), ctypes.POINTER(ctypes.c_uint8))
         if self._c.llama_state_seq_set_data(self._context, buffer, len(state), sequence) == 0:

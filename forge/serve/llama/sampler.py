@@ -1,8 +1,9 @@
-"""Drawing one token for each row of logits, all rows at once in numpy: per-row Python would cost
-more than a small model.
+"""Drawing one token for each row of logits in numpy, all rows at once: Python code for each row
+would cost more than a small model.
 
-Called by `engine`. Promise: temperature, then top-k, then top-p (the order of transformers, vLLM;
-llama.cpp's own chains differ, and then logprobs match no trainer's). Shapes: R rows, V vocabulary.
+Called by `engine`. Promise: temperature, then top-k, then top-p, the order of transformers and
+vLLM. llama.cpp's own samplers use another order, so their log probabilities match no trainer's.
+Shapes: R rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -12,13 +13,12 @@ import numpy as np
 from forge.serve.engine.draws import Draw, Knobs
 
 BLOCK = 256
-"""Width of a block whose probabilities are summed at once: cumulative sums then run over V/256
-numbers and one block.
-"""
+"""Number of probabilities summed as one block: cumulative sums then run over V/256 blocks and
+inside one block."""
 
 
 class TokenSampler:
-    """Holds the padded buffer of probabilities, so that a step allocates little."""
+    """Reuses its padded buffer of probabilities, so that a step allocates little."""
 
     def __init__(self, *, num_vocab: int, max_rows: int) -> None:
         self.num_vocab = num_vocab
@@ -26,8 +26,8 @@ class TokenSampler:
         self._padded = np.zeros((max_rows, self._num_blocks * BLOCK), np.float32)
 
     def draw(self, logits: np.ndarray, knobs: Knobs, uniform: np.ndarray) -> Draw:
-        """One token a row. logits [R, V] are left as they are."""
-        with np.errstate(invalid="ignore", over="ignore"):  # is_finite tells of it
+        """Draw one token for each row. `logits` [R, V] do not change; `uniform` is [R]."""
+        with np.errstate(invalid="ignore", over="ignore"):  # reported as is_finite
             return self._draw(logits, knobs, uniform)
 
     def _draw(self, logits: np.ndarray, knobs: Knobs, uniform: np.ndarray) -> Draw:
@@ -63,8 +63,8 @@ class TokenSampler:
         )
 
     def _invert(self, num_rows: int, uniform: np.ndarray) -> np.ndarray:
-        """First index whose cumulative probability passes uniform · total: the block, then the
-        place in it. [R]
+        """First index whose cumulative probability exceeds uniform · total: first the block, then
+        the index in it. [R]
         """
         rows = np.arange(num_rows)
         blocks = self._padded[:num_rows].reshape(num_rows, self._num_blocks, BLOCK)
@@ -75,7 +75,7 @@ class TokenSampler:
         inner = blocks[rows, block].cumsum(axis=1, dtype=np.float64)
         place = np.minimum((inner <= (target - before)[:, None]).sum(axis=1), BLOCK - 1)
         token = block * BLOCK + place
-        # Rounding at a block's end may leave an impossible token: step back to a possible one.
+        # Rounding at the end of a block may select a token of probability 0: take the one before.
         for row in np.flatnonzero(self._padded[rows, token] == 0.0):
             possible = np.flatnonzero(self._padded[row, : token[row]])
             token[row] = possible[-1] if possible.size else 0
@@ -83,7 +83,8 @@ class TokenSampler:
 
 
 def _truncate(probs: np.ndarray, top_k: int, top_p: float) -> float:
-    """Zero what top-k and then top-p cut off, in place; log of what is left. probs [V]"""
+    """Zero what top-k and then top-p cut off, in place. Returns the log of the remaining sum.
+    probs [V]"""
     order = np.argsort(-probs, kind="stable")
     keep = min(top_k, order.size) if top_k > 0 else order.size
     if top_p < 1.0:

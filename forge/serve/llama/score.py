@@ -1,8 +1,8 @@
-"""Teacher forcing: the log probability of given tokens. What publish probes and tests compare with
-the trainer.
+"""Teacher forcing: log probabilities of given tokens, which publish probes and tests compare with
+the trainer's.
 
-Called by `engine` between two steps, in a sequence id of its own. Promise: the sequence is empty
-again afterwards, and inputs are checked before llama.cpp sees them.
+Called by `engine` between two steps, with a reserved sequence id. Promise: inputs are checked
+before llama.cpp gets them, and the sequence is empty afterwards.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def score(
 def _score(
     model: LlamaModel, batch: DecodeBatch, tokens: np.ndarray, num_prompt: int, sequence: int
 ) -> np.ndarray:
-    """Position p's logits score token p + 1, so rows are wanted from the prompt's last token on."""
+    """Logits at position p score token p + 1, so they are requested from the prompt's last token
+    on."""
     start, logprobs = 0, []
     while start < num_prompt - 1:
         end = min(start + batch.capacity, num_prompt - 1)

@@ -1,9 +1,9 @@
 """The running sequences: one row of numpy tables for each, indexed by llama.cpp's sequence id.
 
 Owned by `engine`. Tables rather than objects, so that a step costs the same few numpy calls for one
-sequence or thirty-two. Promise: the lowest free id is handed out first. llama.cpp evaluates
-sequences as one graph only where ids are consecutive, so a hole costs up to a third of the speed
-(measured); `hole` names the move that closes one.
+sequence as for thirty-two. Promise: the lowest free id is used first. llama.cpp evaluates sequences
+as one graph only if their ids are consecutive, so a hole costs up to a third of the speed
+(measured); `hole` returns the move that closes one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NO_TOKEN = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """A sequence that should change its id."""
+    """A change of a sequence's id."""
 
     source: int
     target: int
@@ -56,6 +56,7 @@ class Slots:
 
     @property
     def num_free(self) -> int:
+        """Number of free ids."""
         return len(self._free)
 
     @property
@@ -64,23 +65,25 @@ class Slots:
         return self._running
 
     def hold(self) -> int:
-        """Take the lowest free id."""
+        """Reserve the lowest free id."""
         return self._free.pop(0)
 
     def release(self, slot: int) -> None:
+        """Make an id free."""
         bisect.insort(self._free, slot)
 
     def sample(self, slot: int) -> EngineSample:
+        """The sample that runs under an id."""
         sample = self._sample[slot]
         assert sample is not None
         return sample
 
     def slot_of(self, sample: EngineSample) -> int | None:
-        """Id under which a sample runs."""
+        """The id under which a sample runs, if it runs."""
         return next((slot for slot, other in enumerate(self._sample) if other is sample), None)
 
     def hole(self) -> Move | None:
-        """The highest running sequence and the free id below it, if there is one."""
+        """The move of the highest running sequence to a free id below it, if there is one."""
         if not self._free or not self._running.size or self._free[0] > self._running[-1]:
             return None
         return Move(source=int(self._running[-1]), target=self._free[0])
@@ -88,8 +91,8 @@ class Slots:
     # -- samples ---------------------------------------------------------------------------------
 
     def enter(self, slot: int, sample: EngineSample, *, num_cells: int) -> None:
-        """Run a sample under a held id whose KV has `num_cells` tokens; what it produced before is
-        taken up again.
+        """Run a sample under a reserved id whose KV has `num_cells` tokens. The sample keeps the
+        tokens that it has.
         """
         request, count = sample.request, sample.tokens.size
         self._sample[slot] = sample
@@ -110,7 +113,7 @@ class Slots:
         self._note_running()
 
     def leave(self, slot: int) -> EngineSample:
-        """Take a sample out, with what it has produced. The id stays held."""
+        """Remove a sample and store its tokens in it. The id stays reserved."""
         sample, count = self.sample(slot), int(self.num_out[slot])
         sample.tokens = self._token[slot, :count].copy()
         sample.logprobs = self._logprob[slot, :count].copy()
@@ -121,7 +124,7 @@ class Slots:
         return sample
 
     def move(self, move: Move) -> None:
-        """Rename a running sequence. Both ids are held afterwards."""
+        """Change the id of a running sequence. Both ids are reserved afterwards."""
         num_cells = int(self.num_cells[move.source])
         next_token = self.next_token[move.source]
         sample = self.leave(move.source)
@@ -130,7 +133,7 @@ class Slots:
         self.next_token[move.target] = next_token
 
     def tokens_from(self, slot: int, start: int) -> list[int]:
-        """What a running sample has produced, from a place on."""
+        """Tokens of a running sample from an index on."""
         return self._token[slot, start : int(self.num_out[slot])].tolist()
 
     def _note_running(self) -> None:
@@ -139,15 +142,17 @@ class Slots:
     # -- the step --------------------------------------------------------------------------------
 
     def knobs(self, slots: np.ndarray) -> Knobs:
+        """Sampling parameters of the slots. [R]"""
         return self._knobs[slots]
 
     def counters(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Seed, sample index and position of the next token: what its random number depends on."""
+        """Seed, sample index and position of the next token, which determine its random number.
+        [R]"""
         return self._seed[slots], self._index[slots], self.num_out[slots]
 
     def append(self, slots: np.ndarray, draw: Draw, *, version: int) -> list[int]:
-        """Record one token for each slot; ids of the samples that are finished by it, with their
-        finish set.
+        """Record one token for each slot. Returns the ids of the samples that it finishes, with
+        their finish set.
         """
         place = self.num_out[slots]
         self._token[slots, place] = draw.token

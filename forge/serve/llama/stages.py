@@ -1,4 +1,4 @@
-"""Where a request stands on its way to a slot: to be evaluated, evaluated and waiting, starting.
+"""Stages of a request before it runs: prompt to evaluate, waiting for slots, starting.
 
 Owned by `engine`.
 """
@@ -31,14 +31,12 @@ class Fork:
     prefill: Prefill
     state: bytes
     logits: np.ndarray
-    """Of the prompt's last token. [V]"""
+    """Logits of the prompt's last token. [V]"""
 
 
 @dataclass(slots=True, eq=False)
 class Starts:
-    """Samples that get their first token in this step: their slots, and the row of logits of
-    each.
-    """
+    """Samples that get their first token in this step: the slot and the row of logits of each."""
 
     slots: list[int] = field(default_factory=list)
     rows: list[np.ndarray] = field(default_factory=list)
@@ -46,7 +44,7 @@ class Starts:
 
 @dataclass(slots=True, kw_only=True)
 class Counts:
-    """What has been done since the start."""
+    """Counters since the start."""
 
     steps: int = 0
     generated_tokens: int = 0

@@ -1,3 +1,5 @@
-"""vLLM as an engine: for GPUs. Child process only, often with an interpreter of its own
-(`serve.python`); started as `forge.serve.vllm.app`. Written against vLLM 0.24.
+"""The vLLM engine, for GPUs. Written for vLLM 0.24.
+
+A child process, often with its own interpreter (`serve.python`), started as `forge.serve.vllm.app`
+by `forge.serve.replicas`. Imports no other engine.
 """

@@ -1,11 +1,10 @@
-"""A vLLM replica's process: `python -m forge.serve.vllm.app CONFIG.json`, AsyncLLM behind the
-endpoints of `forge.serve.engine.app`.
+"""`python -m forge.serve.vllm.app CONFIG.json`: the process of a vLLM replica.
 
 Started by `forge.serve.replicas`. AsyncLLM must be made inside the event loop that uses it, and by
-the main thread: EngineCore dies with the thread that started it. So the engine starts where the
-server does, and /health answers once it can serve.
+the main thread: EngineCore ends with the thread that started it. So the engine starts with the
+server, and /health answers once it can serve.
 
-    this process: HTTP, AsyncLLM ── zmq ──▶ EngineCore: scheduler, card ──▶ more ranks, where asked
+    this process: HTTP, AsyncLLM ── zmq ──▶ EngineCore: scheduler, GPU ──▶ more ranks, if configured
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ from forge.serve.vllm.settings import VllmSettings, engine_arguments, environmen
 logger = logging.getLogger(__name__)
 
 STOP_S = 5.0
-"""For EngineCore to end by itself when the server stops."""
+"""Time for EngineCore to end by itself when the server stops."""
 
 
 def open_vllm(settings: VllmSettings) -> Vllm:
-    """Start EngineCore: a minute with CUDA graphs, less without. Raises what vLLM raises."""
+    """Start EngineCore: a minute with CUDA graphs, less without. Raises vLLM's errors."""
     for name, value in environment(settings).items():
         os.environ.setdefault(name, value)
     from vllm.engine.arg_utils import AsyncEngineArgs  # pyright: ignore[reportMissingImports]
@@ -75,10 +74,10 @@ def open_vllm(settings: VllmSettings) -> Vllm:
 
 
 def count_no_tokens(llm: Any) -> None:
-    """Keep the scheduler's numbers and drop those of each token: Python for each token in this
-    process is what bounds the tokens a second where log probabilities are asked for.
+    """Keep vLLM's scheduler statistics and disable those of each token: with log probabilities,
+    Python code for each token in this process limits the tokens per second.
 
-    AsyncLLM starts its handler of outputs again with the first request, and reads `log_stats` then.
+    AsyncLLM starts its output handler again with the first request, and then reads `log_stats`.
     """
     llm.output_handler.cancel()
     llm.output_handler = None
@@ -87,8 +86,9 @@ def count_no_tokens(llm: Any) -> None:
 
 
 def _listener(counters: Counters) -> type:
-    """A class that vLLM makes one of, and tells of each step. It passes for the Prometheus logger,
-    which would be added otherwise and costs more than the rest of the step's bookkeeping.
+    """A class that vLLM instantiates and calls after each step. It derives from the Prometheus
+    logger, which vLLM would add otherwise and which costs more than the rest of a step's
+    bookkeeping.
     """
     from vllm.v1.metrics.loggers import (  # pyright: ignore[reportMissingImports]
         PrometheusStatLogger,
@@ -121,22 +121,22 @@ def _listener(counters: Counters) -> type:
 
 
 def note_step(counters: Counters, scheduled: Any) -> None:
-    """What vLLM tells of a step: SchedulerStats, or None."""
+    """Keep the numbers of a step: vLLM's SchedulerStats, or None."""
     if scheduled is not None:
         counters.running = scheduled.num_running_reqs
         counters.kv_use = scheduled.kv_cache_usage
 
 
 def make_app(config: Mapping[str, Any], settings: VllmSettings) -> Starlette:
-    """The endpoints, once the engine serves."""
+    """The application; its endpoints exist once the engine can serve."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         try:
             vllm = open_vllm(settings)
-        except Exception as error:  # whatever vLLM raises, its own log lines above say why
+        except Exception as error:  # any class; vLLM's own log lines above give the cause
             logger.error("vLLM did not start: %s", " ".join(str(error).split())[:500])
-            # At once: the server's traceback would push vLLM's out of the lines that are shown.
+            # Immediately: the server's traceback would displace vLLM's from the last lines shown.
             os._exit(MachineError.exit_code)
         try:
             engine = VllmEngine(vllm, settings)

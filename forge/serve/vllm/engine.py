@@ -1,14 +1,14 @@
 """An EnginePort over vLLM's AsyncLLM: samples, adapters, weights, sleep.
 
-Made by `app`. AsyncLLM hands requests to a process of its own (EngineCore), which has the card.
+Made by `app`. AsyncLLM passes requests to its own process (EngineCore), which owns the GPU.
 
-    generate ─▶ one vLLM request a sample, with the adapter of its start ─▶ EngineCore
-    load_weights ─▶ adapter: for what comes next; what runs ends on the old one
-                 └▶ full: all pauses, weights are written, KV is dropped, what runs goes on
+    generate ─▶ one vLLM request for each sample, with the adapter of its start ─▶ EngineCore
+    load_weights ─▶ adapter: for new samples; running samples end on the old one
+                 └▶ full: pause, write weights, drop KV, continue the running samples
 
-Promises: an adapter's id is never used twice (vLLM's prefix cache is keyed by it); every token
-knows its policy version; when EngineCore is gone, this process ends at once, so that whoever waits
-asks elsewhere.
+Promises: an adapter's id is never used twice (vLLM's prefix cache is keyed by it); every token has
+its policy version; when EngineCore is gone, this process ends immediately, so that waiting clients
+use another replica.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class VllmEngine:
-    """A model that serves."""
+    """A served model."""
 
     name = "vllm"
 
@@ -55,7 +55,7 @@ class VllmEngine:
         self._landed = anyio.Event()
         """Set, and replaced, when a sample ends."""
         self._resumed: anyio.Event | None = None
-        """While weights are written: what new samples wait for."""
+        """New samples wait for it while weights are written."""
         self._loading = anyio.Lock()
         self._busy = BusyClock()
         self._gpu_bytes = self._generated_tokens = self._prompt_tokens = 0
@@ -64,7 +64,7 @@ class VllmEngine:
         self.features = frozenset(features | {port.SLEEP} if settings.can_sleep else features)
 
     async def start(self) -> None:
-        """Once, before anything else."""
+        """Call it once, before anything else."""
         await self._llm.collective_rpc("forge_start", args=(list(self._settings.shared_gpus),))
         self._gpu_bytes = sum(await self._llm.collective_rpc("forge_gpu_bytes"))
 
@@ -77,8 +77,8 @@ class VllmEngine:
     async def generate(
         self, request: Request, *, on_chunk: Callable[[Chunk], None] | None = None
     ) -> None:
-        """As EnginePort has it. Each sample is a request of vLLM's; its prefix cache evaluates
-        their prompt once.
+        """See EnginePort. Each sample is one vLLM request; vLLM's prefix cache evaluates their
+        prompt once.
         """
         await self.check(request)
         request.samples = [EngineSample(request, index) for index in range(request.n)]
@@ -122,10 +122,11 @@ class VllmEngine:
     async def _flying(
         self, flight: Flight, prompt: list[int], arguments: dict[str, Any]
     ) -> AsyncIterator[None]:
-        """Around a request's time in vLLM. Where the body is cancelled, the request is aborted."""
+        """A request in vLLM, inside the context. If the body is cancelled, the request is
+        aborted."""
         self._flights.add(flight)
         try:
-            # Uncancelled: what vLLM has half of cannot be aborted.
+            # Not cancelled: vLLM cannot abort a request that is half added.
             with anyio.CancelScope(shield=True):
                 flight.queue = await self._llm.add_request(
                     f"forge-{next(self._ids)}",
@@ -147,7 +148,7 @@ class VllmEngine:
             self._landed = anyio.Event()
 
     def _take(self, flight: Flight, output: Any, *, is_last: bool) -> None:
-        """Add what came; with the last of it the sample is complete."""
+        """Add an output; the last one completes the sample."""
         flight.tokens += list(output.token_ids)
         flight.logprobs += sampled_logprobs(output.logprobs)
         if not is_last:
@@ -162,14 +163,14 @@ class VllmEngine:
 
     @contextmanager
     def _dying(self) -> Iterator[None]:
-        """Ends this process where EngineCore is gone."""
+        """End this process if EngineCore is gone."""
         try:
             yield
         except* self._vllm.dead_error:
             die()
 
     async def score(self, prompt: np.ndarray, completion: np.ndarray) -> list[float]:
-        """As EnginePort has it: the log probabilities of a prompt that is both."""
+        """See EnginePort. vLLM scores both as one prompt."""
         num_vocab, context_tokens = self._vllm.num_vocab, self._settings.context_tokens
         check_score(prompt, completion, num_vocab=num_vocab, context_tokens=context_tokens)
         tokens = [*prompt.tolist(), *completion.tolist()]
@@ -185,8 +186,8 @@ class VllmEngine:
     # -- weights ---------------------------------------------------------------------------------
 
     async def load_weights(self, path: Path, *, version: int) -> str:
-        """As EnginePort has it. Raises MachineError where vLLM failed with weights half written:
-        it then answers nothing until it is given others.
+        """See EnginePort. Raises MachineError if vLLM fails with weights half written; it then
+        answers nothing until other weights are loaded.
         """
         rank = self._settings.max_lora_rank
         kind = check_weights(path, served=self._shapes, max_lora_rank=rank)
@@ -209,19 +210,20 @@ class VllmEngine:
             await self._llm.add_lora(lora)
         except self._vllm.dead_error:
             raise
-        except Exception as error:  # whatever a worker raised comes as a bare Exception
+        except Exception as error:  # any error of a worker arrives as a bare Exception
             raise ConfigError(
                 f"{path}: vllm cannot serve the adapter: {one_line(error)}"
             ) from error
         self._lora, self._version = lora, version
 
     def _loras(self) -> set[int]:
-        """Ids of the adapters that somebody needs: the newest, and those of unfinished samples."""
+        """Ids of the adapters in use: the newest, and those of unfinished samples."""
         needed = [flight.lora for flight in self._flights] + [self._lora]
         return {lora.lora_int_id for lora in needed if lora is not None}
 
     async def _load_full(self, path: Path, version: int) -> None:
-        """What runs is evaluated again under the new weights, and goes on."""
+        """Load a checkpoint. Running samples are evaluated again under the new weights and
+        continue."""
         self._resumed = self._resumed or anyio.Event()
         await self._llm.pause_generation(mode="keep", clear_cache=True)
         for flight in self._flights:
@@ -239,7 +241,7 @@ class VllmEngine:
         self._resumed = None
 
     def _num_tokens(self, flight: Flight) -> int:
-        """What vLLM has made of a sample so far, handed out or not."""
+        """Number of tokens that vLLM has generated for a sample, delivered or not."""
         if flight.queue is None:
             return 0
         state = self._llm.output_processor.request_states.get(flight.queue.request_id)
@@ -250,7 +252,7 @@ class VllmEngine:
     # -- memory ----------------------------------------------------------------------------------
 
     async def sleep(self) -> None:
-        """Weights go to the host's memory, KV is dropped."""
+        """Move the weights to host memory and drop the KV."""
         with self._dying():
             before = sum(await self._llm.collective_rpc("forge_free_bytes"))
             await self._llm.sleep(level=1)
@@ -258,22 +260,22 @@ class VllmEngine:
         self._gpu_bytes = max(self._gpu_bytes - (after - before), 0)
 
     async def wake(self) -> None:
-        """Weights come back."""
+        """Move the weights back to the GPU."""
         with self._dying():
             await self._llm.wake_up()
             self._gpu_bytes = sum(await self._llm.collective_rpc("forge_gpu_bytes"))
 
     def status(self) -> EngineStatus:
-        """Its numbers. Tokens are counted with their request; preemptions are not told."""
+        """Numbers of the engine. Tokens count when their request ends; preemptions are unknown."""
         if self._llm.errored:
             die()
-        told, unfinished = self._vllm.counters, len(self._flights)
-        running = min(told.running, unfinished)
+        counters, unfinished = self._vllm.counters, len(self._flights)
+        running = min(counters.running, unfinished)
         return EngineStatus(
             version=self._version,
             running=running,
             waiting=unfinished - running,
-            kv_use=told.kv_use if unfinished else 0.0,
+            kv_use=counters.kv_use if unfinished else 0.0,
             generated_tokens=self._generated_tokens,
             prompt_tokens=self._prompt_tokens,
             step_s=self._busy.busy_s,
@@ -282,6 +284,6 @@ class VllmEngine:
 
 
 def die() -> None:
-    """EngineCore is gone, with every request: this process has nothing to say any more."""
+    """End this process: EngineCore is gone, and all requests with it."""
     logger.error("vLLM's EngineCore died; this process ends and is started again")
     os._exit(FAULT_EXIT)

@@ -1,9 +1,9 @@
-"""What runs inside vLLM's worker processes: loading a published checkpoint, taking turns on a
-shared card, dying with the parent.
+"""Methods that run inside vLLM's worker processes: loading a published checkpoint, taking turns on
+a shared GPU, ending with the parent process.
 
-Injected by vLLM into its worker class (`worker_extension_cls`), called by `engine` through
+vLLM adds them to its worker class (`worker_extension_cls`); `engine` calls them through
 `collective_rpc`. `self` is vLLM's GPU worker. Promises: CUDA graphs and compiled code stay valid,
-since weights are written where they are; while a card is shared, no step overlaps a judge's timing.
+since weights are written in place; on a shared GPU no step overlaps a judge's timing.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ if TYPE_CHECKING:
 
 
 MOVES = ("add_lora", "sleep", "wake_up")
-"""Methods of vLLM's worker that copy to or from the card between two steps."""
+"""Methods of vLLM's worker that copy to or from the GPU between two steps."""
 
 
 class ForgeWorker:
-    """Methods that vLLM adds to its worker. Names must not meet vLLM's: all begin with forge_."""
+    """Methods that vLLM adds to its worker. All begin with forge_, so that none replaces vLLM's."""
 
     model_runner: Any
-    """vLLM's."""
+    """vLLM's attribute."""
     execute_model: Callable[[Any], Any]
-    """vLLM's: one forward pass. None: `sample_tokens` follows at once, and has the result."""
+    """vLLM's method: one forward pass. If it returns None, vLLM calls `sample_tokens` next for the
+    result."""
     sample_tokens: Callable[[Any], Any]
-    """vLLM's."""
+    """vLLM's method."""
     forge_turns: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def forge_start(self, shared_gpus: Sequence[str]) -> None:
-        """Once, before the first request."""
+        """Call it once, before the first request."""
         die_with_parent(os.getppid())
         if shared_gpus:
             self.forge_turns = card_turns(shared_gpus)
@@ -51,20 +52,20 @@ class ForgeWorker:
                 moved = in_turn(
                     getattr(self, name), turns=self.forge_turns, drain=torch.cuda.synchronize
                 )
-                setattr(self, name, moved)  # vLLM looks for it on the worker at each call
+                setattr(self, name, moved)  # vLLM reads it from the worker at each call
 
     def forge_reload(self, path: str) -> None:
-        """Write a checkpoint's weights over those served."""
+        """Write a checkpoint's weights over the served ones."""
         with self.forge_turns(), bare_layers(self.model_runner.get_model()):
             self.model_runner.reload_weights(weights_path=path)
             torch.cuda.synchronize()
 
     def forge_gpu_bytes(self) -> int:
-        """What this rank holds of its card."""
+        """Bytes of its GPU that this rank holds."""
         return torch.cuda.memory_reserved()
 
     def forge_free_bytes(self) -> int:
-        """What nobody holds of its card."""
+        """Free bytes of this rank's GPU."""
         return torch.cuda.mem_get_info()[0]
 
 
@@ -74,7 +75,7 @@ def in_turn(
     turns: Callable[[], AbstractContextManager[None]],
     drain: Callable[[], None],
 ) -> Callable[..., Any]:
-    """The function, as one turn that ends when the card has done what it left there."""
+    """Wrap the function into one turn, which ends when its work on the GPU is done."""
 
     def held(*args: Any, **kwargs: Any) -> Any:
         with turns():
@@ -93,8 +94,8 @@ def in_turns(
     turns: Callable[[], AbstractContextManager[None]],
     drain: Callable[[], None],
 ) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """The two halves of a step, inside one turn that begins with the first and ends when the card
-    has done what either left on it."""
+    """Wrap the two halves of a step into one turn, which begins with the first and ends when the
+    work of both on the GPU is done."""
     held = ExitStack()
 
     def leave() -> None:
@@ -125,7 +126,7 @@ def in_turns(
 
 @contextmanager
 def bare_layers(model: torch.nn.Module) -> Iterator[None]:
-    """The model without the wrappers that adapters sit in: a checkpoint's names then fit."""
+    """Remove the wrappers for adapters inside the context, so that a checkpoint's names fit."""
     wrapped = [
         (name, module)
         for name, module in model.named_modules()
@@ -141,7 +142,7 @@ def bare_layers(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _is_wrapper(module: torch.nn.Module) -> bool:
-    """vLLM's BaseLayerWithLoRA, without importing it."""
+    """True for vLLM's BaseLayerWithLoRA, without importing it."""
     return any(kind.__name__ == "BaseLayerWithLoRA" for kind in type(module).__mro__)
 
 

@@ -1,7 +1,7 @@
-"""A sample on its way through vLLM, and what of vLLM the engine is given.
+"""A sample that vLLM generates, and the parts of vLLM that the engine uses.
 
-Made and used by `engine`; `app` fills in the library. Promise: every token knows the policy version
-that made it, also where weights changed under way.
+Used by `engine`; `app` makes `Vllm` from the library. Promise: every token has the policy version
+that generated it, also if weights change during the sample.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Counters:
-    """What vLLM's scheduler says after a step; filled by `app`'s listener."""
+    """Numbers of vLLM's scheduler after a step; updated by `app`'s listener."""
 
     running: int = 0
     kv_use: float = 0.0
@@ -26,12 +26,12 @@ class Counters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vllm:
-    """What this file needs of the library: an engine, and how its values are made."""
+    """The parts of the library that forge uses: an engine, and constructors of its arguments."""
 
     llm: Any
     """AsyncLLM."""
     make_sampling: Callable[..., Any]
-    """SamplingParams, its output_kind by name."""
+    """SamplingParams, with its output_kind by name."""
     make_lora: Callable[..., Any]
     """LoRARequest."""
     make_prompt: Callable[[list[int]], Any]
@@ -44,22 +44,22 @@ class Vllm:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Flight:
-    """A sample that vLLM works on."""
+    """A sample that vLLM generates."""
 
     sample: EngineSample
     lora: Any
-    """LoRARequest it was given with, or None."""
+    """The sample's LoRARequest, or None."""
     version: int
-    """Of its newest tokens."""
+    """Policy version of its newest tokens."""
     queue: Any = None
-    """vLLM's, where its outputs come."""
+    """vLLM's queue of outputs."""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     marks: list[tuple[int, int]] = field(default_factory=list)
-    """(tokens, version): so many were made by that version, in order."""
+    """Pairs of (number of tokens until a change of weights, version before it), in order."""
 
     def versions(self) -> np.ndarray:
-        """Of each token. [T]"""
+        """Policy version of each token. [T]"""
         out = np.full(len(self.tokens), self.version, np.int64)
         for end, version in reversed(self.marks):
             out[:end] = version
@@ -67,8 +67,8 @@ class Flight:
 
 
 def sampled_logprobs(found: Any) -> list[float]:
-    """The sampled token's of each position: in vLLM's flat form or one table a position, the
-    sampled token comes first.
+    """Log probability of the sampled token at each position. It is the first entry, in vLLM's flat
+    form and in its tables by position.
     """
     if hasattr(found, "start_indices"):
         return [found.logprobs[start] for start in found.start_indices]

@@ -1,7 +1,8 @@
-"""What vLLM is told: the supervisor's config as its engine arguments, a request as its sampling
-parameters. Pure, and without vLLM.
+"""Arguments for vLLM: the supervisor's config as engine arguments, a request as sampling
+parameters.
 
-Called by `app` and `engine`. Names are those of vLLM 0.24: `AsyncEngineArgs`, `SamplingParams`.
+Called by `app` and `engine`. Pure, and does not import vLLM. Names are those of `AsyncEngineArgs`
+and `SamplingParams` in vLLM 0.24.
 """
 
 from __future__ import annotations
@@ -20,55 +21,58 @@ if TYPE_CHECKING:
     from forge.serve.request import Request
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""Sizes that vLLM has kernels for; 1 is left out, since the others cost as little."""
+"""Ranks that vLLM has kernels for; 1 is left out, since 8 costs no more."""
 MAX_LORAS = 4
-"""Adapters served side by side: the newest, and those that unfinished samples began with. One of
-rank 64 on an 8B model takes 340 MB."""
+"""Adapters served at once: the newest, and those of unfinished samples. One of rank 64 on an 8B
+model takes 340 MB."""
 BATCH_TOKENS = 8192
-"""Of one step: enough that prompts use the card, few enough that decoding never waits long."""
+"""Tokens of one step: enough for prompts to use the GPU, few enough for decoding never to wait
+long."""
 
 QUIET = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-    # It cannot give the log probabilities that we ask for, and looks for a compiler.
+    # It cannot return the log probabilities that we need, and it looks for a compiler.
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
     # Ranks of a replica meet on this host.
     "VLLM_HOST_IP": "127.0.0.1",
 }
-"""Environment of the child, where the experiment's `serve.env` says nothing."""
+"""Environment of the child; the experiment's `serve.env` replaces entries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmSettings:
-    """The supervisor's config, read."""
+    """The supervisor's config."""
 
     model_dir: Path
     context_tokens: int
-    """Of one sequence."""
+    """Maximum tokens of one sequence."""
     slots: int
     is_exact: bool
-    """f32, or bf16."""
+    """f32 if true, else bf16."""
     memory_share: float
     tensor_parallel: int
     is_eager: bool
     max_lora_rank: int
-    """Of the adapters that may come; 0 is none."""
+    """Maximum rank of adapters; 0 if none will be served."""
     shared_gpus: tuple[str, ...]
-    """UUIDs of cards that others time kernels on, or train on."""
+    """UUIDs of GPUs on which other processes time kernels or train."""
     seed: int
     version: int
     max_positions: int | None
-    """Longest sequence that the model knows; None where its config is silent."""
+    """Longest sequence of the model; None if its config does not say."""
 
     @property
     def can_sleep(self) -> bool:
-        """Only a shared card is worth it: vLLM then keeps weights where they can be moved."""
+        """True on a shared GPU. Elsewhere it is not worth its cost: vLLM must keep weights
+        movable."""
         return bool(self.shared_gpus)
 
 
 def read_settings(config: Mapping[str, Any]) -> VllmSettings:
-    """Raises ConfigError for a context that is longer than the model's, and for ranks on shared
-    cards: one that waits for its turn would hold up the other's, which waits for it."""
+    """Read the supervisor's config. Raises ConfigError for a context that is longer than the
+    model's, and for several ranks on shared GPUs: a rank that waits for its turn would block the
+    other, which waits for it in turn."""
     model_dir = Path(config["model_dir"])
     found = read_json(model_dir / "config.json")
     text = found.get("text_config") or found
@@ -79,7 +83,7 @@ def read_settings(config: Mapping[str, Any]) -> VllmSettings:
             f"serve.context_tokens = {context_tokens}: {model_dir} knows {max_positions} positions"
         )
     if config.get("tensor_parallel", 1) > 1 and config.get("shared_gpus"):
-        raise ConfigError("serve.tensor_parallel above 1 needs cards that nobody else uses")
+        raise ConfigError("serve.tensor_parallel above 1 needs GPUs that are not shared")
     return VllmSettings(
         model_dir=model_dir,
         context_tokens=context_tokens,
@@ -97,9 +101,9 @@ def read_settings(config: Mapping[str, Any]) -> VllmSettings:
 
 
 def environment(settings: VllmSettings) -> dict[str, str]:
-    """To be set before vLLM is imported, where not set already."""
+    """Variables to set before vLLM is imported, unless they are set already."""
     long = settings.max_positions is not None and _model_len(settings) > settings.max_positions
-    # The one position too many is never evaluated: it is the room for a score's own token.
+    # The extra position is never evaluated: it is room for the token that a score generates.
     return QUIET | ({"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"} if long else {})
 
 
@@ -118,7 +122,7 @@ def engine_arguments(settings: VllmSettings) -> dict[str, Any]:
         "enable_prefix_caching": True,
         # Token ids in and out: texts are ours.
         "skip_tokenizer_init": True,
-        # Of the distribution that was sampled from, as every engine of ours tells them.
+        # Of the sampled distribution, as in every engine of ours.
         "logprobs_mode": "processed_logprobs",
         # A checkpoint's own sampling defaults are not ours.
         "generation_config": "vllm",
@@ -135,18 +139,18 @@ def engine_arguments(settings: VllmSettings) -> dict[str, Any]:
             "max_cpu_loras": MAX_LORAS,
         }
     if settings.shared_gpus:
-        # A step has left the card when it ends: the next is not queued behind it.
+        # Each step must be done with the GPU when it ends, so none is queued in advance.
         arguments["async_scheduling"] = False
     return arguments
 
 
 def _model_len(settings: VllmSettings) -> int:
-    """A score asks for one token after the last, and vLLM wants room for it."""
+    """A score generates one token after the last, and vLLM needs room for it."""
     return settings.context_tokens + 1
 
 
 def lora_rank(rank: int) -> int:
-    """The smallest that vLLM has and that holds `rank`. Raises ConfigError above the largest."""
+    """The smallest rank of vLLM that holds `rank`. Raises ConfigError above the largest."""
     fitting = [size for size in LORA_RANKS if size >= rank]
     if not fitting:
         raise ConfigError(f"model.lora.r = {rank}: vllm serves up to {LORA_RANKS[-1]}")
@@ -163,9 +167,9 @@ def sampling_arguments(request: Request, index: int) -> dict[str, Any]:
         "seed": sample_seed(request.seed, index),
         "max_tokens": request.max_tokens,
         "stop_token_ids": list(request.stop_token_ids),
-        # What ends a completion is told by the request alone.
+        # Only the request's stop tokens end a completion.
         "ignore_eos": True,
-        # The sampled token's own log probability, none beside it.
+        # Only the sampled token's log probability.
         "logprobs": 0,
         "flat_logprobs": True,
         "detokenize": False,

@@ -1,8 +1,8 @@
-"""Whether a directory can be served before vLLM touches it: vLLM writes weights in place, and what
-it cannot finish it has half overwritten.
+"""Checks of a directory before vLLM loads it: vLLM writes weights in place, so a failed load leaves
+them half overwritten.
 
-Called by `engine`. Promise: what `check_weights` lets through has the tensors and shapes of the
-checkpoint that the engine started with, or is an adapter that fits the room for one.
+Called by `engine`. Promise: a directory that `check_weights` accepts has the tensors and shapes of
+the checkpoint that the engine started with, or is an adapter within the engine's maximum rank.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 def checkpoint_shapes(path: Path) -> Shapes:
-    """By name, every tensor of a checkpoint, read from the headers of its files. A head that is
-    the embedding does not count. Raises ConfigError."""
+    """Shapes of a checkpoint's tensors by name, read from the headers of its files. A head that is
+    the embedding is left out. Raises ConfigError."""
     shapes: Shapes = {}
     for file in weight_files(path):
         shapes.update({name: tensor.shape for name, tensor in list_tensors(file).items()})
@@ -38,7 +38,8 @@ def checkpoint_shapes(path: Path) -> Shapes:
 
 
 def check_weights(path: Path, *, served: Mapping[str, tuple[int, ...]], max_lora_rank: int) -> str:
-    """ADAPTER or FULL. Raises ConfigError, in one line, for what cannot be served."""
+    """Return ADAPTER or FULL. Raises ConfigError, in one line, for weights that cannot be
+    served."""
     if holds_adapter(path):
         _check_adapter(path, max_lora_rank=max_lora_rank)
         return ADAPTER

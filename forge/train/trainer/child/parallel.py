@@ -2,7 +2,8 @@
 
 Rank 0 alone speaks to control.sock and writes files; its decisions are broadcast here. This uses
 gloo, on the CPU: a rank that waits for minutes until rank 0 has a batch neither spins on its GPU
-nor runs into NCCL's deadline. With one rank every function is the identity."""
+nor runs into NCCL's deadline. With one rank every function is the identity.
+"""
 
 from __future__ import annotations
 
