@@ -82,11 +82,11 @@ def _run_of(pid: int, store_dir: Path, *, since: float) -> RunPaths | None:
 
 def _ended(code: int, log_path: Path) -> ForgeError:
     """The error that `explain` printed last: one line that starts with `forge: `, or several."""
-    said = read_last_lines(log_path, num_lines=50) or f"the run ended with {code}"
-    last = said.rpartition("\n")[2]
+    output = read_last_lines(log_path, num_lines=50) or f"the run ended with {code}"
+    last = output.rpartition("\n")[2]
     is_bug = code == ForgeError.exit_code
     named = last.removeprefix("forge: ")
-    error = ForgeError(said if is_bug or named == last else named)
+    error = ForgeError(output if is_bug or named == last else named)
     error.exit_code = code
     log_path.unlink()
     return error

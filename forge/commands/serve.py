@@ -183,6 +183,6 @@ async def _serve(
 
 
 def _summary(found: _ServedModel, table: ServeTable, placement: Placement) -> str:
-    cards = ", ".join(gpu.name for gpu in placement.gpus) or "cpu"
+    devices = ", ".join(gpu.name for gpu in placement.gpus) or "cpu"
     count = "1 replica" if table.replicas == 1 else f"{table.replicas} replicas"
-    return f"{found.model}: {count} ({table.engine}, {cards})"
+    return f"{found.model}: {count} ({table.engine}, {devices})"

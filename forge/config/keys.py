@@ -215,9 +215,9 @@ def _range(limits: Any) -> str:
     high = next((limit for limit in limits if isinstance(limit, Le | Lt)), None)
     if isinstance(low, Ge) and isinstance(high, Le):
         return f" from {low.ge:g} to {high.le:g}"
-    words: list[str] = []
+    bounds: list[str] = []
     if low is not None:
-        words.append(f"{low.ge} or more" if isinstance(low, Ge) else f"above {low.gt:g}")
+        bounds.append(f"{low.ge} or more" if isinstance(low, Ge) else f"above {low.gt:g}")
     if high is not None:
-        words.append(f"{high.le:g} or less" if isinstance(high, Le) else f"below {high.lt}")
-    return f", {', '.join(words)}" if words else ""
+        bounds.append(f"{high.le:g} or less" if isinstance(high, Le) else f"below {high.lt}")
+    return f", {', '.join(bounds)}" if bounds else ""

@@ -99,10 +99,10 @@ def _plan_cuda(env: Mapping[str, str], given: str) -> Plan:
         return faults, args, path
     ask = ("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader")
     caps = re.findall(r"^(\d+)\.(\d+)\s*$", _listed(ask, env), flags=re.MULTILINE)
-    cards = sorted({f"{major}{minor}" for major, minor in caps})
-    if not cards:
-        faults.append(_no_cards("nvidia-smi lists no GPU", f"-D{CUDA_ARCHITECTURES}=90"))
-    return faults, f"{args} -D{CUDA_ARCHITECTURES}={';'.join(cards)}", path
+    targets = sorted({f"{major}{minor}" for major, minor in caps})
+    if not targets:
+        faults.append(_no_gpus("nvidia-smi lists no GPU", f"-D{CUDA_ARCHITECTURES}=90"))
+    return faults, f"{args} -D{CUDA_ARCHITECTURES}={';'.join(targets)}", path
 
 
 def _plan_hip(env: Mapping[str, str], given: str) -> Plan:
@@ -112,10 +112,10 @@ def _plan_hip(env: Mapping[str, str], given: str) -> Plan:
     if AMD_TARGETS in given:
         return faults, args, path
     found = _listed(("rocm_agent_enumerator",), env, beside=ROCM_HOME / "bin")
-    cards = sorted(set(re.findall(r"^gfx[0-9a-f]+$", found, flags=re.MULTILINE)) - {"gfx000"})
-    if not cards:
-        faults.append(_no_cards("rocm_agent_enumerator lists no GPU", f"-D{AMD_TARGETS}=gfx942"))
-    return faults, f"{args} -D{AMD_TARGETS}={';'.join(cards)}", path
+    targets = sorted(set(re.findall(r"^gfx[0-9a-f]+$", found, flags=re.MULTILINE)) - {"gfx000"})
+    if not targets:
+        faults.append(_no_gpus("rocm_agent_enumerator lists no GPU", f"-D{AMD_TARGETS}=gfx942"))
+    return faults, f"{args} -D{AMD_TARGETS}={';'.join(targets)}", path
 
 
 def _plan_vulkan(env: Mapping[str, str], given: str) -> Plan:
@@ -146,7 +146,7 @@ _PLANS: dict[str, Callable[[Mapping[str, str], str], Plan]] = {
 }
 
 
-def _no_cards(found: str, example: str) -> str:
+def _no_gpus(found: str, example: str) -> str:
     return f"{found} to build for; CMAKE_ARGS='{example}' builds for the GPUs of another machine"
 
 

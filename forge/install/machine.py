@@ -56,8 +56,8 @@ def read_machine(root: Path, env: Mapping[str, str]) -> HostMachine:
 
 def _find_compiler(named: str, usual: Sequence[str], *, path: str) -> str | None:
     """The compiler that `CC` or `CXX` names, with any flags removed, else a usual one."""
-    words = shlex.split(named)[:1] or usual
-    return next(filter(None, (shutil.which(word, path=path) for word in words)), None)
+    names = shlex.split(named)[:1] or usual
+    return next(filter(None, (shutil.which(name, path=path) for name in names)), None)
 
 
 def find_faults(machine: HostMachine, *, need_bytes: int) -> list[str]:

@@ -23,10 +23,12 @@ class InstallProgress:
 
     def read(self, line: str, *, now: float) -> None:
         """Reads one line of output from pip or the compiler."""
-        said = describe(line, elapsed_s=now - self._began)
-        if said and said != self._activity:
-            is_first = not self._activity.startswith("compiling") and said.startswith("compiling")
-            self._activity = said
+        activity = describe(line, elapsed_s=now - self._began)
+        if activity and activity != self._activity:
+            is_first = not self._activity.startswith("compiling") and activity.startswith(
+                "compiling"
+            )
+            self._activity = activity
             if is_first or self._is_live:
                 self._line(now)
 
@@ -42,8 +44,8 @@ class InstallProgress:
 
     def _line(self, now: float, end: str = "") -> None:
         self._shown = now
-        said = f": {self._activity}" if self._activity else ""
-        text = f"{self.label}{said} ({now - self._began:.0f} s)"
+        activity = f": {self._activity}" if self._activity else ""
+        text = f"{self.label}{activity} ({now - self._began:.0f} s)"
         width = shutil.get_terminal_size().columns - 1
         self._stream.write(f"\r\x1b[K{text[:width]}{end}" if self._is_live else text + "\n")
         self._stream.flush()
@@ -57,9 +59,9 @@ def describe(line: str, *, elapsed_s: float) -> str | None:
         left_s = elapsed_s / max(done, 1) * (total - done)
         bar = "#" * (20 * done // total)
         return f"compiling llama.cpp [{bar:<20}] {done}/{total}, about {left_s:.0f} s left"
-    said = re.match(
+    step = re.match(
         r"\s*(Collecting|Downloading|Building wheel for|Installing collected) (\S+)", line
     )
-    if said is None:
+    if step is None:
         return None
-    return "installing" if said.group(1) == "Installing collected" else " ".join(said.groups())
+    return "installing" if step.group(1) == "Installing collected" else " ".join(step.groups())

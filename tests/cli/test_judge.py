@@ -181,7 +181,7 @@ def test_any_text_gets_a_verdict_with_a_detail_and_the_judge_survives(folder: Pa
 
 
 @pytest.mark.parametrize(
-    ("argv", "words"),
+    ("argv", "expected"),
     [
         (["p.py", "missing.py"], "missing.py: no such file"),
         (["missing.py", "c.py"], "missing.py: no such file"),
@@ -221,7 +221,7 @@ def test_any_text_gets_a_verdict_with_a_detail_and_the_judge_survives(folder: Pa
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
 )
 def test_what_cannot_be_judged_exits_2_in_one_line(
-    folder: Path, argv: list[str], words: str, capsys: pytest.CaptureFixture[str],
+    folder: Path, argv: list[str], expected: str, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     (folder / "c.py").write_text(KERNEL)
@@ -237,7 +237,7 @@ def test_what_cannot_be_judged_exits_2_in_one_line(
         assert cli.run_command(["judge", *argv]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert words in printed.err
+    assert expected in printed.err
     assert printed.err.count("\n") == 1
 
 

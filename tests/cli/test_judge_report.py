@@ -79,15 +79,15 @@ def test_a_profile_lists_kernels_largest_first_and_installed_profilers(
 
 
 @pytest.mark.parametrize(
-    ("device", "is_timed", "words"),
+    ("device", "is_timed", "expected"),
     [
         ("cpu", True, "not timed: a CPU has no GPU time"),
         ("NVIDIA H200", False, "not timed: not requested"),
     ],
 )
-def test_an_untimed_verdict_gives_the_reason(device: str, is_timed: bool, words: str) -> None:
+def test_an_untimed_verdict_gives_the_reason(device: str, is_timed: bool, expected: str) -> None:
     verdict = Verdict(status=Status.CORRECT, reason="ok", detail="", device=device)
-    assert words in show(verdict, is_timed=is_timed)
+    assert expected in show(verdict, is_timed=is_timed)
 
 
 def test_only_an_existing_line_is_marked() -> None:

@@ -90,7 +90,7 @@ def test_each_hostile_file_gets_a_flag_and_the_check_continues(folder: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("argv", "words"),
+    ("argv", "expected"),
     [
         (["nowhere"], "nowhere: no such file or directory"),
         (["problems"], "problems: no *.py in it"),
@@ -103,13 +103,13 @@ def test_each_hostile_file_gets_a_flag_and_the_check_continues(folder: Path) -> 
     ],
 )
 def test_what_cannot_be_checked_exits_2_in_one_line(
-    folder: Path, argv: list[str], words: str
+    folder: Path, argv: list[str], expected: str
 ) -> None:
     if argv[0] != "problems":
         (folder / "1_relu.py").write_text(RELU)
     done = check(*argv, cwd=folder.parent)
     assert (done.returncode, done.stdout) == (2, "")
-    assert words in done.stderr
+    assert expected in done.stderr
     assert done.stderr.count("\n") == 1
 
 

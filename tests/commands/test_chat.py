@@ -56,15 +56,15 @@ def run_with(root: Path, *published: int, start: Weights, adapters: bool = False
 
 
 @pytest.mark.parametrize(
-    ("stdin", "words"),
+    ("stdin", "expected"),
     [(None, "stdin: it is closed"), (b"x = '\xff'", "stdin: byte 0xff at 5 is not UTF-8")],
 )
 def test_a_problem_from_stdin_that_cannot_be_read_is_one_line(
-    stdin: bytes | None, words: str, monkeypatch: pytest.MonkeyPatch
+    stdin: bytes | None, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = None if stdin is None else io.TextIOWrapper(io.BytesIO(stdin))
     monkeypatch.setattr("sys.stdin", stream)
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=expected):
         chat.read_source("-")
 
 

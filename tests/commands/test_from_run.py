@@ -159,7 +159,7 @@ def test_the_fastest_answer_that_was_not_cut_off_is_the_best(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("wanted", "name", "words"),
+    ("wanted", "name", "expected"),
     [
         ({"status": "corect"}, "rows.jsonl", "no such status"),
         ({"best_per_problem": 0}, "rows.jsonl", "must be 1 or more"),
@@ -170,9 +170,9 @@ def test_the_fastest_answer_that_was_not_cut_off_is_the_best(tmp_path: Path) -> 
     ],
 )
 def test_what_cannot_be_written_is_one_line(
-    made: Path, tmp_path: Path, wanted: dict[str, Any], name: str, words: str
+    made: Path, tmp_path: Path, wanted: dict[str, Any], name: str, expected: str
 ) -> None:
-    with pytest.raises(ConfigError, match=words) as error:
+    with pytest.raises(ConfigError, match=expected) as error:
         rows_of(made, tmp_path / name, **wanted)
     assert "\n" not in str(error.value)
 

@@ -76,14 +76,14 @@ def test_a_pattern_that_takes_too_long_is_refused(paths: RunPaths) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "words"),
+    ("wanted", "expected"),
     [
         (("loud", None), "--level: found 'loud'; allowed are debug, info, warning, error"),
-        ((None, "("), "no regular expression"),
+        ((None, "("), "not a regular expression"),
     ],
 )
-def test_an_invalid_filter_is_refused(wanted: tuple[str | None, str | None], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
+def test_an_invalid_filter_is_refused(wanted: tuple[str | None, str | None], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
         parse_filter(*wanted)
 
 

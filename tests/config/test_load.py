@@ -57,7 +57,7 @@ def test_two_mistakes_are_both_shown_with_their_lines_and_did_you_mean(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("line", "expected"),
     [
         ('group_size = "8"', 'found "8"; an integer, 2 or more'),
         ("group_size = true", "found true; an integer, 2 or more"),
@@ -70,9 +70,9 @@ def test_two_mistakes_are_both_shown_with_their_lines_and_did_you_mean(tmp_path)
         ("train_truncated = 1", "found 1; true or false"),
     ],
 )
-def test_a_wrong_value_gives_a_message_in_plain_english(tmp_path, line, words):
+def test_a_wrong_value_gives_a_message_in_plain_english(tmp_path, line, expected):
     path = write(tmp_path, f"{MINIMAL}[rollout]\n{line}\n")
-    assert mistakes_of(path) == [f"x.toml:6: rollout.{line.split()[0]}: {words}"]
+    assert mistakes_of(path) == [f"x.toml:6: rollout.{line.split()[0]}: {expected}"]
 
 
 def test_one_input_is_refused_since_returning_the_first_output_again_would_pass(tmp_path):

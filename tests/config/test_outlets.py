@@ -22,7 +22,7 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("given", "expected"),
     [
         ('notify.webhook="ftp://x"', 'found "ftp://x"; http(s)://HOST[:PORT][/PATH]'),
         ('notify.webhook="https://a b"', 'found "https://a b"; http(s)://HOST[:PORT][/PATH]'),
@@ -38,13 +38,13 @@ def file(tmp_path: Path) -> Path:
     ],
 )
 def test_a_mistake_is_one_line(
-    file: Path, given: str, words: str, monkeypatch: pytest.MonkeyPatch
+    file: Path, given: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EMPTY_HOOK", "")
     monkeypatch.delenv("NO_SUCH_HOOK", raising=False)
     with pytest.raises(ConfigError) as raised:
         load_experiment(file, overrides=[given])
-    assert words in str(raised.value)
+    assert expected in str(raised.value)
     assert "\n" not in str(raised.value)
 
 

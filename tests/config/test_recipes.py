@@ -36,33 +36,33 @@ def load(name: str) -> Experiment:
     return load_experiment(FOLDER / f"{name}.toml", is_here=False)
 
 
-def plan_for(name: str, cards: str, tmp_path: Path) -> Plan:
-    return plan(load(name), machine=assume(cards, here=this_machine(tmp_path)))
+def plan_for(name: str, gpus: str, tmp_path: Path) -> Plan:
+    return plan(load(name), machine=assume(gpus, here=this_machine(tmp_path)))
 
 
 def values(table: Any, *names: str) -> dict[str, Any]:
     return {name: getattr(table, name) for name in names}
 
 
-@pytest.mark.parametrize("cards", EIGHT)
+@pytest.mark.parametrize("gpus", EIGHT)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_recipe_plans_for_eight_gpus_or_says_what_is_missing(
-    name: str, cards: str, tmp_path: Path
+    name: str, gpus: str, tmp_path: Path
 ) -> None:
-    if cards in TOO_SMALL.get(name, ()):
+    if gpus in TOO_SMALL.get(name, ()):
         with pytest.raises(MachineError, match=rf"{name}: GPU \d .* GB"):
-            plan_for(name, cards, tmp_path)
+            plan_for(name, gpus, tmp_path)
         return
-    planned = plan_for(name, cards, tmp_path)
+    planned = plan_for(name, gpus, tmp_path)
     assert planned.phases
     assert planned.params, "the shape of its model is known without a download"
 
 
-@pytest.mark.parametrize(("name", "cards"), ONE_CARD.items())
+@pytest.mark.parametrize(("name", "gpus"), ONE_CARD.items())
 def test_a_recipe_for_one_gpu_runs_engine_trainer_and_judge_on_it_without_sleep(
-    name: str, cards: str, tmp_path: Path
+    name: str, gpus: str, tmp_path: Path
 ) -> None:
-    placement = plan_for(name, cards, tmp_path).placement
+    placement = plan_for(name, gpus, tmp_path).placement
     assert [placement.roles_of(gpu.uuid) for gpu in placement.gpus] == [("serve", "judge", "train")]
     assert not placement.sleeps
 

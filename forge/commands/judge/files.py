@@ -75,8 +75,8 @@ def require_path(path: Path) -> None:
     try:
         path.stat()
     except OSError as error:
-        words = (error.strerror or str(error)).lower()
-        raise ConfigError(f"{str(path)[:MAX_NAME]}: {words}") from error
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigError(f"{str(path)[:MAX_NAME]}: {reason}") from error
 
 
 def find_problem(name: str, known: Sequence[str]) -> str | None:

@@ -82,9 +82,9 @@ def judge(request: JudgeRequest, settings: JudgeSettings, *, is_shown: bool = Fa
     )
     most = min(settings.workers or MAX_JUDGES, len(jobs))
     table = table.model_copy(update={"workers": min(table.workers, most)})
-    cards = settings.gpus()[:most]
+    gpus = settings.gpus()[:most]
     is_counted = is_shown and request.is_directory
-    verdicts = anyio.run(_judge_all, jobs, table, cards, request, is_counted)
+    verdicts = anyio.run(_judge_all, jobs, table, gpus, request, is_counted)
     return Judged(jobs=jobs, verdicts=verdicts, request=request)
 
 

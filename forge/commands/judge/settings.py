@@ -68,16 +68,16 @@ class JudgeSettings:
             raise ConfigError(f"--device {self.device}: one of auto, cpu, cuda, cuda:N")
         from forge.process.devices import inventory
 
-        cards = inventory()
+        gpus = inventory()
         if self.device == "auto":
-            return cards
+            return gpus
         number = int(self.device.partition(":")[2] or 0)
-        if number >= len(cards):
-            has = f"{len(cards)} GPUs" if cards else "no GPU"
+        if number >= len(gpus):
+            has = f"{len(gpus)} GPUs" if gpus else "no GPU"
             raise MachineError(
                 f"--device {self.device}: this machine has {has}; --device cpu needs none"
             )
-        return (cards[number],)
+        return (gpus[number],)
 
     def _remote(self) -> JudgeTable:
         chosen = [f"--{name}" for name, value in DEFAULTS.items() if getattr(self, name) != value]
