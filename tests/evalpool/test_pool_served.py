@@ -194,7 +194,7 @@ async def test_a_body_without_a_length_is_bounded(client: httpx.AsyncClient) -> 
         response = await client.post("/judge", content=content, headers=JSON_TYPE)
         assert response.status_code == 413
         assert str(MAX_BODY_BYTES) in response.json()["error"]
-        with pytest.raises(httpx.TransportError):  # it hangs up on who goes on
+        with pytest.raises(httpx.TransportError):  # it hangs up if the client continues
             await client.post("/judge", content=chunks(MAX_DRAINED_BYTES * 2), headers=JSON_TYPE)
         assert (await client.get("/health")).json()["ok"]
 
@@ -210,7 +210,7 @@ async def test_a_candidate_may_contain_half_a_surrogate_pair(
 
 @asynccontextmanager
 async def asking(app: PoolApp, path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of an app in our own loop."""
+    """A client of an app in this event loop."""
     async with anyio.create_task_group() as tg:
         await tg.start(serve_task, app.routes(), path)
         async with open_client(path, timeout_s=10.0) as client:
@@ -219,7 +219,7 @@ async def asking(app: PoolApp, path: Path) -> AsyncIterator[httpx.AsyncClient]:
 
 
 def scripted() -> SlowPool:
-    """Judges at once."""
+    """A pool that answers immediately."""
     slow = SlowPool(Pool(JudgeTable(), Seating([Seat("judge-0")])))
     slow.may_go.set()
     return slow
@@ -360,7 +360,7 @@ async def test_a_server_that_is_no_judge_is_refused(tmp_path: Path) -> None:
 
 
 class SlowPool:
-    """Gives one verdict after another, each when it is let."""
+    """Answers once `may_go` is set."""
 
     def __init__(self, pool: Pool) -> None:
         self.seating = pool.seating

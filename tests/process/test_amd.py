@@ -35,12 +35,12 @@ AMD = {
     "PYTORCH_ROCM_ARCH": "gfx942",
     "ROCM_DISABLE_CRASH_DUMP": "1",
 }
-"""What every child on an AMD card has, beside which cards it sees."""
+"""Variables of every child on an AMD GPU, besides those that list its GPUs."""
 OF_DEVICES = ("CUDA", "GGML_VK", "HIP", "HSA", "ROC", "AMD", "GPU_", "PYTORCH_ROCM")
 
 
 def make_amdsmi(*, hip_order: list[int] | None = None) -> SimpleNamespace:
-    """The calls that forge makes, answered as the documentation has it. Sizes are in MB."""
+    """Answers to forge's calls as in amdsmi's documentation. Sizes are in MB."""
     smi = SimpleNamespace(
         amdsmi_init=lambda: None,
         amdsmi_shut_down=lambda: None,
@@ -63,7 +63,7 @@ def uuid_of(number: int) -> str:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.MonkeyPatch]:
-    """/dev/kfd, amdsmi, and a user's environment that would mislead."""
+    """/dev/kfd, amdsmi, and a user's environment with misleading variables."""
     kfd = tmp_path / "kfd"
     kfd.touch()
     monkeypatch.setattr(devices, "KFD", kfd)
@@ -190,7 +190,7 @@ def test_a_candidates_sandbox_has_kfd_and_render_nodes_and_no_other_device(
 
 @pytest.mark.usefixtures("machine")
 def test_a_candidate_gets_the_judges_gpu_settings(tmp_path: Path) -> None:
-    """It is the judge's environment that the zygote hands on."""
+    """The zygote passes the judge's environment on."""
     judge = judge_spec(
         "judge-3", table=JudgeTable(), socket_dir=tmp_path, log_dir=tmp_path,
         threads=1, capacity=16, gpu=devices.inventory()[3], cores=(0, 1),

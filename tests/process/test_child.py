@@ -64,7 +64,7 @@ anyio.run(main)
 
 
 class Log:
-    """An observer that remembers."""
+    """An observer that records its calls."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -289,7 +289,7 @@ def test_a_missing_program_is_a_machine_error(tmp_path):
 
 @pytest.mark.parametrize("name", ["_write_config", "os.pipe"])
 def test_a_failed_fork_is_a_machine_error(tmp_path, monkeypatch, name):
-    """A judge that ends while the disk is full is started again later; its run lives on."""
+    """A judge that ends while the disk is full is restarted later, and its run continues."""
 
     def refuse(*args):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -110,7 +110,7 @@ def test_a_turn_that_times_out_raises_stalled_and_leaves_the_queue(tmp_path: Pat
 
 
 class Late:
-    """A lock: who does not get it in time learns so only once the holder leaves, or has left."""
+    """A lock whose acquire times out only when the holder leaves, or after it has left."""
 
     def __init__(self, *, is_slowly_released: bool) -> None:
         self._lock = threading.Lock()

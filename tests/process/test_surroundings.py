@@ -142,7 +142,7 @@ def test_the_socket_directory_is_private_short_and_removed():
 
 @pytest.fixture
 def short_dir():
-    """A directory with room for the path of a socket; pytest's own are too deep on a worker."""
+    """A directory with a short path for sockets; pytest's are too deep on a worker."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         yield Path(folder)
 

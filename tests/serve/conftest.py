@@ -77,7 +77,7 @@ def untied(tmp_path_factory: pytest.TempPathFactory) -> Reference:
 
 @pytest.fixture(scope="session")
 def make_adapter(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Reference]:
-    """Makes a random PEFT adapter on a checkpoint; keywords go to LoraConfig."""
+    """Make a random PEFT adapter on a checkpoint. Keywords go to LoraConfig."""
     from peft import LoraConfig, get_peft_model
 
     def make(base: Reference, **config: Any) -> Reference:
@@ -87,7 +87,7 @@ def make_adapter(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Refe
             target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM", **config
         )
         with warnings.catch_warnings():
-            # peft 0.18 asks transformers 5 by a name that is going away.
+            # peft 0.18 uses a deprecated name of transformers 5.
             warnings.simplefilter("ignore", FutureWarning)
             model = get_peft_model(Qwen3ForCausalLM.from_pretrained(base.path), lora).eval()
         model.save_pretrained(str(path))

@@ -14,15 +14,15 @@ from forge.serve.weights import Weights
 
 
 class Client:
-    """A ReplicaClient of an engine that does what it is asked, unless it has `failures` left."""
+    """A fake ReplicaClient whose requests succeed unless `failures` are left."""
 
     def __init__(self) -> None:
         self.loads: list[tuple[str, int]] = []
-        """Name of each directory, and its version."""
+        """Directory name and version of each load."""
         self.loaded = ""
         self.is_asleep = False
         self.failures: list[Exception | None] = []
-        """Of the next loads; None is one that is acknowledged and not done."""
+        """Outcomes of the next loads; None: acknowledged but not done."""
 
     async def load_weights(self, path: Path, *, version: int) -> float:
         self.loads.append((path.name, version))
@@ -43,7 +43,7 @@ class Client:
 
 
 def made_up_replicas(folder: Path, *clients: Any) -> Replicas:
-    """All up, with the weights `folder / "old"`, version 0."""
+    """Replicas that are up with the weights `folder / "old"`, version 0."""
     weights = Weights(full=folder / "old")
     specs = [
         ChildSpec(
@@ -60,7 +60,7 @@ def made_up_replicas(folder: Path, *clients: Any) -> Replicas:
 
 
 def come_up(replica: Any, client: Any) -> None:
-    """As `keep` makes it once the child is up, with what it was asked to start with."""
+    """Set the state that `keep` sets when the child is up with its first weights."""
     replica._client = client
     replica._child, replica._has_process = SimpleNamespace(is_alive=True), True
     replica._served = replica.wanted
@@ -69,6 +69,6 @@ def come_up(replica: Any, client: Any) -> None:
 
 
 def go_down(replica: Any) -> None:
-    """As `keep` makes it when it starts another child after a death."""
+    """Set the state that `keep` sets after a death."""
     replica._child = replica._served = None
     replica.health = {}

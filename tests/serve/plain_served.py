@@ -18,15 +18,15 @@ class PlainServed(Served):
         return frozenset()
 
     async def publish(self, path: Path, version: int, *, rolling: bool = False) -> None:
-        raise AssertionError("nobody publishes here")
+        raise AssertionError("no test publishes here")
 
     async def probe(
         self, prompt_ids: Sequence[int], completion_ids: Sequence[int]
     ) -> list[list[float]]:
-        raise AssertionError("nobody probes here")
+        raise AssertionError("no test probes here")
 
     async def sleep(self) -> None:
-        raise AssertionError("nobody sleeps here")
+        raise AssertionError("no test lets it sleep")
 
     async def wake(self) -> None:
-        raise AssertionError("nobody sleeps here")
+        raise AssertionError("no test lets it sleep")

@@ -81,7 +81,7 @@ def start(*argv: str, **env: str) -> subprocess.Popen[str]:
 
 @contextmanager
 def serving(*argv: str, **env: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """The URL that it names, and the process, which is ended if it still runs."""
+    """The printed URL and the process, which is ended on exit."""
     process = start(*argv, **env)
     try:
         assert process.stderr is not None
@@ -137,7 +137,7 @@ def test_served_engines_answer_openai_clients_and_evaluations_and_end_with_the_s
             assert http.get("/health", headers={"Host": "evil.example"}).status_code == 403
             as_form = http.post("/v1/completions", content=b"{}")
             assert as_form.status_code == 415
-            # Who hangs up frees his slots.
+            # A client that hangs up frees its slots.
             with http.stream(
                 "POST", "/v1/completions",
                 json={"prompt": [1], "max_tokens": 500, "n": 8, "stream": True},

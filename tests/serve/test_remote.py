@@ -62,7 +62,7 @@ class Letters:
 
 
 class Server:
-    """A server's words, and what it was asked."""
+    """A fake server: its answers, and the requests it got."""
 
     def __init__(self, path: Path, *, models: Sequence[tuple[str, str]]) -> None:
         self.url = f"unix:{path}"

@@ -137,7 +137,7 @@ async def test_a_publish_reaches_all_replicas_and_those_that_restart(
 async def test_the_first_weights_are_served_again_after_a_death(
     tied: Reference, newer: Reference, make_adapter: Callable[..., Reference], tmp_path: Path
 ) -> None:
-    """An adapter from the start; then full weights, whose predecessor may be deleted."""
+    """First an adapter, then full weights, after which the old ones may be deleted."""
     lives, completion, adapted = Lives(), list(range(60, 90)), make_adapter(tied, r=4)
     first = tmp_path / "first"
     shutil.copytree(tied.path, first)
@@ -294,7 +294,7 @@ async def test_a_silent_replica_is_named_in_the_error(tied: Reference, tmp_path:
 async def test_a_slow_replica_delays_no_request_and_each_answer_counts_once(
     tied: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One is stopped, as by a card that throttles; every request it has is asked elsewhere too."""
+    """One replica is stopped, as by a throttling GPU; its requests go to others too."""
     monkeypatch.setattr(forge.serve.router, "LEAST_PATIENCE_S", 1.0)
     lives, num_tokens = Lives(), 60
     async with served(tied, tmp_path, lives=lives, replicas=2) as (replicas, _):
@@ -323,10 +323,10 @@ async def test_a_slow_replica_delays_no_request_and_each_answer_counts_once(
                 await ask_all()
                 assert replicas.router.is_avoided("serve-0", now=time.monotonic())
                 with anyio.fail_after(1.0):
-                    await ask_all()  # it is asked nothing any more
+                    await ask_all()  # the stopped replica gets no requests
         finally:
             os.kill(lives.pids["serve-0"][0], signal.SIGCONT)
-        assert answers == before, "a seed gives the same tokens, whoever answers"
+        assert answers == before, "a seed gives the same tokens on any replica"
         stats = replicas.stats()
         assert stats.generated_tokens == 3 * 8 * 2 * num_tokens
         assert (stats.running, stats.waiting, stats.num_restarts) == (0, 0, 0)

@@ -16,7 +16,7 @@ from forge.serve.router import (
 )
 
 SYSTEM = list(range(2 * BLOCK_TOKENS))
-"""What all prompts of a run begin with."""
+"""Common start of all prompts of a run."""
 
 
 def loads(*samples: int, slots: int = 32) -> list[ReplicaLoad]:
@@ -36,7 +36,7 @@ def test_without_a_prefix_cache_the_first_of_the_least_loaded_is_chosen(samples:
 def test_later_turns_and_further_samples_go_to_the_replica_with_their_prefix() -> None:
     router = Router(has_prefix_cache=True)
     homes = {n: router.choose(loads(0, 0, 0), problem(n), now=0.0) for n in range(3)}
-    # Each of the three has the system prompt, so only its own problem tells it apart.
+    # All three have the system prompt, so only a replica's own problem differs.
     assert homes[0] == 0
     router.choose(loads(9, 0, 9), problem(7), now=0.0)
     assert router.choose(loads(3, 3, 3), problem(7) + [5] * 300, now=0.0) == 1
@@ -70,7 +70,7 @@ def test_a_slower_replica_gets_proportionally_fewer_requests() -> None:
     assert 75 <= given_to[0] <= 85, "four fifths of the work to the one that is four times as fast"
     for _ in range(5):
         router.answered("r1", seconds=0.1, num_tokens=1)
-    assert router.choose(loads(3, 1), SYSTEM, now=0.0) == 0, "short answers tell little"
+    assert router.choose(loads(3, 1), SYSTEM, now=0.0) == 0, "short answers carry little weight"
     even = Router()
     even.answered("r0", seconds=10.0, num_tokens=100)
     even.answered("r1", seconds=12.0, num_tokens=100)
@@ -96,7 +96,7 @@ def test_a_silent_replica_is_avoided_then_tried_alone_then_trusted_again() -> No
     assert router.is_avoided("r0", now=FIRST_AVOIDED_S - 1)
     assert router.choose(loads(0, 50), SYSTEM, now=FIRST_AVOIDED_S) == 0
     assert router.choose(loads(1, 50), SYSTEM, now=FIRST_AVOIDED_S) == 1, "one at a time"
-    assert router.choose(loads(0), SYSTEM, now=1.0) == 0, "nobody else is up"
+    assert router.choose(loads(0), SYSTEM, now=1.0) == 0, "no other replica is up"
     router.was_silent("r0", now=20.0)
     assert router.is_avoided("r0", now=20.0 + 2 * FIRST_AVOIDED_S - 1)
     for _ in range(10):

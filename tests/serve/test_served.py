@@ -36,7 +36,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Fake:
-    """Answers at once, unless told to wait or to fail."""
+    """Answers immediately, unless set to wait or to fail."""
 
     def __init__(self, name: str) -> None:
         self.name = name
