@@ -1,7 +1,7 @@
-"""An engine child that makes up its tokens and can sleep: what only GPUs have, for `test_sleep.py`.
+"""An engine child with invented tokens that can sleep, like one on a GPU. For `test_sleep.py`.
 
-Its endpoints are the real ones. A request's first prompt token is how many tenths of a second it
-takes.
+Its endpoints are the real ones. The first prompt token of a request is the time that it takes, in
+tenths of a second.
 """
 
 from __future__ import annotations
