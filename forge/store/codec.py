@@ -15,6 +15,7 @@ import zlib
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import zstandard
 
@@ -114,12 +115,14 @@ def _decode(body: Body | None, lookup: Lookup | None) -> bytes | None:
 
 def decode_ids(body: bytes) -> tuple[int, ...]:
     """Token ids of a stored array."""
-    return tuple(_from_bytes("I", body))
+    values: array[int] = array("I")
+    return tuple(_read(values, body))
 
 
 def decode_logprobs(body: bytes) -> tuple[float, ...]:
     """Log-probabilities of a stored array."""
-    return tuple(_from_bytes("f", body))
+    values: array[float] = array("f")
+    return tuple(_read(values, body))
 
 
 def ids_to_bytes(values: Sequence[int]) -> bytes:
@@ -132,14 +135,13 @@ def logprobs_to_bytes(values: Sequence[float]) -> bytes:
     return _to_bytes(array("f", values))
 
 
-def _to_bytes(values: array) -> bytes:
+def _to_bytes(values: array[Any]) -> bytes:
     if sys.byteorder == "big":
         values.byteswap()
     return values.tobytes()
 
 
-def _from_bytes(typecode: str, body: bytes) -> array:
-    values = array(typecode)
+def _read(values: array[Any], body: bytes) -> array[Any]:
     values.frombytes(zstandard.ZstdDecompressor().decompress(body))
     if sys.byteorder == "big":
         values.byteswap()

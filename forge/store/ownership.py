@@ -3,8 +3,6 @@
 Written by the supervisor and `forge chat`; read by every command that looks at a run, and the TUI.
 """
 
-# pyright: strict
-
 from __future__ import annotations
 
 import fcntl

@@ -9,7 +9,7 @@ already (`store.opening`). Nothing here writes to a run.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -52,7 +52,7 @@ class RunReader(SqlReader):
         self._lookup.close()
 
     @contextmanager
-    def explained(self) -> Iterator[None]:
+    def explained(self) -> Generator[None]:
         """Turns any error caused by a column without its JSON object into one BadColumn line.
 
         A `with` on the reader does so too.

@@ -4,8 +4,6 @@
 (`views.sql.several`).
 """
 
-# pyright: strict
-
 from __future__ import annotations
 
 import sqlite3

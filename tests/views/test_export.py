@@ -20,6 +20,7 @@ from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from forge.store.write.writer import open_writer
 from forge.views.sql import export as view
+from forge.views.sql import parquet as parquet_view
 from tests.store.storefactory import (
     Options,
     attempt,
@@ -87,7 +88,7 @@ def test_every_numeric_column_is_exported_as_a_number(tmp_path: Path) -> None:
 def test_batches_are_concatenated(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(view, "BATCH_ROWS", 5)
+    monkeypatch.setattr(parquet_view, "BATCH_ROWS", 5)
     export(root, "parquet", tmp_path, tables=["turns"])
     file = parquet.ParquetFile(tmp_path / "turns.parquet")
     assert file.num_row_groups == 5

@@ -9,8 +9,6 @@ both for pandas. Its `executescript` is not used: inside a transaction it search
 statement character by character, 0.3 s for this schema.
 """
 
-# pyright: strict
-
 from __future__ import annotations
 
 import sqlite3

@@ -69,7 +69,7 @@ _LIVE = {"turns": "live_turns", "groups": "live_groups",
 
 def _rolled_up() -> dict[str, str]:
     """Views over roll-ups: stored rows of settled steps, computed rows of open ones."""
-    found = {}
+    found: dict[str, str] = {}
     for name, aggregate in BY_STEP.items():
         columns, live = aggregate.columns, aggregate.sql.format(**_LIVE)
         found[f"v_{name}"] = (

@@ -4,8 +4,6 @@ JSON columns are compact; numbers that are not finite become null, which is all 
 functions can read.
 """
 
-# pyright: strict
-
 from __future__ import annotations
 
 import json

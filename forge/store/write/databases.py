@@ -4,8 +4,6 @@ Used on the writer's thread only. Tokens are committed before the rows that name
 in run.db has its tokens, also after a power cut.
 """
 
-# pyright: strict
-
 from __future__ import annotations
 
 import logging

@@ -6,8 +6,6 @@ with the event loop and with SQLite.
     put ──queue──▶ encoder thread ──bounded──▶ writer thread ──▶ tokens.db, then run.db
 """
 
-# pyright: strict
-
 from __future__ import annotations
 
 import queue

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import asynccontextmanager
@@ -60,7 +60,7 @@ class Writer:
         try:
             self._thread.queue.put_nowait(records)
         except queue.Full:
-            await self._wait(lambda: self._thread.put_slowly(records), "take a record")
+            await self.wait(lambda: self._thread.put_slowly(records), "take a record")
         if not all(isinstance(record, _FINAL) for record in records):
             self._thread.check_disk()
 
@@ -68,12 +68,13 @@ class Writer:
         """Returns when everything put before is committed. Raises MachineError if that failed."""
         done: Future[None] = Future()
         self._thread.check(())
-        await self._wait(
+        await self.wait(
             lambda: self._thread.queue.put(done, timeout=SILENT_AFTER_S), "take a flush"
         )
-        await self._wait(lambda: done.result(SILENT_AFTER_S), "commit")
+        await self.wait(lambda: done.result(SILENT_AFTER_S), "commit")
 
-    async def _wait(self, call: Callable[[], None], asked: str) -> None:
+    async def wait(self, call: Callable[[], None], asked: str) -> None:
+        """Runs a blocking call on a thread; raises Stalled if the writer is silent."""
         try:
             await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._limiter)
         except (queue.Full, FutureTimeout) as error:
@@ -86,7 +87,7 @@ class Writer:
 @asynccontextmanager
 async def open_writer(
     run: Path | RunPaths, table: StoreOptions, *, clock: Callable[[], float] = time.time
-) -> AsyncIterator[Writer]:
+) -> AsyncGenerator[Writer]:
     """Creates or migrates run.db and tokens.db and runs the writer; commits everything on exit.
 
     Raises:
@@ -97,11 +98,11 @@ async def open_writer(
     thread = WriterThread(paths, table, clock=clock)
     writer = Writer(thread)
     thread.start()
-    await writer._wait(lambda: thread.opened.result(SILENT_AFTER_S), "open")
+    await writer.wait(lambda: thread.opened.result(SILENT_AFTER_S), "open")
     try:
         yield writer
     finally:
         with anyio.CancelScope(shield=True):
-            await writer._wait(thread.end, "close")
+            await writer.wait(thread.end, "close")
     if thread.failure is not None:
         raise thread.failure

@@ -4,8 +4,6 @@ Started by `store.write.writer`, which states the guarantees. All SQLite work ha
 thread and all compression on the one before it (`encoder_thread`), so the event loop does neither.
 """
 
-# pyright: strict
-
 from __future__ import annotations
 
 import logging

@@ -9,28 +9,24 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge.errors import ConfigError, MachineError
+from forge.errors import ConfigError
 from forge.store.codec import decode_text
 from forge.store.opening import open_read_only
 from forge.store.reader import body_lookup
+from forge.views.sql.parquet import write_parquet
 from forge.views.sql.sql import csv_parts
 
 if TYPE_CHECKING:
-    import pyarrow
-
     from forge.store.layout import RunPaths
     from forge.store.reader import RunReader
     from forge.store.statements import RowStream
 
-BATCH_ROWS = 2000
-"""24 MB at 12 kB per turn."""
 COPY_PAGES = 10_000
 """Pages of 4 kB copied between two callbacks into Python, which handle Ctrl-C."""
 
@@ -54,20 +50,6 @@ TABLES: dict[str, str] = {
     "attempts": "SELECT * FROM attempts",
 }
 """File name to its query."""
-
-_INTEGERS = """
-group_id rollout turn stage step level attempt min_version max_version event_id sample_id
-policy_version staleness admitted_for_step rank pid seed exit_code code_id prompt_id completion_id
-source_id evaluation_id version stage_index max_turns
-"""
-_REALS = """
-reward discounted_return speedup speedup_low advantage pass_rate pass_rate_multi compile_rate
-best_speedup completion_tokens truncated_share torch_share roofline_share achieved_gbps
-achieved_tflops return_low return_mean return_high value at pass_at_1 ci_low ci_high
-pass_at_1_greedy pass_at_1_multi probe_gap recorded_at started_at ended_at generate_s judge_s
-publish_s candidate_us baseline_us candidate_spread_us baseline_spread_us
-"""
-"""Types of columns by name: in SQLite values have types, columns of views have none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,57 +108,11 @@ def _write_csv(name: str, found: RowStream, path: Path) -> int:
     return counted.num
 
 
-def _write_parquet(name: str, found: RowStream, path: Path) -> int:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise MachineError(
-            "forge export parquet: pyarrow is not installed; make setup installs it"
-        ) from None
-    schema = pyarrow.schema([(column, arrow_type(name, column)) for column in found.columns])
-    num = 0
-    with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
-        while batch := list(islice(found.rows, BATCH_ROWS)):
-            columns = zip(*batch, strict=True)
-            arrays = [
-                pyarrow.array([_as(value, field.type) for value in column], type=field.type)
-                for column, field in zip(columns, schema, strict=True)
-            ]
-            writer.write_batch(pyarrow.record_batch(arrays, schema=schema))
-            num += len(batch)
-    return num
-
-
 WRITERS: dict[str, Callable[[str, RowStream, Path], int]] = {
-    "parquet": _write_parquet,
+    "parquet": write_parquet,
     "csv": _write_csv,
 }
 """Form to the function that writes a stream to a file and returns its number of rows."""
-
-
-def arrow_type(table: str, column: str) -> pyarrow.DataType:
-    """Type of a column: integer, real or text."""
-    import pyarrow
-
-    if (table, column) == ("evaluations", "stage"):  # the stage's name, elsewhere its index
-        return pyarrow.string()
-    if column in _INTEGERS.split() or column.startswith(("num_", "is_")):
-        return pyarrow.int64()
-    if column in _REALS.split():
-        return pyarrow.float64()
-    return pyarrow.string()
-
-
-def _as(value: Any, kind: pyarrow.DataType) -> Any:
-    """Converts a value: SQLite may return an integer from a REAL column, or text from any."""
-    import pyarrow
-
-    if value is None or kind == pyarrow.int64():
-        return value
-    if kind == pyarrow.float64():
-        return float(value)
-    return value if isinstance(value, str) else str(value)
 
 
 def _export_sqlite(paths: RunPaths, path: Path) -> Exported:
@@ -191,17 +127,24 @@ def _export_sqlite(paths: RunPaths, path: Path) -> Exported:
         # One snapshot: else the copy starts again whenever the run's writer commits.
         run.execute("BEGIN")
         run.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        run.backup(connection, pages=COPY_PAGES, progress=lambda *_: None)
+        run.backup(connection, pages=COPY_PAGES, progress=_handle_signals)
         copy = Database(connection)
         copy.disable_wal()
         connection.execute("PRAGMA synchronous = OFF")
         bodies = body_lookup(run)
-        copy.table("texts").convert(
-            "body", lambda body: decode_text(body, bodies), where="typeof(body) = 'blob'"
-        )
-        copy.execute("UPDATE runs SET texts = 'plain'")
+
+        def decode(body: bytes) -> str | None:
+            return decode_text(body, bodies)
+
+        texts: Any = copy.table("texts")  # the type of convert's function is incomplete
+        texts.convert("body", decode, where="typeof(body) = 'blob'")
+        connection.execute("UPDATE runs SET texts = 'plain'")
         num = copy.table("turns").count
     return Exported(name="run", path=str(path), num_rows=num, num_bytes=path.stat().st_size)
+
+
+def _handle_signals(status: int, remaining: int, total: int) -> None:
+    """A callback into Python, where Ctrl-C takes effect."""
 
 
 class _Counted(Iterator[tuple[Any, ...]]):
@@ -218,7 +161,7 @@ class _Counted(Iterator[tuple[Any, ...]]):
 
 
 @contextmanager
-def _complete(path: Path) -> Iterator[Path]:
+def _complete(path: Path) -> Generator[Path]:
     """Yields a temporary name, which is renamed to `path`, or deleted after an error."""
     spare = path.with_name(f".{path.name}.{os.getpid()}")
     try:

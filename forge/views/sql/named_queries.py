@@ -21,7 +21,7 @@ class NamedQuery:
 
     question: str
     sql: str
-    params: Mapping[str, str] = field(default_factory=dict)
+    params: Mapping[str, str] = field(default_factory=dict[str, str])
     """Name to meaning and default."""
 
     def bind(self, given: Mapping[str, Any]) -> dict[str, Any]:
