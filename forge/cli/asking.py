@@ -61,7 +61,7 @@ def judge(
     """Judge candidates: a file, a directory, or stdin. With --serve, serve judges to clients."""
     require_linux()
     from forge.commands.judge import judge as view
-    from forge.commands.judge.request import JudgeRequest
+    from forge.commands.judge.request import JudgingRequest
     from forge.commands.judge.settings import JudgeSettings
 
     settings = JudgeSettings(
@@ -76,7 +76,7 @@ def judge(
         raise ConfigError(
             "--socket and --listen are addresses of --serve; --url names a served pool"
         )
-    request = JudgeRequest.make(
+    request = JudgingRequest.make(
         problem, candidate, overrides=overrides or (), precision=precision, is_timed=is_timed,
         is_profiled=is_profiled,
     )  # fmt: skip

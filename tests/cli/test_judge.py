@@ -13,7 +13,7 @@ import pytest
 
 from forge import cli
 from forge.commands.judge.files import find_problem
-from forge.commands.judge.request import JudgeRequest
+from forge.commands.judge.request import JudgingRequest
 from forge.errors import ConfigError
 from forge.records import Verdict
 
@@ -257,7 +257,7 @@ def test_a_forbidden_path_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Path, "stat", refuse)
     with pytest.raises(ConfigError, match=r"p\.py: permission denied"):
-        JudgeRequest.make(Path("p.py"), "-")
+        JudgingRequest.make(Path("p.py"), "-")
 
 
 def test_a_missing_device_is_a_machine_error(

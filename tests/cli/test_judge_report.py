@@ -12,7 +12,7 @@ from rich.console import Console
 from forge.commands.judge.files import JudgeJob
 from forge.commands.judge.judge import Judged
 from forge.commands.judge.report import BAR_WIDTH, histogram, render
-from forge.commands.judge.request import JudgeRequest
+from forge.commands.judge.request import JudgingRequest
 from forge.commands.judge.table import render as render_table
 from forge.records import Problem, Split, Status, Timing, Verdict
 from forge.records.verdict import KernelTime, Profile
@@ -42,7 +42,7 @@ def make_job(code: str = "") -> JudgeJob:
 def show(
     verdict: Verdict, *, code: str = "", is_profiled: bool = False, is_timed: bool = True
 ) -> str:
-    request = JudgeRequest(
+    request = JudgingRequest(
         problem=Path("p.py"), candidate="c.py", is_profiled=is_profiled, is_timed=is_timed
     )
     out = io.StringIO()
@@ -121,7 +121,7 @@ def test_a_weak_sandbox_is_named_with_what_it_allows() -> None:
 
 
 def test_a_failed_machine_differs_from_a_wrong_kernel() -> None:
-    request = JudgeRequest(problem=Path("p.py"), candidate="c.py")
+    request = JudgingRequest(problem=Path("p.py"), candidate="c.py")
     lost = Verdict(status=Status.INFRA_ERROR, reason="judge_lost", detail="")
     wrong = Verdict(status=Status.WRONG, reason="mismatch", detail="")
     job = make_job()

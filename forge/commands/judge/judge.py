@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from forge.commands.judge.files import JudgeJob
-    from forge.commands.judge.request import JudgeRequest
+    from forge.commands.judge.request import JudgingRequest
     from forge.commands.judge.settings import JudgeSettings
     from forge.config.schema import JudgeTable
     from forge.process.devices import Gpu
@@ -40,7 +40,7 @@ class Judged:
 
     jobs: Sequence[JudgeJob]
     verdicts: Sequence[Verdict]
-    request: JudgeRequest
+    request: JudgingRequest
 
     @property
     def is_faulty(self) -> bool:
@@ -66,7 +66,7 @@ class Judged:
         return report.render(verdict, job=job, request=self.request)
 
 
-def judge(request: JudgeRequest, settings: JudgeSettings, *, is_shown: bool = False) -> Judged:
+def judge(request: JudgingRequest, settings: JudgeSettings, *, is_shown: bool = False) -> Judged:
     """Judges all candidates.
 
     Raises:
@@ -112,7 +112,7 @@ async def _judge_all(
     jobs: Sequence[JudgeJob],
     table: JudgeTable,
     gpus: Sequence[Gpu],
-    request: JudgeRequest,
+    request: JudgingRequest,
     is_shown: bool,
 ) -> list[Verdict]:
     verdicts: dict[int, Verdict] = {}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from forge.commands.judge.files import JudgeJob
-    from forge.commands.judge.request import JudgeRequest
+    from forge.commands.judge.request import JudgingRequest
     from forge.records import Timing, Verdict
     from forge.records.verdict import KernelTime
 
@@ -52,7 +52,7 @@ STYLES = {Status.CORRECT: "bold green", Status.INFRA_ERROR: "bold yellow"}
 WEAK = {"none": ": the candidate could reach files, sockets and other processes"}
 
 
-def render(verdict: Verdict, *, job: JudgeJob, request: JudgeRequest) -> RenderableType:
+def render(verdict: Verdict, *, job: JudgeJob, request: JudgingRequest) -> RenderableType:
     """The report as text and tables."""
     head = Text(f"{verdict.status} ({printable(verdict.reason)})")
     head.stylize(STYLES.get(verdict.status, "bold red"))
@@ -83,7 +83,7 @@ def _excerpt(detail: str, code: str) -> Iterator[Text]:
         yield text if number != failing else Text.styled(text.plain, "bold")
 
 
-def _times(verdict: Verdict, request: JudgeRequest) -> Iterator[Text]:
+def _times(verdict: Verdict, request: JudgingRequest) -> Iterator[Text]:
     timing = verdict.timing
     if timing is None:
         if verdict.status is Status.CORRECT:
@@ -133,7 +133,7 @@ def _bar(count: int, most: int) -> str:
     return "█" * math.ceil(BAR_WIDTH * count / most) if count else ""
 
 
-def _why_untimed(verdict: Verdict, request: JudgeRequest) -> str:
+def _why_untimed(verdict: Verdict, request: JudgingRequest) -> str:
     if verdict.device == "cpu":
         return "a CPU has no GPU time"
     return "not requested" if not request.is_timed else "judge.timing is off there"

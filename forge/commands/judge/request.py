@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JudgeRequest:
+class JudgingRequest:
     """Problems and candidates to judge, and how much of each verdict is wanted."""
 
     problem: Path
@@ -41,7 +41,7 @@ class JudgeRequest:
         precision: str = "fp32",
         is_timed: bool = True,
         is_profiled: bool = False,
-    ) -> JudgeRequest:
+    ) -> JudgingRequest:
         """A request from the arguments of the command line. Raises ConfigError."""
         if problem is None or candidate is None:
             missing = "PROBLEM and CANDIDATE" if problem is None else "CANDIDATE"
