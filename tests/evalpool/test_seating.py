@@ -183,10 +183,10 @@ async def test_a_waiting_request_ends_after_the_last_judge_is_quarantined(
 async def test_a_judge_keeps_working_while_a_canary_checks_its_card() -> None:
     """Its verdicts meanwhile wait for a canary that starts after the fault."""
     seats = seats_up(1, capacity=4)
-    seat, told = seats.seats[0], list[tuple[str, bool]]()
+    seat, results = seats.seats[0], list[tuple[str, bool]]()
 
     async def wait(name: str) -> None:
-        told.append((name, await seats.wait_for_canary(seat)))
+        results.append((name, await seats.wait_for_canary(seat)))
 
     async with anyio.create_task_group() as tg:
         seats.record_verdict(seat, CORRECT)
@@ -202,22 +202,22 @@ async def test_a_judge_keeps_working_while_a_canary_checks_its_card() -> None:
         seats.record_verdict(seat, CRASH)
         tg.start_soon(wait, "after the second fault")
         await anyio.wait_all_tasks_blocked()
-        assert told == []
+        assert results == []
         seats.canary_judged(seat, fault=None)
         await anyio.wait_all_tasks_blocked()
-        assert told == [("during the first doubt", True), ("beside its canary", True)]
+        assert results == [("during the first doubt", True), ("beside its canary", True)]
         seats.canary_started(seat)
         seats.canary_judged(seat, fault="wrong")
         await anyio.wait_all_tasks_blocked()
-        assert told[2:] == [("after the second fault", False)]
+        assert results[2:] == [("after the second fault", False)]
         assert seat.state is State.SUSPECT
         tg.start_soon(wait, "what ran beside the canary that failed")
         await anyio.wait_all_tasks_blocked()
-        assert told[3:] == []
+        assert results[3:] == []
         seats.canary_started(seat)
         seats.canary_judged(seat, fault=None)
         assert not seat.is_doubted
-    assert told[3:] == [("what ran beside the canary that failed", True)]
+    assert results[3:] == [("what ran beside the canary that failed", True)]
 
 
 @pytest.mark.parametrize("end", ["lost", "left"])

@@ -177,7 +177,7 @@ def _observe_replica(
         is_asked=replica.load > 0 and replica.is_up,
         limit_s=limit_s,
         fills=_kv_fill(health) if engine == "vllm" else (),
-        fills_cards=engine == "hf",  # the others allocate all their memory at the start
+        fills_cards=engine == "hf",  # other engines allocate all memory at the start
         seen=seen,
     )
 

@@ -81,17 +81,17 @@ def web_server(*, status: int = 200, delay_s: float = 0.0) -> Iterator[tuple[str
 
 async def test_a_command_gets_variables_and_json(paths: RunPaths, tmp_path: Path) -> None:
     variables = '"$FORGE_RUN" "$FORGE_EVENT" "$FORGE_MESSAGE" "$FORGE_RUN_DIR"'
-    command = f"cat > {tmp_path}/body; printf '%s|' {variables} > {tmp_path}/words"
+    command = f"cat > {tmp_path}/body; printf '%s|' {variables} > {tmp_path}/variables"
     async with notified(paths, command=command) as writer:
         await writer.put(evaluation())
         await writer.flush()
-    words = (tmp_path / "words").read_text().split("|")
-    told = "eval-0: pass@1 25.0 % (12.5 to 37.5)"
-    assert words[:4] == ["toy-1", "done", told, str(paths.root)]
+    values = (tmp_path / "variables").read_text().split("|")
+    expected = "eval-0: pass@1 25.0 % (12.5 to 37.5)"
+    assert values[:4] == ["toy-1", "done", expected, str(paths.root)]
     body = json.loads((tmp_path / "body").read_text())
-    assert (body["run"], body["event"], body["message"]) == ("toy-1", "done", told)
+    assert (body["run"], body["event"], body["message"]) == ("toy-1", "done", expected)
     assert body["data"] == {"exit_code": 0}
-    assert body["text"] == body["content"] == f"forge: toy-1 done: {told}"
+    assert body["text"] == body["content"] == f"forge: toy-1 done: {expected}"
     assert events(paths) == []
 
 
@@ -121,9 +121,9 @@ async def test_each_ending_has_its_event(
 
 
 async def test_events_that_are_not_configured_are_not_sent(paths: RunPaths, tmp_path: Path) -> None:
-    async with notified(paths, command=f"touch {tmp_path}/told", on=["failed"]):
+    async with notified(paths, command=f"touch {tmp_path}/sent", on=["failed"]):
         pass
-    assert not (tmp_path / "told").exists()
+    assert not (tmp_path / "sent").exists()
 
 
 async def test_without_a_table_nothing_is_started(paths: RunPaths) -> None:
@@ -141,9 +141,9 @@ async def test_a_command_that_hangs_is_ended_with_all_it_started(
     async with notified(paths, console, command=command, timeout_s=0.5):
         pass
     assert time.monotonic() - began < 10
-    words = "could not notify of done: command: did not end in time"
-    assert events(paths) == [("notify_failed", words)]
-    assert console.lines == [f"warning: [notify] {words}"]
+    line = "could not notify of done: command: did not end in time"
+    assert events(paths) == [("notify_failed", line)]
+    assert console.lines == [f"warning: [notify] {line}"]
     for pid in (tmp_path / "pid").read_text().split():
         assert not _is_running(pid)
 
@@ -182,18 +182,18 @@ async def test_the_url_of_a_webhook_may_come_from_a_variable(
 
 
 @pytest.mark.parametrize(
-    ("keys", "words"),
+    ("keys", "line"),
     [({"status": 500}, "HTTP 500"), ({"delay_s": 3.0}, "ReadTimeout")],
 )
 async def test_a_failed_webhook_is_reported_without_its_secret(
-    paths: RunPaths, keys: dict[str, Any], words: str
+    paths: RunPaths, keys: dict[str, Any], line: str
 ) -> None:
     console = Said()
     with web_server(**keys) as (url, _):
         async with notified(paths, console, webhook=url, timeout_s=1.0):
             pass
     assert events(paths) == [
-        ("notify_failed", f"could not notify of done: webhook at 127.0.0.1: {words}")
+        ("notify_failed", f"could not notify of done: webhook at 127.0.0.1: {line}")
     ]
     left = [
         path.read_text()

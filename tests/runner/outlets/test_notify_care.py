@@ -40,9 +40,9 @@ async def test_a_command_that_prints_without_end_fills_no_disk(paths: RunPaths) 
 async def test_the_last_lines_of_a_command_are_in_its_log_and_event(paths: RunPaths) -> None:
     async with notified(paths, command="echo no such host >&2; exit 1"):
         pass
-    words = events(paths)[0][1]
-    assert "no such host" in words
-    assert words.endswith("command: exit 1")
+    message = events(paths)[0][1]
+    assert "no such host" in message
+    assert message.endswith("command: exit 1")
 
 
 @pytest.mark.anyio
@@ -51,9 +51,9 @@ async def test_the_event_of_a_command_that_prints_garbage_is_printable(paths: Ru
     garbage = r"head -c 50000 /dev/zero | tr '\0' '\377'; printf '\033[2J'; exit 1"
     async with notified(paths, console, command=garbage):
         pass
-    words = events(paths)[0][1]
-    assert words.endswith("command: exit 1")
-    assert len(words) < LONGEST_MESSAGE + 100
+    message = events(paths)[0][1]
+    assert message.endswith("command: exit 1")
+    assert len(message) < LONGEST_MESSAGE + 100
     assert "\x1b" not in console.lines[0]
 
 
@@ -93,10 +93,10 @@ def test_an_endless_answer_is_not_waited_for() -> None:
 
 @pytest.mark.parametrize("url", ["http://[::s3cret/x", "https://xn--/s3cret"])
 def test_an_invalid_url_is_reported_and_the_command_still_runs(tmp_path: Path, url: str) -> None:
-    command = f"touch {tmp_path}/told"
+    command = f"touch {tmp_path}/message"
     failures = list(send(config(webhook=url, command=command, cwd=str(tmp_path))))
     assert failures == ["webhook: its URL is invalid"]
-    assert (tmp_path / "told").exists()
+    assert (tmp_path / "message").exists()
 
 
 def test_a_command_has_ended_although_it_left_a_process_running(tmp_path: Path) -> None:

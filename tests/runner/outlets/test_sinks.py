@@ -1,5 +1,5 @@
-"""`[sinks]`: numbers reach tensorboard (the real one) and others (made up here, or real where they
-are installed), and a sink that fails, hangs or is missing costs a run nothing."""
+"""`[sinks]`: numbers reach tensorboard, trackio and wandb (real if installed, else a fake package),
+and a sink that fails, hangs or is missing does not affect the run."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ MADE_UP = """
 import json, os, time
 OUT = os.environ["MADE_UP_OUT"]
 
-def put(*words):
+def put(*values):
     with open(OUT, "a") as file:
-        file.write(json.dumps(words) + "\\n")
+        file.write(json.dumps(values) + "\\n")
 
 class Settings:
     def __init__(self, **keys): ...
@@ -181,7 +181,7 @@ async def test_several_sinks_run_together(paths: RunPaths, made_up) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "words"),
+    ("how", "ending"),
     [
         ({"init": "raise RuntimeError('no API key')"}, "RuntimeError: no API key"),
         ({"log": "raise OSError('no network')"}, "OSError: no network"),
@@ -189,7 +189,7 @@ async def test_several_sinks_run_together(paths: RunPaths, made_up) -> None:
     ],
 )
 async def test_a_failed_sink_is_an_event_and_the_run_continues(
-    paths: RunPaths, made_up, how: dict[str, str], words: str
+    paths: RunPaths, made_up, how: dict[str, str], ending: str
 ) -> None:
     made_up("wandb", **how)
     console = Said()
@@ -200,7 +200,7 @@ async def test_a_failed_sink_is_an_event_and_the_run_continues(
     assert message.startswith(
         "sink-wandb failed; the run continues, and its store has all numbers: "
     )
-    assert message.endswith(words)
+    assert message.endswith(ending)
     assert console.lines == [f"warning: {message}"]
 
 

@@ -50,7 +50,7 @@ def test_the_summary_shows_measured_and_planned_gpu_memory_of_the_trainer(
     )
     placement = Placement(train=(card,), bytes_by_gpu={"GPU-0": {"train": 12_000_000_000}})
     show_summary(RunPaths(tmp_path / "toy-1"), Console(), placement)
-    told = "trainer of stage 3: 11.2 GB of a GPU at its peak, 12.0 GB planned"
-    assert told in capsys.readouterr().err
+    message = "trainer of stage 3: 11.2 GB of a GPU at its peak, 12.0 GB planned"
+    assert message in capsys.readouterr().err
     show_summary(RunPaths(tmp_path / "toy-1"), Console(), Placement())
     assert "of a GPU at its peak" not in capsys.readouterr().err

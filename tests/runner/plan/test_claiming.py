@@ -58,7 +58,7 @@ def opened(
     look: Callable[[], Machine],
     *,
     wait_s: float = 0.0,
-    say: Callable[[str], None] = lambda words: None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Placement:
     with open_claimed(lay_out, look=look, run="second", wait_s=wait_s, say=say) as (made, _):
         return made
@@ -92,7 +92,7 @@ def test_a_run_that_waited_for_a_card_plans_with_all_its_memory(
     first.start()
     assert is_held.wait(20)
     made = opened(
-        lambda: EMPTY if is_over.is_set() else machine, wait_s=20, say=lambda words: waits.set()
+        lambda: EMPTY if is_over.is_set() else machine, wait_s=20, say=lambda line: waits.set()
     )
     first.join()
     assert made.memory_share == lay_out(EMPTY).memory_share

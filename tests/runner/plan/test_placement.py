@@ -121,11 +121,11 @@ def test_an_engine_sleeps_if_it_does_not_fit_beside_a_step():
 def test_too_little_memory_is_refused_with_the_sums():
     with pytest.raises(MachineError) as caught:
         place_on("3xA100-40GB", *ALL_AUTO, "serve.precision=fast", model="Qwen/Qwen3-8B")
-    words = str(caught.value)
-    assert words.startswith("quickstart: GPU 2 (A100) needs ")
-    assert "train " in words
-    assert "it has 42.9 GB" in words
-    assert "fsdp2, or [model.lora]" in words
+    message = str(caught.value)
+    assert message.startswith("quickstart: GPU 2 (A100) needs ")
+    assert "train " in message
+    assert "it has 42.9 GB" in message
+    assert "fsdp2, or [model.lora]" in message
 
 
 def test_a_large_model_is_trained_with_fsdp2_and_a_small_one_with_ddp():
@@ -153,9 +153,9 @@ def test_a_card_full_of_other_processes_is_refused_with_their_pids_and_bytes():
     busy = replace(machine, gpus=tuple(cards), gpu_users={cards[0].uuid: (user,)})
     with pytest.raises(MachineError) as caught:
         place_on(busy, *ALL_AUTO, model="Qwen/Qwen3-0.6B")
-    words = str(caught.value)
-    assert "3.2 GB of 85.9 GB are free: pid 4711 (python) holds 82.7 GB" in words
-    assert "name other cards in devices.gpus" in words
+    message = str(caught.value)
+    assert "3.2 GB of 85.9 GB are free: pid 4711 (python) holds 82.7 GB" in message
+    assert "name other cards in devices.gpus" in message
     spared = place_on(
         busy, *ALL_AUTO, "devices.gpus=['1', '2']", "devices.share=auto", model="Qwen/Qwen3-0.6B"
     )
@@ -217,7 +217,7 @@ def test_unneeded_roles_get_no_card(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("gpus", "words"),
+    ("gpus", "message"),
     [
         ("['9']", 'found "9"; the GPUs of the assumed machine are: 0 (GPU-assumed-0)'),
         ("['']", 'found ""; the GPUs of the assumed machine are'),
@@ -225,10 +225,10 @@ def test_unneeded_roles_get_no_card(tmp_path):
         ("['0', 'GPU-assumed-0']", "GPU-assumed-0 is GPU 0 again; each card is allowed once"),
     ],
 )
-def test_an_unusable_card_is_named(gpus, words):
+def test_an_unusable_card_is_named(gpus, message):
     with pytest.raises(MachineError) as caught:
         place_on("1xH100-80GB", f"devices.gpus={gpus}", "devices.serve=1")
-    assert words in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_card_is_found_by_a_unique_prefix_of_its_uuid():

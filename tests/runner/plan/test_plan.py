@@ -135,7 +135,7 @@ def test_adapters_are_served_by_vllm_in_bf16_only(precision):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "words"),
+    ("overrides", "message"),
     [
         (["problems.num_problems=300"], r"none for stage 3 \(grpo\)"),
         (["problems.num_problems=300", "problems.sft_by_level=[0]"], r"none for stage 1 \(sft\)"),
@@ -145,8 +145,8 @@ def test_adapters_are_served_by_vllm_in_bf16_only(precision):
         ),
     ],
 )
-def test_a_stage_without_problems_is_a_config_error(overrides, words):
-    with pytest.raises(ConfigError, match=words):
+def test_a_stage_without_problems_is_a_config_error(overrides, message):
+    with pytest.raises(ConfigError, match=message):
         plan_of(*overrides)
 
 

@@ -98,7 +98,7 @@ class Watched:
         self.observer.started(name, pid=pid, devices=devices, log_path=log)
 
     def look(self, *, after_s: float = 1.0, **vitals: Any) -> dict[str, ComponentStatus]:
-        """As once a second; by name."""
+        """One look, as every second; statuses by name."""
         self.now += after_s
         if vitals:
             self.components._vitals = Vitals(**vitals)
@@ -242,7 +242,7 @@ async def test_the_status_of_a_judge_follows_its_seat(watched: Watched) -> None:
 
 async def test_the_status_of_a_replica_follows_its_health(watched: Watched) -> None:
     watched.start("serve-0", pid=31)
-    assert watched.look()["serve-0"].phase == "starting", "nobody has them yet"
+    assert watched.look()["serve-0"].phase == "starting", "no run uses it yet"
     (replica,) = replicas_of(watched).all
     assert (watched.look()["serve-0"].phase, watched.look()["serve-0"].health) == (
         "starting", "green",
@@ -300,7 +300,7 @@ async def test_gpu_memory_is_attributed_by_process_if_the_driver_names_it(watche
     assert found["judge-0"].gpu_memory_bytes == 40 * GB
     assert found["trainer"].why == "memory 95 % of 80 GB"
     assert (found["supervisor"].gpu_memory_bytes, found["supervisor"].gpu_use) == (None, None)
-    # In a container: card 0 is the judge's alone, of card 3 nobody knows whose it is.
+    # In a container: card 0 has a single user, the memory of card 3 cannot be attributed.
     unnamed = Card(**full, use=None)
     found = watched.look(**seen, cards={"GPU-0": unnamed, "GPU-3": unnamed})
     assert found["judge-0"].gpu_memory_bytes == 76 * GB
@@ -315,7 +315,7 @@ async def test_a_status_has_vitals_and_survives_json(
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(watched.components.watch)
         with anyio.fail_after(5):
-            while not watched.components.latest:  # noqa: ASYNC110 - nobody waits for a look
+            while not watched.components.latest:  # noqa: ASYNC110 - a look sets no event
                 await anyio.sleep(0.005)
         tasks.cancel_scope.cancel()
     sent = watched.progress.snapshot() | watched.components.to_json()
