@@ -117,7 +117,7 @@ def _most_rollouts(rollouts: Rollouts) -> int:
 
 
 def _pass_at_ks(tallies: dict[str, Tally]) -> dict[int, Estimate]:
-    """pass@k for every k that some problem has the samples for."""
+    """pass@k for each k up to the largest number of samples of a problem."""
     counts = list(tallies.values())
     ks = range(1, 1 + max((tally.num for tally in counts), default=0))
     return {k: found for k in ks if (found := estimate_pass_at_k(counts, k)) is not None}
@@ -136,6 +136,7 @@ def _claims(answers: list[Answer], claim: Callable[[Turn], bool]) -> dict[str, l
 
 
 def _mean_by_problem(answers: list[Answer], claim: Callable[[Turn], bool]) -> float:
+    """Mean over problems of the share of first turns for which the claim holds."""
     means = [sum(each) / len(each) for each in _claims(answers, claim).values()]
     return sum(means) / len(means) if means else 0.0
 

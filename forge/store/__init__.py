@@ -1,4 +1,8 @@
-"""The run directory and its two databases: one writer, many readers."""
+"""The run directory and its two databases: one writer, many readers.
+
+The supervisor writes (`store.write`); views, commands and the TUI read (`store.reader`). Imports no
+room but records: configuration comes in as values.
+"""
 
 from forge.store.layout import RunPaths, create_run, find_run
 from forge.store.ownership import open_run_lock
