@@ -22,8 +22,10 @@ MAX_ORACLES = 4
 MAX_STARTED = 4
 
 
-def share(cores: Sequence[int], *, seat: int, num_seats: int, offset: int = 0) -> tuple[int, ...]:
-    """Cores of one judge of `num_seats`: disjoint while there are enough, else one in turn.
+def seat_cores(
+    cores: Sequence[int], *, seat: int, num_seats: int, offset: int = 0
+) -> tuple[int, ...]:
+    """Cores of the judge at a seat: disjoint while there are enough cores, else one in turn.
 
     Args:
         offset: first core, so that two runs on one machine begin at different cores.

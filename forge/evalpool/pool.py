@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from forge.errors import MachineError, Stalled
-from forge.evalpool.capacity import GPU_CAPACITY, share
+from forge.evalpool.capacity import GPU_CAPACITY, seat_cores
 from forge.evalpool.keeper import Keeper, Link
 from forge.evalpool.links import judge_spec, open_child_link, open_url_link
 from forge.evalpool.seat import Seat, State
@@ -313,7 +313,7 @@ async def open_pool(
     cores = sorted(os.sched_getaffinity(0))
     for number, gpu in enumerate(cards):
         timeout_s = request_timeout_s(table, is_timed=gpu is not None)
-        own = share(cores, seat=number, num_seats=len(cards), offset=os.getpid())
+        own = seat_cores(cores, seat=number, num_seats=len(cards), offset=os.getpid())
         seat = Seat(f"judge-{number}", capacity=CPU_CAPACITY if gpu is None else GPU_CAPACITY)
         spec = judge_spec(
             seat.name, table=table, socket_dir=socket_dir, log_dir=log_dir,

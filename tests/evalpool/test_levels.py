@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from forge.evalpool.capacity import share
 from forge.evalpool.judge import caps, frames, landlock, levels, processes
 from forge.evalpool.judge.cores import Cores
 from forge.evalpool.judge.sandbox import Isolation
@@ -437,26 +436,6 @@ def test_caps_are_named_by_what_there_is(tmp_path: Path) -> None:
     watch = caps.open_caps(memory_bytes=1 << 40, is_gpu=True, cgroups=none)
     assert watch.kind == "watch"
     watch.close()
-
-
-@pytest.mark.parametrize(
-    ("num_cores", "num_seats", "shares"),
-    [
-        (2, 2, [(0,), (1,)]),
-        (8, 2, [(0, 1, 2, 3), (4, 5, 6, 7)]),
-        (2, 3, [(0,), (1,), (0,)]),
-        (3, 2, [(0,), (1,)]),
-    ],
-)
-def test_judges_share_the_cores(
-    num_cores: int, num_seats: int, shares: list[tuple[int, ...]]
-) -> None:
-    cores = range(num_cores)
-    assert [share(cores, seat=seat, num_seats=num_seats) for seat in range(num_seats)] == shares
-
-
-def test_two_runs_begin_at_different_cores() -> None:
-    assert share(range(8), seat=0, num_seats=8, offset=11) == (3,)
 
 
 def test_the_least_used_core_is_next() -> None:
