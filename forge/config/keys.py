@@ -29,6 +29,7 @@ STAGES: dict[str, type[Table]] = {"sft": SftStage, "grpo": GrpoStage, "eval": Ev
 
 UNITS = {
     "_s": "seconds",
+    "_us": "microseconds",
     "_bytes": "bytes",
     "_tokens": "tokens",
     "_length": "tokens",

@@ -26,6 +26,7 @@ def test_a_key_shows_type_range_default_and_unit():
     assert (group_size.type, group_size.default) == ("an integer, 2 or more", "8")
     timeout = keys["serve.start_timeout_s"]
     assert (timeout.type, timeout.unit) == ("a number, above 0", "seconds")
+    assert keys["judge.min_us"].unit == "microseconds"
     assert keys["model.init"].default == "absent"
     assert keys["stage grpo.steps"].default == "required"
     assert keys["judge.workers"].unit == ""

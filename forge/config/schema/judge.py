@@ -50,7 +50,6 @@ class JudgeTable(Table):
     timing_timeout_s: Annotated[float, Field(gt=0)] = 30.0
     """Maximum time for warm-up and all timed calls together."""
     min_us: Annotated[float, Field(ge=0)] = 100.0
-    """Kernel time in microseconds below which the clock's resolution widens the interval of a
-    speed-up."""
+    """Kernel time below which the clock's resolution widens the interval of a speed-up."""
     env: dict[str, str] = Field(default_factory=dict)
     """Additional environment variables of the judges."""

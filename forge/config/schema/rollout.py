@@ -37,7 +37,7 @@ class RolloutTable(Table):
     group_size: Annotated[int, Field(ge=2)] = 8
     """Rollouts of one problem in a group."""
     groups_per_step: Positive = 8
-    """Groups with different rewards inside that make a batch."""
+    """Number of groups in a batch. Only groups whose rewards differ count."""
     max_turns: Annotated[int, Field(ge=1, le=16)] = 3
     """Maximum attempts in a rollout."""
     gamma: Share = 0.4

@@ -61,7 +61,7 @@ class TrainStage(Table):
     restarts: Annotated[int, Field(ge=0)] = 1
     """Maximum restarts of a trainer that died, each from the last checkpoint."""
     step_timeout_s: Annotated[float, Field(gt=0)] = 600.0
-    """Time without a sign of life after which the trainer is stopped."""
+    """Maximum silence of the trainer; after it, the trainer is stopped as stalled."""
 
 
 class SftStage(TrainStage):
@@ -90,7 +90,7 @@ class GrpoStage(TrainStage):
     """Kind of the stage: multi-turn GRPO."""
     share_prefixes: bool | Literal["auto"] = "auto"
     """Compute the common beginning of samples (a prompt, earlier turns) once for all of them. Needs
-    full attention. auto: on GPUs, for models that it is tested with; "forge plan" says why not."""
+    full attention. auto: on GPUs, for tested models; "forge plan" prints why not."""
     micro_batch_tokens: Positive = 4096
     """Maximum tokens in one forward-backward pass, with shared ones counted once. A step has as
     many passes as its samples need."""
