@@ -157,20 +157,18 @@ async def _supervise(
         open_sinks(experiment.sinks, paths, attempt=attempt, writer=writer, console=console),
         open_notifier(experiment.notify, paths, attempt=attempt, writer=writer, console=console),
     ):
-        with open_socket_dir() as socket_dir:
-            run = RunContext(
-                experiment=experiment,
-                paths=paths,
-                attempt=attempt,
-                placement=placement,
-                socket_dir=socket_dir,
-                writer=writer,
-                observer=StoreObserver(writer, attempt),
-                progress=Progress(run=paths.name, num_stages=len(experiment.stage)),
-                console=console,
-                stop=StopRequest(resume=f'"forge resume {paths.root}" continues'),
-            )
-            await _record_all(run, past)
+        run = RunContext(
+            experiment=experiment,
+            paths=paths,
+            attempt=attempt,
+            placement=placement,
+            writer=writer,
+            observer=StoreObserver(writer, attempt),
+            progress=Progress(run=paths.name, num_stages=len(experiment.stage)),
+            console=console,
+            stop=StopRequest(resume=f'"forge resume {paths.root}" continues'),
+        )
+        await _record_all(run, past)
     from forge.runner.outlets.summary import show_summary
 
     show_summary(paths, console, placement)
@@ -183,7 +181,8 @@ async def _record_all(run: RunContext, past: EarlierAttempts) -> None:
     )
     await run.writer.put(description)
     try:
-        await _work(run, past)
+        with open_socket_dir() as run.socket_dir:
+            await _work(run, past)
     except BaseException as error:
         ending = ending_of(error)
         if ending.is_stop:

@@ -47,11 +47,12 @@ def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Supervised:
 
 def make_work(experiment: Experiment, paths: RunPaths, placement: Placement) -> Work:
     """The work of a run without a supervisor."""
-    absent: Any = dict.fromkeys(("socket_dir", "writer", "observer", "console", "stop"))
+    absent: Any = dict.fromkeys(("writer", "observer", "console", "stop"))
     run = RunContext(
         experiment=experiment, paths=paths, attempt=1, placement=placement,
         progress=Progress(run="x-1", num_stages=1), **absent,
     )  # fmt: skip
+    run.socket_dir = paths.root
     return Work(run=run, past=EarlierAttempts())
 
 
@@ -308,3 +309,18 @@ async def test_engines_that_do_not_fit_beside_the_trainer_are_closed_during_sft(
     )
     await work.run_to_end()
     assert seen == expected
+
+
+async def test_a_socket_directory_that_cannot_be_made_is_recorded_as_the_ending(
+    supervised: Supervised, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise MachineError("/tmp: the disk is full")
+
+    async def work(self: Work) -> None:
+        raise AssertionError("unreachable")
+
+    monkeypatch.setattr(run_module, "open_socket_dir", fail)
+    ending = await supervised.end(work)
+    assert ending is not None
+    assert supervised.recorded == (3, "/tmp: the disk is full")

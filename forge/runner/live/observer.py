@@ -3,10 +3,10 @@ and for `forge status`."""
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import time
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -38,7 +38,7 @@ class Seen:
 
 
 class StoreObserver:
-    """A ProcessObserver. Its methods are called from synchronous code, so rows wait in a stream
+    """A ProcessObserver. Its methods are called from synchronous code, so rows wait in a queue
     until `drain` stores them."""
 
     def __init__(self, sink: Sink, attempt: int) -> None:
@@ -46,9 +46,8 @@ class StoreObserver:
         self._alive: set[int] = set()
         self.seen: dict[str, Seen] = {}
         """Every child of this attempt, by name."""
-        self._send, self._receive = anyio.create_memory_object_stream[ProcessStart | ProcessEnd](
-            math.inf
-        )
+        self._rows: deque[ProcessStart | ProcessEnd] = deque()
+        self._added = anyio.Event()
 
     def started(self, name: str, *, pid: int, devices: str, log_path: Path) -> None:
         """A child was started."""
@@ -80,18 +79,22 @@ class StoreObserver:
     async def drain(self) -> None:
         """Store rows as they arrive until cancelled, which happens after the last child has ended;
         then the remaining ones."""
-        with self._send, self._receive:
-            try:
-                async for row in self._receive:
-                    await self._sink.put(row)
-            finally:
-                with anyio.CancelScope(shield=True), suppress(anyio.WouldBlock):
-                    while True:
-                        await self._sink.put(self._receive.receive_nowait())
+        try:
+            while True:
+                await self._added.wait()
+                self._added = anyio.Event()
+                await self._put_all()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._put_all()
+
+    async def _put_all(self) -> None:
+        while self._rows:
+            await self._sink.put(self._rows.popleft())
 
     def _note(self, row: ProcessStart | ProcessEnd) -> None:
-        with suppress(anyio.ClosedResourceError):  # the store failed; children must still end
-            self._send.send_nowait(row)
+        self._rows.append(row)
+        self._added.set()
 
     def kill_all(self) -> None:
         """Send SIGKILL to the process group of every living child."""

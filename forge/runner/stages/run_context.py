@@ -69,13 +69,14 @@ class RunContext:
     attempt: int
     placement: Placement
     """The cards of each role; empty on a CPU."""
-    socket_dir: Path
     writer: Writer
     observer: StoreObserver
     progress: Progress
     console: Console
     stop: StopRequest
 
+    socket_dir: Path = field(init=False, repr=False)
+    """Set by `run.py` before the work begins."""
     problems: Sequence[Problem] = field(init=False, repr=False)
     """Set by `work.py` before anything is prepared."""
 
