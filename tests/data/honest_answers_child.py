@@ -1,4 +1,4 @@
-"""Runs honest answers in the interpreter, or compiles them for a GPU that is not there.
+"""Runs honest answers in the interpreter, or compiles them for a GPU without having one.
 
 Started by test_honest_answers as `python honest_answers_child.py run|compile FILE.json`; prints a
 JSON object: id to what went wrong.
@@ -44,7 +44,7 @@ def run(source: str, code: str, folder: Path) -> str:
 
 
 def compile_to_ir(source: str, code: str, folder: Path) -> str:
-    """Triton IR for an H100."""
+    """Compile to Triton IR for an H100."""
     from triton._C.libtriton import ir
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, make_backend
@@ -82,7 +82,7 @@ def main() -> None:
         folder.mkdir()
         try:
             fault = check(source, code, folder)
-        except Exception as err:  # the test shows it
+        except Exception as err:  # the test prints it
             fault = repr(err)
         if fault:
             faults[problem_id] = fault

@@ -1,4 +1,4 @@
-"""From completions to source."""
+"""Extraction of source from completions."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def test_takes_the_last_block_that_defines_the_entry_point() -> None:
     assert extract(text).code == "# new\n" + CODE
 
 
-def test_any_tag_and_none_will_do() -> None:
+def test_a_fence_may_have_any_tag_or_none() -> None:
     for tag in ("", "python", "triton", "py title=x"):
         assert extract(f"so:\n```{tag}\n{CODE}```").code == CODE
 
 
-def test_triton_tags_are_blocks_too() -> None:
+def test_triton_tags_are_blocks() -> None:
     assert extract(f"<triton>\n{CODE}</triton>").code == CODE.strip("\n")
     assert extract(f"<triton>\n```python\n{CODE}```\n</triton>").code == CODE
 
@@ -31,7 +31,7 @@ def test_thinking_is_no_answer() -> None:
     assert extract(f"<think>hm</think>\n```python\n{CODE}```").is_ok
 
 
-def test_a_thought_opened_by_the_template_is_no_answer() -> None:
+def test_thinking_opened_by_the_template_is_no_answer() -> None:
     text = f"```python\n# thought\n{CODE}```\n</think>\n```python\n{CODE}```"
     assert extract(text).code == CODE
 
@@ -44,7 +44,7 @@ def test_an_unclosed_block_is_no_answer() -> None:
     assert extract(f"```python\n{CODE}").reason == "no_code_block"
 
 
-def test_a_block_without_the_class_is_named() -> None:
+def test_a_block_without_the_class_has_its_own_reason() -> None:
     assert extract("```python\nx = 1\n```").reason == "no_entry_point"
     assert extract(f"```python\n{CODE}```", entry_point="Net").reason == "no_entry_point"
 
@@ -60,16 +60,16 @@ def test_a_function_may_be_the_entry_point() -> None:
 
 
 @pytest.mark.parametrize("part", ["<triton>", "</triton>", "</think>", "```\n", "\n\n ", "<think>"])
-def test_five_megabytes_of_anything_take_no_time(part: str) -> None:
-    """Quadratic in the number of marks, this would be hours: the test's own limit would end it."""
+def test_five_megabytes_of_marks_take_linear_time(part: str) -> None:
+    """With quadratic time this would take hours and exceed the test's timeout."""
     text = part * (5_000_000 // len(part))
     assert not extract(text).is_ok
     assert extract(f"{text}</think>\n\n```\n{CODE}```").code == CODE
 
 
 @pytest.mark.parametrize("line", ["```" + " " * 10**6 + "`", "~" * 10**6 + "`", "`" * 10**6 + "x`"])
-def test_one_line_of_a_megabyte_takes_no_time(line: str) -> None:
-    """As above: 0.2 s for 8,000 characters, when spaces could belong to two parts of a fence."""
+def test_one_line_of_a_megabyte_takes_linear_time(line: str) -> None:
+    """With backtracking over spaces, 8,000 characters took 0.2 s."""
     assert extract(line).reason == "no_code_block"
     assert extract(f"{line}\n```\n{CODE}```").code == CODE
 
@@ -84,7 +84,7 @@ def test_one_line_of_a_megabyte_takes_no_time(line: str) -> None:
         ("```python\nclass ModelNewer: pass\n```", "no_entry_point"),
     ],
 )
-def test_what_is_no_answer_says_so(text: str, reason: str) -> None:
+def test_a_missing_answer_has_a_reason(text: str, reason: str) -> None:
     found = extract(text)
     assert (found.code, found.reason) == ("", reason)
 
@@ -101,7 +101,7 @@ PARTS = [
 
 
 @given(st.lists(st.sampled_from(PARTS) | st.text(max_size=5), max_size=40).map("".join))
-def test_what_is_found_is_part_of_the_text_and_defines_the_class(text: str) -> None:
+def test_the_extracted_code_is_part_of_the_text_and_defines_the_class(text: str) -> None:
     found = extract(text)
     assert found.reason in ("ok", "no_code_block", "no_entry_point", "unclosed_thinking")
     assert not found.is_ok or ("ModelNew" in found.code and found.code.strip("\n") in text)

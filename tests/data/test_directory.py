@@ -1,4 +1,4 @@
-"""Problems from files: layout, overrides, and one line for every mistake."""
+"""Problems from files: layout, overrides, and one line per mistake."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_include_chooses_files_by_pattern(folder: Path) -> None:
     assert [path.name for path in find_files(folder, include=["level2/**/*.py"])] == ["3_Conv.py"]
 
 
-def test_a_constant_is_overridden_and_all_else_stays(folder: Path) -> None:
+def test_only_the_overridden_constant_changes(folder: Path) -> None:
     file = parse_file(folder / "level1/1_Relu.py")
     overrides = {"rows": 16, "scale": 0.5, "batch_size": 2, "dim": 64, "absent": 1}
     changed = override(file, overrides)
@@ -72,13 +72,13 @@ def test_a_constant_is_overridden_and_all_else_stays(folder: Path) -> None:
     assert changed.replace("0.5", "1.5") == expected
 
 
-def test_a_line_is_what_the_parser_calls_one(folder: Path) -> None:
+def test_lines_are_split_as_the_parser_does(folder: Path) -> None:
     path = folder / "level1" / "feed.py"
     path.write_text('"""a\f\u2028b"""\n' + SOURCE, encoding="utf-8")
     assert "rows = 16  # é\n" in override(parse_file(path), {"rows": 16})
 
 
-def test_constants_that_share_a_value_are_overridden_alike_or_not_at_all(folder: Path) -> None:
+def test_constants_that_share_a_value_must_be_overridden_alike(folder: Path) -> None:
     path = folder / "level1" / "shared.py"
     path.write_text("a = b = 4\n" + SOURCE, encoding="utf-8")
     file = parse_file(path)
@@ -93,15 +93,13 @@ def test_only_constants_of_the_module_are_overridden(folder: Path) -> None:
     assert "        rows = 1\n" in problem.source
 
 
-def test_an_override_that_no_file_has_is_refused_with_a_suggestion(folder: Path) -> None:
+def test_an_override_of_an_unknown_constant_is_refused_with_a_suggestion(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"problems.overrides.row: .*did you mean rows\?"):
         _load(folder, overrides={"row": 3})
 
 
 @pytest.mark.parametrize("name", ["Model", "get_inputs", "get_init_inputs"])
-def test_a_file_without_a_required_name_is_named_with_what_it_lacks(
-    folder: Path, name: str
-) -> None:
+def test_the_error_names_the_file_and_the_names_that_it_lacks(folder: Path, name: str) -> None:
     (folder / "broken.py").write_text(SOURCE.replace(name, "other"), encoding="utf-8")
     expected = (
         rf"broken.py: no {name}; a problem file defines Model, get_inputs and get_init_inputs"
@@ -110,7 +108,7 @@ def test_a_file_without_a_required_name_is_named_with_what_it_lacks(
         _load(folder)
 
 
-def test_all_mistakes_are_told_at_once(folder: Path) -> None:
+def test_all_mistakes_are_reported_at_once(folder: Path) -> None:
     (folder / "a.py").write_text("def f(:\n")
     (folder / "b.py").write_text("x = 1\n")
     with pytest.raises(ConfigError) as caught:
@@ -121,14 +119,14 @@ def test_all_mistakes_are_told_at_once(folder: Path) -> None:
     assert lines[2].startswith("problems.overrides.nothing_like_it:")
 
 
-def test_a_missing_or_empty_directory_is_one_line(tmp_path: Path) -> None:
+def test_a_missing_or_empty_directory_is_an_error_of_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such directory"):
         _load(tmp_path / "absent")
     with pytest.raises(ConfigError, match=r"no file matches \*\.py"):
         _load(tmp_path)
 
 
-def test_few_files_serve_grpo_and_evaluation_alike(folder: Path) -> None:
+def test_few_files_serve_both_grpo_and_evaluation(folder: Path) -> None:
     problems = _load(folder, num_heldout=5)
     assert in_split(problems, Split.GRPO) == in_split(problems, Split.HELDOUT) == problems
 
@@ -149,12 +147,12 @@ def test_a_bare_function_becomes_a_problem() -> None:
     assert "return [torch.randn(4, 64), torch.randn(4, 64)]" in problem.source
 
 
-def test_a_whole_problem_from_text_stays_as_it_is() -> None:
+def test_a_whole_problem_from_text_is_unchanged() -> None:
     assert from_source(SOURCE).source == SOURCE
 
 
-def test_two_questions_from_one_place_are_two_problems() -> None:
-    """A run keeps problems by id: the second must not take the first one's place."""
+def test_two_texts_with_one_name_are_two_problems() -> None:
+    """A run stores problems by id: the second must not replace the first."""
     ids = {from_source(f"def f(x):\n    return x + {n}\n").problem_id for n in (1, 2)}
     assert len(ids) == 2
     assert all(name.startswith("chat/stdin-") for name in ids)
@@ -164,6 +162,6 @@ def test_two_questions_from_one_place_are_two_problems() -> None:
     ("source", "words"),
     [("def f(:", "no Python"), ("x = 1", "0 functions"), ("def f():\n    pass", "no tensor")],
 )
-def test_text_that_is_neither_is_refused(source: str, words: str) -> None:
+def test_a_text_that_is_neither_is_refused(source: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         from_source(source)

@@ -1,4 +1,4 @@
-"""The generator: how many problems, how they are split, and that they are always the same."""
+"""The generator: number of problems, splits, and equality between runs."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def test_there_are_as_many_families_operations_and_compositions_as_promised(
     assert {problem.level for problem in problems} == {1, 2, 3, 4}
 
 
-def test_a_family_that_is_exhausted_gives_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exhausted_family_gives_all_its_compositions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generator, "OPS", dict(list(OPS.items())[:4]))
     found = generator._sample("softmax", 3, 1000, rng=Random(0))
     assert 0 < len(found) == len(set(found)) <= 4 * 3 * 2 * len(FAMILIES["softmax"].variants)
 
 
-def test_more_problems_than_there_are_compositions_is_one_line(
+def test_too_many_problems_are_an_error_of_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(generator, "MAX_CHAIN", 1)
@@ -76,13 +76,13 @@ def test_heldout_problems_cover_every_family_and_length_evenly(problems: list[Pr
     assert max(cells.values()) - min(cells.values()) <= 1
 
 
-def test_the_same_seed_gives_the_same_problems_and_another_seed_others() -> None:
+def test_problems_depend_only_on_the_seed() -> None:
     table = ProblemsTable(num_problems=400)
     assert generate_problems(table, seed=3) == generate_problems(table, seed=3)
     assert generate_problems(table, seed=3) != generate_problems(table, seed=4)
 
 
-def test_an_id_holds_the_whole_composition(problems: list[Problem]) -> None:
+def test_an_id_contains_the_whole_composition(problems: list[Problem]) -> None:
     for problem in problems:
         composition = Composition.parse(problem.problem_id)
         assert composition.problem_id == problem.problem_id
@@ -90,7 +90,7 @@ def test_an_id_holds_the_whole_composition(problems: list[Problem]) -> None:
 
 
 @pytest.mark.parametrize("problem_id", ["", "softmax", "softmax-softmax", "level1/19_ReLU"])
-def test_an_id_of_somebody_else_is_refused(problem_id: str) -> None:
+def test_an_id_that_is_not_the_generators_is_refused(problem_id: str) -> None:
     with pytest.raises(ValueError, match="is no generated problem"):
         Composition.parse(problem_id)
 
@@ -115,7 +115,7 @@ def test_a_step_without_effect_makes_no_sound_chain() -> None:
 
 
 def test_an_extremum_on_a_plateau_makes_no_problem() -> None:
-    """Two rows of 400 columns are both 0 there in one draw of six: a reference of nothing but 0."""
+    """In one draw of six, two rows of 400 columns both give 0: a reference that is all 0."""
     accepts = FAMILIES["reduction"].accepts
     assert not accepts("max", ("hardsigmoid", "sin", "neg"))
     assert not accepts("max", ("relu", "neg"))
@@ -127,7 +127,7 @@ def test_an_extremum_on_a_plateau_makes_no_problem() -> None:
     ("variant", "chain"),
     [("max", ("relu",)), ("max", ("elu", "silu")), ("min", ("softsign", "relu", "neg"))],
 )
-def test_a_step_that_leaves_the_extremum_as_it_was_makes_no_problem(
+def test_a_step_that_does_not_change_the_extremum_makes_no_problem(
     variant: str, chain: tuple[str, ...]
 ) -> None:
     accepts = FAMILIES["reduction"].accepts
@@ -141,7 +141,7 @@ def test_every_operation_starts_and_ends_sound_chains() -> None:
     assert {chain[0] for chain in sound} == {chain[1] for chain in sound} == set(OPS)
 
 
-def test_a_static_answer_asks_no_tensor_and_holds_the_product_of_the_constants(
+def test_a_static_answer_reads_no_shape_and_contains_the_product_of_the_constants(
     problems: list[Problem],
 ) -> None:
     for problem in problems[::20]:

@@ -42,8 +42,8 @@ def _one_of_each() -> list[Problem]:
 
 
 def _jobs(problem: Problem) -> list[tuple[str, str, str]]:
-    """The problem's answer in each style, and those laid out for a GPU, which must be right here
-    too: sizes are constants of both."""
+    """The problem's answer in each style and at both scales. Answers for a GPU must be right at
+    small sizes, too, since sizes are constants of both."""
     large = replace(Composition.of(problem), scale=Scale.GPU)
     answers = {
         "dynamic": answer(problem),

@@ -1,4 +1,4 @@
-"""Broken answers: in the style that was asked for, and wrong as first answers are."""
+"""Broken answers: in the requested style, and with the mistakes of first answers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_every_kind_of_mistake_can_be_made_somewhere(problems: list[Problem], st
         assert made == (mistake is not wrong_size or style is Style.STATIC)
 
 
-def test_a_wrong_size_leaves_the_steps_alone(problems: list[Problem]) -> None:
+def test_a_wrong_size_does_not_change_the_steps(problems: list[Problem]) -> None:
     rng = Random(0)
     for problem in problems:
         draft = Draft.of(problem, style=Style.STATIC)

@@ -1,4 +1,4 @@
-"""SFT rows from files: what becomes a pair, what is left out, and what is a mistake of the file."""
+"""SFT rows from files: pairs, rows that are left out, and errors of the file."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SumRowsNew(torch.nn.Module):
 """
 
 DEEP = "[" * 100_000
-"""More than Python's reader of JSON goes down."""
+"""Deeper than Python's JSON parser can go."""
 
 
 def kernelbook_row(**changes: Any) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def read(path: Path, rows: Any, format: str) -> list[Pair]:
 
 
 @pytest.mark.parametrize("name", ["rows.json", "rows.jsonl", "rows.parquet"])
-def test_a_kernelbook_row_is_asked_as_it_is_played_and_answered_as_it_is_judged(
+def test_a_kernelbook_row_has_the_played_prompt_and_an_answer_that_the_judge_takes(
     name: str, tmp_path: Path
 ) -> None:
     (pair,) = read(tmp_path / name, [kernelbook_row()], "kernelbook")
@@ -90,7 +90,7 @@ def test_a_kernelbook_row_is_asked_as_it_is_played_and_answered_as_it_is_judged(
     assert found.code.strip() == ANSWER.strip()
 
 
-def test_an_answer_without_the_class_that_is_called_is_left_out_and_counted(
+def test_an_answer_without_the_required_class_is_left_out_and_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = [kernelbook_row(), kernelbook_row(triton_code="def call(args): ...", uuid=8)]
@@ -100,12 +100,12 @@ def test_an_answer_without_the_class_that_is_called_is_left_out_and_counted(
     assert "left out 1 without the class that a judge calls" in caplog.text
 
 
-def test_the_same_row_twice_is_trained_once(tmp_path: Path) -> None:
+def test_a_duplicate_row_is_trained_once(tmp_path: Path) -> None:
     rows = [kernelbook_row(), kernelbook_row(uuid=9)]
     assert len(read(tmp_path / "rows.jsonl", rows, "kernelbook")) == 1
 
 
-def test_a_trace_is_a_thought_and_a_kernel(tmp_path: Path) -> None:
+def test_a_trace_becomes_thinking_and_a_kernel(tmp_path: Path) -> None:
     (pair,) = read(tmp_path / "rows.json", [trinity_row()], "trinity")
     answer = pair.messages[-1].content
     assert answer.startswith("<think>\none program a row\n</think>")
@@ -127,14 +127,14 @@ def test_a_trace_of_a_wrong_kernel_is_left_out(result: Any, tmp_path: Path) -> N
     assert len(read(tmp_path / "rows.json", rows, "trinity")) == 1
 
 
-def test_a_trace_called_by_another_name_is_asked_for_by_that_name(tmp_path: Path) -> None:
+def test_the_prompt_of_a_trace_names_its_entry_point(tmp_path: Path) -> None:
     row = trinity_row(triton_code="def triton_kernel_wrapper(x):\n    return x")
     (pair,) = read(tmp_path / "rows.json", [row], "trinity")
     assert pair.messages[0].content == "Write triton_kernel_wrapper with Triton."
 
 
 @pytest.mark.parametrize("as_text", [False, True])
-def test_messages_are_taken_as_they_are(as_text: bool, tmp_path: Path) -> None:
+def test_messages_are_not_changed(as_text: bool, tmp_path: Path) -> None:
     messages = [
         {"role": "user", "content": "a module"},
         {"role": "assistant", "content": "a broken kernel"},
@@ -176,7 +176,7 @@ def test_a_directory_is_searched_for_all_kinds_of_files(tmp_path: Path) -> None:
         ([], "messages", "no row to train on"),
     ],
 )
-def test_a_file_in_another_format_is_one_line(
+def test_a_file_in_another_format_is_an_error_of_one_line(
     rows: list[Any],
     format: str,
     words: str,
@@ -189,7 +189,7 @@ def test_a_file_in_another_format_is_one_line(
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
-def test_a_line_of_json_ends_where_json_says_so(mark: str, end: str, tmp_path: Path) -> None:
+def test_lines_of_json_end_only_at_newlines(mark: str, end: str, tmp_path: Path) -> None:
     texts = [f"a{inside}b" for inside in "\u2028\u2029\x85\x7f"]
     rows = [{"messages": [{"role": "assistant", "content": text}]} for text in texts]
     lines = end.join(json.dumps(row, ensure_ascii=False) for row in rows)
@@ -208,7 +208,7 @@ def test_a_line_of_json_ends_where_json_says_so(mark: str, end: str, tmp_path: P
         ("rows.parquet", b"PAR1", "no Parquet file"),
     ],
 )
-def test_a_file_that_is_not_what_its_name_says_is_one_line(
+def test_a_file_that_does_not_match_its_suffix_is_an_error_of_one_line(
     name: str, content: bytes, words: str, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_bytes(content)
@@ -217,13 +217,13 @@ def test_a_file_that_is_not_what_its_name_says_is_one_line(
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
-def test_what_cannot_be_read_is_one_line(name: str, tmp_path: Path) -> None:
+def test_an_unreadable_file_is_an_error_of_one_line(name: str, tmp_path: Path) -> None:
     (tmp_path / name).mkdir()
     with pytest.raises(ConfigError, match=f"data.path: .*{name}: cannot be read: "):
         read_pairs(DataTable(source="file", path=tmp_path))
 
 
-def test_a_directory_without_rows_and_a_missing_file_are_told(tmp_path: Path) -> None:
+def test_a_directory_without_rows_and_a_missing_file_are_errors(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no file"):
         read_pairs(DataTable(source="file", path=tmp_path))
     with pytest.raises(ConfigError, match="no such file"):

@@ -42,7 +42,7 @@ def _make(judge: CountingJudge, *, max_turns: int = 3, static_share: float = 0.0
     return anyio.run(make)
 
 
-def test_every_problem_gets_its_honest_answer_under_the_played_prompt() -> None:
+def test_every_problem_has_its_honest_answer_after_the_played_prompt() -> None:
     rows = [pair for pair in _make(CountingJudge()) if pair.num_turns == 1]
     assert len(rows) >= len(PROBLEMS) == 40
     assert {pair.problem_id for pair in rows} == {problem.problem_id for problem in PROBLEMS}

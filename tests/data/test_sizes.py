@@ -1,4 +1,4 @@
-"""Sizes for a GPU: large enough to be timed, small enough to be held."""
+"""Sizes for a GPU: large enough for timing, small enough for memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def large() -> list[Problem]:
 
 
 def _tensor_bytes(problem: Problem) -> list[int]:
-    """Of inputs and output."""
+    """Elements of inputs and output."""
     sizes = sizes_of(problem)
     if problem.family == "matmul":
         m, n, k = sizes["M"], sizes["N"], product(sizes)
@@ -53,7 +53,7 @@ def test_offsets_at_gpu_scale_fit_32_bits(large: list[Problem]) -> None:
     assert max(max(_tensor_bytes(problem)) // 4 for problem in large) < 2**31
 
 
-def test_the_scale_is_seen_in_the_sizes(large: list[Problem]) -> None:
+def test_sizes_determine_the_scale(large: list[Problem]) -> None:
     small = generate_problems(ProblemsTable(), seed=0)
     assert {scale_of(sizes_of(problem)) for problem in small} == {Scale.SMALL}
     assert {Composition.of(problem).scale for problem in large} == {Scale.GPU}
@@ -72,7 +72,7 @@ def test_rows_at_gpu_scale_start_at_multiples_of_16_and_fit_registers(large: lis
             assert 1024 <= product(sizes_of(problem)) <= 8192
 
 
-def test_sizes_at_gpu_scale_are_too_many_to_be_known_by_heart(large: list[Problem]) -> None:
+def test_sizes_at_gpu_scale_are_too_many_to_memorise(large: list[Problem]) -> None:
     products = {product(sizes_of(p)) for p in large if p.family == "softmax"}
     assert len(products) > 150
     shapes = {tuple(sizes_of(p).values()) for p in large}

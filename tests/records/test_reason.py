@@ -21,7 +21,7 @@ JUDGE = Path(judge.__file__).parent
 OF_THE_POOL = {
     Reason.KILLED, Reason.JUDGE_LOST, Reason.BAD_REQUEST, Reason.DISTRUSTED, Reason.NO_JUDGE,
 }  # fmt: skip
-"""What the pool decides without, or against, a judge's verdict."""
+"""Reasons of verdicts from the pool, without or against a judge's."""
 
 
 def used_by_the_judge() -> set[tuple[str | None, str]]:

@@ -48,8 +48,8 @@ def rules(**changes: Any) -> Rules:
 
 @dataclass
 class FakePolicy:
-    """Answers with one token that the fake judge reads: 1 is right, 2 compiles, 3 breaks the
-    judge."""
+    """Answers with one token that the fake judge reads: 1 is correct, 2 is wrong, 3 is an infra
+    error."""
 
     choose: Any
     version: int = 0

@@ -1,5 +1,5 @@
-"""Admission and buffer: whatever order groups end in, none is too old when it is trained, none is
-thrown away, and nothing waits for ever."""
+"""Admission and buffer: in any order of ends, no group is too old when it is trained, none is
+thrown away, and nothing waits forever."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def sample(number: int) -> Sample:
 
 
 @given(st.data())
-def test_any_order_of_ends_and_publishes_trains_every_group_in_time(data: st.DataObject) -> None:
+def test_every_group_is_trained_in_time_in_any_order_of_ends_and_publishes(
+    data: st.DataObject,
+) -> None:
     size = data.draw(st.integers(1, 4), label="groups_per_step")
     staleness = data.draw(st.integers(0, 3), label="max_staleness")
     replay = data.draw(st.integers(1, 3), label="replay")
@@ -47,7 +49,7 @@ def test_any_order_of_ends_and_publishes_trains_every_group_in_time(data: st.Dat
         acts += ["admit"] * admission.fits(deadline)
         chosen = buffer.choose(admission, is_awaited=served == admission.step - 1)
         acts += ["close"] * (chosen is not None)
-        assert acts, "nothing can happen any more"
+        assert acts, "deadlock: no action is possible"
         act = data.draw(st.sampled_from(acts), label="act")
         if act == "publish":
             served += 1
@@ -69,7 +71,7 @@ def test_any_order_of_ends_and_publishes_trains_every_group_in_time(data: st.Dat
                 number = waiting.group.group_id
                 uses[number] = uses.get(number, 0) + 1
                 assert uses[number] <= replay
-                assert step - 1 - sampled_at[number] <= staleness, "older than allowed"
+                assert step - 1 - sampled_at[number] <= staleness, "too old"
             fresh = [waiting.deadline for waiting in chosen if not waiting.num_uses]
             buffer.take(chosen, step=step)
             admission.close(fresh)
@@ -87,7 +89,7 @@ def test_as_many_groups_are_admitted_as_staleness_allows(size: int, staleness: i
     assert admission.nominal_step == 2 + staleness
 
 
-def test_a_slow_group_is_overtaken_until_its_deadline() -> None:
+def test_faster_groups_overtake_a_slow_one_until_its_deadline() -> None:
     admission = Admission(step=1, last_step=9, groups_per_step=2, max_staleness=1)
     buffer = Buffer()
     for _ in range(4):
@@ -95,7 +97,7 @@ def test_a_slow_group_is_overtaken_until_its_deadline() -> None:
     buffer.put(finished(1, 2))
     buffer.put(finished(2, 2))
     first = buffer.choose(admission, is_awaited=True)
-    assert first is not None, "made of the two that ended, though others began earlier"
+    assert first is not None, "made of the two that ended, though two began earlier"
     buffer.take(first, step=1)
     admission.close([2, 2])
     for _ in range(2):  # step 1 was published: these may wait for step 3
@@ -110,7 +112,7 @@ def test_a_slow_group_is_overtaken_until_its_deadline() -> None:
     assert [waiting.group.group_id for waiting in second] == [5, 6]
 
 
-def test_a_used_group_fills_a_batch_only_while_the_trainer_waits_and_half_of_it_is_new() -> None:
+def test_used_groups_fill_at_most_half_of_a_batch_and_only_while_the_trainer_waits() -> None:
     admission = Admission(step=1, last_step=9, groups_per_step=2, max_staleness=1)
     buffer = Buffer(replay=2)
     for number in range(2):

@@ -1,4 +1,4 @@
-"""How many groups are played at once follows the load of engine and judges."""
+"""The number of groups played at once follows the load of engine and judges."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def after(seen: EngineLoad | None, *, queue: int = 0, start: int = 10, rounds: i
         (None, 0, 10),
     ],
 )
-def test_it_rises_where_there_is_room_and_falls_where_samples_wait_for_memory(
+def test_the_limit_rises_with_free_memory_and_falls_when_samples_wait_for_it(
     seen: EngineLoad | None, queue: int, limit: int
 ) -> None:
     assert after(seen, queue=queue) == limit
 
 
-def test_a_change_is_given_time_to_show() -> None:
+def test_two_changes_are_some_seconds_apart() -> None:
     limit = Concurrency(10, 40)
     limits = [
         limit.update(load(), judge_queue=0, judge_capacity=1, now=now)
@@ -51,7 +51,7 @@ def test_a_change_is_given_time_to_show() -> None:
     assert limits == [10, 10, 13, 13, 17]
 
 
-def test_a_small_limit_rises_and_falls_too() -> None:
+def test_a_small_limit_also_rises_and_falls() -> None:
     assert after(load(), start=1) == 2
     assert after(load(kv_use=0.99, waiting=9), start=2) == 1
 
@@ -60,7 +60,7 @@ loads = st.builds(load, kv_use=st.floats(0, 1), waiting=st.integers(0, 99))
 
 
 @given(st.lists(st.tuples(st.none() | loads, st.integers(0, 99)), max_size=60), st.integers(1, 20))
-def test_it_stays_between_one_and_its_ceiling(
+def test_the_limit_stays_between_one_and_its_ceiling(
     facts: list[tuple[EngineLoad | None, int]], start: int
 ) -> None:
     limit = Concurrency(start, 20)
@@ -69,8 +69,8 @@ def test_it_stays_between_one_and_its_ceiling(
         assert 1 <= limit.limit <= 20
 
 
-def test_an_engine_that_fills_at_a_known_number_is_kept_near_it() -> None:
-    """Fifty samples of ten groups fill it: the limit settles around that, whatever it began at."""
+def test_the_limit_settles_near_the_number_of_groups_that_fills_the_engine() -> None:
+    """Ten groups fill it: the limit settles around that number, from any start."""
     for start in (1, 30):
         limit = Concurrency(start, 40)
         seen: list[int] = []

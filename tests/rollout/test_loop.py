@@ -59,7 +59,7 @@ async def test_a_rollout_stops_at_a_correct_kernel_and_every_turn_is_stored() ->
     assert len(sink.of(Trajectory)) == 4
 
 
-async def test_later_turns_are_told_what_the_judge_said() -> None:
+async def test_later_turns_get_the_judges_feedback() -> None:
     use, sink, policy = ports(lambda seed, i, length: 2 if length < 3 else 1)
     group = await play_group(problem(), place=PLACE, rules=rules(), ports=use)
     assert all(t.end is End.CORRECT and len(t.turns) == 3 for t in group.trajectories)
@@ -67,7 +67,9 @@ async def test_later_turns_are_told_what_the_judge_said() -> None:
     assert all(turn.feedback for turn in sink.of(Turn))
 
 
-async def test_apart_each_rollout_asks_for_itself_and_is_judged_while_others_write() -> None:
+async def test_separate_requests_let_short_answers_be_judged_while_long_ones_are_generated() -> (
+    None
+):
     slow, judged = anyio.Event(), list[str]()
 
     class Policy(FakePolicy):
@@ -100,7 +102,7 @@ async def test_an_infra_fault_masks_the_whole_rollout() -> None:
     assert broken.turns[0].reward is None
 
 
-async def test_a_conversation_that_outgrows_the_context_ends_stored_and_masked() -> None:
+async def test_a_conversation_that_outgrows_the_context_is_stored_and_masked() -> None:
     use, sink, _ = ports(lambda seed, i, length: 2, room=2)
     group = await play_group(problem(), place=PLACE, rules=rules(), ports=use)
     assert all(t.end is End.CONTEXT_FULL for t in group.trajectories)
@@ -109,7 +111,7 @@ async def test_a_conversation_that_outgrows_the_context_ends_stored_and_masked()
     assert all(r is None for t in group.trajectories for r in t.returns)
 
 
-async def test_a_problem_that_does_not_fit_at_all_ends_context_full_without_turns() -> None:
+async def test_a_problem_that_does_not_fit_ends_context_full_without_turns() -> None:
     use, sink, policy = ports(lambda seed, i, length: 1, room=0)
     group = await play_group(problem(), place=PLACE, rules=rules(), ports=use)
     assert [t.end for t in group.trajectories] == [End.CONTEXT_FULL] * 4
@@ -118,7 +120,7 @@ async def test_a_problem_that_does_not_fit_at_all_ends_context_full_without_turn
     assert [event.kind for event in sink.of(Event)] == ["context_full"]
 
 
-async def test_an_answer_without_code_is_rejected_with_words() -> None:
+async def test_an_answer_without_code_is_rejected_with_an_explanation() -> None:
     use, sink, _ = ports(lambda seed, i, length: 0)
     await play_group(problem(), place=PLACE, rules=rules(max_turns=1), ports=use)
     verdicts = [turn.verdict for turn in sink.of(Turn)]
@@ -135,8 +137,8 @@ async def run_loop(
     first_group: int = 0,
     past: Past | None = None,
 ) -> tuple[list[Batch], list[int]]:
-    """A trainer that publishes one version a batch; returns batches and the staleness of every
-    sample at use."""
+    """Run the loop with a trainer that publishes one version per batch; returns the batches and the
+    staleness of every sample at its use."""
     use, _, policy = ports(choose, room=room)
     published, staleness, batches = PublishedSteps(), [], []
     send, receive = anyio.create_memory_object_stream[Batch](0)
@@ -144,7 +146,7 @@ async def run_loop(
     sampler = UniformSampler([problem(f"p{i}") for i in range(5)], seed=0)
 
     async def offer() -> None:
-        """As the run does it: at once, however slow the trainer is. Pacing alone holds it back."""
+        """Take each batch at once, as the run does: only pacing holds the loop back."""
         async with receive, put:
             async for batch in receive:
                 batches.append(batch)
@@ -171,7 +173,7 @@ async def run_loop(
 
 
 @pytest.mark.parametrize("bound", [0, 1, 2])
-async def test_staleness_never_passes_its_bound(bound: int) -> None:
+async def test_staleness_never_exceeds_its_bound(bound: int) -> None:
     draw = random.Random(bound)
     batches, staleness = await run_loop(
         batch_plan(max_staleness=bound, last_step=8),
@@ -182,7 +184,7 @@ async def test_staleness_never_passes_its_bound(bound: int) -> None:
     assert max(staleness) <= bound
 
 
-async def test_a_resumed_batch_takes_the_groups_that_were_finished() -> None:
+async def test_a_resumed_batch_uses_the_finished_groups() -> None:
     plan = batch_plan(last_step=1, groups_per_step=3)
     (before, *_), _ = await run_loop(plan, mixed)
     finished = before.groups[1]
@@ -195,7 +197,7 @@ async def test_a_resumed_batch_takes_the_groups_that_were_finished() -> None:
     assert after.state == before.state
 
 
-async def test_a_group_that_waited_is_taken_up_without_a_draw() -> None:
+async def test_a_waiting_group_is_used_without_a_draw() -> None:
     plan = batch_plan(last_step=1, groups_per_step=3)
     (before, *_), _ = await run_loop(plan, mixed)
     waited = before.groups[2]
@@ -242,7 +244,7 @@ async def test_three_batches_without_signal_end_the_run_with_advice(
         await run_loop(batch_plan(max_replacements=0), lambda seed, i, length: answer, room=room)
 
 
-async def test_each_batch_without_signal_is_an_event_that_says_why() -> None:
+async def test_each_batch_without_signal_is_an_event_with_the_cause() -> None:
     use, sink, _ = ports(lambda seed, i, length: 2)
     send, receive = anyio.create_memory_object_stream[Batch](0)
     with receive, pytest.RaisesGroup(Stalled):
@@ -257,7 +259,7 @@ async def test_each_batch_without_signal_is_an_event_that_says_why() -> None:
     assert all("more SFT" in e.message for e in events)
 
 
-async def test_a_batch_names_all_groups_that_were_played_for_it() -> None:
+async def test_a_batch_lists_all_groups_that_were_played_for_it() -> None:
     answers = iter([2] * 24)  # two groups of four rollouts of three turns
 
     def choose(seed: int, i: int, length: int) -> int:
@@ -269,7 +271,9 @@ async def test_a_batch_names_all_groups_that_were_played_for_it() -> None:
 
 
 @pytest.mark.parametrize("train_truncated", [True, False])
-async def test_answers_that_were_cut_off_are_trained_only_if_asked(train_truncated: bool) -> None:
+async def test_truncated_answers_are_trained_only_if_the_plan_says_so(
+    train_truncated: bool,
+) -> None:
     use, _, _ = ports(mixed)
     group = await play_group(problem(), place=PLACE, rules=rules(max_turns=1), ports=use)
     first = group.trajectories[0]
@@ -281,7 +285,7 @@ async def test_answers_that_were_cut_off_are_trained_only_if_asked(train_truncat
     assert rollouts == ([0, 1, 2, 3] if train_truncated else [1, 2, 3])
 
 
-async def test_a_silent_trainer_is_named() -> None:
+async def test_the_error_names_a_silent_trainer() -> None:
     with pytest.raises(Stalled, match="trainer: no weights published"):
         await PublishedSteps().wait_for(1, timeout_s=0.01)
 
@@ -296,7 +300,7 @@ async def test_advantages_of_a_batch_sum_to_zero_in_each_group() -> None:
     assert all(abs(total) < 1e-6 for total in sums.values())
 
 
-def test_the_sampler_visits_all_and_continues_from_its_state() -> None:
+def test_the_sampler_draws_every_problem_and_continues_from_its_state() -> None:
     problems = [problem(f"p{i}") for i in range(5)]
     first = UniformSampler(problems, seed=1)
     seen = [first.next().problem_id for _ in range(7)]

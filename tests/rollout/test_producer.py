@@ -1,4 +1,4 @@
-"""The producer on fake ports: it never drains, no sample is too old, and a break changes nothing
+"""The producer on fake ports: it never runs dry, no sample is too old, and a resume loses no group
 that was paid for."""
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PROBLEMS = [problem(f"p{i}") for i in range(7)]
 
 @dataclass
 class Loop:
-    """A producer and a trainer that publishes one version a batch, on ticks that `chance` draws."""
+    """A producer and a trainer that publishes one version per batch, at random ticks."""
 
     plan: BatchPlan
     chance: random.Random
@@ -54,7 +54,7 @@ class Loop:
     trained: list[tuple[int, Sample, int]] = field(default_factory=list)
     """Step, sample, staleness."""
     playing: list[int] = field(default_factory=list)
-    """How many answers were being written, at each one's start."""
+    """Number of answers in progress, at each start and end of one."""
     group_ids: Iterator[int] = field(default_factory=count)
     sample_ids: Iterator[int] = field(default_factory=count)
     sink: Recorder = field(default_factory=Recorder)
@@ -63,7 +63,7 @@ class Loop:
     max_ticks: int = 10_000
 
     async def run(self, sampler: Sampler, past: Past | None = None) -> None:
-        """Until the last batch is trained."""
+        """Run until the last batch is trained."""
         use, _, _ = ports(self.choose)
         self.policy.choose = self.choose
         use = replace(use, generate=self._generate, sink=self.sink)
@@ -129,7 +129,7 @@ chances = st.integers(0, 10**6).map(random.Random)
 
 @given(plans(), chances)
 @settings(max_examples=80, deadline=None)
-def test_in_any_interleaving_no_sample_is_too_old_and_all_batches_are_whole(
+def test_in_any_interleaving_no_sample_is_too_old_and_all_batches_are_complete(
     plan: BatchPlan, chance: random.Random
 ) -> None:
     loop = Loop(plan=plan, chance=chance, choose=lambda seed, i, length: 1 if i % 2 else 2)
@@ -159,11 +159,11 @@ def with_deadline(run: Any, *args: Any) -> None:
 
 @given(st.integers(0, 10**6).map(random.Random), st.integers(1, 3), st.integers(8, 64))
 @settings(max_examples=150, deadline=None)
-def test_a_run_that_breaks_anywhere_trains_what_it_had_played_and_nothing_twice(
+def test_a_resumed_run_trains_every_played_group_and_none_twice(
     chance: random.Random, staleness: int, break_after: int
 ) -> None:
-    """Broken after so many answers; then resumed as the runner does it, from what the batches'
-    state and the store have."""
+    """The run is broken after some answers, then resumed as the runner does it: from the state of
+    the last batch and the store."""
     plan = batch_plan(
         last_step=5, groups_per_step=4, max_replacements=0, max_staleness=staleness, in_flight=16
     )
@@ -211,13 +211,13 @@ def test_a_run_that_breaks_anywhere_trains_what_it_had_played_and_nothing_twice(
     fair = make_sampler("uniform", PROBLEMS, seed=0)
     expected = Counter(fair.next().problem_id for _ in range(total))
     if not stale:
-        assert played == expected, "problems come as in a run without a break"
+        assert played == expected, "problems come in the order of a run without a break"
         taken = {g.group_id for b in resumed.batches for g in b.groups}
         assert {g.group_id for g in untrained} <= taken, "what was paid for is not played again"
 
 
-async def test_generation_goes_on_while_a_slow_group_and_the_trainer_take_their_time() -> None:
-    """The synchronous loop waits for the slowest group of each batch; this one is overtaken."""
+async def test_generation_continues_beside_a_slow_group_and_a_slow_trainer() -> None:
+    """The synchronous loop waits for the slowest group of each batch; here, others overtake it."""
 
     spans: dict[int, int] = {}
     for staleness in (0, 1):
@@ -238,12 +238,12 @@ async def test_generation_goes_on_while_a_slow_group_and_the_trainer_take_their_
 
 
 def sometimes_slow(chance: random.Random) -> int:
-    """Ticks of an answer."""
+    """Duration of an answer in ticks: mostly 5, sometimes 400."""
     return 400 if chance.random() < 0.1 else 5
 
 
 class Killed(Exception):
-    """In place of a signal."""
+    """Stands for a signal."""
 
 
 class Clock:
@@ -255,9 +255,9 @@ class Clock:
             self.ticks += 1
 
 
-async def test_what_a_restarted_trainers_old_weights_sampled_is_dropped_when_too_old() -> None:
-    """It publishes its checkpoint, step 0, after step 3 was published: what is sampled then is old
-    by three steps, and step 4 may train one."""
+async def test_samples_from_a_restarted_trainers_old_weights_are_dropped_if_too_old() -> None:
+    """It publishes its checkpoint, step 0, after step 3 was published: new samples are three steps
+    old, and step 4 may train samples that are one step old."""
     plan = batch_plan(first_step=4, last_step=4, groups_per_step=2)
     loop = Loop(plan=plan, chance=random.Random(0), published=PublishedSteps(3))
     loop.policy.version = 0
@@ -290,7 +290,7 @@ async def test_nothing_is_admitted_while_a_restarted_trainer_catches_up() -> Non
 
 
 async def test_the_number_of_groups_follows_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine with room is given more groups than one batch; one that says nothing is not."""
+    """With free memory in the engine, more groups than a batch has; without a report, no more."""
     now = iter(range(0, 10**6, 10))
     monkeypatch.setattr(producer_module.time, "monotonic", lambda: next(now))
 
@@ -335,11 +335,11 @@ async def test_the_number_of_groups_follows_the_load(monkeypatch: pytest.MonkeyP
     assert 4 < most[True] <= 16
 
 
-async def test_a_group_on_its_way_comes_first_when_resumed() -> None:
+async def test_problems_being_played_come_first_after_a_resume() -> None:
     drawn: list[str] = []
 
     class Drawing:
-        """A uniform sampler that notes what it was asked for."""
+        """A uniform sampler that records its draws."""
 
         def __init__(self) -> None:
             self.inner = make_sampler("uniform", PROBLEMS, seed=0)

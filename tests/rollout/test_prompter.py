@@ -19,7 +19,7 @@ ATTEMPTS = [Exchange(completion_text=f"attempt {i}", verdict=WRONG) for i in ran
 
 @dataclass
 class Template:
-    """One token a message."""
+    """Renders each message as one token."""
 
     rendered: list[tuple[Message, ...]] = field(default_factory=list)
 

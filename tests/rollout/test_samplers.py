@@ -1,5 +1,5 @@
-"""Samplers: every problem comes again and again, a state continues exactly, and each kind prefers
-what it says."""
+"""Samplers: every problem returns again and again, a restored state continues exactly, and each
+kind has the preference that it documents."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def problems(count: int, *, levels: int = 3) -> list[Problem]:
 
 
 def group(problem: Problem, solved: list[bool], *, end: End | None = None) -> Group:
-    """One turn a rollout; the return is 1 where it is solved, None where `end` masks it."""
+    """One turn per rollout; the return is 1 if it is solved, else 0; None if `end` masks it."""
     rollouts = [rollout(problem, i, is_solved, end) for i, is_solved in enumerate(solved)]
     return Group(
         group_id=0, problem_id=problem.problem_id, purpose=Purpose.TRAIN, stage=0, step=0,
@@ -71,10 +71,10 @@ def rollout(problem: Problem, index: int, is_solved: bool, end: End | None) -> T
 
 @given(kinds, st.integers(1, 12), st.integers(0, 9), st.randoms(use_true_random=False))
 @settings(max_examples=60)
-def test_every_problem_comes_again_whatever_was_told(
+def test_every_problem_returns_whatever_the_results(
     kind: Kind, count: int, seed: int, chance: object
 ) -> None:
-    told = chance.random  # type: ignore[attr-defined]
+    draw = chance.random  # type: ignore[attr-defined]
     all_problems = problems(count)
     sampler = make_sampler(kind, all_problems, seed=seed)
     bound = {"uniform": 2, "priority": 2 * priority.MAX_AGE}.get(kind, 40) * count
@@ -84,7 +84,7 @@ def test_every_problem_comes_again_whatever_was_told(
         for _ in range(bound):
             problem = sampler.next()
             seen[problem.problem_id] += 1
-            sampler.observe(group(problem, [told() < 0.3, told() < 0.3]))
+            sampler.observe(group(problem, [draw() < 0.3, draw() < 0.3]))
         assert len(seen) == count
 
 
@@ -108,7 +108,7 @@ def test_a_state_continues_exactly_through_json(
 
 @given(kinds, st.sets(st.integers(0, 11), min_size=1), st.sets(st.integers(0, 11), min_size=1))
 @settings(max_examples=60)
-def test_a_run_goes_on_where_problems_came_and_went(
+def test_a_run_continues_after_problems_were_added_and_removed(
     kind: Kind, before: set[int], after: set[int]
 ) -> None:
     everything = problems(12, levels=4)
@@ -125,7 +125,7 @@ def test_a_run_goes_on_where_problems_came_and_went(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_seeds_give_two_orders_and_no_problem_is_a_mistake(kind: Kind) -> None:
+def test_two_seeds_give_two_orders_and_an_empty_list_is_an_error(kind: Kind) -> None:
     orders = [
         [make.next().problem_id for _ in range(12)]
         for make in (make_sampler(kind, problems(12), seed=seed) for seed in (0, 1))
@@ -152,7 +152,7 @@ def test_the_next_level_opens_once_half_of_the_frontier_is_solved() -> None:
     assert 0.65 < levels[2] / 400 < 0.85
 
 
-def test_a_level_that_is_too_hard_opens_the_next_in_the_end_and_broken_judges_do_not() -> None:
+def test_a_level_that_is_too_hard_finally_opens_the_next_and_infra_errors_do_not_count() -> None:
     sampler = CurriculumSampler(problems(30), seed=0)
     play(sampler, rounds=2 * curriculum.PATIENCE, solved=[True, True], end=End.INFRA)
     assert sampler.frontier == 1
@@ -173,7 +173,7 @@ def test_problems_whose_returns_vary_are_drawn_more_often() -> None:
     assert drawn[True] > drawn[False], "a quarter of the problems, over half of the draws"
 
 
-def test_an_unplayed_problem_is_expected_to_vary_as_its_family_does() -> None:
+def test_an_unplayed_problem_has_the_variance_of_its_family() -> None:
     all_problems = problems(40, levels=1)
     sampler = PrioritySampler(all_problems, seed=0)
     for problem in all_problems[:20]:
