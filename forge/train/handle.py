@@ -47,7 +47,7 @@ class TrainerJob:
 
     stage: SftStage | GrpoStage
     model: ModelTable
-    """How the model is loaded; `model_dir` and `adapter` say which one."""
+    """Loading options of the model in `model_dir` and `adapter`."""
     model_dir: Path
     """A complete local checkpoint."""
     adapter: Path | None = None

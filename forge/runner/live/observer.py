@@ -34,7 +34,7 @@ class Seen:
     ended_at: float | None = None
     """None while it runs."""
     reason: str = ""
-    """How it ended last."""
+    """Reason of its last end; empty if it has not ended."""
 
 
 class StoreObserver:

@@ -121,7 +121,7 @@ class Midway:
         self._run.progress.numbers["held_out"] = result.pass_at_1
 
     async def _excuse_trainer(self) -> None:
-        """Exclude the time for which the trainer is held from the deadlines of the next publish."""
+        """Keep waits for the next publish from timing out while the trainer is held."""
         while True:
             self._published.advance(self._published.step)
             await anyio.sleep(EXCUSE_EVERY_S)
