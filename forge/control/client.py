@@ -1,3 +1,4 @@
+# pyright: strict
 """The client of a running supervisor: `status`, `stop`, `save`, `evaluate`. Used by the CLI and the
 TUI.
 

@@ -1,3 +1,4 @@
+# pyright: strict
 """Records of control.sock for commands and the TUI. The trainer's are in `train`.
 
 GET  /status           -> {"ok": true, "run": ..., "stage": ..., ...}   the runner's progress
@@ -74,8 +75,8 @@ class LiveStatus:
     tokens_per_s: float
     judged_per_s: float
     """Without cached verdicts, whose turns `Standing.turns_per_s` counts."""
-    idle: Mapping[str, float] = field(default_factory=dict)
-    numbers: Mapping[str, float] = field(default_factory=dict)
+    idle: Mapping[str, float] = field(default_factory=dict[str, float])
+    numbers: Mapping[str, float] = field(default_factory=dict[str, float])
     components: Sequence[ComponentStatus] = ()
     """The supervisor first, then by role and name."""
 

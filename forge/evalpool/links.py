@@ -22,7 +22,7 @@ from forge.process.child import ChildSpec, open_child
 from forge.process.environment import child_env
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
     from pathlib import Path
 
     import httpx
@@ -44,7 +44,7 @@ TOKEN_VARIABLE = "FORGE_JUDGE_TOKEN"
 @asynccontextmanager
 async def open_child_link(
     spec: ChildSpec, *, observer: ProcessObserver | None, timeout_s: float
-) -> AsyncIterator[Link]:
+) -> AsyncGenerator[Link]:
     """Start a judge. Raises MachineError if it found no sandbox, ChildDied or Stalled."""
     assert spec.socket_path is not None
     try:
@@ -59,7 +59,7 @@ async def open_child_link(
 
 
 @asynccontextmanager
-async def open_url_link(url: str, *, timeout_s: float) -> AsyncIterator[Link]:
+async def open_url_link(url: str, *, timeout_s: float) -> AsyncGenerator[Link]:
     """Connect to a served pool. Raises ConfigError for an invalid URL, MachineError."""
     if not JUDGE_URL.fullmatch(url):
         raise ConfigError(f'judge.url: found "{url}"; http://HOST:PORT or unix:/PATH')
@@ -127,7 +127,7 @@ async def _ask_health(client: httpx.AsyncClient) -> dict[str, Any]:
             raise NoAnswer(f"it needs the token of its {TOKEN_VARIABLE} in {TOKEN_VARIABLE} here")
         if response.status_code != 200:
             raise NoAnswer(f"HTTP {response.status_code}: {error_message(response.content)}")
-        health = response.json()
+        health: Any = response.json()
     except (ChildDied, Stalled, ValueError) as error:
         raise NoAnswer(str(error)) from error
     if not isinstance(health, dict):

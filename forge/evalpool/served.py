@@ -1,3 +1,4 @@
+# pyright: strict
 """A pool of judges for other processes and machines: `forge judge --serve`.
 
     POST /judge {problem: {problem_id, source, entry_point, precision}, code,

@@ -1,3 +1,4 @@
+# pyright: strict
 """Working time of a server: the `busy_s` of every /health, from which idle shares are computed."""
 
 from __future__ import annotations
@@ -7,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator
 
 
 class BusyClock:
@@ -20,7 +21,7 @@ class BusyClock:
         self._since = 0.0
 
     @contextmanager
-    def running(self) -> Iterator[None]:
+    def running(self) -> Generator[None]:
         """Count the time inside as busy. Use it around each request."""
         if self._num_running == 0:
             self._since = self._now()

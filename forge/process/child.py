@@ -1,3 +1,4 @@
+# pyright: strict
 """The supervisor's side of a child process: spawn, readiness, end. The child's is `lease.py`.
 
     spawned ──/health 200──▶ ready ──stop()──▶ TERM ──grace──▶ KILL of the whole group ──▶ reaped
@@ -34,7 +35,7 @@ from forge.process.logtail import read_last_lines
 from forge.process.sockets import check_socket_path
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncGenerator, Mapping
     from pathlib import Path
 
 logger = logging.getLogger(__name__)
@@ -216,7 +217,7 @@ class Child:
 @asynccontextmanager
 async def open_child(
     spec: ChildSpec, *, observer: ProcessObserver | None = None
-) -> AsyncIterator[Child]:
+) -> AsyncGenerator[Child]:
     """Start a child, wait until it is ready, yield it, and stop it at the end.
 
     Raises:

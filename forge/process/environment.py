@@ -1,3 +1,4 @@
+# pyright: strict
 """The environment of a child: threads, devices, no hub access, no secrets."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: strict
 """A run's claim on its GPUs: a second run gets an error that names the first one, not CUDA's error.
 
 One file per GPU, locked by the supervisor until it ends in any way: the kernel frees the lock. The
@@ -21,7 +22,7 @@ from forge.errors import MachineError
 from forge.process.gpu_lease import FOLDER, file_of, opened
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Sequence
 
     from forge.process.devices import Gpu
 
@@ -55,7 +56,7 @@ def claim(
     wait_s: float = 0.0,
     say: Callable[[str], None] | None = None,
     folder: Path = FOLDER,
-) -> Iterator[Claim]:
+) -> Generator[Claim]:
     """Claim all of the GPUs or none. Blocks for up to `wait_s`.
 
     Args:
@@ -103,7 +104,7 @@ def _inode(file: Path) -> str:
 
 def _take(stack: ExitStack, gpus: Sequence[Gpu], folder: Path) -> list[int] | str:
     """Locked files, or a message that names the holder. Never waits while it holds a lock."""
-    fds = []
+    fds: list[int] = []
     for gpu in gpus:
         fd = stack.enter_context(opened(file_of(gpu.uuid, "claim", folder=folder)))
         try:

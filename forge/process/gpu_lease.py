@@ -1,3 +1,4 @@
+# pyright: strict
 """A reader-writer lock per GPU, across processes and runs: timing a kernel is exclusive.
 
 The writer is timing; readers are all other work on a GPU (correctness runs, context creation,
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING
 from forge.errors import MachineError, Stalled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
     from contextlib import AbstractContextManager
 
 FOLDER = Path("/tmp")
@@ -53,7 +54,7 @@ class GpuLease:
             pass
 
     @contextmanager
-    def shared(self, *, timeout_s: float) -> Iterator[None]:
+    def shared(self, *, timeout_s: float) -> Generator[None]:
         """Hold the GPU with other readers. Raises Stalled if a writer holds it for longer."""
         deadline = time.monotonic() + timeout_s
         with opened(self._use) as use:
@@ -62,7 +63,7 @@ class GpuLease:
             yield
 
     @contextmanager
-    def exclusive(self, *, timeout_s: float) -> Iterator[None]:
+    def exclusive(self, *, timeout_s: float) -> Generator[None]:
         """Hold the GPU alone. Raises Stalled if the readers do not drain in time."""
         deadline = time.monotonic() + timeout_s
         with opened(self._gate) as gate, opened(self._use) as use:
@@ -95,7 +96,7 @@ class Window:
         self._hold: AbstractContextManager[None] | None = None
 
     @contextmanager
-    def turn(self, *, timeout_s: float) -> Iterator[None]:
+    def turn(self, *, timeout_s: float) -> Generator[None]:
         """Hold the GPU alone, also among this process's threads. Raises Stalled."""
         self._wait(timeout_s)
         try:
@@ -140,7 +141,7 @@ def file_of(uuid: str, kind: str, *, folder: Path = FOLDER) -> Path:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[int]:
+def opened(path: Path) -> Generator[int]:
     """A file descriptor to lock, writable by all users. Closing it frees the lock."""
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     try:

@@ -1,3 +1,4 @@
+# pyright: strict
 """The child's side of `child.py`: `hold_lease()` is the first call of every child's `main`.
 
 Promise: when the supervisor ends in any way, this process and its whole process group are killed.

@@ -1,3 +1,4 @@
+# pyright: strict
 """The last lines of a log file, safe for a terminal: for error messages and `forge logs`."""
 
 from __future__ import annotations

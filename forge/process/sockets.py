@@ -1,3 +1,4 @@
+# pyright: strict
 """A private directory with a short path for the Unix sockets of a run, removed at the end.
 
 The kernel limits a Unix socket's path to 107 bytes, so sockets are not in the run directory, whose
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 from forge.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
 MAX_SOCKET_PATH_BYTES = 107
 PREFIX = "forge-"
@@ -29,7 +30,7 @@ LONGEST_NAME = "/longest-child-name.sock"
 
 
 @contextmanager
-def open_socket_dir(*, base: Path | None = None) -> Iterator[Path]:
+def open_socket_dir(*, base: Path | None = None) -> Generator[Path]:
     """A new 0700 directory under `base` (default: TMPDIR, else /tmp).
 
     Raises ConfigError if the paths in it would be too long.

@@ -1,3 +1,4 @@
+# pyright: strict
 """HTTP servers: the one that a child's `main` ends in, and those inside a running event loop.
 
 Clients are in `ask.py`, checks of requests in `door.py`. `serve` returns after SIGTERM,
@@ -20,7 +21,7 @@ import anyio.abc
 from forge.process.sockets import check_socket_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
     import uvicorn
     from starlette.applications import Starlette
@@ -115,7 +116,7 @@ def _make_server(
         the signal again after a clean shutdown."""
 
         @contextmanager
-        def capture_signals(self) -> Iterator[None]:
+        def capture_signals(self) -> Generator[None]:
             for number in signals:
                 signal.signal(number, self.handle_exit)
             yield
@@ -136,7 +137,7 @@ def _make_server(
 
 
 @contextmanager
-def bind_socket(socket_path: Path) -> Iterator[socket.socket]:
+def bind_socket(socket_path: Path) -> Generator[socket.socket]:
     """A listening 0600 socket. uvicorn's `uds` option would make it 0666."""
     check_socket_path(socket_path)
     socket_path.unlink(missing_ok=True)

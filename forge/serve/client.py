@@ -1,3 +1,4 @@
+# pyright: strict
 """The client of one engine: token ids in, completions out, over its Unix socket.
 
 Used by `replica`, by `forge chat` and by tests. Promise: every call has a deadline and ends with an

@@ -1,3 +1,4 @@
+# pyright: strict
 """The contract of an engine, as the endpoints around it use it.
 
 Implemented by `forge.serve.engine.worker.Worker` (llama and hf, stepped by a thread of forge) and

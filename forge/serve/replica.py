@@ -1,3 +1,4 @@
+# pyright: strict
 """The supervisor's side of one replica: keeps the engine's child alive with the current weights.
 
 Owned by `replicas`. Promises: a restarted child has the current weights before it answers a

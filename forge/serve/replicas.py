@@ -1,3 +1,4 @@
+# pyright: strict
 """All replicas of a stage: kept alive, asked through a router, given new weights together.
 
 Opened by the runner; `generate` is the loop's port Generate (`forge.serve.served`). Promise:
@@ -28,7 +29,7 @@ from forge.serve.replica import Replica
 from forge.serve.served import Served
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
     from pathlib import Path
 
     from forge.config.schema import ServeTable
@@ -75,7 +76,7 @@ class Replicas(Served):
     @property
     def features(self) -> frozenset[str]:
         """Features that all engines have."""
-        return frozenset.intersection(*(each.features for each in self.all))
+        return frozenset[str].intersection(*(each.features for each in self.all))
 
     def load(self) -> EngineLoad | None:
         """Numbers of the engines that are up; None if none is."""
@@ -210,7 +211,7 @@ async def open_replicas(
     gpus: Sequence[Sequence[str]] = (),
     shared: frozenset[str] = frozenset(),
     max_lora_rank: int = 0,
-) -> AsyncIterator[Replicas]:
+) -> AsyncGenerator[Replicas]:
     """Start `table.replicas` engines and keep them up until the context ends.
 
     Args:

@@ -1,3 +1,4 @@
+# pyright: strict
 """Requests to an engine, and the samples that answer them.
 
 Made by `engine.completions`, passed to every engine. Promise: a request that passes `check` cannot

@@ -1,3 +1,4 @@
+# pyright: strict
 """Choice of the replica for a request. A plain object: callers pass facts and the time.
 
 Owned by `served.Served`, for replicas and for servers behind URLs. Rules, in this order:
@@ -88,11 +89,11 @@ class Router:
 
     has_prefix_cache: bool = False
     """True if the engine reuses evaluated prefixes for later prompts."""
-    _paces: dict[str, _Pace] = field(default_factory=dict)
-    _answers: list[_Pace] = field(default_factory=list)
+    _paces: dict[str, _Pace] = field(default_factory=dict[str, _Pace])
+    _answers: list[_Pace] = field(default_factory=list[_Pace])
     """The last answers of all replicas."""
-    _silences: dict[str, _Silence] = field(default_factory=dict)
-    _blocks: OrderedDict[int, set[str]] = field(default_factory=OrderedDict)
+    _silences: dict[str, _Silence] = field(default_factory=dict[str, _Silence])
+    _blocks: OrderedDict[int, set[str]] = field(default_factory=OrderedDict[int, set[str]])
     """Replicas that evaluated a prefix, by the hash of its blocks. Least recently used first."""
 
     def choose(self, up: Sequence[ReplicaLoad], prompt_ids: Sequence[int], *, now: float) -> int:

@@ -1,3 +1,4 @@
+# pyright: strict
 """One `generate` over several servers of one model.
 
 `Served` is the base of `replicas.Replicas` (engines of this run) and of `remote.Remote` (servers
@@ -26,7 +27,7 @@ from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stall
 from forge.serve.router import ReplicaLoad, Router
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Generator, Sequence
     from pathlib import Path
 
     from forge.records import Completion, EngineLoad, Prompt
@@ -100,8 +101,8 @@ class _Attempt:
     temperature: float
     seed: int
     answer: list[Completion] | None = None
-    errors: list[ForgeError] = field(default_factory=list)
-    servers: list[Server] = field(default_factory=list)
+    errors: list[ForgeError] = field(default_factory=list[ForgeError])
+    servers: list[Server] = field(default_factory=list[Server])
     """Servers that got the request, in order."""
 
 
@@ -208,7 +209,7 @@ class Served(ABC):
         raise AssertionError("the loop returns or raises")
 
     @asynccontextmanager
-    async def seated(self, prompt_ids: Sequence[int], *, n: int) -> AsyncIterator[Server]:
+    async def seated(self, prompt_ids: Sequence[int], *, n: int) -> AsyncGenerator[Server]:
         """Choose the server for a request that the caller sends itself, and count its load while
         inside."""
         server = await self._choose(prompt_ids)
@@ -320,7 +321,7 @@ class Served(ABC):
 
 
 @contextmanager
-def _counted(server: Server, n: int) -> Iterator[None]:
+def _counted(server: Server, n: int) -> Generator[None]:
     """Count `n` samples as the server's load. Begins with the choice, so that requests of the same
     moment do not all choose the same server."""
     server.load += n

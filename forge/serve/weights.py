@@ -1,3 +1,4 @@
+# pyright: strict
 """Weights of a replica: a full checkpoint, and optionally an adapter on it.
 
 Passed by the runner from stage to stage, by `replicas` to every engine. Promise: an adapter always

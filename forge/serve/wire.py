@@ -1,3 +1,4 @@
+# pyright: strict
 """Binary format of completions: 8 bytes per token, where JSON takes 70 and blocks the event loop.
 
 Packed by `engine.app` for requests with `Accept: COMPACT`, unpacked by `client`. Promises: a round
@@ -61,7 +62,8 @@ def unpack(content: bytes) -> list[Completion]:
             raise ValueError(f"{len(content)} bytes, {total} tokens announced")
         ids = np.frombuffer(content, _ID, total, start).tolist()
         logprobs = np.frombuffer(content, _LOGPROB, total, start + 4 * total).tolist()
-        out, place = [], 0
+        out: list[Completion] = []
+        place = 0
         for entry, count in zip(entries, counts, strict=True):
             out.append(
                 Completion(

@@ -1,3 +1,4 @@
+# pyright: strict
 """The engines: the module of each child, and the checks whether this machine can run it.
 
 Called by `replicas`, `forge plan` and `forge doctor`. A new engine needs an entry here and a module

@@ -1,3 +1,4 @@
+# pyright: strict
 """Modules and versions of an engine's interpreter, and the error line for versions that mismatch.
 
 Called by `engines` (before anything starts) and by `forge doctor`. Imports nothing heavy; another
@@ -43,7 +44,7 @@ class Interpreter:
 
     python: str
     """Its path for messages; empty for this process's interpreter."""
-    versions: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict[str, str])
     modules: frozenset[str] = frozenset()
     """Those that engines need."""
     vllm_requires: Sequence[str] = ()

@@ -1,3 +1,4 @@
+# pyright: strict
 """Running servers in place of replicas: `[serve] url`.
 
 Opened by the runner for evaluations. Promises: a server's dialect is found before anything is
@@ -27,7 +28,7 @@ from forge.serve.served import Served, not_changeable
 from forge.serve.wire import COMPACT
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
     from pathlib import Path
 
     from forge.config.schema import ServeTable
@@ -205,7 +206,7 @@ class Remote(Served):
 @asynccontextmanager
 async def open_remote(
     table: ServeTable, *, chat: ChatPort, say: Callable[[str], None]
-) -> AsyncIterator[Remote]:
+) -> AsyncGenerator[Remote]:
     """Connect to every URL of the table.
 
     Args:

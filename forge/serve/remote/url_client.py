@@ -1,3 +1,4 @@
+# pyright: strict
 """The HTTP client of one URL: retries while the server is busy, and errors for its refusals.
 
 Owned by `remote`, one per URL. Promise: every call ends with an answer or with an error that names

@@ -1,0 +1,110 @@
+"""The door of public servers: token, host, content type, and the bounds of a body."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from forge.process import door
+from forge.process.door import Door, read_body
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+pytestmark = pytest.mark.anyio
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def refusal(status: int, message: str) -> Response:
+    return JSONResponse({"error": message}, status_code=status)
+
+
+def make_app(*, token: str | None = None, is_local: bool = True) -> Any:
+    async def count(request: Request) -> Response:
+        return JSONResponse(len(await read_body(request, max_bytes=4)))
+
+    guard = Middleware(Door, token=token, is_local=is_local, refusal=refusal)
+    return Starlette(routes=[Route("/x", count, methods=["POST"])], middleware=[guard])
+
+
+async def ask(app: Any, *, content: bytes = b"1", **headers: str) -> httpx.Response:
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        names = {name.replace("_", "-"): value for name, value in headers.items()}
+        return await client.post("/x", content=content, headers=JSON | names)
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.2:80", 200),
+        ("[0:0:0:0:0:0:0:1]:80", 200),
+        ("LOCALHOST", 200),
+        ("evil.example", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("[::1", 403),
+        ("", 403),
+    ],
+)
+async def test_a_local_server_answers_to_names_of_loopback_only(host: str, status: int) -> None:
+    assert (await ask(make_app(), Host=host)).status_code == status
+    assert (await ask(make_app(is_local=False), Host=host)).status_code == 200
+
+
+async def test_a_wrong_token_is_refused_and_the_connection_closed() -> None:
+    app = make_app(token="sesame", is_local=False)
+    assert (await ask(app, Authorization="Bearer sesame")).status_code == 200
+    for given in ("", "sesame", "Bearer sesam"):
+        answer = await ask(app, Authorization=given)
+        assert (answer.status_code, answer.headers["Connection"]) == (401, "close")
+        assert answer.json() == {"error": "a bearer token is needed"}
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
+async def test_a_body_that_a_web_page_may_send_is_refused(kind: str) -> None:
+    assert (await ask(make_app(), Content_Type=kind)).status_code == 415
+
+
+async def test_a_body_has_a_maximum_size() -> None:
+    assert (await ask(make_app(), content=b"1234")).json() == 4
+    answer = await ask(make_app(), content=b"12345")
+    assert (answer.status_code, "larger than 4 bytes" in answer.text) == (413, True)
+
+
+async def call(app: Any, receive: Any) -> int:
+    """The status of a POST whose body comes from `receive`."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope: Any = {
+        "type": "http", "method": "POST", "path": "/x", "query_string": b"",
+        "headers": [(b"content-type", b"application/json"), (b"host", b"localhost")],
+    }  # fmt: skip
+    await app(scope, receive, send)
+    return sent[0]["status"]
+
+
+async def test_a_body_that_does_not_arrive_is_408(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "BODY_TIMEOUT_S", 0.05)
+    assert await call(make_app(), anyio.sleep_forever) == 408
+
+
+async def test_a_client_that_hangs_up_within_its_body_causes_no_error() -> None:
+    async def receive() -> Any:
+        return {"type": "http.disconnect"}
+
+    assert await call(make_app(), receive) == 499
