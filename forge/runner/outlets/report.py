@@ -35,7 +35,7 @@ DEADLINE_S = 10.0
 
 @contextmanager
 def report_at_end(console: Console) -> Generator[list[RunPaths]]:
-    """Writes the report of each run in the yielded list when the block ends, also by an error."""
+    """Writes the report of each run in the yielded list when the block ends, even with an error."""
     runs: list[RunPaths] = []
     try:
         yield runs

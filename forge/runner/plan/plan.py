@@ -120,7 +120,7 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
     shared = reasons(experiment, gpus=placement.train)
     placement = replace(placement, reasons=(*why, *placement.reasons, *shared))
     require_disk(experiment, machine)
-    require_engine(experiment, machine, placement, is_here=machine.is_here)
+    require_engine(experiment, machine, placement)
     require_problems(experiment, machine)
     require_trainer(experiment, placement, is_here=machine.is_here)
     if machine.is_here:

@@ -146,14 +146,14 @@ def _grpo(
 def _overlapped(
     experiment: Experiment, machine: Machine, generate_s: float, judge_s: float
 ) -> float:
-    """Engine and judges work side by side, each on what it has, together on the cores."""
+    """Wall seconds of engines and judges that work at the same time and share the cores."""
     engine = generate_s / (experiment.serve.replicas * experiment.serve.threads)
     judges = judge_s / experiment.judge.workers
     return max(engine, judges, (generate_s + judge_s) / machine.cores)
 
 
 def _eval_size(experiment: Experiment, stage: EvalStage) -> tuple[int, int, int]:
-    """Problems, rollouts a problem (the greedy one included), turns at most."""
+    """Number of problems, rollouts a problem (the greedy one included), maximum turns."""
     table = experiment.eval
     greedy = table.greedy if stage.greedy is None else stage.greedy
     rollouts = (stage.samples or table.samples) + int(greedy)
@@ -167,13 +167,17 @@ def _eval_size(experiment: Experiment, stage: EvalStage) -> tuple[int, int, int]
 def _work(experiment: Experiment, stage: Stage) -> str:
     if isinstance(stage, EvalStage):
         num, rollouts, turns = _eval_size(experiment, stage)
-        return f"{num} problems × {rollouts} rollouts, up to {turns} turns"
+        return f"{num} problems × {_count(rollouts, 'rollout')}, up to {_count(turns, 'turn')}"
     if isinstance(stage, SftStage):
         length = f"{stage.steps} steps" if stage.epochs is None else f"{stage.epochs:g} epochs"
         return f"{length} × {stage.batch_size} rows"
     rollout = experiment.rollout
     size = f"{rollout.groups_per_step} groups × {rollout.group_size} rollouts"
-    return f"{stage.steps} steps × {size}, up to {rollout.max_turns} turns"
+    return f"{stage.steps} steps × {size}, up to {_count(rollout.max_turns, 'turn')}"
+
+
+def _count(num: int, noun: str) -> str:
+    return f"{num} {noun}" if num == 1 else f"{num} {noun}s"
 
 
 def _num_trained(model: ModelTable, *, params: int) -> int:

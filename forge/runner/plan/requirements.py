@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def require_disk(experiment: Experiment, machine: Machine) -> None:
-    """Raises MachineError if less disk is free than at which a run stops."""
+    """Raises MachineError if less disk is free than `store.min_free_bytes`."""
     store = experiment.store
     if machine.free_disk_bytes < store.min_free_bytes:
         free = gigabytes(machine.free_disk_bytes, places=2)
@@ -41,9 +41,7 @@ def require_disk(experiment: Experiment, machine: Machine) -> None:
         )
 
 
-def require_engine(
-    experiment: Experiment, machine: Machine, placement: Placement, *, is_here: bool
-) -> None:
+def require_engine(experiment: Experiment, machine: Machine, placement: Placement) -> None:
     """Raises MachineError or ConfigError if the engine is missing or cannot do the job. On this
     machine its interpreter is asked for versions and builds too."""
     serve = experiment.serve
@@ -51,7 +49,7 @@ def require_engine(
         return
     chosen = serve.model_copy(update={"engine": placement.engine})
     check_adapters(chosen, max_lora_rank=lora_rank(experiment.model))
-    if is_here:
+    if machine.is_here:
         gpus = [gpu for replica in placement.serve for gpu in replica]
         check_engine(chosen, gpus=gpus)
     elif placement.engine not in machine.engines:
