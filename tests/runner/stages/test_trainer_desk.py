@@ -236,3 +236,19 @@ async def test_an_acknowledgement_of_a_dead_trainer_does_not_stop_its_successor_
     desk.trainer_starts()
     await desk.trained(1, {})
     assert desk.state is TrainerState.STARTING
+
+
+async def test_only_the_newest_take_gets_the_batch(tmp_path: Path) -> None:
+    """A trainer has one take at a time: an older one is left over from a closed connection."""
+    desk, old = make_desk(tmp_path), list[dict[str, Any]]()
+
+    async def take() -> None:
+        old.append(await desk.take(0))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(take)
+        await anyio.wait_all_tasks_blocked()
+        tasks.start_soon(desk.offer, batch(1))
+        assert (await desk.take(0))["kind"] == "batch"
+    assert old == [{"kind": "wait"}]
+    assert (desk.state, desk.num_handed_out) == (TrainerState.TRAINING, 1)
