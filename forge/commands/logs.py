@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from forge.errors import ConfigError
-from forge.process.logtail import clean, read_last_lines
+from forge.process.logtail import read_last_lines
 from forge.store.ownership import is_owned
 from forge.views.run.logs import Level, LogFilter, LogTail, compile_pattern
 from forge.views.text.terminal import printable
@@ -57,28 +57,29 @@ def read_logs(
     """The last lines of each file, then, if followed, new lines until the run ends.
 
     Each line has the name of its file if there are several. Logs of processes that start later are
-    included. A filter reads the last 256 kB of each file.
+    included. A truncated file is read again from its start. A filter reads the last 256 kB of each
+    file.
     """
     files = list(files)
     if wanted is None:
         yield from _last_lines(files, num_lines=num_lines)
-        if is_followed:
-            yield from _follow(paths, files, process=process)
-        return
-    tails = {file: LogTail(file) for file in files}
-    for file, tail in tails.items():
-        kept = wanted.choose(tail.read())
-        yield from (_named(file, line.text, files) for line in kept[-num_lines:])
+        tails = {file: LogTail(file, keeps_date=True, offset=_size(file)) for file in files}
+    else:
+        tails = {file: LogTail(file) for file in files}
+        for file, tail in tails.items():
+            kept = wanted.choose(tail.read())
+            yield from (_named(file, line.text, files) for line in kept[-num_lines:])
+    chosen = wanted or LogFilter()
     alive = is_followed
     while alive:
         alive = is_owned(paths)
         for file, tail in tails.items():
-            new = wanted.choose(tail.read())
+            new = chosen.choose(tail.read())
             yield from (_named(file, line.text, files) for line in new)
         time.sleep(POLL_S)
         for file in _new_files(files, process=process):
             files.append(file)
-            tails[file] = LogTail(file)
+            tails[file] = LogTail(file, keeps_date=wanted is None)
 
 
 def _last_lines(files: list[Path], *, num_lines: int) -> Iterator[str]:
@@ -87,40 +88,11 @@ def _last_lines(files: list[Path], *, num_lines: int) -> Iterator[str]:
             yield _named(file, line, files)
 
 
-def _follow(paths: RunPaths, files: list[Path], *, process: str | None) -> Iterator[str]:
-    """New lines of each file. A truncated file is read from its start, a deleted one is skipped."""
-    offsets = {file: _size(file) for file in files}
-    alive = True
-    while alive:
-        alive = is_owned(paths)
-        for file in files:
-            size = _size(file)
-            if size == offsets.setdefault(file, 0):
-                continue
-            begin = offsets[file] if size > offsets[file] else 0
-            text = _read(file, begin)
-            whole = text[: text.rfind(b"\n") + 1]
-            offsets[file] = begin + len(whole)
-            for line in whole.decode("utf-8", errors="replace").splitlines():
-                yield _named(file, clean(line), files)
-        time.sleep(POLL_S)
-        files += _new_files(files, process=process)
-
-
 def _size(file: Path) -> int:
     try:
         return file.stat().st_size
     except OSError:
         return 0
-
-
-def _read(file: Path, begin: int) -> bytes:
-    try:
-        with file.open("rb") as opened:
-            opened.seek(begin)
-            return opened.read()
-    except OSError:
-        return b""
 
 
 def _new_files(files: list[Path], *, process: str | None) -> list[Path]:

@@ -103,7 +103,10 @@ class LogTail:
     """One file and the position read up to."""
 
     path: Path
-    _offset: int = -1
+    keeps_date: bool = False
+    """False to cut the date and the milliseconds of each line."""
+    offset: int = -1
+    """Position read up to; -1 before the first read."""
     _level: Level = Level.INFO
     _at: str = ""
     _year: int = 0
@@ -114,18 +117,18 @@ class LogTail:
         try:
             stat = self.path.stat()
             size, self._year = stat.st_size, time.localtime(stat.st_mtime).tm_year
-            if size == self._offset:
+            if size == self.offset:
                 return []
             with self.path.open("rb") as file:
-                is_first = self._offset < 0
-                begin = 0 if is_first or size < self._offset else self._offset
+                is_first = self.offset < 0
+                begin = 0 if is_first or size < self.offset else self.offset
                 skipped = max(begin, size - READ_BYTES)
                 file.seek(skipped)
                 data = file.read(size - skipped)
         except OSError:
             return []
         whole = data[: data.rfind(b"\n") + 1]
-        self._offset = skipped + len(whole)
+        self.offset = skipped + len(whole)
         lines = whole.decode("utf-8", errors="replace").split("\n")[:-1]
         if skipped > begin:
             lines = lines[1:]  # the first line is incomplete
@@ -139,7 +142,9 @@ class LogTail:
             self._level = Level.ERROR if word == "CRITICAL" else Level[word]
         stamp = _STAMP.match(text)
         if stamp:
-            self._at, text = stamp[0], text[DATE : stamp.end() - MILLISECONDS] + text[stamp.end() :]
+            self._at = stamp[0]
+            if not self.keeps_date:
+                text = text[DATE : stamp.end() - MILLISECONDS] + text[stamp.end() :]
         elif engines := _VLLM_STAMP.match(text):
             self._at = max(self._at, f"{self._at[:4] or self._year}-{engines[1]}")
         return LogLine(process=self.path.stem, text=printable(text), level=self._level, at=self._at)
