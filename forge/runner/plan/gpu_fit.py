@@ -140,8 +140,8 @@ def _parallel(
     need = _train_bytes(experiment, layout, shape, parallel="ddp").peak
     num = len(layout.train)
     if need <= smallest * (1 - DRIVER_SHARE) or experiment.model.quantize is not None:
-        return "ddp", (f"trainer on {num} cards: ddp, {gigabytes(need)} on each",)
-    return "fsdp2", (f"trainer on {num} cards: fsdp2, since ddp needs {gigabytes(need)} on each",)
+        return "ddp", (f"trainer on {num} GPUs: ddp, {gigabytes(need)} on each",)
+    return "fsdp2", (f"trainer on {num} GPUs: fsdp2, since ddp needs {gigabytes(need)} on each",)
 
 
 def _train_bytes(
@@ -229,11 +229,11 @@ def _settle(
 def _reasons(experiment: Experiment, share: float | None, *, sleeps: bool) -> Iterator[str]:
     if share is not None:
         yield (
-            f"the engine takes {share:.0%} of its card instead of serve.memory_share = "
+            f"the engine takes {share:.0%} of its GPU instead of serve.memory_share = "
             f"{experiment.serve.memory_share:.0%}: more does not fit beside the other roles"
         )
     if sleeps and experiment.serve.sleep == "auto":
-        yield "the engine sleeps while the trainer steps: together they do not fit the card"
+        yield "the engine sleeps while the trainer steps: together they do not fit the GPU"
     elif sleeps:
         yield "the engine sleeps while the trainer steps (serve.sleep = always)"
 
@@ -259,7 +259,7 @@ def _require(experiment: Experiment, load: _CardLoad, *, sleeps: bool, engine: s
     if engine in TAKES_SHARE and load.serve_full < serve:
         raise MachineError(
             f"{named}: the engine needs {gigabytes(serve)}; serve.memory_share = {share:g} of the "
-            f"card is {gigabytes(load.serve_full)}"
+            f"GPU is {gigabytes(load.serve_full)}"
         )
 
 
@@ -275,17 +275,17 @@ def _memory_of(load: _CardLoad) -> str:
 
 def _advice(experiment: Experiment, load: _CardLoad) -> str:
     if load.users:
-        return "Wait for them to end, or name other cards in devices.gpus"
+        return "Wait for them to end, or name other GPUs in devices.gpus"
     if load.train is not None and load.train_resident > load.room:
-        return "More cards for devices.train with fsdp2, or [model.lora], would help"
+        return "More GPUs for devices.train with fsdp2, or [model.lora], would help"
     if load.train is not None and (load.num_replicas or load.judge):
-        return "A card for each role, a smaller micro_batch_tokens, or [model.lora] would help"
+        return "A GPU for each role, a smaller micro_batch_tokens, or [model.lora] would help"
     if load.train is not None:
         return (
-            "A smaller micro_batch_tokens, more cards for devices.train, or [model.lora] would help"
+            "A smaller micro_batch_tokens, more GPUs for devices.train, or [model.lora] would help"
         )
     if experiment.serve.tensor_parallel == 1 and load.num_replicas:
-        return "serve.tensor_parallel spreads a replica over cards; fewer serve.slots save memory"
+        return "serve.tensor_parallel spreads a replica over GPUs; fewer serve.slots save memory"
     return "Fewer serve.slots or a smaller serve.context_tokens would help"
 
 

@@ -72,9 +72,9 @@ def place(experiment: Experiment, machine: Machine, *, engine: str = "llama") ->
         gpu.uuid in layout.shared for replica in layout.serve for gpu in replica
     ):
         raise MachineError(
-            f"serve.tensor_parallel = {experiment.serve.tensor_parallel}: the engine shares cards "
-            "with another role, and ranks that wait for a card block each other; 1 is allowed, or "
-            "more cards"
+            f"serve.tensor_parallel = {experiment.serve.tensor_parallel}: the engine shares GPUs "
+            "with another role, and ranks that wait for a GPU block each other; 1 is allowed, or "
+            "more GPUs"
         )
     fitted = fit(experiment, layout, engine=engine, users=machine.gpu_users)
     return Placement(
@@ -100,7 +100,7 @@ def _allowed(experiment: Experiment, machine: Machine) -> list[Gpu]:
     for number, gpu in enumerate(found):
         if gpu in found[:number]:
             raise MachineError(
-                f"devices.gpus: {names[number]} is GPU {gpu.index} again; each card is allowed once"
+                f"devices.gpus: {names[number]} is GPU {gpu.index} again; each GPU is allowed once"
             )
     return found
 
@@ -119,7 +119,7 @@ def _find(name: str, machine: Machine) -> Gpu:
         return found[0]
     present = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in machine.gpus) or "none"
     hidden = f"; {machine.hidden_gpus}" if machine.hidden_gpus else ""
-    whole = "; only whole cards can be used" if name.startswith("MIG-") else ""
+    whole = "; only whole GPUs can be used" if name.startswith("MIG-") else ""
     raise MachineError(
         f'devices.gpus: found "{name}"; the GPUs of {machine.title} are: {present}{whole}{hidden}'
     )
@@ -136,7 +136,7 @@ def _counts(experiment: Experiment, *, num_cards: int) -> tuple[dict[str, int], 
     least = {"serve": serve.replicas * serve.tensor_parallel, "judge": 1, "train": 1}
     asked = {role: getattr(devices, role) if needed[role] else 0 for role in ROLES}
     reasons = [
-        f"{role} gets no card: no stage needs it, or a URL provides it"
+        f"{role} gets no GPU: no stage needs it, or a URL provides it"
         for role in ROLES
         if getattr(devices, role) and not needed[role]
     ]
@@ -234,7 +234,7 @@ def _too_few(
         "experiments/quickstart.toml needs no GPU."
     )
     if num_allowed and experiment.devices.share == "never" and max(counts.values()) <= num_allowed:
-        advice = '[devices] share = "auto" lets roles share a card if its memory suffices.'
+        advice = '[devices] share = "auto" lets roles share a GPU if its memory suffices.'
     return MachineError(
         f"{experiment.name} needs {total} {'GPU' if total == 1 else 'GPUs'} ({split}); {has}. "
         f"{advice}"

@@ -46,7 +46,7 @@ def processes(plan: Plan) -> Table:
 
 def cards(plan: Plan) -> Table:
     """Table of cards with the maximum memory of each role."""
-    table = Table("GPU", "card", "roles", box=None, pad_edge=False)
+    table = Table("GPU", "name", "roles", box=None, pad_edge=False)
     table.add_column("memory", justify="right")
     table.add_column("of", justify="right")
     for card in plan.cards:

@@ -90,7 +90,7 @@ def test_too_few_cards_are_refused_with_the_split_and_advice():
         place_on("2xH100-80GB", *ALL_AUTO)
     assert str(caught.value) == (
         "quickstart needs 3 GPUs (serve 1, judge 1, train 1); the assumed machine has 2. "
-        '[devices] share = "auto" lets roles share a card if its memory suffices.'
+        '[devices] share = "auto" lets roles share a GPU if its memory suffices.'
     )
 
 
@@ -138,7 +138,7 @@ def test_a_large_model_is_trained_with_fsdp2_and_a_small_one_with_ddp():
 
 
 def test_a_memory_share_too_small_for_the_model_is_refused():
-    with pytest.raises(MachineError, match=r"serve\.memory_share = 0\.15 of the card is 12\.9 GB"):
+    with pytest.raises(MachineError, match=r"serve\.memory_share = 0\.15 of the GPU is 12\.9 GB"):
         place_on(
             "8xH100-80GB", *ALL_AUTO, "serve.memory_share=0.15", "devices.train=4",
             model="Qwen/Qwen3-8B",
@@ -155,7 +155,7 @@ def test_a_card_full_of_other_processes_is_refused_with_their_pids_and_bytes():
         place_on(busy, *ALL_AUTO, model="Qwen/Qwen3-0.6B")
     message = str(caught.value)
     assert "3.2 GB of 85.9 GB are free: pid 4711 (python) holds 82.7 GB" in message
-    assert "name other cards in devices.gpus" in message
+    assert "name other GPUs in devices.gpus" in message
     spared = place_on(
         busy, *ALL_AUTO, "devices.gpus=['1', '2']", "devices.share=auto", model="Qwen/Qwen3-0.6B"
     )
@@ -189,7 +189,7 @@ def test_an_engine_takes_no_more_than_other_processes_leave():
 
 def test_ranks_of_an_engine_share_no_card_with_other_roles():
     asked = ("devices.share=always", "serve.tensor_parallel=2", "serve.precision=fast")
-    with pytest.raises(MachineError, match=r"serve\.tensor_parallel = 2: the engine shares cards"):
+    with pytest.raises(MachineError, match=r"serve\.tensor_parallel = 2: the engine shares GPUs"):
         place_on("2xH100-80GB", *ALL_AUTO, *asked)
 
 
@@ -213,7 +213,7 @@ def test_unneeded_roles_get_no_card(tmp_path):
     machine = assume("2xH100-80GB", here=HERE)
     placement = place(load_experiment(tmp_path / "x.toml"), machine, engine="vllm")
     assert indices(placement) == {"serve": [0], "judge": [1], "train": []}
-    assert "train gets no card: no stage needs it, or a URL provides it" in placement.reasons
+    assert "train gets no GPU: no stage needs it, or a URL provides it" in placement.reasons
 
 
 @pytest.mark.parametrize(
@@ -221,8 +221,8 @@ def test_unneeded_roles_get_no_card(tmp_path):
     [
         ("['9']", 'found "9"; the GPUs of the assumed machine are: 0 (GPU-assumed-0)'),
         ("['']", 'found ""; the GPUs of the assumed machine are'),
-        ("['MIG-1a2b']", "only whole cards can be used"),
-        ("['0', 'GPU-assumed-0']", "GPU-assumed-0 is GPU 0 again; each card is allowed once"),
+        ("['MIG-1a2b']", "only whole GPUs can be used"),
+        ("['0', 'GPU-assumed-0']", "GPU-assumed-0 is GPU 0 again; each GPU is allowed once"),
     ],
 )
 def test_an_unusable_card_is_named(gpus, message):

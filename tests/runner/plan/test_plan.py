@@ -80,7 +80,7 @@ def test_more_gpus_than_the_machine_has_are_refused_with_the_split():
         plan_of(*asked, machine=make_machine(num_gpus=2))
     assert str(caught.value) == (
         "quickstart needs 4 GPUs (serve 1, judge 2, train 1); this machine has 2. "
-        '[devices] share = "auto" lets roles share a card if its memory suffices.'
+        '[devices] share = "auto" lets roles share a GPU if its memory suffices.'
     )
 
 
