@@ -37,11 +37,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def test_each_number_shows_its_screen(canned_run: RunPaths):
     async with watching(canned_run) as pilot:
         for mode, (key, _, _) in PLACES.items():

@@ -15,7 +15,16 @@ from forge.records import Status
 from forge.store.layout import RunPaths
 from tests.store.storefactory import attempt, group, problem, timing, turn, write_run
 from tests.tui.hostile import assert_harmless, write_hostile_run
-from tests.tui.watching import LARGE, SMALL, check_snapshot, press, settle, text_of, watching
+from tests.tui.watching import (
+    LARGE,
+    SMALL,
+    check_snapshot,
+    press,
+    settle,
+    text_of,
+    toast_text,
+    watching,
+)
 from tui.dialogs.confirm import Confirm
 from tui.screens.kernels import KernelsScreen
 from tui.screens.rollout import RolloutScreen
@@ -27,15 +36,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 BEST = "elementwise-residual-cos-elu-square-tanh"
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-def toasts(pilot: Pilot[None]) -> str:
-    return "\n".join(each.message for each in pilot.app._notifications)
 
 
 async def save_as(pilot: Pilot[None], name: str) -> None:
@@ -98,7 +98,7 @@ async def test_a_kernel_is_saved_and_a_file_replaced_only_after_confirmation(
         assert not path.exists()
         await press(pilot, "w", "enter")
         assert "class ModelNew" in path.read_text()
-        assert toasts(pilot) == str(path)
+        assert toast_text(pilot) == str(path)
         path.write_text("mine")
         for answer, left in (("n", "mine"), ("escape", "mine")):
             await press(pilot, "w", "enter")
@@ -113,9 +113,9 @@ async def test_a_kernel_is_saved_and_a_file_replaced_only_after_confirmation(
 async def test_an_unwritable_path_is_a_one_line_error(canned_run: RunPaths, tmp_path: Path):
     async with watching(canned_run, keys=["4"]) as pilot:
         await save_as(pilot, f"{tmp_path}/no/[b]such[/b]/kernel.py")
-        assert "no/[b]such[/b]/kernel.py: cannot be written: No such file" in toasts(pilot)
+        assert "no/[b]such[/b]/kernel.py: cannot be written: No such file" in toast_text(pilot)
         await save_as(pilot, str(tmp_path))
-        assert "a directory; name a file" in toasts(pilot)
+        assert "a directory; name a file" in toast_text(pilot)
         await save_as(pilot, "")
         assert isinstance(pilot.app.screen, KernelsScreen)
 
@@ -160,7 +160,7 @@ def test_code_too_long_for_a_terminal_is_not_copied(tmp_path: Path):
 
     async def look() -> None:
         async with watching(RunPaths(tmp_path / "toy-1"), keys=["3", "c"]) as pilot:
-            assert f"{len(code)} characters; a terminal accepts {MAX_COPIED}" in toasts(pilot)
+            assert f"{len(code)} characters; a terminal accepts {MAX_COPIED}" in toast_text(pilot)
             assert pilot.app.clipboard == ""
 
     anyio.run(look)

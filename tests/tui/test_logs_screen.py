@@ -40,11 +40,6 @@ pytestmark = pytest.mark.anyio
 STAMP = "2026-11-21 18:08:31,313"
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def log_of(paths: RunPaths, process: str) -> Path:
     return paths.root / "logs" / "latest" / f"{process}.log"
 

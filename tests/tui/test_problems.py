@@ -29,11 +29,6 @@ pytestmark = pytest.mark.anyio
 NARROW = (40, 24)
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def table(pilot: Pilot[None]) -> RowTable:
     return pilot.app.screen.query_one(RowTable)
 

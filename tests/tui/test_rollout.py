@@ -17,7 +17,16 @@ from forge.store.layout import RunPaths
 from forge.store.reader import open_run
 from tests.store.storefactory import attempt, group, problem, timing, turn, write_run
 from tests.tui.hostile import VISIBLE, assert_harmless, write_hostile_run
-from tests.tui.watching import LARGE, SMALL, check_snapshot, press, settle, text_of, watching
+from tests.tui.watching import (
+    LARGE,
+    SMALL,
+    check_snapshot,
+    press,
+    settle,
+    text_of,
+    toast_text,
+    watching,
+)
 from tui.screens.rollout import PANES, RolloutScreen
 
 if TYPE_CHECKING:
@@ -30,18 +39,9 @@ SOLVED = "g167.r7"
 """A rollout of the canned run with a wrong turn and a correct one."""
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def go(pilot: Pilot[None], place: str) -> None:
     await pilot.press("g", *place, "enter")
     await settle(pilot)
-
-
-def toasts(pilot: Pilot[None]) -> str:
-    return "\n".join(each.message for each in pilot.app._notifications)
 
 
 def head(pilot: Pilot[None]) -> str:
@@ -164,8 +164,8 @@ async def test_an_unknown_rollout_is_a_one_line_error(canned_run: RunPaths):
         before = head(pilot)
         await go(pilot, "x")
         await go(pilot, "[b]1")
-        assert "x: not the name of a rollout" in toasts(pilot)
-        assert "[b]1: not the name of a rollout" in toasts(pilot)
+        assert "x: not the name of a rollout" in toast_text(pilot)
+        assert "[b]1: not the name of a rollout" in toast_text(pilot)
         assert head(pilot) == before
         await go(pilot, "999999")
         assert "no such group" in text_of(pilot)
@@ -187,7 +187,7 @@ async def test_the_code_is_copied(canned_run: RunPaths):
         await go(pilot, f"{SOLVED}.t1")
         await press(pilot, "c")
         assert pilot.app.clipboard.startswith("import torch\nimport triton\n")
-        assert toasts(pilot) == "g167.r7.t1: copied"
+        assert toast_text(pilot) == "g167.r7.t1: copied"
 
 
 async def test_escape_returns_to_the_opening_screen(canned_run: RunPaths):
@@ -266,7 +266,7 @@ def test_hostile_texts_are_made_printable(tmp_path: Path):
             await press(pilot, "c")
             assert_harmless(pilot)
             assert "\x1b" not in pilot.app.clipboard
-            assert "control characters were made visible" in toasts(pilot)
+            assert "control characters were made visible" in toast_text(pilot)
 
     anyio.run(look)
 

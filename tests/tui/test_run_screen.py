@@ -33,11 +33,6 @@ pytestmark = pytest.mark.anyio
 NARROW = (40, 24)
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.mark.parametrize("size", [SMALL, LARGE, NARROW])
 async def test_a_finished_run(canned_run: RunPaths, size: tuple[int, int]):
     async with watching(canned_run, size=size) as pilot:

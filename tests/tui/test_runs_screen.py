@@ -32,11 +32,6 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def runs(canned_run: RunPaths) -> RunPaths:
     """The canned run, a copy of it, and one that cannot be read."""
     store = canned_run.root.parent

@@ -88,6 +88,11 @@ def toasts(pilot: Pilot[None]) -> list[tuple[str, str]]:
     return [(each.title, each.message) for each in pilot.app._notifications]
 
 
+def toast_text(pilot: Pilot[None]) -> str:
+    """Texts of all notifications, one per line."""
+    return "\n".join(words for _, words in toasts(pilot))
+
+
 def text_of(pilot: Pilot[None]) -> str:
     """The terminal, one line each, without trailing blanks."""
     strips = pilot.app.screen._compositor.render_strips()

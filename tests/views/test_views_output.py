@@ -24,6 +24,7 @@ from forge.store.layout import RunPaths
 from forge.store.ownership import open_run_lock
 from forge.store.reader import open_run
 from forge.views.run import rollouts, runs, show
+from forge.views.run.idle import load_idle
 from forge.views.run.standing import load_standing
 from forge.views.sql import sql
 from forge.views.sql.named_queries import QUERIES
@@ -94,6 +95,25 @@ def test_show_separates_idle_shares_by_stage(tmp_path: Path) -> None:
     text = shown(show.render_show(show.show_run(tmp_path / "toy-1")))
     assert "judge 100.0 %" in text
     assert "judge 10.0 %" in text
+
+
+def test_idle_shares_of_the_last_steps_equal_the_view(tmp_path: Path) -> None:
+    """A repeated step counts with its last attempt; a stage without steps has no shares."""
+    wall, seconds = "step/wall/seconds", "idle/trainer/seconds"
+    steps = [(1, 1, 1.0), (1, 2, 4.0), (2, 2, 2.0), (2, 3, 5.0)]
+    records = [attempt()]
+    for number, step, idle_s in steps:
+        if number == 2 and step == 2:
+            records.append(attempt(number=2))
+        values = {wall: 10.0, seconds: idle_s}
+        records.append(Metrics(stage=1, step=step, values=values, at=float(step)))
+    anyio.run(write_run, tmp_path / "idle-1", records)
+    with open_run(tmp_path / "idle-1") as reader:
+        view = "SELECT sum(idle_s) / sum(step_s) FROM v_idle WHERE stage = 1 AND step > ?"
+        for num_steps in (1, 2, 10):
+            expected = reader.value(view, (3 - num_steps,))
+            assert load_idle(reader, stage=1, num_steps=num_steps) == {"trainer": expected}
+        assert load_idle(reader, stage=2) == load_idle(reader, stage=None) == {}
 
 
 def test_show_prints_times_of_timed_kernels(tmp_path: Path) -> None:
