@@ -16,12 +16,12 @@ from forge.store.reader import open_run
 from forge.views.run.answers import MAX_DIFF_LINES, AnswerPart, diff_codes, split_answer
 from forge.views.run.conversation import load_conversation, parse_address
 from forge.views.run.kernels import file_name, load_kernel, load_kernels, write_kernel
-from forge.views.run.problem_history import (
+from forge.views.run.problem_history import load_history
+from forge.views.run.problem_list import (
     ORDERS,
     TREND_GROUPS,
     ProblemFilter,
     ProblemList,
-    load_history,
     load_problems,
 )
 from tests import canned

@@ -11,7 +11,7 @@ from textual.binding import Binding
 from textual.containers import VerticalScroll
 from textual.widgets import ContentSwitcher, DataTable, Static
 
-from forge.views.run.problem_history import ProblemAttempt, ProblemHistory, ProblemRow, load_history
+from forge.views.run.problem_history import ProblemAttempt, ProblemHistory, load_history
 from forge.views.text.numbers import NONE, factor, number, share
 from forge.views.text.terminal import printable
 from tui.frame.paced import PacedScreen
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from textual.binding import BindingType
 
     from forge.store.reader import RunReader
+    from forge.views.run.problem_list import ProblemRow
     from tui.frame.watched import Watched
 
 ORDERS = {

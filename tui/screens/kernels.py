@@ -5,7 +5,6 @@ copies or saves it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -23,7 +22,7 @@ from forge.views.run.kernels import (
     load_kernels,
     write_kernel,
 )
-from forge.views.text.numbers import NONE, at_least, number
+from forge.views.text.numbers import NONE, at_least
 from forge.views.text.terminal import printable
 from tui.dialogs.ask_line import AskLine
 from tui.dialogs.confirm import Confirm
@@ -31,9 +30,9 @@ from tui.dialogs.filter_line import FilterLine
 from tui.frame.paced import PacedScreen
 from tui.screens.rollout import RolloutScreen
 from tui.widgets.copying import copy_code
+from tui.widgets.kernel_facts import kernel_facts
 from tui.widgets.row_table import Column, RowTable
 from tui.widgets.texts import shown_code
-from tui.widgets.verdicts import microseconds, times
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
@@ -137,7 +136,7 @@ class KernelsScreen(PacedScreen[Shown]):
         table = self.query_one(RowTable)
         table.show_rows([(row["turn_id"], row) for row in data.kernels.rows])
         kernel = data.kernel
-        self.query_one("#facts", Static).update(Text() if kernel is None else facts(kernel))
+        self.query_one("#facts", Static).update(Text() if kernel is None else kernel_facts(kernel))
         self.query_one("#code", Static).update(
             Text() if kernel is None else shown_code(kernel.code)
         )
@@ -231,28 +230,3 @@ def _here() -> str:
         return printable(str(Path.cwd()))
     except OSError:
         return "a deleted folder"
-
-
-def facts(kernel: Kernel) -> Text:
-    """Origin and speed of a kernel."""
-    row = kernel.turn
-    at = datetime.fromtimestamp(row["recorded_at"], UTC).strftime("%Y-%m-%d %H:%M")
-    stage = (
-        NONE if row["stage_name"] is None else f"{printable(row['stage_name'])} step {row['step']}"
-    )
-    text = Text(overflow="fold")
-    text.append(f"{printable(row['problem_id'])}\n", style="bold")
-    text.append(
-        f"found by {printable(kernel.run)}, {row['turn_id']} ({row['purpose'] or NONE}), {stage}, "
-        f"policy {row['policy_version']}, {at} UTC\n"
-    )
-    pairs = [*times(row), ("launches", str(row["num_launches"])), ("device", row["device"])]
-    text.append(" · ".join(f"{name} {printable(value)}" for name, value in pairs if value != NONE))
-    text.append(f" · reward {number(row['reward'])}")
-    if len(kernel.times) > 1:
-        measured = [time["candidate_us"] for time in kernel.times]
-        low, high = microseconds(min(measured)), microseconds(max(measured))
-        text.append(f"\nmeasured {len(measured)} times: {low} to {high}")
-    if kernel.num_found_again > 1:
-        text.append(f"\nthe same code was found {kernel.num_found_again} times")
-    return text.append("\n")

@@ -12,7 +12,7 @@ from textual.binding import Binding
 from textual.widgets import DataTable, Input, Static
 
 from forge.records import Purpose
-from forge.views.run.problem_history import (
+from forge.views.run.problem_list import (
     ORDERS,
     ProblemFilter,
     ProblemList,

@@ -76,7 +76,7 @@ _BEST = """
 (SELECT max(speedup) FROM verdicts b WHERE b.group_id = t.group_id AND b.rollout = t.rollout) DESC
     NULLS LAST, t.group_id, t.rollout
 """
-NONE = "no such rollout"
+NOT_FOUND = "no such rollout"
 _ROLLOUT_ID = re.compile(r"g(\d+)\.r(\d+)(?:\.t\d+)?")
 
 
@@ -177,7 +177,7 @@ def render_list(rollouts: list[dict[str, Any]]) -> Fitting | str:
     from forge.views.text.fitting import Fitting
 
     if not rollouts:
-        return NONE
+        return NOT_FOUND
     rows = tuple(
         (
             each["rollout_id"],
@@ -207,7 +207,7 @@ def render_turns(rollouts: list[dict[str, Any]]) -> RichGroup:
     from rich.rule import Rule
     from rich.text import Text
 
-    parts: list[Any] = [] if rollouts else [NONE]
+    parts: list[Any] = [] if rollouts else [NOT_FOUND]
     for each in rollouts:
         head = (
             f"{each['rollout_id']}  {each['problem_id']}  stage {each['stage']} step {each['step']}"
