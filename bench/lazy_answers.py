@@ -20,8 +20,9 @@ import numpy as np
 import torch
 
 from forge.config.schema import JudgeTable, ProblemsTable
+from forge.data.compositions import Composition, sizes_of
 from forge.data.families import FAMILIES
-from forge.data.generator import Composition, generate_problems, sizes_of
+from forge.data.generator import generate_problems
 from forge.evalpool.judge.called import dtype_name
 from forge.evalpool.judge.compare import Expected, mismatch
 from forge.evalpool.judge.input_sets import InputSet, Terms, make_sets

@@ -28,7 +28,7 @@ from typing import Any
 from forge.config.dump import dump_experiment
 from forge.config.load import load_experiment
 from forge.config.schema import EvalStage, GrpoStage, ModelTable, SftStage
-from forge.data.generator import Composition
+from forge.data.compositions import Composition
 from forge.statistics.passk import Tally, compare_paired, estimate_pass_at_k
 from forge.store.layout import RunPaths, find_run
 from forge.store.reader import open_run

@@ -1,22 +1,18 @@
-"""Generated problems, made from families and chains and split by composition; and their answers.
+"""Generated problems: distinct compositions, drawn and split into held-out, SFT and GRPO.
 
-A composition is (family, variant, chain). It is also the problem's id,
-`softmax-log_softmax-relu-tanh`, so the answer can be made from the problem alone. Sizes are no part
-of a composition: no split contains another's kernel with different sizes. Called by `load_problems`
-and `pairs`. Deterministic from the seed.
+Splits share no composition, and sizes are no part of one: no split contains another's kernel with
+different sizes. Called by `load_problems`. Deterministic from the seed.
 """
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, replace
-from enum import StrEnum
 from random import Random
 from typing import TYPE_CHECKING
 
+from forge.data.compositions import Composition
 from forge.data.families import FAMILIES
-from forge.data.families.ops import MAX_CHAIN, OPS, Chain, chains
-from forge.data.families.sizes import Scale, Sizes, scale_of
+from forge.data.families.ops import MAX_CHAIN, OPS, chains
+from forge.data.families.sizes import Scale
 from forge.errors import ConfigError
 from forge.records import Problem, Split
 
@@ -32,37 +28,6 @@ LEVEL_WEIGHTS = {1: 0.1, 2: 0.3, 3: 0.3, 4: 0.3}
 MAX_MISSES = 1000
 """Unsound or repeated draws in a row after which a family counts as exhausted at a chain length. In
 the worst family one draw in 25 is sound, so a few percent of its compositions may be missed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Composition:
-    """The parts of a generated problem."""
-
-    family: str
-    variant: str
-    chain: Chain
-    scale: Scale = Scale.SMALL
-    """Scale of the sizes that answers are written for; no part of the id."""
-
-    @property
-    def problem_id(self) -> str:
-        """`family-variant-op-op`."""
-        return "-".join((self.family, self.variant, *self.chain))
-
-    @classmethod
-    def parse(cls, problem_id: str) -> Composition:
-        """Inverse of `problem_id`. Raises ValueError for any other id."""
-        family, _, rest = problem_id.partition("-")
-        variant, *chain = rest.split("-")
-        known = family in FAMILIES and variant in FAMILIES[family].variants
-        if not known or not chain or any(name not in OPS for name in chain):
-            raise ValueError(f"{problem_id!r} is no generated problem")
-        return cls(family=family, variant=variant, chain=tuple(chain))
-
-    @classmethod
-    def of(cls, problem: Problem) -> Composition:
-        """Composition and scale of a generated problem. Raises ValueError for any other."""
-        return replace(cls.parse(problem.problem_id), scale=scale_of(sizes_of(problem)))
 
 
 def generate_problems(table: ProblemsTable, *, seed: int) -> list[Problem]:
@@ -122,44 +87,6 @@ def _take_evenly(
         turn = rng.sample(filled, min(len(filled), num - len(taken)))
         taken.extend(cells[cell].pop() for cell in turn)
     return taken
-
-
-class Style(StrEnum):
-    """Source of the sizes in an answer, in torch.compile's terms. The judge accepts both."""
-
-    DYNAMIC = "dynamic"
-    """Read from the tensors: right for every size."""
-    STATIC = "static"
-    """Numbers in the source, computed from the problem's constants, as Inductor writes them: right
-    for one size."""
-
-
-def answer(problem: Problem, *, style: Style = Style.DYNAMIC) -> str:
-    """Source of an honest answer to a generated problem. Raises ValueError for any other."""
-    composition = Composition.of(problem)
-    if style is Style.DYNAMIC:
-        return dynamic_answer(composition)
-    return static_answer(composition, sizes=sizes_of(problem))
-
-
-def dynamic_answer(composition: Composition) -> str:
-    """Source of the answer that is right for every size."""
-    family = FAMILIES[composition.family]
-    return family.render_answer(composition.variant, composition.chain, scale=composition.scale)
-
-
-def static_answer(composition: Composition, *, sizes: Sizes) -> str:
-    """Source of the answer that is right for `sizes` alone."""
-    family = FAMILIES[composition.family]
-    return family.render_answer(
-        composition.variant, composition.chain, sizes=sizes, scale=composition.scale
-    )
-
-
-def sizes_of(problem: Problem) -> Sizes:
-    """The literal constants of a generated problem."""
-    found = re.findall(r"^([A-Z]+) = (\d+)$", problem.source, flags=re.MULTILINE)
-    return {name: int(value) for name, value in found}
 
 
 def _check(table: ProblemsTable, *, num_drawn: int) -> None:

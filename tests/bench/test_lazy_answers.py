@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forge.config.schema import ProblemsTable
+from forge.data.compositions import Composition
 from forge.data.families import FAMILIES
-from forge.data.generator import Composition, generate_problems
+from forge.data.generator import generate_problems
 from forge.records import Problem, Split
 
 if TYPE_CHECKING:

@@ -10,15 +10,10 @@ import pytest
 
 from forge.config.schema import ProblemsTable
 from forge.data import generator
+from forge.data.compositions import Composition, Style, answer, sizes_of
 from forge.data.families import FAMILIES
 from forge.data.families.ops import OPS, chains, is_sound
-from forge.data.generator import (
-    Composition,
-    Style,
-    answer,
-    generate_problems,
-    sizes_of,
-)
+from forge.data.generator import generate_problems
 from forge.data.splits import in_split
 from forge.errors import ConfigError
 from forge.records import Problem, Split

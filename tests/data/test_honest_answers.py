@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forge.config.schema import ProblemsTable
-from forge.data.families.sizes import Scale
-from forge.data.generator import (
+from forge.data.compositions import (
     Composition,
     Style,
     answer,
     dynamic_answer,
-    generate_problems,
     sizes_of,
     static_answer,
 )
+from forge.data.families.sizes import Scale
+from forge.data.generator import generate_problems
 
 if TYPE_CHECKING:
     from forge.records import Problem

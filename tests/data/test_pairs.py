@@ -7,7 +7,8 @@ import anyio.lowlevel
 import pytest
 
 from forge.config.schema import DataTable, ProblemsTable
-from forge.data.generator import answer, generate_problems
+from forge.data.compositions import answer
+from forge.data.generator import generate_problems
 from forge.data.pairs.generated import make_pairs
 from forge.data.prompts import first_messages
 from forge.data.splits import in_split

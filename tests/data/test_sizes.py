@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forge.config.schema import ProblemsTable
+from forge.data.compositions import Composition, Style, answer, sizes_of
 from forge.data.families.sizes import Scale, product, scale_of
-from forge.data.generator import Composition, Style, answer, generate_problems, sizes_of
+from forge.data.generator import generate_problems
 
 if TYPE_CHECKING:
     from forge.records import Problem

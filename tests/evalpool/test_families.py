@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from forge.config.schema import ProblemsTable
+from forge.data.compositions import Composition, Style, answer, dynamic_answer
 from forge.data.families import FAMILIES
 from forge.data.families.sizes import Scale
-from forge.data.generator import Composition, Style, answer, dynamic_answer, generate_problems
+from forge.data.generator import generate_problems
 from forge.records import Status
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from forge.data.generator import Composition, Style, answer
+from forge.data.compositions import Composition, Style, answer
 from forge.data.pairs.mistakes import break_answer
 from forge.data.prompts import Exchange, conversation, first_messages
 from forge.records import Message, Pair, Problem, Verdict

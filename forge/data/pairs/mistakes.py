@@ -9,9 +9,9 @@ from itertools import permutations
 from random import Random
 from typing import TYPE_CHECKING
 
+from forge.data.compositions import Composition, Style, dynamic_answer, sizes_of, static_answer
 from forge.data.families import FAMILIES
 from forge.data.families.ops import OPS, Chain
-from forge.data.generator import Composition, Style, dynamic_answer, sizes_of, static_answer
 
 if TYPE_CHECKING:
     from forge.data.families.sizes import Sizes

@@ -1,0 +1,89 @@
+"""Compositions of generated problems, and the honest answers to them.
+
+A composition is (family, variant, chain). It is also the problem's id,
+`softmax-log_softmax-relu-tanh`, so the answer can be made from the problem alone. Called by the
+generator and by the makers of SFT rows.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from forge.data.families import FAMILIES
+from forge.data.families.ops import OPS, Chain
+from forge.data.families.sizes import Scale, Sizes, scale_of
+
+if TYPE_CHECKING:
+    from forge.records import Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Composition:
+    """The parts of a generated problem."""
+
+    family: str
+    variant: str
+    chain: Chain
+    scale: Scale = Scale.SMALL
+    """Scale of the sizes that answers are written for; no part of the id."""
+
+    @property
+    def problem_id(self) -> str:
+        """`family-variant-op-op`."""
+        return "-".join((self.family, self.variant, *self.chain))
+
+    @classmethod
+    def parse(cls, problem_id: str) -> Composition:
+        """Inverse of `problem_id`. Raises ValueError for any other id."""
+        family, _, rest = problem_id.partition("-")
+        variant, *chain = rest.split("-")
+        known = family in FAMILIES and variant in FAMILIES[family].variants
+        if not known or not chain or any(name not in OPS for name in chain):
+            raise ValueError(f"{problem_id!r} is no generated problem")
+        return cls(family=family, variant=variant, chain=tuple(chain))
+
+    @classmethod
+    def of(cls, problem: Problem) -> Composition:
+        """Composition and scale of a generated problem. Raises ValueError for any other."""
+        return replace(cls.parse(problem.problem_id), scale=scale_of(sizes_of(problem)))
+
+
+class Style(StrEnum):
+    """Source of the sizes in an answer, in torch.compile's terms. The judge accepts both."""
+
+    DYNAMIC = "dynamic"
+    """Read from the tensors: right for every size."""
+    STATIC = "static"
+    """Numbers in the source, computed from the problem's constants, as Inductor writes them: right
+    for one size."""
+
+
+def answer(problem: Problem, *, style: Style = Style.DYNAMIC) -> str:
+    """Source of an honest answer to a generated problem. Raises ValueError for any other."""
+    composition = Composition.of(problem)
+    if style is Style.DYNAMIC:
+        return dynamic_answer(composition)
+    return static_answer(composition, sizes=sizes_of(problem))
+
+
+def dynamic_answer(composition: Composition) -> str:
+    """Source of the answer that is right for every size."""
+    family = FAMILIES[composition.family]
+    return family.render_answer(composition.variant, composition.chain, scale=composition.scale)
+
+
+def static_answer(composition: Composition, *, sizes: Sizes) -> str:
+    """Source of the answer that is right for `sizes` alone."""
+    family = FAMILIES[composition.family]
+    return family.render_answer(
+        composition.variant, composition.chain, sizes=sizes, scale=composition.scale
+    )
+
+
+def sizes_of(problem: Problem) -> Sizes:
+    """The literal constants of a generated problem."""
+    found = re.findall(r"^([A-Z]+) = (\d+)$", problem.source, flags=re.MULTILINE)
+    return {name: int(value) for name, value in found}
