@@ -1,4 +1,4 @@
-"""`/v1/chat/completions` of a real engine process, on a checkpoint with a tokenizer of its own."""
+"""`/v1/chat/completions` of a real engine process, on a checkpoint with a tokenizer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def talking(tied: Reference, tmp_path: Path) -> Path:
-    """The checkpoint with a byte-level tokenizer and the project's template."""
+    """The checkpoint with a byte-level tokenizer and the project's chat template."""
     path = tmp_path / "talking"
     shutil.copytree(tied.path, path)
     tokenizer = Tokenizer(models.BPE())
@@ -54,7 +54,7 @@ def talking(tied: Reference, tmp_path: Path) -> Path:
 
 
 @pytest.mark.anyio
-async def test_chat_renders_as_training_does_and_streams_the_same_text(
+async def test_chat_renders_like_training_and_streams_the_same_text(
     talking: Path, tmp_path: Path
 ) -> None:
     table = ServeTable(slots=2, context_tokens=256)

@@ -1,4 +1,4 @@
-"""The endpoints around any engine: what they answer, refuse, and abort. The engine is a fake."""
+"""The endpoints around any engine: answers, refusals and aborts. The engine is a fake."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def anyio_backend() -> str:
 
 
 class FakeEngine:
-    """Answers 0, 1, 2, ... at once, or waits to be aborted."""
+    """Answers 0, 1, 2, ... immediately, or waits to be aborted."""
 
     name = "fake"
 
@@ -117,10 +117,10 @@ async def test_the_same_answer_comes_as_json_and_compact() -> None:
         assert list(one.token_ids) == choice["token_ids"] == [0, 1, 2, 3]
         assert one.logprobs == pytest.approx(choice["logprobs"]["token_logprobs"])
         assert (one.min_version, one.max_version, one.finish) == (3, 3, "length")
-    assert "token_logprobs_t1" not in choices[0]["logprobs"], "the fake does not tell them"
+    assert "token_logprobs_t1" not in choices[0]["logprobs"], "the fake has none"
 
 
-async def test_health_tells_numbers_engine_and_features() -> None:
+async def test_health_answers_with_numbers_engine_and_features() -> None:
     async with client(FakeEngine()) as http:
         said = (await http.get("/health")).json()
     assert (said["ok"], said["engine"], said["version"]) == (True, "fake", 3)
@@ -128,7 +128,7 @@ async def test_health_tells_numbers_engine_and_features() -> None:
     assert said["features"] == ["compact", "score", "sleep"]
 
 
-async def test_weights_are_acknowledged_with_what_they_were() -> None:
+async def test_weights_are_acknowledged_with_their_version_and_kind() -> None:
     engine = FakeEngine()
     async with client(engine) as http:
         said = (await http.post("/weights", json={"path": "/a", "version": 4})).json()
@@ -169,7 +169,7 @@ async def test_an_error_is_one_line_with_its_status(
         ("/v1/chat/completions", json.dumps({"messages": []}), "messages"),
     ],
 )
-async def test_nonsense_is_refused_with_400(path: str, body: str, said: str) -> None:
+async def test_an_invalid_body_is_refused_with_400(path: str, body: str, said: str) -> None:
     async with client(FakeEngine()) as http:
         answer = await http.post(path, content=body)
     assert answer.status_code == 400
@@ -193,10 +193,10 @@ async def test_a_sleeping_engine_answers_health_and_wake_only() -> None:
         assert (await http.post("/wake", json={})).status_code == 200
         assert (await http.post("/wake", json={})).status_code == 200
         assert (await http.post("/v1/completions", json=BODY)).status_code == 200
-    assert engine.does == ["sleep", "wake"], "twice is once"
+    assert engine.does == ["sleep", "wake"], "a second call has no effect"
 
 
-async def test_an_engine_that_still_aborts_is_waited_for_before_it_sleeps() -> None:
+async def test_sleep_waits_for_an_engine_that_still_aborts() -> None:
     engine = FakeEngine()
     engine.now = EngineStatus(version=0, running=1)
 
@@ -267,7 +267,7 @@ async def test_a_stream_ends_with_the_whole_sample() -> None:
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
     | st.lists(st.integers(), max_size=2) | st.sampled_from([10**400, -(10**400)]),
 ))  # fmt: skip
-def test_whatever_a_body_says_it_is_a_request_or_a_refusal(body: dict[str, Any]) -> None:
+def test_any_body_gives_a_request_or_a_config_error(body: dict[str, Any]) -> None:
     try:
         found = request_from(body, prompt=np.array([1, 2]), stop=())
         found.check(num_vocab=100, context_tokens=64)

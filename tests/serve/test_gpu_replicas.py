@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.gpu, pytest.mark.anyio, pytest.mark.timeout(500)]
 FREE_WITHIN_S = 10.0
 SLACK_BYTES = 300 << 20
-"""Of what others on the card allocate meanwhile."""
+"""Tolerance for what other processes allocate on the GPU meanwhile."""
 PYTHON = os.environ.get("FORGE_VLLM_PYTHON")
 
 
@@ -45,7 +45,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """Of a shape that vLLM has kernels for."""
+    """A model with a shape that vLLM has kernels for."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -86,7 +86,8 @@ def seconds_until_free(gpu: Gpu, wanted: int) -> float:
 
 
 async def ask_all(replicas: Replicas, *, num_prompts: int, n: int, tokens: int) -> dict[int, int]:
-    """Single samples of prompts that share their first 256 tokens; tokens got, by prompt."""
+    """Generate single samples of prompts that share their first 256 tokens. Returns the number of
+    tokens by prompt."""
     got: dict[int, int] = defaultdict(int)
 
     async def ask(number: int, seed: int) -> None:
@@ -110,7 +111,7 @@ def skip_without(table: ServeTable, gpu: Gpu) -> None:
         pytest.skip(str(error))
 
 
-async def test_two_vllm_replicas_share_a_card_and_leave_it_free(
+async def test_two_vllm_replicas_share_a_gpu_and_free_it_at_the_end(
     model: Path, tmp_path: Path
 ) -> None:
     gpu = inventory()[0]
@@ -128,7 +129,7 @@ async def test_two_vllm_replicas_share_a_card_and_leave_it_free(
             gpus=[(gpu.uuid,), (gpu.uuid,)],
         ) as replicas:  # fmt: skip
             assert "prefix_cache" in replicas.features
-            assert free_bytes(gpu) < before - (1 << 30), "they are on the card"
+            assert free_bytes(gpu) < before - (1 << 30), "they use the GPU"
             got = await ask_all(replicas, num_prompts=8, n=8, tokens=64)
             assert dict(got) == dict.fromkeys(range(8), 8 * 64)
             began = time.monotonic()
@@ -137,7 +138,7 @@ async def test_two_vllm_replicas_share_a_card_and_leave_it_free(
                 await anyio.sleep(0.2)
                 os.kill(lives.pids["serve-0"][0], signal.SIGKILL)
             asked_s = time.monotonic() - began
-            assert replicas.stats().generated_tokens == 64 * (64 + 512), "nothing counts twice"
+            assert replicas.stats().generated_tokens == 64 * (64 + 512), "no token counts twice"
             while not all(replica.is_up for replica in replicas.all):  # noqa: ASYNC110
                 await anyio.sleep(0.2)
             assert replicas.stats().num_restarts == 1
@@ -152,10 +153,10 @@ async def test_two_vllm_replicas_share_a_card_and_leave_it_free(
     )
 
 
-async def test_a_llama_built_for_gpus_answers_as_one_on_the_cpu_and_takes_new_weights(
+async def test_a_llama_built_for_gpus_equals_one_on_the_cpu_and_loads_new_weights(
     tied: Reference, newer: Reference, tmp_path: Path
 ) -> None:
-    """After `make setup LLAMA=cuda` only."""
+    """Runs only after `make setup LLAMA=cuda`."""
     gpu, tokens = inventory()[0], list(range(50, 90))
     table = ServeTable(engine="llama", slots=8, context_tokens=512, precision="exact")
     skip_without(table, gpu)
@@ -165,12 +166,12 @@ async def test_a_llama_built_for_gpus_answers_as_one_on_the_cpu_and_takes_new_we
             table, weights=Weights(full=tied.path), stop_token_ids=(), socket_dir=sockets,
             log_dir=tmp_path / "logs", work_dir=tmp_path / "work", gpus=[(gpu.uuid,)],
         ) as replicas:  # fmt: skip
-            assert free_bytes(gpu) < before, "it is on the card"
+            assert free_bytes(gpu) < before, "it uses the GPU"
             for version, reference in enumerate((tied, newer)):
                 if version:
                     await replicas.publish(reference.path, version)
                 (found,) = await replicas.probe([1, 2, 3], tokens)
-                # Tensor cores round an f32 product's factors to TF32.
+                # Tensor cores round the factors of an f32 product to TF32.
                 gap = np.abs(reference.logprobs([1, 2, 3], tokens) - found).mean()
                 assert gap <= 5e-3
     seconds_until_free(gpu, before)

@@ -23,10 +23,12 @@ from forge.serve.hf.sampler import draw
 from forge.serve.llama.engine import LlamaEngine
 from forge.serve.llama.model import ModelSettings
 from forge.serve.llama.sampler import TokenSampler
-from forge.serve.request import Request
+from tests.serve.stepped import gap, request, run
 
 if TYPE_CHECKING:
     from conftest import Reference
+
+    from forge.serve.request import Request
 
 GAP = 1e-4
 """Allowed mean |Δ logprob| in exact mode."""
@@ -37,34 +39,8 @@ def make_engine(path: Path, *, num_slots: int = 6, **settings: Any) -> HfEngine:
     return HfEngine(HfSettings(model_dir=path, num_slots=num_slots, **values))
 
 
-def request(num_prompt: int, *, n: int = 1, max_tokens: int = 12, **fields: Any) -> Request:
-    prompt = np.random.default_rng(num_prompt).integers(0, 512, num_prompt)
-    values = {"temperature": 1.0, "seed": num_prompt, **fields}
-    return Request(prompt=prompt, n=n, max_tokens=max_tokens, **values)
-
-
-def run(engine: Any, *requests: Request, steps: int | None = None) -> None:
-    for one in requests:
-        engine.add(one)
-    while engine.is_active and steps != 0:
-        engine.step()
-        steps = None if steps is None else steps - 1
-
-
-def gap(reference: Reference, one: Request) -> float:
-    """Largest mean |Δ logprob| of a request's samples against transformers."""
-    prompt, worst = one.prompt.tolist(), 0.0
-    for sample in one.samples:
-        tokens = sample.tokens.tolist()
-        sampled = reference.logprobs(prompt, tokens, temperature=one.temperature or 1.0)
-        plain = reference.logprobs(prompt, tokens)
-        worst = max(worst, float(np.abs(sampled - sample.logprobs).mean()))
-        worst = max(worst, float(np.abs(plain - sample.logprobs_t1).mean()))
-    return worst
-
-
 def test_ragged_samples_in_one_batch_equal_transformers(tied: Reference) -> None:
-    """More samples than slots, so some start while others run, and lengths differ."""
+    """More samples than slots: some start while others run, and lengths differ."""
     engine = make_engine(tied.path)
     asked = [
         request(5, n=4, max_tokens=20),
@@ -81,7 +57,7 @@ def test_ragged_samples_in_one_batch_equal_transformers(tied: Reference) -> None
     ]
 
 
-def test_llama_and_hf_say_the_same_of_the_same_seed(tied: Reference, tmp_path: Path) -> None:
+def test_llama_and_hf_generate_the_same_tokens_for_a_seed(tied: Reference, tmp_path: Path) -> None:
     asked = [request(40, n=4, seed=3), request(7, n=2, temperature=0.8, top_k=50, top_p=0.9)]
     again = [request(40, n=4, seed=3), request(7, n=2, temperature=0.8, top_k=50, top_p=0.9)]
     settings = ModelSettings(model_dir=tied.path, work_dir=tmp_path, context_tokens=1280)
@@ -101,7 +77,7 @@ def test_bf16_stays_near_transformers(tied: Reference) -> None:
     assert GAP < gap(tied, one) < 0.05
 
 
-def test_running_samples_go_on_under_new_weights(tied: Reference, newer: Reference) -> None:
+def test_running_samples_continue_under_new_weights(tied: Reference, newer: Reference) -> None:
     engine = make_engine(tied.path)
     asked = [request(30, n=8, max_tokens=20), request(31, n=2, max_tokens=20)]
     run(engine, *asked, steps=8)
@@ -118,7 +94,7 @@ def test_running_samples_go_on_under_new_weights(tied: Reference, newer: Referen
     assert sum(set(sample.versions.tolist()) == {0, 5} for sample in samples) == 6
 
 
-def test_adapters_follow_one_another_and_full_weights_end_them(
+def test_an_adapter_replaces_the_last_and_full_weights_remove_it(
     tied: Reference, newer: Reference, make_adapter: Callable[..., Reference]
 ) -> None:
     engine = make_engine(tied.path)
@@ -133,12 +109,12 @@ def test_adapters_follow_one_another_and_full_weights_end_them(
         assert {int(v) for sample in one.samples for v in sample.versions} == {version}
 
 
-def test_scores_are_those_of_the_weights_served(
+def test_scores_are_those_of_the_served_weights(
     tied: Reference, newer: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("forge.serve.hf.engine.SCORE_TOKENS", 16)
     engine = make_engine(tied.path)
-    one = request(30, n=4)
+    one = request(30, n=4, max_tokens=12)
     run(engine, one, steps=3)
     prompt, completion = np.arange(100) % 512, np.arange(50)
     for reference, version in ((tied, 0), (newer, 1)):
@@ -236,7 +212,7 @@ def test_a_refused_adapter_changes_nothing(
     assert gap(good, again) <= GAP
 
 
-def test_an_aborted_request_gives_its_slots_back(tied: Reference) -> None:
+def test_an_aborted_request_frees_its_slots(tied: Reference) -> None:
     engine = make_engine(tied.path, num_slots=4)
     gone, kept = request(60, n=9, max_tokens=300), request(50, n=2, max_tokens=30)
     run(engine, kept, gone, steps=3)
@@ -247,7 +223,7 @@ def test_an_aborted_request_gives_its_slots_back(tied: Reference) -> None:
     assert gap(tied, kept) <= GAP
 
 
-def test_a_seed_reproduces_whoever_else_is_in_the_batch(tied: Reference) -> None:
+def test_a_seed_gives_the_same_tokens_in_any_batch(tied: Reference) -> None:
     def tokens(seed: int, *neighbours: Request) -> list[list[int]]:
         one = request(30, n=4, max_tokens=20, seed=seed)
         run(make_engine(tied.path), *neighbours, one)
@@ -291,7 +267,7 @@ def test_logits_that_overflow_end_their_samples_only(
     assert gap(tied, good) <= GAP
 
 
-def test_draws_are_those_of_the_numpy_sampler() -> None:
+def test_draws_equal_those_of_the_numpy_sampler() -> None:
     rng = np.random.default_rng(0)
     rows, vocab = 400, 700
     logits = rng.normal(0, 2, (rows, vocab)).astype(np.float32)
@@ -330,9 +306,7 @@ def make_moe(path: Path, kind: str, *, seed: int) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["Qwen3Moe", "Afmoe"])
-def test_mixtures_of_experts_are_served_as_transformers_computes_them(
-    kind: str, tied: Reference, tmp_path: Path
-) -> None:
+def test_mixtures_of_experts_equal_transformers(kind: str, tied: Reference, tmp_path: Path) -> None:
     from peft import LoraConfig, get_peft_model
 
     first = make_moe(tmp_path / "first", kind, seed=0)
@@ -351,7 +325,7 @@ def test_mixtures_of_experts_are_served_as_transformers_computes_them(
         target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
     )  # fmt: skip
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PEFT asks by names that are going away
+        warnings.simplefilter("ignore")  # PEFT uses deprecated names
         adapted = get_peft_model(second, lora).eval()
     adapted.save_pretrained(str(tmp_path / "adapter"))
     assert engine.load_weights(tmp_path / "adapter", version=2) == "adapter"

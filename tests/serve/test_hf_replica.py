@@ -1,4 +1,4 @@
-"""The transformers engine as a child process behind `open_replicas`, as a run has it."""
+"""The transformers engine as a child process of `open_replicas`, like in a run."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from forge.records import Prompt
 from forge.serve.client import ReplicaClient
 from forge.serve.replicas import open_replicas
 from forge.serve.weights import Weights
+from tests.serve.observed import Pids
 
 if TYPE_CHECKING:
     from conftest import Reference
@@ -32,23 +33,10 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-class Pids:
-    """A ProcessObserver that keeps the pids of lives."""
-
-    def __init__(self) -> None:
-        self.all: list[int] = []
-
-    def started(self, name: str, *, pid: int, devices: str, log_path: Path) -> None:
-        self.all.append(pid)
-
-    def ended(self, name: str, *, pid: int, reason: str) -> None:
-        assert pid in self.all
-
-
 async def test_hf_passes_the_contract_of_an_engine(
     tied: Reference, newer: Reference, make_adapter: Callable[..., Reference], tmp_path: Path
 ) -> None:
-    """Publish, probe, refusal, adapter, death and return: what llama's replicas are held to."""
+    """Publish, probe, refusal, adapter, death and restart, like llama's replicas."""
     adapted, pids = make_adapter(newer, r=4), Pids()
     table = ServeTable(engine="hf", slots=4, context_tokens=256)
     with open_socket_dir() as sockets, anyio.fail_after(120):

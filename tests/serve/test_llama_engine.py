@@ -1,4 +1,4 @@
-"""The engine against transformers in f32, in this process."""
+"""The llama engine against transformers in f32, in this process."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from forge.serve.llama.convert import Precision
 from forge.serve.llama.engine import LlamaEngine
 from forge.serve.llama.model import ModelSettings
 from forge.serve.request import Request
+from tests.serve.stepped import gap, request, run
 
 if TYPE_CHECKING:
     from conftest import Reference
@@ -39,32 +40,6 @@ def make_engine(tmp_path: Path) -> Iterator[MakeEngine]:
         engine.close()
 
 
-def request(num_prompt: int, *, n: int = 1, max_tokens: int = 20, **fields: Any) -> Request:
-    prompt = np.random.default_rng(num_prompt).integers(0, 512, num_prompt)
-    values = {"temperature": 1.0, "seed": num_prompt, **fields}
-    return Request(prompt=prompt, n=n, max_tokens=max_tokens, **values)
-
-
-def run(engine: LlamaEngine, *requests: Request, steps: int | None = None) -> None:
-    for one in requests:
-        engine.add(one)
-    while engine.is_active and steps != 0:
-        engine.step()
-        steps = None if steps is None else steps - 1
-
-
-def gap(reference: Reference, one: Request) -> float:
-    """Largest mean |Δ logprob| of a request's samples against transformers."""
-    prompt, worst = one.prompt.tolist(), 0.0
-    for sample in one.samples:
-        tokens = sample.tokens.tolist()
-        sampled = reference.logprobs(prompt, tokens, temperature=one.temperature or 1.0)
-        plain = reference.logprobs(prompt, tokens)
-        worst = max(worst, float(np.abs(sampled - sample.logprobs).mean()))
-        worst = max(worst, float(np.abs(plain - sample.logprobs_t1).mean()))
-    return worst
-
-
 @pytest.mark.parametrize("which", ["tied", "untied"])
 def test_exact_equals_transformers_in_groups_of_ragged_prompts(
     which: str, make_engine: MakeEngine, request: pytest.FixtureRequest
@@ -74,14 +49,14 @@ def test_exact_equals_transformers_in_groups_of_ragged_prompts(
     asked = [ragged(5, 8, 1.0), ragged(700, 3, 0.7), ragged(1, 1, 0.0), ragged(512, 2, 1.3)]
     run(engine, *asked)
     assert max(gap(reference, one) for one in asked) <= GAP
-    assert engine.counts.prompt_tokens == 5 + 700 + 1 + 512, "a prompt is evaluated once a group"
+    assert engine.counts.prompt_tokens == 5 + 700 + 1 + 512, "a group's prompt is evaluated once"
 
 
 def ragged(num_prompt: int, n: int, temperature: float) -> Request:
     return request(num_prompt, n=n, temperature=temperature, max_tokens=10 + num_prompt % 23)
 
 
-def test_greedy_takes_the_tokens_that_transformers_takes(
+def test_greedy_generates_the_tokens_of_transformers(
     tied: Reference, make_engine: MakeEngine
 ) -> None:
     one = request(33, temperature=0.0, max_tokens=80)
@@ -98,7 +73,7 @@ def test_fast_stays_near_transformers(tied: Reference, make_engine: MakeEngine) 
 
 
 @pytest.mark.parametrize("in_place", [True, False])
-def test_new_weights_are_what_is_served(
+def test_new_weights_are_served(
     in_place: bool, tied: Reference, newer: Reference, make_engine: MakeEngine
 ) -> None:
     engine = make_engine(tied.path, allow_in_place=in_place)
@@ -120,7 +95,7 @@ def test_new_weights_are_what_is_served(
     ],
     ids=["plain", "rslora", "patterns"],
 )
-def test_an_adapter_counts_as_peft_counts_it(
+def test_an_adapter_gives_the_log_probabilities_of_peft(
     config: dict[str, Any],
     tied: Reference,
     make_engine: MakeEngine,
@@ -150,10 +125,10 @@ def test_full_weights_replace_an_adapter(
 
 
 @pytest.mark.parametrize("in_place", [True, False])
-def test_running_samples_go_on_under_new_weights(
+def test_running_samples_continue_under_new_weights(
     in_place: bool, tied: Reference, newer: Reference, make_engine: MakeEngine
 ) -> None:
-    """More samples than slots, so some run, some wait with an evaluated prompt, some are queued."""
+    """More samples than slots: some run, some wait with an evaluated prompt, some are queued."""
     engine = make_engine(tied.path, allow_in_place=in_place)
     asked = [request(30, n=8, max_tokens=25), request(31, n=2, max_tokens=25)]
     run(engine, *asked, steps=10)
@@ -168,10 +143,10 @@ def test_running_samples_go_on_under_new_weights(
             assert np.abs(expected - sample.logprobs).max() < 1e-3
     samples = [sample for one in asked for sample in one.samples]
     mixed = [sample for sample in samples if len(set(sample.versions.tolist())) == 2]
-    assert len(mixed) == 6, "those that had a slot"
+    assert len(mixed) == 6, "the samples that had a slot"
 
 
-def test_a_stale_engine_is_seen_by_its_scores(
+def test_scores_reveal_a_stale_engine(
     tied: Reference, newer: Reference, make_engine: MakeEngine
 ) -> None:
     stale, fresh = make_engine(tied.path), make_engine(tied.path)
@@ -182,7 +157,7 @@ def test_a_stale_engine_is_seen_by_its_scores(
     assert np.abs(stale.score(prompt, completion) - expected).mean() > 0.1
 
 
-def test_a_score_leaves_running_samples_alone(tied: Reference, make_engine: MakeEngine) -> None:
+def test_a_score_does_not_change_running_samples(tied: Reference, make_engine: MakeEngine) -> None:
     engine = make_engine(tied.path)
     one = request(30, n=8)
     run(engine, one, steps=5)
@@ -191,7 +166,9 @@ def test_a_score_leaves_running_samples_alone(tied: Reference, make_engine: Make
     assert gap(tied, one) <= GAP
 
 
-def test_a_seed_reproduces_and_another_does_not(tied: Reference, make_engine: MakeEngine) -> None:
+def test_a_seed_gives_the_same_tokens_and_another_seed_does_not(
+    tied: Reference, make_engine: MakeEngine
+) -> None:
     def tokens(seed: int, *neighbours: Request) -> list[list[int]]:
         one = request(30, n=4, max_tokens=40, seed=seed)
         run(make_engine(tied.path), *neighbours, one)
@@ -199,7 +176,7 @@ def test_a_seed_reproduces_and_another_does_not(tied: Reference, make_engine: Ma
 
     first = tokens(1)
     assert first == tokens(1)
-    assert first == tokens(1, request(100, n=5), request(7)), "whoever else is in the batch"
+    assert first == tokens(1, request(100, n=5), request(7)), "in any batch"
     assert first != tokens(2)
     assert len({tuple(sample) for sample in first}) == 4, "samples of a group differ"
 
@@ -217,7 +194,7 @@ def test_a_stop_token_ends_a_sample_and_is_its_last(
     assert all(s.tokens.size == 400 for s in one.samples if s.finish is Finish.LENGTH)
 
 
-def test_an_aborted_request_gives_its_slots_back(tied: Reference, make_engine: MakeEngine) -> None:
+def test_an_aborted_request_frees_its_slots(tied: Reference, make_engine: MakeEngine) -> None:
     engine = make_engine(tied.path, num_slots=4)
     gone, kept = request(600, n=9, max_tokens=300), request(50, n=2)
     for steps in (1, 5):
@@ -246,7 +223,7 @@ def test_an_aborted_request_gives_its_slots_back(tied: Reference, make_engine: M
         ({"stop_token_ids": tuple(range(17))}, "stop_token_ids: count: found 17"),
     ],
 )
-def test_what_cannot_be_served_is_refused_and_changes_nothing(
+def test_an_impossible_request_is_refused_and_changes_nothing(
     fields: dict[str, Any], said: str, tied: Reference, make_engine: MakeEngine
 ) -> None:
     engine = make_engine(tied.path)

@@ -1,4 +1,4 @@
-"""Sampling in numpy: the distribution, its logprobs, and what truncation leaves."""
+"""Sampling in numpy: the distribution, its log probabilities, truncation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from forge.serve.engine.draws import Draw, Knobs, uniforms
 from forge.serve.llama.sampler import TokenSampler
 
 VOCAB = 700
-"""Neither a multiple of the block nor below it."""
+"""Vocabulary size: above a block, but not a multiple of it."""
 LOGITS = np.random.default_rng(0).normal(0, 2, VOCAB).astype(np.float32)
 
 
@@ -38,7 +38,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
-def test_frequencies_are_the_softmax(temperature: float) -> None:
+def test_frequencies_equal_the_softmax(temperature: float) -> None:
     num = 10_000
     out = draw(np.tile(LOGITS, (num, 1)), temperature=temperature)
     expected = np.exp(log_softmax(LOGITS / temperature))
@@ -48,7 +48,7 @@ def test_frequencies_are_the_softmax(temperature: float) -> None:
     assert np.abs(out.logprob_t1 - log_softmax(LOGITS)[out.token]).max() < 1e-5
 
 
-def test_top_k_then_top_p_keep_what_transformers_keeps() -> None:
+def test_top_k_then_top_p_keep_the_tokens_of_transformers() -> None:
     temperature, top_k, top_p = 0.8, 20, 0.7
     probs = np.exp(log_softmax(LOGITS / temperature))
     order = np.argsort(-probs)[:top_k]
@@ -60,7 +60,7 @@ def test_top_k_then_top_p_keep_what_transformers_keeps() -> None:
     assert np.abs(out.logprob - expected).max() < 1e-5
 
 
-def test_rows_with_other_knobs_do_not_disturb_each_other() -> None:
+def test_rows_with_different_parameters_are_independent() -> None:
     logits = np.tile(LOGITS, (3, 1))
     knobs = Knobs(
         temperature=np.array([0.0, 1.0, 0.5]),
@@ -82,7 +82,7 @@ def test_the_ends_of_the_unit_interval_give_possible_tokens(u: float) -> None:
     assert 300 <= out.token[0] < 400
 
 
-def test_rows_that_are_not_finite_are_told() -> None:
+def test_rows_that_are_not_finite_are_marked() -> None:
     logits = np.tile(LOGITS, (4, 1))
     logits[1, 5], logits[2, 6], logits[3, 7] = np.nan, np.inf, -np.inf
     assert draw(logits).is_finite.tolist() == [True, False, False, True]

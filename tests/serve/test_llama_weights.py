@@ -1,4 +1,4 @@
-"""Directories of weights: what is read, and what is refused with one line."""
+"""Directories of weights: reading them, and refusing them with one line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from conftest import Reference
 
 
-def test_every_element_type_is_read_as_torch_reads_it(tmp_path: Path) -> None:
+def test_every_element_type_is_read_like_torch_reads_it(tmp_path: Path) -> None:
     values = torch.randn(7, 5)
     kinds = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
     save_file({name: values.to(kind) for name, kind in kinds.items()}, tmp_path / "x.safetensors")
@@ -34,7 +34,7 @@ def test_every_element_type_is_read_as_torch_reads_it(tmp_path: Path) -> None:
         assert (stored[name].read_bf16() == expected).all()
 
 
-def test_a_sharded_checkpoint_is_one_checkpoint(tied: Reference, tmp_path: Path) -> None:
+def test_a_sharded_checkpoint_is_read_as_one(tied: Reference, tmp_path: Path) -> None:
     tied.model.save_pretrained(tmp_path, max_shard_size="100KB")
     assert (tmp_path / "model.safetensors.index.json").exists()
     one, many = open_weights(tied.path, served=None), open_weights(tmp_path, served=None)

@@ -1,4 +1,4 @@
-"""The engine's thread and the event loop: nobody's request stays behind."""
+"""The engine's thread and the event loop: no request is left in the engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from forge.serve.port import EngineStatus
 
 
 class FakeEngine:
-    """Counts who came and who was sent away."""
+    """Counts added and aborted requests."""
 
     is_active, features = False, frozenset[str]()
 

@@ -20,6 +20,7 @@ from forge.serve.installed.engines import ENGINES, EngineKind
 from forge.serve.replicas import open_replicas
 from forge.serve.weights import Weights
 from tests.serve.made_up_replicas import Client, come_up, go_down, made_up_replicas
+from tests.serve.observed import Pids
 
 if TYPE_CHECKING:
     from conftest import Reference
@@ -32,21 +33,8 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-class Pids:
-    """A ProcessObserver that keeps the pids of lives."""
-
-    def __init__(self) -> None:
-        self.all: list[int] = []
-
-    def started(self, name: str, *, pid: int, devices: str, log_path: Path) -> None:
-        self.all.append(pid)
-
-    def ended(self, name: str, *, pid: int, reason: str) -> None:
-        assert pid in self.all
-
-
 @pytest.mark.slow
-async def test_sleep_waits_for_what_runs_keeps_the_dead_away_and_ends_with_wake_or_new_weights(
+async def test_sleep_waits_for_running_samples_stops_restarts_and_ends_with_wake_or_weights(
     tied: Reference, newer: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sleeper = EngineKind(
@@ -84,7 +72,7 @@ async def test_sleep_waits_for_what_runs_keeps_the_dead_away_and_ends_with_wake_
                     await anyio.sleep(0.02)
                 await replicas.sleep()
                 await anyio.sleep(0.5)
-                assert len(pids.all) == 1, "its card is another's until it is to wake"
+                assert len(pids.all) == 1, "no restart until wake: the trainer has the GPU"
                 assert len(order) == 2
                 await replicas.wake()
             assert order[2:] == ["asked asleep by 0"]
@@ -101,7 +89,7 @@ async def test_sleep_waits_for_what_runs_keeps_the_dead_away_and_ends_with_wake_
 
 
 @pytest.mark.slow
-async def test_engines_that_cannot_sleep_go_on(tied: Reference, tmp_path: Path) -> None:
+async def test_engines_that_cannot_sleep_continue(tied: Reference, tmp_path: Path) -> None:
     table = ServeTable(engine="llama", slots=2, context_tokens=128)
     with open_socket_dir() as sockets, anyio.fail_after(60):
         async with open_replicas(
@@ -115,11 +103,11 @@ async def test_engines_that_cannot_sleep_go_on(tied: Reference, tmp_path: Path) 
             assert len(one.token_ids) == 3
 
 
-async def test_sleep_means_an_engine_that_is_being_started_too(tmp_path: Path) -> None:
+async def test_sleep_includes_an_engine_that_is_starting(tmp_path: Path) -> None:
     client = Client()
     replicas = made_up_replicas(tmp_path, client)
     go_down(replicas.all[0])
-    assert "sleep" in replicas.features, "an engine can what it could"
+    assert "sleep" in replicas.features, "features are kept"
     with anyio.fail_after(5):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(replicas.sleep)

@@ -1,4 +1,4 @@
-"""The engine around vLLM: what it asks, when, and what it makes of the answers. vLLM is a fake
+"""The engine around vLLM: its calls, their order, and its results. vLLM is a fake
 here; the same engine on a GPU is in test_vllm_gpu.py.
 """
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.anyio
 
 
 class DeadError(Exception):
-    """What vLLM raises when EngineCore is gone."""
+    """vLLM's error when EngineCore is gone."""
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def anyio_backend() -> str:
 
 
 class FakeQueue:
-    """Where one request's outputs come."""
+    """The output queue of one request."""
 
     def __init__(self, llm: FakeLlm, request_id: str, prompt: Any, params: dict[str, Any]) -> None:
         self.llm, self.request_id, self.prompt, self.params = llm, request_id, prompt, params
@@ -50,7 +50,7 @@ class FakeQueue:
         self.outputs: asyncio.Queue[Any] = asyncio.Queue()
 
     def make(self, count: int) -> None:
-        """So many tokens more: 0, 1, 2, ..., each with the log probability -(token + 1) / 10."""
+        """Add tokens 0, 1, 2, ..., each with the log probability -(token + 1) / 10."""
         tokens = list(range(self.made, self.made + count))
         self.made += count
         is_last = self.made >= self.params["max_tokens"]
@@ -80,7 +80,7 @@ class FakeQueue:
 
 
 class FakeLlm:
-    """AsyncLLM: keeps requests until a test lets them make tokens."""
+    """AsyncLLM: keeps requests until a test adds their tokens."""
 
     errored = False
 
@@ -162,13 +162,13 @@ def request(*, n: int = 1, max_tokens: int = 6, seed: int = 1) -> Request:
     return Request(prompt=np.arange(5), n=n, max_tokens=max_tokens, temperature=1.0, seed=seed)
 
 
-async def until(is_so: Callable[[], bool]) -> None:
+async def until(is_done: Callable[[], bool]) -> None:
     with anyio.fail_after(5):
-        while not is_so():  # noqa: ASYNC110
+        while not is_done():  # noqa: ASYNC110
             await anyio.sleep(0.001)
 
 
-async def test_samples_come_back_with_their_numbers_and_version(tied: Reference) -> None:
+async def test_samples_have_their_log_probabilities_and_version(tied: Reference) -> None:
     llm = FakeLlm()
     llm.is_at_once = True
     engine, one = make_engine(tied, llm, version=3), request(n=2)
@@ -184,7 +184,7 @@ async def test_samples_come_back_with_their_numbers_and_version(tied: Reference)
     assert (status.generated_tokens, status.prompt_tokens) == (12, 5)
 
 
-async def test_a_stream_hears_each_step(tied: Reference) -> None:
+async def test_a_stream_gets_each_step(tied: Reference) -> None:
     llm, heard = FakeLlm(), list[Chunk]()
     engine, one = make_engine(tied, llm), request()
     async with anyio.create_task_group() as group:
@@ -210,7 +210,7 @@ async def test_a_cancelled_request_is_aborted_with_all_its_samples(tied: Referen
     assert engine.status().waiting == 0
 
 
-async def test_what_vllm_refuses_is_one_line_and_its_siblings_are_aborted(tied: Reference) -> None:
+async def test_a_refusal_of_vllm_is_one_line_and_its_siblings_are_aborted(tied: Reference) -> None:
     llm = FakeLlm()
     engine = make_engine(tied, llm)
     failures: list[Exception] = []
@@ -229,7 +229,7 @@ async def test_what_vllm_refuses_is_one_line_and_its_siblings_are_aborted(tied: 
     assert ("abort", llm.queues[1].request_id) in llm.calls
 
 
-async def test_numbers_that_are_not_finite_give_the_request_up(tied: Reference) -> None:
+async def test_log_probabilities_that_are_not_finite_fail_the_request(tied: Reference) -> None:
     llm, said = FakeLlm(), list[str]()
     engine = make_engine(tied, llm)
     flat = SimpleNamespace(start_indices=[0], logprobs=[float("nan")])
@@ -248,7 +248,7 @@ async def test_numbers_that_are_not_finite_give_the_request_up(tied: Reference) 
     assert said == ["logits were not finite at policy version 0"]
 
 
-async def test_what_runs_ends_on_the_adapter_that_it_began_with(
+async def test_a_running_sample_ends_on_its_first_adapter(
     tied: Reference, make_adapter: Callable[..., Reference]
 ) -> None:
     llm, path = FakeLlm(), make_adapter(tied, r=4).path
@@ -263,10 +263,10 @@ async def test_what_runs_ends_on_the_adapter_that_it_began_with(
         for queue in llm.queues:
             queue.make(6)
     first, second = (queue.lora.lora_int_id for queue in llm.queues)
-    assert first != second, "one id would serve the old KV"
+    assert first != second, "the same id would reuse the old KV"
     assert set(old.samples[0].versions) == {1}
     assert set(new.samples[0].versions) == {2}
-    assert "pause" not in str(llm.calls), "an adapter stops nobody"
+    assert "pause" not in str(llm.calls), "an adapter pauses nothing"
 
 
 async def test_a_new_adapter_waits_for_room_beside_those_in_use(
@@ -288,7 +288,9 @@ async def test_a_new_adapter_waits_for_room_beside_those_in_use(
             queue.make(6)
 
 
-async def test_full_weights_mark_what_each_version_made(tied: Reference, newer: Reference) -> None:
+async def test_tokens_before_and_after_full_weights_have_their_versions(
+    tied: Reference, newer: Reference
+) -> None:
     llm = FakeLlm()
     engine, one, late = make_engine(tied, llm), request(), request()
     async with anyio.create_task_group() as group:
@@ -320,7 +322,7 @@ async def test_full_weights_end_an_adapter(
     assert llm.queues[0].lora is None
 
 
-async def test_half_written_weights_answer_nothing_until_others_came(
+async def test_half_written_weights_answer_nothing_until_the_next_load(
     tied: Reference, newer: Reference
 ) -> None:
     llm = FakeLlm()
@@ -353,7 +355,7 @@ async def test_a_refused_adapter_changes_nothing(
     assert engine.status().version == 0
 
 
-async def test_a_score_is_of_the_completions_own_tokens(tied: Reference) -> None:
+async def test_a_score_covers_the_tokens_of_the_completion_only(tied: Reference) -> None:
     llm = FakeLlm()
     llm.is_at_once = True
     engine = make_engine(tied, llm)
@@ -381,7 +383,7 @@ async def test_a_dead_core_ends_the_process(
     assert codes == [70, 70]
 
 
-async def test_sleep_and_wake_are_vllms(tied: Reference) -> None:
+async def test_sleep_and_wake_call_vllm(tied: Reference) -> None:
     llm = FakeLlm()
     shared, own = (make_engine(tied, llm, shared_gpus=gpus) for gpus in (["GPU-a"], []))
     assert "sleep" in shared.features
@@ -394,13 +396,13 @@ async def test_sleep_and_wake_are_vllms(tied: Reference) -> None:
     assert [call for call in llm.calls if "forge" not in call[0]] == [("sleep", 1), "wake"]
 
 
-def test_a_path_of_nothing_is_refused(tied: Reference) -> None:
+def test_a_missing_directory_is_refused(tied: Reference) -> None:
     engine = make_engine(tied, FakeLlm())
     with pytest.raises(ConfigError, match="no such directory"):
         anyio.run(lambda: engine.load_weights(Path("/nowhere"), version=1))
 
 
-async def test_the_child_answers_once_the_engine_serves_and_ends_it_with_the_server(
+async def test_the_child_answers_once_the_engine_is_ready_and_stops_it_with_the_server(
     tied: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llm = FakeLlm()
@@ -425,11 +427,11 @@ async def test_the_child_answers_once_the_engine_serves_and_ends_it_with_the_ser
     assert llm.calls[-1] == "shutdown"
 
 
-async def test_a_vllm_that_does_not_start_says_why_in_one_line(
+async def test_a_vllm_that_does_not_start_logs_the_reason_in_one_line(
     tied: Reference, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Ended(BaseException):
-        """In place of the end of this process."""
+        """Replaces the end of this process."""
 
     def end(code: int) -> None:
         raise Ended(code)
@@ -448,7 +450,7 @@ async def test_a_vllm_that_does_not_start_says_why_in_one_line(
     assert caplog.messages == ["vLLM did not start: Free memory on device (1 GiB) is too little"]
 
 
-def test_the_quiet_listener_leaves_the_handler_of_outputs_to_start_again() -> None:
+def test_disabling_token_statistics_lets_the_output_handler_start_again() -> None:
     cancelled: list[bool] = []
     handler = SimpleNamespace(cancel=lambda: cancelled.append(True))
     states = SimpleNamespace(log_stats=True)

@@ -1,4 +1,5 @@
-"""What runs in vLLM's workers, as far as it needs no vLLM: turns on the card, layers laid bare."""
+"""The parts of the worker extension that need no vLLM: turns on the GPU, layers without
+wrappers."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from forge.serve.vllm.extension import ForgeWorker, bare_layers, in_turns
 
 
 class Turns:
-    """Writes down who comes and goes."""
+    """Records entering and leaving."""
 
     def __init__(self) -> None:
         self.did: list[str] = []
@@ -38,7 +39,7 @@ class Turns:
         return call
 
 
-def test_a_step_in_two_halves_is_one_turn_that_ends_with_an_idle_card() -> None:
+def test_the_two_halves_of_a_step_are_one_turn_that_ends_with_an_idle_gpu() -> None:
     turns = Turns()
     execute, sample = in_turns(
         turns.does("execute"),
@@ -52,7 +53,7 @@ def test_a_step_in_two_halves_is_one_turn_that_ends_with_an_idle_card() -> None:
     assert turns.did == ["enter", "execute", "sample", "drain", "leave"] * 2
 
 
-def test_a_step_without_tokens_is_one_turn_too() -> None:
+def test_a_step_without_tokens_is_one_turn() -> None:
     turns = Turns()
     execute, _ = in_turns(
         turns.does("execute", answer="nothing"),
@@ -65,7 +66,7 @@ def test_a_step_without_tokens_is_one_turn_too() -> None:
 
 
 @pytest.mark.parametrize("half", ["execute", "sample"])
-def test_a_step_that_fails_gives_the_card_back(half: str) -> None:
+def test_a_failed_step_releases_the_gpu(half: str) -> None:
     turns = Turns()
     fault = RuntimeError("out of memory")
     execute, sample = in_turns(
@@ -79,13 +80,13 @@ def test_a_step_that_fails_gives_the_card_back(half: str) -> None:
     assert turns.did.count("enter") == turns.did.count("leave") == 1
 
 
-def test_what_moves_adapters_or_all_weights_is_a_turn_that_ends_with_an_idle_card(
+def test_moving_adapters_or_weights_is_a_turn_that_ends_with_an_idle_gpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     turns = Turns()
 
     class Worker:
-        """Called as vLLM 0.24 calls its own: by name, on the instance."""
+        """Call a method like vLLM 0.24: by name, on the instance."""
 
         execute_model = sample_tokens = staticmethod(turns.does("step"))
 
@@ -101,7 +102,7 @@ def test_what_moves_adapters_or_all_weights_is_a_turn_that_ends_with_an_idle_car
             raise RuntimeError("out of memory")
 
     class Extended(Worker, ForgeWorker):
-        """As vLLM makes it."""
+        """A worker class like vLLM's."""
 
     monkeypatch.setattr("forge.serve.vllm.extension.die_with_parent", lambda _parent: None)
     monkeypatch.setattr("forge.serve.vllm.extension.card_turns", lambda _uuids: turns)
@@ -118,11 +119,11 @@ def test_what_moves_adapters_or_all_weights_is_a_turn_that_ends_with_an_idle_car
     alone: Any = Extended()
     alone.forge_start([])
     alone.sleep()
-    assert turns.did == ["sleep 1"], "a card of its own needs no turns"
+    assert turns.did == ["sleep 1"], "a GPU that is not shared needs no turns"
 
 
 class BaseLayerWithLoRA(nn.Module):
-    """Named as vLLM's."""
+    """Has the name of vLLM's class."""
 
     def __init__(self, base_layer: nn.Module) -> None:
         super().__init__()
@@ -131,10 +132,10 @@ class BaseLayerWithLoRA(nn.Module):
 
 
 class Wrapper(BaseLayerWithLoRA):
-    """A kind of it."""
+    """A subclass of it."""
 
 
-def test_a_checkpoints_names_fit_while_the_layers_are_bare() -> None:
+def test_a_checkpoints_names_fit_without_the_wrappers() -> None:
     inner = nn.Sequential(nn.Linear(3, 3), Wrapper(nn.Linear(3, 3)))
     model = nn.ModuleDict({"block": inner, "head": Wrapper(nn.Sequential(Wrapper(nn.Tanh())))})
     before = [(name, id(module)) for name, module in model.named_modules()]
@@ -148,14 +149,14 @@ def test_a_checkpoints_names_fit_while_the_layers_are_bare() -> None:
     assert [(name, id(module)) for name, module in model.named_modules()] == before
 
 
-def test_the_worker_adds_names_of_its_own_only() -> None:
-    """vLLM refuses an extension whose names it has itself."""
+def test_the_extension_replaces_no_method_of_vllm() -> None:
+    """vLLM refuses an extension with names of its own worker."""
     added = [name for name in dir(ForgeWorker) if not name.startswith("__")]
     assert added
     assert all(name.startswith("forge_") for name in added)
 
 
-def test_turns_hold_every_named_card_and_nothing_without_names(
+def test_turns_hold_every_named_gpu_and_nothing_without_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     did: list[str] = []
@@ -175,5 +176,5 @@ def test_turns_hold_every_named_card_and_nothing_without_names(
     with card_turns([])():
         assert did == []
     with card_turns(["b", "a"])():
-        assert did == ["+a", "+b"], "in one order everywhere"
+        assert did == ["+a", "+b"], "always in the same order"
     assert did == ["+a", "+b", "-b", "-a"]

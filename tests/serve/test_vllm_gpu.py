@@ -36,6 +36,7 @@ from forge.serve.client import ReplicaClient
 from forge.serve.installed.engines import check_engine
 from forge.serve.replicas import Replicas, open_replicas
 from forge.serve.weights import Weights
+from tests.serve.observed import Pids
 
 pytestmark = [pytest.mark.gpu, pytest.mark.anyio, pytest.mark.timeout(400)]
 PROMPT, TOKENS = list(range(30)), list(range(50, 90))
@@ -49,19 +50,6 @@ RANK = 16
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
-
-
-class Pids:
-    """A ProcessObserver that keeps the pids of lives."""
-
-    def __init__(self) -> None:
-        self.all: list[int] = []
-
-    def started(self, name: str, *, pid: int, devices: str, log_path: Path) -> None:
-        self.all.append(pid)
-
-    def ended(self, name: str, *, pid: int, reason: str) -> None:
-        assert pid in self.all
 
 
 class Model:
@@ -141,7 +129,7 @@ def gap(expected: np.ndarray, found: Any) -> float:
     ("engine", "precision", "eager"),
     [("hf", "fast", False), ("vllm", "exact", True), ("vllm", "fast", False)],
 )
-async def test_engines_pass_their_contract_on_a_card(
+async def test_engines_fulfil_their_contract_on_a_gpu(
     engine: str, precision: str, eager: bool, tmp_path: Path
 ) -> None:
     allowed = GAPS[precision]
@@ -204,7 +192,7 @@ async def test_engines_pass_their_contract_on_a_card(
 async def check_turns_in_flight(
     replicas: Replicas, base: Model, adapter: Model, other: Model
 ) -> None:
-    """Turns end on the adapter they began with; full weights take over those that run."""
+    """Running turns end on their first adapter; full weights apply to running turns."""
     versions: list[tuple[int, int]] = []
 
     async def ask() -> None:
@@ -223,7 +211,9 @@ async def check_turns_in_flight(
     await replicas.publish(base.path, 22)
 
 
-async def test_a_shared_card_is_slept_on_waited_for_and_free_after_a_kill(tmp_path: Path) -> None:
+async def test_on_a_shared_gpu_an_engine_sleeps_waits_its_turn_and_frees_memory_when_killed(
+    tmp_path: Path,
+) -> None:
     gpu, pids = inventory()[0], Pids()
     model = make_model(tmp_path / "model", seed=0)
     before = free_bytes()
@@ -261,7 +251,7 @@ async def test_a_shared_card_is_slept_on_waited_for_and_free_after_a_kill(tmp_pa
                 await replicas.generate(
                     Prompt(ids=tuple(PROMPT)), n=1, max_tokens=8, temperature=1.0, seed=1
                 )
-            assert waited.cancelled_caught, "no step while somebody times kernels"
+            assert waited.cancelled_caught, "no step while a judge times kernels"
         finally:
             over.set()
             timing.join()

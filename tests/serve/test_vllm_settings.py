@@ -1,4 +1,4 @@
-"""What vLLM is told, and which directories reach it: without vLLM."""
+"""Arguments for vLLM, and the checks of directories before it loads them; without vLLM."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def config_of(reference: Reference, **fields: Any) -> dict[str, Any]:
     return {**config, **fields}
 
 
-def test_what_the_experiment_says_reaches_vllm(tied: Reference) -> None:
+def test_settings_of_the_experiment_reach_vllm(tied: Reference) -> None:
     arguments = engine_arguments(read_settings(config_of(tied)))
     expected = {
         "model": str(tied.path),
@@ -71,7 +71,8 @@ def test_what_the_experiment_says_reaches_vllm(tied: Reference) -> None:
 
 
 def test_a_score_of_the_whole_context_fits(tied: Reference) -> None:
-    """vLLM wants room for a token after the last; at the model's end only by its own permission."""
+    """vLLM needs room for a token after the last; beyond the model's length only with its own
+    variable."""
     shorter, full = (
         read_settings(config_of(tied, context_tokens=tokens)) for tokens in (2047, 2048)
     )
@@ -83,7 +84,7 @@ def test_a_score_of_the_whole_context_fits(tied: Reference) -> None:
         read_settings(config_of(tied, context_tokens=2049))
 
 
-def test_a_shared_card_means_turns_and_sleep(tied: Reference) -> None:
+def test_a_shared_gpu_means_turns_and_sleep(tied: Reference) -> None:
     shared = config_of(tied, shared_gpus=["GPU-a"], tensor_parallel=1)
     arguments = engine_arguments(read_settings(shared))
     assert arguments["async_scheduling"] is False
@@ -93,7 +94,7 @@ def test_a_shared_card_means_turns_and_sleep(tied: Reference) -> None:
 
 
 @pytest.mark.parametrize(("rank", "room"), [(1, 8), (8, 8), (9, 16), (64, 64), (500, 512)])
-def test_adapters_get_the_smallest_room_that_holds_them(
+def test_adapters_get_the_smallest_rank_that_holds_them(
     rank: int, room: int, tied: Reference
 ) -> None:
     arguments = engine_arguments(read_settings(config_of(tied, max_lora_rank=rank)))
@@ -106,7 +107,7 @@ def test_a_rank_beyond_vllms_is_refused() -> None:
         lora_rank(513)
 
 
-def test_a_request_is_what_vllm_samples() -> None:
+def test_a_request_becomes_sampling_parameters() -> None:
     request = Request(
         prompt=np.arange(4), n=3, max_tokens=7, temperature=0.6, seed=11, top_p=0.9, top_k=20,
         stop_token_ids=(5, 6),
@@ -122,7 +123,7 @@ def test_a_request_is_what_vllm_samples() -> None:
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 4095))
-def test_seeds_fit_and_neighbours_do_not_meet(seed: int, index: int) -> None:
+def test_seeds_fit_63_bits_and_neighbours_differ(seed: int, index: int) -> None:
     found = sample_seed(seed, index)
     assert 0 <= found < 2**63
     assert found == sample_seed(seed, index)
@@ -130,14 +131,14 @@ def test_seeds_fit_and_neighbours_do_not_meet(seed: int, index: int) -> None:
     assert sample_seed(seed, 1) != sample_seed(seed + 1, 0)
 
 
-def test_the_sampled_tokens_log_probability_is_taken_from_either_form() -> None:
+def test_the_sampled_tokens_log_probability_is_read_from_either_form() -> None:
     flat = SimpleNamespace(start_indices=[0, 1, 3], logprobs=[-1.0, -2.0, -9.0, -3.0])
     tables = [{7: SimpleNamespace(logprob=-1.0), 8: SimpleNamespace(logprob=-9.0)}]
     assert sampled_logprobs(flat) == [-1.0, -2.0, -3.0]
     assert sampled_logprobs(tables) == [-1.0]
 
 
-def test_the_schedulers_newest_numbers_stand() -> None:
+def test_the_schedulers_newest_numbers_are_kept() -> None:
     counters = Counters()
     note_step(counters, SimpleNamespace(num_running_reqs=4, kv_cache_usage=0.5))
     note_step(counters, SimpleNamespace(num_running_reqs=2, kv_cache_usage=0.25))
@@ -190,7 +191,7 @@ def cut(path: Path) -> None:
         (cut, "model.safetensors"),
     ],
 )
-def test_a_checkpoint_that_does_not_fit_never_reaches_vllm(
+def test_an_unfit_checkpoint_never_reaches_vllm(
     damage: Callable[[Path], None], said: str, tied: Reference, newer: Reference, tmp_path: Path
 ) -> None:
     shutil.copytree(newer.path, tmp_path / "bad")
@@ -210,7 +211,7 @@ def test_a_checkpoint_that_does_not_fit_never_reaches_vllm(
         ({"rank_pattern": {"q_proj": 4}}, 8, "rank_pattern"),
     ],
 )
-def test_an_adapter_that_does_not_fit_never_reaches_vllm(
+def test_an_unfit_adapter_never_reaches_vllm(
     fields: dict[str, Any],
     room: int,
     said: str,

@@ -1,4 +1,5 @@
-"""The model maker: a complete directory, the same for the same seed; or an error that says why."""
+"""Making a random model: a complete directory, the same for the same seed, or an error with the
+reason."""
 
 from __future__ import annotations
 
@@ -51,13 +52,13 @@ def test_the_same_seed_makes_the_same_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_maker_that_fails_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failed_init_model_reports_the_reason_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ChildDied, match=r"init-model died .*(.|\n)*FileNotFoundError"):
         make(tmp_path, "none")
     assert not (tmp_path / "none").exists()
 
 
-def test_a_directory_appears_only_when_it_is_whole(tmp_path: Path) -> None:
+def test_a_directory_appears_only_when_it_is_complete(tmp_path: Path) -> None:
     def fill() -> None:
         with whole_dir(tmp_path / "d") as partial:
             (partial / "a").write_text("1")
