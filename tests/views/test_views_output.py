@@ -101,7 +101,7 @@ def test_idle_shares_of_the_last_steps_equal_the_view(tmp_path: Path) -> None:
     """A repeated step counts with its last attempt; a stage without steps has no shares."""
     wall, seconds = "step/wall/seconds", "idle/trainer/seconds"
     steps = [(1, 1, 1.0), (1, 2, 4.0), (2, 2, 2.0), (2, 3, 5.0)]
-    records = [attempt()]
+    records: list[Any] = [attempt()]
     for number, step, idle_s in steps:
         if number == 2 and step == 2:
             records.append(attempt(number=2))
