@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -213,6 +214,17 @@ def test_only_the_command_line_imports_commands():
 def test_no_room_is_crowded(folder):
     allowed = CROWDED.get(str(folder.relative_to(ROOT)), MAX_FILES)
     assert len(list(folder.glob("*.py"))) <= allowed
+
+
+def test_a_class_name_occurs_once():
+    """The judge's own classes aside: it is rebuilt in rooms of its own."""
+    found = defaultdict(list)
+    for path in sorted(FORGE.rglob("*.py")):
+        if FORGE / "evalpool" / "judge" not in path.parents:
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    found[node.name].append(str(path.relative_to(ROOT)))
+    assert {name: paths for name, paths in found.items() if len(paths) > 1} == {}
 
 
 @pytest.mark.parametrize("folder", folders(), ids=lambda path: str(path.relative_to(ROOT)))

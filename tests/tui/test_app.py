@@ -81,7 +81,7 @@ async def test_q_quits_with_0(canned_run: RunPaths):
         await settle(pilot)
         await pilot.press("q")
     assert app.return_code == 0
-    assert app.watched.reader is None, "the files are let go"
+    assert app.watched.reader is None, "the files are closed"
 
 
 async def test_the_palette_finds_screens_and_actions(canned_run: RunPaths):
