@@ -46,7 +46,7 @@ class Interpreter:
     """Its path for messages; empty for this process's interpreter."""
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
     modules: frozenset[str] = frozenset()
-    """Versions of the packages that engines need."""
+    """Installed modules among those that engines need."""
     vllm_requires: Sequence[str] = ()
     """vLLM's requirements, as `torch==2.11.0`."""
     llama_backends: frozenset[str] = frozenset()
