@@ -143,7 +143,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     if args.no_budget:
-        pool_module.share = lambda cores, **_: ()
+        pool_module.seat_cores = lambda cores, **_: ()
     table = JudgeTable.model_validate(
         {
             "workers": args.workers,
