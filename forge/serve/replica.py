@@ -29,7 +29,8 @@ from forge.serve.client import ReplicaClient
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from forge.records import Completion, Prompt
+    from forge.records import Completion
+    from forge.serve.served import SampleRequest
     from forge.serve.weights import Weights
 
 logger = logging.getLogger(__name__)
@@ -303,26 +304,17 @@ class Replica:
 
     # -- requests --------------------------------------------------------------------------------
 
-    async def complete(
-        self,
-        prompt: Prompt,
-        *,
-        n: int,
-        max_tokens: int,
-        temperature: float,
-        seed: int,
-        stop_token_ids: Sequence[int],
-    ) -> list[Completion]:
+    async def complete(self, request: SampleRequest) -> list[Completion]:
         """Sample. The caller counts `load` and the tokens of the answers it uses."""
         try:
             with self._busy.running():
                 return await self._client.complete(
-                    prompt.ids,
-                    n=n,
-                    max_tokens=max_tokens,
-                    temperature=temperature,
-                    seed=seed,
-                    stop_token_ids=stop_token_ids,
+                    request.prompt.ids,
+                    n=request.n,
+                    max_tokens=request.max_tokens,
+                    temperature=request.temperature,
+                    seed=request.seed,
+                    stop_token_ids=request.stop_token_ids,
                 )
         except Stalled as error:
             raise self._with_stacks(error) from error

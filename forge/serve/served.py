@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import time
-from abc import ABC, abstractmethod
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,12 +22,11 @@ from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
-from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled
+from forge.errors import ChildDied, ForgeError, MachineError, Stalled
 from forge.serve.router import ReplicaLoad, Router
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Sequence
-    from pathlib import Path
 
     from forge.records import Completion, EngineLoad, Prompt
 
@@ -57,6 +55,18 @@ class ServeStats:
     num_restarts: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRequest:
+    """One request for samples."""
+
+    prompt: Prompt
+    n: int
+    max_tokens: int
+    temperature: float
+    seed: int
+    stop_token_ids: Sequence[int]
+
+
 class Server(Protocol):
     """A server that answers requests: `replica.Replica` or `remote.RemoteServer`."""
 
@@ -77,17 +87,8 @@ class Server(Protocol):
         """Seconds with a request in progress."""
         ...
 
-    async def complete(
-        self,
-        prompt: Prompt,
-        *,
-        n: int,
-        max_tokens: int,
-        temperature: float,
-        seed: int,
-        stop_token_ids: Sequence[int],
-    ) -> list[Completion]:
-        """Sample `n` continuations. Cancellation aborts them on the server. Raises ForgeError."""
+    async def complete(self, request: SampleRequest) -> list[Completion]:
+        """Sample. Cancellation aborts them on the server. Raises ForgeError."""
         ...
 
 
@@ -95,18 +96,14 @@ class Server(Protocol):
 class _Attempt:
     """One request and its outcome at each server that got it."""
 
-    prompt: Prompt
-    n: int
-    max_tokens: int
-    temperature: float
-    seed: int
+    request: SampleRequest
     answer: list[Completion] | None = None
     errors: list[ForgeError] = field(default_factory=list[ForgeError])
     servers: list[Server] = field(default_factory=list[Server])
     """Servers that got the request, in order."""
 
 
-class Served(ABC):
+class Served:
     """Servers that answer for one model."""
 
     def __init__(
@@ -127,37 +124,6 @@ class Served(ABC):
         self._released.set()
         self._answered_at: dict[str, float] = {}
         self.router = Router()
-
-    # -- the runner's calls ----------------------------------------------------------------------
-
-    @property
-    @abstractmethod
-    def version(self) -> int:
-        """Policy version that all servers have."""
-
-    @property
-    @abstractmethod
-    def features(self) -> frozenset[str]:
-        """Features that all servers have, named as in `forge.serve.port`."""
-
-    @abstractmethod
-    async def publish(self, path: Path, version: int, *, rolling: bool = False) -> None:
-        """Serve the weights of a directory everywhere, as `version`. Raises ConfigError if that is
-        not possible."""
-
-    @abstractmethod
-    async def probe(
-        self, prompt_ids: Sequence[int], completion_ids: Sequence[int]
-    ) -> list[list[float]]:
-        """Log probabilities of the completion's tokens from each server, in the order of names."""
-
-    @abstractmethod
-    async def sleep(self) -> None:
-        """Release GPU memory where the engine can. Requests wait for `wake`."""
-
-    @abstractmethod
-    async def wake(self) -> None:
-        """Take GPU memory back and continue with requests."""
 
     def load(self) -> EngineLoad | None:
         """The engines' own numbers; None if they report none."""
@@ -186,12 +152,13 @@ class Served(ABC):
             ChildDied, Stalled, MachineError: no server could answer.
             ConfigError: a server refused the request.
         """
+        request = SampleRequest(
+            prompt=prompt, n=n, max_tokens=max_tokens, temperature=temperature, seed=seed,
+            stop_token_ids=self._stop_token_ids,
+        )  # fmt: skip
         failed: list[Server] = []
         for number in range(ATTEMPTS):
-            attempt = _Attempt(
-                prompt=prompt, n=n, max_tokens=max_tokens, temperature=temperature,
-                seed=seed,
-            )  # fmt: skip
+            attempt = _Attempt(request=request)
             first = await self._choose(prompt.ids, avoided=failed)
             with _counted(first, n):
                 await self._send(attempt, first)
@@ -201,8 +168,7 @@ class Served(ABC):
             if isinstance(error, MachineError):
                 failed += attempt.servers  # a failing engine answers so just before it restarts
             is_lost = isinstance(error, ChildDied | MachineError)
-            is_lost = is_lost or self._has_alternative(error, attempt)
-            if number == ATTEMPTS - 1 or not is_lost:
+            if number == ATTEMPTS - 1 or not (is_lost or self._has_alternative(error, attempt)):
                 raise error
             logger.warning("%s; sending it again", error)
             await anyio.sleep(RETRY_PAUSE_S)
@@ -254,7 +220,7 @@ class Served(ABC):
         async with anyio.create_task_group() as others:
             others.start_soon(partial(self._send_to, attempt, first, others=others.cancel_scope))
             if (second := await self._wait_for_silence(attempt, first)) is not None:
-                with _counted(second, attempt.n):
+                with _counted(second, attempt.request.n):
                     await self._send_to(attempt, second, others=others.cancel_scope)
 
     async def _send_to(
@@ -264,14 +230,7 @@ class Served(ABC):
         attempt.servers.append(server)
         began = time.monotonic()
         try:
-            completions = await server.complete(
-                attempt.prompt,
-                n=attempt.n,
-                max_tokens=attempt.max_tokens,
-                temperature=attempt.temperature,
-                seed=attempt.seed,
-                stop_token_ids=self._stop_token_ids,
-            )
+            completions = await server.complete(attempt.request)
         except ForgeError as error:
             attempt.errors.append(error)
             is_last = len(attempt.errors) == len(attempt.servers)
@@ -294,7 +253,7 @@ class Served(ABC):
         while True:
             await anyio.sleep(WATCH_EVERY_S)
             now = time.monotonic()
-            patience_s = self.router.patience_s(attempt.max_tokens)
+            patience_s = self.router.patience_s(attempt.request.max_tokens)
             if patience_s is None or now - began < patience_s or not self._is_silent(first, began):
                 continue
             up = [each for each in self._servers if each.is_up and each is not first]
@@ -304,7 +263,7 @@ class Served(ABC):
                     first.name, now - began,
                 )  # fmt: skip
                 self.router.was_silent(first.name, now=now)
-                return self._route(up, attempt.prompt.ids)
+                return self._route(up, attempt.request.prompt.ids)
 
     def _is_silent(self, server: Server, since: float) -> bool:
         """True if another server has answered since, and this one has not."""
@@ -329,8 +288,3 @@ def _counted(server: Server, n: int) -> Generator[None]:
         yield
     finally:
         server.load -= n
-
-
-def not_changeable(where: str) -> ConfigError:
-    """The error for publishing to servers that forge did not start."""
-    return ConfigError(f"{where}: its weights cannot be changed, so nothing can be trained there")

@@ -23,7 +23,7 @@ from forge.process.uds import serve_task
 from forge.serve.front import Front
 from forge.serve.remote.openai_wire import Dialect
 from forge.serve.remote.remote import open_remote
-from tests.serve.plain_served import PlainServed
+from forge.serve.served import Served
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,7 +58,8 @@ async def fronting(engine: Engine, *, timeout_s: float = 5.0) -> AsyncIterator[F
             name="serve-0", load=0, is_up=True, socket_path=path,
             generated_tokens=0, busy_s=0.0, num_deaths=0,
         )  # fmt: skip
-        replicas: Any = PlainServed([server], stop_token_ids=(), slots=4, wait_s=5.0)
+        replicas: Any = Served([server], stop_token_ids=(), slots=4, wait_s=5.0)
+        replicas.version, replicas.features = 0, frozenset()
         replicas.all = [server]
         front = Front(replicas, model="ours", token=None, is_local=False, timeout_s=timeout_s)
         app = Starlette(routes=[Route("/{path:path}", engine, methods=["POST"])])

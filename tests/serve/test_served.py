@@ -4,7 +4,6 @@ The servers are fakes of the protocol `Server`; `test_replicas.py` has real ones
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -14,10 +13,10 @@ import forge.serve.router
 import forge.serve.served
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled
 from forge.records import Completion, Finish, Prompt
-from tests.serve.plain_served import PlainServed
+from forge.serve.served import Served
 
 if TYPE_CHECKING:
-    from forge.serve.served import Served
+    from forge.serve.served import SampleRequest
 
 pytestmark = pytest.mark.anyio
 HOW: dict[str, Any] = {"max_tokens": 4, "temperature": 1.0, "seed": 0}
@@ -47,10 +46,7 @@ class Fake:
         self.go_on = anyio.Event()
         self.go_on.set()
 
-    async def complete(
-        self, prompt: Prompt, *, n: int, max_tokens: int, temperature: float,
-        seed: int, stop_token_ids: Sequence[int],
-    ) -> list[Completion]:  # fmt: skip
+    async def complete(self, request: SampleRequest) -> list[Completion]:
         self.num_asked += 1
         await self.go_on.wait()
         if self.errors:
@@ -59,7 +55,7 @@ class Fake:
             token_ids=(1, 2, 3), logprobs=(-1.0,) * 3, finish=Finish.LENGTH,
             min_version=0, max_version=0,
         )  # fmt: skip
-        return [one] * n
+        return [one] * request.n
 
     def wait(self) -> anyio.Event:
         """Answer nothing until the event is set."""
@@ -68,7 +64,7 @@ class Fake:
 
 
 def served(*fakes: Fake, wait_s: float = 5.0) -> Served:
-    return PlainServed(fakes, stop_token_ids=(), slots=4, wait_s=wait_s)
+    return Served(fakes, stop_token_ids=(), slots=4, wait_s=wait_s)
 
 
 async def test_two_answers_at_the_same_time_are_returned_and_counted_once() -> None:

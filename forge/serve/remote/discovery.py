@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from forge.errors import ChildDied, ConfigError, MachineError, Stalled
 from forge.records import Prompt
-from forge.serve.remote.openai_wire import PATHS, Dialect, RemoteRequest, read_answer
+from forge.serve.remote.openai_wire import PATHS, Dialect, read_answer, request_body
+from forge.serve.served import SampleRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,9 +55,9 @@ async def discover(
     try:
         health = await client.json("GET", "/health")
         if isinstance(health, dict) and "features" in health:
-            found = RemoteModel(
-                dialect=Dialect.FORGE, model=_forge_model(client.url, health, model_name)
-            )
+            there = health.get("model")  # an engine alone reports none
+            model = _choose(client.url, [there], model_name) if isinstance(there, str) else ""
+            found = RemoteModel(dialect=Dialect.FORGE, model=model)
         else:
             entries = _entries(await client.json("GET", "/v1/models"))
             model = _choose(client.url, [entry["id"] for entry in entries], model_name)
@@ -68,15 +69,9 @@ async def discover(
             found = RemoteModel(dialect=best if speaks else Dialect.CHAT, model=model)
     except (ChildDied, Stalled) as error:
         raise MachineError(f"serve.url: no engine answers: {error}") from error
-    model = found.model or "forge's engine"
-    logger.info("%s serves %s, asked by %s", client.url, model, found.dialect)
+    served = found.model or "forge's engine"
+    logger.info("%s serves %s, asked by %s", client.url, served, found.dialect)
     return found
-
-
-def _forge_model(url: str, health: dict[str, Any], wanted: str | None) -> str:
-    """The model that `forge serve` reports; empty for an engine alone, which reports none."""
-    there = health.get("model")
-    return _choose(url, [there], wanted) if isinstance(there, str) else ""
 
 
 def _choose(url: str, there: Sequence[str], wanted: str | None) -> str:
@@ -95,13 +90,13 @@ async def _speaks(
 ) -> bool:
     """True if a request for one token works; False if it is refused, or answered in another format.
     Raises MachineError if the server fails."""
-    request = RemoteRequest(
+    request = SampleRequest(
         prompt=Prompt(ids=tuple(ids)), n=1, max_tokens=1, temperature=1.0, seed=0,
         stop_token_ids=stop,
     )  # fmt: skip
     message = "%s does not speak %s: %s"
     try:
-        content = await client.post(PATHS[dialect], request.body(dialect, model=model))
+        content = await client.post(PATHS[dialect], request_body(request, dialect, model=model))
     except ConfigError as error:
         logger.info(message, client.url, dialect, error)
         return False
@@ -120,10 +115,7 @@ async def _splits_alike(client: UrlClient, model: str, ours: Sequence[int]) -> b
     theirs = found.get("tokens") if isinstance(found, dict) else None
     if not isinstance(theirs, list) or theirs == list(ours):
         return True
-    logger.warning(
-        "%s does not tokenize like [model]: it is asked by messages",
-        client.url,
-    )
+    logger.warning("%s does not tokenize like [model]: it is asked by messages", client.url)
     return False
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,7 @@ from forge.records import Completion, Finish
 from forge.serve.wire import MAGIC, unpack
 
 if TYPE_CHECKING:
-    from forge.records import Prompt
+    from forge.serve.served import SampleRequest
 
 SEED_LIMIT = 1 << 31
 """Seeds are taken modulo this: some servers accept signed 32 bits only."""
@@ -42,57 +41,37 @@ class Dialect(StrEnum):
     CHAT = "chat"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemoteRequest:
-    """One request for samples."""
-
-    prompt: Prompt
-    n: int
-    max_tokens: int
-    temperature: float
-    seed: int
-    stop_token_ids: Sequence[int]
-
-    def body(self, dialect: Dialect, *, model: str) -> dict[str, Any]:
-        """The JSON to post. It overrides the server's sampling defaults, so that an evaluation
-        samples with its own settings."""
-        common = {"model": model, "temperature": self.temperature, "seed": self.seed % SEED_LIMIT}
-        ids = {"prompt": list(self.prompt.ids), "stop_token_ids": list(self.stop_token_ids)}
-        match dialect:
-            case Dialect.FORGE:
-                return {
-                    **ids, "n": self.n, "max_tokens": self.max_tokens, "seed": self.seed,
-                    "temperature": self.temperature,
-                }  # fmt: skip
-            case Dialect.TOKENS:
-                neutral = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-                asked = {"logprobs": 0, "return_token_ids": True}
-                return {
-                    **common, **ids, **neutral, **asked, "n": self.n,
-                    "max_tokens": self.max_tokens,
-                }  # fmt: skip
-            case Dialect.SGLANG:
-                params = {
-                    "n": self.n,
-                    "max_new_tokens": self.max_tokens,
-                    "temperature": self.temperature,
-                    "top_p": 1.0,
-                    "top_k": -1,
-                    "stop_token_ids": list(self.stop_token_ids),
-                }
-                return {
-                    "input_ids": list(self.prompt.ids),
-                    "sampling_params": params,
-                    "return_logprob": True,
-                }
-            case Dialect.CHAT:
-                messages = [{"role": m.role, "content": m.content} for m in self.prompt.messages]
-                return {
-                    **common,
-                    "messages": messages,
-                    "max_tokens": self.max_tokens,
-                    "top_p": 1.0,
-                }
+def request_body(request: SampleRequest, dialect: Dialect, *, model: str) -> dict[str, Any]:
+    """The JSON to post. It overrides the server's sampling defaults, so that an evaluation samples
+    with its own settings."""
+    common = {"model": model, "temperature": request.temperature, "seed": request.seed % SEED_LIMIT}
+    ids = {
+        "prompt": list(request.prompt.ids),
+        "stop_token_ids": list(request.stop_token_ids),
+        "n": request.n,
+        "max_tokens": request.max_tokens,
+    }
+    match dialect:
+        case Dialect.FORGE:
+            return {**ids, "seed": request.seed, "temperature": request.temperature}
+        case Dialect.TOKENS:
+            neutral = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+            return {**common, **ids, **neutral, "logprobs": 0, "return_token_ids": True}
+        case Dialect.SGLANG:
+            params = {
+                "n": request.n,
+                "max_new_tokens": request.max_tokens,
+                "temperature": request.temperature,
+                "top_p": 1.0,
+                "top_k": -1,
+                "stop_token_ids": list(request.stop_token_ids),
+            }
+            prompt = list(request.prompt.ids)
+            return {"input_ids": prompt, "sampling_params": params, "return_logprob": True}
+        case Dialect.CHAT:
+            messages = [{"role": m.role, "content": m.content} for m in request.prompt.messages]
+            limits = {"max_tokens": request.max_tokens, "top_p": 1.0}
+            return {**common, "messages": messages, **limits}
 
 
 PATHS = {
@@ -106,7 +85,7 @@ PATHS = {
 def read_answer(
     content: bytes, dialect: Dialect, *, n: int, encode: Callable[[str, bool], list[int]]
 ) -> list[Completion]:
-    """Parse the answer to `RemoteRequest.body`.
+    """Parse the answer to `request_body`.
 
     Args:
         n: expected number of completions.

@@ -22,9 +22,9 @@ from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stall
 from forge.process.ask import open_url_client, parse_content
 from forge.process.busy import BusyClock
 from forge.serve.remote.discovery import SPLIT_ME, RemoteModel, discover
-from forge.serve.remote.openai_wire import PATHS, Dialect, RemoteRequest, read_answer
+from forge.serve.remote.openai_wire import PATHS, Dialect, read_answer, request_body
 from forge.serve.remote.url_client import UrlClient
-from forge.serve.served import Served, not_changeable
+from forge.serve.served import SampleRequest, Served
 from forge.serve.wire import COMPACT
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forge.config.schema import ServeTable
-    from forge.records import Completion, Prompt
+    from forge.records import Completion
 
 logger = logging.getLogger(__name__)
 
@@ -81,26 +81,14 @@ class RemoteServer:
         """Seconds with a request in progress."""
         return self._busy.busy_s
 
-    async def complete(
-        self, prompt: Prompt, *, n: int, max_tokens: int, temperature: float,
-        seed: int, stop_token_ids: Sequence[int],
-    ) -> list[Completion]:  # fmt: skip
-        """Sample `n` continuations. CHAT sends n requests, since few such servers accept n."""
-        is_chat = self.found.dialect is Dialect.CHAT
-        request = RemoteRequest(
-            prompt=prompt,
-            n=n,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            seed=seed,
-            stop_token_ids=stop_token_ids,
-        )
+    async def complete(self, request: SampleRequest) -> list[Completion]:
+        """Sample. CHAT sends n requests, since few such servers accept n."""
         with self._busy.running():
-            if not is_chat:
-                return await self._ask(request)
-            return await self._ask_singly(request)
+            if self.found.dialect is Dialect.CHAT:
+                return await self._ask_singly(request)
+            return await self._ask(request)
 
-    async def _ask_singly(self, request: RemoteRequest) -> list[Completion]:
+    async def _ask_singly(self, request: SampleRequest) -> list[Completion]:
         answers: dict[int, Completion] = {}
         failures: list[ForgeError] = []
 
@@ -119,9 +107,11 @@ class RemoteServer:
             raise failures[0]
         return [answers[index] for index in range(request.n)]
 
-    async def _ask(self, request: RemoteRequest) -> list[Completion]:
+    async def _ask(self, request: SampleRequest) -> list[Completion]:
         """Raises ConfigError if it refuses, MachineError if it fails, ChildDied, Stalled."""
-        content = await self._post(request.body(self.found.dialect, model=self.found.model))
+        content = await self._post(
+            request_body(request, self.found.dialect, model=self.found.model)
+        )
         parse = partial(
             read_answer, dialect=self.found.dialect, n=request.n, encode=self._encode_answer
         )
@@ -158,7 +148,6 @@ class Remote(Served):
     ) -> None:
         super().__init__(servers, stop_token_ids=stop_token_ids, slots=table.slots, wait_s=WAIT_S)
         self.servers = tuple(servers)
-        self._where = f"serve.url = {[server.name for server in servers]}"
 
     @property
     def version(self) -> int:
@@ -172,13 +161,19 @@ class Remote(Served):
 
     async def publish(self, path: Path, version: int, *, rolling: bool = False) -> None:
         """Raises ConfigError."""
-        raise not_changeable(self._where)
+        raise self._not_changeable()
 
     async def probe(
         self, prompt_ids: Sequence[int], completion_ids: Sequence[int]
     ) -> list[list[float]]:
         """Raises ConfigError."""
-        raise not_changeable(self._where)
+        raise self._not_changeable()
+
+    def _not_changeable(self) -> ConfigError:
+        where = f"serve.url = {[server.name for server in self.servers]}"
+        return ConfigError(
+            f"{where}: its weights cannot be changed, so nothing can be trained there"
+        )
 
     async def sleep(self) -> None:
         """Nothing: the servers' memory is not forge's."""
