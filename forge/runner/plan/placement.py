@@ -7,14 +7,13 @@ each role (`_counts`), which cards (`_lay_out`), and whether their memory suffic
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from forge.config.schema import SftStage
 from forge.errors import MachineError
 from forge.process.devices import matching
 from forge.runner.plan.gpu_fit import fit
-from forge.runner.plan.layout import Layout
 from forge.runner.plan.needs import needs_judges, needs_serving, needs_training
 
 if TYPE_CHECKING:
@@ -27,9 +26,15 @@ ROLES = ("serve", "judge", "train")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placement(Layout):
-    """A layout that fits its machine, with the settings that make it fit. Default: the CPU."""
+class Placement:
+    """Cards by role, and the settings that make it fit its machine. Default: all on the CPU."""
 
+    serve: tuple[tuple[Gpu, ...], ...] = ()
+    """Cards of each replica."""
+    judge: tuple[Gpu, ...] = ()
+    """One card for each judge."""
+    train: tuple[Gpu, ...] = ()
+    """One card for each rank of the trainer."""
     engine: str = "llama"
     """Resolved `serve.engine`."""
     parallel: str = "ddp"
@@ -45,12 +50,43 @@ class Placement(Layout):
     )
     """UUID to role (`serve`, `judge`, `train`) to maximum bytes."""
 
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Every card in use once, in the order of the roles."""
+        return tuple({gpu.uuid: gpu for role in self._by_role().values() for gpu in role}.values())
+
+    @property
+    def shared(self) -> frozenset[str]:
+        """UUIDs of cards with more than one process, which work there under the card's lease."""
+        users = [gpu.uuid for role in self._by_role().values() for gpu in role]
+        return frozenset(uuid for uuid in users if users.count(uuid) > 1)
+
+    @property
+    def serve_uuids(self) -> tuple[tuple[str, ...], ...]:
+        """UUIDs by replica."""
+        return tuple(tuple(gpu.uuid for gpu in replica) for replica in self.serve)
+
+    @property
+    def train_uuids(self) -> tuple[str, ...]:
+        """UUIDs by rank."""
+        return tuple(gpu.uuid for gpu in self.train)
+
+    def roles_of(self, uuid: str) -> tuple[str, ...]:
+        """Roles on a card."""
+        return tuple(
+            role for role, gpus in self._by_role().items() if uuid in {gpu.uuid for gpu in gpus}
+        )
+
     def settled(self, table: ServeTable) -> ServeTable:
         """The table with the planned engine and its share of a card."""
         found: dict[str, object] = {"engine": self.engine}
         if self.memory_share is not None:
             found["memory_share"] = self.memory_share
         return table.model_copy(update=found)
+
+    def _by_role(self) -> dict[str, tuple[Gpu, ...]]:
+        serve = tuple(gpu for replica in self.serve for gpu in replica)
+        return {"serve": serve, "judge": self.judge, "train": self.train}
 
 
 def place(experiment: Experiment, machine: Machine, *, engine: str = "llama") -> Placement:
@@ -64,30 +100,27 @@ def place(experiment: Experiment, machine: Machine, *, engine: str = "llama") ->
     """
     cards = _allowed(experiment, machine)
     counts, reasons = _counts(experiment, num_cards=len(cards))
-    reasons += _reordered(cards, machine) if experiment.devices.gpus == "auto" else []
+    if experiment.devices.gpus == "auto" and cards != list(machine.gpus):
+        last = ", ".join(str(gpu.index) for gpu in cards if gpu.uuid in machine.busy)
+        reasons.append(f"devices.gpus = auto: GPU {last} last, since other processes use it")
     if sum(counts.values()) == 0:
         return Placement(engine=engine, reasons=tuple(reasons))
-    layout = _lay_out(experiment, machine, cards, counts)
+    placed = _lay_out(experiment, machine, cards, counts)
     if experiment.serve.tensor_parallel > 1 and any(
-        gpu.uuid in layout.shared for replica in layout.serve for gpu in replica
+        gpu.uuid in placed.shared for replica in placed.serve for gpu in replica
     ):
         raise MachineError(
             f"serve.tensor_parallel = {experiment.serve.tensor_parallel}: the engine shares GPUs "
             "with another role, and ranks that wait for a GPU block each other; 1 is allowed, or "
             "more GPUs"
         )
-    fitted = fit(experiment, layout, engine=engine, users=machine.gpu_users)
-    return Placement(
-        engine=engine,
-        serve=layout.serve,
-        judge=layout.judge,
-        train=layout.train,
-        parallel=fitted.parallel,
-        sleeps=fitted.sleeps,
-        memory_share=fitted.memory_share,
-        bytes_by_gpu=fitted.bytes_by_gpu,
-        reasons=(*reasons, *_sharing(experiment, layout), *fitted.reasons),
-    )
+    reasons += [
+        f"GPU {gpu.index} has {', '.join(roles)} (devices.share = {experiment.devices.share})"
+        for gpu in placed.gpus
+        if len(roles := placed.roles_of(gpu.uuid)) > 1
+    ]
+    placed = replace(placed, engine=engine, reasons=tuple(reasons))
+    return fit(experiment, placed, users=machine.gpu_users)
 
 
 def _allowed(experiment: Experiment, machine: Machine) -> list[Gpu]:
@@ -103,14 +136,6 @@ def _allowed(experiment: Experiment, machine: Machine) -> list[Gpu]:
                 f"devices.gpus: {names[number]} is GPU {gpu.index} again; each GPU is allowed once"
             )
     return found
-
-
-def _reordered(cards: list[Gpu], machine: Machine) -> list[str]:
-    """Why `auto` does not take the cards in the machine's order."""
-    if cards == list(machine.gpus):
-        return []
-    last = ", ".join(str(gpu.index) for gpu in cards if gpu.uuid in machine.busy)
-    return [f"devices.gpus = auto: GPU {last} last, since other processes use it"]
 
 
 def _find(name: str, machine: Machine) -> Gpu:
@@ -169,7 +194,7 @@ def _dividing(experiment: Experiment, num: int) -> int:
 
 def _lay_out(
     experiment: Experiment, machine: Machine, cards: list[Gpu], counts: Mapping[str, int]
-) -> Layout:
+) -> Placement:
     """Roles get disjoint cards if there are enough. Else judges share the engines' cards before
     anything shares the trainer's, which are the busiest."""
     num_serve, num_judge, num_train = (counts[role] for role in ROLES)
@@ -182,14 +207,10 @@ def _lay_out(
         train = cards[num_serve + num_judge :][:num_train]
     elif share == "auto" and max(counts.values()) <= num:
         serve, train = cards[:num_serve], cards[num - num_train :]
-
-        def crowd(gpu: Gpu) -> tuple[bool, bool]:
-            return gpu in train, gpu in serve
-
-        judge = sorted(cards, key=crowd)[:num_judge]
+        judge = sorted(cards, key=lambda gpu: (gpu in train, gpu in serve))[:num_judge]
     else:
         raise _too_few(experiment, machine, num_allowed=num, counts=counts)
-    return Layout(
+    return Placement(
         serve=_shares(serve, experiment.serve.replicas, experiment.serve.tensor_parallel),
         judge=tuple(judge),
         train=tuple(train),
@@ -239,12 +260,3 @@ def _too_few(
         f"{experiment.name} needs {total} {'GPU' if total == 1 else 'GPUs'} ({split}); {has}. "
         f"{advice}"
     )
-
-
-def _sharing(experiment: Experiment, layout: Layout) -> list[str]:
-    share = experiment.devices.share
-    return [
-        f"GPU {gpu.index} has {', '.join(layout.roles_of(gpu.uuid))} (devices.share = {share})"
-        for gpu in layout.gpus
-        if len(layout.roles_of(gpu.uuid)) > 1
-    ]

@@ -14,7 +14,6 @@ from forge.config.schema import GrpoStage, LoraTable, ModelTable, QuantizeTable
 from forge.process.devices import Gpu, Vendor
 from forge.runner.plan import prefix_sharing as sharing
 from forge.runner.plan.gpu_fit import fit
-from forge.runner.plan.layout import Layout
 from forge.runner.plan.machine import assume, this_machine
 from forge.runner.plan.placement import Placement
 from forge.runner.plan.plan import plan
@@ -166,8 +165,7 @@ def test_gathered_keys_count_in_the_memory_of_the_trainer() -> None:
             overrides=[f"stage.2.share_prefixes={value}", "stage.1.kind=eval",
                        "stage.2.micro_batch_tokens=65536"],
         )  # fmt: skip
-        layout = Layout(serve=(), judge=(), train=(CARD,))
-        found = fit(experiment, layout, engine="llama", users={})
+        found = fit(experiment, Placement(train=(CARD,)), users={})
         return found.bytes_by_gpu[CARD.uuid]["train"]
 
     assert train_bytes("auto") == train_bytes("true") > train_bytes("false")
