@@ -29,7 +29,8 @@ from forge.runner.weights.probe import Probe
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from forge.runner.stages.run_context import RunContext, StagePort
+    from forge.runner.stages.plug import TrainerPlug
+    from forge.runner.stages.run_context import RunContext
 
 START_TIMEOUT_S = 10.0
 """Time to bind a Unix socket in this event loop."""
@@ -90,7 +91,7 @@ class ControlServer:
     async def _get_status(self, body: dict[str, Any]) -> dict[str, Any]:
         return {"ok": True, **self._status()}
 
-    def _trained_stage(self) -> StagePort:
+    def _trained_stage(self) -> TrainerPlug:
         """The current training stage. Notes the time: its trainer is not silent."""
         stage = self._run.stage
         if stage is None:
@@ -163,7 +164,7 @@ class ControlServer:
     def _label(self) -> str:
         return self._run.progress.label
 
-    def _training_stage(self, lack: str) -> StagePort:
+    def _training_stage(self, lack: str) -> TrainerPlug:
         """The stage that a user's request is for."""
         stage = self._run.stage
         if stage is None:

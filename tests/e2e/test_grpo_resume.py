@@ -11,7 +11,7 @@ from forge.train.durable import find_last_checkpoint
 from tests.e2e.commands import children_of_run, forge, last_trained, opened, start, wait_for
 from tests.e2e.experiments import GRPO_EXPERIMENT, PROBLEM, teach
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 def test_grpo_killed_between_checkpoints_trains_no_other_samples_when_resumed(

@@ -25,14 +25,13 @@ if TYPE_CHECKING:
 
     import httpx
 
-    from forge.runner.stages.run_context import StagePort
     from forge.runner.weights.probe import Probe
 
 pytestmark = pytest.mark.anyio
 
 
 class Stage:
-    """A stage port whose publishes wait until `may_publish` is set."""
+    """A stage whose publishes wait until `may_publish` is set."""
 
     def __init__(self, folder: Path) -> None:
         self.desk = make_desk(folder, stage=1, last_step=5)
@@ -55,7 +54,7 @@ class Stage:
         raise ConfigError("its last step runs")
 
 
-def context(stage: StagePort | None = None) -> Any:
+def context(stage: Stage | None = None) -> Any:
     return SimpleNamespace(
         stage=stage,
         stop=StopRequest(resume="resume."),

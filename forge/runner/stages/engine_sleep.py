@@ -12,7 +12,7 @@ engines wake: the next one publishes before it takes a batch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -21,25 +21,14 @@ from forge.runner.stages.trainer_state import Engines, TrainerState
 if TYPE_CHECKING:
     from forge.runner.stages.trainer_desk import TrainerDesk
     from forge.runner.weights.gate import TurnGate
-
-
-class SleepingEngines(Protocol):
-    """Engines that can give their memory away."""
-
-    async def sleep(self) -> None:
-        """Returns once running requests have ended and the memory is free."""
-        ...
-
-    async def wake(self) -> None:
-        """Returns once the engines answer again."""
-        ...
+    from forge.serve.remote.remote import Remote
+    from forge.serve.replicas import Replicas
 
 
 async def alternate_with_training(
-    engines: SleepingEngines, desk: TrainerDesk, gate: TurnGate
+    engines: Replicas | Remote, desk: TrainerDesk, gate: TurnGate
 ) -> None:
     """Runs until cancelled; leaves the engines awake and the gate open."""
-
     desk.engines_sleep = True
     try:
         while True:

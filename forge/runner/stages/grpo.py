@@ -28,7 +28,7 @@ from forge.runner.live.progress import GroupNumbers
 from forge.runner.stages.batch_shelf import BatchShelf
 from forge.runner.stages.engine_sleep import alternate_with_training
 from forge.runner.stages.midway import Midway, evaluated_steps
-from forge.runner.stages.plug import GrpoPlug, plugged_in
+from forge.runner.stages.plug import TrainerPlug, plugged_in
 from forge.runner.stages.producer_file import ProducerFile, recall_groups
 from forge.runner.stages.trainer import own_trainer
 from forge.runner.stages.trainer_desk import TrainerDesk
@@ -104,7 +104,7 @@ async def run_grpo_stage(run: RunContext, stage: GrpoStage, index: int, *, start
         producing.cancel()
         desk.stop()
 
-    with plugged_in(run, GrpoPlug(run, desk, published, is_kept=keep, midway=midway)):
+    with plugged_in(run, TrainerPlug(run, desk, published, is_kept=keep, midway=midway)):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(produce)
             tasks.start_soon(_offer, run, desk, saved, receive)

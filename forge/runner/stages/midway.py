@@ -36,14 +36,9 @@ def evaluated_steps(run: RunContext, stage: int) -> set[int]:
     thread."""
     with open_run(run.paths) as reader:
         found = reader.query(
-            "SELECT step FROM evaluations WHERE stage = ? || step", (_label(stage),)
+            "SELECT step FROM evaluations WHERE stage = ? || step", (f"grpo-{stage}@",)
         )
     return {step for (step,) in found.rows}
-
-
-def _label(stage: int) -> str:
-    """Prefix of the evaluation's label, before the step."""
-    return f"grpo-{stage}@"
 
 
 class Midway:
@@ -113,7 +108,7 @@ class Midway:
             self._run,
             self._problems,
             self._settings,
-            label=f"{_label(self._desk.stage)}{step}",
+            label=f"grpo-{self._desk.stage}@{step}",
             stage=self._desk.stage,
             step=step,
             show=False,

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from forge.errors import ConfigError
 from forge.records import Metrics
-from forge.runner.stages.idleness import Idleness
 from forge.runner.stages.trainer_state import TrainerState
 
 if TYPE_CHECKING:
@@ -28,8 +27,26 @@ SHOWN = {"train/loss/mean": "loss", "train/tokens/per_s": "trained tok/s"}
 """Metrics on the live line, with their names there."""
 
 
+class Idleness:
+    """Seconds from one publish to the next, and how many of them each role was idle."""
+
+    def __init__(self, *, now: float, busy: Mapping[str, float]) -> None:
+        self._at, self._busy = now, busy
+
+    def since_last(self, *, now: float, busy: Mapping[str, float]) -> dict[str, float]:
+        """Metrics of a step. `busy` has the busy seconds so far by role; roles may be added between
+        calls."""
+        passed = now - self._at
+        idle = {role: passed - s + self._busy.get(role, 0.0) for role, s in busy.items()}
+        self._at, self._busy = now, busy
+        return {
+            "step/wall/seconds": passed,
+            **{f"idle/{role}/seconds": min(max(s, 0.0), passed) for role, s in idle.items()},
+        }
+
+
 class TrainerPlug:
-    """The StagePort of an sft stage."""
+    """A training stage's answers to its trainer and to users."""
 
     def __init__(
         self,
@@ -38,11 +55,16 @@ class TrainerPlug:
         published: PublishedSteps,
         *,
         is_kept: Callable[[int], bool],
+        midway: Midway | None = None,
     ) -> None:
-        """`is_kept`: True for a step whose weights stay on disk when the next version replaces
-        them."""
+        """
+        Args:
+            is_kept: True for a step whose weights stay on disk when the next version replaces them.
+            midway: Evaluations between the steps of a grpo stage.
+        """
         self.desk = desk
         self._run, self._published, self._is_kept = run, published, is_kept
+        self._midway = midway
         self._idleness = Idleness(now=time.monotonic(), busy=run.busy())
 
     async def acknowledge(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -85,11 +107,9 @@ class TrainerPlug:
             values |= self._idleness.since_last(now=time.monotonic(), busy=run.busy())
         await self._put(step, values)
         self._published.advance(step)
-        self.after_publish(step)
+        if self._midway is not None:
+            self._midway.after(step)
         return row.version
-
-    def after_publish(self, step: int) -> None:
-        """Called once the weights of a step are served and recorded."""
 
     def request_evaluation(self) -> str:
         """Ask for an evaluation after the current step; returns a message for the user.
@@ -97,6 +117,8 @@ class TrainerPlug:
         Raises:
             ConfigError: there can be none.
         """
+        if self._midway is not None:
+            return self._midway.ask()
         raise ConfigError(
             f"{self._run.progress.label}: serves no policy while it trains; a grpo stage is "
             'evaluated in between, and a stage of kind "eval" evaluates what comes out of this one'
@@ -112,30 +134,6 @@ class TrainerPlug:
     async def _put(self, step: int, values: Mapping[str, float]) -> None:
         row = Metrics(stage=self.desk.stage, step=step, at=time.time(), values=values)
         await self._run.writer.put(row)
-
-
-class GrpoPlug(TrainerPlug):
-    """The StagePort of a grpo stage, which evaluates published weights (`midway.py`)."""
-
-    def __init__(
-        self,
-        run: RunContext,
-        desk: TrainerDesk,
-        published: PublishedSteps,
-        *,
-        is_kept: Callable[[int], bool],
-        midway: Midway,
-    ) -> None:
-        super().__init__(run, desk, published, is_kept=is_kept)
-        self._midway = midway
-
-    def after_publish(self, step: int) -> None:
-        """Begin an evaluation where one is due."""
-        self._midway.after(step)
-
-    def request_evaluation(self) -> str:
-        """Ask for an evaluation after the current step."""
-        return self._midway.ask()
 
 
 @contextmanager

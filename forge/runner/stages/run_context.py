@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 from forge.data.splits import in_split
 from forge.records import Split
@@ -13,51 +13,27 @@ from forge.rollout.play import Rules
 from forge.rollout.ports import Ports
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Iterator, Sequence
     from pathlib import Path
 
     from forge.config.schema import Experiment
     from forge.control.records import Role
     from forge.evalpool.pool import Pool
     from forge.records import Completion, Problem, Prompt, Verdict
+    from forge.rollout.ports import Generate
     from forge.rollout.prompter import TemplatePrompter
     from forge.runner.live.console import Console
     from forge.runner.live.observer import StoreObserver
     from forge.runner.live.progress import Progress
     from forge.runner.live.stopping import StopRequest
     from forge.runner.plan.placement import Placement
+    from forge.runner.stages.plug import TrainerPlug
     from forge.runner.stages.trainer_desk import TrainerDesk
-    from forge.runner.weights.probe import Probe
     from forge.runner.weights.sync import WeightSync
     from forge.serve.remote.remote import Remote
     from forge.serve.replicas import Replicas
     from forge.store.layout import RunPaths
     from forge.store.write.writer import Writer
-
-
-class StagePort(Protocol):
-    """A training stage as the control socket calls it."""
-
-    @property
-    def desk(self) -> TrainerDesk:
-        """The desk at which the trainer takes batches."""
-        ...
-
-    async def acknowledge(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The trainer trained the batch of a step."""
-        ...
-
-    async def report(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The trainer trained a step on rows of its own."""
-        ...
-
-    async def publish(self, path: Path, step: int, probe: Probe | None) -> int:
-        """Serve new weights; returns their version."""
-        ...
-
-    def request_evaluation(self) -> str:
-        """Ask for an evaluation; returns a message. Raises ConfigError where there can be none."""
-        ...
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -92,7 +68,7 @@ class RunContext:
     """Set while judges run."""
     replicas: Replicas | Remote | None = None
     """Set while engines run."""
-    stage: StagePort | None = None
+    stage: TrainerPlug | None = None
     """Set during a training stage."""
     ending: Sequence[Role] = ()
     """Roles whose processes are being closed and will not be restarted."""
@@ -135,10 +111,13 @@ class RunContext:
                 prompt, n=n, max_tokens=max_tokens, temperature=temperature, seed=seed
             )
 
-    def ports(self) -> Ports:
-        """Ports of the rollout loop for training."""
+    def ports(self, generate: Generate | None = None) -> Ports:
+        """Ports of the rollout loop; those of training unless `generate` is given."""
         return Ports(
-            generate=self.generate, judge=self.judge, sink=self.writer, prompter=self.prompter
+            generate=generate or self.generate,
+            judge=self.judge,
+            sink=self.writer,
+            prompter=self.prompter,
         )
 
     @asynccontextmanager
@@ -148,19 +127,13 @@ class RunContext:
         assert self.replicas is not None
         replicas, gate = self.replicas, self.weights.gate
 
-        async def generate(
-            prompt: Prompt, *, n: int, max_tokens: int, temperature: float, seed: int
-        ) -> list[Completion]:
-            answers = await replicas.generate(
-                prompt, n=n, max_tokens=max_tokens, temperature=temperature, seed=seed
-            )
+        async def generate(prompt: Prompt, **options: Any) -> list[Completion]:
+            answers = await replicas.generate(prompt, **options)
             await gate.report_progress()
             return answers
 
         async with gate.pinned():
-            yield Ports(
-                generate=generate, judge=self.judge, sink=self.writer, prompter=self.prompter
-            )
+            yield self.ports(generate)
 
     def rules(self, *, group_size: int, max_turns: int, temperature: float) -> Rules:
         """Rules for playing a group under this experiment."""

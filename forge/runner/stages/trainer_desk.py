@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from forge.records import Metrics, SampleUse
-from forge.runner.stages.idleness import WaitClock
 from forge.runner.stages.trainer_state import (
     Engines,
     StepRequests,
     TrainerEvent,
     TrainerState,
+    WaitClock,
     next_state,
 )
 
@@ -186,11 +186,13 @@ class TrainerDesk:
     @contextmanager
     def publishing(self) -> Generator[None]:
         """Around a publish: a trainer without a batch waits for its end."""
-        self._change_publishing(1)
+        self._num_publishing += 1
+        self._update()
         try:
             yield
         finally:
-            self._change_publishing(-1)
+            self._num_publishing -= 1
+            self._update()
 
     @property
     def is_publishing(self) -> bool:
@@ -228,10 +230,6 @@ class TrainerDesk:
         """Seconds that the trainer has spent starting, waiting for a batch, or waiting for a
         publish. A publish beside a step is no wait."""
         return self._waiting.seconds(now)
-
-    def _change_publishing(self, by: int) -> None:
-        self._num_publishing += by
-        self._update()
 
     def _apply(self, event: TrainerEvent) -> None:
         self.state = next_state(self.state, event)

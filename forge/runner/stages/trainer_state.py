@@ -70,6 +70,22 @@ def next_state(state: TrainerState, event: TrainerEvent) -> TrainerState:
     return TRANSITIONS[event].get(state, state)
 
 
+class WaitClock:
+    """Total time spent waiting. Times are monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._total_s = 0.0
+        self._since: float | None = None
+
+    def set(self, is_waiting: bool, *, now: float) -> None:
+        """Waiting begins, continues or ends."""
+        self._total_s, self._since = self.seconds(now), now if is_waiting else None
+
+    def seconds(self, now: float) -> float:
+        """Seconds waited so far."""
+        return self._total_s + (0.0 if self._since is None else now - self._since)
+
+
 class Engines(StrEnum):
     """State of engines that sleep while the trainer trains."""
 

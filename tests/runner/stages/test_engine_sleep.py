@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
@@ -43,7 +43,7 @@ class Engines:
 
 @asynccontextmanager
 async def sleeping(
-    desk: TrainerDesk, engines: Engines, gate: TurnGate | None = None
+    desk: TrainerDesk, engines: Any, gate: TurnGate | None = None
 ) -> AsyncIterator[None]:
     gate = gate or TurnGate(timeout_s=5)
     with anyio.fail_after(10):

@@ -14,7 +14,7 @@ from forge.records import Metrics, SampleUse
 from forge.rollout.batches import Batch
 from forge.runner.stages import trainer_desk as desk_module
 from forge.runner.stages.grpo import _offer
-from forge.runner.stages.idleness import Idleness
+from forge.runner.stages.plug import Idleness
 from forge.runner.stages.trainer_state import TrainerState
 from tests.runner.stages.desks import Recorder, batch, make_desk
 
