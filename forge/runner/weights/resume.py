@@ -1,14 +1,16 @@
-"""Choice of the weights that a resumed attempt, `forge chat` and `forge serve` load."""
+"""Published weights: their digest, and those that a resumed attempt, `forge chat` and `forge serve`
+load."""
 
 from __future__ import annotations
 
+import hashlib
+import re
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from forge.config.schema import EvalStage
 from forge.errors import ConfigError, MachineError
-from forge.runner.weights.published import find_strays, sha256_of_weights
 from forge.serve.weights import Weights
 from forge.store.reader import open_run
 from forge.store.resume import events, last_state
@@ -21,6 +23,21 @@ if TYPE_CHECKING:
     from forge.records import PolicyVersion
     from forge.store.layout import RunPaths
     from forge.store.resume import LastState
+
+
+PUBLISHED = re.compile(r"\.?(sft|grpo)-\d+")
+"""Start of the names that trainers give to the directories they publish, whole or partial."""
+
+
+def sha256_of_weights(path: Path) -> str:
+    """Digest of all weight files of a directory, in name order; empty where there is none."""
+    files = sorted(path.glob("*.safetensors"))
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest() if files else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +74,12 @@ def find_starting_weights(
             policy.step, steps=stage.steps, save_every=stage.save_every
         )
 
-    strays = find_strays(weights_dir, kept=(p.path for p in state.policies if keeps(p)))
+    kept = {PurePath(policy.path).name for policy in state.policies if keeps(policy)}
+    strays = [
+        path
+        for path in sorted(weights_dir.iterdir())
+        if PUBLISHED.match(path.name) and path.name not in kept
+    ]
     for policy in state.policies:
         path = weights_dir / PurePath(policy.path).name
         if path.is_dir() and sha256_of_weights(path) == policy.sha256:

@@ -7,8 +7,10 @@ the weights a resumed run loads exist.
 
 from __future__ import annotations
 
+import shutil
 import time
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Literal
 
 import anyio
 
@@ -16,41 +18,18 @@ from forge.errors import ChildDied, ForgeError
 from forge.records import Event, PolicyVersion
 from forge.runner.weights.gate import Turnover
 from forge.runner.weights.probe import check_answers, probe_limit
-from forge.runner.weights.published import remove_dirs, sha256_of_weights
+from forge.runner.weights.resume import sha256_of_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
     from forge.runner.weights.gate import TurnGate
     from forge.runner.weights.probe import Probe, ProbeResult
     from forge.runner.weights.resume import StartingWeights
-
-
-class Serving(Protocol):
-    """Replicas that load weights."""
-
-    async def publish(self, path: Path, version: int, *, rolling: bool = False) -> None:
-        """Load weights into every replica; with `rolling`, one replica after the other."""
-        ...
-
-    async def probe(
-        self, prompt_ids: Sequence[int], completion_ids: Sequence[int]
-    ) -> list[list[float]]:
-        """Log probabilities of the completion's tokens, from each replica."""
-        ...
-
-
-class DurableSink(Protocol):
-    """The store, which records versions."""
-
-    async def put(self, *records: Any) -> None:
-        """Accept records to write."""
-        ...
-
-    async def flush(self) -> None:
-        """Returns once all accepted records are on disk."""
-        ...
+    from forge.serve.remote.remote import Remote
+    from forge.serve.replicas import Replicas
+    from forge.store.write.writer import Writer
 
 
 class WeightSync:
@@ -63,13 +42,13 @@ class WeightSync:
         attempt: int,
         precision: Literal["exact", "fast"],
         gate: TurnGate,
-        sink: DurableSink,
+        sink: Writer,
         on_gpu: bool = False,
     ) -> None:
         self.current, self.step = start.weights, start.step
         self.attempt = attempt
         self.gate = gate
-        self.serving: Serving | None = None
+        self.serving: Replicas | Remote | None = None
         self._limit = probe_limit(precision, on_gpu=on_gpu)
         self._sink = sink
         self._last_version = start.last_version
@@ -156,33 +135,34 @@ class WeightSync:
         old, self._disposable = self._disposable, [] if keep else [path]
         if old:
             await self._sink.flush()
-            await anyio.to_thread.run_sync(remove_dirs, [each for each in old if each != path])
+            for each in old:
+                if each != path:
+                    await anyio.to_thread.run_sync(partial(shutil.rmtree, each, ignore_errors=True))
         return row
 
     async def _serve(self, path: Path, version: int, probe: Probe | None) -> float:
-        """Give the weights to every replica, if any; returns the gap of the probe."""
-        if self.serving is None:
+        """Give the weights to every replica, if any; returns the largest gap of the probe.
+        Publishes once more before it gives up."""
+        serving = self.serving
+        if serving is None:
             return 0.0
-        await self.serving.publish(path, version, rolling=self._turnover is Turnover.ROLLING)
-        return 0.0 if probe is None else await self._prove(path, version, probe)
+        await serving.publish(path, version, rolling=self._turnover is Turnover.ROLLING)
+        if probe is None:
+            return 0.0
 
-    async def _prove(self, path: Path, version: int, probe: Probe) -> float:
-        """The largest gap over the replicas. Publishes once more before it gives up."""
-        assert self.serving is not None
-        result = await self._check(probe)
+        async def check() -> ProbeResult:
+            answers = await serving.probe(probe.prompt_ids, probe.completion_ids)
+            return check_answers(answers, probe, limit=self._limit)
+
+        result = await check()
         if result.fault:
             message = f"version {version}: {result.fault}; published again"
             await self._sink.put(Event(at=time.time(), kind="probe_failed", message=message))
-            await self.serving.publish(path, version)
-            result = await self._check(probe)
+            await serving.publish(path, version)
+            result = await check()
         if result.fault:
             raise ChildDied(
                 f"serve: a replica acknowledged version {version} and answers with other weights: "
                 f"{result.fault}"
             )
         return result.gap
-
-    async def _check(self, probe: Probe) -> ProbeResult:
-        assert self.serving is not None
-        answers = await self.serving.probe(probe.prompt_ids, probe.completion_ids)
-        return check_answers(answers, probe, limit=self._limit)

@@ -302,7 +302,7 @@ async def test_groups_are_admitted_while_the_store_still_reads_the_weights(
     stage = Stage(tmp_path, [])
     stage.run.weights = weights.WeightSync(
         StartingWeights(weights=Weights(full=tmp_path)), attempt=1, precision="exact",
-        gate=TurnGate(timeout_s=5), sink=stage.writer,
+        gate=TurnGate(timeout_s=5), sink=stage.run.writer,
     )  # fmt: skip
     plug = stage.plug()
     with plugged_in(stage.run, plug):
@@ -391,7 +391,7 @@ async def test_a_trainer_gets_the_gpus_of_its_role_and_publishes_in_the_engines_
         await stage.own()
     (asked,) = stage.asked
     assert asked.gpus == tuple(card.uuid for card in cards)
-    assert asked.shared == {cards[0].uuid}
+    assert asked.shared_gpus == {cards[0].uuid}
     assert asked.publish_dtype == "bfloat16"
     assert asked.stage.parallel == "fsdp2"
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from forge.runner.weights.gate import TurnGate
 from forge.runner.weights.probe import Probe
 from forge.runner.weights.resume import StartingWeights
-from forge.runner.weights.sync import Serving, WeightSync
+from forge.runner.weights.sync import WeightSync
 from forge.serve.weights import Weights
 from tests.runner.stages.desks import Recorder
 
@@ -35,12 +35,12 @@ class FakeServing:
 
 def weight_sync(
     tmp_path: Path,
-    serving: Serving,
+    serving: Any,
     *,
     precision: Literal["exact", "fast"] = "exact",
     on_gpu: bool = False,
 ) -> tuple[WeightSync, Recorder]:
-    sink = Recorder()
+    sink: Any = Recorder()
     sync = WeightSync(
         StartingWeights(weights=Weights(full=tmp_path, version=7), last_version=7),
         attempt=1,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,9 +64,8 @@ async def test_resume_continues_from_the_newest_whole_weights(tmp_path: Path) ->
     strays = [path.name for path in begin.strays]
     assert strays == [".grpo-7.partial", "grpo-3", "grpo-5", "grpo-6"]
 
-    again = WeightSync(
-        begin, attempt=2, precision="exact", gate=TurnGate(timeout_s=5), sink=Recorder()
-    )
+    sink: Any = Recorder()
+    again = WeightSync(begin, attempt=2, precision="exact", gate=TurnGate(timeout_s=5), sink=sink)
     row = await again.publish(
         new_dir(tmp_path, "grpo-5.2"), stage=1, step=5, probe=None, keep=False
     )
