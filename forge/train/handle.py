@@ -7,15 +7,15 @@ stop and has saved a checkpoint.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
 import anyio
+from pydantic import BaseModel
 
 from forge.config.schema import GrpoStage, ModelTable, RolloutTable, SftStage, TinyModel
 from forge.errors import ConfigError, MachineError
@@ -29,16 +29,6 @@ QUIET = {"TQDM_DISABLE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
 """Environment that turns off progress bars and notices, which would only fill the log."""
 INIT_TIMEOUT_S = 300.0
 """Imports take 5 s, a tokenizer on a few MB of text another 5 s."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewModel:
-    """Result of `run_init_model`."""
-
-    model_dir: Path
-    num_parameters: int
-    vocab_size: int
-    """Number of tokenizer entries; at most `[model.tiny] vocab_size`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +56,7 @@ class TrainerJob:
     log_dir: Path
     gpus: Sequence[str] = ()
     """UUIDs, one rank each; empty for one rank on the CPU."""
-    shared: Collection[str] = ()
+    shared_gpus: Collection[str] = ()
     """UUIDs of GPUs shared with other processes: the trainer uses them under a lease."""
     num_ranks: int | None = None
     """Number of ranks on CPUs, if more than one."""
@@ -81,30 +71,21 @@ class TrainerJob:
 
     def config(self) -> dict[str, Any]:
         """JSON of the job, which `trainer.child.settings` reads."""
-        return {
-            "stage": self.stage.model_dump(mode="json"),
-            "model": self.model.model_dump(mode="json"),
-            "rollout": self.rollout.model_dump(mode="json"),
-            "model_dir": str(self.model_dir.absolute()),
-            "adapter": None if self.adapter is None else str(self.adapter.absolute()),
-            "rows_path": None if self.rows_path is None else str(self.rows_path.absolute()),
-            "work_dir": str(self.work_dir.absolute()),
-            "weights_dir": str(self.weights_dir.absolute()),
-            "control_socket": str(self.control_socket),
-            "seed": self.seed,
-            "num_ranks": self.ranks,
-            "gpus": list(self.gpus),
-            "shared_gpus": sorted(self.shared),
-            "micro_batch_scale": self.micro_batch_scale,
-            "publish_dtype": self.publish_dtype,
-            "eval_every": self.eval_every,
-            "publish_timeout_s": self.publish_timeout_s,
-        }
+        values = {each.name: _to_json(getattr(self, each.name)) for each in fields(self)}
+        return {**values, "num_ranks": self.ranks, "shared_gpus": sorted(self.shared_gpus)}
 
     @property
     def ranks(self) -> int:
         """Number of ranks."""
         return self.num_ranks or max(1, len(self.gpus))
+
+
+def _to_json(value: object) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, Path):
+        return str(value.absolute())
+    return value
 
 
 @asynccontextmanager
@@ -149,7 +130,7 @@ async def run_init_model(
     seed: int,
     threads: int = 1,
     observer: ProcessObserver | None = None,
-) -> NewModel:
+) -> None:
     """Make a random model and its tokenizer in `out_dir`. Raises ChildDied with the last lines of
     its log.
 
@@ -181,4 +162,3 @@ async def run_init_model(
             raise child.stalled(asked="a random model", silent_s=INIT_TIMEOUT_S)
         if not result_path.is_file():
             raise child.died(doing="making the model")
-    return NewModel(model_dir=out_dir, **json.loads(result_path.read_text()))

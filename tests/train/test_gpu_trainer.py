@@ -74,7 +74,7 @@ def test_a_gpu_trains_in_bf16_reports_its_peak_and_publishes_bf16(
     supervisor.batches = [make_samples(12, seed=step) for step in range(3)]
     card = inventory()[0].uuid
     found = train(supervisor, served, model=model, at=tmp_path, publish_dtype="bfloat16",
-                  shared=[card])  # fmt: skip
+                  shared_gpus=[card])  # fmt: skip
     assert all(each["train/peak_bytes/max"] > 1e6 for each in found)
     assert all(each["train/grad_norm/value"] > 0 for each in found)
     written = weights_of(supervisor.published[-1])

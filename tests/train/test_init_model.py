@@ -15,15 +15,15 @@ from forge.errors import ChildDied
 from forge.runner.plan.cpu_costs import count_params
 from forge.runner.plan.model_shape import tiny_shape
 from forge.train.durable import find_last_checkpoint, whole_dir
-from forge.train.handle import NewModel, run_init_model
+from forge.train.handle import run_init_model
 
 SIZES = TinyModel(
     hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1, intermediate_size=64, vocab_size=310
 )
 
 
-def make(at: Path, name: str) -> NewModel:
-    return anyio.run(
+def make(at: Path, name: str) -> None:
+    anyio.run(
         lambda: run_init_model(
             SIZES,
             texts_path=at / "texts.jsonl",
@@ -40,15 +40,18 @@ def test_the_same_seed_makes_the_same_bytes(tmp_path: Path) -> None:
 
     texts = [f"def f{n}(x):\n    return tl.exp(x)\n" for n in range(40)]
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps(t) + "\n" for t in texts))
-    one, two = make(tmp_path, "one"), tmp_path / "two"
+    make(tmp_path, "one")
+    one, two = tmp_path / "one", tmp_path / "two"
+    made = json.loads((tmp_path / "logs" / "init-model.result.json").read_text())
     here = make_model(SIZES.model_dump(), texts=texts, model_dir=two, seed=5)
-    names = {p.name for p in one.model_dir.iterdir()}
+    names = {p.name for p in one.iterdir()}
     assert names >= {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"}
     for name in names:
-        assert (one.model_dir / name).read_bytes() == (two / name).read_bytes(), name
-    assert here == {"num_parameters": one.num_parameters, "vocab_size": one.vocab_size}
-    assert ChatTemplate.load(one.model_dir).vocab_size == one.vocab_size <= SIZES.vocab_size
-    assert one.num_parameters == tiny_shape(SIZES).params == count_params(ModelTable(path=str(two)))
+        assert (one / name).read_bytes() == (two / name).read_bytes(), name
+    assert here == made
+    assert ChatTemplate.load(one).vocab_size == made["vocab_size"] <= SIZES.vocab_size
+    params = count_params(ModelTable(path=str(two)))
+    assert made["num_parameters"] == tiny_shape(SIZES).params == params
 
 
 @pytest.mark.slow

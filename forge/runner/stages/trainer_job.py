@@ -1,11 +1,8 @@
-"""The job that a stage gives its trainer, and what to change in it when GPU memory runs out.
-
-Used by `trainer.py`, which starts trainers with it.
-"""
+"""The job that a stage gives its trainer, and what to change in it when GPU memory runs out."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from forge.config.schema import GrpoStage
 from forge.runner.plan.prefix_sharing import share_prefixes
@@ -36,6 +33,7 @@ def make_job(
 ) -> TrainerJob:
     """The job that every trainer of the stage gets."""
     experiment, placement = run.experiment, run.placement
+    is_fast = experiment.serve.precision == "fast"
     return TrainerJob(
         stage=resolve_auto(stage, placement, model=experiment.model, model_dir=start.full),
         model=experiment.model,
@@ -49,8 +47,9 @@ def make_job(
         control_socket=run.control_socket,
         log_dir=run.log_dir,
         gpus=placement.train_uuids,
-        shared=placement.shared,
-        publish_dtype=_publish_dtype(run),
+        shared_gpus=placement.shared,
+        # Engines that compute in bf16 get bf16, which halves the bytes.
+        publish_dtype="bfloat16" if is_fast and placement.train else None,
         # Engines that sleep during a step are awake only for a publish before the next batch.
         eval_every=1 if placement.sleeps else experiment.eval.every,
         publish_timeout_s=publish_timeout_s(experiment.serve),
@@ -68,12 +67,6 @@ def resolve_auto(
         shares = share_prefixes(stage, model, gpus=placement.train, model_dir=model_dir)
         found["share_prefixes"] = shares.is_on
     return stage.model_copy(update=found)
-
-
-def _publish_dtype(run: RunContext) -> Literal["bfloat16"] | None:
-    """bfloat16 for engines that compute in bf16, which halves the bytes; None leaves weights as
-    trained."""
-    return "bfloat16" if run.experiment.serve.precision == "fast" and run.placement.train else None
 
 
 def publish_timeout_s(serve: ServeTable) -> float:
