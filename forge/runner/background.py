@@ -1,4 +1,4 @@
-"""Background tasks of a run: its log, signals, STATUS.json, counters and limits; and the record of
+"""Background tasks of a run: its log, STATUS.json, counters and limits; and the record of
 how it ended. None of them can delay the work."""
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING
 import anyio
 
 from forge.records import AttemptEnd
-from forge.runner.live.stopping import limit_reached, watch_signals
+from forge.runner.live.stopping import limit_reached
 from forge.store.ownership import write_status
 
 if TYPE_CHECKING:
-    from anyio.abc import TaskStatus
-
     from forge.exits import Ending
     from forge.runner.stages.run_context import RunContext
 
@@ -33,22 +31,6 @@ def log_to(path: Path) -> None:
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("httpx").setLevel(logging.WARNING)
-
-
-async def handle_signals(
-    run: RunContext,
-    working: anyio.CancelScope,
-    *,
-    task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
-) -> None:
-    """Until cancelled: the first Ctrl-C requests a stop, the second cancels the work."""
-    await watch_signals(
-        run.stop,
-        say=run.console.say,
-        cancel_work=working.cancel,
-        kill_all=run.observer.kill_all,
-        task_status=task_status,
-    )
 
 
 async def keep_status(run: RunContext) -> None:

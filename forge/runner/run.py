@@ -27,18 +27,17 @@ from forge.errors import ForgeError
 from forge.exits import Ending, ending_of
 from forge.process.sockets import open_socket_dir
 from forge.runner.attempt import describe_attempt
-from forge.runner.background import handle_signals, keep_status, log_to, record_end, record_status
+from forge.runner.background import keep_status, log_to, record_end, record_status
 from forge.runner.control import ControlServer, serve_control
 from forge.runner.live.console import Console
 from forge.runner.live.observer import StoreObserver
 from forge.runner.live.progress import Progress
-from forge.runner.live.stopping import StopRequest
+from forge.runner.live.stopping import StopRequest, watch_signals
 from forge.runner.outlets.notify import open_notifier
 from forge.runner.outlets.report import report_at_end
 from forge.runner.outlets.sinks.opening import open_sinks
 from forge.runner.plan.claiming import open_claimed
 from forge.runner.plan.machine import this_machine
-from forge.runner.plan.placement import Placement
 from forge.runner.plan.plan import Plan, plan
 from forge.runner.plan.view import render as render_plan
 from forge.runner.prepare.locate_model import locate_model
@@ -57,6 +56,7 @@ if TYPE_CHECKING:
 
     from forge.config.schema import Experiment
     from forge.process.gpu_claim import Claim
+    from forge.runner.plan.placement import Placement
 
 log = logging.getLogger(__name__)
 
@@ -145,13 +145,12 @@ async def _supervise(
     experiment: Experiment,
     past: EarlierAttempts,
     console: Console,
-    placement: Placement | None = None,
+    placement: Placement,
 ) -> None:
     """Open what a run needs, in order; run prepare and stages; record how it ended."""
-    placement = placement or Placement()
     attempt = next_attempt(paths)
     log_to(paths.logs(attempt) / SUPERVISOR_LOG)
-    console.say(f"{paths.root}")
+    console.say(str(paths.root))
     async with (
         open_writer(paths, experiment.store) as writer,
         open_sinks(experiment.sinks, paths, attempt=attempt, writer=writer, console=console),
@@ -206,7 +205,15 @@ async def _work(run: RunContext, past: EarlierAttempts) -> None:
     control = ControlServer(run, status=lambda: run.progress.snapshot() | components.to_json())
     working = anyio.CancelScope()
     async with serve_control(control, run.control_socket), anyio.create_task_group() as tasks:
-        await tasks.start(handle_signals, run, working)
+        await tasks.start(
+            partial(
+                watch_signals,
+                run.stop,
+                say=run.console.say,
+                cancel_work=working.cancel,
+                kill_all=run.observer.kill_all,
+            )
+        )
         background = tasks.start_soon
         background(run.observer.drain)
         background(control.raise_failure)

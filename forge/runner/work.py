@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import shutil
 import time
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -50,7 +50,7 @@ class EarlierAttempts:
 
 @dataclass(slots=True, kw_only=True)
 class Work:
-    """Prepare, then the stages. Opens judges and engines while a stage needs them."""
+    """The work of one attempt."""
 
     run: RunContext
     past: EarlierAttempts
@@ -66,23 +66,19 @@ class Work:
             if makes_pairs(run.experiment) or last_served >= 0:
                 run.pool = await opened.enter_async_context(self._open_pool())
             await prepare_run(run, state=self.past.state)
-            async with self._counted():
-                async with AsyncExitStack() as serving:
-                    for index, stage in stages:
-                        if index > last_served:
-                            break
-                        if _needs_serving(stage) and run.replicas is None:
-                            replicas = await serving.enter_async_context(self._open_replicas())
-                            run.replicas = run.weights.serving = replicas
-                        elif isinstance(stage, SftStage) and run.placement.sleeps:
-                            # The engines do not fit beside this trainer, which does not use them.
-                            await serving.aclose()
-                            run.replicas = run.weights.serving = None
-                        await self._run_stage(index, stage)
-                run.replicas = run.weights.serving = None
+            async with self._counted(), AsyncExitStack() as serving:
                 for index, stage in stages:
-                    if index > last_served:
-                        await self._run_stage(index, stage)
+                    if index > last_served or (
+                        # The engines do not fit beside this trainer, which does not use them.
+                        isinstance(stage, SftStage) and run.placement.sleeps
+                    ):
+                        await serving.aclose()
+                        run.replicas = run.weights.serving = None
+                    elif _needs_serving(stage) and run.replicas is None:
+                        replicas = await serving.enter_async_context(self._open_replicas())
+                        run.replicas = run.weights.serving = replicas
+                    await self._run_stage(index, stage)
+            run.replicas = run.weights.serving = None
 
     async def _load_problems(self) -> None:
         run = self.run
@@ -107,21 +103,18 @@ class Work:
             finally:
                 run.ending = ("judge",)
 
-    @asynccontextmanager
-    async def _open_replicas(self) -> AsyncGenerator[Replicas | Remote]:
+    def _open_replicas(self) -> AbstractAsyncContextManager[Replicas | Remote]:
         run, placement = self.run, self.run.placement
         run.progress.prepare("engine")
         table = placement.settled(run.experiment.serve)
         if table.url:
             from forge.serve.remote.remote import open_remote
 
-            async with open_remote(table, chat=run.prompter.chat, say=run.console.say) as remote:
-                yield remote
-            return
+            return open_remote(table, chat=run.prompter.chat, say=run.console.say)
         work_dir = run.paths.root / "serve"  # whole models: too large for a socket's /tmp
         shutil.rmtree(work_dir, ignore_errors=True)
         work_dir.mkdir()
-        async with open_replicas(
+        return open_replicas(
             table,
             weights=run.weights.current,
             stop_token_ids=run.prompter.chat.stop_token_ids,
@@ -132,8 +125,7 @@ class Work:
             gpus=placement.serve_uuids,
             shared=placement.shared,
             max_lora_rank=lora_rank(run.experiment.model),
-        ) as replicas:
-            yield replicas
+        )
 
     @asynccontextmanager
     async def _counted(self) -> AsyncGenerator[None]:
@@ -149,12 +141,8 @@ class Work:
         if run.stop.is_set:
             raise run.stop.stopped()
         start = (self.past.stage_weights or {}).get(index, run.weights.current)
-        await run.writer.put(
-            Event(
-                at=time.time(), kind="stage_start", message=f"{stage.kind}-{index}",
-                data={"stage": index, "weights": start.to_json()},
-            )
-        )  # fmt: skip
+        name = f"{stage.kind}-{index}"
+        await self._record("stage_start", name, stage=index, weights=start.to_json())
         began = time.monotonic()
         if isinstance(stage, EvalStage):
             await self._run_eval(stage, index)
@@ -163,13 +151,11 @@ class Work:
         else:
             await run_grpo_stage(run, stage, index, start=start)
         seconds = time.monotonic() - began
-        await run.writer.put(
-            Event(
-                at=time.time(), kind="stage_end", message=f"{stage.kind}-{index}: {seconds:.1f} s",
-                data={"stage": index, "seconds": seconds},
-            )
-        )  # fmt: skip
-        run.console.say(f"{stage.kind}-{index} done in {seconds:.0f} s")
+        await self._record("stage_end", f"{name}: {seconds:.1f} s", stage=index, seconds=seconds)
+        run.console.say(f"{name} done in {seconds:.0f} s")
+
+    async def _record(self, kind: str, message: str, **data: Any) -> None:
+        await self.run.writer.put(Event(at=time.time(), kind=kind, message=message, data=data))
 
     async def _run_eval(self, stage: EvalStage, index: int) -> None:
         results: list[Evaluation] = []

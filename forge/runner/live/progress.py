@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Collection, Mapping
 
     from forge.records import Group
 
@@ -124,23 +124,13 @@ class Progress:
         }
 
 
-@dataclass(slots=True)
-class GroupNumbers:
-    """Means over the last groups for the display. The store has the exact values."""
-
-    on_change: Callable[[dict[str, float]], None]
-    _recent: deque[Group] = field(default_factory=lambda: deque(maxlen=16))
-
-    def add(self, group: Group) -> None:
-        """Include a finished group."""
-        self._recent.append(group)
-        turns = [turn for g in self._recent for t in g.trajectories for turn in t.turns]
-        scored = [turn.reward for turn in turns if turn.reward is not None]
-        first = [t.turns[0] for g in self._recent for t in g.trajectories if t.turns]
-        self.on_change(
-            {
-                "reward": sum(scored) / max(len(scored), 1),
-                "pass_rate": sum(turn.verdict.is_correct for turn in first) / max(len(first), 1),
-                "flat_share": sum(g.is_flat for g in self._recent) / len(self._recent),
-            }
-        )
+def group_numbers(groups: Collection[Group]) -> dict[str, float]:
+    """Mean reward of all turns, share of correct first turns, and share of flat groups."""
+    rollouts = [rollout for group in groups for rollout in group.trajectories if rollout.turns]
+    rewards = [turn.reward for each in rollouts for turn in each.turns if turn.reward is not None]
+    num_correct = sum(rollout.turns[0].verdict.is_correct for rollout in rollouts)
+    return {
+        "reward": sum(rewards) / max(len(rewards), 1),
+        "pass_rate": num_correct / max(len(rollouts), 1),
+        "flat_share": sum(group.is_flat for group in groups) / max(len(groups), 1),
+    }

@@ -14,6 +14,7 @@ import anyio
 
 from forge.records import Evaluation, Group, Problem, Purpose, Split
 from forge.rollout.play import GroupPlace, Rules, play_group
+from forge.runner.live.progress import group_numbers
 from forge.statistics.evaluation import evaluate_groups
 
 if TYPE_CHECKING:
@@ -39,14 +40,11 @@ class EvalSettings:
     max_turns: int
 
     @classmethod
-    def of(cls, table: EvalTable, stage: EvalStage | None = None) -> EvalSettings:
+    def of(cls, table: EvalTable, stage: EvalStage) -> EvalSettings:
         """The stage's keys where it has them, otherwise those of `[eval]`."""
-        own = (
-            stage.model_dump(include={"samples", "greedy", "max_turns"}, exclude_none=True)
-            if stage
-            else {}
-        )
-        return cls(**{**table.model_dump(include={"samples", "greedy", "max_turns"}), **own})
+        keys = {"samples", "greedy", "max_turns"}
+        own = stage.model_dump(include=keys, exclude_none=True)
+        return cls(**{**table.model_dump(include=keys), **own})
 
 
 async def evaluate(
@@ -67,7 +65,6 @@ async def evaluate(
         show: Drive the progress display, which a training stage uses otherwise.
     """
     groups: list[Group] = []
-    version = run.weights.version
     turns = settings.max_turns
     rules = [run.rules(group_size=settings.samples, max_turns=turns, temperature=1.0)]
     if settings.greedy:
@@ -101,7 +98,7 @@ async def evaluate(
             stage=label,
             step=step,
             version=version,
-            max_turns=settings.max_turns,
+            max_turns=turns,
             at=time.time(),
         )
     )
@@ -138,6 +135,4 @@ def spread(problems: Sequence[Problem], count: int) -> list[Problem]:
 
 
 def _numbers(groups: Sequence[Group]) -> dict[str, float]:
-    first = [t.turns[0] for g in groups for t in g.trajectories if t.turns and not g.is_greedy]
-    correct = sum(turn.verdict.is_correct for turn in first)
-    return {"pass@1": correct / max(len(first), 1)}
+    return {"pass@1": group_numbers([g for g in groups if not g.is_greedy])["pass_rate"]}

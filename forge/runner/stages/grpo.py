@@ -13,18 +13,19 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
 
-from forge.records import Metrics, Split
+from forge.records import Group, Metrics, Split
 from forge.rollout.batches import Batch, BatchPlan
 from forge.rollout.pacing import PublishedSteps
 from forge.rollout.producer import produce_batches
 from forge.rollout.sampling.sampler import make_sampler
-from forge.runner.live.progress import GroupNumbers
+from forge.runner.live.progress import group_numbers
 from forge.runner.stages.batch_shelf import BatchShelf
 from forge.runner.stages.engine_sleep import alternate_with_training
 from forge.runner.stages.midway import Midway, evaluated_steps
@@ -44,6 +45,10 @@ if TYPE_CHECKING:
     from forge.rollout.ports import Ports
     from forge.runner.stages.run_context import RunContext
     from forge.serve.weights import Weights
+
+
+NUM_SHOWN = 16
+"""Number of last groups that the live line shows means of."""
 
 
 async def run_grpo_stage(run: RunContext, stage: GrpoStage, index: int, *, start: Weights) -> None:
@@ -74,10 +79,14 @@ async def run_grpo_stage(run: RunContext, stage: GrpoStage, index: int, *, start
     run.progress.enter(
         f"grpo-{index}", stage=index, total=stage.steps, unit="steps", busy=run.busy()
     )
-    numbers = GroupNumbers(on_change=run.progress.numbers.update)
+    recent: deque[Group] = deque(maxlen=NUM_SHOWN)
     keep = partial(is_kept, steps=stage.steps, save_every=stage.save_every)
     send, receive = anyio.create_memory_object_stream[Batch](0)
     producing = anyio.CancelScope()
+
+    def show(group: Group) -> None:
+        recent.append(group)
+        run.progress.numbers.update(group_numbers(recent))
 
     async def produce() -> None:
         with producing:
@@ -95,7 +104,7 @@ async def run_grpo_stage(run: RunContext, stage: GrpoStage, index: int, *, start
                 sample_ids=run.sample_ids,
                 out=send,
                 step_of=step_of,
-                on_group=numbers.add,
+                on_group=show,
                 past=past,
             )
 
@@ -193,15 +202,14 @@ def _batch_plan(run: RunContext, stage: GrpoStage, index: int, first_step: int) 
 
 def _batch_metrics(stage: int, batch: Batch) -> Metrics:
     turns = [turn for g in batch.groups for t in g.trajectories for turn in t.turns]
-    rewards = [turn.reward for turn in turns if turn.reward is not None]
-    first = [t.turns[0] for g in batch.groups for t in g.trajectories if t.turns]
+    numbers = group_numbers(batch.groups)
     return Metrics(
         stage=stage,
         step=batch.step,
         at=time.time(),
         values={
-            "rollout/reward/mean": sum(rewards) / max(len(rewards), 1),
-            "rollout/pass_at_1/mean": sum(t.verdict.is_correct for t in first) / max(len(first), 1),
+            "rollout/reward/mean": numbers["reward"],
+            "rollout/pass_at_1/mean": numbers["pass_rate"],
             "rollout/groups/count": float(len(batch.groups)),
             "rollout/flat_groups/count": float(batch.num_flat),
             "rollout/samples/count": float(len(batch.samples)),
