@@ -47,8 +47,6 @@ PROBE_TIMEOUT_S = 5.0
 """Maximum wait for the answer of a /health; a slower child is not ready yet."""
 KILL_TIMEOUT_S = 10.0
 """Maximum wait after SIGKILL. A process stuck in the kernel (a driver, a dead NFS) exceeds it."""
-
-
 SIGNAL_HINTS: dict[int, str] = {
     signal.SIGKILL: " (often out of memory)",
     signal.SIGSEGV: " (it crashed in native code)",
@@ -162,9 +160,9 @@ class Child:
             await self.wait()
         if scope.cancelled_caught:
             raise Stalled(
-                f"{self.spec.name} (pid {self.pid}) is still there "
-                f"{KILL_TIMEOUT_S:.0f} s after SIGKILL: "
-                f"it hangs in the kernel (a driver or a file system); a reboot may be needed"
+                f"{self.spec.name} (pid {self.pid}) is still there {KILL_TIMEOUT_S:.0f} s after "
+                "SIGKILL: it hangs in the kernel (a driver or a file system); "
+                "a reboot may be needed"
             )
 
     def dump_stacks(self) -> None:
@@ -202,16 +200,15 @@ class Child:
         """Kill the rest of the group while the dead leader holds its number; reap the leader."""
         _kill_group(self.pid)
         code = self._process.wait()
-        self._exit_reason = self._describe(code)
+        if self._was_killed and code == -signal.SIGKILL:
+            reason = f"killed by forge (did not end within {self.spec.stop_grace_s:g} s)"
+        else:
+            reason = describe_exit(code) + (", stopped by forge" if self._asked_to_stop else "")
+        self._exit_reason = reason
         os.close(self._pidfd)
         os.close(self._lease_fd)
         if self._observer is not None:
-            self._observer.ended(self.spec.name, pid=self.pid, reason=self._exit_reason)
-
-    def _describe(self, code: int) -> str:
-        if self._was_killed and code == -signal.SIGKILL:
-            return f"killed by forge (did not end within {self.spec.stop_grace_s:g} s)"
-        return describe_exit(code) + (", stopped by forge" if self._asked_to_stop else "")
+            self._observer.ended(self.spec.name, pid=self.pid, reason=reason)
 
 
 @asynccontextmanager

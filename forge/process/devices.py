@@ -22,24 +22,14 @@ logger = logging.getLogger(__name__)
 
 VULKAN = "GGML_VK_VISIBLE_DEVICES"
 """The only variable that llama.cpp's Vulkan backend reads."""
-VISIBILITY_VARIABLES = frozenset(
-    {
-        "CUDA_VISIBLE_DEVICES",
-        "CUDA_DEVICE_ORDER",
-        "HIP_VISIBLE_DEVICES",
-        "ROCR_VISIBLE_DEVICES",
-        VULKAN,
-    }
-)
-
-BLOCKING_VARIABLES = frozenset(
-    {
-        "CUDA_LAUNCH_BLOCKING",
-        "HIP_LAUNCH_BLOCKING",
-        "AMD_SERIALIZE_KERNEL",
-        "AMD_SERIALIZE_COPY",
-    }
-)
+AMD_VARIABLES = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+VISIBILITY_VARIABLES = {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", VULKAN, *AMD_VARIABLES}
+BLOCKING_VARIABLES = {
+    "CUDA_LAUNCH_BLOCKING",
+    "HIP_LAUNCH_BLOCKING",
+    "AMD_SERIALIZE_KERNEL",
+    "AMD_SERIALIZE_COPY",
+}
 """Each makes a kernel launch block, which spoils measured times. Children never get them."""
 
 KFD = Path("/dev/kfd")
@@ -86,18 +76,19 @@ class Gpu:
 @cache
 def inventory() -> tuple[Gpu, ...]:
     """GPUs that the user allows, in PCI order or in the order of the user's variable."""
-    nvidia = _visible(_whole(_nvidia_gpus()), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    # CUDA runs only in the slices of a GPU in MIG mode.
+    whole = [gpu for gpu in _nvidia_gpus() if not gpu.is_cut]
+    nvidia = _visible(whole, os.environ.get("CUDA_VISIBLE_DEVICES"))
     return nvidia or _visible(amd_gpus(), os.environ.get(_amd_variable()))
 
 
 @cache
 def hidden_gpus() -> str:
     """The reason why GPUs are missing from the inventory, for people; empty if none is."""
-    cut = [gpu.index for gpu in _nvidia_gpus() if gpu.is_cut]
-    if cut:
-        listed = ", ".join(map(str, cut))
+    nvidia = _nvidia_gpus()
+    if cut := [str(gpu.index) for gpu in nvidia if gpu.is_cut]:
+        listed = ", ".join(cut)
         return f"GPU {listed} is split into MIG slices; forge uses whole GPUs: nvidia-smi -mig 0"
-    nvidia = _whole(_nvidia_gpus())
     name = "CUDA_VISIBLE_DEVICES" if nvidia else _amd_variable()
     return why_hidden(nvidia or amd_gpus(), os.environ.get(name), variable=name)
 
@@ -164,14 +155,8 @@ def _names(variable: str) -> list[str]:
     return [part.strip() for part in variable.split(",") if part.strip()]
 
 
-def _whole(gpus: Sequence[Gpu]) -> list[Gpu]:
-    """GPUs that are not in MIG mode: CUDA runs only in the slices of such a GPU."""
-    return [gpu for gpu in gpus if not gpu.is_cut]
-
-
 def _amd_variable() -> str:
-    names = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-    return next((name for name in names if name in os.environ), names[0])
+    return next((name for name in AMD_VARIABLES if name in os.environ), AMD_VARIABLES[0])
 
 
 def _nvidia_gpus() -> list[Gpu]:
@@ -185,7 +170,7 @@ def _nvidia_gpus() -> list[Gpu]:
         logger.warning("the NVIDIA driver does not answer: %s", error)
         return []
     try:
-        found = [_nvidia_gpu(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        found = map(_nvidia_gpu, range(pynvml.nvmlDeviceGetCount()))
         return [gpu for gpu in found if gpu is not None]
     except pynvml.NVMLError as error:
         logger.warning("the NVIDIA driver does not count its GPUs: %s", error)
@@ -199,39 +184,32 @@ def _nvidia_gpu(index: int) -> Gpu | None:
     import pynvml
 
     try:
-        return _ask_nvidia(index)
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+        return Gpu(
+            vendor=Vendor.NVIDIA,
+            index=index,
+            uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
+            name=_text(pynvml.nvmlDeviceGetName(handle)),
+            memory_bytes=int(memory.total),
+            free_bytes=int(memory.free),
+            minor=int(pynvml.nvmlDeviceGetMinorNumber(handle)),
+            capability=(int(major), int(minor)),
+            is_cut=_is_cut(handle),
+        )
     except pynvml.NVMLError as error:
         logger.warning("GPU %d does not answer and is left out: %s", index, error)
         return None
-
-
-def _ask_nvidia(index: int) -> Gpu:
-    import pynvml
-
-    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-    return Gpu(
-        vendor=Vendor.NVIDIA,
-        index=index,
-        uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
-        name=_text(pynvml.nvmlDeviceGetName(handle)),
-        memory_bytes=int(memory.total),
-        free_bytes=int(memory.free),
-        minor=int(pynvml.nvmlDeviceGetMinorNumber(handle)),
-        capability=(int(major), int(minor)),
-        is_cut=_is_cut(handle),
-    )
 
 
 def _is_cut(handle: object) -> bool:
     import pynvml
 
     try:
-        current, _pending = pynvml.nvmlDeviceGetMigMode(handle)
+        return bool(pynvml.nvmlDeviceGetMigMode(handle)[0])
     except pynvml.NVMLError:  # a GPU without such a mode
         return False
-    return bool(current)
 
 
 def amd_gpus() -> list[Gpu]:

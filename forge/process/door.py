@@ -18,7 +18,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import socket as sockets
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -89,19 +89,11 @@ def bound_path(path: Path) -> Generator[sockets.socket]:
 def _require_free(path: Path) -> None:
     if path.exists() and not path.is_socket():
         raise ConfigError(f"--socket {path}: there is a file of that name; a new path is needed")
-    if _is_served(path):
+    with sockets.socket(sockets.AF_UNIX) as probe, suppress(OSError):
+        probe.connect(str(path))
         raise ConfigError(f"--socket {path}: another process serves there; another path is needed")
     if not path.absolute().parent.is_dir():
         raise ConfigError(f"--socket {path}: there is no directory {path.absolute().parent}")
-
-
-def _is_served(path: Path) -> bool:
-    with sockets.socket(sockets.AF_UNIX) as probe:
-        try:
-            probe.connect(str(path))
-        except OSError:
-            return False
-        return True
 
 
 @contextmanager

@@ -19,6 +19,9 @@ SECRET_ENDINGS = (
 )  # fmt: skip
 """Endings of names that hold secrets. A child that needs one gets it from its `env` table."""
 
+THREADED = ("OMP", "MKL", "OPENBLAS", "NUMEXPR", "RAYON")
+"""Libraries with threads, by the name in their variable."""
+
 
 def child_env(
     *, threads: int, gpus: Sequence[str] = (), extra: Mapping[str, str] | None = None
@@ -31,13 +34,8 @@ def child_env(
         extra: variables that replace any other.
     """
     env = {name: value for name, value in os.environ.items() if _is_passed_on(name)}
-    count = str(threads)
+    env |= {f"{library}_NUM_THREADS": str(threads) for library in THREADED}
     env |= {
-        "OMP_NUM_THREADS": count,
-        "MKL_NUM_THREADS": count,
-        "OPENBLAS_NUM_THREADS": count,
-        "NUMEXPR_NUM_THREADS": count,
-        "RAYON_NUM_THREADS": count,
         # Spinning threads take cores from other processes: measured 12 times slower.
         "OMP_WAIT_POLICY": "passive",
         "GGML_NO_BACKTRACE": "1",

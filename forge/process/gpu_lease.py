@@ -35,7 +35,6 @@ user's files in /dev/shm. Containers with a /tmp of their own do not share locks
 POLL_S = 0.005
 """Interval of lock attempts: faster polling would disturb a judge that times kernels."""
 MAX_TURNS = 32
-
 """Maximum turns in one exclusive hold."""
 
 _POLLING: dict[Path, threading.Lock] = {}
@@ -101,7 +100,9 @@ class Window:
         self._wait(timeout_s)
         try:
             if self._hold is None:
-                self._enter(timeout_s)
+                hold = self._lease.exclusive(timeout_s=timeout_s)
+                hold.__enter__()
+                self._hold, self._num_turns = hold, 0
             yield
         finally:
             self._pass_on()
@@ -117,11 +118,6 @@ class Window:
         if self._turn.acquire(blocking=False):  # the last holder kept the hold for us
             self._pass_on()
         raise Stalled(f"no turn on the GPU within {timeout_s:.0f} s")
-
-    def _enter(self, timeout_s: float) -> None:
-        hold = self._lease.exclusive(timeout_s=timeout_s)
-        hold.__enter__()
-        self._hold, self._num_turns = hold, 0
 
     def _pass_on(self) -> None:
         """End a turn. Release the GPU unless a thread waits; that one cannot give up in between."""

@@ -53,7 +53,7 @@ def serve(app: Starlette, socket_path: Path) -> None:
     start."""
     server = _make_server(app, signals=(signal.SIGTERM,))
     with bind_socket(socket_path) as listener:
-        anyio.run(_serve, server, listener)
+        anyio.run(server.serve, [listener])
     if not server.started:
         raise SystemExit(1)
 
@@ -82,7 +82,7 @@ async def serve_listener(
     """Serve `app` on a socket that listens already, until cancelled."""
     server = _make_server(app, signals=(), limits=limits)
     async with anyio.create_task_group() as tg:
-        tg.start_soon(_serve, server, listener)
+        tg.start_soon(server.serve, [listener])
         try:
             while not server.started:  # noqa: ASYNC110 - uvicorn sets a plain flag
                 await anyio.sleep(0.005)
@@ -100,10 +100,6 @@ async def cancel_on_signal(scope: anyio.CancelScope) -> None:
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
         async for _ in received:
             scope.cancel()
-
-
-async def _serve(server: uvicorn.Server, listener: socket.socket) -> None:
-    await server.serve(sockets=[listener])
 
 
 def _make_server(

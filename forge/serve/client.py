@@ -75,14 +75,8 @@ class ReplicaClient:
         stop_token_ids: Sequence[int] = (),
     ) -> list[Completion]:
         """Sample `n` continuations of a prompt, in the order of their index."""
-        body = {
-            "prompt": list(prompt_ids),
-            "n": n,
-            "max_tokens": max_tokens,
-            "temperature": temperature,
-            "seed": seed,
-            "stop_token_ids": list(stop_token_ids),
-        }
+        settings = {"n": n, "max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+        body = {"prompt": list(prompt_ids), "stop_token_ids": list(stop_token_ids), **settings}
         return await self._ask("/v1/completions", body, parse=_completions, headers=ACCEPT)
 
     async def stream(
@@ -97,17 +91,13 @@ class ReplicaClient:
         """Sample one continuation and yield its tokens step by step. The last chunk has the whole
         sample. Leaving the iteration aborts it in the engine."""
         ids: list[int] = []
-        body = {
-            "prompt": list(prompt_ids),
-            "max_tokens": max_tokens,
-            "temperature": temperature,
-            "seed": seed,
-            "stop_token_ids": list(stop_token_ids),
-            "stream": True,
-        }
+        settings = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+        body = {"prompt": list(prompt_ids), "stop_token_ids": list(stop_token_ids), **settings}
         asked = "POST /v1/completions (stream)"
         with named_errors(self.name, asked, timeout_s=self.timeout_s):
-            async with self._http.stream("POST", "/v1/completions", json=body) as response:
+            async with self._http.stream(
+                "POST", "/v1/completions", json={**body, "stream": True}
+            ) as response:
                 if response.status_code != 200:
                     raise _refused(self.name, response.status_code, await response.aread())
                 async for line in response.aiter_lines():

@@ -41,8 +41,6 @@ MAX_BODY_BYTES = 64 << 20
 """Eight times a prompt of a million tokens."""
 CLOSE_S = 2.0
 """Maximum time to close the connection to an engine whose client has hung up."""
-PASSED_ON = ("content-type",)
-"""Headers of an engine's answer that its client gets."""
 
 
 class Front:
@@ -51,12 +49,8 @@ class Front:
     def __init__(
         self, replicas: Replicas, *, model: str, token: str | None, is_local: bool, timeout_s: float
     ) -> None:
-        """Connect to the engines.
-
-        Args:
-            is_local: no token, and reachable over loopback: browsers must be kept out.
-            timeout_s: maximum silence of an engine.
-        """
+        """Connect to the engines. `timeout_s`: their maximum silence; the door's settings as in
+        `Door`."""
         self._replicas = replicas
         self._model = model
         self._token = token
@@ -158,8 +152,9 @@ async def _relay(upstream: httpx.Response, opened: AsyncExitStack) -> Response:
     it ends."""
     from starlette.responses import Response, StreamingResponse
 
-    headers = {name: upstream.headers[name] for name in PASSED_ON if name in upstream.headers}
-    if not headers.get("content-type", "").startswith("text/event-stream"):
+    kind = upstream.headers.get("content-type", "")
+    headers = {"content-type": kind} if kind else {}
+    if not kind.startswith("text/event-stream"):
         content = await upstream.aread()
         return Response(content, status_code=upstream.status_code, headers=headers)
     held = opened.pop_all()
@@ -180,14 +175,11 @@ def _facts(body: bytes) -> tuple[list[int], int]:
     body."""
     try:
         found = json.loads(body)
-    except (ValueError, RecursionError):
+        prompt, n = found.get("prompt"), found.get("n")
+    except (ValueError, RecursionError, AttributeError):
         return [], 1
-    if not isinstance(found, dict):
-        return [], 1
-    prompt, n = found.get("prompt"), found.get("n")
-    ids = prompt if isinstance(prompt, list) else []
-    is_ids = all(type(token) is int for token in ids)
-    return ids if is_ids else [], n if type(n) is int and 0 < n <= 4096 else 1
+    is_ids = isinstance(prompt, list) and all(type(token) is int for token in prompt)
+    return prompt if is_ids else [], n if type(n) is int and 0 < n <= 4096 else 1
 
 
 def _refusal(status: int, message: str) -> Response:

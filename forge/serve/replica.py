@@ -143,8 +143,11 @@ class Replica:
             await self._is_awake.wait()
         self._has_process = True
         try:
+            # On the weights wanted now: the first checkpoint may be deleted by then.
             base = self.wanted.base
-            async with open_child(self._spec_on(base), observer=self._observer) as child:
+            model = {"model_dir": str(base.full.absolute()), "version": base.version}
+            spec = replace(self._spec, config={**self._spec.config, **model})
+            async with open_child(spec, observer=self._observer) as child:
                 self._child, self._served = child, base
                 await self._push()
                 self._note(await self._client.health())
@@ -163,11 +166,6 @@ class Replica:
 
     def _note(self, health: dict[str, Any]) -> None:
         self.health, self.features = health, frozenset(health["features"])
-
-    def _spec_on(self, base: Weights) -> ChildSpec:
-        """Start on the weights wanted now: the first checkpoint may be deleted by then."""
-        config = {"model_dir": str(base.full.absolute()), "version": base.version}
-        return replace(self._spec, config={**self._spec.config, **config})
 
     async def _pause(self, death: ChildDied) -> None:
         self.num_deaths += 1
@@ -195,17 +193,15 @@ class Replica:
             except ChildDied:
                 continue
             except Stalled:
-                if child is self._child and time.monotonic() - answered_at >= HUNG_S:
-                    await self._kill(child)
-
-    async def _kill(self, child: Child) -> None:
-        child.dump_stacks()
-        logger.error(
-            "%s hangs: no /health for %.0f s; it is killed. Its stacks are in %s",
-            self.name, HUNG_S, self._spec.log_path,
-        )  # fmt: skip
-        await anyio.sleep(RETRY_PAUSE_S)  # until the stacks are written
-        await child.kill()
+                if child is not self._child or time.monotonic() - answered_at < HUNG_S:
+                    continue
+                child.dump_stacks()
+                logger.error(
+                    "%s hangs: no /health for %.0f s; it is killed. Its stacks are in %s",
+                    self.name, HUNG_S, self._spec.log_path,
+                )  # fmt: skip
+                await anyio.sleep(RETRY_PAUSE_S)  # until the stacks are written
+                await child.kill()
 
     # -- sleep -----------------------------------------------------------------------------------
 
@@ -233,7 +229,7 @@ class Replica:
                 self._is_asleep, self._is_awake = True, anyio.Event()
             with anyio.move_on_after(timeout_s):
                 return await self._release_memory()
-            raise Stalled(f"{self.name} was silent for {timeout_s:.0f} s; asked: to sleep")
+            raise self._silent(timeout_s, "to sleep")
         finally:
             self._is_draining = False
 
@@ -269,7 +265,6 @@ class Replica:
         Raises ConfigError if it refuses them, Stalled if it is silent.
         """
         self.wanted = weights
-        asked = f"serving version {weights.version}"
         with anyio.move_on_after(timeout_s):
             while not self._serves_wanted:
                 if self._child is not None and self._child.is_alive:
@@ -280,7 +275,7 @@ class Replica:
                         logger.warning("%s; waiting for its restart", error)
                 await anyio.sleep(RETRY_PAUSE_S)
             return
-        raise Stalled(f"{self.name} was silent for {timeout_s:.0f} s; asked: {asked}")
+        raise self._silent(timeout_s, f"serving version {weights.version}")
 
     def doubt(self) -> None:
         """Distrust what the child acknowledged: the next `serve` loads everything again."""
@@ -317,7 +312,10 @@ class Replica:
                     stop_token_ids=request.stop_token_ids,
                 )
         except Stalled as error:
-            raise self._with_stacks(error) from error
+            if self._child is None:
+                raise
+            self._child.dump_stacks()
+            raise Stalled(f"{error}. Its stacks are in {self._spec.log_path}") from error
 
     async def score(
         self, prompt_ids: Sequence[int], completion_ids: Sequence[int], *, timeout_s: float
@@ -331,11 +329,7 @@ class Replica:
                     except ChildDied as error:
                         logger.warning("%s; waiting for its restart", error)
                 await anyio.sleep(RETRY_PAUSE_S)
-        raise Stalled(f"{self.name} was silent for {timeout_s:.0f} s; asked: a score")
+        raise self._silent(timeout_s, "a score")
 
-    def _with_stacks(self, error: Stalled) -> Stalled:
-        """The error, after the silent child has dumped its stacks to its log."""
-        if self._child is None:
-            return error
-        self._child.dump_stacks()
-        return Stalled(f"{error}. Its stacks are in {self._spec.log_path}")
+    def _silent(self, timeout_s: float, asked: str) -> Stalled:
+        return Stalled(f"{self.name} was silent for {timeout_s:.0f} s; asked: {asked}")

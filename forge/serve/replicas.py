@@ -104,7 +104,7 @@ class Replicas(Served):
             Stalled: a replica was silent.
         """
         async with self._publishing:
-            await self._wake()
+            await self._for_each(Replica.wake)
             before = self._weights
             weights = before.then(path, version=version)
             if weights == before:
@@ -122,15 +122,15 @@ class Replicas(Served):
         self, prompt_ids: Sequence[int], completion_ids: Sequence[int]
     ) -> list[list[float]]:
         """Log probabilities of the completion's tokens from each replica."""
-        answers: list[list[float]] = [[] for _ in self.all]
+        answers: dict[str, list[float]] = {}
 
-        async def ask(index: int, replica: Replica) -> None:
-            answers[index] = await replica.score(
+        async def ask(replica: Replica) -> None:
+            answers[replica.name] = await replica.score(
                 prompt_ids, completion_ids, timeout_s=self._through_restart_s
             )
 
-        await _for_each(self.all, ask)
-        return answers
+        await self._for_each(ask)
+        return [answers[replica.name] for replica in self.all]
 
     async def sleep(self) -> None:
         """Release GPU memory once running requests have ended; nothing if an engine cannot."""
@@ -138,64 +138,52 @@ class Replicas(Served):
             return
         self.hold()
 
-        async def ask(_index: int, replica: Replica) -> None:
-            await replica.sleep(timeout_s=self._through_restart_s)
-
         try:
-            await _for_each(self.all, ask)
+            await self._for_each(lambda each: each.sleep(timeout_s=self._through_restart_s))
         except BaseException:
             self.release()
             raise
 
     async def wake(self) -> None:
         """Take GPU memory back and continue with requests."""
-        await self._wake()
+        await self._for_each(Replica.wake)
         self.release()
-
-    async def _wake(self) -> None:
-        async def ask(_index: int, replica: Replica) -> None:
-            await replica.wake()
-
-        await _for_each(self.all, ask)
 
     async def _serve_everywhere(self, weights: Weights, *, rolling: bool) -> None:
         self._weights = weights
 
-        async def ask(_index: int, replica: Replica) -> None:
+        async def ask(replica: Replica) -> None:
             await replica.serve(weights, timeout_s=self._through_restart_s)
             self.router.forget_prefixes(replica.name)
 
         if not rolling:
-            return await _for_each(self.all, ask)
-        for index, replica in enumerate(self.all):
+            return await self._for_each(ask)
+        for replica in self.all:
             try:
                 await replica.drain(timeout_s=self._request_timeout_s)
-                await ask(index, replica)
+                await ask(replica)
             finally:
                 replica.undrain()
+
+    async def _for_each(self, ask: Callable[[Replica], Awaitable[None]]) -> None:
+        """Call `ask` for all at once. Raises the first ForgeError, without an exception group."""
+        failures: list[ForgeError] = []
+
+        async def one(replica: Replica) -> None:
+            try:
+                await ask(replica)
+            except ForgeError as error:
+                failures.append(error)
+
+        async with anyio.create_task_group() as group:
+            for replica in self.all:
+                group.start_soon(one, replica)
+        if failures:
+            raise failures[0]
 
     def _note_up(self) -> None:
         self.router.has_prefix_cache = PREFIX_CACHE in self.features
         self.note_up()
-
-
-async def _for_each(
-    replicas: Sequence[Replica], ask: Callable[[int, Replica], Awaitable[None]]
-) -> None:
-    """Call `ask` for all at once. Raises the first ForgeError, without an exception group."""
-    failures: list[ForgeError] = []
-
-    async def one(index: int, replica: Replica) -> None:
-        try:
-            await ask(index, replica)
-        except ForgeError as error:
-            failures.append(error)
-
-    async with anyio.create_task_group() as group:
-        for index, replica in enumerate(replicas):
-            group.start_soon(one, index, replica)
-    if failures:
-        raise failures[0]
 
 
 @asynccontextmanager
@@ -232,22 +220,17 @@ async def open_replicas(
     check_engine(table, gpus=all_gpus)
     check_adapters(table, max_lora_rank=max_lora_rank)
     work_dir.mkdir(parents=True, exist_ok=True)
-    specs = [
-        _spec(
-            table,
-            index=index,
-            socket_dir=socket_dir,
-            log_dir=log_dir,
-            gpus=gpus[index] if gpus else (),
-            config={
-                "work_dir": str(work_dir.absolute()),
-                "stop_token_ids": list(stop_token_ids),
-                "max_lora_rank": max_lora_rank,
-                "shared_gpus": [uuid for uuid in (gpus[index] if gpus else ()) if uuid in shared],
-            },
-        )
-        for index in range(table.replicas)
-    ]
+    specs: list[ChildSpec] = []
+    for index in range(table.replicas):
+        own = gpus[index] if gpus else ()
+        config = {
+            "work_dir": str(work_dir.absolute()),
+            "stop_token_ids": list(stop_token_ids),
+            "max_lora_rank": max_lora_rank,
+            "shared_gpus": [uuid for uuid in own if uuid in shared],
+        }
+        folders = {"socket_dir": socket_dir, "log_dir": log_dir}
+        specs.append(_spec(table, index=index, gpus=own, config=config, **folders))
     replicas = Replicas(
         specs, table=table, weights=weights, stop_token_ids=stop_token_ids, observer=observer
     )
@@ -282,15 +265,15 @@ def _spec(
         socket_path=socket_path,
         config={
             **config,
-            "socket_path": str(socket_path),
             "slots": table.slots,
             "context_tokens": table.context_tokens,
             "threads": table.threads,
             "precision": table.precision,
-            "gpu_layers": ALL_GPU_LAYERS if gpus else 0,
             "memory_share": table.memory_share,
             "tensor_parallel": table.tensor_parallel,
             "eager": table.eager,
+            "socket_path": str(socket_path),
+            "gpu_layers": ALL_GPU_LAYERS if gpus else 0,
             # Replicas with equal seeds would sample alike if the engine has no seed per request.
             "seed": index,
         },

@@ -53,12 +53,9 @@ class Request:
     top_p: float = 1.0
     top_k: int = 0
     stop_token_ids: tuple[int, ...] = ()
-    samples: list[EngineSample] = field(init=False)
+    samples: list[EngineSample] = field(init=False, default_factory=list[EngineSample])
     error: str = ""
     """Reason if its samples were given up."""
-
-    def __post_init__(self) -> None:
-        self.samples = []
 
     @property
     def is_done(self) -> bool:

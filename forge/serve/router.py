@@ -100,7 +100,10 @@ class Router:
         """Index in `up` of the replica to ask. It counts as having evaluated the prompt."""
         allowed = [index for index, load in enumerate(up) if self._may_ask(load, now=now)]
         allowed = allowed or list(range(len(up)))
-        busy = {index: self._busyness(up[index], among=up) for index in allowed}
+        busy = {  # samples with one more, multiplied by how much slower the replica is
+            index: (up[index].samples + 1) * self._slowness(up[index].name, among=up)
+            for index in allowed
+        }
         least = min(allowed, key=lambda index: busy[index])
         chosen = least
         if self.has_prefix_cache:
@@ -128,10 +131,9 @@ class Router:
 
     def was_silent(self, name: str, *, now: float) -> None:
         """Record that a replica did not answer in time while another one did."""
-        silence = self._silences.get(name)
-        if silence is not None and now < silence.until:
+        if self.is_avoided(name, now=now):
             return  # one of several requests that were lost together
-        times = 1 if silence is None else silence.times + 1
+        times = 1 + (self._silences[name].times if name in self._silences else 0)
         pause_s = min(FIRST_AVOIDED_S * 2 ** (times - 1), LONGEST_AVOIDED_S)
         self._silences[name] = _Silence(until=now + pause_s, times=times)
 
@@ -154,10 +156,6 @@ class Router:
     def _may_ask(self, load: ReplicaLoad, *, now: float) -> bool:
         silence = self._silences.get(load.name)
         return silence is None or (now >= silence.until and load.samples == 0)
-
-    def _busyness(self, load: ReplicaLoad, *, among: Sequence[ReplicaLoad]) -> float:
-        """Samples it would have with one more, multiplied by how much slower it is."""
-        return (load.samples + 1) * self._slowness(load.name, among=among)
 
     def _slowness(self, name: str, *, among: Sequence[ReplicaLoad]) -> float:
         known = [self._paces[each.name].token_s for each in among if each.name in self._paces]

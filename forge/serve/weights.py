@@ -7,7 +7,7 @@ comes with the checkpoint it was trained on.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,20 +36,15 @@ class Weights:
 
     def to_json(self) -> dict[str, Any]:
         """JSON for an event of the store."""
-        adapter = None if self.adapter is None else str(self.adapter)
-        versions = {"version": self.version, "full_version": self.full_version}
-        return {"full": str(self.full), "adapter": adapter, **versions}
+        adapter = self.adapter and str(self.adapter)
+        return {**asdict(self), "full": str(self.full), "adapter": adapter}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Weights:
         """Inverse of `to_json`."""
-        adapter = data["adapter"]
-        return cls(
-            full=Path(data["full"]),
-            adapter=None if adapter is None else Path(adapter),
-            version=data["version"],
-            full_version=data["full_version"],
-        )
+        adapter = None if data["adapter"] is None else Path(data["adapter"])
+        versions = {name: data[name] for name in ("version", "full_version")}
+        return cls(full=Path(data["full"]), adapter=adapter, **versions)
 
     @property
     def base(self) -> Weights:

@@ -109,14 +109,11 @@ class RemoteServer:
 
     async def _ask(self, request: SampleRequest) -> list[Completion]:
         """Raises ConfigError if it refuses, MachineError if it fails, ChildDied, Stalled."""
-        content = await self._post(
-            request_body(request, self.found.dialect, model=self.found.model)
-        )
-        parse = partial(
-            read_answer, dialect=self.found.dialect, n=request.n, encode=self._encode_answer
-        )
+        dialect = self.found.dialect
+        content = await self._post(request_body(request, dialect, model=self.found.model))
+        parse = partial(read_answer, dialect=dialect, n=request.n, encode=self._encode_answer)
         try:
-            if self.found.dialect is Dialect.CHAT:
+            if dialect is Dialect.CHAT:
                 return parse(content)  # a tokenizer belongs to the loop's thread
             return await parse_content(content, parse)
         except MachineError as error:
@@ -216,7 +213,8 @@ async def open_remote(
     async with AsyncExitStack() as opened:
         servers: list[RemoteServer] = []
         for url in table.url:
-            http = open_url_client(_root(url), timeout_s=table.request_timeout_s, token=token)
+            root = url.rstrip("/").removesuffix("/v1")  # which users may write
+            http = open_url_client(root, timeout_s=table.request_timeout_s, token=token)
             await opened.enter_async_context(http)
             client = UrlClient(url, http, timeout_s=table.request_timeout_s)
             found = await discover(
@@ -243,8 +241,3 @@ def _key(variable: str | None) -> str | None:
     if not (key := os.environ.get(variable)):
         raise ConfigError(f'serve.api_key_env: found "{variable}", which is not set or empty')
     return key
-
-
-def _root(url: str) -> str:
-    """The URL without /v1 at its end, which users may write."""
-    return url.rstrip("/").removesuffix("/v1")
