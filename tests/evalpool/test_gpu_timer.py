@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from forge.evalpool.judge import clock
+from forge.evalpool.judge import clock, gpu_timer
 from forge.evalpool.judge.gpu_timer import MIN_CALLS, NUM_COUNTED, NUM_SHOWN, Timer
 from forge.evalpool.judge.trial import Decided, Finding
 
@@ -19,15 +18,36 @@ if TYPE_CHECKING:
 CALL_S = 0.002
 
 
+class Ticking:
+    """A clock that only calls move: what is measured does not depend on the machine's load."""
+
+    def __init__(self) -> None:
+        self.ns = 0
+
+    def perf_counter_ns(self) -> int:
+        return self.ns
+
+    def monotonic(self) -> float:
+        return self.ns / 1e9
+
+
+CLOCK = Ticking()
+
+
+@pytest.fixture(autouse=True)
+def _ticking(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_timer, "time", CLOCK)
+
+
 @dataclass
 class Scripted:
-    """Stands for a GpuRun: each call takes a while and answers as told."""
+    """Stands for a GpuRun: each call takes CALL_S and gives the scripted answer."""
 
     honest: dict[str, Any] = field(
         default_factory=lambda: {"event_us": 1000 * CALL_S * 1e3, "num_launches": 1}
     )
     script: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """Number of the call to what is different in its answer."""
+    """Number of a call to the differences of its answer."""
     loaded: list[object] = field(default_factory=list)
     asked: list[dict[str, Any]] = field(default_factory=list)
     checked: list[int] = field(default_factory=list)
@@ -44,7 +64,7 @@ class Scripted:
     def ask(self, kind: object, body: dict[str, Any], **named: object) -> Any:
         self.asked.append(body)
         if not body["dry"]:
-            time.sleep(CALL_S)
+            CLOCK.ns += int(CALL_S * 1e9)
         return SimpleNamespace(body={**self.honest, **self.script.get(len(self.asked), {})})
 
     def finding(self, status: Status, reason: str, detail: str = "") -> Finding:

@@ -336,6 +336,7 @@ def test_a_machine_without_namespaces_is_told_what_forbids_them(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(240)
 @pytest.mark.skipif(os.geteuid() != 0, reason="shows an ordinary user's case from root")
 def test_an_ordinary_user_gets_the_same_by_user_namespaces(tmp_path: Path) -> None:
     """The same promises without root: this file again, as nobody; and `isolation = "none"`."""
@@ -343,7 +344,7 @@ def test_an_ordinary_user_gets_the_same_by_user_namespaces(tmp_path: Path) -> No
     needed = {Path(sys.base_prefix), Path(sys.prefix), ROOT}
     kept = [str(path.relative_to(home)) for path in needed if path.is_relative_to(home)]
     options = ["-q", "-p", "no:cacheprovider", "-k", "not bomb"]
-    none = "test_one_candidate_can_be_judged_alone_without_isolation_if_that_was_written"
+    none = "test_a_judge_without_isolation_works_if_the_config_allows_it"
     files = [__file__, f"{Path(__file__).with_name('test_pool.py')}::{none}"]
     test = [sys.executable, "-m", "pytest", *options, *files]
     done = subprocess.run(
@@ -352,7 +353,7 @@ def test_an_ordinary_user_gets_the_same_by_user_namespaces(tmp_path: Path) -> No
         env={**os.environ, "STASH": str(tmp_path), "KEPT": " ".join(kept)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=220,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
