@@ -25,8 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from forge.config.dump import dump_experiment
-from forge.config.load import load_experiment
+from forge.config.load import dump_experiment, load_experiment
 from forge.config.schema import EvalStage, GrpoStage, ModelTable, SftStage
 from forge.data.compositions import Composition
 from forge.statistics.passk import Tally, compare_paired, estimate_pass_at_k

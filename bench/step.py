@@ -47,8 +47,7 @@ from typing import Any
 
 from step_shape import add_arguments, random_weights, resized, split_changes, without_judge
 
-from forge.config.dump import dump_experiment
-from forge.config.load import load_experiment
+from forge.config.load import dump_experiment, load_experiment
 from forge.config.schema import EvalStage, Experiment, GrpoStage, ModelTable
 from forge.process.devices import inventory
 from forge.store.layout import RunPaths, find_run

@@ -98,12 +98,11 @@ def check_problems(
 ) -> None:
     """Find problems that cannot be judged, or that reward an answer that does less than asked."""
     require_linux()
-    from forge.commands.judge import problems_view as view
+    from forge.commands.judge import problems as view
     from forge.commands.judge.overrides import parse_overrides
-    from forge.commands.judge.problems import check_path
     from forge.commands.judge.settings import JudgeSettings
 
-    found = check_path(
+    found = view.check_path(
         path,
         settings=JudgeSettings(device=device, isolation=isolation),
         overrides=parse_overrides(overrides or ()),

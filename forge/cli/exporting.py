@@ -65,8 +65,7 @@ def from_run(
     as_json: Json = False,
 ) -> None:
     """Write a run's answers as SFT rows: [data] source = "file", format = "messages"."""
-    from forge.commands.answer_filter import AnswerFilter
-    from forge.commands.rows_from_run import write_rows
+    from forge.commands.rows_from_run import AnswerFilter, write_rows
     from forge.store.reader import open_run
 
     wanted = AnswerFilter(

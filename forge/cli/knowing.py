@@ -34,9 +34,7 @@ def keys(
     found = view.find_keys(table)
     if as_json:
         return print_json([key.to_json() for key in found])
-    from forge.config.keys_view import render
-
-    print_rich(render(found))
+    print_rich(view.render(found))
 
 
 @app.command()
@@ -48,8 +46,7 @@ def doctor(
     as_json: Json = False,
 ) -> None:
     """Check this machine, and name the fix for each problem."""
-    from forge.commands.doctor import examine
-    from forge.commands.doctor_view import render, to_json
+    from forge.commands.doctor import examine, render, to_json
     from forge.config.load import load_experiment
 
     findings = examine(store, serve=None if file is None else load_experiment(file).serve)

@@ -7,9 +7,14 @@ import platform
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from importlib import metadata
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
 
 from forge.config.schema import ServeTable
 from forge.errors import ForgeError, MachineError
@@ -17,24 +22,18 @@ from forge.evalpool.judge.sandbox import advice, read_sysctls
 from forge.process.devices import inventory
 from forge.process.environment import child_env
 from forge.process.sockets import open_socket_dir
-from forge.runner.plan.machine import this_machine
+from forge.runner.plan.machine import Machine, this_machine
 from forge.serve.installed.engines import ENGINES, choose_engine
 from forge.serve.installed.versions import (
     PYTHON_AT_LEAST,
     TESTED_VLLM,
+    Interpreter,
     find_mismatch,
     is_tested_vllm,
     read_interpreter,
 )
 from forge.store.filesystem import find_mount
 from forge.views.text.numbers import gigabytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from forge.runner.plan.machine import Machine
-    from forge.serve.installed.versions import Interpreter
 
 MIN_MEMORY_BYTES = 4 << 30
 """Memory for the quickstart, with a reserve."""
@@ -70,6 +69,20 @@ def examine(store_dir: Path, *, serve: ServeTable | None = None) -> list[Finding
         machine = this_machine(store_dir)
     hardware = _hardware(machine, store_dir)
     return [*_software(), *engines, *hardware, _sandbox(), _sockets()]
+
+
+def render(findings: list[Finding]) -> Table:
+    """One line per finding, with a mark and the fix."""
+    table = Table("", "", "found", "fix", box=None, pad_edge=False)
+    for finding in findings:
+        mark = Text("ok", style="green") if finding.is_ok else Text("no", style="red")
+        table.add_row(mark, finding.name, Text(finding.found), Text(finding.fix))
+    return table
+
+
+def to_json(findings: list[Finding]) -> dict[str, Any]:
+    """The findings for programs."""
+    return {"ok": all(each.is_ok for each in findings), "findings": [asdict(e) for e in findings]}
 
 
 def _software() -> Iterator[Finding]:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge.commands.answer_filter import AnswerFilter, choose_answers
 from forge.data.prompts import first_messages
 from forge.errors import ConfigError
 from forge.records import Message, Problem, Split, Status
@@ -23,6 +23,20 @@ from forge.records import Message, Problem, Split, Status
 if TYPE_CHECKING:
     from forge.store.reader import RunReader
 
+_ANSWERS = """
+WITH trained AS (SELECT DISTINCT problem_id FROM groups WHERE purpose = 'train'),
+    hidden AS (SELECT DISTINCT source_id FROM problems WHERE split = 'heldout')
+SELECT t.group_id, t.rollout, t.turn, t.turn_id, t.code_id, t.finish, t.reward, t.max_version,
+    g.problem_id, g.purpose, g.stage, g.step, p.family, p.level, p.split, v.status, v.speedup,
+    p.source_id IN (SELECT source_id FROM hidden)
+        OR g.problem_id NOT IN (SELECT problem_id FROM trained) AS is_heldout
+FROM verdicts v JOIN turns t USING (group_id, rollout, turn)
+JOIN groups g USING (group_id) JOIN problems p ON p.problem_id = g.problem_id
+LEFT JOIN texts c ON c.text_id = t.code_id
+WHERE v.status = :status AND t.completion_id IS NOT NULL
+ORDER BY g.problem_id, v.speedup_low DESC NULLS LAST, v.num_launches, c.num_bytes, t.turn_row
+"""
+"""Answers by problem, the best first by the rule of v_best_kernels."""
 _TURNS = """
 SELECT turn, prompt, completion, feedback FROM v_turns
 WHERE group_id = ? AND rollout = ? AND turn <= ? ORDER BY turn
@@ -38,6 +52,21 @@ PROVENANCE = (
 
 MAX_CHARACTERS = 10_000_000
 """Maximum length of an existing row that is read before the file is overwritten."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerFilter:
+    """Conditions on the answers that become rows."""
+
+    status: str = Status.CORRECT
+    best_per_problem: int | None = None
+    """Number of answers per problem: the fastest, or if untimed those with the fewest launches,
+    then the shortest. None for all."""
+    min_speedup: float | None = None
+    """Minimum speed-up; leaves out untimed answers too."""
+    only_first_turns: bool = False
+    """Leave out conversations that repair a wrong answer."""
+    includes_heldout: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +109,7 @@ def write_rows(reader: RunReader, wanted: AnswerFilter, *, out: Path) -> Written
     spare = out.with_name(f".{out.name}.partial")
     try:
         with spare.open("w", encoding="utf-8") as file:
-            for answer in choose_answers(reader, wanted, left_out):
+            for answer in _choose_answers(reader, wanted, left_out):
                 row = make_row(reader, answer)
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
                 problems.add(answer["problem_id"])
@@ -101,6 +130,42 @@ def write_rows(reader: RunReader, wanted: AnswerFilter, *, out: Path) -> Written
         num_mended=num_mended,
         left_out=dict(left_out.most_common()),
     )
+
+
+def _choose_answers(
+    reader: RunReader, wanted: AnswerFilter, left_out: Counter[str]
+) -> Iterator[dict[str, Any]]:
+    """Yields the wanted answers; counts the others in `left_out` by reason."""
+    taken: Counter[str] = Counter()
+    seen: set[tuple[str, int | None, bool]] = set()
+    found = reader.stream(_ANSWERS, {"status": wanted.status})
+    for row in found.rows:
+        answer = dict(zip(found.columns, row, strict=True))
+        is_first = answer["turn"] == 0
+        key = (answer["problem_id"], answer["code_id"], is_first)
+        reason = _reason_against(answer, wanted)
+        if reason is None and key in seen:
+            reason = "the same kernel again"
+        elif reason is None and taken[answer["problem_id"]] == wanted.best_per_problem:
+            reason = "not among the problem's best"
+        if reason is not None:
+            left_out[reason] += 1
+            continue
+        seen.add(key)
+        taken[answer["problem_id"]] += 1
+        yield answer
+
+
+def _reason_against(answer: dict[str, Any], wanted: AnswerFilter) -> str | None:
+    if answer["is_heldout"] and not wanted.includes_heldout:
+        return "of held-out problems"
+    if answer["finish"] != "stop":
+        return "without an end"
+    if wanted.only_first_turns and answer["turn"] > 0:
+        return "not in a first turn"
+    if wanted.min_speedup is not None and (answer["speedup"] or 0.0) < wanted.min_speedup:
+        return "too slow or not timed"
+    return None
 
 
 def make_row(reader: RunReader, answer: dict[str, Any]) -> dict[str, Any]:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from forge.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 STDIN = "-"
 MAX_BYTES = 16 << 20

@@ -9,8 +9,9 @@ from __future__ import annotations
 import difflib
 import json
 import types
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -19,13 +20,13 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage, Table
+from forge.config.schema import EvalStage, Experiment, GrpoStage, SftStage
 from forge.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from rich.console import RenderableType
 
-STAGES: dict[str, type[Table]] = {"sft": SftStage, "grpo": GrpoStage, "eval": EvalStage}
+STAGES: dict[str, type[BaseModel]] = {"sft": SftStage, "grpo": GrpoStage, "eval": EvalStage}
 
 UNITS = {
     "_s": "seconds",
@@ -41,19 +42,14 @@ UNITS = {
 }
 """Unit by the end of a key's name; the first match counts."""
 
-SINGULAR: dict[Any, str] = {
-    int: "an integer",
-    float: "a number",
-    str: "a string",
-    bool: "true or false",
-    Path: "a path",
+TYPES: dict[Any, tuple[str, str]] = {
+    int: ("an integer", "integers"),
+    float: ("a number", "numbers"),
+    str: ("a string", "strings"),
+    bool: ("true or false", "true or false"),
+    Path: ("a path", "paths"),
 }
-PLURAL: dict[Any, str] = {
-    int: "integers",
-    float: "numbers",
-    str: "strings",
-    bool: "true or false",
-}
+"""Each type as one value, and as the members of a list or table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,29 +84,31 @@ def all_keys() -> list[Key]:
     return keys
 
 
-def keys_of(table: str) -> list[Key]:
-    """The keys of a table and its sub-tables (`stage`: all kinds); empty for an unknown one."""
-    inner = (f"{table}.", f"{table} ")
-    return [key for key in all_keys() if key.table == table or key.table.startswith(inner)]
-
-
 def find_keys(table: str) -> list[Key]:
-    """The keys of a table, the key of this path, or all keys for "".
+    """The keys of a table and its sub-tables (`stage`: all kinds), one key, or all for "".
 
     Raises:
         ConfigError: there is no such table or key.
     """
-    found = keys_of(table) if table else all_keys()
-    found = found or [key for key in all_keys() if key.path == table]
+    keys, inner = all_keys(), (f"{table}.", f"{table} ")
+    if not table:
+        return keys
+    found = [key for key in keys if key.table == table or key.table.startswith(inner)]
+    found = found or [key for key in keys if key.path == table]
     if not found:
-        tables = dict.fromkeys(key.table.split(" ")[0] for key in all_keys())
-        known = [*tables, *(key.path for key in all_keys())]
+        tables = dict.fromkeys(key.table.split(" ")[0] for key in keys)
+        known = [*tables, *(key.path for key in keys)]
         near = difflib.get_close_matches(table, known, n=1)
         hint = (
             f"did you mean {near[0]}?" if near else f"there are {', '.join(filter(None, tables))}"
         )
         raise ConfigError(f"forge keys {table}: no such table or key; {hint}")
     return found
+
+
+def description(field: FieldInfo) -> str:
+    """The docstring of a field, on one line."""
+    return " ".join((field.description or "").split())
 
 
 def table_of(annotation: Any) -> type[BaseModel] | None:
@@ -142,6 +140,26 @@ def schema_json() -> str:
     return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
 
 
+def render(keys: list[Key]) -> RenderableType:
+    """Output on a terminal: one block per table, in the order of the schema."""
+    from rich.console import Group
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    parts: list[RenderableType] = []
+    for name, members in groupby(keys, key=lambda key: key.table):
+        title = f"[{name}]" if name else "top of the file"
+        title = f"[[stage]] {name.removeprefix('stage ')}" if name.startswith("stage ") else title
+        # Names stay whole, since people copy them; the other columns fold.
+        others = (Column(head, overflow="fold") for head in ("type", "default", "unit", ""))
+        block = Table(Column("key", no_wrap=True), *others, box=None, pad_edge=False)
+        for key in members:
+            cells = (key.name, key.type, key.default, key.unit, key.doc)
+            block.add_row(*map(Text, cells))
+        parts += [Text(title, style="bold"), block, Text()]
+    return Group(*parts[:-1])
+
+
 def _table_keys(model: type[BaseModel], *, table: str) -> Iterator[Key]:
     inner: list[tuple[str, type[BaseModel]]] = []
     for name, field in model.model_fields.items():
@@ -155,7 +173,7 @@ def _table_keys(model: type[BaseModel], *, table: str) -> Iterator[Key]:
                 type=allowed(field),
                 default=_default(field),
                 unit=_unit(name, field),
-                doc=_one_line(field),
+                doc=description(field),
             )
     for path, sub_table in inner:
         yield from _table_keys(sub_table, table=path)
@@ -165,10 +183,6 @@ def _unit(name: str, field: FieldInfo) -> str:
     if not {int, float} & set(_options(field.annotation)):
         return ""
     return next((unit for end, unit in UNITS.items() if name.endswith(end)), "")
-
-
-def _one_line(field: FieldInfo) -> str:
-    return " ".join((field.description or "").split())
 
 
 def _default(field: FieldInfo) -> str:
@@ -204,11 +218,11 @@ def _describe(annotation: Any, *, limits: Any = ()) -> str:
         return f"a list of {_plural(get_args(annotation)[0])}"
     if get_origin(annotation) is dict:
         return f"a table of {_plural(get_args(annotation)[1])}"
-    return SINGULAR.get(annotation, "a table") + _range(limits)
+    return TYPES.get(annotation, ("a table",))[0] + _range(limits)
 
 
 def _plural(annotation: Any) -> str:
-    return ", ".join(PLURAL.get(option, "values") for option in _options(annotation))
+    return ", ".join(TYPES.get(option, ("", "values"))[1] for option in _options(annotation))
 
 
 def _range(limits: Any) -> str:

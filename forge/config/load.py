@@ -1,4 +1,5 @@
-"""Loads an experiment: reads the file, `extends` and `--set`, and returns a checked `Experiment`.
+"""Loads an experiment: reads the file, `extends` and `--set`, and returns a checked `Experiment`;
+writes a resolved one, the `experiment.toml` of a run.
 
 Called by every command that takes an experiment file, and by resume with the run's resolved file.
 Paths of inputs (model, problems, adapter, interpreter) become absolute, so that a resolved
@@ -7,9 +8,12 @@ experiment means the same from any working directory; `store.dir` stays relative
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import tomli_w
 from pydantic import ValidationError
 
 from forge.config.checks.check import check
@@ -19,8 +23,6 @@ from forge.config.sources import Sources, read_sources
 from forge.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from forge.config.checks.mistake import Mistake
     from forge.config.schema import TomlTable
 
@@ -53,10 +55,20 @@ def load_experiment(
         mistakes += check(
             experiment, mistaken={mistake.path for mistake in mistakes}, is_here=is_here
         )
-    lines = [*_in_order(mistakes, sources), *sources.mistakes]
+    lines = [_line(mistake, sources) for mistake in sorted(mistakes, key=partial(_place, sources))]
+    lines += sources.mistakes
     if lines or experiment is None:
         raise ConfigError("\n".join(lines))
     return experiment
+
+
+def dump_experiment(experiment: Experiment, *, comment: str = "") -> str:
+    """The whole experiment with its defaults, under a comment; absent keys stay absent.
+
+    `load_experiment` reads the text to an equal value.
+    """
+    head = "".join(f"# {line}\n" for line in comment.splitlines())
+    return head + tomli_w.dumps(experiment.model_dump(mode="json", exclude_none=True))
 
 
 def _validate(values: TomlTable) -> tuple[Experiment | None, list[Mistake]]:
@@ -81,15 +93,11 @@ def _make_absolute(values: TomlTable) -> None:
                 owner[key] = str(path.absolute())
 
 
-def _in_order(mistakes: list[Mistake], sources: Sources) -> list[str]:
-    """One line per mistake, in the order of files and lines, `--set` last."""
-
-    def key(mistake: Mistake) -> tuple[bool, str, int]:
-        place = sources.origin(mistake.path)
-        file, _, line = place.rpartition(":")
-        return place == "--set", file, int(line) if line.isdecimal() else 0
-
-    return [_line(mistake, sources) for mistake in sorted(mistakes, key=key)]
+def _place(sources: Sources, mistake: Mistake) -> tuple[bool, str, int]:
+    """Sort key: the order of files and lines, `--set` last."""
+    place = sources.origin(mistake.path)
+    file, _, line = place.rpartition(":")
+    return place == "--set", file, int(line) if line.isdecimal() else 0
 
 
 def _line(mistake: Mistake, sources: Sources) -> str:

@@ -10,12 +10,10 @@ import difflib
 from typing import TYPE_CHECKING, Any
 
 from forge.config.checks.mistake import Mistake, show
-from forge.config.keys import STAGES, all_keys, allowed, table_of
+from forge.config.keys import STAGES, all_keys, allowed, description, table_of
 from forge.config.schema import Experiment
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pydantic import BaseModel, ValidationError
     from pydantic.fields import FieldInfo
 
@@ -65,43 +63,30 @@ def _message(path: KeyPath, values: TomlTable) -> str:
     if len(path) == 2 and path[0] == "stage" and isinstance(found, dict):
         return _stage_message(found)
     if field is None and model is not None:
-        known = _known_keys(model, top=len(path) == 1)
-        hint = _did_you_mean(name, known, elsewhere=_tables_with(name))
-        return f"unknown key; {hint}"
+        known = [*model.model_fields, *(["extends"] if len(path) == 1 else [])]
+        hint = _near(name, known) or _elsewhere(name)
+        return f"unknown key{hint or '; known are ' + ', '.join(known)}"
     if field is None:
         return f"found {show(found)}; a table"
     if found is None:
-        line = " ".join((field.description or "").split())
-        return f"missing; {allowed(field)} ({line})"
+        return f"missing; {allowed(field)} ({description(field)})"
     hint = _near(found, allowed(field).split('"')[1::2]) if isinstance(found, str) else ""
     return f"found {show(found)}; {allowed(field)}{hint}"
 
 
-def _did_you_mean(name: str, known: list[str], *, elsewhere: Sequence[str] = ()) -> str:
-    """`did you mean group_size?`, or the tables that have this key, or the known keys."""
-    near = _near(name, known).removeprefix("; ")
-    if not near and elsewhere:
-        return f"did you mean {' or '.join(elsewhere)}?"
-    return near or f"known are {', '.join(known)}"
-
-
-def _tables_with(name: str) -> list[str]:
-    """The keys of this name in all tables, as `--set` takes them."""
-    paths = (
+def _elsewhere(name: str) -> str:
+    """The keys of this name in other tables, as `--set` takes them; empty if there are none."""
+    paths = dict.fromkeys(
         f"stage.N.{name}" if key.table.startswith("stage ") else key.path
         for key in all_keys()
         if key.name == name
     )
-    return list(dict.fromkeys(paths))
+    return f"; did you mean {' or '.join(paths)}?" if paths else ""
 
 
 def _near(name: str, known: list[str]) -> str:
     near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
     return f"; did you mean {near[0]}?" if near else ""
-
-
-def _known_keys(model: type[BaseModel], *, top: bool) -> list[str]:
-    return [*model.model_fields, "extends"] if top else list(model.model_fields)
 
 
 def _stage_message(stage: TomlTable) -> str:

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import tomli
 
 from forge.config.positions import key_lines, split_key
 from forge.config.schema import KeyPath, TomlTable, TomlValue, dotted
 from forge.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 MAX_EXTENDS = 16
 """Maximum number of files in a chain of `extends`."""

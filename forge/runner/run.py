@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from forge.config.load import load_experiment
+from forge.config.load import dump_experiment, load_experiment
 from forge.errors import ForgeError
 from forge.exits import Ending, ending_of
 from forge.process.sockets import open_socket_dir
@@ -78,7 +78,6 @@ def run_experiment(
     Args:
         wait_s: Maximum wait for GPUs of another run; None for devices.wait_s.
     """
-    from forge.config.dump import dump_experiment
 
     console = Console(quiet=quiet)
     experiment = load_experiment(path, overrides=overrides)

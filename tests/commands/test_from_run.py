@@ -11,8 +11,7 @@ import anyio
 import pytest
 
 from forge.cli import run_command
-from forge.commands.answer_filter import AnswerFilter
-from forge.commands.rows_from_run import write_rows
+from forge.commands.rows_from_run import AnswerFilter, write_rows
 from forge.config.load import load_experiment
 from forge.data.pairs.files import read_pairs
 from forge.errors import ConfigError

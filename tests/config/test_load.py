@@ -8,10 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forge.config.checks.devices import PINNING
-from forge.config.dump import dump_experiment
+from forge.config.checks.environment import PINNING
 from forge.config.keys import all_keys
-from forge.config.load import load_experiment
+from forge.config.load import dump_experiment, load_experiment
 from forge.config.schema import Experiment
 from forge.errors import ConfigError
 from forge.process.devices import VISIBILITY_VARIABLES

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from forge.config.dump import dump_experiment
-from forge.config.load import load_experiment
+from forge.config.load import dump_experiment, load_experiment
 from forge.errors import ConfigError
 
 EXPERIMENT = 'name = "x"\n[model]\ninit = "tiny"\n[[stage]]\nkind = "eval"\n'

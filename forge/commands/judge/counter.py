@@ -6,13 +6,10 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 import anyio
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
 
 PLAIN_EVERY_S = 30.0
 

@@ -10,22 +10,16 @@ Every file that cannot be used is a line of one ConfigError.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from forge.commands.judge.overrides import check_overrides
 from forge.commands.source_text import STDIN, read_file, read_stdin
 from forge.data.answers import extract
-from forge.data.directory import find_files, parse_file, to_problem
+from forge.data.directory import Constant, ProblemFile, find_files, parse_file, to_problem
 from forge.errors import ConfigError
-from forge.records import Split
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from forge.data.directory import Constant, ProblemFile
-    from forge.records import Problem
+from forge.records import Problem, Split
 
 MAX_NAME = 256
 """Characters of a path in a message: users paste a source in place of a path."""

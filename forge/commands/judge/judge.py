@@ -58,10 +58,10 @@ class Judged:
 
     def render(self) -> RenderableType:
         """A report of one verdict, or a table of several."""
-        from forge.commands.judge import report, table
+        from forge.commands.judge import report
 
         if self.request.is_directory:
-            return table.render(self.jobs, self.verdicts)
+            return report.render_table(self.jobs, self.verdicts)
         job, verdict = self.jobs[0], self.verdicts[0]
         return report.render(verdict, job=job, request=self.request)
 

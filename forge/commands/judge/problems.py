@@ -1,4 +1,4 @@
-"""`forge problems check`: examines all problem files of a directory.
+"""`forge problems check`: examines all problem files of a directory; output as a table or JSON.
 
 Judges examine each problem in its own sandbox; this process imports none of them.
 """
@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import re
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
 
 from forge.commands.judge.counter import open_counter
 from forge.commands.judge.files import require_path
@@ -24,6 +27,7 @@ from forge.evalpool.pool import open_pool
 from forge.process.sockets import open_socket_dir
 from forge.records import Split
 from forge.records.examination import Examination, Flag
+from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,41 +39,7 @@ if TYPE_CHECKING:
     from forge.records import Problem
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundProblems:
-    """The problem files below a path."""
-
-    problems: tuple[Problem, ...]
-    broken: tuple[Examination, ...]
-    """Files that are not problems, with the reason."""
-
-
-def find_problems(
-    path: Path, *, overrides: Mapping[str, Constant] | None = None, precision: str = "fp32"
-) -> FoundProblems:
-    """The problems of a directory, or of one file. A file that is not a problem is reported.
-
-    Raises:
-        ConfigError: the path has no files, or an override names no module constant.
-    """
-    require_path(path)
-    root = path if path.is_dir() else path.parent
-    paths = find_files(path, include=()) if path.is_dir() else [path]
-    if not paths:
-        raise ConfigError(f"{path}: no *.py in it; expected a directory of problem files")
-    files: list[ProblemFile] = []
-    broken: list[Examination] = []
-    for each in paths:
-        try:
-            files.append(parse_file(each))
-        except ConfigError as error:
-            name = each.relative_to(root).with_suffix("").as_posix()
-            reason = str(error).removeprefix(str(each)).lstrip(":")
-            flags = {Flag.DOES_NOT_RUN: reason.strip()}
-            broken.append(Examination(problem_id=name, flags=flags))
-    check_overrides(overrides or {}, files)
-    problems = [_to_problem(each, root, overrides or {}, precision) for each in files]
-    return FoundProblems(problems=tuple(problems), broken=tuple(broken))
+MAX_SHAPES = 3
 
 
 def check_path(
@@ -88,10 +58,9 @@ def check_path(
     """
     check_precision(precision)
     table, gpus = settings.table(), settings.gpus()
-    found = find_problems(path, overrides=overrides, precision=precision)
-    done = list(found.broken)
-    if found.problems:
-        done += anyio.run(_check, found.problems, table, gpus, is_shown)
+    problems, done = _find_problems(path, overrides or {}, precision)
+    if problems:
+        done += anyio.run(_check, problems, table, gpus, is_shown)
     return sorted(done, key=lambda each: _natural(each.problem_id))
 
 
@@ -110,14 +79,93 @@ async def _check(
             return await examine_all(pool, problems, num_at_once=num_judges, done=advance)
 
 
-def _to_problem(
-    file: ProblemFile, root: Path, overrides: Mapping[str, Constant], precision: str
-) -> Problem:
-    problem = to_problem(file, root=root, overrides=overrides, split=Split.GRPO)
-    return replace(problem, precision=precision)
+def _find_problems(
+    path: Path, overrides: Mapping[str, Constant], precision: str
+) -> tuple[list[Problem], list[Examination]]:
+    """The problems of a directory, or of one file; and the files that are none, with the reason."""
+    require_path(path)
+    root = path if path.is_dir() else path.parent
+    paths = find_files(path, include=()) if path.is_dir() else [path]
+    if not paths:
+        raise ConfigError(f"{path}: no *.py in it; expected a directory of problem files")
+    files: list[ProblemFile] = []
+    broken: list[Examination] = []
+    for each in paths:
+        try:
+            files.append(parse_file(each))
+        except ConfigError as error:
+            name = each.relative_to(root).with_suffix("").as_posix()
+            reason = str(error).removeprefix(str(each)).lstrip(":")
+            flags = {Flag.DOES_NOT_RUN: reason.strip()}
+            broken.append(Examination(problem_id=name, flags=flags))
+    check_overrides(overrides, files)
+    problems = [
+        to_problem(file, root=root, overrides=overrides, split=Split.GRPO) for file in files
+    ]
+    return [replace(problem, precision=precision) for problem in problems], broken
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
     """Sort key in which `level1/2_x` comes before `level1/10_x`."""
     parts = re.split(r"(\d+)", name)
     return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
+
+
+def render(examinations: Sequence[Examination]) -> Group:
+    """One line per problem, and a summary. Control characters from problem files are escaped."""
+    names = ("problem", "outputs", "forward", "flags", "what it means")
+    table = Table(*names, box=None, pad_edge=False)
+    table.columns[2].justify = "right"
+    for each in examinations:
+        table.add_row(
+            Text(printable(each.problem_id)),
+            Text(printable(_shapes(each))),
+            Text("" if each.forward_s is None else _seconds(each.forward_s)),
+            Text(next(iter(each.flags), "ok"), style=_style(each)),
+            Text(printable(next(iter(each.flags.values()), ""))),
+        )
+        for flag, reason in list(each.flags.items())[1:]:
+            table.add_row("", "", "", Text(flag, style=_style(each)), Text(printable(reason)))
+    return Group(table, Text(""), Text(summary(examinations)))
+
+
+def summary(examinations: Sequence[Examination]) -> str:
+    """`100 problems: 81 can be trained on, 12 …, 7 cannot be judged`."""
+    num_usable = sum(each.is_usable for each in examinations)
+    num_trainable = sum(each.is_trainable for each in examinations)
+    num_unchecked = sum(each.num_unchecked > 0 for each in examinations)
+    plural = "" if len(examinations) == 1 else "s"
+    text = f"{len(examinations)} problem{plural}: {num_trainable} can be trained on"
+    if num_trivial := num_usable - num_trainable:
+        text += f", {num_trivial} would reward an answer that does less than asked"
+    if num_unusable := len(examinations) - num_usable:
+        text += f", {num_unusable} cannot be judged"
+    if num_unchecked:
+        text += f"; {num_unchecked} not fully checked, for lack of time"
+    return text
+
+
+def to_json(examinations: Sequence[Examination]) -> dict[str, Any]:
+    """The result for programs."""
+    return {
+        "num_problems": len(examinations),
+        "num_usable": sum(each.is_usable for each in examinations),
+        "num_trainable": sum(each.is_trainable for each in examinations),
+        "problems": [each.to_json() for each in examinations],
+    }
+
+
+def _shapes(each: Examination) -> str:
+    more = len(each.outputs) - MAX_SHAPES
+    shapes = "\n".join(each.outputs[:MAX_SHAPES])
+    return f"{shapes}\nand {more} more" if more > 0 else shapes
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def _style(each: Examination) -> str:
+    if not each.flags:
+        return "green"
+    return "yellow" if each.is_usable else "red"

@@ -1,4 +1,5 @@
-"""Report of one verdict: what is wrong and where, times with a histogram, how it was judged.
+"""Report of one verdict: what is wrong and where, times with a histogram, how it was judged. Table
+of many verdicts: one line each, and a summary.
 
 Called by `forge judge`. A candidate's text cannot control the terminal: control characters are
 escaped, and texts are not parsed as markup.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 import shutil
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from rich.console import Group
@@ -48,14 +50,17 @@ AGAIN: dict[str, str] = {
     Reason.REFERENCE_FAILED: "the problem's own Model failed; --override makes a problem smaller"
 }
 """Advice by reason, for reasons where judging again does not help."""
-STYLES = {Status.CORRECT: "bold green", Status.INFRA_ERROR: "bold yellow"}
+STYLES = {Status.CORRECT: "green", Status.INFRA_ERROR: "yellow"}
+"""Colours of statuses; any other one is red."""
+MAX_DETAIL = 120
+"""Maximum length of a detail in the table."""
 WEAK = {"none": ": the candidate could reach files, sockets and other processes"}
 
 
 def render(verdict: Verdict, *, job: JudgeJob, request: JudgingRequest) -> RenderableType:
     """The report as text and tables."""
     head = Text(f"{verdict.status} ({printable(verdict.reason)})")
-    head.stylize(STYLES.get(verdict.status, "bold red"))
+    head.stylize(f"bold {STYLES.get(verdict.status, 'red')}")
     parts: list[RenderableType] = [head]
     if verdict.detail:
         parts.append(Text(printable(verdict.detail)))
@@ -194,3 +199,34 @@ def _circumstances(verdict: Verdict) -> Iterator[str]:
     yield f"isolation {verdict.isolation}, memory cap {verdict.caps}{weakness}"
     phases = ", ".join(f"{name} {seconds:.2f}" for name, seconds in verdict.phase_s.items())
     yield f"seconds: {phases or 'none'}"
+
+
+def render_table(jobs: Sequence[JudgeJob], verdicts: Sequence[Verdict]) -> Group:
+    """The table and the summary."""
+    is_timed = any(verdict.timing is not None for verdict in verdicts)
+    names = ["candidate", "problem", "verdict", "reason"]
+    table = Table(*names, *(["speed-up"] if is_timed else []), "", box=None, pad_edge=False)
+    for job, verdict in zip(jobs, verdicts, strict=True):
+        cells = [
+            Text(printable(job.name)),
+            Text(printable(job.problem.problem_id)),
+            Text(verdict.status, style=STYLES.get(verdict.status, "red")),
+            Text(printable(verdict.reason)),
+        ]
+        if is_timed:
+            cells.append(Text(f"{verdict.timing.speedup:.2f}" if verdict.timing else ""))
+        table.add_row(*cells, Text(_short_detail(verdict)))
+    return Group(table, Text(""), Text(summary(verdicts)))
+
+
+def summary(verdicts: Sequence[Verdict]) -> str:
+    """`12 candidates: 7 correct, 3 wrong, 2 compile_error`."""
+    counts = Counter(str(verdict.status) for verdict in verdicts)
+    order = [str(status) for status in Status if counts[str(status)]]
+    listed = ", ".join(f"{counts[status]} {status}" for status in order)
+    return f"{len(verdicts)} candidate{'' if len(verdicts) == 1 else 's'}: {listed}"
+
+
+def _short_detail(verdict: Verdict) -> str:
+    detail = printable(" | ".join(verdict.detail.split("\n")))
+    return detail if len(detail) <= MAX_DETAIL else f"{detail[: MAX_DETAIL - 1]}…"

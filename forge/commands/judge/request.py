@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from forge.commands.judge.files import require_path
 from forge.commands.judge.overrides import parse_overrides
@@ -12,9 +12,6 @@ from forge.commands.judge.settings import check_precision
 from forge.commands.source_text import STDIN
 from forge.data.directory import Constant
 from forge.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

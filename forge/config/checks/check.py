@@ -6,20 +6,22 @@ machine's GPUs, memory and disk are checked by `runner.plan`.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from forge.config.checks.devices import check_devices, check_pinning
+from forge.config.checks.environment import (
+    check_devices,
+    check_judge_url,
+    check_outlets,
+    check_pinning,
+    check_serve_url,
+)
 from forge.config.checks.model import check_lengths, check_model, check_tiny
-from forge.config.checks.outlets import check_outlets
-from forge.config.checks.overlap import check_overlap
 from forge.config.checks.problems import check_data, check_problems
-from forge.config.checks.stages import check_order, check_training
-from forge.config.checks.urls import check_judge_url, check_serve_url
+from forge.config.checks.stages import check_order, check_overlap, check_training
 
 if TYPE_CHECKING:
-    from collections.abc import Set
-
     from forge.config.checks.mistake import Mistake
     from forge.config.schema import Experiment, KeyPath
 

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from forge.config.checks.mistake import absent, mistake
-from forge.config.schema import SftStage
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from forge.config.checks.mistake import Mistake
-    from forge.config.schema import Experiment
+from forge.config.checks.mistake import Mistake, absent, mistake
+from forge.config.schema import Experiment, SftStage
 
 HUB_NAME = re.compile(r"(\b[\w.-]+\b/)?\b[\w.-]{1,96}\b")
 """`name` or `owner/name`; anything else can only be a directory."""

@@ -4,22 +4,11 @@
 Imported by every room that takes settings. Never imports loading or checking.
 """
 
-from forge.config.schema.base import (
-    KeyPath,
-    PathValue,
-    Positive,
-    Share,
-    Table,
-    TomlTable,
-    TomlValue,
-    dotted,
-)
-from forge.config.schema.devices import DevicesTable
+from forge.config.schema.base import KeyPath, TomlTable, TomlValue, dotted
 from forge.config.schema.experiment import Experiment
 from forge.config.schema.judge import JUDGE_URL, JudgeTable
-from forge.config.schema.keeping import LimitsTable, StoreTable
 from forge.config.schema.model import LoraTable, ModelTable, QuantizeTable, TinyModel
-from forge.config.schema.outlets import NotifyTable, SinksTable
+from forge.config.schema.outlets import LimitsTable, StoreTable
 from forge.config.schema.problems import DataTable, ProblemsTable
 from forge.config.schema.rollout import EvalTable, RewardTable, RolloutTable
 from forge.config.schema.serving import SERVE_URL, ServeTable
@@ -29,7 +18,6 @@ __all__ = [
     "JUDGE_URL",
     "SERVE_URL",
     "DataTable",
-    "DevicesTable",
     "EvalStage",
     "EvalTable",
     "Experiment",
@@ -39,20 +27,14 @@ __all__ = [
     "LimitsTable",
     "LoraTable",
     "ModelTable",
-    "NotifyTable",
-    "PathValue",
-    "Positive",
     "ProblemsTable",
     "QuantizeTable",
     "RewardTable",
     "RolloutTable",
     "ServeTable",
     "SftStage",
-    "Share",
-    "SinksTable",
     "Stage",
     "StoreTable",
-    "Table",
     "TinyModel",
     "TomlTable",
     "TomlValue",

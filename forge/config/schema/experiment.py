@@ -7,14 +7,12 @@ from typing import Annotated
 from pydantic import Field
 
 from forge.config.schema.base import NAME_RULE, Table
-from forge.config.schema.devices import DevicesTable
 from forge.config.schema.judge import JudgeTable
-from forge.config.schema.keeping import LimitsTable, StoreTable
 from forge.config.schema.model import ModelTable
-from forge.config.schema.outlets import NotifyTable, SinksTable
+from forge.config.schema.outlets import LimitsTable, NotifyTable, SinksTable, StoreTable
 from forge.config.schema.problems import DataTable, ProblemsTable
 from forge.config.schema.rollout import EvalTable, RewardTable, RolloutTable
-from forge.config.schema.serving import ServeTable
+from forge.config.schema.serving import DevicesTable, ServeTable
 from forge.config.schema.stages import Stage
 
 

@@ -1,18 +1,49 @@
-"""`[notify]` and `[sinks]`: messages to people, and copies of the metrics. Neither delays a run for
-long or fails it."""
+"""`[store]` and `[limits]`: storage and limits of a run. `[notify]` and `[sinks]`: messages to
+people and copies of the metrics; neither delays a run for long or fails it.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from forge.config.schema.base import NAME_RULE, Table
+from forge.config.schema.base import NAME_RULE, PathValue, Positive, Table
 
 WEBHOOK = r"^https?://[^\s/]+(/\S*)?$"
 """Pattern of a webhook's URL, in the file and in an environment variable."""
 
 DEFAULT_EVENTS = ("done", "failed", "stalled", "best")
+
+
+class StoreTable(Table):
+    """`[store]`: location and content of a run's storage."""
+
+    dir: PathValue = Path("runs")
+    """Parent of run directories, relative to the working directory."""
+    texts: Literal["plain", "zstd"] = "zstd"
+    """Storage of texts: compressed, or plain, which stock sqlite3 can read."""
+    keep_tokens: Annotated[
+        str,
+        Field(
+            pattern=r"^(all|untrained|last:[1-9]\d*)$",
+            json_schema_extra={"allowed": '"all", "untrained" or "last:N"'},
+        ),
+    ] = "all"
+    """Token ids and logprobs kept in tokens.db. all: every turn up to 20 GB, then as untrained.
+    untrained: only what a resume needs. last:N: the last N steps."""
+    min_free_bytes: Annotated[int, Field(ge=0)] = 500_000_000
+    """Free disk space below which a run saves and stops."""
+
+
+class LimitsTable(Table):
+    """`[limits]`: an attempt that reaches one saves and stops; each resume is a new attempt."""
+
+    hours: Annotated[float, Field(gt=0)] | None = None
+    """Maximum wall-clock time of an attempt."""
+    tokens: Positive | None = None
+    """Maximum number of generated tokens in an attempt."""
 
 
 class NotifyTable(Table):
