@@ -10,7 +10,7 @@ This file must load under an old Python, since `forge.install` does.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from forge.commands.solve import asolve, solve
+    from forge.commands.chat import asolve, solve
     from forge.views.api import open_run as open
 
 __version__ = "0.1.0"
@@ -25,7 +25,7 @@ def __getattr__(name: str) -> Any:
 
         return open_run
     if name in ("asolve", "solve"):
-        from forge.commands import solve
+        from forge.commands import chat
 
-        return getattr(solve, name)
+        return getattr(chat, name)
     raise AttributeError(f"module 'forge' has no attribute {name!r}")

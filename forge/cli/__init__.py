@@ -11,14 +11,15 @@ import sys
 from io import TextIOWrapper
 
 # isort: off
-from forge.cli import running, asking, seeing, querying, watching, reporting, exporting, knowing
+from forge.cli import running, asking, seeing, querying, watching, exporting, knowing
 from forge.cli.options import app
 
 # isort: on
+from forge.errors import ConfigError
 
 __all__ = ["app", "main", "run_command"]
 
-COMMANDS = (running, asking, seeing, querying, watching, reporting, exporting, knowing)
+COMMANDS = (running, asking, seeing, querying, watching, exporting, knowing)
 """Modules that add their commands to the app when imported, in the order of --help."""
 
 
@@ -47,6 +48,4 @@ def run_command(argv: list[str]) -> int:
 def _require_stdout() -> None:
     """Without a stdout, the first file to be opened would get its number and the output."""
     if sys.stdout is None:
-        from forge.errors import ConfigError
-
         raise ConfigError("stdout is closed; >/dev/null drops the output")

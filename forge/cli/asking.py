@@ -22,6 +22,7 @@ from forge.cli.options import (
     require_linux,
 )
 from forge.cli.printing import print_json, print_rich, say, waiting, write
+from forge.errors import ConfigError
 
 
 @app.command()
@@ -61,8 +62,9 @@ def judge(
     """Judge candidates: a file, a directory, or stdin. With --serve, serve judges to clients."""
     require_linux()
     from forge.commands.judge import judge as view
-    from forge.commands.judge.request import JudgingRequest
-    from forge.commands.judge.settings import JudgeSettings
+    from forge.commands.judge.files import JudgingRequest, require_sources
+    from forge.commands.judge.overrides import parse_overrides
+    from forge.commands.judge.settings import JudgeSettings, check_precision
 
     settings = JudgeSettings(
         device=device, isolation=isolation, compile=compile_to, baseline=baseline,
@@ -71,14 +73,14 @@ def judge(
     if is_serving:
         return view.serve(settings, given=(problem, candidate), socket=socket, listen=listen)
     if socket is not None or listen is not None:
-        from forge.errors import ConfigError
-
         raise ConfigError(
             "--socket and --listen are addresses of --serve; --url names a served pool"
         )
-    request = JudgingRequest.make(
-        problem, candidate, overrides=overrides or (), precision=precision, is_timed=is_timed,
-        is_profiled=is_profiled,
+    problem, candidate = require_sources(problem, candidate)
+    check_precision(precision)
+    request = JudgingRequest(
+        problem=problem, candidate=candidate, overrides=parse_overrides(overrides or ()),
+        precision=precision, is_timed=is_timed, is_profiled=is_profiled,
     )  # fmt: skip
     with waiting("judging", is_shown=not (as_json or request.is_directory)):
         judged = view.judge(request, settings, is_shown=not as_json)
@@ -133,13 +135,15 @@ def chat(
     from dataclasses import asdict
 
     from forge.commands import chat as view
+    from forge.commands.source_text import STDIN, read_source
 
     if problem == "-" and sys.stdin is not None and sys.stdin.isatty():
         say("enter a problem or a function of tensors, then Ctrl-D; or name a file with --problem")
-    source, name = view.read_source(problem)
+    name = "stdin" if problem == STDIN else Path(problem).stem
     request = view.ChatRequest(
-        run=run, source=source, name=name, turns=turns, temperature=temperature, seed=seed
-    )
+        run=run, source=read_source(problem), name=name, turns=turns, temperature=temperature,
+        seed=seed,
+    )  # fmt: skip
     with waiting("engine and judge start", is_shown=not as_json) as end_waiting:
 
         def say_more(text: str) -> None:

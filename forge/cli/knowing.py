@@ -7,12 +7,7 @@ from typing import Annotated
 
 import typer
 
-from forge.cli.options import (
-    RUNS,
-    Json,
-    Store,
-    app,
-)
+from forge.cli.options import RUNS, Json, Store, app
 from forge.cli.printing import print_json, print_rich, print_text
 
 

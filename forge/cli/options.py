@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from forge.errors import MachineError
+
 if TYPE_CHECKING:
     from forge.store.layout import RunPaths
 
@@ -63,8 +65,6 @@ def find(run: str, store: Path) -> RunPaths:
 def require_linux() -> None:
     """Raises MachineError on other systems."""
     if sys.platform != "linux":
-        from forge.errors import MachineError
-
         raise MachineError(
             f"forge runs on Linux only, and this is {sys.platform}; commands that read runs work"
         )

@@ -10,6 +10,7 @@ import typer
 
 from forge.cli.options import RUNS, Json, Store, app, find
 from forge.cli.printing import print_json, print_parts, print_rich, print_text
+from forge.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -54,8 +55,6 @@ def sql(
         }
     )  # fmt: skip
     if query is not None and not query.strip():
-        from forge.errors import ConfigError
-
         raise ConfigError(
             'forge sql: the query is empty; "forge sql RUN" alone lists tables and views'
         )
@@ -70,8 +69,6 @@ def sql(
         with explain_sql(view.PLACE):
             found = reader.stream(text, bound)
             if not found.columns:
-                from forge.errors import ConfigError
-
                 raise ConfigError("forge sql: found a statement without a result; use SELECT ...")
             if as_json:
                 print_parts(view.json_parts(found))
@@ -110,8 +107,6 @@ def questions(
 def ask_questions(word: str, rest: list[str], *, store: Path, as_json: bool) -> None:
     """`forge report questions [N] [RUN]`. Raises ConfigError for any other arguments."""
     if word != "questions" or len(rest) > 2:
-        from forge.errors import ConfigError
-
         raise ConfigError(
             f"forge report {word} {' '.join(rest)}: found {len(rest) + 1} arguments; "
             "RUN, or questions [N] [RUN]"
@@ -136,8 +131,6 @@ def _open(run: str, runs: str | None, store: Path) -> Generator[SqlReader]:
 
 
 def _check_together(given: dict[str, bool]) -> None:
-    from forge.errors import ConfigError
-
     for one, other in (
         ("--named", "--runs"), ("--named", "a query"), ("RUN", "--runs"), ("--csv", "--json"),
     ):  # fmt: skip
@@ -159,7 +152,6 @@ def _list(reader: SqlReader, *, as_json: bool) -> None:
 
 def _parse_params(given: list[str] | None) -> dict[str, Any]:
     """Values by name, numbers where possible. Raises ConfigError for anything but NAME=VALUE."""
-    from forge.errors import ConfigError
     from forge.views.sql.sql import LARGEST
 
     out: dict[str, Any] = {}

@@ -20,6 +20,7 @@ from forge.cli.options import (
     require_linux,
 )
 from forge.cli.printing import print_json, print_lines, print_rich, print_text, say
+from forge.errors import ConfigError, ForgeError
 
 if TYPE_CHECKING:
     from forge.control.client import ControlClient
@@ -171,8 +172,6 @@ def logs(
 
 def _components(paths: RunPaths) -> list[dict[str, Any]]:
     """Live status of each process; empty if the run has ended or its supervisor does not answer."""
-    from forge.errors import ForgeError
-
     try:
         return [each.to_json() for each in _client(paths).status().components]
     except ForgeError:
@@ -181,7 +180,6 @@ def _components(paths: RunPaths) -> list[dict[str, Any]]:
 
 def _client(paths: RunPaths) -> ControlClient:
     from forge.control.client import ControlClient
-    from forge.errors import ConfigError
     from forge.store.ownership import is_owned, read_status
 
     socket_path = read_status(paths).get("control_socket")

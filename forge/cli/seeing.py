@@ -6,15 +6,9 @@ from typing import Annotated
 
 import typer
 
-from forge.cli.options import (
-    RUNS,
-    Json,
-    RunName,
-    Store,
-    app,
-    find,
-)
+from forge.cli.options import RUNS, Json, RunName, Store, app, find
 from forge.cli.printing import print_json, print_rich, say
+from forge.errors import ConfigError
 
 
 @app.command()
@@ -86,7 +80,6 @@ def compare(
 
     Problems are listed by level and device.
     """
-    from forge.errors import ConfigError
     from forge.store.reader import open_run
     from forge.views import compare as view
 

@@ -7,6 +7,7 @@ import os
 import sys
 
 from forge.cli.options import RUNS, RunName, Store, app, find
+from forge.errors import ConfigError
 
 
 @app.command("tui")
@@ -31,8 +32,6 @@ app.command("watch", hidden=True)(tui_command)
 def _require_terminal() -> None:
     is_terminal = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
     if not is_terminal or os.environ.get("TERM") == "dumb":
-        from forge.errors import ConfigError
-
         raise ConfigError(
             "forge tui: needs a terminal; without one, "
             '"forge status RUN", "forge show RUN" and "forge logs -f RUN" print text'

@@ -1,13 +1,14 @@
 """`forge chat RUN[@step]`: asks a run's model for a kernel, judges every turn and stores it.
 
 The same loop as in training plays one rollout; only its Generate port differs, which streams the
-text. `forge.solve` and `forge.asolve` call it from Python.
+text. `forge.solve` and `forge.asolve` are the same from Python.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from forge.commands.engine_placement import place_on, small
-from forge.commands.source_text import STDIN, read_file, read_stdin
 from forge.config.load import load_experiment
 from forge.data.chat import ChatTemplate
 from forge.data.problems import from_source
@@ -76,6 +76,46 @@ async def achat(request: ChatRequest, *, store_dir: Path, say: Say | None = None
     weights = find_weights(paths, step)
     with open_run_lock(paths):
         return await _chat(paths, weights, problem, request, say or (lambda text: None))
+
+
+def solve(
+    code: str,
+    *,
+    run: str = "last",
+    turns: int = 3,
+    store_dir: Path = Path("runs"),
+    say: Say | None = None,
+) -> Trajectory:
+    """Asks a run's model for a kernel that replaces a torch function or solves a problem file.
+
+    Example: `forge.solve(code).turns[-1].code`.
+
+    Raises:
+        ConfigError: the run or the text cannot be used, or an event loop is running here; use
+            `asolve` there.
+    """
+    with suppress(RuntimeError):  # no event loop is running here, as it should be
+        asyncio.get_running_loop()
+        raise ConfigError(
+            "forge.solve: an event loop is running here, as in Jupyter; use `await forge.asolve()`"
+        )
+    return chat(ChatRequest(run=run, source=code, turns=turns), store_dir=store_dir, say=say)
+
+
+async def asolve(
+    code: str,
+    *,
+    run: str = "last",
+    turns: int = 3,
+    store_dir: Path = Path("runs"),
+    say: Say | None = None,
+) -> Trajectory:
+    """`solve` inside an asyncio event loop in the main thread, such as Jupyter's.
+
+    Example: `(await forge.asolve(code)).turns[-1].code`.
+    """
+    request = ChatRequest(run=run, source=code, turns=turns)
+    return await achat(request, store_dir=store_dir, say=say)
 
 
 async def _chat(
@@ -191,10 +231,3 @@ class _SayingSink:
             if isinstance(record, Turn):
                 self.say(f"\n{record.feedback}\n\n")
         await self.sink.put(*records)
-
-
-def read_source(path: str) -> tuple[str, str]:
-    """Text and name of a problem file, or of stdin for `-`. Raises ConfigError."""
-    if path == STDIN:
-        return read_stdin(), "stdin"
-    return read_file(Path(path)), Path(path).stem

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
+from contextlib import nullcontext
 
 from forge.errors import ConfigError
 
@@ -12,28 +12,18 @@ MAX_BYTES = 16 << 20
 """Maximum size of a source. The judge itself refuses far smaller ones, as a verdict."""
 
 
-def read_file(path: Path) -> str:
-    """The text of a file. Raises ConfigError if it cannot be read or is not UTF-8."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
-    return _decode(data, str(path))
-
-
-def read_stdin() -> str:
-    """The text on stdin. Raises ConfigError if it is closed, cannot be read or is not UTF-8."""
-    if sys.stdin is None:
+def read_source(path: str) -> str:
+    """The text of a file, or of stdin for `-`. Raises ConfigError if it cannot be read or is not
+    UTF-8.
+    """
+    name = "stdin" if path == STDIN else path
+    if path == STDIN and sys.stdin is None:
         raise ConfigError("stdin: it is closed; pipe a source into it, or name a file")
     try:
-        data = sys.stdin.buffer.read(MAX_BYTES + 1)
+        with nullcontext(sys.stdin.buffer) if path == STDIN else open(path, "rb") as file:
+            data = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise ConfigError(f"stdin: cannot be read: {error.strerror or error}") from error
-    return _decode(data, "stdin")
-
-
-def _decode(data: bytes, name: str) -> str:
+        raise ConfigError(f"{name}: cannot be read: {error.strerror or error}") from error
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{name}: larger than {MAX_BYTES >> 20} MiB; a Python source is smaller")
     try:

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from forge import cli
-from forge.commands.judge.files import find_problem
-from forge.commands.judge.request import JudgingRequest
+from forge.commands.judge.files import find_problem, require_sources
 from forge.errors import ConfigError
 from forge.records import Verdict
 
@@ -257,7 +256,7 @@ def test_a_forbidden_path_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Path, "stat", refuse)
     with pytest.raises(ConfigError, match=r"p\.py: permission denied"):
-        JudgingRequest.make(Path("p.py"), "-")
+        require_sources(Path("p.py"), "-")
 
 
 def test_a_missing_device_is_a_machine_error(

@@ -16,6 +16,7 @@ import pytest
 import forge
 from forge.commands import chat
 from forge.commands.engine_placement import place_on, small
+from forge.commands.source_text import read_source
 from forge.config.load import load_experiment
 from forge.errors import ConfigError
 from forge.records import Event, PolicyVersion
@@ -65,16 +66,16 @@ def test_a_problem_from_stdin_that_cannot_be_read_is_one_line(
     stream = None if stdin is None else io.TextIOWrapper(io.BytesIO(stdin))
     monkeypatch.setattr("sys.stdin", stream)
     with pytest.raises(ConfigError, match=expected):
-        chat.read_source("-")
+        read_source("-")
 
 
 def test_a_problem_is_read_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "p.py").write_text(FUNCTION)
-    assert chat.read_source(str(tmp_path / "p.py")) == (FUNCTION, "p")
+    assert read_source(str(tmp_path / "p.py")) == FUNCTION
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(FUNCTION.encode())))
-    assert chat.read_source("-") == (FUNCTION, "stdin")
+    assert read_source("-") == FUNCTION
     with pytest.raises(ConfigError, match=r"no\.py: cannot be read: No such file or directory$"):
-        chat.read_source("no.py")
+        read_source("no.py")
 
 
 def test_the_newest_kept_weights_answer(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Reads the files of `forge judge` as jobs: each candidate with the problem that it answers.
+"""The request of `forge judge`, and its files as jobs: each candidate with its problem.
 
     problem.py  candidate.py   one job       problem.py  folder/   one for each file
     problem.py  -              stdin         folder/     folder/   by name: 3_x.py answers 3_x.py,
@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from forge.commands.judge.overrides import check_overrides
-from forge.commands.source_text import STDIN, read_file, read_stdin
+from forge.commands.source_text import STDIN, read_source
 from forge.data.answers import extract
 from forge.data.directory import Constant, ProblemFile, find_files, parse_file, to_problem
 from forge.errors import ConfigError
@@ -23,6 +23,26 @@ from forge.records import Problem, Split
 
 MAX_NAME = 256
 """Characters of a path in a message: users paste a source in place of a path."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgingRequest:
+    """Problems and candidates to judge, and how much of each verdict is wanted."""
+
+    problem: Path
+    """A problem file, or a directory of them."""
+    candidate: str
+    """A file, a directory, or `-` for stdin."""
+    overrides: Mapping[str, Constant] = field(default_factory=dict[str, Constant])
+    """Values for module constants of the problem files."""
+    precision: str = "fp32"
+    is_timed: bool = True
+    is_profiled: bool = False
+
+    @property
+    def is_directory(self) -> bool:
+        """True if the candidate is a directory of candidates."""
+        return Path(self.candidate).is_dir()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +56,22 @@ class JudgeJob:
     """Code in the text if it is a model's answer, else the text itself."""
 
 
-def read_jobs(
-    problem: Path, candidate: str, *, overrides: Mapping[str, Constant], precision: str
-) -> list[JudgeJob]:
+def require_sources(problem: Path | None, candidate: str | None) -> tuple[Path, str]:
+    """The arguments of the command line. Raises ConfigError if one is missing or does not exist."""
+    if problem is None or candidate is None:
+        missing = "PROBLEM and CANDIDATE" if problem is None else "CANDIDATE"
+        raise ConfigError(f"forge judge: no {missing}; give both, or --serve")
+    if not candidate:
+        raise ConfigError("forge judge: CANDIDATE is empty; a file, a directory or - is needed")
+    require_path(problem)
+    if candidate != STDIN:
+        require_path(Path(candidate))
+    return problem, candidate
+
+
+def read_jobs(request: JudgingRequest) -> list[JudgeJob]:
     """All jobs, in the order of their names. Raises ConfigError."""
+    problem, candidate, overrides = request.problem, request.candidate, request.overrides
     root = None if candidate == STDIN else Path(candidate)
     if problem.is_dir() and root is None:
         raise ConfigError(f"{problem}: a directory; a candidate on stdin needs one problem file")
@@ -52,13 +84,15 @@ def read_jobs(
     for name, path in paths.items():
         made = to_problem(files[name], root=folder, overrides=overrides, split=Split.HELDOUT)
         try:
-            text = read_stdin() if path is None else read_file(path)
+            text = read_source(STDIN if path is None else str(path))
         except ConfigError as error:
             mistakes.append(str(error))
             continue
         found = extract(text, entry_point=made.entry_point)
         code = found.code if found.is_ok else text
-        jobs.append(JudgeJob(name=name, problem=replace(made, precision=precision), code=code))
+        jobs.append(
+            JudgeJob(name=name, problem=replace(made, precision=request.precision), code=code)
+        )
     if mistakes:
         raise ConfigError("\n".join(mistakes))
     return jobs

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from forge.commands.judge.counter import open_counter
-from forge.commands.judge.files import read_jobs
+from forge.commands.judge.files import JudgeJob, JudgingRequest, read_jobs
 from forge.commands.judge.settings import MAX_JUDGES
 from forge.errors import ConfigError
 from forge.evalpool.pool import open_pool
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from forge.commands.judge.files import JudgeJob
-    from forge.commands.judge.request import JudgingRequest
     from forge.commands.judge.settings import JudgeSettings
     from forge.config.schema import JudgeTable
     from forge.process.devices import Gpu
@@ -74,12 +72,7 @@ def judge(request: JudgingRequest, settings: JudgeSettings, *, is_shown: bool = 
         MachineError: no sandbox works on this machine.
     """
     table = settings.table()
-    jobs = read_jobs(
-        request.problem,
-        request.candidate,
-        overrides=request.overrides,
-        precision=request.precision,
-    )
+    jobs = read_jobs(request)
     most = min(settings.workers or MAX_JUDGES, len(jobs))
     table = table.model_copy(update={"workers": min(table.workers, most)})
     gpus = settings.gpus()[:most]

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from forge.commands.judge.files import JudgeJob
-    from forge.commands.judge.request import JudgingRequest
+    from forge.commands.judge.files import JudgeJob, JudgingRequest
     from forge.records import Timing, Verdict
     from forge.records.verdict import KernelTime
 
