@@ -18,12 +18,10 @@ import pytest
 
 from forge.errors import MachineError
 from forge.install.__main__ import PYTHON_AT_LEAST, find_unsupported
-from forge.install.command import run_command
-from forge.install.installed import find_damaged
+from forge.install.command import InstallProgress, describe, run_command
 from forge.install.machine import GIB, HostMachine, find_faults, read_machine
-from forge.install.progress import InstallProgress, describe
 from forge.install.project import Project, drop_triton, load_project, pin_torch
-from forge.install.stamp import Stamp, fingerprint, is_done, write_stamp
+from forge.install.stamp import Stamp, find_damaged, fingerprint, is_done, write_stamp
 from forge.install.steps import Installer
 from forge.install.torch_build import (
     choose_torch,

@@ -25,7 +25,6 @@ VULKAN_HEADERS = {
 VULKAN_CORE = "vulkan/vulkan_core.h"
 VULKAN_LEAST = (1, 3, 272)
 """Minimum version: has VK_EXT_layer_settings, which llama.cpp uses. Debian 12 has 1.3.239."""
-BACKENDS = ("cpu", "cuda", "hip", "vulkan")
 COMMON_ARGS = "-DLLAVA_BUILD=OFF"
 """Builds without image input, since the engine reads token ids."""
 LINK_ARGS = "-Wl,--exclude-libs,libstdc++.a" if sys.platform == "linux" else ""
@@ -66,9 +65,9 @@ def choose_llama(name: str, env: Mapping[str, str]) -> LlamaChoice:
         MachineError: one line for each thing that the build needs and this machine lacks.
     """
     given = env.get("CMAKE_ARGS", "")
-    if name not in BACKENDS:
-        raise MachineError(f"LLAMA={name}: allowed is {', '.join(BACKENDS)}")
-    faults, args, path = _PLANS[name](env, given)
+    if name not in PLANS:
+        raise MachineError(f"LLAMA={name}: allowed is {', '.join(PLANS)}")
+    faults, args, path = PLANS[name](env, given)
     if faults:
         raise MachineError("\n".join(f"LLAMA={name}: {fault}" for fault in faults))
     return LlamaChoice(
@@ -98,7 +97,7 @@ def _plan_cuda(env: Mapping[str, str], given: str) -> Plan:
     if CUDA_ARCHITECTURES in given:
         return faults, args, path
     ask = ("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader")
-    caps = re.findall(r"^(\d+)\.(\d+)\s*$", _listed(ask, env), flags=re.MULTILINE)
+    caps = re.findall(r"^(\d+)\.(\d+)\s*$", output_of(ask, env), flags=re.MULTILINE)
     targets = sorted({f"{major}{minor}" for major, minor in caps})
     if not targets:
         faults.append(_no_gpus("nvidia-smi lists no GPU", f"-D{CUDA_ARCHITECTURES}=90"))
@@ -111,7 +110,7 @@ def _plan_hip(env: Mapping[str, str], given: str) -> Plan:
     args = "-DGGML_HIP=on"
     if AMD_TARGETS in given:
         return faults, args, path
-    found = _listed(("rocm_agent_enumerator",), env, beside=ROCM_HOME / "bin")
+    found = output_of(("rocm_agent_enumerator",), env, beside=ROCM_HOME / "bin")
     targets = sorted(set(re.findall(r"^gfx[0-9a-f]+$", found, flags=re.MULTILINE)) - {"gfx000"})
     if not targets:
         faults.append(_no_gpus("rocm_agent_enumerator lists no GPU", f"-D{AMD_TARGETS}=gfx942"))
@@ -138,7 +137,7 @@ def _plan_vulkan(env: Mapping[str, str], given: str) -> Plan:
     return faults, "-DGGML_VULKAN=on", path
 
 
-_PLANS: dict[str, Callable[[Mapping[str, str], str], Plan]] = {
+PLANS: dict[str, Callable[[Mapping[str, str], str], Plan]] = {
     "cpu": _plan_cpu,
     "cuda": _plan_cuda,
     "hip": _plan_hip,
@@ -150,13 +149,12 @@ def _no_gpus(found: str, example: str) -> str:
     return f"{found} to build for; CMAKE_ARGS='{example}' builds for the GPUs of another machine"
 
 
-def _find_tool(name: str, env: Mapping[str, str], *, beside: Path) -> tuple[str | None, str]:
+def _find_tool(name: str, env: Mapping[str, str], *, beside: Path | None) -> tuple[str | None, str]:
     """Path of a tool, and the directory to add to PATH if it is found only in `beside`."""
     if found := shutil.which(name, path=env.get("PATH", os.defpath)):
         return found, ""
-    if found := shutil.which(name, path=str(beside)):
-        return found, str(beside)
-    return None, ""
+    found = shutil.which(name, path=str(beside)) if beside else None
+    return found, str(beside) if found else ""
 
 
 def _has_cublas(nvcc: str, env: Mapping[str, str]) -> bool:
@@ -189,9 +187,9 @@ def _dotted(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
 
 
-def _listed(argv: Sequence[str], env: Mapping[str, str], *, beside: Path | None = None) -> str:
+def output_of(argv: Sequence[str], env: Mapping[str, str], *, beside: Path | None = None) -> str:
     """Output of a vendor's tool; empty if it is missing or fails."""
-    tool, _ = _find_tool(argv[0], env, beside=beside or Path("/nonexistent"))
+    tool, _ = _find_tool(argv[0], env, beside=beside)
     if tool is None:
         return ""
     with suppress(OSError, subprocess.TimeoutExpired):

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from forge.errors import MachineError
-from forge.install.installed import find_python
 from forge.install.llama_build import choose_llama
 from forge.install.machine import REPAIR_BYTES, VENV_BYTES, find_faults, read_machine
 from forge.install.project import load_project
-from forge.install.stamp import Stamp, fingerprint, is_done, read_stamp, write_stamp
+from forge.install.stamp import Stamp, find_python, fingerprint, is_done, read_stamp, write_stamp
 from forge.install.steps import Installer
 from forge.install.torch_build import (
     TORCH_INDEX,

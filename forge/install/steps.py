@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge.errors import MachineError
-from forge.install.command import run_command
-from forge.install.installed import find_damaged, find_version
+from forge.install.command import InstallProgress, run_command
 from forge.install.llama_build import LINK_ARGS
-from forge.install.progress import InstallProgress
 from forge.install.project import Project, drop_triton, pin_torch
+from forge.install.stamp import find_damaged, find_version
 
 if TYPE_CHECKING:
     from forge.install.llama_build import LlamaChoice

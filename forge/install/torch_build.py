@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import shutil
-import subprocess
 import threading
 import urllib.request
 from collections.abc import Mapping
@@ -15,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forge.errors import MachineError
+from forge.install.llama_build import output_of
 
 TORCH_INDEX = "https://download.pytorch.org/whl/"
 PROBE_S = 2.0
@@ -33,12 +31,8 @@ class TorchChoice:
 
 def detect_accelerator(env: Mapping[str, str]) -> str:
     """cuda if nvidia-smi lists a GPU, rocm if the amdgpu compute device exists, else cpu."""
-    nvidia_smi = shutil.which("nvidia-smi", path=env.get("PATH", os.defpath))
-    if nvidia_smi:
-        with suppress(OSError, subprocess.TimeoutExpired):
-            listed = subprocess.run([nvidia_smi, "-L"], capture_output=True, timeout=20)
-            if listed.returncode == 0 and b"GPU" in listed.stdout:
-                return "cuda"
+    if "GPU" in output_of(("nvidia-smi", "-L"), env):
+        return "cuda"
     return "rocm" if Path("/dev/kfd").exists() else "cpu"
 
 
