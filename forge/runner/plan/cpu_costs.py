@@ -10,7 +10,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge.runner.plan.model_shape import model_shape
+from forge.runner.plan.model_shape import model_shape, tiny_shape
 
 if TYPE_CHECKING:
     from forge.config.schema import ModelTable, ServeTable
@@ -65,7 +65,7 @@ def count_params(model: ModelTable) -> int | None:
     folder = Path(model.path or "").expanduser()
     files = list(folder.glob("*.safetensors")) if model.path and folder.is_dir() else []
     if files:
-        return sum(_params_of(file) for file in files)
+        return sum(map(_params_of, files))
     shape = model_shape(model)
     return None if shape is None else shape.params
 
@@ -96,10 +96,7 @@ def turns_of(max_turns: int) -> float:
 
 def replica_bytes(serve: ServeTable, model: ModelTable, *, params: int) -> int:
     """Host memory of one engine on the CPU: weights and KV cache."""
-    exact = serve.precision == "exact"
-    tiny = model.tiny
-    kv_values = params**0.5 / 2
-    if model.init:
-        kv_values = 2 * tiny.num_layers * tiny.num_kv_heads * tiny.head_dim
-    kv = int(serve.slots * serve.context_tokens * kv_values * (4 if exact else 2))
-    return REPLICA_BYTES + params * (4 if exact else 2) + kv
+    width = 4 if serve.precision == "exact" else 2
+    kv_values = tiny_shape(model.tiny).kv_values if model.init else params**0.5 / 2
+    kv = int(serve.slots * serve.context_tokens * kv_values * width)
+    return REPLICA_BYTES + params * width + kv

@@ -157,10 +157,8 @@ def serve_bytes(
         fixed += GRAPH_BYTES
     context = serve.context_tokens * shape.kv_values * width / num_gpus
     least = min(serve.slots, LEAST_CONTEXTS) if engine == "vllm" else serve.slots
-    return ServeBytes(
-        least=int(fixed + least * context),
-        full=int(fixed + serve.slots * context),
-    )
+    full = int(fixed + serve.slots * context)
+    return ServeBytes(least=int(fixed + least * context), full=full)
 
 
 def judge_bytes(problems: ProblemsTable, *, memory_bytes: int) -> int:

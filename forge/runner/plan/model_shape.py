@@ -73,12 +73,12 @@ class ModelShape:
     def adapter_params(self, lora: LoraTable) -> int:
         """Parameters of a LoRA adapter: r · (in + out) for each matrix that it changes."""
         names = lora.target_modules
-        wanted = set(ATTENTION + MLP) if names == "all-linear" else set(names)
-        total = self.layers * sum(
-            sum(self._matrices()[name]) for name in ATTENTION if name in wanted
-        )
+        wanted = ATTENTION + MLP if names == "all-linear" else names
         num_dense = self.dense_layers if self.is_mixture else self.layers
-        total += num_dense * sum(sum(self._matrices()[name]) for name in MLP if name in wanted)
+        total = 0
+        for name, widths in self._matrices().items():
+            if name in wanted:
+                total += sum(widths) * (self.layers if name in ATTENTION else num_dense)
         for name in lora.target_parameters:
             inner = self.expert_intermediate * (2 if "gate_up" in name else 1)
             total += self._sparse_layers * self.experts * (self.hidden + inner)

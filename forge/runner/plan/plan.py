@@ -127,9 +127,8 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
         require_sinks(experiment.sinks)
     params = costs.count_params(experiment.model)
     processes = tuple(_processes(experiment, placement=placement, params=params))
-    num_judge_gpus = len(placement.judge)
-    phases = tuple(
-        predict_phases(experiment, machine=machine, params=params, num_judge_gpus=num_judge_gpus)
+    phases = predict_phases(
+        experiment, machine=machine, params=params, num_judge_gpus=len(placement.judge)
     )
     memory = _total([process.memory_bytes for process in processes])
     disk = predict_disk_bytes(experiment, params=params)
@@ -138,11 +137,21 @@ def plan(experiment: Experiment, *, machine: Machine | None = None) -> Plan:
         params=params,
         cores=machine.cores,
         processes=processes,
-        phases=phases,
+        phases=tuple(phases),
         memory_bytes=None if memory is None else int(memory),
         disk_bytes=disk,
         notes=tuple(_notes(experiment, placement, machine=machine, memory=memory, disk=disk)),
-        cards=tuple(_cards(placement)),
+        cards=tuple(
+            CardPlan(
+                index=gpu.index,
+                uuid=gpu.uuid,
+                name=gpu.name,
+                memory_bytes=gpu.memory_bytes,
+                roles=placement.roles_of(gpu.uuid),
+                bytes_by_role=placement.bytes_by_gpu.get(gpu.uuid, {}),
+            )
+            for gpu in placement.gpus
+        ),
         reasons=placement.reasons,
         assumed=machine.assumed,
         placement=placement,
@@ -162,15 +171,6 @@ def _engine(experiment: Experiment, machine: Machine) -> tuple[str, tuple[str, .
     return name, (f"serve.engine = auto: {name} ({why})",) if serve.engine == "auto" else ()
 
 
-def _cards(placement: Placement) -> Iterator[CardPlan]:
-    for gpu in placement.gpus:
-        yield CardPlan(
-            index=gpu.index, uuid=gpu.uuid, name=gpu.name, memory_bytes=gpu.memory_bytes,
-            roles=placement.roles_of(gpu.uuid),
-            bytes_by_role=dict(placement.bytes_by_gpu.get(gpu.uuid, {})),
-        )  # fmt: skip
-
-
 def _processes(
     experiment: Experiment, *, placement: Placement, params: int | None
 ) -> Iterator[ProcessPlan]:
@@ -188,11 +188,9 @@ def _processes(
     for index in range(serve.replicas if is_ours else 0):
         share = placement.serve[index] if placement.serve else ()
         size = params and costs.replica_bytes(serve, experiment.model, params=params)
-        if share:
-            size = costs.GPU_PROCESS_BYTES
         yield ProcessPlan(
             name=f"serve-{index}", device=_device(share), threads=serve.threads,
-            memory_bytes=size, stages=_once(played),
+            memory_bytes=costs.GPU_PROCESS_BYTES if share else size, stages=_once(played),
         )  # fmt: skip
     for index in range(num_judges):
         yield ProcessPlan(
@@ -238,25 +236,23 @@ def _notes(
     room = machine.free_disk_bytes - experiment.store.min_free_bytes
     if disk is not None and disk > room:
         yield f"needs about {gigabytes(disk)} of disk; {gigabytes(room)} are available"
+    devices, serve = experiment.devices, experiment.serve
     for index, stage in enumerate(experiment.stage):
         busy = 0 if isinstance(stage, EvalStage) else stage.threads
-        busy += experiment.serve.replicas * experiment.serve.threads * isinstance(stage, GrpoStage)
-        if busy > machine.cores and not experiment.devices.train:
-            yield (
-                f"{stage.kind}-{index}: trainer and engine have {busy} threads "
-                f"for {machine.cores} cores"
-            )
+        busy += serve.replicas * serve.threads * isinstance(stage, GrpoStage)
+        if busy > machine.cores and not devices.train:
+            name = f"{stage.kind}-{index}"
+            yield f"{name}: trainer and engine have {busy} threads for {machine.cores} cores"
     if experiment.judge.url:
         yield f"judges are external: {', '.join(experiment.judge.url)}"
-    if experiment.serve.url:
-        yield f"servers are external and keep their own weights: {', '.join(experiment.serve.url)}"
-    devices = experiment.devices
+    if serve.url:
+        yield f"servers are external and keep their own weights: {', '.join(serve.url)}"
     if devices.gpus is not None and not (devices.train or devices.serve or devices.judge):
         yield "devices.gpus is set, but train, serve and judge are 0: everything runs on the CPU"
-    if not machine.assumed and machine.hidden_gpus and experiment.devices.gpus:
+    if not machine.assumed and machine.hidden_gpus and devices.gpus:
         yield machine.hidden_gpus
-    for gpu in machine.gpus:
-        for user in machine.gpu_users.get(gpu.uuid, ()) if experiment.devices.gpus else ():
+    for gpu in machine.gpus if devices.gpus else ():
+        for user in machine.gpu_users.get(gpu.uuid, ()):
             yield f"GPU {gpu.index}: {user}, which disturbs the timing of kernels there"
     if experiment.model.path and costs.count_params(experiment.model) is None:
         yield f"{experiment.model.path} is not a local directory: nothing is predicted for it"

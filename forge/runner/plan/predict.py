@@ -18,7 +18,6 @@ from forge.runner.plan.needs import needs_judges, needs_serving, needs_training,
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from forge.config.schema import ModelTable
     from forge.runner.plan.machine import Machine
 
 
@@ -41,28 +40,27 @@ def predict_phases(
     is_random = experiment.model.init is not None
     yield _prepare(experiment, machine=machine, num_judge_gpus=num_judge_gpus)
     for index, stage in enumerate(experiment.stage):
-        name = f"{stage.kind}-{index}"
+        cpu_s = wall_s = None
         if params is None or experiment.devices.train or experiment.devices.serve:
-            yield PhasePlan(name=name, work=_work(experiment, stage), cpu_s=None, wall_s=None)
+            pass  # no prediction
         elif isinstance(stage, EvalStage):
-            yield _eval(
-                experiment, stage, name=name, machine=machine, params=params, is_random=is_random
-            )
+            cpu_s, wall_s = _eval(experiment, stage, machine, params=params, is_random=is_random)
         elif isinstance(stage, SftStage):
-            yield _sft(experiment, stage, name=name, machine=machine, params=params)
+            cpu_s, wall_s = _sft(experiment, stage, machine, params=params)
             is_random = False
         else:
-            yield _grpo(experiment, stage, name=name, machine=machine, params=params)
+            cpu_s, wall_s = _grpo(experiment, stage, machine, params=params)
+        name = f"{stage.kind}-{index}"
+        yield PhasePlan(name=name, work=_work(experiment, stage), cpu_s=cpu_s, wall_s=wall_s)
 
 
 def _prepare(experiment: Experiment, *, machine: Machine, num_judge_gpus: int) -> PhasePlan:
     """Starts of judges, verdicts on broken answers for repairs, making of tokenizer and model."""
     workers = experiment.judge.workers
-    num_judged = 0
-    if any(isinstance(stage, SftStage) for stage in experiment.stage):
+    num_judged, most = 0, most_broken(turns_played(experiment))
+    if most and any(isinstance(stage, SftStage) for stage in experiment.stage):
         repaired = (_num_pairs(experiment) or 0) * experiment.data.repair_share
-        most = most_broken(turns_played(experiment))
-        num_judged = int(repaired * (1 + most) / 2) if most else 0
+        num_judged = int(repaired * (1 + most) / 2)
     start_s = costs.START_S["supervisor"] + workers * costs.START_S["judge"]
     start_s += costs.START_S["replica"] * experiment.serve.replicas * needs_serving(experiment)
     start_s += costs.START_S["task"] * (experiment.model.init is not None)
@@ -70,11 +68,12 @@ def _prepare(experiment: Experiment, *, machine: Machine, num_judge_gpus: int) -
     made = ["judges start"] * needs_judges(experiment)
     made += [f"{num_judged} broken answers judged"] * (num_judged > 0)
     made += ["tokenizer and model made"] * (experiment.model.init is not None)
-    work = ", ".join(made) or "processes start"
     wall_s = cpu_s / min(workers, machine.cores)
     if num_judge_gpus:
         wall_s = start_s + num_judged * costs.JUDGE_GPU_S / num_judge_gpus
-    return PhasePlan(name="prepare", work=work, cpu_s=cpu_s, wall_s=wall_s)
+    return PhasePlan(
+        name="prepare", work=", ".join(made) or "processes start", cpu_s=cpu_s, wall_s=wall_s
+    )
 
 
 def _num_pairs(experiment: Experiment) -> int | None:
@@ -87,41 +86,33 @@ def _num_pairs(experiment: Experiment) -> int | None:
 
 
 def _eval(
-    experiment: Experiment, stage: EvalStage, *, name: str, machine: Machine, params: int,
-    is_random: bool,
-) -> PhasePlan:  # fmt: skip
+    experiment: Experiment, stage: EvalStage, machine: Machine, *, params: int, is_random: bool
+) -> tuple[float, float]:
+    """Seconds of one core, and wall seconds; as of the functions below."""
     num, rollouts, max_turns = _eval_size(experiment, stage)
     turns = num * rollouts * (max_turns if is_random else costs.turns_of(max_turns))
     tokens = experiment.rollout.max_completion_tokens if is_random else costs.ANSWER_TOKENS
     generate_s = costs.generate_s(turns * tokens, params=params)
     judge_s = turns * (costs.SCREEN_S if is_random else costs.JUDGE_S)
-    cpu_s = generate_s + judge_s
-    return PhasePlan(
-        name=name, work=_work(experiment, stage), cpu_s=cpu_s,
-        wall_s=_overlapped(experiment, machine, generate_s, judge_s),
-    )  # fmt: skip
+    return generate_s + judge_s, _overlapped(experiment, machine, generate_s, judge_s)
 
 
 def _sft(
-    experiment: Experiment, stage: SftStage, *, name: str, machine: Machine, params: int
-) -> PhasePlan:
+    experiment: Experiment, stage: SftStage, machine: Machine, *, params: int
+) -> tuple[float, float] | tuple[None, None]:
     num_rows = stage.steps * stage.batch_size
     if stage.epochs is not None:
         num_pairs = _num_pairs(experiment)
         if num_pairs is None:
-            return PhasePlan(name=name, work=_work(experiment, stage), cpu_s=None, wall_s=None)
+            return None, None
         num_rows = stage.epochs * num_pairs * (1 + experiment.data.repair_share)
-    tokens = num_rows * costs.ROW_TOKENS
-    cpu_s = costs.START_S["trainer"] + costs.train_s(tokens, params=params)
-    return PhasePlan(
-        name=name, work=_work(experiment, stage), cpu_s=cpu_s,
-        wall_s=cpu_s / min(stage.threads, machine.cores),
-    )  # fmt: skip
+    cpu_s = costs.START_S["trainer"] + costs.train_s(num_rows * costs.ROW_TOKENS, params=params)
+    return cpu_s, cpu_s / min(stage.threads, machine.cores)
 
 
 def _grpo(
-    experiment: Experiment, stage: GrpoStage, *, name: str, machine: Machine, params: int
-) -> PhasePlan:
+    experiment: Experiment, stage: GrpoStage, machine: Machine, *, params: int
+) -> tuple[float, float]:
     rollout = experiment.rollout
     trained = stage.steps * rollout.groups_per_step * rollout.group_size
     trained *= costs.turns_of(rollout.max_turns)
@@ -130,17 +121,11 @@ def _grpo(
     judge_s = trained * replaced * costs.JUDGE_S
     tokens = trained * (costs.PROMPT_TOKENS + costs.ANSWER_TOKENS) * stage.updates_per_batch
     train_s = costs.START_S["trainer"] + costs.train_s(tokens, params=params)
+    cpu_s = generate_s + judge_s + train_s
     wall_s = _overlapped(experiment, machine, generate_s, judge_s)
     if rollout.max_staleness:
-        wall_s = max(
-            wall_s, train_s / stage.threads, (generate_s + judge_s + train_s) / machine.cores
-        )
-    else:
-        wall_s += train_s / min(stage.threads, machine.cores)
-    return PhasePlan(
-        name=name, work=_work(experiment, stage), cpu_s=generate_s + judge_s + train_s,
-        wall_s=wall_s,
-    )  # fmt: skip
+        return cpu_s, max(wall_s, train_s / stage.threads, cpu_s / machine.cores)
+    return cpu_s, wall_s + train_s / min(stage.threads, machine.cores)
 
 
 def _overlapped(
@@ -153,15 +138,12 @@ def _overlapped(
 
 
 def _eval_size(experiment: Experiment, stage: EvalStage) -> tuple[int, int, int]:
-    """Number of problems, rollouts a problem (the greedy one included), maximum turns."""
+    """Numbers of problems, rollouts a problem (the greedy one included), maximum turns."""
     table = experiment.eval
     greedy = table.greedy if stage.greedy is None else stage.greedy
+    num_problems = stage.num_problems or experiment.problems.num_heldout
     rollouts = (stage.samples or table.samples) + int(greedy)
-    return (
-        stage.num_problems or experiment.problems.num_heldout,
-        rollouts,
-        stage.max_turns or table.max_turns,
-    )
+    return num_problems, rollouts, stage.max_turns or table.max_turns
 
 
 def _work(experiment: Experiment, stage: Stage) -> str:
@@ -180,12 +162,6 @@ def _count(num: int, noun: str) -> str:
     return f"{num} {noun}" if num == 1 else f"{num} {noun}s"
 
 
-def _num_trained(model: ModelTable, *, params: int) -> int:
-    """Parameters in a checkpoint: of an adapter without its base model."""
-    shape = model_shape(model)
-    return params if model.lora is None or shape is None else shape.adapter_params(model.lora)
-
-
 def predict_disk_bytes(experiment: Experiment, *, params: int | None) -> int | None:
     """Bytes of kept checkpoints and weights, and of each turn's row, texts and tokens."""
     if params is None:
@@ -198,7 +174,9 @@ def predict_disk_bytes(experiment: Experiment, *, params: int | None) -> int | N
         elif isinstance(stage, GrpoStage):
             each = rollout.groups_per_step * rollout.group_size * costs.turns_of(rollout.max_turns)
             turns += stage.steps * each * (1 + costs.REPLACED_SHARE)
+    shape, lora = model_shape(experiment.model), experiment.model.lora
+    # A checkpoint of an adapter has no base model.
+    num_trained = shape.adapter_params(lora) if lora is not None and shape is not None else params
     kept = costs.KEPT_CHECKPOINTS * needs_training(experiment)
-    kept *= costs.CHECKPOINT_BYTES_PER_PARAM + 4
-    kept *= _num_trained(experiment.model, params=params)
+    kept *= (costs.CHECKPOINT_BYTES_PER_PARAM + 4) * num_trained
     return int(kept + turns * costs.TURN_BYTES)

@@ -58,14 +58,11 @@ def share_prefixes(
 
 def settled(experiment: Experiment, *, gpus: Sequence[Gpu]) -> Experiment:
     """The experiment with "auto" resolved."""
-    stages = [
-        stage.model_copy(
-            update={"share_prefixes": share_prefixes(stage, experiment.model, gpus=gpus).is_on}
-        )
-        if isinstance(stage, GrpoStage)
-        else stage
-        for stage in experiment.stage
-    ]
+    stages = list(experiment.stage)
+    for index, stage in enumerate(stages):
+        if isinstance(stage, GrpoStage):
+            is_on = share_prefixes(stage, experiment.model, gpus=gpus).is_on
+            stages[index] = stage.model_copy(update={"share_prefixes": is_on})
     return experiment.model_copy(update={"stage": stages})
 
 
@@ -74,7 +71,7 @@ def reasons(experiment: Experiment, *, gpus: Sequence[Gpu]) -> Iterator[str]:
     for index, stage in enumerate(experiment.stage):
         if isinstance(stage, GrpoStage) and stage.share_prefixes == "auto":
             found = share_prefixes(stage, experiment.model, gpus=gpus)
-            value = "true" if found.is_on else "false"
+            value = str(found.is_on).lower()
             yield f"stage.{index}.share_prefixes = auto: {value} ({found.why})"
 
 

@@ -17,7 +17,7 @@ from forge.data.splits import in_split
 from forge.errors import ConfigError, MachineError
 from forge.records import Split
 from forge.runner.plan.model_shape import lora_rank, model_shape
-from forge.runner.plan.needs import needs_serving, needs_training
+from forge.runner.plan.needs import needs_serving
 from forge.serve.installed.engines import ENGINES, check_adapters, check_engine
 from forge.train.refusals import refusals
 from forge.views.text.numbers import gigabytes
@@ -86,45 +86,42 @@ def require_trainer(experiment: Experiment, placement: Placement, *, is_here: bo
         MachineError: bitsandbytes is missing.
     """
     model, shape = experiment.model, model_shape(experiment.model)
+    trained = [
+        (index, stage)
+        for index, stage in enumerate(experiment.stage)
+        if not isinstance(stage, EvalStage)
+    ]
     lines = list[str]()
-    for index, stage in enumerate(experiment.stage):
-        if not isinstance(stage, EvalStage):
-            found = refusals(
-                stage,
-                model=model,
-                model_dir=Path(model.path or "").expanduser(),
-                num_gpus=max(1, len(placement.train)),
-                has_experts=shape.is_mixture if shape else None,
-            )
-            lines += [
-                line if line.startswith("model.") else f"stage.{index}.{line}" for line in found
-            ]
+    for index, stage in trained:
+        found = refusals(
+            stage,
+            model=model,
+            model_dir=Path(model.path or "").expanduser(),
+            num_gpus=max(1, len(placement.train)),
+            has_experts=shape.is_mixture if shape else None,
+        )
+        lines += [line if line.startswith("model.") else f"stage.{index}.{line}" for line in found]
     if lines:
         raise ConfigError("\n".join(dict.fromkeys(lines)))
-    if is_here:
-        _require_packages(experiment)
+    needing = [
+        f'stage {index}: optimizer = "adamw_8bit"'
+        for index, stage in trained
+        if stage.optimizer == "adamw_8bit"
+    ]
+    needing += ["[model.quantize]"] if trained and model.quantize is not None else []
+    if is_here and needing:
+        _require_package("bitsandbytes", needing[0])
 
 
 def require_sinks(table: SinksTable) -> None:
     """Raises MachineError if the package of a sink is not installed."""
     for name in table.to:
-        if importlib.util.find_spec(name) is None:
-            raise MachineError(
-                f'sinks.to = "{name}" needs {name}, which is not installed; '
-                f"{sys.executable} -m pip install {name}"
-            )
+        _require_package(name, f'sinks.to = "{name}"')
 
 
-def _require_packages(experiment: Experiment) -> None:
-    asked = [
-        f'stage {index}: optimizer = "{stage.optimizer}"'
-        for index, stage in enumerate(experiment.stage)
-        if not isinstance(stage, EvalStage) and stage.optimizer == "adamw_8bit"
-    ]
-    if experiment.model.quantize is not None and needs_training(experiment):
-        asked.append("[model.quantize]")
-    if asked and importlib.util.find_spec("bitsandbytes") is None:
+def _require_package(name: str, needed_by: str) -> None:
+    if importlib.util.find_spec(name) is None:
         raise MachineError(
-            f"{asked[0]} needs bitsandbytes, which is not installed; "
-            f"{sys.executable} -m pip install bitsandbytes"
+            f"{needed_by} needs {name}, which is not installed; "
+            f"{sys.executable} -m pip install {name}"
         )
