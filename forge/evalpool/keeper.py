@@ -12,7 +12,9 @@ One task a seat, started by `pool.py`. It opens a `Link`: a child process or a p
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +28,6 @@ from forge.evalpool.wire import JudgeRequest, NoAnswer, ask_verdict
 from forge.records.verdict import JudgeOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from contextlib import AbstractAsyncContextManager
-
     import httpx
 
     from forge.evalpool.seating import Seating
@@ -59,52 +58,47 @@ class Link:
     """Deadline of one request."""
 
 
+OpenLink = Callable[[], AbstractAsyncContextManager[Link]]
+
+
 class _InconclusiveError(Exception):
     """A canary ended for a reason outside the judge, and must be repeated."""
 
 
+@dataclass(frozen=True, slots=True)
 class Keeper:
     """Keeps one seat taken."""
 
-    def __init__(
-        self,
-        seating: Seating,
-        seat: Seat,
-        open_link: Callable[[], AbstractAsyncContextManager[Link]],
-    ) -> None:
-        self._seating = seating
-        self._seat = seat
-        self._open_link = open_link
+    _seating: Seating
+    _seat: Seat
+    _open_link: OpenLink
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         """Runs until cancelled. The first start must succeed; later ones are repeated."""
-        backoff_s, is_first = FIRST_BACKOFF_S, True
+        seat, backoff_s, is_first = self._seat, FIRST_BACKOFF_S, True
         while True:
-            num_taken = self._seat.num_taken
+            num_taken = seat.num_taken
             try:
                 async with self._open_link() as link:
-                    self._open_seat(link, is_trusted=is_first)
+                    seat.kinds = read_kinds(link.health)
+                    seat.capacity = int(link.health.get("capacity", seat.capacity))
+                    self._seating.judge_opened(seat, link.client, is_trusted=is_first)
                     if is_first:
                         task_status.started()
                         is_first = False
                     try:
                         reason = await self._reason_to_replace(link)
                     finally:
-                        self._seating.judge_closed(self._seat)
-                    logger.warning("%s %s; restarting", self._seat.name, reason)
+                        self._seating.judge_closed(seat)
+                    logger.warning("%s %s; restarting", seat.name, reason)
             except (ForgeError, NoAnswer) as error:
                 if is_first:
                     raise
-                logger.error("%s cannot be restarted: %s", self._seat.name, error)
-            if self._seat.num_taken > num_taken:
+                logger.error("%s cannot be restarted: %s", seat.name, error)
+            if seat.num_taken > num_taken:
                 backoff_s = FIRST_BACKOFF_S
             await anyio.sleep(backoff_s)
             backoff_s = min(backoff_s * 2, LONGEST_BACKOFF_S)
-
-    def _open_seat(self, link: Link, *, is_trusted: bool) -> None:
-        self._seat.kinds = read_kinds(link.health)
-        self._seat.capacity = int(link.health.get("capacity", self._seat.capacity))
-        self._seating.judge_opened(self._seat, link.client, is_trusted=is_trusted)
 
     async def _reason_to_replace(self, link: Link) -> str:
         """Waits until the judge has ended, does not answer, or is quarantined; returns which."""
@@ -173,11 +167,7 @@ def read_kinds(health: dict[str, Any]) -> tuple[JudgeKind, ...]:
     """Kinds of the judges behind one /health. Raises NoAnswer if it is not a judge's answer."""
     try:
         return tuple(
-            JudgeKind(
-                device=str(kind["device"]),
-                isolation=str(kind["isolation"]),
-                harness=str(kind["harness"]),
-            )
+            JudgeKind(**{each.name: str(kind[each.name]) for each in fields(JudgeKind)})
             for kind in health.get("judges", [health])
         )
     except (KeyError, TypeError, AttributeError) as error:

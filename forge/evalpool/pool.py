@@ -30,7 +30,7 @@ import anyio
 
 from forge.errors import MachineError, Stalled
 from forge.evalpool.capacity import GPU_CAPACITY, seat_cores
-from forge.evalpool.keeper import Keeper, Link
+from forge.evalpool.keeper import Keeper, OpenLink
 from forge.evalpool.links import judge_spec, open_child_link, open_url_link
 from forge.evalpool.seat import Seat, State
 from forge.evalpool.seating import NoJudge, Seating
@@ -41,8 +41,7 @@ from forge.records.reason import Reason, Status
 from forge.records.verdict import JudgeOptions, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
-    from contextlib import AbstractAsyncContextManager
+    from collections.abc import AsyncGenerator, Sequence
 
     import httpx
 
@@ -78,10 +77,9 @@ class _Running:
         if self.stalled is not None:
             raise Stalled(self.stalled)
         verdict = self.verdict
-        is_shared = verdict is not None and (
-            verdict.status is Status.TIMEOUT or verdict.reason == Reason.NO_JUDGE
-        )
-        return verdict if is_shared else None
+        if verdict and (verdict.status is Status.TIMEOUT or verdict.reason == Reason.NO_JUDGE):
+            return verdict
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +165,7 @@ class Pool:
         seat, lost = None, ""
         for _ in range(2):
             try:
-                seat = await self._take(avoid=seat)
+                seat = await self.seating.take(avoid=seat)
             except NoJudge as error:
                 raise MachineError(f"{problem.problem_id}: {error}") from error
             try:
@@ -205,7 +203,7 @@ class Pool:
 
     async def _judge_twice(self, request: JudgeRequest) -> Verdict:
         """Judges again after an infra fault, on another judge where there is one."""
-        first, seat = await self._judge_once(request, avoid=None)
+        first, seat = await self._judge_once(request)
         if not first.policy.is_retried:
             return first
         self._num_infra += 1
@@ -219,11 +217,11 @@ class Pool:
         return verdict
 
     async def _judge_once(
-        self, request: JudgeRequest, *, avoid: Seat | None
+        self, request: JudgeRequest, *, avoid: Seat | None = None
     ) -> tuple[Verdict, Seat | None]:
         """The verdict and its seat; no seat if all judges are quarantined."""
         try:
-            seat = await self._take(avoid=avoid)
+            seat = await self.seating.take(avoid=avoid)
         except NoJudge as error:
             return _infra(Reason.NO_JUDGE, str(error)), None
         try:
@@ -239,12 +237,12 @@ class Pool:
         if not seat.is_doubted:
             return verdict
         start = time.monotonic()
-        if not await self.seating.wait_for_canary(seat):
-            if verdict.policy.is_retried:
-                return verdict
-            return _infra(Reason.DISTRUSTED, f"{seat.name} failed after this verdict: {seat.why}")
-        phase_s = {**verdict.phase_s, "canary": time.monotonic() - start}
-        return replace(verdict, phase_s=phase_s)
+        if await self.seating.wait_for_canary(seat):
+            phase_s = {**verdict.phase_s, "canary": time.monotonic() - start}
+            return replace(verdict, phase_s=phase_s)
+        if verdict.policy.is_retried:
+            return verdict
+        return _infra(Reason.DISTRUSTED, f"{seat.name} failed after this verdict: {seat.why}")
 
     async def _ask(self, seat: Seat, request: JudgeRequest) -> Verdict:
         try:
@@ -262,14 +260,9 @@ class Pool:
             self.seating.judge_lost(seat, why=message)
         return message
 
-    async def _take(self, *, avoid: Seat | None) -> Seat:
-        """Raises NoJudge if all judges are quarantined, Stalled if none is up."""
-        try:
-            return await self.seating.take(avoid=avoid)
-        except NoJudge as error:
-            if error.is_quarantine:
-                raise
-            raise Stalled(str(error)) from error
+
+def _infra(reason: Reason, detail: str) -> Verdict:
+    return Verdict(status=Status.INFRA_ERROR, reason=reason, detail=detail[:500])
 
 
 def _client(seat: Seat) -> httpx.AsyncClient:
@@ -304,7 +297,7 @@ async def open_pool(
         MachineError: this machine has no usable sandbox, or a URL does not answer.
         ChildDied, Stalled: a judge did not become ready.
     """
-    opens = dict[Seat, "Callable[[], AbstractAsyncContextManager[Link]]"]()
+    opens = dict[Seat, OpenLink]()
     timeout_s = request_timeout_s(table, is_timed=True)
     for number, url in enumerate(table.url):
         seat = Seat(f"pool-{number}", is_remote=True)
@@ -330,7 +323,3 @@ async def open_pool(
             yield Pool(table, seating)
         finally:
             keepers.cancel_scope.cancel()
-
-
-def _infra(reason: Reason, detail: str) -> Verdict:
-    return Verdict(status=Status.INFRA_ERROR, reason=reason, detail=detail[:500])

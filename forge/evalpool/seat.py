@@ -17,8 +17,6 @@ from forge.process.busy import BusyClock
 if TYPE_CHECKING:
     import httpx
 
-    from forge.records.verdict import Verdict
-
 
 class State(StrEnum):
     """State of a seat."""
@@ -40,11 +38,6 @@ class JudgeKind:
     device: str
     isolation: str
     harness: str
-
-    @classmethod
-    def of(cls, verdict: Verdict) -> JudgeKind:
-        """Kind of the judge that gave a verdict."""
-        return cls(device=verdict.device, isolation=verdict.isolation, harness=verdict.harness)
 
 
 @dataclass(slots=True, eq=False)

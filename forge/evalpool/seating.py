@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from forge.errors import Stalled
 from forge.evalpool.seat import Doubt, JudgeKind, Seat, State
 
 if TYPE_CHECKING:
@@ -53,12 +54,7 @@ class _Waiter:
 
 
 class NoJudge(Exception):
-    """No judge became available in time."""
-
-    def __init__(self, message: str, *, is_quarantine: bool) -> None:
-        super().__init__(message)
-        self.is_quarantine = is_quarantine
-        """True if judges live and none is trusted."""
+    """All judges are quarantined: they live and none is trusted."""
 
 
 class Seating:
@@ -79,7 +75,12 @@ class Seating:
         return {kind for seat in self.seats for kind in seat.kinds}
 
     async def take(self, *, avoid: Seat | None = None) -> Seat:
-        """The least loaded judge; not `avoid` while another judge is up. Raises NoJudge."""
+        """The least loaded judge; not `avoid` while another judge is up.
+
+        Raises:
+            NoJudge: all judges are quarantined.
+            Stalled: none came up in time.
+        """
         waiter = _Waiter(avoid)
         self._waiters.append(waiter)
         self._assign()
@@ -89,7 +90,7 @@ class Seating:
                     await waiter.news.wait()
                 waiter.news = anyio.Event()
                 if scope.cancelled_caught and waiter.seat is None:
-                    raise NoJudge(self._describe(), is_quarantine=self._is_quarantine())
+                    raise (NoJudge if self._is_quarantine() else Stalled)(self._describe())
         except BaseException:
             if waiter.seat is None:
                 self._waiters.remove(waiter)
@@ -130,9 +131,8 @@ class Seating:
         """A judge broke a connection or did not answer. It is removed from the choice immediately:
         its keeper may learn of its death later."""
         self._fault(seat, why=why)
-        self._drop_doubts(seat)
-        seat.client, seat.is_lost = None, True
-        self._set(seat, State.DOWN if seat.state is not State.QUARANTINED else seat.state)
+        seat.is_lost = True
+        self.judge_closed(seat)
 
     def judge_opened(self, seat: Seat, client: httpx.AsyncClient, *, is_trusted: bool) -> None:
         """A judge answers at a seat. `is_trusted`: it needs no canary, as at the first start."""
@@ -204,14 +204,12 @@ class Seating:
             self._set(seat, State.SUSPECT)
 
     def _set(self, seat: Seat, state: State) -> None:
-        is_new = seat.state is not state
-        seat.state = state
+        before, seat.state = seat.state, state
         seat.news.set()
-        if not is_new:
-            return
-        self._assign()
-        for waiter in self._waiters:
-            waiter.news.set()  # its maximum wait may have changed
+        if before is not state:
+            self._assign()
+            for waiter in self._waiters:
+                waiter.news.set()  # its maximum wait may have changed
 
     def _assign(self) -> None:
         for waiter in list(self._waiters):

@@ -47,7 +47,10 @@ class VerdictCache:
         if TIMING_PHASE in verdict.phase_s and not verdict.is_correct:
             return
         untimed = replace(verdict, timing=None, profile=None, phase_s={})
-        self._verdicts[key, JudgeKind.of(verdict)] = untimed
+        kind = JudgeKind(
+            device=verdict.device, isolation=verdict.isolation, harness=verdict.harness
+        )
+        self._verdicts[key, kind] = untimed
         while len(self._verdicts) > MAX_REMEMBERED:
             self._verdicts.popitem(last=False)
 

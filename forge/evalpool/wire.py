@@ -71,7 +71,7 @@ async def ask_verdict(
     client: httpx.AsyncClient, request: JudgeRequest, *, timeout_s: float
 ) -> Verdict:
     """The verdict of a judge on a candidate. Raises NoAnswer."""
-    answer = await post(client, "/judge", request.to_json(), timeout_s=timeout_s)
+    answer = await _post(client, "/judge", request.to_json(), timeout_s=timeout_s)
     try:
         return Verdict.from_json(answer)
     except MALFORMED as error:
@@ -83,17 +83,16 @@ async def ask_examination(
 ) -> Examination:
     """The examination of a problem by a judge. Raises NoAnswer."""
     body = {"problem": problem_to_json(problem)}
-    answer = await post(client, "/examine", body, timeout_s=timeout_s)
+    answer = await _post(client, "/examine", body, timeout_s=timeout_s)
     try:
         return Examination.from_json(answer)
     except MALFORMED as error:
         raise NoAnswer(f"its answer is not an examination: {error!r}") from error
 
 
-async def post(
+async def _post(
     client: httpx.AsyncClient, path: str, body: Mapping[str, Any], *, timeout_s: float
 ) -> Any:
-    """The answer's JSON to a POST. Raises NoAnswer."""
     deadline = time.monotonic() + timeout_s
     try:
         while True:
@@ -137,8 +136,11 @@ def parse_problem(body: Any) -> ReferenceModule:
     for name in PROBLEM_FIELDS:
         if not isinstance(fields.get(name), str):
             raise BadRequest(f"problem.{name}: found {_name(fields.get(name))}; a string is needed")
-        if _has_surrogate(fields[name]):
-            raise BadRequest(f"problem.{name}: found half of a surrogate pair; text is needed")
+        try:
+            fields[name].encode()
+        except UnicodeEncodeError:
+            message = f"problem.{name}: found half of a surrogate pair; text is needed"
+            raise BadRequest(message) from None
     if fields["precision"] not in PRECISIONS:
         found = fields["precision"][:40]
         raise BadRequest(f'problem.precision: found "{found}"; one of {", ".join(PRECISIONS)}')
@@ -149,14 +151,6 @@ def _object(value: Any, *, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BadRequest(f"{name}: found {_name(value)}; a JSON object is needed")
     return value  # pyright: ignore[reportUnknownVariableType]
-
-
-def _has_surrogate(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False
 
 
 def _name(value: object) -> str:

@@ -154,9 +154,8 @@ async def test_quarantine_of_all_judges_is_an_infra_error_and_never_a_hang(
     for seat in seats.seats:
         seat.num_faults = 1
         seats.record_verdict(seat, FAULT)
-    with pytest.raises(NoJudge, match="judge-0 is quarantined \\(zygote_gone\\)") as raised:
+    with pytest.raises(NoJudge, match="judge-0 is quarantined \\(zygote_gone\\)"):
         await seats.take()
-    assert raised.value.is_quarantine
     verdict = await Pool(JudgeTable(), seats).judge(PROBLEM, "code")
     assert (verdict.status, verdict.reason) == (Status.INFRA_ERROR, "no_judge")
 
