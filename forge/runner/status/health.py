@@ -56,33 +56,23 @@ class HealthFacts:
     fills: tuple[Fill, ...] = ()
     restarted_s: float | None = None
     """Seconds since it was up again after it had died."""
-    late_s: float | None = None
+    late_s: float = 0.0
     """Delay of the event loop; of the supervisor only."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HealthFinding:
-    """A colour, and the figure that decided it; no figure for green."""
-
-    health: Health
-    why: str = ""
-
-
-def judge_health(facts: HealthFacts) -> HealthFinding:
-    """The worst colour that applies."""
+def judge_health(facts: HealthFacts) -> tuple[Health, str]:
+    """The worst colour that applies, and the figure that decides; no figure for green."""
     if facts.failure:
-        return HealthFinding(health="red", why=facts.failure)
+        return "red", facts.failure
     if facts.recovering:
-        return HealthFinding(health="red", why=f"recovering: {facts.recovering}")
+        return "red", f"recovering: {facts.recovering}"
     silent, limit = facts.silent_s, facts.silent_limit_s
     if silent is not None and limit is not None and silent > limit:
-        return HealthFinding(health="red", why=f"silent {silent:.0f} s of {limit:.0f} s")
-    late = facts.late_s or 0.0
-    if late > LATE_S:
-        health = "red" if late > STUCK_S else "yellow"
-        return HealthFinding(health=health, why=f"loop late by {late:.1f} s")
+        return "red", f"silent {silent:.0f} s of {limit:.0f} s"
+    if facts.late_s > LATE_S:
+        return "red" if facts.late_s > STUCK_S else "yellow", f"loop late by {facts.late_s:.1f} s"
     strain = _strain(facts)
-    return HealthFinding(health="yellow" if strain else "green", why=strain)
+    return "yellow" if strain else "green", strain
 
 
 def _strain(facts: HealthFacts) -> str:

@@ -232,7 +232,6 @@ def observe_judges(
 
 
 def _observe_seat(seat: Seat, experiment: Experiment, queue: Queue, seen: Seen | None) -> Component:
-    is_quarantined = seat.state is State.QUARANTINED
     return Component(
         name=seat.name,
         role="judge",
@@ -243,19 +242,13 @@ def _observe_seat(seat: Seat, experiment: Experiment, queue: Queue, seen: Seen |
         marks=(seat.num_taken - seat.num_running,),
         is_asked=seat.num_running > 0,
         limit_s=request_timeout_s(experiment.judge, is_timed=seat.is_timed),
-        failure=f"quarantined: {seat.why}" if is_quarantined else "",
+        failure=f"quarantined: {seat.why}" if seat.state is State.QUARANTINED else "",
         queue=queue,
         fills_cards=True,
         seen=seen,
-        address=_url(seat, experiment),
+        # `pool-1` is the second entry of `judge.url`.
+        address=experiment.judge.url[int(seat.name.rpartition("-")[2])] if seat.is_remote else "",
     )
-
-
-def _url(seat: Seat, experiment: Experiment) -> str:
-    """`pool-1` is the second entry of `judge.url`."""
-    if not seat.is_remote:
-        return ""
-    return experiment.judge.url[int(seat.name.rpartition("-")[2])]
 
 
 def _seat_phase(seat: Seat) -> str:

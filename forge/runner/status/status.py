@@ -9,10 +9,11 @@ A task beside the work of a run, started by `run.py`; nothing waits for it.
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
+from collections import Counter
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ from forge.views.text import numbers
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from forge.process.machine import HostMemory
     from forge.runner.stages.run_context import RunContext
 
 LOOK_EVERY_S = 1.0
@@ -87,6 +89,8 @@ class Components:
     _histories: dict[str, _History] = field(default_factory=dict[str, _History])
     _vitals: Vitals = field(default_factory=Vitals)
     _last_lines: dict[Path, str] = field(default_factory=dict[Path, str])
+    _sampler: VitalsSampler = field(default_factory=VitalsSampler)
+    _logs: LastLogLines = field(default_factory=LastLogLines)
     _late: tuple[float, float] = (0.0, 0.0)
     """Delay of the event loop, and when it was measured."""
 
@@ -96,13 +100,12 @@ class Components:
 
     async def watch(self) -> None:
         """Updates `latest` once a second until cancelled."""
-        sampler, lines, num_looks = VitalsSampler(), LastLogLines(), 0
-        while True:
+        for num_looks in itertools.count():
             components = self._observe(time.monotonic())
-            read = partial(self._read_vitals, sampler, lines, components, num=num_looks)
-            await anyio.to_thread.run_sync(read, abandon_on_cancel=True)
+            await anyio.to_thread.run_sync(
+                self._read_vitals, components, num_looks, abandon_on_cancel=True
+            )
             self.latest = self._statuses(components, now=time.monotonic())
-            num_looks += 1
             began = time.monotonic()
             await anyio.sleep(LOOK_EVERY_S)
             now = time.monotonic()
@@ -126,25 +129,15 @@ class Components:
             *observe_judges(run.pool, experiment, seen=seen),
         ]
 
-    def _read_vitals(
-        self,
-        sampler: VitalsSampler,
-        lines: LastLogLines,
-        components: Sequence[Component],
-        *,
-        num: int,
-    ) -> None:
+    def _read_vitals(self, components: Sequence[Component], num_looks: int) -> None:
         """Reads files and asks the driver; in a thread."""
-        self._last_lines = lines.read(each.seen.log_path for each in components if each.seen)
-        if num % VITALS_EVERY:
+        self._last_lines = self._logs.read(each.seen.log_path for each in components if each.seen)
+        if num_looks % VITALS_EVERY:
             return
         own = os.getpid()
-        pids = [each.living.pid for each in components if each.living]
-        self._vitals = sampler.sample(
-            [pid for pid in pids if pid != own],
-            alone=[own],
-            uuids=[gpu.uuid for gpu in self.run.placement.gpus],
-        )
+        pids = {each.living.pid for each in components if each.living} - {own}
+        uuids = [gpu.uuid for gpu in self.run.placement.gpus]
+        self._vitals = self._sampler.sample(pids, alone=[own], uuids=uuids)
 
     def _statuses(self, components: Sequence[Component], *, now: float) -> list[ComponentStatus]:
         self._histories = {each.name: self._history(each, now) for each in components}
@@ -164,15 +157,15 @@ class Components:
         history = self._histories[component.name]
         seen, living, cards = component.seen, component.living, self._cards(component)
         is_ending = component.is_gone and component.role in self.run.ending
-        finding = judge_health(self._facts(component, history, now))
+        health, why = judge_health(self._facts(component, history, cards, now))
         uses = [card.use for card in cards.values() if card.use is not None]
         return ComponentStatus(
             name=component.name,
             role=component.role,
             device=component.address or self._device(component.uuids),
             phase="ending" if is_ending else component.phase,
-            health=finding.health,
-            why=finding.why,
+            health=health,
+            why=why,
             memory_bytes=self._vitals.resident.get(living.pid) if living else None,
             gpu_memory_bytes=self._gpu_memory_bytes(component, cards, sole_users),
             gpu_use=sum(uses) / len(uses) if uses else None,
@@ -181,32 +174,26 @@ class Components:
             last_words=self._last_lines.get(seen.log_path, "") if seen else "",
         )
 
-    def _facts(self, component: Component, history: _History, now: float) -> HealthFacts:
+    def _facts(
+        self, component: Component, history: _History, cards: Mapping[str, Card], now: float
+    ) -> HealthFacts:
         is_restarting = component.is_gone and component.role not in self.run.ending
         is_recovering = is_restarting and (history.was_up or component.num_restarts > 0)
         reason = (component.seen.reason if component.seen else "") or "it does not answer"
         is_supervisor = component.role == "supervisor"
-        fills = self._host_fills() if is_supervisor else self._card_fills(component)
+        memories = [*cards.values()] if component.fills_cards else []
+        if is_supervisor and self._vitals.memory is not None:
+            memories = [self._vitals.memory]
         return HealthFacts(
             failure=component.failure,
             recovering=reason if is_recovering else "",
             silent_s=history.silent_s(component, now),
             silent_limit_s=component.limit_s,
             queue=component.queue,
-            fills=(*component.fills, *fills),
+            fills=(*component.fills, *map(_fill, memories)),
             restarted_s=None if history.restarted_at is None else now - history.restarted_at,
-            late_s=self._late[0] if is_supervisor else None,
+            late_s=self._late[0] if is_supervisor else 0.0,
         )
-
-    def _host_fills(self) -> list[Fill]:
-        memory = self._vitals.memory
-        return [] if memory is None else [_fill(memory.used_bytes, memory.total_bytes)]
-
-    def _card_fills(self, component: Component) -> list[Fill]:
-        if not component.fills_cards:
-            return []
-        cards = self._cards(component).values()
-        return [_fill(card.used_bytes, card.total_bytes) for card in cards]
 
     def _cards(self, component: Component) -> dict[str, Card]:
         cards = self._vitals.cards
@@ -235,12 +222,11 @@ class Components:
 
 def _sole_users(components: Sequence[Component]) -> dict[str, str]:
     """Card to its component, for cards with a single one."""
-    users: dict[str, list[str]] = {}
-    for component in components:
-        for uuid in component.uuids:
-            users.setdefault(uuid, []).append(component.name)
-    return {uuid: names[0] for uuid, names in users.items() if len(names) == 1}
+    users = [(uuid, component.name) for component in components for uuid in component.uuids]
+    counts = Counter(uuid for uuid, _ in users)
+    return {uuid: name for uuid, name in users if counts[uuid] == 1}
 
 
-def _fill(used_bytes: int, total_bytes: int) -> Fill:
-    return Fill(share=used_bytes / total_bytes, of=numbers.gigabytes(total_bytes, places=0))
+def _fill(memory: Card | HostMemory) -> Fill:
+    total = memory.total_bytes
+    return Fill(share=memory.used_bytes / total, of=numbers.gigabytes(total, places=0))

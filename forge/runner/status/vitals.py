@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,10 +60,6 @@ class Vitals:
 class VitalsSampler:
     """Reads vitals; keeps NVML open between samples."""
 
-    def __init__(self) -> None:
-        self._nvml: Any = None
-        self._is_tried = False
-
     def sample(self, roots: Iterable[int], *, alone: Iterable[int], uuids: Sequence[str]) -> Vitals:
         """Vitals of process trees and cards.
 
@@ -86,40 +83,36 @@ class VitalsSampler:
         )
 
     def _cards(self, uuids: Sequence[str]) -> dict[str, Card]:
-        if not uuids or not self._open():
+        if not uuids or self._nvml is None:
             return {}
-        found = {uuid: self._card(uuid) for uuid in uuids}
+        found = {uuid: _card(self._nvml, uuid) for uuid in uuids}
         return {uuid: card for uuid, card in found.items() if card is not None}
 
-    def _open(self) -> bool:
-        """True if NVML works; tried once, since no driver appears during a run."""
-        if not self._is_tried:
-            self._is_tried = True
-            import pynvml  # pyright: ignore[reportMissingTypeStubs]
+    @cached_property
+    def _nvml(self) -> Any:
+        """NVML; None if it does not work. Tried once, since no driver appears during a run."""
+        import pynvml  # pyright: ignore[reportMissingTypeStubs]
 
-            try:
-                pynvml.nvmlInit()
-                self._nvml = pynvml
-            except pynvml.NVMLError:  # no driver, or a card of another vendor
-                self._nvml = None
-        return self._nvml is not None
-
-    def _card(self, uuid: str) -> Card | None:
-        nvml = self._nvml
         try:
-            handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
-            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-            running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        except nvml.NVMLError:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError:  # no driver, or a card of another vendor
             return None
-        try:
-            use = float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
-        except nvml.NVMLError:  # some cards do not report it
-            use = None
-        held = {int(one.pid): int(one.usedGpuMemory) for one in running if one.usedGpuMemory}
-        return Card(
-            used_bytes=int(memory.used), total_bytes=int(memory.total), use=use, by_pid=held
-        )
+        return pynvml
+
+
+def _card(nvml: Any, uuid: str) -> Card | None:
+    try:
+        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except nvml.NVMLError:
+        return None
+    try:
+        use = float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
+    except nvml.NVMLError:  # some cards do not report it
+        use = None
+    held = {int(one.pid): int(one.usedGpuMemory) for one in running if one.usedGpuMemory}
+    return Card(used_bytes=int(memory.used), total_bytes=int(memory.total), use=use, by_pid=held)
 
 
 def _processes() -> tuple[dict[int, int], dict[int, int]]:

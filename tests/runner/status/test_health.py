@@ -32,12 +32,11 @@ from forge.runner.status.health import Fill, HealthFacts, Queue, judge_health
     ],
 )
 def test_health_has_the_figure_that_decides(facts: HealthFacts, health: str, why: str) -> None:
-    found = judge_health(facts)
-    assert (found.health, found.why) == (health, why)
+    assert judge_health(facts) == (health, why)
 
 
 def test_red_precedes_yellow_and_a_failure_precedes_a_recovery() -> None:
     strained = {"queue": Queue(length=9, bound=9), "restarted_s": 1.0}
-    assert judge_health(HealthFacts(recovering="exit 1", **strained)).why == "recovering: exit 1"
-    assert judge_health(HealthFacts(failure="no", recovering="exit 1", **strained)).why == "no"
-    assert judge_health(HealthFacts(**strained)).why == "queue 9 of 9"
+    assert judge_health(HealthFacts(recovering="exit 1", **strained))[1] == "recovering: exit 1"
+    assert judge_health(HealthFacts(failure="no", recovering="exit 1", **strained))[1] == "no"
+    assert judge_health(HealthFacts(**strained))[1] == "queue 9 of 9"

@@ -72,7 +72,7 @@ class Nvml:
 
 def test_a_card_has_the_figures_that_its_driver_reports() -> None:
     sampler = VitalsSampler()
-    sampler._nvml, sampler._is_tried = Nvml(), True
+    sampler._nvml = Nvml()
     cards = sampler.sample([], alone=[], uuids=["GPU-0", "GPU-1", "GPU-9"]).cards
     assert list(cards) == ["GPU-0", "GPU-1"]
     assert (cards["GPU-0"].used_bytes, cards["GPU-0"].total_bytes) == (72, 80)
