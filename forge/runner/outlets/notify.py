@@ -86,7 +86,10 @@ async def open_notifier(
     if not table.is_configured:
         yield
         return
-    notifier = Notifier(table, paths, attempt=attempt, writer=writer, console=console)
+    notifier = Notifier(
+        table=table, paths=paths, attempt=attempt, writer=writer, console=console,
+        bests=Bests(paths),
+    )  # fmt: skip
     try:
         async with anyio.create_task_group() as tasks:
             if "best" in table.on:
@@ -99,22 +102,17 @@ async def open_notifier(
     await notifier.end(Ending(code=0, message=""))
 
 
+@dataclass(slots=True, kw_only=True)
 class Notifier:
     """Sends the notifications of one attempt."""
 
-    def __init__(
-        self,
-        table: NotifyTable,
-        paths: RunPaths,
-        *,
-        attempt: int,
-        writer: Writer,
-        console: Console,
-    ) -> None:
-        self._table, self._paths, self._attempt = table, paths, attempt
-        self._writer, self._console = writer, console
-        self._bests = Bests(paths)
-        self._num_sent = 0
+    table: NotifyTable
+    paths: RunPaths
+    attempt: int
+    writer: Writer
+    console: Console
+    bests: Bests
+    num_sent: int = 0
 
     async def follow(self) -> None:
         """Notifies of new bests until cancelled."""
@@ -125,20 +123,20 @@ class Notifier:
     async def end(self, ending: Ending) -> None:
         """Notifies of the last bests and of the ending. Returns within two deadlines, even if
         cancelled."""
-        event = event_of(ending)
+        event = {0: "done", 5: "stalled", 130: "stopped"}.get(ending.code, "failed")
         with anyio.CancelScope(shield=True):
-            if "best" in self._table.on:
+            if "best" in self.table.on:
                 await self._send_bests()
-            if event in self._table.on:
-                message = ending.message or await self._read(self._bests.summary) or "done"
+            if event in self.table.on:
+                message = ending.message or await self._read(self.bests.summary) or "done"
                 await self.send(event, message, {"exit_code": ending.code})
-            self._bests.close()
+            self.bests.close()
 
     async def send(self, event: str, message: str, data: Mapping[str, Any]) -> None:
         """Runs the command and posts to the webhook. Never raises if they fail."""
         notice = Notice(
-            run=self._paths.name, event=event, message=printable(message)[:LONGEST_MESSAGE],
-            run_dir=str(self._paths.root), at=time.time(), data=data,
+            run=self.paths.name, event=event, message=printable(message)[:LONGEST_MESSAGE],
+            run_dir=str(self.paths.root), at=time.time(), data=data,
         )  # fmt: skip
         failure = await self._run_sender(notice)
         if failure is None:
@@ -146,9 +144,9 @@ class Notifier:
             return
         line = f"could not notify of {event}: {failure[-LONGEST_MESSAGE:]}"
         log.warning("%s", line)
-        self._console.say(f"warning: [notify] {printable(line)}")
+        self.console.say(f"warning: [notify] {printable(line)}")
         with suppress(ForgeError):  # of the store, which may be the reason of the ending
-            await self._writer.put(
+            await self.writer.put(
                 Event(
                     at=time.time(), kind="notify_failed", message=line,
                     data={"event": event, "message": notice.message},
@@ -156,7 +154,7 @@ class Notifier:
             )  # fmt: skip
 
     async def _send_bests(self) -> None:
-        for message, data in await self._read(self._bests.look) or ():
+        for message, data in await self._read(self.bests.look) or ():
             await self.send("best", message, data)
 
     async def _read(self, call: Callable[[], T]) -> T | None:
@@ -171,13 +169,14 @@ class Notifier:
 
     async def _run_sender(self, notice: Notice) -> str | None:
         """Sends a notice by a child process. Returns why it failed; None if it did not."""
-        self._num_sent += 1
-        table = self._table
+        self.num_sent += 1
+        table = self.table
+        limit_s = table.timeout_s + START_S
         url = table.webhook or (os.environ.get(table.webhook_env) if table.webhook_env else None)
         spec = ChildSpec(
-            name=f"notify-{self._num_sent}",
+            name=f"notify-{self.num_sent}",
             argv=(sys.executable, "-P", "-m", "forge.runner.outlets.notify_child"),
-            log_path=self._paths.logs(self._attempt) / "notify.log",
+            log_path=self.paths.logs(self.attempt) / "notify.log",
             env={**os.environ, "PYTHONPATH": python_path()},
             socket_path=None,
             config={
@@ -187,23 +186,12 @@ class Notifier:
         )  # fmt: skip
         config = spec.log_path.parent / f"{spec.name}.json"
         try:
-            return await self._run_child(spec)
+            async with open_child(spec) as child:
+                with anyio.move_on_after(limit_s):
+                    reason = await child.wait()
+                    return None if reason == "exit 0" else child.last_log_lines(3) or reason
+            return f"silent for {limit_s:g} s"
         except (ForgeError, OSError) as error:
             return str(error)
         finally:
             config.unlink(missing_ok=True)  # a webhook's URL is a secret
-
-    async def _run_child(self, spec: ChildSpec) -> str | None:
-        limit_s = self._table.timeout_s + START_S
-        async with open_child(spec) as child:
-            with anyio.move_on_after(limit_s):
-                reason = await child.wait()
-                if reason == "exit 0":
-                    return None
-                return child.last_log_lines(3) or reason
-        return f"silent for {limit_s:g} s"
-
-
-def event_of(ending: Ending) -> str:
-    """Event of an ending: `done`, `stalled`, `stopped` or `failed`."""
-    return {0: "done", 5: "stalled", 130: "stopped"}.get(ending.code, "failed")

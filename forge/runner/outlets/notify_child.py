@@ -28,8 +28,7 @@ def main() -> None:
     """Entry point of the child."""
     config = hold_lease()
     failures = list(send(config))
-    sys.stderr.writelines(f"{line}\n" for line in failures)
-    sys.exit(1 if failures else 0)
+    sys.exit("\n".join(failures) if failures else 0)
 
 
 def send(config: Mapping[str, Any]) -> Iterator[str]:

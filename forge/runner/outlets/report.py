@@ -51,21 +51,17 @@ def write_at_end(paths: RunPaths, console: Console) -> None:
     """
     again = f'"forge report {paths.name}" writes it'
     try:
-        if not _has_begun(paths):
+        if not paths.run_db.exists():
             return
+        with open_run(paths) as reader:
+            if not any(events(reader, kind="stage_start")):
+                return
         console.say(anyio.run(_make, paths) or f"the report took over {DEADLINE_S:.0f} s; {again}")
     except KeyboardInterrupt:
         console.say(f"the report was skipped; {again}")
     except Exception as error:  # boundary: no failure of a report may change the ending
         log.warning("report: %s", error)
         console.say(f"no report: {printable(str(error)).splitlines()[0][:200]}; {again}")
-
-
-def _has_begun(paths: RunPaths) -> bool:
-    if not paths.run_db.exists():
-        return False
-    with open_run(paths) as reader:
-        return next(iter(events(reader, kind="stage_start")), None) is not None
 
 
 async def _make(paths: RunPaths) -> str:

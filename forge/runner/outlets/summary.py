@@ -32,13 +32,10 @@ def show_summary(paths: RunPaths, console: Console, placement: Placement | None 
     for line in _peaks(paths, placement):
         console.say(line)
     name = paths.root if paths.root.parent.name != "runs" else paths.name
-    commands = (
-        f"show {name}",
-        f"rollouts {name} --best",
-        f"sql {name} --named failures",
-        f"chat {name}",
+    console.say(
+        f"more:  forge show {name}  ·  forge rollouts {name} --best  ·  "
+        f"forge sql {name} --named failures  ·  forge chat {name}"
     )
-    console.say("more:  " + "  ·  ".join(f"forge {command}" for command in commands))
 
 
 def _peaks(paths: RunPaths, placement: Placement | None) -> Iterator[str]:
@@ -47,10 +44,8 @@ def _peaks(paths: RunPaths, placement: Placement | None) -> Iterator[str]:
         return
     from forge.store.reader import open_run
 
-    planned = max(
-        (placement.bytes_by_gpu.get(gpu.uuid, {}).get("train", 0) for gpu in placement.train),
-        default=0,
-    )
+    roles = [placement.bytes_by_gpu.get(gpu.uuid, {}) for gpu in placement.train]
+    planned = max(role.get("train", 0) for role in roles)
     beside = f", {gigabytes(planned)} planned" if planned else ""
     with open_run(paths) as reader:
         rows = reader.query(PEAK).rows
