@@ -58,12 +58,10 @@ async def keep_counters(run: RunContext) -> None:
         await anyio.sleep(0.5)
 
 
-def record_status(run: RunContext, *, state: str, control_socket: str = "") -> None:
+def record_status(run: RunContext, *, state: str, **more: str) -> None:
     """Write STATUS.json once."""
     status = {**run.progress.snapshot(), "state": state, "pid": os.getpid(), "at": time.time()}
-    if control_socket:
-        status["control_socket"] = control_socket
-    write_status(run.paths, status)
+    write_status(run.paths, status | more)
 
 
 async def record_end(run: RunContext, ending: Ending) -> None:

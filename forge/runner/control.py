@@ -117,7 +117,7 @@ class ControlServer:
         stage = self._trained_stage()
         with _reading():
             path, step = Path(body["path"]), int(body["step"])
-            probe = Probe.from_json(body["probe"]) if body.get("probe") else None
+            probe = Probe(**body["probe"]) if body.get("probe") else None
         desk = stage.desk
         desk.last_heard = math.inf  # it waits for the replicas, which have their own deadlines
         try:

@@ -41,7 +41,13 @@ async def prepare_run(run: RunContext, *, state: LastState | None) -> None:
         Stopped: A stop was requested meanwhile. Finished products are kept.
     """
     async with run.stop.dropping():
-        pairs = await _pairs(run)
+        pairs: list[Pair] = []
+        if needs_pairs(run.experiment):
+            run.progress.prepare("pairs")
+            judge = None if run.pool is None else partial(run.pool.judge, timing=False)
+            pairs = await prepare_pairs(
+                run.experiment, run.problems, paths=run.paths, judge=judge, progress=run.progress
+            )
         run.refused = frozenset(await _refused(run))
         run.progress.prepare("model")
         model_dir = await prepare_model(
@@ -61,20 +67,6 @@ async def prepare_run(run: RunContext, *, state: LastState | None) -> None:
     run.sample_ids = count_from(state.sample_id if state else -1)
 
 
-async def _pairs(run: RunContext) -> list[Pair]:
-    """The training pairs, where a stage or a new model needs them."""
-    if not needs_pairs(run.experiment):
-        return []
-    run.progress.prepare("pairs")
-    return await prepare_pairs(
-        run.experiment,
-        run.problems,
-        paths=run.paths,
-        judge=None if run.pool is None else partial(run.pool.judge, timing=False),
-        progress=run.progress,
-    )
-
-
 async def _refused(run: RunContext) -> dict[str, str]:
     """Problems that GRPO leaves out, by id with the reason; shown and recorded."""
     if run.pool is None or not is_examined(run.experiment):
@@ -86,9 +78,8 @@ async def _refused(run: RunContext) -> dict[str, str]:
         line = refusal(refused, num_problems=len(in_split(run.problems, Split.GRPO)))
         run.console.say(line)
         data = {"problems": refused}
-        await run.writer.put(
-            Event(at=time.time(), kind="problems_refused", message=line, data=data)
-        )
+        event = Event(at=time.time(), kind="problems_refused", message=line, data=data)
+        await run.writer.put(event)
     return refused
 
 

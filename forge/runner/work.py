@@ -61,20 +61,19 @@ class Work:
         await self._load_problems()
         done = set(self.past.state.finished_stages) if self.past.state else set[int]()
         stages = [(i, s) for i, s in enumerate(run.experiment.stage) if i not in done]
-        last_served = max((i for i, s in stages if _needs_serving(s)), default=-1)
+        last_served = max((i for i, s in stages if not isinstance(s, SftStage)), default=-1)
         async with AsyncExitStack() as opened:
             if makes_pairs(run.experiment) or last_served >= 0:
                 run.pool = await opened.enter_async_context(self._open_pool())
             await prepare_run(run, state=self.past.state)
             async with self._counted(), AsyncExitStack() as serving:
                 for index, stage in stages:
-                    if index > last_served or (
-                        # The engines do not fit beside this trainer, which does not use them.
-                        isinstance(stage, SftStage) and run.placement.sleeps
-                    ):
-                        await serving.aclose()
-                        run.replicas = run.weights.serving = None
-                    elif _needs_serving(stage) and run.replicas is None:
+                    if isinstance(stage, SftStage):
+                        # With `sleeps`, engines do not fit beside a trainer that does not use them.
+                        if index > last_served or run.placement.sleeps:
+                            await serving.aclose()
+                            run.replicas = run.weights.serving = None
+                    elif run.replicas is None:
                         replicas = await serving.enter_async_context(self._open_replicas())
                         run.replicas = run.weights.serving = replicas
                     await self._run_stage(index, stage)
@@ -176,7 +175,3 @@ def _without_key(experiment: Experiment) -> JudgeTable:
     """`[judge]`, whose children do not get the key of serve.url, whatever its variable's name."""
     judge, key = experiment.judge, experiment.serve.api_key_env
     return judge.model_copy(update={"env": {key: "", **judge.env}}) if key else judge
-
-
-def _needs_serving(stage: EvalStage | SftStage | GrpoStage) -> bool:
-    return isinstance(stage, EvalStage | GrpoStage)

@@ -8,8 +8,8 @@ stop and has saved a checkpoint.
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator, Collection, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Collection, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -88,10 +88,9 @@ def _to_json(value: object) -> Any:
     return value
 
 
-@asynccontextmanager
-async def open_trainer(
+def open_trainer(
     job: TrainerJob, *, observer: ProcessObserver | None = None
-) -> AsyncGenerator[Child]:
+) -> AbstractAsyncContextManager[Child]:
     """Start the trainer of a stage; it resumes from the last whole checkpoint in `work_dir`, if
     there is one.
 
@@ -100,8 +99,6 @@ async def open_trainer(
         MachineError: a required package is not installed.
     """
     stage = job.stage
-    if isinstance(stage, SftStage) and job.rows_path is None:
-        raise ValueError("an sft stage needs rows_path")
     if mistakes := refusals(stage, model=job.model, model_dir=job.model_dir, num_gpus=job.ranks):
         raise ConfigError(f"stage {stage.kind}: " + "; ".join(mistakes))
     if missing := missing_package(stage, model=job.model):
@@ -117,8 +114,7 @@ async def open_trainer(
         stop_grace_s=STOP_GRACE_S,
         devices=",".join(job.gpus) or "cpu",
     )
-    async with open_child(spec, observer=observer) as child:
-        yield child
+    return open_child(spec, observer=observer)
 
 
 async def run_init_model(
@@ -128,7 +124,6 @@ async def run_init_model(
     out_dir: Path,
     log_dir: Path,
     seed: int,
-    threads: int = 1,
     observer: ProcessObserver | None = None,
 ) -> None:
     """Make a random model and its tokenizer in `out_dir`. Raises ChildDied with the last lines of
@@ -144,7 +139,7 @@ async def run_init_model(
         name="init-model",
         argv=(sys.executable, "-m", "forge.train.trainer.model.init_model"),
         log_path=log_dir / "init-model.log",
-        env=child_env(threads=threads, extra=QUIET),
+        env=child_env(threads=1, extra=QUIET),
         socket_path=None,
         config={
             "tiny": tiny.model_dump(mode="json"),

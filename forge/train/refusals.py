@@ -60,14 +60,10 @@ def missing_package(stage: SftStage | GrpoStage, *, model: ModelTable) -> str | 
     """Message about a required package that is not installed; None if nothing is missing."""
     if find_spec("bitsandbytes") is not None:
         return None
+    key = 'optimizer = "adamw_8bit"' if stage.optimizer == "adamw_8bit" else None
     if model.quantize is not None:
-        return "model.quantize needs bitsandbytes, which is not installed: pip install bitsandbytes"
-    if stage.optimizer == "adamw_8bit":
-        return (
-            'optimizer = "adamw_8bit" needs bitsandbytes, which is not installed: '
-            "pip install bitsandbytes"
-        )
-    return None
+        key = "model.quantize"
+    return key and f"{key} needs bitsandbytes, which is not installed: pip install bitsandbytes"
 
 
 def is_mixture(model_dir: Path) -> bool:

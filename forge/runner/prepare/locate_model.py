@@ -77,7 +77,8 @@ def _fetch(name: str, revision: str | None, *, say: Callable[[str], None] | None
     except Exception as error:  # three HTTP libraries and a Rust one, without a common base
         if is_disk_full(error):
             raise MachineError(f"{where}: the disk is full; HF_HOME names another one") from error
-        raise MachineError(f"{where}: cannot be fetched: {_first_line(error)}") from error
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise MachineError(f"{where}: cannot be fetched: {reason}") from error
 
 
 def _ask_disk(name: str, revision: str | None) -> int:
@@ -135,7 +136,3 @@ def _check_complete(path: Path) -> Path:
             f"model.path: {path}: lacks {', '.join(missing)}; a model directory has them"
         )
     return path
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

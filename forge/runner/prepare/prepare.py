@@ -62,23 +62,23 @@ async def prepare_pairs(
         from forge.data.pairs.files import read_pairs
 
         pairs = await anyio.to_thread.run_sync(read_pairs, experiment.data)
-        return _kept(file, pairs)
-    if experiment.problems.source != "generated":
+    elif experiment.problems.source == "generated":
+        assert judge is not None, "generated pairs need a judge"
+        pairs = await make_pairs(
+            [problem for problem in problems if problem.split is Split.SFT],
+            experiment.data,
+            max_turns=turns_played(experiment),
+            seed=experiment.seed,
+            judge=_counted(judge, progress),
+        )
+    else:
         raise ConfigError(
             f'problems.source = "{experiment.problems.source}" has no answers to train on: an sft '
             'stage and model.init = "tiny" need source = "generated"; '
             "start from a checkpoint with model.path"
         )
-    assert judge is not None, "generated pairs need a judge"
-    sft = [problem for problem in problems if problem.split is Split.SFT]
-    pairs = await make_pairs(
-        sft,
-        experiment.data,
-        max_turns=turns_played(experiment),
-        seed=experiment.seed,
-        judge=_counted(judge, progress),
-    )
-    return _kept(file, pairs)
+    write_file(file, "".join(json.dumps(asdict(pair)) + "\n" for pair in pairs))
+    return pairs
 
 
 def _counted(judge: Judge, progress: Progress) -> Judge:
@@ -96,15 +96,14 @@ def _counted(judge: Judge, progress: Progress) -> Judge:
     return judge_and_count
 
 
-def _kept(file: Path, pairs: list[Pair]) -> list[Pair]:
-    write_file(file, "".join(json.dumps(asdict(pair)) + "\n" for pair in pairs))
-    return pairs
-
-
 def load_pairs(paths: RunPaths) -> list[Pair]:
     """The pairs that `prepare_pairs` wrote."""
-    lines = _pairs_file(paths).read_text(encoding="utf-8").splitlines()
-    return [_pair_from_json(line) for line in lines]
+    pairs: list[Pair] = []
+    for line in _pairs_file(paths).read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        row["messages"] = tuple(Message(**message) for message in row["messages"])
+        pairs.append(Pair(**row))
+    return pairs
 
 
 async def prepare_model(
@@ -143,9 +142,3 @@ async def prepare_model(
 
 def _pairs_file(paths: RunPaths) -> Path:
     return data_dir(paths) / "pairs.jsonl"
-
-
-def _pair_from_json(line: str) -> Pair:
-    data = json.loads(line)
-    messages = tuple(Message(**message) for message in data["messages"])
-    return Pair(problem_id=data["problem_id"], messages=messages, num_turns=data["num_turns"])

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from forge.evalpool.pool import Pool
     from forge.records import Problem
-    from forge.records.examination import Examination
     from forge.runner.live.progress import Progress
     from forge.store.layout import RunPaths
 
@@ -65,7 +64,11 @@ async def find_refused(
         progress.prepare(f"problems {done} of {len(wanted)}")
 
     found = await examine_all(pool, wanted, num_at_once=experiment.judge.workers * 2, done=count)
-    refused = {each.problem_id: _flags(each) for each in found if not each.is_trainable}
+    refused = {
+        each.problem_id: ", ".join(f for f in each.flags if f.is_trivial or f.is_unusable)
+        for each in found
+        if not each.is_trainable
+    }
     if len(refused) == len(wanted):
         raise ConfigError(f"{refusal(refused, num_problems=len(wanted))}; none is left")
     write_file(file, json.dumps(refused))
@@ -81,7 +84,3 @@ def refusal(refused: Mapping[str, str], *, num_problems: int) -> str:
         f"problems.path: {len(refused)} of {num_problems} problems are not trained on: {listed}; "
         f'"forge problems check" says why, {ALLOW} trains on them'
     )
-
-
-def _flags(examination: Examination) -> str:
-    return ", ".join(flag for flag in examination.flags if flag.is_trivial or flag.is_unusable)

@@ -164,7 +164,7 @@ def _set_turnover(run: RunContext, start: Weights) -> None:
     """Choose how the publishes of this stage treat running turns."""
     rollout, model = run.experiment.rollout, run.experiment.model
     assert run.replicas is not None
-    run.weights.turnover = choose_turnover(
+    run.weights.gate.turnover = choose_turnover(
         max_staleness=rollout.max_staleness,
         in_flight=rollout.in_flight,
         is_adapter=model.lora is not None or start.adapter is not None,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from forge.config.schema import Experiment
     from forge.control.records import Role
     from forge.evalpool.pool import Pool
-    from forge.records import Completion, Problem, Prompt, Verdict
+    from forge.records import Completion, Problem, Prompt
     from forge.rollout.ports import Generate
     from forge.rollout.prompter import TemplatePrompter
     from forge.runner.live.console import Console
@@ -95,11 +95,6 @@ class RunContext:
             return [problem for problem in found if problem.problem_id not in self.refused]
         return found
 
-    async def judge(self, problem: Problem, code: str) -> Verdict:
-        """The Judge port."""
-        assert self.pool is not None
-        return await self.pool.judge(problem, code)
-
     async def generate(
         self, prompt: Prompt, *, n: int, max_tokens: int, temperature: float, seed: int
     ) -> list[Completion]:
@@ -113,9 +108,10 @@ class RunContext:
 
     def ports(self, generate: Generate | None = None) -> Ports:
         """Ports of the rollout loop; those of training unless `generate` is given."""
+        assert self.pool is not None
         return Ports(
             generate=generate or self.generate,
-            judge=self.judge,
+            judge=self.pool.judge,
             sink=self.writer,
             prompter=self.prompter,
         )

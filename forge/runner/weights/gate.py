@@ -71,8 +71,8 @@ class TurnGate:
 
     def __init__(self, *, timeout_s: float) -> None:
         self.timeout_s = timeout_s
-        self.stops_turns = True
-        """True if a publish and a training turn exclude each other."""
+        self.turnover = Turnover.STOP
+        """Treatment of running turns by a publish. Changed only between stages."""
         self._running = 0
         self._publishing = 0
         self._may_begin = anyio.Event()
@@ -84,7 +84,7 @@ class TurnGate:
     async def turn(self) -> AsyncGenerator[None]:
         """Held from the first token of a training turn to its last."""
         await self._may_begin.wait()
-        if not self.stops_turns:
+        if self.turnover is not Turnover.STOP:
             yield
             return
         async with self.pinned():

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 PROBE_LIMIT = {"exact": 1e-3, "fast": 0.05}
 """Largest mean |Δ logprob| between trainer and engine on the probe tokens, in nats. Fresh weights
@@ -45,16 +45,6 @@ class Probe:
     before: Sequence[float] | None = None
     """Log probabilities of the same tokens under the weights published before; None where there
     are none."""
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Probe:
-        """The probe of a publish request."""
-        return cls(
-            prompt_ids=data["prompt_ids"],
-            completion_ids=data["completion_ids"],
-            logprobs=data["logprobs"],
-            before=data.get("before"),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,7 +52,6 @@ class WeightSync:
         self._limit = probe_limit(precision, on_gpu=on_gpu)
         self._sink = sink
         self._last_version = start.last_version
-        self._turnover = Turnover.STOP
         self._steps: dict[int, tuple[int, int]] = {}
         """Stage and step of each version of this attempt; set before its first token is sampled."""
         self._disposable = list(start.strays)
@@ -61,16 +60,6 @@ class WeightSync:
     def version(self) -> int:
         """The version that turns are played with."""
         return self.current.version
-
-    @property
-    def turnover(self) -> Turnover:
-        """Treatment of running turns by a publish. Changed only between stages."""
-        return self._turnover
-
-    @turnover.setter
-    def turnover(self, turnover: Turnover) -> None:
-        self._turnover = turnover
-        self.gate.stops_turns = turnover is Turnover.STOP
 
     def step_of(self, version: int, *, stage: int) -> int | None:
         """The step that published a version in this attempt; None for a version of another stage or
@@ -146,7 +135,7 @@ class WeightSync:
         serving = self.serving
         if serving is None:
             return 0.0
-        await serving.publish(path, version, rolling=self._turnover is Turnover.ROLLING)
+        await serving.publish(path, version, rolling=self.gate.turnover is Turnover.ROLLING)
         if probe is None:
             return 0.0
 

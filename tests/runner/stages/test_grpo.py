@@ -94,8 +94,7 @@ def test_rollouts_of_a_group_ask_separately_if_the_engine_caches_prefixes(is_apa
 def test_an_adapter_is_published_beside_running_turns(start: Weights, expected: Turnover) -> None:
     run = run_of(experiment(), features=frozenset({OLD_ADAPTERS}))
     _set_turnover(run, start)
-    assert run.weights.turnover is expected
-    assert run.weights.gate.stops_turns is (expected is Turnover.STOP)
+    assert run.weights.gate.turnover is expected
 
 
 def test_versions_of_earlier_attempts_and_stages_have_a_step(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ async def test_only_pinned_turns_exclude_a_publish_if_replicas_keep_the_turn_bou
     tmp_path: Path,
 ) -> None:
     sync, _ = weight_sync(tmp_path, FakeServing())
-    sync.turnover = Turnover.ROLLING
+    sync.gate.turnover = Turnover.ROLLING
     gate, order = sync.gate, []
     async with gate.turn(), gate.publish():
         async with gate.turn():

@@ -125,7 +125,7 @@ async def test_replicas_load_one_by_one_only_with_the_rolling_turnover(
 ) -> None:
     serving = FakeServing()
     sync, _ = weight_sync(tmp_path, serving)
-    sync.turnover = turnover
+    sync.gate.turnover = turnover
     await sync.publish(new_dir(tmp_path, "w"), stage=3, step=1, probe=PROBE, keep=True)
     assert serving.rolled == [turnover is Turnover.ROLLING]
 
