@@ -12,6 +12,7 @@ engines wake: the next one publishes before it takes a batch.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -37,7 +38,7 @@ async def alternate_with_training(
             gate.hold()
             await engines.sleep()
             desk.set_engines(Engines.ASLEEP)
-            await _wait_for_end_of_step(desk)
+            await desk.wait_until(partial(_is_step_over, desk, desk.num_handed_out))
             desk.set_engines(Engines.CHANGING)
             await engines.wake()
             desk.set_engines(Engines.AWAKE)
@@ -52,12 +53,7 @@ async def alternate_with_training(
         desk.set_engines(Engines.AWAKE)
 
 
-async def _wait_for_end_of_step(desk: TrainerDesk) -> None:
-    """Wait until the next batch was handed out and is no longer trained, or a publish begins."""
-    num_before = desk.num_handed_out
-
-    def is_over() -> bool:
-        is_trained = desk.num_handed_out > num_before and desk.state is not TrainerState.TRAINING
-        return is_trained or desk.is_publishing
-
-    await desk.wait_until(is_over)
+def _is_step_over(desk: TrainerDesk, num_before: int) -> bool:
+    """True once the next batch was handed out and is no longer trained, or a publish began."""
+    is_trained = desk.num_handed_out > num_before and desk.state is not TrainerState.TRAINING
+    return is_trained or desk.is_publishing

@@ -26,11 +26,10 @@ from forge.rollout.pacing import PublishedSteps
 from forge.rollout.producer import produce_batches
 from forge.rollout.sampling.sampler import make_sampler
 from forge.runner.live.progress import group_numbers
-from forge.runner.stages.batch_shelf import BatchShelf
+from forge.runner.stages.batch_shelf import BatchShelf, ProducerFile, recall_groups
 from forge.runner.stages.engine_sleep import alternate_with_training
 from forge.runner.stages.midway import Midway, evaluated_steps
 from forge.runner.stages.plug import TrainerPlug, plugged_in
-from forge.runner.stages.producer_file import ProducerFile, recall_groups
 from forge.runner.stages.trainer import own_trainer
 from forge.runner.stages.trainer_desk import TrainerDesk
 from forge.runner.weights.gate import choose_turnover

@@ -98,22 +98,19 @@ class Midway:
             async for step in self._receive:
                 async with self._run.stop.dropping() as beside:
                     beside.start_soon(self._excuse_trainer)
-                    await self._play(step)
+                    result = await evaluate(
+                        self._run,
+                        self._problems,
+                        self._settings,
+                        label=f"grpo-{self._desk.stage}@{step}",
+                        stage=self._desk.stage,
+                        step=step,
+                        show=False,
+                    )
+                    self._run.progress.numbers["held_out"] = result.pass_at_1
                 if not self._receive.statistics().current_buffer_used:
                     self._desk.release()
         self._done.set()
-
-    async def _play(self, step: int) -> None:
-        result = await evaluate(
-            self._run,
-            self._problems,
-            self._settings,
-            label=f"grpo-{self._desk.stage}@{step}",
-            stage=self._desk.stage,
-            step=step,
-            show=False,
-        )
-        self._run.progress.numbers["held_out"] = result.pass_at_1
 
     async def _excuse_trainer(self) -> None:
         """Keep waits for the next publish from timing out while the trainer is held."""

@@ -18,7 +18,7 @@ from forge.runner.plan.machine import assume, this_machine
 from forge.runner.plan.placement import Placement
 from forge.runner.plan.plan import plan
 from forge.runner.plan.prefix_sharing import share_prefixes
-from forge.runner.stages.trainer_job import resolve_auto
+from forge.runner.stages.trainer import resolve_auto
 
 EXPERIMENTS = Path(__file__).parents[3] / "experiments"
 STAGE = GrpoStage(kind="grpo", steps=1, learning_rate=1e-6)

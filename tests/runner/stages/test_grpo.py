@@ -16,7 +16,7 @@ from forge.records import Finish, Group, Problem, Status
 from forge.rollout.batches import Batch
 from forge.rollout.ports import Ports
 from forge.rollout.sampling.sampler import make_sampler
-from forge.runner.stages.batch_shelf import BatchShelf
+from forge.runner.stages.batch_shelf import BatchShelf, ProducerFile, recall_groups
 from forge.runner.stages.grpo import (
     _batch_plan,
     _offer,
@@ -24,7 +24,6 @@ from forge.runner.stages.grpo import (
     _step_of,
     _training_ports,
 )
-from forge.runner.stages.producer_file import ProducerFile, recall_groups
 from forge.runner.weights.gate import TurnGate, Turnover
 from forge.runner.weights.resume import StartingWeights
 from forge.runner.weights.sync import WeightSync
