@@ -6,6 +6,7 @@ from __future__ import annotations
 import platform
 import subprocess
 import time
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,10 +54,8 @@ def describe_attempt(attempt: int, *, seed: int, gpus: Sequence[Gpu]) -> Attempt
 def _versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for name in PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 

@@ -32,13 +32,9 @@ if TYPE_CHECKING:
 
 
 async def prepare_run(run: RunContext, *, state: LastState | None) -> None:
-    """Make or find what the first stage needs, and set it on `run`.
+    """Make or find what the first stage needs, and set it on `run`. `state` is None for a new run.
 
-    Args:
-        state: Where earlier attempts ended; None for a new run.
-
-    Raises:
-        Stopped: A stop was requested meanwhile. Finished products are kept.
+    Raises Stopped if a stop was requested meanwhile; finished products are kept.
     """
     async with run.stop.dropping():
         pairs: list[Pair] = []

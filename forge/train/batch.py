@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,13 +47,12 @@ def write_batch(path: Path, samples: Sequence[Sample]) -> None:
         name: np.array([getattr(s, name) for s in samples], dtype=np.int64) for name in _INTS
     }
     arrays["advantage"] = np.array([s.advantage for s in samples], dtype=np.float64)
-    for name, lists in (
-        ("prompt", [s.prompt_ids for s in samples]),
-        ("completion", [s.completion_ids for s in samples]),
-    ):
-        arrays[f"{name}_ids"] = np.fromiter(_flat(lists), dtype=np.int32)
+    flat = itertools.chain.from_iterable
+    for name in ("prompt", "completion"):
+        lists: list[Sequence[int]] = [getattr(s, f"{name}_ids") for s in samples]
+        arrays[f"{name}_ids"] = np.fromiter(flat(lists), dtype=np.int32)
         arrays[f"{name}_offsets"] = np.cumsum([0, *map(len, lists)], dtype=np.int64)
-    arrays["logprobs"] = np.fromiter(_flat(s.logprobs for s in samples), dtype=np.float32)
+    arrays["logprobs"] = np.fromiter(flat(s.logprobs for s in samples), dtype=np.float32)
     assert len(arrays["logprobs"]) == len(arrays["completion_ids"]), "one logprob per token"
     partial = path.with_name(f".{path.name}.partial")
     with partial.open("wb") as file:
@@ -94,10 +93,6 @@ def read_headers(path: Path) -> list[SampleHeader]:
         columns = {name: file[name].tolist() for name in (*_INTS, "advantage")}
     rows = zip(*columns.values(), strict=True)
     return [SampleHeader(**dict(zip(columns, row, strict=True))) for row in rows]
-
-
-def _flat(lists: Iterable[Sequence[float]]) -> Iterable[float]:
-    return itertools.chain.from_iterable(lists)
 
 
 def _cut(flat: np.ndarray, offsets: np.ndarray) -> list[tuple[Any, ...]]:

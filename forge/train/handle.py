@@ -92,12 +92,8 @@ def open_trainer(
     job: TrainerJob, *, observer: ProcessObserver | None = None
 ) -> AbstractAsyncContextManager[Child]:
     """Start the trainer of a stage; it resumes from the last whole checkpoint in `work_dir`, if
-    there is one.
-
-    Raises:
-        ConfigError: the stage cannot train this model.
-        MachineError: a required package is not installed.
-    """
+    there is one. Raises ConfigError if the stage cannot train this model, MachineError if a package
+    is missing."""
     stage = job.stage
     if mistakes := refusals(stage, model=job.model, model_dir=job.model_dir, num_gpus=job.ranks):
         raise ConfigError(f"stage {stage.kind}: " + "; ".join(mistakes))
@@ -126,12 +122,8 @@ async def run_init_model(
     seed: int,
     observer: ProcessObserver | None = None,
 ) -> None:
-    """Make a random model and its tokenizer in `out_dir`. Raises ChildDied with the last lines of
-    its log.
-
-    Args:
-        texts_path: JSON lines, each a string, for training the tokenizer.
-    """
+    """Make a random model in `out_dir`, and a tokenizer from `texts_path`, JSON lines of strings.
+    Raises ChildDied with the last lines of its log."""
     result_path = log_dir / "init-model.result.json"
     result_path.unlink(missing_ok=True)
     out_dir.parent.mkdir(parents=True, exist_ok=True)

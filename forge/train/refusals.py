@@ -27,11 +27,8 @@ def refusals(
     num_gpus: int,
     has_experts: bool | None = None,
 ) -> list[str]:
-    """One line per mistake: where, what was found, what is allowed. Empty if there is none.
-
-    Args:
-        has_experts: For a model that is not on this machine; None reads its config.json.
-    """
+    """One line per mistake: where, what was found, what is allowed. `has_experts` describes a model
+    that is not on this machine; None reads config.json."""
     if has_experts is None:
         has_experts = is_mixture(model_dir)
     found: list[str] = []

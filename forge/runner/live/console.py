@@ -18,8 +18,6 @@ from forge.views.text.numbers import clock, number, share
 from forge.views.text.streams import redirect_to_null
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.console import RenderableType
 
     from forge.runner.live.progress import Progress
@@ -52,12 +50,8 @@ class Console:
 
     async def follow(self, progress: Progress) -> None:
         """Keep the display current until cancelled."""
-        if self.quiet:
-            return
-        if self.out.is_terminal:
-            await self._live(progress)
-        else:
-            await self._plain(progress)
+        if not self.quiet:
+            await (self._live if self.out.is_terminal else self._plain)(progress)
 
     async def _live(self, progress: Progress) -> None:
         from rich.live import Live
@@ -110,16 +104,15 @@ def plain_line(progress: Progress) -> str:
     return "  ".join(parts)
 
 
-def _facts(progress: Progress) -> Sequence[str]:
+def _facts(progress: Progress) -> list[str]:
     facts = [f"{name} {number(value)}" for name, value in progress.numbers.items()]
     if rate := progress.tokens.rate():
         facts.append(f"{rate:.0f} tok/s")
     if rate := progress.judged.rate():
         facts.append(f"{rate:.1f} judged/s")
     if progress.idle:
-        facts.append(
-            "idle " + " ".join(f"{role} {share(idle)}" for role, idle in progress.idle.items())
-        )
+        shares = [f"{role} {share(idle)}" for role, idle in progress.idle.items()]
+        facts.append(f"idle {' '.join(shares)}")
     if (eta := progress.eta_s()) is not None and progress.done < progress.total:
         facts.append(f"ETA {clock(eta)}")
     return facts
@@ -135,7 +128,7 @@ def _render(progress: Progress) -> RenderableType:
     head = Table.grid(padding=(0, 1), expand=False)
     head.add_row(
         Text(clock(time.monotonic() - progress.started_at), style="dim"),
-        Text(f"{progress.label}", style="bold"),
+        Text(progress.label, style="bold"),
         ProgressBar(total=max(progress.total, 1), completed=progress.done, width=24),
         Text(f"{progress.done}/{progress.total} {progress.unit}" if progress.total else ""),
     )

@@ -28,11 +28,8 @@ if TYPE_CHECKING:
 
 
 class StopRequest:
-    """A request to stop the run, with its reason. Stages check `is_set` or wait.
-
-    Args:
-        resume: Sentence that says how to continue the run.
-    """
+    """A request to stop the run, with its reason. Stages check `is_set` or wait. `resume` is a
+    sentence that says how to continue the run."""
 
     def __init__(self, *, resume: str) -> None:
         self.reason = ""

@@ -83,11 +83,7 @@ def _fetch(name: str, revision: str | None, *, say: Callable[[str], None] | None
 
 def _ask_disk(name: str, revision: str | None) -> int:
     """Bytes still to be downloaded; 0 if the hub does not say, and the real download will fail with
-    the reason.
-
-    Raises:
-        MachineError: they do not fit on the disk.
-    """
+    the reason. Raises MachineError if they do not fit on the disk."""
     from huggingface_hub import (
         constants,
         snapshot_download,  # pyright: ignore[reportUnknownVariableType]

@@ -47,11 +47,8 @@ async def find_refused(
     pool: Pool,
     progress: Progress,
 ) -> dict[str, str]:
-    """Flags of the problems that GRPO must not train on, by problem id.
-
-    Raises:
-        ConfigError: no problem is left to train on.
-    """
+    """Flags of the problems that GRPO must not train on, by problem id. Raises ConfigError if none
+    is left to train on."""
     wanted = in_split(problems, Split.GRPO)
     file = data_dir(paths) / "refused.json"
     if file.exists():

@@ -107,11 +107,8 @@ async def evaluate(
 
 
 def groups_in_flight(serve: ServeTable, sizes: Sequence[int]) -> int:
-    """Number of groups played at once, so that they fill the slots of all replicas.
-
-    Args:
-        sizes: Rollouts in each group of a problem.
-    """
+    """Number of groups played at once, so that they fill the slots of all replicas. `sizes`:
+    rollouts in each group of a problem."""
     slots = serve.slots * (len(serve.url) or serve.replicas)
     return max(2, math.ceil(ROLLOUTS_PER_SLOT * slots * len(sizes) / sum(sizes)))
 
@@ -119,10 +116,14 @@ def groups_in_flight(serve: ServeTable, sizes: Sequence[int]) -> int:
 async def run_eval_stage(run: RunContext, stage: EvalStage, index: int) -> Evaluation:
     """Run a `[[stage]]` of kind eval."""
     problems = run.problems_of(Split.HELDOUT)
-    settings = EvalSettings.of(run.experiment.eval, stage)
-    chosen = spread(problems, stage.num_problems or len(problems))
     return await evaluate(
-        run, chosen, settings, label=f"eval-{index}", stage=index, step=run.weights.step, show=True
+        run,
+        spread(problems, stage.num_problems or len(problems)),
+        EvalSettings.of(run.experiment.eval, stage),
+        label=f"eval-{index}",
+        stage=index,
+        step=run.weights.step,
+        show=True,
     )
 
 

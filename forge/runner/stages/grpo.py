@@ -51,11 +51,7 @@ NUM_SHOWN = 16
 
 
 async def run_grpo_stage(run: RunContext, stage: GrpoStage, index: int, *, start: Weights) -> None:
-    """Run a `[[stage]]` of kind grpo.
-
-    Raises:
-        Stopped: a stop was requested; the trainer has saved a checkpoint.
-    """
+    """Run a `[[stage]]` of kind grpo. Raises as `own_trainer` does."""
     shelf = BatchShelf(run.paths.batches, stage=index)
     desk = TrainerDesk(
         shelf, stage=index, last_step=stage.steps, sink=run.writer,
@@ -79,7 +75,6 @@ async def run_grpo_stage(run: RunContext, stage: GrpoStage, index: int, *, start
         f"grpo-{index}", stage=index, total=stage.steps, unit="steps", busy=run.busy()
     )
     recent: deque[Group] = deque(maxlen=NUM_SHOWN)
-    keep = partial(is_kept, steps=stage.steps, save_every=stage.save_every)
     send, receive = anyio.create_memory_object_stream[Batch](0)
     producing = anyio.CancelScope()
 
@@ -112,7 +107,8 @@ async def run_grpo_stage(run: RunContext, stage: GrpoStage, index: int, *, start
         producing.cancel()
         desk.stop()
 
-    with plugged_in(run, TrainerPlug(run, desk, published, is_kept=keep, midway=midway)):
+    is_step_kept = partial(is_kept, steps=stage.steps, save_every=stage.save_every)
+    with plugged_in(run, TrainerPlug(run, desk, published, is_kept=is_step_kept, midway=midway)):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(produce)
             tasks.start_soon(_offer, run, desk, saved, receive)

@@ -112,11 +112,8 @@ class TrainerPlug:
         return row.version
 
     def request_evaluation(self) -> str:
-        """Ask for an evaluation after the current step; returns a message for the user.
-
-        Raises:
-            ConfigError: there can be none.
-        """
+        """Ask for an evaluation after the current step; returns a message for the user. Raises
+        ConfigError if there can be none."""
         if self._midway is not None:
             return self._midway.ask()
         raise ConfigError(

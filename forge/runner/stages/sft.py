@@ -30,19 +30,15 @@ if TYPE_CHECKING:
 
 
 async def run_sft_stage(run: RunContext, stage: SftStage, index: int, *, start: Weights) -> None:
-    """Run a `[[stage]]` of kind sft.
-
-    Raises:
-        Stopped: a stop was requested; the trainer has saved a checkpoint.
-    """
+    """Run a `[[stage]]` of kind sft. Raises as `own_trainer` does."""
     rows = data_dir(run.paths) / f"rows-{index}.jsonl"
     if not rows.exists():
         pairs = load_pairs(run.paths)
         kept, dropped = await anyio.to_thread.run_sync(
             lambda: write_rows(pairs, run.prompter.chat, stage=stage, path=rows)
         )
-        words = f"{kept} rows, {dropped} dropped as longer than {stage.max_length} tokens"
-        await run.writer.put(Event(at=time.time(), kind="sft_rows", message=words))
+        message = f"{kept} rows, {dropped} dropped as longer than {stage.max_length} tokens"
+        await run.writer.put(Event(at=time.time(), kind="sft_rows", message=message))
     stage = await anyio.to_thread.run_sync(with_steps, stage, rows)
     shelf = BatchShelf(run.paths.batches, stage=index)  # stays empty: the trainer has its rows
     desk = TrainerDesk(shelf, stage=index, last_step=stage.steps, sink=run.writer)
@@ -75,21 +71,16 @@ def write_rows(
     """Render pairs to rows of token ids with the answer marked; returns the number of rows written
     and of rows too long.
 
-    Prompts are rendered as in the rollout loop, so that both see the same tokens.
-
-    Raises:
-        ConfigError: no row fits `max_length`.
+    Prompts are rendered as in the rollout loop, so that both see the same tokens. Raises
+    ConfigError if no row fits `max_length`.
     """
-    lines: list[str] = []
-    dropped = 0
-    for pair in pairs:
-        row = chat.training_row(pair.messages)
-        if len(row.input_ids) > stage.max_length:
-            dropped += 1
-            continue
-        lines.append(
-            json.dumps({"input_ids": row.input_ids, "completion_mask": row.completion_mask})
-        )
+    rows = (chat.training_row(pair.messages) for pair in pairs)
+    lines = [
+        json.dumps({"input_ids": row.input_ids, "completion_mask": row.completion_mask})
+        for row in rows
+        if len(row.input_ids) <= stage.max_length
+    ]
+    dropped = len(pairs) - len(lines)
     if not lines:
         raise ConfigError(
             f"stage sft: all {dropped} rows are longer than max_length = {stage.max_length} tokens"

@@ -71,8 +71,8 @@ async def own_trainer(
             saving.
         MachineError: micro-batches of half the size did not fit either.
     """
-    restarts, scales = 0, iter(SCALES)
     job = make_job(run, stage, desk, start=start, rows_path=rows_path)
+    restarts, scales = 0, iter(SCALES)
     scale = next(scales)
     while True:
         desk.trainer_ended()

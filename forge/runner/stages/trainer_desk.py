@@ -123,9 +123,7 @@ class TrainerDesk:
         """Acknowledge a step: record which samples it used, at which staleness, and its metrics.
 
         Staleness counts steps, not versions: a trainer that restarts publishes an old step again.
-
-        Raises:
-            KeyError: no batch of that step was offered.
+        Raises KeyError if no batch of that step was offered.
         """
         await self._sink.put(
             *(

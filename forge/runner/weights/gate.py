@@ -49,12 +49,7 @@ def choose_turnover(
     features: Collection[str],
 ) -> Turnover:
     """The turnover that delays generation least and still gives each turn one set of weights,
-    unless `in_flight = "keep"` permits two.
-
-    Args:
-        is_adapter: True if the stage publishes an adapter.
-        features: Features of the engine.
-    """
+    unless `in_flight = "keep"` permits two. `features` are the engine's."""
     if max_staleness == 0:
         return Turnover.STOP
     if in_flight == "keep" or (is_adapter and OLD_ADAPTERS in features):
@@ -63,11 +58,8 @@ def choose_turnover(
 
 
 class TurnGate:
-    """A reader-writer lock for one event loop; publishers are preferred.
-
-    Args:
-        timeout_s: A wait raises Stalled if no turn ends or reports progress for this long.
-    """
+    """A reader-writer lock for one event loop; publishers are preferred. A wait raises Stalled if
+    no turn ends or reports progress for `timeout_s`."""
 
     def __init__(self, *, timeout_s: float) -> None:
         self.timeout_s = timeout_s

@@ -96,11 +96,8 @@ def find_starting_weights(
 
 def find_weights(paths: RunPaths, step: str) -> Weights:
     """The weights published after a step. For an empty `step` the newest ones that still exist, or
-    those that the run began with if it has published nothing yet.
-
-    Raises:
-        ConfigError: there are none; the message names the steps that have weights.
-    """
+    those that the run began with if it has published nothing yet. Raises ConfigError if there are
+    none; the message names the steps that have weights."""
     with open_run(paths) as reader:
         policies = last_state(reader).policies
         begun = events(reader, kind="stage_start")
