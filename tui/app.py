@@ -23,9 +23,8 @@ from textual.theme import ThemeProvider
 
 from forge.errors import ForgeError
 from forge.views.text.terminal import printable
-from tui.dialogs.confirm import Confirm
-from tui.dialogs.help import Help
-from tui.dialogs.palette import Palette
+from tui.dialogs.help import Help, Palette
+from tui.dialogs.questions import Confirm
 from tui.frame.watched import Watched
 
 if TYPE_CHECKING:

@@ -23,11 +23,10 @@ from tests.tui.watching import (
     watching,
 )
 from tui.app import ACTIONS, PLACES, WatchApp
-from tui.dialogs.confirm import Confirm
-from tui.dialogs.help import Help
-from tui.dialogs.palette import Palette
+from tui.dialogs.help import Help, Palette
+from tui.dialogs.questions import Confirm
 from tui.frame import watched
-from tui.frame.navline import NavLine
+from tui.frame.heading import NavLine
 
 if TYPE_CHECKING:
     from pathlib import Path

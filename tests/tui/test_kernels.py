@@ -25,7 +25,7 @@ from tests.tui.watching import (
     toast_text,
     watching,
 )
-from tui.dialogs.confirm import Confirm
+from tui.dialogs.questions import Confirm
 from tui.screens.kernels import KernelsScreen
 from tui.screens.rollout import RolloutScreen
 from tui.widgets.copying import MAX_COPIED

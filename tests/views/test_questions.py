@@ -58,7 +58,9 @@ def test_all_seventeen_questions_have_a_number_and_an_answer() -> None:
 
 
 @pytest.mark.parametrize("question", ANSWERABLE, ids=lambda each: str(each.number))
-def test_a_real_run_answers_each_question(canned_run: RunPaths, question: view.Question) -> None:
+def test_a_real_run_answers_each_question(
+    canned_run: RunPaths, question: view.ResearchQuestion
+) -> None:
     with open_run(canned_run) as reader:
         answers = view.answer(reader, question)
     text = shown(view.render_answers(question, answers))

@@ -24,8 +24,7 @@ from forge.store.layout import RunPaths
 from forge.store.ownership import open_run_lock
 from forge.store.reader import open_run
 from forge.views.run import rollouts, runs, show
-from forge.views.run.idle import load_idle
-from forge.views.run.standing import load_standing
+from forge.views.run.standing import load_idle, load_standing
 from forge.views.sql import sql
 from forge.views.sql.named_queries import QUERIES
 from forge.views.text.terminal import printable

@@ -1,4 +1,4 @@
-"""`?`: the keys of the screen below, from its bindings."""
+"""`?`, the keys of the screen below, and Textual's command palette for terminals of any size."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
 from textual.binding import Binding
+from textual.command import CommandList, CommandPalette
 from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
@@ -61,3 +62,17 @@ def _rank(active: ActiveBinding) -> int:
     if active.binding.show:
         return 0
     return 1 if active.node.is_attached and active.node is active.node.app else 2
+
+
+class Palette(CommandPalette):
+    """Works around two errors: Textual raises KeyError for a page key on a list without lines, and
+    ValueError if a list has no width to wrap to (six columns are padding and scroll bar).
+    """
+
+    DEFAULT_CSS = "Palette CommandList { min-width: 10; }"
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Disables the keys of a list that is not drawn."""
+        return action != "command_list" or all(
+            shown.scrollable_content_region for shown in self.query(CommandList)
+        )

@@ -13,8 +13,7 @@ from textual.screen import Screen
 from textual.widgets import Footer
 from textual.worker import Worker, WorkerState
 
-from tui.frame.navline import NavLine
-from tui.frame.topline import TopLine
+from tui.frame.heading import NavLine, TopLine
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult

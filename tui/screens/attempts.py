@@ -47,38 +47,25 @@ FILTERS = {
 
 
 COLUMNS = (
-    Column(key="latest", heading="rollout", value=lambda row: row.rollout_id),
-    Column(key="purpose", heading="for", value=lambda row: _purpose(row), from_width=70),
+    Column("latest", "rollout", lambda row: row.rollout_id),
+    Column("purpose", "for", lambda row: _purpose(row), from_width=70),
+    Column("stage", "stage", lambda row: printable(row.stage_name or NONE), from_width=100),
+    Column("step", "step", lambda row: NONE if row.step is None else str(row.step), is_number=True),
+    Column("policy", "policy", lambda row: str(row.policy_version), from_width=70, is_number=True),
+    Column("reward", "reward", lambda row: number(row.best_reward), is_number=True),
     Column(
-        key="stage", heading="stage", value=lambda row: printable(row.stage_name or NONE),
-        from_width=100,
+        "speedup", "fastest", lambda row: factor(row.best_speedup), from_width=60, is_number=True
     ),
+    Column("tokens", "tokens", lambda row: str(row.num_tokens), from_width=100, is_number=True),
+    Column("ended", "ended", lambda row: row.ended or "playing", from_width=100),
     Column(
-        key="step", heading="step", value=lambda row: NONE if row.step is None else str(row.step),
-        is_number=True,
+        "turns",
+        "turns",
+        lambda row: path_of_statuses(row.statuses),
+        takes_rest=True,
+        style=lambda row: "green" if row.is_correct else "",
     ),
-    Column(
-        key="policy", heading="policy", value=lambda row: str(row.policy_version),
-        from_width=70, is_number=True,
-    ),
-    Column(key="reward", heading="reward", value=lambda row: number(row.best_reward),
-           is_number=True),
-    Column(
-        key="speedup", heading="fastest", from_width=60, is_number=True,
-        value=lambda row: factor(row.best_speedup),
-    ),
-    Column(
-        key="tokens", heading="tokens", value=lambda row: str(row.num_tokens), from_width=100,
-        is_number=True,
-    ),
-    Column(
-        key="ended", heading="ended", value=lambda row: row.ended or "playing", from_width=100
-    ),
-    Column(
-        key="turns", heading="turns", value=lambda row: path_of_statuses(row.statuses),
-        takes_rest=True, style=lambda row: "green" if row.is_correct else "",
-    ),
-)  # fmt: skip
+)
 
 
 class AttemptsScreen(PacedScreen[ProblemHistory]):

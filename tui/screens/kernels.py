@@ -24,15 +24,13 @@ from forge.views.run.kernels import (
 )
 from forge.views.text.numbers import NONE, at_least
 from forge.views.text.terminal import printable
-from tui.dialogs.ask_line import AskLine
-from tui.dialogs.confirm import Confirm
-from tui.dialogs.filter_line import FilterLine
+from tui.dialogs.questions import AskLine, Confirm, FilterLine
 from tui.frame.paced import PacedScreen
 from tui.screens.rollout import RolloutScreen
 from tui.widgets.copying import copy_code
-from tui.widgets.kernel_facts import kernel_facts
 from tui.widgets.row_table import Column, RowTable
 from tui.widgets.texts import shown_code
+from tui.widgets.verdicts import kernel_facts
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
@@ -42,25 +40,20 @@ if TYPE_CHECKING:
     from tui.frame.watched import Watched
 
 COLUMNS = (
-    Column(key="rank", heading="#", value=lambda row: str(row["rank"]), is_number=True),
-    Column(key="name", heading="problem", value=lambda row: row["problem_id"], takes_rest=True),
+    Column("rank", "#", lambda row: str(row["rank"]), is_number=True),
+    Column("name", "problem", lambda row: row["problem_id"], takes_rest=True),
+    Column("low", "speed-up", lambda row: at_least(row["speedup_low"]), is_number=True),
+    Column("launches", "launches", lambda row: str(row["num_launches"]), is_number=True),
     Column(
-        key="low", heading="speed-up", is_number=True,
-        value=lambda row: at_least(row["speedup_low"]),
-    ),
-    Column(
-        key="launches", heading="launches", value=lambda row: str(row["num_launches"]),
+        "step",
+        "step",
+        lambda row: NONE if row["step"] is None else str(row["step"]),
         is_number=True,
     ),
     Column(
-        key="step", heading="step", is_number=True,
-        value=lambda row: NONE if row["step"] is None else str(row["step"]),
+        "policy", "policy", lambda row: str(row["policy_version"]), from_width=60, is_number=True
     ),
-    Column(
-        key="policy", heading="policy", value=lambda row: str(row["policy_version"]),
-        from_width=60, is_number=True,
-    ),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)

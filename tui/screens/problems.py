@@ -20,7 +20,7 @@ from forge.views.run.problem_list import (
 )
 from forge.views.text.numbers import NONE, factor, number, share
 from forge.views.text.terminal import printable
-from tui.dialogs.filter_line import FilterLine
+from tui.dialogs.questions import FilterLine
 from tui.frame.paced import PacedScreen
 from tui.widgets.row_table import Column, RowTable
 from tui.widgets.texts import spark
@@ -41,39 +41,33 @@ def _whole(value: int | None) -> str:
 
 
 COLUMNS = (
-    Column(key="name", heading="problem", value=lambda row: row.problem_id, takes_rest=True),
-    Column(key="family", heading="family", value=lambda row: row.family or NONE, from_width=130),
+    Column("name", "problem", lambda row: row.problem_id, takes_rest=True),
+    Column("family", "family", lambda row: row.family or NONE, from_width=130),
+    Column("level", "lvl", lambda row: _whole(row.level), from_width=60, is_number=True),
+    Column("purpose", "for", lambda row: row.purpose or NONE, from_width=70),
+    Column("pass", "pass", lambda row: share(row.correct_share), is_number=True),
     Column(
-        key="level", heading="lvl", value=lambda row: _whole(row.level), from_width=60,
-        is_number=True,
+        "speedup", "fastest", lambda row: factor(row.best_speedup), from_width=60, is_number=True
     ),
-    Column(key="purpose", heading="for", value=lambda row: row.purpose or NONE, from_width=70),
-    Column(key="pass", heading="pass", value=lambda row: share(row.correct_share), is_number=True),
+    Column("reward", "reward", lambda row: number(row.best_reward), from_width=100, is_number=True),
+    Column("attempts", "tries", lambda row: str(row.num_rollouts), is_number=True),
+    Column("turns", "turns", lambda row: str(row.num_turns), from_width=130, is_number=True),
     Column(
-        key="speedup", heading="fastest", from_width=60, is_number=True,
-        value=lambda row: factor(row.best_speedup),
-    ),
-    Column(
-        key="reward", heading="reward", value=lambda row: number(row.best_reward), from_width=100,
-        is_number=True,
-    ),
-    Column(
-        key="attempts", heading="tries", value=lambda row: str(row.num_rollouts), is_number=True
-    ),
-    Column(
-        key="turns", heading="turns", value=lambda row: str(row.num_turns), from_width=130,
+        "solved",
+        "solved at",
+        lambda row: _whole(row.first_solved_by_version),
+        from_width=130,
         is_number=True,
     ),
     Column(
-        key="solved", heading="solved at", from_width=130, is_number=True,
-        value=lambda row: _whole(row.first_solved_by_version),
+        "recent",
+        "played at",
+        lambda row: _whole(row.last_played_by_version),
+        from_width=100,
+        is_number=True,
     ),
-    Column(
-        key="recent", heading="played at", from_width=100, is_number=True,
-        value=lambda row: _whole(row.last_played_by_version),
-    ),
-    Column(key="trend", heading="trend", value=lambda row: spark(row.trend)),
-)  # fmt: skip
+    Column("trend", "trend", lambda row: spark(row.trend)),
+)
 """`solved at` and `played at` are policy versions; pass counts turns, the trend rollouts."""
 
 

@@ -16,7 +16,7 @@ from textual.widgets import DataTable, Static, TabbedContent, TabPane
 
 from forge.views.run.conversation import Conversation, PlayedTurn, load_conversation, parse_address
 from forge.views.text.terminal import printable
-from tui.dialogs.ask_line import AskLine
+from tui.dialogs.questions import AskLine
 from tui.frame.paced import PacedScreen
 from tui.widgets.conversations import answer_of, head_of, prompt_of, turn_diff
 from tui.widgets.copying import copy_code

@@ -19,7 +19,7 @@ from forge.views.run.runs import load_run
 from forge.views.text.numbers import NONE, percent
 from forge.views.text.terminal import printable
 from tui.frame.asking import AskingScreen
-from tui.frame.topline import STATE_SIGNS
+from tui.frame.heading import STATE_SIGNS
 from tui.screens.compare import CompareScreen
 from tui.widgets.row_table import Column, RowTable
 
@@ -46,19 +46,18 @@ class RunChosen(Message):
 
 
 COLUMNS = (
-    Column(key="mark", heading=" ", value=lambda row: row["mark"]),
-    Column(key="name", heading="run", value=lambda row: printable(row["name"])),
-    Column(key="state", heading="state", value=lambda row: _state(row), takes_rest=True),
-    Column(key="stages", heading="stages", value=lambda row: _stages(row), from_width=70),
+    Column("mark", " ", lambda row: row["mark"]),
+    Column("name", "run", lambda row: printable(row["name"])),
+    Column("state", "state", lambda row: _state(row), takes_rest=True),
+    Column("stages", "stages", lambda row: _stages(row), from_width=70),
     Column(
-        key="turns", heading="turns", value=lambda row: str(row.get("num_turns", "")),
-        is_number=True, from_width=50,
+        "turns", "turns", lambda row: str(row.get("num_turns", "")), is_number=True, from_width=50
     ),
-    Column(key="pass", heading="pass@1", value=lambda row: _last(row, "pass_at_1"), is_number=True),
-    Column(key="of", heading="of", value=lambda row: _last_stage(row), from_width=70),
-    Column(key="interval", heading="95 %", value=lambda row: _interval(row), from_width=130),
-    Column(key="began", heading="started (UTC)", value=lambda row: _began(row), from_width=100),
-)  # fmt: skip
+    Column("pass", "pass@1", lambda row: _last(row, "pass_at_1"), is_number=True),
+    Column("of", "of", lambda row: _last_stage(row), from_width=70),
+    Column("interval", "95 %", lambda row: _interval(row), from_width=130),
+    Column("began", "started (UTC)", lambda row: _began(row), from_width=100),
+)
 
 
 class RunsScreen(AskingScreen[list[Row]]):

@@ -4,7 +4,7 @@ cells, and shows as many columns as fit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from textual.coordinate import Coordinate
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Row = TypeVar("Row")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Column:
     """One column of a table. Values need not be printable."""
 
@@ -28,6 +28,7 @@ class Column:
     heading: str
     value: Callable[[Any], str]
     """Text of a row's cell."""
+    _: KW_ONLY
     from_width: int = 0
     """Minimum width of the table, in terminal columns, to show this column."""
     width: int | None = None

@@ -4,7 +4,7 @@ current turn, one column each.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 from textual.containers import HorizontalScroll, Vertical, VerticalScroll
@@ -16,6 +16,8 @@ from tui.widgets.texts import shown_code
 from tui.widgets.verdicts import path_of_statuses, signed, verdict_word
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from textual.app import ComposeResult
 
     from forge.views.run.conversation import Conversation, Sibling
@@ -23,17 +25,26 @@ if TYPE_CHECKING:
 MAX_COLUMNS = 8
 """Number of codes shown at once, around the current sibling."""
 
+
+def _by_turn(key: str, show: Callable[[Any], str]) -> Callable[[Sibling], str]:
+    return lambda sibling: " ".join(show(turn[key]) for turn in sibling.turns)
+
+
 COLUMNS = (
-    Column(key="rollout", heading="rollout", value=lambda s: f"r{s.rollout}"),
-    Column(key="return", heading="return", value=lambda s: _of_first(s, "discounted_return"),
-           is_number=True),
-    Column(key="reward", heading="reward", value=lambda s: _rewards(s), from_width=60),
-    Column(key="advantage", heading="advantage", value=lambda s: _advantages(s), from_width=50),
-    Column(key="tokens", heading="tokens", value=lambda s: _tokens(s), from_width=100,
-           is_number=True),
-    Column(key="turns", heading="turns", value=lambda s: path_of_statuses(_statuses(s)),
-           takes_rest=True),
-)  # fmt: skip
+    Column("rollout", "rollout", lambda s: f"r{s.rollout}"),
+    Column("return", "return", lambda s: number(s.turns[0]["discounted_return"]), is_number=True),
+    Column("reward", "reward", _by_turn("reward", number), from_width=60),
+    Column("advantage", "advantage", _by_turn("advantage", signed), from_width=50),
+    Column(
+        "tokens", "tokens", _by_turn("num_completion_tokens", str), from_width=100, is_number=True
+    ),
+    Column(
+        "turns",
+        "turns",
+        lambda s: path_of_statuses([t["status"] or "?" for t in s.turns]),
+        takes_rest=True,
+    ),
+)
 
 
 class SiblingsPane(Vertical):
@@ -83,23 +94,3 @@ def _code(sibling: Sibling, number_of: int, own: int) -> VerticalScroll:
         Static(shown_code(code) if code else Text("no code"), markup=False),
         classes=classes,
     )
-
-
-def _statuses(sibling: Sibling) -> list[str]:
-    return [turn["status"] or "?" for turn in sibling.turns]
-
-
-def _of_first(sibling: Sibling, key: str) -> str:
-    return number(sibling.turns[0][key])
-
-
-def _rewards(sibling: Sibling) -> str:
-    return " ".join(number(turn["reward"]) for turn in sibling.turns)
-
-
-def _advantages(sibling: Sibling) -> str:
-    return " ".join(signed(turn["advantage"]) for turn in sibling.turns)
-
-
-def _tokens(sibling: Sibling) -> str:
-    return " ".join(str(turn["num_completion_tokens"]) for turn in sibling.turns)

@@ -1,10 +1,11 @@
-"""A verdict as text: status with a sign, times with units, reward.
+"""A verdict or a kernel as text: status with a sign, times with units, reward.
 
 A missing number is a dash: nothing is timed on a CPU.
 """
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from forge.views.run.conversation import PlayedTurn
+    from forge.views.run.kernels import Kernel
 
 SIGNS = {"correct": ("✔", "green"), "wrong": ("✘", "red"), "infra_error": ("?", "cyan")}
 STOPPED = ("!", "yellow")
@@ -72,6 +74,31 @@ def times(row: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("TFLOP/s", number(row["achieved_tflops"])),
         ("roofline", share(row["roofline_share"])),
     ]
+
+
+def kernel_facts(kernel: Kernel) -> Text:
+    """Origin and speed of a kernel."""
+    row = kernel.turn
+    at = datetime.fromtimestamp(row["recorded_at"], UTC).strftime("%Y-%m-%d %H:%M")
+    stage = (
+        NONE if row["stage_name"] is None else f"{printable(row['stage_name'])} step {row['step']}"
+    )
+    text = Text(overflow="fold")
+    text.append(f"{printable(row['problem_id'])}\n", style="bold")
+    text.append(
+        f"found by {printable(kernel.run)}, {row['turn_id']} ({row['purpose'] or NONE}), {stage}, "
+        f"policy {row['policy_version']}, {at} UTC\n"
+    )
+    pairs = [*times(row), ("launches", str(row["num_launches"])), ("device", row["device"])]
+    text.append(" · ".join(f"{name} {printable(value)}" for name, value in pairs if value != NONE))
+    text.append(f" · reward {number(row['reward'])}")
+    if len(kernel.times) > 1:
+        measured = [time["candidate_us"] for time in kernel.times]
+        low, high = microseconds(min(measured)), microseconds(max(measured))
+        text.append(f"\nmeasured {len(measured)} times: {low} to {high}")
+    if kernel.num_found_again > 1:
+        text.append(f"\nthe same code was found {kernel.num_found_again} times")
+    return text.append("\n")
 
 
 def verdict_panel(turn: PlayedTurn) -> Text:

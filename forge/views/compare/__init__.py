@@ -5,30 +5,8 @@ by `forge compare A B`, the monitor and notebooks. What cannot be compared is a 
 `Comparison.notes`: never an error, and never a number with another meaning.
 """
 
-from forge.views.compare.records import (
-    By,
-    Change,
-    Comparison,
-    CurvePair,
-    CurvePoint,
-    ProblemChange,
-    Score,
-    ScorePart,
-    Side,
-)
+from forge.views.compare.records import By, Comparison
 from forge.views.compare.render import render_comparison
 from forge.views.compare.whole import compare
 
-__all__ = [
-    "By",
-    "Change",
-    "Comparison",
-    "CurvePair",
-    "CurvePoint",
-    "ProblemChange",
-    "Score",
-    "ScorePart",
-    "Side",
-    "compare",
-    "render_comparison",
-]
+__all__ = ["By", "Comparison", "compare", "render_comparison"]

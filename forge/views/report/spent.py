@@ -7,7 +7,7 @@ from typing import Any
 from forge.views.report.asking import Asker, label
 from forge.views.report.charts import Chart, Kind, Line, make_line
 from forge.views.run.conversation import MENTIONED_QUEUE_S
-from forge.views.run.idle import BY_STAGE
+from forge.views.run.standing import IDLE_BY_STAGE
 
 IDLE = """
 SELECT stage, step, role, idle_share FROM v_idle WHERE step_s > 0 ORDER BY stage, step, role
@@ -52,7 +52,7 @@ class TimeSpent:
     """Seconds of a run by role, stage, step and phase."""
 
     def __init__(self, asker: Asker) -> None:
-        self.idle = asker.rows("idle shares", BY_STAGE)
+        self.idle = asker.rows("idle shares", IDLE_BY_STAGE)
         self._idle_by_step = asker.rows("idle shares by step", IDLE)
         self.phases = asker.rows("phases of judging", PHASES)
         self._queued_s = asker.one("the queue of the judges", QUEUED).get("mean_s")

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from forge.views.run.idle import load_idle
-from forge.views.run.standing import RATE_WINDOW_S, load_stages
+from forge.views.run.standing import RATE_WINDOW_S, load_idle, load_stages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

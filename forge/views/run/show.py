@@ -11,8 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge.store.reader import RunReader, open_run
-from forge.views.run.idle import load_idle_by_stage
-from forge.views.run.standing import load_stages, load_standing, stage_name, why_lines
+from forge.views.run.standing import (
+    load_idle_by_stage,
+    load_stages,
+    load_standing,
+    stage_name,
+    why_lines,
+)
 from forge.views.text.numbers import NONE, factor, percent, without_empty
 from forge.views.text.terminal import printable_values
 

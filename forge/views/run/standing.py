@@ -1,7 +1,11 @@
-"""State and progress of a run from its records: `forge status --json`, `forge show`, `forge runs`.
+"""State, progress and idle shares of a run from its records: `forge status --json`, `forge show`,
+`forge runs`.
 
 `load_standing` runs a handful of indexed queries (1 ms), so it may be polled. The live supervisor's
 own view (console, STATUS.json) is `runner.live.progress`.
+
+An idle share is the part of its steps in which a role (trainer, replicas, judges) had no work; the
+supervisor records the seconds at each publish (`runner/stages/idleness.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import tomli
 
 from forge.store.ownership import is_owned
-from forge.views.run.idle import load_idle
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
@@ -23,7 +26,6 @@ RATE_WINDOW_S = 30.0
 """Rates are over the turns of this many seconds."""
 ETA_STEPS = 10
 """Steps whose mean duration predicts the rest of a stage."""
-
 
 _PLAYED = """
 SELECT avg(reward) AS reward,
@@ -38,6 +40,24 @@ ORDER BY attempt DESC, step DESC LIMIT 1
 """
 """Last trained step of the last attempt. Rollouts record metrics too, up to max_staleness + 1 steps
 ahead."""
+
+IDLE_BY_STAGE = """
+SELECT stage, role, sum(step_s) AS step_s, sum(idle_s) / sum(step_s) AS idle_share
+FROM v_idle GROUP BY stage, role HAVING sum(step_s) > 0 ORDER BY stage, role
+"""
+
+_LAST_STEPS = """
+WITH steps AS (
+    SELECT step, key, value, max(attempt) FROM metrics WHERE stage = :stage AND step > (
+        SELECT step FROM metrics WHERE stage = :stage AND key = 'step/wall/seconds'
+        ORDER BY step DESC LIMIT 1) - :num_steps
+    AND (key LIKE 'idle/%/seconds' OR key = 'step/wall/seconds') GROUP BY step, key)
+SELECT substr(i.key, 6, length(i.key) - 13) AS role, sum(i.value) / sum(w.value)
+FROM steps i JOIN steps w ON w.step = i.step AND w.key = 'step/wall/seconds'
+WHERE i.key <> w.key GROUP BY role HAVING sum(w.value) > 0
+"""
+"""Same shares as v_idle, which would read every step of the stage: 88 ms for 2000 steps, this
+takes 0.2 ms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +178,21 @@ def end_reason(reader: RunReader) -> str | None:
 def why_lines(reason: str | None) -> list[str]:
     """One line if the reason needs to be shown."""
     return [] if reason in (None, "", "done") else [f"why: {printable(reason)}"]
+
+
+def load_idle(reader: RunReader, *, stage: int | None, num_steps: int = 1) -> dict[str, float]:
+    """Role to idle share over the last steps of a stage that were published."""
+    return dict(reader.query(_LAST_STEPS, {"stage": stage, "num_steps": num_steps}).rows)
+
+
+def load_idle_by_stage(reader: RunReader) -> dict[int, dict[str, float]]:
+    """Stage to role to idle share. Stages stay separate: a role that has no work while a model is
+    made says nothing about a step of training.
+    """
+    found: dict[int, dict[str, float]] = {}
+    for row in reader.rows(IDLE_BY_STAGE):
+        found.setdefault(row["stage"], {})[row["role"]] = row["idle_share"]
+    return found
 
 
 def _current_stage(reader: RunReader) -> int | None:
