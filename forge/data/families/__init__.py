@@ -1,4 +1,4 @@
-"""The generator's problem families, one file each. To add one, write its file and list it here.
+"""The generator's problem families. To add one, write it here and list it in `FAMILIES`.
 
 A family draws sizes and renders the source of a problem and of its answer; ops.py has the chains of
 operations that all families share. Called by `forge.data.generator`.
@@ -6,13 +6,11 @@ operations that all families share. Called by `forge.data.generator`.
 
 from __future__ import annotations
 
-from forge.data.families.broadcast import BROADCAST
 from forge.data.families.elementwise import ELEMENTWISE
 from forge.data.families.layout import Family
 from forge.data.families.matmul import MATMUL
-from forge.data.families.norm import NORM
 from forge.data.families.reduction import REDUCTION
-from forge.data.families.softmax import SOFTMAX
+from forge.data.families.rows import BROADCAST, NORM, SOFTMAX
 
 FAMILIES: dict[str, Family] = {
     family.name: family for family in (ELEMENTWISE, BROADCAST, REDUCTION, SOFTMAX, NORM, MATMUL)

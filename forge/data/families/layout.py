@@ -5,62 +5,43 @@ Answers share as many lines as possible, so that a small model spends its capaci
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from forge.data.families.ops import Chain, is_sound
-from forge.data.families.sizes import Scale, Sizes, next_power_of_2, product
+from forge.data.families.sizes import Scale, Sizes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from random import Random
-
-Accepts = Callable[[str, Chain], bool]
-
-
-def accepts_sound(variant: str, chain: Chain) -> bool:
-    """True if every step matters and the result varies, judged by the chain alone."""
-    return is_sound(chain)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class Family(ABC):
     """A kind of problem. Its compositions are all pairs of a variant and an accepted chain."""
 
     name: str
     variants: tuple[str, ...]
-    draw_sizes: DrawSizes
-    render_problem: RenderProblem
-    render_answer: RenderAnswer
-    accepts: Accepts = accepts_sound
-    """Decides if variant and chain make a problem worth solving."""
 
-
-class DrawSizes(Protocol):
-    """Draws the sizes of a problem."""
-
-    def __call__(self, rng: Random, *, scale: Scale) -> Sizes:
+    @abstractmethod
+    def draw_sizes(self, rng: Random, *, scale: Scale) -> Sizes:
         """Values of the constants of one problem."""
-        ...
 
-
-class RenderProblem(Protocol):
-    """Writes the source of a problem."""
-
-    def __call__(self, variant: str, chain: Chain, *, sizes: Sizes) -> str:
+    @abstractmethod
+    def render_problem(self, variant: str, chain: Chain, *, sizes: Sizes) -> str:
         """Problem source in KernelBench's layout."""
-        ...
 
-
-class RenderAnswer(Protocol):
-    """Writes the source of an answer."""
-
-    def __call__(
+    @abstractmethod
+    def render_answer(
         self, variant: str, chain: Chain, *, sizes: Sizes | None = None, scale: Scale = Scale.SMALL
     ) -> str:
         """Source of an honest `ModelNew`: right for every size, or only for `sizes` if given; fast
         at `scale`."""
-        ...
+
+    def accepts(self, variant: str, chain: Chain) -> bool:
+        """True if the problem is worth solving: every step matters and the result varies."""
+        return is_sound(chain)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,56 +128,3 @@ class ModelNew(torch.nn.Module):
 {parameters.render()}    def forward(self, {args}):
 {_indent([*forward, "return out"], 8)}
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowKernel:
-    """Lines of a kernel with one program per row of a matrix `x`."""
-
-    rows: str = "m"
-    cols: str = "n"
-    block: str = "triton.next_power_of_2(n)"
-    ask: tuple[str, ...] = ("m, n = x.shape",)
-    """Statements of `forward` that read rows and columns."""
-    passed: str = ", n"
-    """Size arguments of the kernel."""
-    options: str = ""
-    """Options of the launch."""
-
-    @classmethod
-    def of(cls, sizes: Sizes | None, scale: Scale) -> RowKernel:
-        """Static if sizes are given: the source contains their numbers and reads no shapes."""
-        options = WIDE_LAUNCH if scale is Scale.GPU else ""
-        if sizes is None:
-            return cls(options=options)
-        cols = product(sizes)
-        return cls(
-            rows=str(sizes["ROWS"]),
-            cols=str(cols),
-            block=str(next_power_of_2(cols)),
-            ask=(),
-            passed="",
-            options=options,
-        )
-
-    @property
-    def load(self) -> tuple[str, ...]:
-        """Statements that load the program's row into `x`."""
-        return (
-            "row = tl.program_id(0)",
-            "cols = tl.arange(0, BLOCK)",
-            f"mask = cols < {self.cols}",
-            f"x = tl.load(x_ptr + row * {self.cols} + cols, mask=mask, other=0.0)",
-        )
-
-    def store(self, name: str) -> str:
-        """Statement that stores variable `name` in the program's row."""
-        return f"tl.store(out_ptr + row * {self.cols} + cols, {name}, mask=mask)"
-
-    def launch(self, arguments: str, *, out: str = "torch.empty_like(x)") -> tuple[str, ...]:
-        """Statements of `forward`."""
-        return (
-            *self.ask,
-            f"out = {out}",
-            f"kernel[({self.rows},)]({arguments}{self.passed}, BLOCK={self.block}{self.options})",
-        )

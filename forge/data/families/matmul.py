@@ -43,64 +43,63 @@ _PRODUCT = {
 _OPERANDS = {"input": ("y",), "weight": ("self.w",), "bias": ("self.w", "self.b")}
 
 
-def draw_sizes(rng: Random, *, scale: Scale) -> Sizes:
-    """Rows, columns and the factors of the inner length."""
-    if scale is Scale.GPU:
-        heads, dim = large_factors(rng, products=_LARGE_K)
-        return {"M": rng.choice(_LARGE), "N": rng.choice(_LARGE), "HEADS": heads, "DIM": dim}
-    heads, dim = rng.choice(_FACTORS)
-    return {"M": rng.choice(_SIZES), "N": rng.choice(_SIZES), "HEADS": heads, "DIM": dim}
+class Matmul(Family):
+    """A family whose kernels compute a tile of the product per program."""
 
+    def draw_sizes(self, rng: Random, *, scale: Scale) -> Sizes:
+        """Rows, columns and the factors of the inner length."""
+        if scale is Scale.GPU:
+            heads, dim = large_factors(rng, products=_LARGE_K)
+            return {"M": rng.choice(_LARGE), "N": rng.choice(_LARGE), "HEADS": heads, "DIM": dim}
+        heads, dim = rng.choice(_FACTORS)
+        return {"M": rng.choice(_SIZES), "N": rng.choice(_SIZES), "HEADS": heads, "DIM": dim}
 
-def render_problem(variant: str, chain: Chain, *, sizes: Sizes) -> str:
-    """Source of the problem."""
-    inputs = ["torch.randn(M, K)"]
-    if variant == "input":
-        inputs.append("torch.randn(K, N) / K**0.5")
-    return problem_source(
-        sizes,
-        product="K",
-        inputs=inputs,
-        forward=[f"x = {_PRODUCT[variant]}", *torch_lines(chain), f"return {last_name(chain)}"],
-        args="x, y" if variant == "input" else "x",
-        parameters=_PARAMETERS[variant],
-    )
+    def render_problem(self, variant: str, chain: Chain, *, sizes: Sizes) -> str:
+        """Source of the problem."""
+        second = ["torch.randn(K, N) / K**0.5"] if variant == "input" else []
+        return problem_source(
+            sizes,
+            product="K",
+            inputs=["torch.randn(M, K)", *second],
+            forward=[f"x = {_PRODUCT[variant]}", *torch_lines(chain), f"return {last_name(chain)}"],
+            args="x, y" if variant == "input" else "x",
+            parameters=_PARAMETERS[variant],
+        )
 
-
-def render_answer(
-    variant: str, chain: Chain, *, sizes: Sizes | None = None, scale: Scale = Scale.SMALL
-) -> str:
-    """Source of the answer."""
-    operands = _OPERANDS[variant]
-    pointers = "y_ptr, b_ptr" if variant == "bias" else "y_ptr"
-    if sizes is None:
-        m, n, k, passed = "m", "n", "k", ", m, n, k"
-        ask = ["m, k = x.shape", f"n = {operands[0]}.shape[1]"]
-    else:
-        m, n, k = str(sizes["M"]), str(sizes["N"]), str(product(sizes))
-        passed, ask = "", []
-    bias = [f"x = x + tl.load(b_ptr + cols, mask=cols < {n}, other=0.0)"]
-    lay_out = _one_tile if scale is Scale.SMALL else _tiles
-    product_lines, grid, block = lay_out(m, n, k)
-    return answer_source(
-        f"x_ptr, {pointers}, out_ptr{passed}",
-        kernel=[
-            *product_lines,
-            *(bias if variant == "bias" else []),
-            *triton_lines(chain),
-            (
-                f"tl.store(out_ptr + rows * {n} + cols, {last_name(chain)}, "
-                f"mask=(rows < {m}) & (cols < {n}))"
-            ),
-        ],
-        forward=[
-            *ask,
-            f"out = x.new_empty({m}, {n})",
-            f"kernel[{grid}](x, {', '.join(operands)}, out{passed}, BLOCK={block})",
-        ],
-        args="x, y" if variant == "input" else "x",
-        parameters=_PARAMETERS[variant],
-    )
+    def render_answer(
+        self, variant: str, chain: Chain, *, sizes: Sizes | None = None, scale: Scale = Scale.SMALL
+    ) -> str:
+        """Source of the answer."""
+        operands = _OPERANDS[variant]
+        pointers = "y_ptr, b_ptr" if variant == "bias" else "y_ptr"
+        if sizes is None:
+            m, n, k, passed = "m", "n", "k", ", m, n, k"
+            ask = ["m, k = x.shape", f"n = {operands[0]}.shape[1]"]
+        else:
+            m, n, k = str(sizes["M"]), str(sizes["N"]), str(product(sizes))
+            passed, ask = "", []
+        bias = [f"x = x + tl.load(b_ptr + cols, mask=cols < {n}, other=0.0)"]
+        lay_out = _one_tile if scale is Scale.SMALL else _tiles
+        product_lines, grid, block = lay_out(m, n, k)
+        return answer_source(
+            f"x_ptr, {pointers}, out_ptr{passed}",
+            kernel=[
+                *product_lines,
+                *(bias if variant == "bias" else []),
+                *triton_lines(chain),
+                (
+                    f"tl.store(out_ptr + rows * {n} + cols, {last_name(chain)}, "
+                    f"mask=(rows < {m}) & (cols < {n}))"
+                ),
+            ],
+            forward=[
+                *ask,
+                f"out = x.new_empty({m}, {n})",
+                f"kernel[{grid}](x, {', '.join(operands)}, out{passed}, BLOCK={block})",
+            ],
+            args="x, y" if variant == "input" else "x",
+            parameters=_PARAMETERS[variant],
+        )
 
 
 def _one_tile(m: str, n: str, k: str) -> tuple[list[str], str, str]:
@@ -137,10 +136,4 @@ def _tiles(m: str, n: str, k: str) -> tuple[list[str], str, str]:
     return lines, f"({grid})", f"{_TILE}{WIDE_LAUNCH}"
 
 
-MATMUL = Family(
-    name="matmul",
-    variants=tuple(_PRODUCT),
-    draw_sizes=draw_sizes,
-    render_problem=render_problem,
-    render_answer=render_answer,
-)
+MATMUL = Matmul(name="matmul", variants=tuple(_PRODUCT))

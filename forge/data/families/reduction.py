@@ -6,66 +6,31 @@ import math
 from random import Random
 from typing import TYPE_CHECKING
 
-from forge.data.families.layout import (
-    Family,
-    RowKernel,
-    answer_source,
-    problem_source,
-)
-from forge.data.families.ops import OPS, Chain, is_sound, last_name, torch_lines, triton_lines
-from forge.data.families.sizes import Scale, Sizes, reduced_row_sizes
+from forge.data.families.ops import OPS, Chain, is_sound
+from forge.data.families.rows import RowFamily, RowVariant
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_TORCH = {
-    "sum": "torch.sum({}, dim=1)",
-    "mean": "torch.mean({}, dim=1)",
-    "max": "torch.amax({}, dim=1)",
-    "min": "torch.amin({}, dim=1)",
+_LINES = {
+    variant: RowVariant(
+        result=f"torch.{torch}({{c}}, dim=1)",
+        after=(f"x = tl.where(mask, {{c}}, {neutral})", f"x = {triton}"),
+    )
+    for variant, torch, neutral, triton in (
+        ("sum", "sum", "0.0", "tl.sum(x, axis=0)"),
+        ("mean", "mean", "0.0", "tl.sum(x, axis=0) / {n}"),
+        ("max", "amax", 'float("-inf")', "tl.max(x, axis=0)"),
+        ("min", "amin", 'float("inf")', "tl.min(x, axis=0)"),
+    )
 }
-_TRITON = {
-    "sum": ("0.0", "tl.sum(x, axis=0)"),
-    "mean": ("0.0", "tl.sum(x, axis=0) / {n}"),
-    "max": ('float("-inf")', "tl.max(x, axis=0)"),
-    "min": ('float("inf")', "tl.min(x, axis=0)"),
-}
-"""The value of masked elements, which is neutral for the reduction, and the reduction."""
+"""Masked elements get the value that is neutral for the reduction."""
 _PYTHON: dict[str, Callable[[list[float]], float]] = {
     "sum": sum,
     "mean": lambda values: sum(values) / len(values),
     "max": max,
     "min": min,
 }
-
-
-def render_problem(variant: str, chain: Chain, *, sizes: Sizes) -> str:
-    """Source of the problem."""
-    return problem_source(
-        sizes,
-        product="COLS",
-        inputs=["torch.randn(ROWS, COLS)"],
-        forward=[*torch_lines(chain), f"return {_TORCH[variant].format(last_name(chain))}"],
-    )
-
-
-def render_answer(
-    variant: str, chain: Chain, *, sizes: Sizes | None = None, scale: Scale = Scale.SMALL
-) -> str:
-    """Source of the answer."""
-    row = RowKernel.of(sizes, scale)
-    neutral, reduce = _TRITON[variant]
-    return answer_source(
-        f"x_ptr, out_ptr{row.passed}",
-        kernel=[
-            *row.load,
-            *triton_lines(chain),
-            f"x = tl.where(mask, {last_name(chain)}, {neutral})",
-            f"x = {reduce.format(n=row.cols)}",
-            "tl.store(out_ptr + row, x)",
-        ],
-        forward=row.launch("x, out", out=f"x.new_empty({row.rows})"),
-    )
 
 
 _NUM_ROWS, _NUM_COLS = 12, 60
@@ -83,22 +48,26 @@ _WIDE = tuple(-5.0 + 0.0101 * i for i in range(1000))
 """Points over the range of long rows; without opposite pairs, so equal values mean a plateau."""
 
 
-def accepts(variant: str, chain: Chain) -> bool:
-    """True for a sound chain whose reduction varies and depends on each step.
+class Reduction(RowFamily):
+    """A family whose chains must suit the reduction."""
 
-    The maximum of a bounded chain hardly differs between rows, and not at all between long ones;
-    ReLU does not change a maximum above zero. Also false if rounding could fail an honest kernel.
-    """
-    is_extremum = variant in ("max", "min")
-    if not is_sound(chain) or (is_extremum and _ROUNDED & set(chain)):
-        return False
-    reduce = _PYTHON[variant]
-    out = [reduce([_apply(chain, x) for x in row]) for row in _ROWS]
-    mean = sum(out) / len(out)
-    rms = math.sqrt(sum(v * v for v in out) / len(out))
-    spread = math.sqrt(sum((v - mean) ** 2 for v in out) / len(out))
-    varies = spread > _MIN_SPREAD * max(rms, 0.5)
-    return varies and not (is_extremum and (_is_flat(chain, reduce) or _is_idle(chain, reduce)))
+    def accepts(self, variant: str, chain: Chain) -> bool:
+        """True for a sound chain whose reduction varies and depends on each step.
+
+        The maximum of a bounded chain hardly differs between rows, and not at all between long
+        ones; ReLU does not change a maximum above zero. Also false if rounding could fail an honest
+        kernel.
+        """
+        is_extremum = variant in ("max", "min")
+        if not is_sound(chain) or (is_extremum and _ROUNDED & set(chain)):
+            return False
+        reduce = _PYTHON[variant]
+        out = [reduce([_apply(chain, x) for x in row]) for row in _ROWS]
+        mean = sum(out) / len(out)
+        rms = math.sqrt(sum(v * v for v in out) / len(out))
+        spread = math.sqrt(sum((v - mean) ** 2 for v in out) / len(out))
+        varies = spread > _MIN_SPREAD * max(rms, 0.5)
+        return varies and not (is_extremum and (_is_flat(chain, reduce) or _is_idle(chain, reduce)))
 
 
 def _is_flat(chain: Chain, extremum: Callable[[list[float]], float]) -> bool:
@@ -121,11 +90,4 @@ def _apply(chain: Chain, x: float) -> float:
     return x
 
 
-REDUCTION = Family(
-    name="reduction",
-    variants=tuple(_TORCH),
-    draw_sizes=reduced_row_sizes,
-    render_problem=render_problem,
-    render_answer=render_answer,
-    accepts=accepts,
-)
+REDUCTION = Reduction(name="reduction", variants=tuple(_LINES), lines=_LINES, reduces=True)
