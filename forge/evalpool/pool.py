@@ -204,14 +204,14 @@ class Pool:
     async def _judge_twice(self, request: JudgeRequest) -> Verdict:
         """Judges again after an infra fault, on another judge where there is one."""
         first, seat = await self._judge_once(request)
-        if not first.policy.is_retried:
+        if first.status.is_scored:
             return first
         self._num_infra += 1
         if seat is None:
             return first
         logger.warning("%s: %s: %s; judged again", seat.name, first.reason, first.detail)
         verdict, _ = await self._judge_once(request, avoid=seat)
-        self._num_infra += verdict.policy.is_retried
+        self._num_infra += not verdict.status.is_scored
         if first.reason == verdict.reason == Reason.RUNNER_KILLED:
             return replace(verdict, status=Status.RUNTIME_ERROR, reason=Reason.KILLED)
         return verdict
@@ -240,7 +240,7 @@ class Pool:
         if await self.seating.wait_for_canary(seat):
             phase_s = {**verdict.phase_s, "canary": time.monotonic() - start}
             return replace(verdict, phase_s=phase_s)
-        if verdict.policy.is_retried:
+        if not verdict.status.is_scored:
             return verdict
         return _infra(Reason.DISTRUSTED, f"{seat.name} failed after this verdict: {seat.why}")
 

@@ -107,7 +107,7 @@ class Seating:
     def record_verdict(self, seat: Seat, verdict: Verdict) -> None:
         """Updates the trust in a judge by a verdict of it."""
         policy = verdict.policy
-        if policy.is_scored:
+        if verdict.status.is_scored:
             seat.num_faults = 0
         if policy.is_blamed(others_run=seat.num_running > 1):
             self._fault(seat, why=verdict.reason)

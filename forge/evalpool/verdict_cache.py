@@ -42,7 +42,7 @@ class VerdictCache:
 
     def remember(self, key: str, verdict: Verdict) -> None:
         """Caches a verdict, unless it is an infra error, a timeout, or was found while timing."""
-        if verdict.policy.is_retried or verdict.status is Status.TIMEOUT:
+        if not verdict.status.is_scored or verdict.status is Status.TIMEOUT:
             return
         if TIMING_PHASE in verdict.phase_s and not verdict.is_correct:
             return

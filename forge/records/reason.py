@@ -29,7 +29,7 @@ class Status(StrEnum):
 
     @property
     def is_scored(self) -> bool:
-        """True if a reward may be computed."""
+        """True if a reward may be computed; otherwise another judge is asked once more."""
         return self is not Status.INFRA_ERROR
 
 

@@ -117,7 +117,7 @@ class Verdict:
 
     @property
     def policy(self) -> Policy:
-        """Consequences for the candidate and for its judge."""
+        """Consequences for its judge."""
         return policy_of(self.status, self.reason)
 
     def to_json(self) -> dict[str, Any]:

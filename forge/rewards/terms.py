@@ -30,7 +30,7 @@ def reward_terms(verdict: Verdict, table: RewardTable) -> dict[str, float] | Non
     `compiled` is paid only if the candidate's own kernel compiled, launched and wrote its output
     (`is_compiled`), so that a decoy earns nothing.
     """
-    if not verdict.policy.is_scored:
+    if not verdict.status.is_scored:
         return None
     terms: dict[str, float] = {}
     if verdict.is_compiled:

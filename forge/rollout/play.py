@@ -151,7 +151,7 @@ class _Game:
     def _end(self, turns: Sequence[Turn]) -> End | None:
         """Why the rollout ends after its last turn; None if it continues."""
         verdict = turns[-1].verdict
-        if not verdict.policy.is_scored:
+        if not verdict.status.is_scored:
             return End.INFRA
         if is_good_enough(verdict, self.rules.reward):
             return End.CORRECT
