@@ -72,7 +72,13 @@ def this_machine(store_dir: Path, *, serve: ServeTable | None = None) -> Machine
     Args:
         serve: the table that names the interpreter with the engines; absent means this one.
     """
-    gpus, users = _gpus_now()
+    present = inventory()
+    found = occupancies(present)
+    users = {uuid: each.users for uuid, each in found.items() if each.users}
+    gpus = tuple(
+        replace(gpu, free_bytes=found[gpu.uuid].free_bytes) if gpu.uuid in found else gpu
+        for gpu in present
+    )
     return Machine(
         cores=count_cores(),
         memory_bytes=total_memory_bytes(),
@@ -84,15 +90,6 @@ def this_machine(store_dir: Path, *, serve: ServeTable | None = None) -> Machine
         engines=installed_engines(serve),
         is_here=True,
     )
-
-
-def _gpus_now() -> tuple[tuple[Gpu, ...], dict[str, tuple[GpuUser, ...]]]:
-    """The cards with their free memory, and the other users of each."""
-    gpus = inventory()
-    found = occupancies(gpus)
-    free = {uuid: each.free_bytes for uuid, each in found.items()}
-    users = {uuid: each.users for uuid, each in found.items() if each.users}
-    return tuple(replace(gpu, free_bytes=free.get(gpu.uuid, gpu.free_bytes)) for gpu in gpus), users
 
 
 def count_cores() -> int:

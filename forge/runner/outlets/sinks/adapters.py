@@ -72,7 +72,23 @@ class TensorBoard:
         self._writer.close()
 
 
-class Trackio:
+class _Service:
+    """A package with a run object that sends in the background."""
+
+    _run: Any
+
+    def log(self, point: Point) -> None:
+        values = {f"{point.group}/{name}": value for name, value in point.values.items()}
+        self._run.log({f"{point.group}/step": point.step, **values})
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class Trackio(_Service):
     """A database in TRACKIO_DIR or trackio's default folder, which `trackio show` reads."""
 
     def __init__(self, project: str, *, run: str, config: Mapping[str, Any]) -> None:
@@ -82,18 +98,8 @@ class Trackio:
             project=project, name=run, config=dict(config), resume="allow", embed=False
         )
 
-    def log(self, point: Point) -> None:
-        values = {f"{point.group}/{name}": value for name, value in point.values.items()}
-        self._run.log({f"{point.group}/step": point.step, **values})
 
-    def flush(self) -> None:
-        """Nothing to do: it sends in the background."""
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-class WandB:
+class WandB(_Service):
     """A wandb run of the same name, which later attempts continue."""
 
     def __init__(
@@ -108,16 +114,8 @@ class WandB:
         )  # fmt: skip
 
     def log(self, point: Point) -> None:
-        axis = f"{point.group}/step"
         if point.group not in self._groups:
             self._groups.add(point.group)
-            self._run.define_metric(axis)
-            self._run.define_metric(f"{point.group}/*", step_metric=axis)
-        values = {f"{point.group}/{name}": value for name, value in point.values.items()}
-        self._run.log({axis: point.step, **values})
-
-    def flush(self) -> None:
-        """Nothing to do: it sends in the background."""
-
-    def close(self) -> None:
-        self._run.finish()
+            self._run.define_metric(f"{point.group}/step")
+            self._run.define_metric(f"{point.group}/*", step_metric=f"{point.group}/step")
+        super().log(point)

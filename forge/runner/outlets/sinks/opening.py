@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from forge.errors import ForgeError
-from forge.process.child import ChildSpec, open_child
+from forge.process.child import Child, ChildSpec, open_child
 from forge.process.environment import child_env
 from forge.records import Event
 from forge.views.text.terminal import printable
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
     from forge.config.schema.outlets import SinksTable
-    from forge.process.child import Child
     from forge.runner.live.console import Console
     from forge.store.layout import RunPaths
     from forge.store.write.writer import Writer
@@ -47,11 +46,13 @@ async def open_sinks(
         return
     watch = _SinkWatch(writer, console, close_timeout_s=table.close_timeout_s)
     async with AsyncExitStack() as opened:
-        children = [
-            await watch.start(_spec(name, table, paths, attempt=attempt), opened)
-            for name in dict.fromkeys(table.to)
-        ]
-        alive = [child for child in children if child is not None]
+        alive = list[Child]()
+        for name in dict.fromkeys(table.to):
+            spec = _spec(name, table, paths, attempt=attempt)
+            try:
+                alive.append(await opened.enter_async_context(open_child(spec)))
+            except ForgeError as error:
+                await watch.report(spec.name, str(error))
         try:
             async with anyio.create_task_group() as tasks:
                 for child in alive:
@@ -71,17 +72,10 @@ class _SinkWatch:
         self._close_timeout_s = close_timeout_s
         self._reported: set[str] = set()
 
-    async def start(self, spec: ChildSpec, stack: AsyncExitStack) -> Child | None:
-        try:
-            return await stack.enter_async_context(open_child(spec))
-        except ForgeError as error:
-            await self._report(spec.name, str(error))
-            return None
-
     async def wait(self, child: Child) -> None:
         """Waits for a sink that ends before the run."""
         reason = await child.wait()
-        await self._report(child.spec.name, _last_line(child, reason))
+        await self.report(child.spec.name, _last_line(child, reason))
 
     async def close(self, children: Sequence[Child]) -> None:
         """Asks all sinks at once to write the rest, and waits up to the timeout."""
@@ -91,16 +85,17 @@ class _SinkWatch:
                     tasks.start_soon(self._close, child)
 
     async def _close(self, child: Child) -> None:
-        stop_file = _stop_file(child.spec)
+        stop_file = Path(child.spec.config["stop_file"])
         stop_file.touch()
         reason = f"did not end within {self._close_timeout_s:g} s"
         with anyio.move_on_after(self._close_timeout_s):
             reason = _last_line(child, await child.wait())
         stop_file.unlink()
         if child.exit_reason != "exit 0":
-            await self._report(child.spec.name, reason)
+            await self.report(child.spec.name, reason)
 
-    async def _report(self, name: str, why: str) -> None:
+    async def report(self, name: str, why: str) -> None:
+        """Records and shows a failure, the first of a sink only."""
         if name in self._reported:
             return
         self._reported.add(name)
@@ -108,10 +103,8 @@ class _SinkWatch:
         log.warning("%s", line)
         self._console.say(f"warning: {printable(line)}")
         with suppress(ForgeError):
-            data = {"sink": name}
-            await self._writer.put(
-                Event(at=time.time(), kind="sink_failed", message=line, data=data)
-            )
+            event = Event(at=time.time(), kind="sink_failed", message=line, data={"sink": name})
+            await self._writer.put(event)
 
 
 def _spec(name: str, table: SinksTable, paths: RunPaths, *, attempt: int) -> ChildSpec:
@@ -130,10 +123,6 @@ def _spec(name: str, table: SinksTable, paths: RunPaths, *, attempt: int) -> Chi
         },
         stop_grace_s=GRACE_S,
     )  # fmt: skip
-
-
-def _stop_file(spec: ChildSpec) -> Path:
-    return Path(spec.config["stop_file"])
 
 
 def _last_line(child: Child, reason: str) -> str:
