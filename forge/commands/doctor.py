@@ -87,27 +87,23 @@ def to_json(findings: list[Finding]) -> dict[str, Any]:
 
 def _software() -> Iterator[Finding]:
     is_linux = sys.platform == "linux"
-    yield Finding(
-        name="system",
-        found=f"{platform.system()} {platform.release()} {platform.machine()}",
-        is_ok=is_linux,
-        fix="" if is_linux else "runs need Linux; reading commands work here",
-    )
+    system = f"{platform.system()} {platform.release()} {platform.machine()}"
+    yield _require(is_linux, "system", system, fix="runs need Linux; reading commands work here")
     is_new = sys.version_info >= PYTHON_AT_LEAST
-    fix = "" if is_new else "Python {}.{} or later".format(*PYTHON_AT_LEAST)
-    yield Finding(name="python", found=platform.python_version(), is_ok=is_new, fix=fix)
+    fix = "Python {}.{} or later".format(*PYTHON_AT_LEAST)
+    yield _require(is_new, "python", platform.python_version(), fix=fix)
     for package in ("torch", "triton", "transformers", "trl", "peft"):
         try:
             yield Finding(name=package, found=metadata.version(package))
         except metadata.PackageNotFoundError:
             yield Finding(name=package, found="not installed", is_ok=False, fix='"make setup"')
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    yield Finding(
-        name="C compiler",
-        found=compiler or "none",
-        is_ok=compiler is not None,
-        fix="" if compiler else "install gcc; Triton builds its launchers with it on GPUs",
-    )
+    fix = "install gcc; Triton builds its launchers with it on GPUs"
+    yield _require(compiler is not None, "C compiler", compiler or "none", fix=fix)
+
+
+def _require(is_ok: bool, name: str, found: str, *, fix: str) -> Finding:
+    return Finding(name=name, found=found, is_ok=is_ok, fix="" if is_ok else fix)
 
 
 def _engines(
@@ -117,17 +113,15 @@ def _engines(
     if python.python:
         versions = ", ".join(f"{name} {version}" for name, version in python.versions.items())
         yield Finding(name="serve.python", found=f"{python.python}: {versions}")
-    installed = frozenset(name for name in ENGINES if _is_installed(name, python))
+    installed = frozenset(
+        name for name, kind in ENGINES.items() if python.modules.issuperset(kind.requires)
+    )
     for name in ENGINES:
         yield _engine(name, python, gpus, is_installed=name in installed)
     chosen, why = choose_engine(serve or ServeTable(), gpus=gpus, installed=installed)
     is_fallback = chosen == "hf" and bool(gpus)
-    yield Finding(
-        name="engine of runs",
-        found=f"{chosen}: {why}",
-        is_ok=not is_fallback,
-        fix=f'"{LLAMA_FOR_GPUS}", or {ENGINES["vllm"].advice}' if is_fallback else "",
-    )
+    fix = f'"{LLAMA_FOR_GPUS}", or {ENGINES["vllm"].advice}'
+    yield _require(not is_fallback, "engine of runs", f"{chosen}: {why}", fix=fix)
 
 
 def _engine(
@@ -160,25 +154,15 @@ def _vllm(label: str, python: Interpreter) -> Finding:
     return Finding(name=label, found=f"{version}{tested}")
 
 
-def _is_installed(name: str, python: Interpreter) -> bool:
-    return not set(ENGINES[name].requires) - python.modules
-
-
 def _hardware(machine: Machine, store_dir: Path) -> Iterator[Finding]:
     yield Finding(name="cores", found=str(machine.cores))
-    yield Finding(
-        name="memory",
-        found=gigabytes(machine.memory_bytes),
-        is_ok=machine.memory_bytes >= MIN_MEMORY_BYTES,
-        fix="" if machine.memory_bytes >= MIN_MEMORY_BYTES else "the quickstart needs 4 GB",
-    )
-    yield Finding(
-        name=f"disk for {store_dir}",
-        found=f"{gigabytes(machine.free_disk_bytes)} free",
-        is_ok=machine.free_disk_bytes >= MIN_DISK_BYTES,
-        fix=""
-        if machine.free_disk_bytes >= MIN_DISK_BYTES
-        else "free some space, or --set store.dir=DIR",
+    is_enough, memory = machine.memory_bytes >= MIN_MEMORY_BYTES, gigabytes(machine.memory_bytes)
+    yield _require(is_enough, "memory", memory, fix="the quickstart needs 4 GB")
+    yield _require(
+        machine.free_disk_bytes >= MIN_DISK_BYTES,
+        f"disk for {store_dir}",
+        f"{gigabytes(machine.free_disk_bytes)} free",
+        fix="free some space, or --set store.dir=DIR",
     )
     yield from _file_system(store_dir)
     if not machine.gpus:

@@ -39,16 +39,9 @@ def render(components: Sequence[ComponentStatus]) -> Table:
 
 def _cells(one: ComponentStatus, has_cards: bool) -> list[str]:
     cells = [one.name, one.device, one.phase, gigabytes(one.memory_bytes)]
-    cells += [_card(one)] if has_cards else []
-    return [*cells, _age(one.progress_age_s), str(one.num_restarts), one.why or one.last_words]
-
-
-def _card(one: ComponentStatus) -> str:
-    return f"{share(one.gpu_use)} {gigabytes(one.gpu_memory_bytes)}"
-
-
-def _age(seconds: float | None) -> str:
-    return NONE if seconds is None else f"{seconds:.0f} s"
+    cells += [f"{share(one.gpu_use)} {gigabytes(one.gpu_memory_bytes)}"] if has_cards else []
+    age = NONE if one.progress_age_s is None else f"{one.progress_age_s:.0f} s"
+    return [*cells, age, str(one.num_restarts), one.why or one.last_words]
 
 
 def live_line(live: LiveStatus) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import ValidationError
@@ -20,13 +20,6 @@ if TYPE_CHECKING:
 
     from forge.process.devices import Gpu
 
-DEFAULTS = {
-    "device": "auto",
-    "isolation": "auto",
-    "compile": "ttir",
-    "baseline": "eager",
-    "workers": None,
-}
 _DEVICE = re.compile(r"cuda(:\d+)?")
 MAX_JUDGES = 16
 """Default limit of judges. Each has torch and triton loaded: 0.4 GB."""
@@ -48,10 +41,15 @@ class JudgeSettings:
     def table(self) -> JudgeTable:
         """The `[judge]` table with these options. Raises ConfigError or MachineError."""
         if self.url is not None:
-            return self._remote()
+            for option in fields(self):
+                if option.name != "url" and getattr(self, option.name) != option.default:
+                    raise ConfigError(
+                        f"--url: --{option.name} must be set where the pool is served"
+                    )
+            return _table_of({"url": [self.url]})
         chosen = {name: getattr(self, name) for name in ("isolation", "compile", "baseline")}
         for name, value in chosen.items():
-            _require(f"--{name}", value, allowed=_choices(name))
+            _require(f"--{name}", value, allowed=get_args(JudgeTable.model_fields[name].annotation))
         workers = self.workers or len(os.sched_getaffinity(0))
         return _table_of({"workers": workers, **chosen})
 
@@ -79,20 +77,10 @@ class JudgeSettings:
             )
         return (gpus[number],)
 
-    def _remote(self) -> JudgeTable:
-        chosen = [f"--{name}" for name, value in DEFAULTS.items() if getattr(self, name) != value]
-        if chosen:
-            raise ConfigError(f"--url: {chosen[0]} must be set where the pool is served")
-        return _table_of({"url": [self.url]})
-
 
 def check_precision(precision: str) -> None:
     """Raises ConfigError if it is not one of PRECISIONS."""
     _require("--precision", precision, allowed=PRECISIONS)
-
-
-def _choices(name: str) -> tuple[str, ...]:
-    return get_args(JudgeTable.model_fields[name].annotation)
 
 
 def _require(option: str, value: str, *, allowed: Sequence[str]) -> None:

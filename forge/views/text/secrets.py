@@ -20,7 +20,7 @@ _KEY = re.compile(rf"notify\.(?:webhook|command)|.*\benv\.{_NAME}", flags=re.IGN
 
 
 def hide_secrets(experiment: str) -> str:
-    """The resolved experiment, as `config.dump` writes it, with `…` for each secret."""
+    """The resolved experiment, as `dump_experiment` writes it, with `…` for each secret."""
     lines, table = [], ""
     for line in experiment.split("\n"):
         if found := _TABLE.match(line):
