@@ -77,7 +77,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_tables_reach_trl(tiny_model: Path, tmp_path: Path) -> None:
-    from forge.train.trainer.child.arguments import trainer_arguments
+    from forge.train.trainer.child.settings import trainer_arguments
 
     stage = GRPO.model_copy(
         update={

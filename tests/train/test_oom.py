@@ -164,7 +164,7 @@ def test_a_gpu_too_full_to_join_the_other_ranks_is_reported(
 def test_a_full_gpu_is_reported_whichever_library_could_not_allocate(
     text: str, is_reported: bool
 ) -> None:
-    from forge.train.trainer.child.memory import reported_when_full
+    from forge.train.trainer.child.card import reported_when_full
 
     reported: list[dict[str, Any]] = []
     control: Any = SimpleNamespace(failed=lambda **numbers: reported.append(numbers))
@@ -177,7 +177,7 @@ def test_a_full_gpu_is_reported_whichever_library_could_not_allocate(
 
 
 def test_a_gpu_too_full_for_a_context_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    from forge.train.trainer.child.memory import reported_when_full
+    from forge.train.trainer.child.card import reported_when_full
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", get_no_context)
@@ -252,8 +252,7 @@ def test_sft_without_a_budget_halves_its_whole_batch_and_trains_the_same_weights
 def test_a_micro_batch_of_several_rows_stays_within_its_budget(
     rows: int, width: int, budget: int, scale: float
 ) -> None:
-    from forge.train.trainer.sft.rows import cut_rows
-    from forge.train.trainer.sft.trainer import num_cuts
+    from forge.train.trainer.sft.trainer import cut_rows, num_cuts
 
     stage = SFT.model_copy(update={"micro_batch_tokens": budget})
     settings = settings_of(stage, Path(), Path(), micro_batch_scale=scale)

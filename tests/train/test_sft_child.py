@@ -55,8 +55,8 @@ async def train(
 
 def trainer_of(model: Path, at: Path, stage: SftStage = STAGE) -> Any:
     """The stage's trainer in this process."""
-    from forge.train.trainer.sft.rows import read_rows
     from forge.train.trainer.sft.stage import make_trainer
+    from forge.train.trainer.sft.trainer import read_rows
 
     settings = settings_of(stage, model, at, seed=1, work_dir=at / "undisturbed")
     return make_trainer(settings, rows=read_rows(at / "rows.jsonl"))
@@ -109,7 +109,7 @@ def test_a_killed_stage_resumes_and_ends_with_the_weights_of_an_undisturbed_run(
 
 
 def test_batches_hold_rows_of_similar_length_and_every_row_once_in_a_pass() -> None:
-    from forge.train.trainer.sft.rows import BatchOrder
+    from forge.train.trainer.sft.trainer import BatchOrder
 
     draw = random.Random(0)
     lengths = [draw.randrange(10, 400) for _ in range(64)]

@@ -7,13 +7,10 @@ the context ends. Without names it costs nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import TYPE_CHECKING
 
 from forge.process.gpu_lease import GpuLease
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 TIMEOUT_S = 300.0
 """Maximum wait for judges, which time kernels in windows of seconds, one after another."""

@@ -6,6 +6,8 @@ the same tokens as training.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,9 +17,6 @@ from forge.records import Message
 from forge.serve.engine.completions import choice, request_from, usage
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
     from forge.data.chat import ChatTemplate
     from forge.serve.request import Request
 

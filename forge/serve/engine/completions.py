@@ -7,16 +7,14 @@ value found and the values allowed.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from forge.errors import ConfigError
 from forge.records import Completion
 from forge.serve.request import EngineSample, Request
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default."""

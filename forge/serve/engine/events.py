@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -18,8 +19,6 @@ from forge.errors import ForgeError
 from forge.serve.port import Chunk, EnginePort
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from starlette.types import Receive, Scope, Send
 
     from forge.serve.request import Request

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,6 @@ from forge.serve.engine.chat import Texts
 from forge.serve.engine.worker import StepEngine, Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from forge.serve.port import EnginePort
 
 logger = logging.getLogger(__name__)

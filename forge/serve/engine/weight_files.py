@@ -7,14 +7,12 @@ Called by the weight loading of llama, hf and vllm.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Set
+from pathlib import Path
+from typing import Any
 
 from forge.errors import ConfigError
 from forge.serve.checkpoint_files import read_json
-
-if TYPE_CHECKING:
-    from collections.abc import Set
-    from pathlib import Path
 
 ADAPTER_CONFIG = "adapter_config.json"
 

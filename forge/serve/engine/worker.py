@@ -19,18 +19,17 @@ import queue
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from forge.errors import ForgeError, MachineError
 from forge.serve.port import Chunk, EngineStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     import numpy as np
 
     from forge.serve.request import EngineSample, Request

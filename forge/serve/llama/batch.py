@@ -1,4 +1,5 @@
-"""The tokens of one `llama_decode`: numpy columns, and a `llama_batch` that points to them.
+"""The tokens of one `llama_decode`: numpy columns, and a `llama_batch` that points to them; and
+teacher forcing with it, which publish probes and tests compare with the trainer's.
 
 Filled by `engine` and `score`, read by `model`. Promise: never more tokens than the context holds,
 nor more rows of logits than it reserves; llama.cpp aborts the process on either.
@@ -11,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from forge.serve.request import check_score
+
 if TYPE_CHECKING:
     from forge.serve.llama.binding import Binding
+    from forge.serve.llama.model import LlamaModel
 
 
 class DecodeBatch:
@@ -79,3 +83,50 @@ class DecodeBatch:
         """Request logits of the last `count` tokens."""
         self.output[self.size - count : self.size] = 1
         self.num_outputs += count
+
+
+def score(
+    model: LlamaModel,
+    batch: DecodeBatch,
+    prompt: np.ndarray,
+    completion: np.ndarray,
+    *,
+    sequence: int,
+) -> np.ndarray:
+    """Log probability at temperature 1 of each completion token after all before it. [T]"""
+    context_tokens = model.settings.context_tokens
+    check_score(prompt, completion, num_vocab=model.num_vocab, context_tokens=context_tokens)
+    tokens = np.concatenate([prompt, completion]).astype(np.int32)
+    try:
+        return _score(model, batch, tokens, prompt.size, sequence)
+    finally:
+        model.drop(sequence)
+
+
+def _score(
+    model: LlamaModel, batch: DecodeBatch, tokens: np.ndarray, num_prompt: int, sequence: int
+) -> np.ndarray:
+    """Logits at position p score token p + 1, so they are requested from the prompt's last token
+    on."""
+    start, logprobs = 0, []
+    while start < num_prompt - 1:
+        end = min(start + batch.capacity, num_prompt - 1)
+        batch.clear()
+        batch.add_run(sequence, tokens[start:end], start)
+        model.decode(batch)
+        start = end
+    max_rows = min(batch.capacity, model.settings.num_sequences)
+    while start < tokens.size - 1:
+        end = min(start + max_rows, tokens.size - 1)
+        batch.clear()
+        batch.add_run(sequence, tokens[start:end], start)
+        batch.want_last(end - start)
+        logprobs.append(_logprobs(model.decode(batch), tokens[start + 1 : end + 1]))
+        start = end
+    return np.concatenate(logprobs)
+
+
+def _logprobs(logits: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    total = np.log(np.exp(shifted).sum(axis=1, dtype=np.float64))
+    return shifted[np.arange(tokens.size), tokens] - total

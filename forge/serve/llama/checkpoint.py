@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from forge.errors import ConfigError
 from forge.serve.checkpoint_files import StoredTensor, list_tensors, read_json, weight_files
@@ -20,10 +22,6 @@ from forge.serve.engine.weight_files import (
     read_lora_config,
 )
 from forge.serve.llama.architecture import Sizes, sizes_from, tensor_layout
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 LORA_KEY = re.compile(r"^(?:base_model\.model\.)?(?P<module>.*)\.lora_(?P<side>[AB])\.weight$")
 

@@ -9,7 +9,9 @@ vocabulary: forge tokenises itself, and llama.cpp aborts on ours.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import gguf
@@ -18,9 +20,6 @@ import numpy as np
 from forge.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     from forge.serve.checkpoint_files import StoredTensor
     from forge.serve.llama.architecture import Sizes
     from forge.serve.llama.checkpoint import Adapter, Checkpoint

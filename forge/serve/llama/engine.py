@@ -20,24 +20,19 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 
 from forge.errors import ConfigError
 from forge.records import Finish
 from forge.serve.engine.draws import Draw, uniforms
-from forge.serve.llama.batch import DecodeBatch
+from forge.serve.llama.batch import DecodeBatch, score
 from forge.serve.llama.model import BATCH_TOKENS, MAX_SEQUENCES, LlamaModel, ModelSettings
 from forge.serve.llama.sampler import TokenSampler
-from forge.serve.llama.score import score
-from forge.serve.llama.slots import Slots
-from forge.serve.llama.stages import Counts, Fork, Prefill, Starts
+from forge.serve.llama.slots import Counts, Fork, Prefill, Slots, Starts
 from forge.serve.port import COMPACT_WIRE, FULL, LORA, SCORE, EngineStatus
 from forge.serve.request import EngineSample, Request
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MAX_SLOTS = MAX_SEQUENCES - 1
 """One sequence id is reserved for scoring."""

@@ -15,6 +15,7 @@ import ctypes
 import logging
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,8 +28,6 @@ from forge.serve.llama.convert import Precision, arrays, write_adapter, write_mo
 from forge.serve.port import ADAPTER, FULL
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from forge.serve.llama.batch import DecodeBatch
 
 logger = logging.getLogger(__name__)

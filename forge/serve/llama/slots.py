@@ -3,13 +3,14 @@
 Owned by `engine`. Tables rather than objects, so that a step costs the same few numpy calls for one
 sequence as for thirty-two. Promise: the lowest free id is used first. llama.cpp evaluates sequences
 as one graph only if their ids are consecutive, so a hole costs up to a third of the speed
-(measured); `hole` returns the move that closes one.
+(measured); `hole` returns the move that closes one. Below them the stages of a request before it
+runs: prompt to evaluate, waiting for slots, starting.
 """
 
 from __future__ import annotations
 
 import bisect
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -169,3 +170,42 @@ class Slots:
         for row in np.flatnonzero(ended):
             self.sample(slots[row]).finish = Finish.STOP if stopped[row] else Finish.LENGTH
         return slots[ended].tolist()
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Prefill:
+    """Tokens to evaluate before samples can start."""
+
+    tokens: np.ndarray
+    samples: list[EngineSample]
+    done: int = 0
+    slot: int | None = None
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Fork:
+    """An evaluated prompt whose samples wait for slots."""
+
+    prefill: Prefill
+    state: bytes
+    logits: np.ndarray
+    """Logits of the prompt's last token. [V]"""
+
+
+@dataclass(slots=True, eq=False)
+class Starts:
+    """Samples that get their first token in this step: the slot and the row of logits of each."""
+
+    slots: list[int] = field(default_factory=list)
+    rows: list[np.ndarray] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class Counts:
+    """Counters since the start."""
+
+    steps: int = 0
+    generated_tokens: int = 0
+    prompt_tokens: int = 0
+    recomputed_tokens: int = 0
+    """Prompt and completion tokens evaluated again after new weights."""

@@ -7,6 +7,7 @@ and `SamplingParams` in vLLM 0.24.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,6 @@ from forge.serve.checkpoint_files import read_json
 from forge.serve.engine.draws import sample_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from forge.serve.request import Request
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)

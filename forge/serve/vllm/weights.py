@@ -7,7 +7,8 @@ the checkpoint that the engine started with, or is an adapter within the engine'
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
 
 from forge.errors import ConfigError
 from forge.serve.checkpoint_files import list_tensors, read_json, weight_files
@@ -18,10 +19,6 @@ from forge.serve.engine.weight_files import (
     read_lora_config,
 )
 from forge.serve.port import ADAPTER, FULL
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 Shapes = dict[str, tuple[int, ...]]
 

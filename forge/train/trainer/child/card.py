@@ -1,17 +1,27 @@
-"""A trainer's lock on a shared GPU: its work and a judge's timing never overlap.
+"""The GPU of a trainer: its lock if it is shared, its peak memory, the report when it is full.
 
 The lock is held during each micro-batch, and from the last one until the optimizer has stepped; in
 between, a judge can time kernels. A GPU that is not shared is not locked.
+
+A trainer that runs out of memory reports its numbers over control.sock and ends. The supervisor
+starts it once more from its last checkpoint, with micro-batches of half the size.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import TYPE_CHECKING
 
 import torch
 
 from forge.process.gpu_lease import GpuLease
+
+if TYPE_CHECKING:
+    from forge.train.trainer.child.control import SupervisorClient
+
+logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 300.0
 """Maximum wait for judges, which time kernels in windows of seconds, one after another."""
@@ -45,3 +55,56 @@ class SharedCard:
         self.take()
         yield
         self.give()
+
+
+def take_peak_bytes() -> int:
+    """Peak bytes of tensors since the last call; 0 without a GPU."""
+    if not torch.cuda.is_available():
+        return 0
+    peak = torch.cuda.max_memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    return peak
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """True if a GPU was full. Only torch's allocator has an exception class for it; CUDA itself,
+    its libraries and NCCL do not, and these fail if an engine on the same GPU holds the rest."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    text = str(error)
+    return "out of memory" in text or "ALLOC_FAILED" in text
+
+
+@contextmanager
+def reported_when_full(
+    control: SupervisorClient, *, rank: int, micro_batch_tokens: int | None
+) -> Iterator[None]:
+    """Report a GPU that runs out of memory inside the context, and raise its error again.
+
+    Args:
+        micro_batch_tokens: the budget in use, a restart's scale included; None if there is none.
+
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        peak, free = _peak_and_free_bytes()
+        logger.error("out of memory: peak %d bytes, free %d bytes: %s", peak, free, error)
+        control.failed(
+            kind="oom",
+            micro_batch_tokens=micro_batch_tokens,
+            peak_bytes=peak,
+            free_bytes=free,
+            rank=rank,
+        )
+        raise
+
+
+def _peak_and_free_bytes() -> tuple[int, int]:
+    """Zeros without a GPU, and if the GPU is too full even for a CUDA context."""
+    if torch.cuda.is_available():
+        with suppress(RuntimeError):
+            return torch.cuda.max_memory_reserved(), torch.cuda.mem_get_info()[0]
+    return 0, 0

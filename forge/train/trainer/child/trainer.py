@@ -1,5 +1,5 @@
 """The common part of both trainers, a mixin for TRL's: checkpoints that are complete or absent, the
-ranks, the hold on a shared GPU.
+ranks, the hold on a shared GPU. And their callback, to which each stage adds its own reports.
 
 A stock save writes straight into `checkpoint-N`, `trainer_state.json` last: killed midway it leaves
 a directory that resume picks and fails on (measured, transformers 5.23). Here it is written under
@@ -13,13 +13,16 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from transformers import TrainerCallback
+
 from forge.train.durable import STAGING, checkpoints, put_in_place
 from forge.train.trainer.child.card import SharedCard
 from forge.train.trainer.child.parallel import World
 
 if TYPE_CHECKING:
-    from transformers import Trainer
+    from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 
+    from forge.train.trainer.child.control import StopFlag, SupervisorClient
     from forge.train.trainer.child.settings import TrainerSettings
 
     Base = Trainer
@@ -83,3 +86,27 @@ class StageTrainer(Base):
         for old in checkpoints(work_dir)[:-KEEP_CHECKPOINTS]:
             logger.info("removing %s", old)
             shutil.rmtree(old)
+
+
+class Reporter(TrainerCallback):
+    """Releases a shared GPU after the optimizer's step and announces checkpoints."""
+
+    def __init__(self, trainer: StageTrainer, *, client: SupervisorClient, stop: StopFlag) -> None:
+        self._stage_trainer = trainer
+        self._client = client
+        self._stop = stop
+
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """The last micro-batch took the GPU; the step is done with it."""
+        self._stage_trainer.card.give()
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Rank 0 announces the checkpoint, which is whole."""
+        trainer = self._stage_trainer
+        if trainer.world.is_main:
+            path = trainer.settings.work_dir / f"checkpoint-{state.global_step}"
+            self._client.checkpoint(step=trainer.step, path=path)

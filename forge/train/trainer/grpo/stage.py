@@ -14,12 +14,11 @@ from datasets import Dataset
 from trl.trainer.grpo_config import GRPOConfig
 
 from forge.train.durable import find_last_checkpoint
-from forge.train.trainer.child.arguments import trainer_arguments
+from forge.train.trainer.child.card import reported_when_full
 from forge.train.trainer.child.control import StopFlag, SupervisorClient
-from forge.train.trainer.child.memory import reported_when_full
 from forge.train.trainer.child.parallel import join_process_group
-from forge.train.trainer.child.reporter import Reporter
-from forge.train.trainer.child.settings import load_tokenizer
+from forge.train.trainer.child.settings import load_tokenizer, trainer_arguments
+from forge.train.trainer.child.trainer import Reporter
 from forge.train.trainer.grpo.trainer import TurnTrainer
 from forge.train.trainer.model.load import (
     load_model,

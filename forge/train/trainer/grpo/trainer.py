@@ -30,7 +30,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import use_adapter
 
 from forge.train.batch import read_batch
-from forge.train.trainer.child.memory import take_peak_bytes
+from forge.train.trainer.child.card import take_peak_bytes
 from forge.train.trainer.child.parallel import LocalNumbers
 from forge.train.trainer.child.trainer import StageTrainer
 from forge.train.trainer.grpo.microbatches import MicroBatch, cut_batch

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 from trl.trainer.sft_config import SFTConfig
 
 from forge.train.durable import find_last_checkpoint
-from forge.train.trainer.child.arguments import trainer_arguments
+from forge.train.trainer.child.card import reported_when_full, take_peak_bytes
 from forge.train.trainer.child.control import StepOrders, StopFlag, SupervisorClient
-from forge.train.trainer.child.memory import reported_when_full, take_peak_bytes
 from forge.train.trainer.child.parallel import join_process_group
-from forge.train.trainer.child.reporter import Reporter
-from forge.train.trainer.child.settings import TrainerSettings, load_tokenizer
+from forge.train.trainer.child.settings import TrainerSettings, load_tokenizer, trainer_arguments
+from forge.train.trainer.child.trainer import Reporter
 from forge.train.trainer.model.load import (
     load_model,
     new_adapter,
@@ -27,8 +26,7 @@ from forge.train.trainer.model.load import (
 )
 from forge.train.trainer.publish.probes import Tokens, probe
 from forge.train.trainer.publish.weights import free_dir, save_weights, snapshot
-from forge.train.trainer.sft.rows import read_rows
-from forge.train.trainer.sft.trainer import AnswerTrainer, RightPadded
+from forge.train.trainer.sft.trainer import AnswerTrainer, RightPadded, read_rows
 
 if TYPE_CHECKING:
     from datasets import Dataset
