@@ -165,9 +165,7 @@ class Endpoints:
         return answered
 
     async def _generate(self, http: HttpRequest, request: Request) -> None:
-        """Generate until the request is finished or its client hangs up. Raises ClientDisconnect if
-        the client hangs up first.
-        """
+        """Generate the answer. Raises ClientDisconnect if the client hangs up first."""
         failure: list[ForgeError] = []
         is_answered = False
 

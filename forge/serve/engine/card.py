@@ -18,8 +18,7 @@ TIMEOUT_S = 300.0
 
 def card_turns(uuids: Sequence[str]) -> Callable[[], AbstractContextManager[None]]:
     """A factory of contexts, one for each step. Raises MachineError if a GPU's lock files cannot be
-    opened; entering a context raises Stalled.
-    """
+    opened; entering a context raises Stalled."""
     if not uuids:
         return nullcontext
     # In one order everywhere: two processes that share two cards must not wait for each other.

@@ -31,7 +31,7 @@ class Knobs:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Draw:
     """The drawn tokens. All [R]."""
 
@@ -44,11 +44,14 @@ class Draw:
     """False if the logits held NaN or infinity; the other values of that row are then
     meaningless."""
 
+    def __getitem__(self, rows: np.ndarray) -> Draw:
+        kept = (self.token[rows], self.logprob[rows], self.logprob_t1[rows], self.is_finite[rows])
+        return Draw(*kept)
+
 
 def uniforms(seed: np.ndarray, sample: np.ndarray, position: np.ndarray) -> np.ndarray:
     """Counter-based random numbers in [0, 1): two rounds of splitmix64's finaliser over the mixed
-    counters. [R]
-    """
+    counters. [R]"""
     mixed = _finalised(_finalised(_counters(seed, sample, position)))
     return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
 

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -50,15 +51,12 @@ class StepEngine(Protocol):
 
     def check(self, request: Request) -> None:
         """Raise ConfigError for a request that cannot be served."""
-        ...
 
     def add(self, request: Request) -> None:
         """Check a request and queue it."""
-        ...
 
     def abort(self, request: Request) -> None:
         """End the unfinished samples of a request; they keep their tokens."""
-        ...
 
     @property
     def is_active(self) -> bool:
@@ -83,11 +81,9 @@ class StepEngine(Protocol):
 
     def sleep(self) -> None:
         """See EnginePort."""
-        ...
 
     def wake(self) -> None:
         """See EnginePort."""
-        ...
 
     def status(self) -> EngineStatus:
         """Numbers of the engine; the worker adds `step_s`."""
@@ -95,7 +91,6 @@ class StepEngine(Protocol):
 
     def close(self) -> None:
         """Free all memory. The engine cannot be used afterwards."""
-        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -103,7 +98,7 @@ class Pending:
     """A request in progress."""
 
     done: Future[None]
-    on_chunk: Callable[[Chunk], None] | None
+    on_chunk: Callable[[Chunk], object] | None
     sent: Counter[int] = field(default_factory=Counter)
     """Number of streamed tokens by sample index."""
 
@@ -125,9 +120,8 @@ class Worker:
         self._pending: dict[Request, Pending] = {}
         self._step_s = 0.0
         self._started: Future[StepEngine] = Future()
-        self._thread = threading.Thread(
-            target=self._run, args=(make_engine,), name="engine", daemon=True
-        )
+        run = partial(self._run, make_engine)
+        self._thread = threading.Thread(target=run, name="engine", daemon=True)
         self._status = EngineStatus(version=0)
 
     def start(self) -> None:
@@ -194,14 +188,12 @@ class Worker:
         self, request: Request, *, on_chunk: Callable[[Chunk], None] | None = None
     ) -> None:
         """Return when every sample of the request is finished. `on_chunk` is called for each step,
-        in the event loop.
-
-        Raises ConfigError for a request that cannot be served, MachineError for one that failed.
-        """
+        in the event loop. Raises ConfigError for a request that cannot be served, MachineError for
+        one that failed."""
         future: Future[None] = Future()
         future.set_running_or_notify_cancel()
-        listener = on_chunk and _threadsafe(on_chunk)
-        pending = Pending(done=future, on_chunk=listener)
+        in_loop = asyncio.get_running_loop().call_soon_threadsafe
+        pending = Pending(done=future, on_chunk=on_chunk and partial(in_loop, on_chunk))
         try:
             # If this is cancelled, the command is queued already, and the abort follows it.
             await self.call(lambda engine: self._admit(engine, request, pending))
@@ -252,14 +244,14 @@ class Worker:
         self._step_s += time.monotonic() - start
         self._note(engine)
         for request, pending in self._pending.items():
-            if pending.on_chunk is not None:
-                self._stream(engine, request, pending)
+            self._stream(engine, request, pending)
         for request in {sample.request for sample in finished}:
             if request.is_done and (pending := self._pending.pop(request, None)) is not None:
                 pending.done.set_result(None)
 
     def _stream(self, engine: StepEngine, request: Request, pending: Pending) -> None:
-        assert pending.on_chunk is not None
+        if pending.on_chunk is None:
+            return
         for sample in request.samples:
             new = engine.new_tokens(sample, pending.sent[sample.index])
             if new:
@@ -278,19 +270,7 @@ class Worker:
         self._status = replace(engine.status(), step_s=self._step_s)
 
     def _fail_all(self, error: Exception) -> None:
-        reported = (
-            error
-            if isinstance(error, ForgeError)
-            else MachineError(f"the engine failed: {error!r}")
-        )
+        if not isinstance(error, ForgeError):
+            error = MachineError(f"the engine failed: {error!r}")
         for pending in self._pending.values():
-            pending.done.set_exception(reported)
-
-
-def _threadsafe(function: Callable[[Chunk], None]) -> Callable[[Chunk], None]:
-    loop = asyncio.get_running_loop()
-
-    def hand_over(chunk: Chunk) -> None:
-        loop.call_soon_threadsafe(function, chunk)
-
-    return hand_over
+            pending.done.set_exception(error)

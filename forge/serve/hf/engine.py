@@ -100,8 +100,7 @@ class HfEngine:
     # -- weights ---------------------------------------------------------------------------------
 
     def load_weights(self, path: Path, *, version: int) -> str:
-        """Serve new weights; running samples are evaluated again under them. Returns ADAPTER or
-        FULL. Raises ConfigError."""
+        """See EnginePort. Running samples are evaluated again under the new weights."""
         kind = self._model.load_weights(path)
         self._version = version
         self._waiting.extendleft(row.leave() for row in reversed(self._rows))
@@ -109,9 +108,7 @@ class HfEngine:
         return kind
 
     def score(self, prompt: np.ndarray, completion: np.ndarray) -> np.ndarray:
-        """Log probability at temperature 1 of each completion token, teacher forced. Raises
-        ConfigError. [T]
-        """
+        """See EnginePort. [T]"""
         num_vocab, context_tokens = self._model.num_vocab, self._settings.context_tokens
         check_score(prompt, completion, num_vocab=num_vocab, context_tokens=context_tokens)
         logits, memory = self._model.prefill(prompt.tolist())
@@ -167,8 +164,7 @@ class HfEngine:
 
     def _start(self) -> list[torch.Tensor]:
         """Start the next waiting sample, and others of its request that have the same tokens and a
-        free slot. Returns their logits, [1, V] each.
-        """
+        free slot. Returns their logits, [1, V] each."""
         first = self._waiting.popleft()
         starting = [first]
         free = self._settings.num_slots - len(self._rows)

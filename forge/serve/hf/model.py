@@ -20,12 +20,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from forge.errors import ConfigError
-from forge.serve.engine.weight_files import (
-    check_names,
-    holds_adapter,
-    one_line,
-    read_lora_config,
-)
+from forge.serve.engine.weight_files import check_names, holds_adapter, one_line, read_lora_config
 from forge.serve.hf.rows import RowCache
 from forge.serve.port import ADAPTER, FULL
 
@@ -52,21 +47,14 @@ class HfModel:
 
     def load_weights(self, path: Path) -> str:
         """Load a full checkpoint, or an adapter on the last one. Returns ADAPTER or FULL. Raises
-        ConfigError and changes nothing if it is not complete or belongs to another model.
-        """
+        ConfigError and changes nothing if it is not complete or belongs to another model."""
         if holds_adapter(path):
             self._load_adapter(path)
             return ADAPTER
-        self._load_full(path)
-        return FULL
-
-    def _load_full(self, path: Path) -> None:
         new = _read(path, self._dtype).state_dict()
         found = _shapes(new)
-        if changed := sorted(
-            n for n in found | self._shapes if found.get(n) != self._shapes.get(n)
-        ):
-            name = changed[0]
+        changed = (n for n in found | self._shapes if found.get(n) != self._shapes.get(n))
+        if name := min(changed, default=None):
             raise ConfigError(
                 f"{path}: another model than the one served: {name} is "
                 f"{_shown(found.get(name))} ({_shown(self._shapes.get(name))} served)"
@@ -74,6 +62,7 @@ class HfModel:
         if self._adapted is not None:
             self._base, self._adapted = self._adapted.unload(), None
         self._base.load_state_dict(new)
+        return FULL
 
     def _load_adapter(self, path: Path) -> None:
         name = f"v{self._num_adapters}"
@@ -130,8 +119,7 @@ class HfModel:
         self, ids_RN: torch.Tensor, memory: RowCache, *, num_logits: int = 0
     ) -> torch.Tensor:
         """Evaluate N more tokens of each row and add their KV to the memory. Returns the logits of
-        the last `num_logits` of them, 0 for all. [R, N, V]
-        """
+        the last `num_logits` of them, 0 for all. [R, N, V]"""
         num_new = ids_RN.shape[1]
         places_RN = memory.lengths[:, None] + torch.arange(num_new, device=self.device)
         model: Any = self._base if self._adapted is None else self._adapted

@@ -41,8 +41,7 @@ def draw(logits: torch.Tensor, knobs: Knobs, uniform: np.ndarray) -> Draw:
 
 def _inverted(probs_RV: torch.Tensor, uniform_R: torch.Tensor) -> torch.Tensor:
     """First index whose cumulative probability exceeds uniform · total; never one with probability
-    0. [R]
-    """
+    0. [R]"""
     cumulative_RV = probs_RV.cumsum(dim=-1, dtype=torch.float64)
     total_R = cumulative_RV[:, -1]
     below_total_R = torch.nextafter(total_R, torch.zeros_like(total_R))

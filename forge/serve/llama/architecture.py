@@ -57,12 +57,13 @@ def sizes_from(config: Mapping[str, Any], *, where: str) -> Sizes:
         if found != allowed:
             raise ConfigError(f"{where}: {key} is {found!r}; the llama engine needs {allowed!r}")
     try:
+        hidden_size, num_heads = int(config["hidden_size"]), int(config["num_attention_heads"])
         return Sizes(
-            hidden_size=int(config["hidden_size"]),
+            hidden_size=hidden_size,
             num_layers=int(config["num_hidden_layers"]),
-            num_heads=int(config["num_attention_heads"]),
+            num_heads=num_heads,
             num_kv_heads=int(config["num_key_value_heads"]),
-            head_dim=int(config.get("head_dim") or _derived_head_dim(config)),
+            head_dim=int(config.get("head_dim") or hidden_size // num_heads),
             intermediate_size=int(config["intermediate_size"]),
             vocab_size=int(config["vocab_size"]),
             max_context_tokens=int(config["max_position_embeddings"]),
@@ -72,10 +73,6 @@ def sizes_from(config: Mapping[str, Any], *, where: str) -> Sizes:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{where}: not a usable Qwen3 config: {error!r}") from error
-
-
-def _derived_head_dim(config: Mapping[str, Any]) -> int:
-    return int(config["hidden_size"]) // int(config["num_attention_heads"])
 
 
 def tensor_layout(sizes: Sizes) -> dict[str, Slot]:

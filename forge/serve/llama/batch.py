@@ -34,11 +34,8 @@ class DecodeBatch:
         self._num_sequences = np.ones(capacity, np.int32)
         first = self.sequence.ctypes.data
         self._sequence_pointers = (first + 4 * np.arange(capacity)).astype(np.uint64)
-        self.c_batch = self._c_batch(binding.c)
-
-    def _c_batch(self, c: Any) -> Any:
         int_p = ctypes.POINTER(ctypes.c_int32)
-        return c.llama_batch(
+        self.c_batch: Any = binding.c.llama_batch(
             0,
             self.token.ctypes.data_as(int_p),
             None,
@@ -97,32 +94,25 @@ def score(
     context_tokens = model.settings.context_tokens
     check_score(prompt, completion, num_vocab=model.num_vocab, context_tokens=context_tokens)
     tokens = np.concatenate([prompt, completion]).astype(np.int32)
+    # Logits at position p score token p + 1: they are requested from the prompt's last token on.
+    last, start, logprobs = prompt.size - 1, 0, []
+    max_rows = min(batch.capacity, model.settings.num_sequences)
     try:
-        return _score(model, batch, tokens, prompt.size, sequence)
+        while start < last:
+            end = min(start + batch.capacity, last)
+            batch.clear()
+            batch.add_run(sequence, tokens[start:end], start)
+            model.decode(batch)
+            start = end
+        while start < tokens.size - 1:
+            end = min(start + max_rows, tokens.size - 1)
+            batch.clear()
+            batch.add_run(sequence, tokens[start:end], start)
+            batch.want_last(end - start)
+            logprobs.append(_logprobs(model.decode(batch), tokens[start + 1 : end + 1]))
+            start = end
     finally:
         model.drop(sequence)
-
-
-def _score(
-    model: LlamaModel, batch: DecodeBatch, tokens: np.ndarray, num_prompt: int, sequence: int
-) -> np.ndarray:
-    """Logits at position p score token p + 1, so they are requested from the prompt's last token
-    on."""
-    start, logprobs = 0, []
-    while start < num_prompt - 1:
-        end = min(start + batch.capacity, num_prompt - 1)
-        batch.clear()
-        batch.add_run(sequence, tokens[start:end], start)
-        model.decode(batch)
-        start = end
-    max_rows = min(batch.capacity, model.settings.num_sequences)
-    while start < tokens.size - 1:
-        end = min(start + max_rows, tokens.size - 1)
-        batch.clear()
-        batch.add_run(sequence, tokens[start:end], start)
-        batch.want_last(end - start)
-        logprobs.append(_logprobs(model.decode(batch), tokens[start + 1 : end + 1]))
-        start = end
     return np.concatenate(logprobs)
 
 

@@ -16,6 +16,7 @@ import ctypes
 import importlib
 import logging
 from collections import deque
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +65,7 @@ class Binding:
 
     def _declare(self) -> None:
         base = self.base
-        base.ggml_backend_tensor_set.argtypes = [
-            ctypes.c_void_p,
-            ctypes.c_void_p,
-            ctypes.c_size_t,
-            ctypes.c_size_t,
-        ]
+        base.ggml_backend_tensor_set.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_size_t] * 2
         base.ggml_backend_tensor_set.restype = None
         base.ggml_nbytes.argtypes = [ctypes.c_void_p]
         base.ggml_nbytes.restype = ctypes.c_size_t
@@ -78,10 +74,8 @@ class Binding:
 
     def tensor_addresses(self, model: Any) -> dict[str, list[int]] | None:
         """Addresses of a model's ggml tensors by name. On a GPU an embedding that is also the
-        output head has two.
-
-        None if this build does not export the map or has another layout: weights are then reloaded.
-        """
+        output head has two. None if this build does not export the map or has another layout:
+        weights are then reloaded."""
         function = getattr(self.c._lib, TENSOR_MAP_SYMBOL, None)
         if function is None:
             return None
@@ -107,12 +101,7 @@ def failure(what: str) -> MachineError:
     return MachineError(f"{what}{': ' + said if said else ''}")
 
 
-_binding: Binding | None = None
-
-
+@cache
 def start() -> Binding:
     """Load the library once in this process. Raises MachineError if it cannot be loaded."""
-    global _binding
-    if _binding is None:
-        _binding = Binding()
-    return _binding
+    return Binding()

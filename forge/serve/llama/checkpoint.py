@@ -139,9 +139,7 @@ def _pair(
 def _scale(config: dict[str, Any], module: str, rank: int) -> float:
     """PEFT's scale: alpha / r, or alpha / √r for rsLoRA; an entry of alpha_pattern replaces
     alpha."""
-    alpha = config["lora_alpha"]
-    for pattern, value in (config.get("alpha_pattern") or {}).items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
-            alpha = value
-            break
+    patterns = (config.get("alpha_pattern") or {}).items()
+    own = (alpha for pattern, alpha in patterns if re.match(rf"(.*\.)?({pattern})$", module))
+    alpha = next(own, config["lora_alpha"])
     return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)

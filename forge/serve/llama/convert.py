@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,29 +54,39 @@ def _array(tensor: StoredTensor, precision: Precision) -> np.ndarray:
 
 
 def write_model(checkpoint: Checkpoint, path: Path, precision: Precision) -> None:
-    """Write a whole model. Complete or absent: a temporary name, then rename."""
-    part = path.with_suffix(".part")
-    writer = gguf.GGUFWriter(str(part), ARCHITECTURE)
-    writer.add_type(gguf.GGUFType.MODEL)
-    _add_sizes(writer, checkpoint.sizes)
-    writer.add_tokenizer_model("none")
-    for name, array in arrays(checkpoint, precision):
-        _add_tensor(writer, name, array)
-    _finish(writer, part, path)
+    """Write a whole model."""
+    with _written(path, gguf.GGUFType.MODEL) as writer:
+        _add_sizes(writer, checkpoint.sizes)
+        writer.add_tokenizer_model("none")
+        for name, array in arrays(checkpoint, precision):
+            _add_tensor(writer, name, array)
 
 
 def write_adapter(adapter: Adapter, path: Path) -> None:
     """Write a LoRA adapter in f32. With alpha 0 llama.cpp applies A and B without scaling."""
+    with _written(path, gguf.GGUFType.ADAPTER) as writer:
+        writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
+        writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, 0.0)
+        for pair in adapter.pairs:
+            b = _array(pair.b, Precision.EXACT) * np.float32(pair.scale)
+            _add_tensor(writer, f"{pair.gguf_name}.lora_a", _array(pair.a, Precision.EXACT))
+            _add_tensor(writer, f"{pair.gguf_name}.lora_b", b)
+
+
+@contextmanager
+def _written(path: Path, kind: str) -> Iterator[gguf.GGUFWriter]:
+    """Complete or absent: a temporary name, then rename."""
     part = path.with_suffix(".part")
     writer = gguf.GGUFWriter(str(part), ARCHITECTURE)
-    writer.add_type(gguf.GGUFType.ADAPTER)
-    writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
-    writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, 0.0)
-    for pair in adapter.pairs:
-        b = _array(pair.b, Precision.EXACT) * np.float32(pair.scale)
-        _add_tensor(writer, f"{pair.gguf_name}.lora_a", _array(pair.a, Precision.EXACT))
-        _add_tensor(writer, f"{pair.gguf_name}.lora_b", b)
-    _finish(writer, part, path)
+    writer.add_type(kind)
+    try:
+        yield writer
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+    finally:
+        writer.close()
+    os.replace(part, path)
 
 
 def _add_sizes(writer: gguf.GGUFWriter, sizes: Sizes) -> None:
@@ -98,13 +109,3 @@ def _add_tensor(writer: gguf.GGUFWriter, name: str, array: np.ndarray) -> None:
         writer.add_tensor(name, array.view(np.uint8), raw_dtype=kind)
     else:
         writer.add_tensor(name, array)
-
-
-def _finish(writer: gguf.GGUFWriter, part: Path, path: Path) -> None:
-    try:
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-    finally:
-        writer.close()
-    os.replace(part, path)

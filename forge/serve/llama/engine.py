@@ -26,7 +26,7 @@ import numpy as np
 
 from forge.errors import ConfigError
 from forge.records import Finish
-from forge.serve.engine.draws import Draw, uniforms
+from forge.serve.engine.draws import uniforms
 from forge.serve.llama.batch import DecodeBatch, score
 from forge.serve.llama.model import BATCH_TOKENS, MAX_SEQUENCES, LlamaModel, ModelSettings
 from forge.serve.llama.sampler import TokenSampler
@@ -90,30 +90,17 @@ class LlamaEngine:
         """True if there is something to step."""
         return bool(self._slots.running.size or self._prefills or self._forks)
 
-    @property
-    def num_running(self) -> int:
-        """Samples with a slot."""
-        return int(self._slots.running.size)
-
-    @property
-    def num_waiting(self) -> int:
-        """Samples without a slot."""
-        waiting = sum(len(prefill.samples) for prefill in self._prefills)
-        return waiting + sum(len(fork.prefill.samples) for fork in self._forks)
-
     def new_tokens(self, sample: EngineSample, start: int) -> list[int]:
         """Tokens of a sample from an index on, running or not."""
         slot = self._slots.slot_of(sample)
-        return (
-            sample.tokens[start:].tolist() if slot is None else self._slots.tokens_from(slot, start)
-        )
+        if slot is None:
+            return sample.tokens[start:].tolist()
+        return self._slots.tokens_from(slot, start)
 
     # -- weights ---------------------------------------------------------------------------------
 
     def load_weights(self, path: Path, *, version: int) -> str:
-        """Serve new weights; running samples are evaluated again under them. Returns ADAPTER or
-        FULL. Raises ConfigError and changes nothing if the weights are refused.
-        """
+        """See EnginePort. Running samples are evaluated again under the new weights."""
         kind = self.model.load_weights(path)
         self.version = version
         self._recompute()
@@ -138,9 +125,7 @@ class LlamaEngine:
         return Prefill(tokens=tokens, samples=[sample], done=done, slot=slot)
 
     def score(self, prompt: np.ndarray, completion: np.ndarray) -> np.ndarray:
-        """Log probability at temperature 1 of each completion token, teacher forced. Raises
-        ConfigError. [T]
-        """
+        """See EnginePort. [T]"""
         sequence = self.model.settings.num_sequences - 1
         return score(self.model, self._batch, prompt, completion, sequence=sequence)
 
@@ -152,7 +137,9 @@ class LlamaEngine:
         self._start_forks(starts)
         if not self._prefills and not self._forks:
             self._compact()
-        running = self._slots.running if not starts.slots else self._running_but(starts)
+        running = self._slots.running
+        if starts.slots:  # they have no token to feed yet
+            running = np.setdiff1d(running, starts.slots, assume_unique=True)
         self._batch.clear()
         self._batch.add_step(
             running, self._slots.next_token[running], self._slots.num_cells[running]
@@ -165,10 +152,6 @@ class LlamaEngine:
         self._finish_prompts(evaluated, logits[running.size :], starts)
         self.counts.steps += 1
         return self._sample(running, logits[: running.size], starts)
-
-    def _running_but(self, starts: Starts) -> np.ndarray:
-        """Running slots except those started in this step, which have no token to feed yet."""
-        return np.setdiff1d(self._slots.running, starts.slots, assume_unique=True)
 
     def _compact(self) -> None:
         """Move the highest sequences into holes among the ids, which no waiting sample will
@@ -199,8 +182,7 @@ class LlamaEngine:
 
     def _finish_prompts(self, complete: list[Prefill], logits: np.ndarray, starts: Starts) -> None:
         """Start the first sample of each evaluated prompt in the prompt's slot, the others from a
-        copy of its KV.
-        """
+        copy of its KV."""
         for prefill, row in zip(complete, logits, strict=True):
             self._prefills.remove(prefill)
             assert prefill.slot is not None
@@ -237,30 +219,16 @@ class LlamaEngine:
             return []
         uniform = uniforms(*self._slots.counters(slots))
         draw = self._sampler.draw(logits, self._slots.knobs(slots), uniform)
+        ended: list[EngineSample] = []
         if not draw.is_finite.all():
-            return self._give_up(slots[~draw.is_finite]) + self._record_finite(slots, draw)
-        return self._record(slots, draw)
-
-    def _record(self, slots: np.ndarray, draw: Draw) -> list[EngineSample]:
+            ended = self._give_up(slots[~draw.is_finite])
+            slots, draw = slots[draw.is_finite], draw[draw.is_finite]
         self.counts.generated_tokens += slots.size
-        return [self._end(slot) for slot in self._slots.append(slots, draw, version=self.version)]
-
-    def _record_finite(self, slots: np.ndarray, draw: Draw) -> list[EngineSample]:
-        kept = draw.is_finite
-        if not kept.any():
-            return []
-        finite = Draw(
-            token=draw.token[kept],
-            logprob=draw.logprob[kept],
-            logprob_t1=draw.logprob_t1[kept],
-            is_finite=kept[kept],
-        )
-        return self._record(slots[kept], finite)
+        full = self._slots.append(slots, draw, version=self.version)
+        return ended + [self._end(slot) for slot in full]
 
     def _give_up(self, slots: np.ndarray) -> list[EngineSample]:
-        """End samples whose logits are not finite: the weights overflow, so no token can be
-        drawn.
-        """
+        """End samples whose logits are not finite: no token can be drawn."""
         ended = [self._end(slot) for slot in slots.tolist()]
         for sample in ended:
             sample.finish = Finish.ABORT
@@ -285,10 +253,11 @@ class LlamaEngine:
 
     def status(self) -> EngineStatus:
         """Numbers of the engine. KV use is the share of held slots."""
+        waiting = [*self._prefills, *(fork.prefill for fork in self._forks)]
         return EngineStatus(
             version=self.version,
-            running=self.num_running,
-            waiting=self.num_waiting,
+            running=int(self._slots.running.size),
+            waiting=sum(len(prefill.samples) for prefill in waiting),
             kv_use=1.0 - self._slots.num_free / self.num_slots,
             generated_tokens=self.counts.generated_tokens,
             prompt_tokens=self.counts.prompt_tokens,

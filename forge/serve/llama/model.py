@@ -85,11 +85,8 @@ class LlamaModel:
 
     def load_weights(self, path: Path) -> str:
         """Load a full checkpoint, or an adapter on the last full one. KV is dropped. Returns
-        ADAPTER or FULL.
-
-        Raises ConfigError, with the old weights still served, if the directory is not complete or
-        belongs to another model.
-        """
+        ADAPTER or FULL. Raises ConfigError, with the old weights still served, if the directory is
+        not complete or belongs to another model."""
         weights = open_weights(path, served=self.sizes)
         if isinstance(weights, Adapter):
             self._load_adapter(weights)
@@ -145,9 +142,7 @@ class LlamaModel:
         return params
 
     def _find_tensors(self, checkpoint: Checkpoint) -> dict[str, list[int]]:
-        """Addresses for updates in place; empty unless names and sizes are exactly those that we
-        would write.
-        """
+        """Addresses for updates in place; empty unless names and sizes are those that we write."""
         found = self.binding.tensor_addresses(self._model) or {}
         if found.keys() != checkpoint.tensors.keys():
             logger.warning("weights will be reloaded: this build's tensor map is not understood")
@@ -185,9 +180,7 @@ class LlamaModel:
         self._set_adapter(new)
 
     def _set_adapter(self, new: Any) -> None:
-        """Set the new adapter in the context, then free the old one: the context holds raw
-        pointers.
-        """
+        """Set the new adapter, then free the old one: the context holds raw pointers."""
         if new is None:
             self._c.llama_set_adapters_lora(self._context, None, 0, None)
         else:
@@ -201,8 +194,7 @@ class LlamaModel:
 
     def decode(self, batch: DecodeBatch) -> np.ndarray:
         """Run a batch. Returns the requested logits in batch order, valid until the next call.
-        [num_outputs, V]
-        """
+        [num_outputs, V]"""
         assert 0 < batch.size <= BATCH_TOKENS
         assert batch.num_outputs <= self.settings.num_sequences
         batch.c_batch.n_tokens = batch.size

@@ -25,12 +25,9 @@ class TokenSampler:
         self._num_blocks = -(-num_vocab // BLOCK)
         self._padded = np.zeros((max_rows, self._num_blocks * BLOCK), np.float32)
 
+    @np.errstate(invalid="ignore", over="ignore")  # reported as is_finite
     def draw(self, logits: np.ndarray, knobs: Knobs, uniform: np.ndarray) -> Draw:
         """Draw one token for each row. `logits` [R, V] do not change; `uniform` is [R]."""
-        with np.errstate(invalid="ignore", over="ignore"):  # reported as is_finite
-            return self._draw(logits, knobs, uniform)
-
-    def _draw(self, logits: np.ndarray, knobs: Knobs, uniform: np.ndarray) -> Draw:
         rows = np.arange(len(logits))
         top = logits.max(axis=1)
         shifted = logits - top[:, None]
@@ -64,8 +61,7 @@ class TokenSampler:
 
     def _invert(self, num_rows: int, uniform: np.ndarray) -> np.ndarray:
         """First index whose cumulative probability exceeds uniform · total: first the block, then
-        the index in it. [R]
-        """
+        the index in it. [R]"""
         rows = np.arange(num_rows)
         blocks = self._padded[:num_rows].reshape(num_rows, self._num_blocks, BLOCK)
         ends = blocks.sum(axis=2).cumsum(axis=1, dtype=np.float64)

@@ -35,7 +35,8 @@ class Slots:
     def __init__(self, *, num_slots: int, context_tokens: int) -> None:
         self._free = list(range(num_slots))
         self._sample: list[EngineSample | None] = [None] * num_slots
-        self._running = np.empty(0, np.int64)
+        self.running = np.empty(0, np.int64)
+        """Ids that run a sample, ascending."""
         self.num_cells = np.zeros(num_slots, np.int32)
         self.next_token = np.zeros(num_slots, np.int32)
         self.num_out = np.zeros(num_slots, np.int64)
@@ -60,11 +61,6 @@ class Slots:
         """Number of free ids."""
         return len(self._free)
 
-    @property
-    def running(self) -> np.ndarray:
-        """Ids that run a sample, ascending."""
-        return self._running
-
     def hold(self) -> int:
         """Reserve the lowest free id."""
         return self._free.pop(0)
@@ -85,16 +81,15 @@ class Slots:
 
     def hole(self) -> Move | None:
         """The move of the highest running sequence to a free id below it, if there is one."""
-        if not self._free or not self._running.size or self._free[0] > self._running[-1]:
+        if not self._free or not self.running.size or self._free[0] > self.running[-1]:
             return None
-        return Move(source=int(self._running[-1]), target=self._free[0])
+        return Move(source=int(self.running[-1]), target=self._free[0])
 
     # -- samples ---------------------------------------------------------------------------------
 
     def enter(self, slot: int, sample: EngineSample, *, num_cells: int) -> None:
         """Run a sample under a reserved id whose KV has `num_cells` tokens. The sample keeps the
-        tokens that it has.
-        """
+        tokens that it has."""
         request, count = sample.request, sample.tokens.size
         self._sample[slot] = sample
         self.num_cells[slot] = num_cells
@@ -138,7 +133,7 @@ class Slots:
         return self._token[slot, start : int(self.num_out[slot])].tolist()
 
     def _note_running(self) -> None:
-        self._running = np.array([i for i, s in enumerate(self._sample) if s is not None], np.int64)
+        self.running = np.array([i for i, s in enumerate(self._sample) if s is not None], np.int64)
 
     # -- the step --------------------------------------------------------------------------------
 
@@ -153,8 +148,7 @@ class Slots:
 
     def append(self, slots: np.ndarray, draw: Draw, *, version: int) -> list[int]:
         """Record one token for each slot. Returns the ids of the samples that it finishes, with
-        their finish set.
-        """
+        their finish set."""
         place = self.num_out[slots]
         self._token[slots, place] = draw.token
         self._logprob[slots, place] = draw.logprob

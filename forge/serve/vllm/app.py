@@ -77,8 +77,7 @@ def count_no_tokens(llm: Any) -> None:
     """Keep vLLM's scheduler statistics and disable those of each token: with log probabilities,
     Python code for each token in this process limits the tokens per second.
 
-    AsyncLLM starts its output handler again with the first request, and then reads `log_stats`.
-    """
+    AsyncLLM starts its output handler again with the first request, and then reads `log_stats`."""
     llm.output_handler.cancel()
     llm.output_handler = None
     llm.log_stats = llm.output_processor.log_stats = False
@@ -88,8 +87,7 @@ def count_no_tokens(llm: Any) -> None:
 def _listener(counters: Counters) -> type:
     """A class that vLLM instantiates and calls after each step. It derives from the Prometheus
     logger, which vLLM would add otherwise and which costs more than the rest of a step's
-    bookkeeping.
-    """
+    bookkeeping."""
     from vllm.v1.metrics.loggers import (  # pyright: ignore[reportMissingImports]
         PrometheusStatLogger,
     )

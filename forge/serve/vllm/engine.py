@@ -78,8 +78,7 @@ class VllmEngine:
         self, request: Request, *, on_chunk: Callable[[Chunk], None] | None = None
     ) -> None:
         """See EnginePort. Each sample is one vLLM request; vLLM's prefix cache evaluates their
-        prompt once.
-        """
+        prompt once."""
         await self.check(request)
         request.samples = [EngineSample(request, index) for index in range(request.n)]
         prompt, failures = request.prompt.tolist(), list[ForgeError]()
@@ -187,8 +186,7 @@ class VllmEngine:
 
     async def load_weights(self, path: Path, *, version: int) -> str:
         """See EnginePort. Raises MachineError if vLLM fails with weights half written; it then
-        answers nothing until other weights are loaded.
-        """
+        answers nothing until other weights are loaded."""
         rank = self._settings.max_lora_rank
         kind = check_weights(path, served=self._shapes, max_lora_rank=rank)
         async with self._loading:

@@ -68,8 +68,7 @@ class Flight:
 
 def sampled_logprobs(found: Any) -> list[float]:
     """Log probability of the sampled token at each position. It is the first entry, in vLLM's flat
-    form and in its tables by position.
-    """
+    form and in its tables by position."""
     if hasattr(found, "start_indices"):
         return [found.logprobs[start] for start in found.start_indices]
     return [next(iter(table.values())).logprob for table in found]

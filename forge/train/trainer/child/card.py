@@ -81,10 +81,7 @@ def reported_when_full(
 ) -> Iterator[None]:
     """Report a GPU that runs out of memory inside the context, and raise its error again.
 
-    Args:
-        micro_batch_tokens: the budget in use, a restart's scale included; None if there is none.
-
-    """
+    `micro_batch_tokens` is the budget in use, a restart's scale included; None if there is none."""
     try:
         yield
     except RuntimeError as error:

@@ -96,8 +96,7 @@ class LocalNumbers:
     """Stands for the accelerator in TRL's loss: gathered metrics, which nothing reads, are zeros.
 
     TRL gathers each of them and reads it on the host, which would wait for the GPU in every
-    micro-batch; and the shapes of micro-batches differ between ranks.
-    """
+    micro-batch; and the shapes of micro-batches differ between ranks."""
 
     def __init__(self, accelerator: Any) -> None:
         self._accelerator = accelerator

@@ -62,8 +62,7 @@ def cut_batch(
     """One rank's micro-batches: longest samples first, or ordered by prefix.
 
     A sample longer than `max_tokens` gets its own micro-batch. If there are too few samples to give
-    every rank as many micro-batches, the last sample is forwarded again as filler.
-    """
+    every rank as many micro-batches, the last sample is forwarded again as filler."""
     if shares_prefixes:
         cut = rows_by_prefix(samples, max_tokens=max_tokens, num_ranks=num_ranks)
     else:

@@ -56,13 +56,8 @@ def rows_by_prefix(
     samples: Sequence[Sample], *, max_tokens: int, num_ranks: int = 1
 ) -> list[Sequence[Sample]]:
     """The samples of each row, in the order for `pack`. A row forwards at most `max_tokens` and has
-    at most `KEYS_PER_TOKEN` times as many keys, unless it is a single longer sample.
-
-    Args:
-        num_ranks: ranks take rows in turn. The budget shrinks as far as no rank gets more rows, so
-            that rows are even.
-
-    """
+    at most `KEYS_PER_TOKEN` times as many keys, unless it is a single longer sample. Ranks take
+    rows in turn: the budget shrinks as far as no rank gets more rows, so that rows are even."""
     ordered = sorted(samples, key=_ids)
     ids = [np.array(_ids(sample)) for sample in ordered]
     sizes = [len(each) for each in ids]
@@ -79,13 +74,8 @@ def rows_by_prefix(
 
 
 def _cut(sizes: Sequence[int], shared: Sequence[int], max_tokens: int) -> list[int]:
-    """Indices of the samples that start a row.
-
-    Args:
-        sizes: tokens of each sample.
-        shared: how many of them it shares with the sample before.
-
-    """
+    """Indices of the samples that start a row. `sizes` are tokens of each sample, `shared` how many
+    of them it shares with the sample before."""
     starts: list[int] = []
     forwarded = keys = 0
     for number, size in enumerate(sizes):
@@ -126,10 +116,7 @@ def pack(samples: Sequence[Sample]) -> PrefixRow:
             "prefix_ends_q": torch.tensor(ends_q, dtype=torch.int32),
             "prefix_ends_k": torch.from_numpy(ends_k.astype(np.int32)),
         },
-        longest={
-            "prefix_max_q": max(map(len, tokens)),
-            "prefix_max_k": max(map(len, paths)),
-        },
+        longest={"prefix_max_q": max(map(len, tokens)), "prefix_max_k": max(map(len, paths))},
         token_index=torch.from_numpy(np.concatenate(index)),
     )
 

@@ -20,11 +20,7 @@ from forge.train.trainer.child.parallel import join_process_group
 from forge.train.trainer.child.settings import load_tokenizer, trainer_arguments
 from forge.train.trainer.child.trainer import Reporter
 from forge.train.trainer.grpo.trainer import TurnTrainer
-from forge.train.trainer.model.load import (
-    load_model,
-    new_adapter,
-    score_labelled_positions_only,
-)
+from forge.train.trainer.model.load import load_model, new_adapter, score_labelled_positions_only
 
 if TYPE_CHECKING:
     from transformers import TrainerControl, TrainerState, TrainingArguments

@@ -117,8 +117,7 @@ class StepStats:
     def metrics(self, world: World) -> dict[str, float]:
         """Means over the step's tokens in all passes and ranks; the gap over the first pass.
 
-        `train/tokens/per_s` counts prompt and completion tokens without padding.
-        """
+        `train/tokens/per_s` counts prompt and completion tokens without padding."""
         sums = dict(zip(_SUMS, world.sum(self._on_host()), strict=True))
         counts = world.sum(
             [self._num_samples, self._num_micro_batches, self._num_forwarded, self._num_real]

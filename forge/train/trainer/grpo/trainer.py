@@ -165,8 +165,7 @@ class TurnTrainer(StageTrainer, GRPOTrainer):
         """TRL's mean over a micro-batch's rows or tokens, weighted by its share of the batch.
 
         dapo needs no weight: it divides by `num_items_in_batch`, the tokens of the whole batch.
-        Gradients are averaged over the ranks, so each rank's loss is multiplied by their number.
-        """
+        Gradients are averaged over the ranks, so each rank's loss is multiplied by their number."""
         assert self._current is not None
         accelerator = self.accelerator
         self.accelerator = LocalNumbers(accelerator)

@@ -62,12 +62,7 @@ def make_model(
     model = random_qwen3(tiny, tokenizer=tokenizer, seed=seed)
     with whole_dir(model_dir) as partial:
         model.save_pretrained(str(partial))
-        save_tokenizer(
-            tokenizer,
-            partial,
-            chat_template=CHAT_TEMPLATE,
-            max_tokens=tiny["max_context_tokens"],
-        )
+        save_tokenizer(tokenizer, partial, max_tokens=tiny["max_context_tokens"])
     num_parameters = sum(p.numel() for p in model.parameters())
     return {"num_parameters": num_parameters, "vocab_size": tokenizer.get_vocab_size()}
 
@@ -120,9 +115,7 @@ def train_tokenizer(texts: Sequence[str], *, vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def save_tokenizer(
-    tokenizer: Tokenizer, model_dir: Path, *, chat_template: Path, max_tokens: int
-) -> None:
+def save_tokenizer(tokenizer: Tokenizer, model_dir: Path, *, max_tokens: int) -> None:
     """Write tokenizer.json, tokenizer_config.json and chat_template.jinja."""
     tokenizer.save(str(model_dir / "tokenizer.json"))
     config = {
@@ -139,7 +132,7 @@ def save_tokenizer(
         "model_max_length": max_tokens,
     }
     (model_dir / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n")
-    (model_dir / "chat_template.jinja").write_text(chat_template.read_text())
+    (model_dir / "chat_template.jinja").write_text(CHAT_TEMPLATE.read_text())
 
 
 if __name__ == "__main__":

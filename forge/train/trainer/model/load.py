@@ -25,8 +25,7 @@ def load_model(settings: TrainerSettings) -> PreTrainedModel | PeftModel:
     """The checkpoint, with the stage's adapter on it if there is one.
 
     By default in f32, also on a GPU (where autocast computes in bf16): bf16 weights would round
-    small updates away. A base under an adapter is not updated, so there it is bf16 on a GPU.
-    """
+    small updates away. A base under an adapter is not updated, so there it is bf16 on a GPU."""
     import transformers
     from transformers import AutoConfig
 
@@ -60,8 +59,7 @@ def new_adapter(settings: TrainerSettings) -> LoraConfig | None:
     """`[model.lora]` as PEFT names it; None for full training, and if an earlier stage's adapter is
     trained further.
 
-    `target_parameters` are the fused experts of a mixture, which are not modules.
-    """
+    `target_parameters` are the fused experts of a mixture, which are not modules."""
     lora = settings.model["lora"]
     if lora is None or settings.adapter is not None:
         return None
@@ -84,8 +82,7 @@ def score_labelled_positions_only() -> None:
     TRL's fused head does so on a GPU. Without a Triton device it scores every position, prompts and
     padding included, and discards most of the result, to avoid recompilation on other
     accelerators; a CPU compiles nothing. The values are the same. Measured with 1M parameters,
-    16 × 350 tokens, 60 % labelled: the head took a quarter of the step, now a tenth.
-    """
+    16 × 350 tokens, 60 % labelled: the head took a quarter of the step, now a tenth."""
     trl.trainer.utils._use_triton = _picks_labelled  # pyright: ignore[reportPrivateImportUsage]
 
 

@@ -88,12 +88,8 @@ def write_and_offer(
 ) -> int:
     """Write a grpo step's weights and offer them to every replica; returns their version.
 
-    Args:
-        policy: the model; only its config is read.
-        weights: a copy, emptied when it is written.
-        copied_s: time that the copy and the probe took, for the log.
-
-    """
+    `weights` is a copy, emptied when it is written; of `policy` only the config is read. `copied_s`
+    is the time that the copy and the probe took, for the log."""
     started = time.monotonic()
     path = free_dir(settings.weights_dir, f"grpo-{step:06d}")
     stage = settings.stage

@@ -84,12 +84,7 @@ class Prober:
 
     def choose(self, samples: Sequence[Sample], model: Any, *, keeps: bool) -> None:
         """Choose the tokens from the first batch and score them with the served weights.
-        Collective.
-
-        Args:
-            keeps: True on the rank that writes the file.
-
-        """
+        Collective. `keeps` is True on the rank that writes the file."""
         if self._tokens is None:
             self._tokens = Tokens.of_samples(samples)
             if keeps:

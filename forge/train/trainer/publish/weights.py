@@ -121,10 +121,7 @@ def save_weights(
     """Write a directory: full weights with config and tokenizer, or only the trained adapter of a
     PEFT model.
 
-    Args:
-        weights: an earlier `snapshot`; None for the current weights.
-
-    """
+    `weights` is an earlier `snapshot`; None for the current weights."""
     state = dict(snapshot(model) if weights is None else weights)
     with whole_dir(path, sync=sync) as partial:
         if hasattr(model, "peft_config"):

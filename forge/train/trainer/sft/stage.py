@@ -9,21 +9,18 @@ from __future__ import annotations
 import logging
 import os
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from trl.trainer.sft_config import SFTConfig
 
 from forge.train.durable import find_last_checkpoint
 from forge.train.trainer.child.card import reported_when_full, take_peak_bytes
-from forge.train.trainer.child.control import StepOrders, StopFlag, SupervisorClient
+from forge.train.trainer.child.control import StopFlag, SupervisorClient
 from forge.train.trainer.child.parallel import join_process_group
 from forge.train.trainer.child.settings import TrainerSettings, load_tokenizer, trainer_arguments
 from forge.train.trainer.child.trainer import Reporter
-from forge.train.trainer.model.load import (
-    load_model,
-    new_adapter,
-    score_labelled_positions_only,
-)
+from forge.train.trainer.model.load import load_model, new_adapter, score_labelled_positions_only
 from forge.train.trainer.publish.probes import Tokens, probe
 from forge.train.trainer.publish.weights import free_dir, save_weights, snapshot
 from forge.train.trainer.sft.trainer import AnswerTrainer, RightPadded, read_rows
@@ -159,9 +156,6 @@ class SftReporter(Reporter):
             seconds = now - self._reported_at
             metrics["train/tokens/per_s"] = (tokens - self._reported_tokens) / seconds
         self._reported_at, self._reported_tokens = now, tokens
-        if world.from_main(lambda: self._report(state, metrics)).save:
+        report = partial(self._client.progress, step=state.global_step, total=state.max_steps)
+        if world.from_main(partial(report, metrics=metrics)).save:
             control.should_save = True
-
-    def _report(self, state: TrainerState, metrics: dict[str, float]) -> StepOrders:
-        """Call it on rank 0."""
-        return self._client.progress(step=state.global_step, total=state.max_steps, metrics=metrics)

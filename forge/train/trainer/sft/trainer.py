@@ -49,8 +49,7 @@ class BatchOrder(Sampler[int]):
     """Row indices for a whole stage, batch after batch: every row once in a pass, rows of similar
     length together.
 
-    The order depends on the seed alone, so that a resumed stage continues where it stopped.
-    """
+    The order depends on the seed alone, so that a resumed stage continues where it stopped."""
 
     def __init__(
         self, lengths: Sequence[int], *, batch_size: int, num_batches: int, seed: int
@@ -93,8 +92,7 @@ class RightPadded(DataCollatorForLanguageModeling):
     """Pads on the right, with an attention mask of ones.
 
     Under causal attention no real token sees the padding after it, and without a mask torch takes
-    its faster causal kernel (8 % of a step, 1M parameters on CPU).
-    """
+    its faster causal kernel (8 % of a step, 1M parameters on CPU)."""
 
     def torch_call(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
         """TRL's batch, with that mask. [B, T] each"""
@@ -135,8 +133,7 @@ class AnswerTrainer(StageTrainer, SFTTrainer):
     ) -> torch.Tensor:
         """Forward and backward of a batch, in as many micro-batches as the fullest rank needs.
 
-        Each is divided by the labels of the whole batch, so that their sum is the batch's mean.
-        """
+        Each is divided by the labels of the whole batch, so that their sum is the batch's mean."""
         self.card.take()
         self.num_trained += int((inputs["labels"][:, 1:] != -100).sum())
         if self.args.packing:
