@@ -23,7 +23,7 @@ from forge.data.chat import ChatTemplate
 from forge.errors import ConfigError
 from forge.process.door import open_listener, url_of
 from forge.process.sockets import open_socket_dir
-from forge.process.uds import PUBLIC_KEEP_ALIVE_S, ServerLimits, cancel_on_signal, serve_listener
+from forge.process.uds import PUBLIC_KEEP_ALIVE_S, cancel_on_signal, serve_listener
 from forge.runner.plan.claiming import open_claimed
 from forge.runner.plan.machine import this_machine
 from forge.runner.plan.model_shape import lora_rank
@@ -171,8 +171,8 @@ async def _serve(
                     is_local=token is None and listener.family != sockets.AF_UNIX,
                     timeout_s=table.request_timeout_s,
                 )
-                limits = ServerLimits(keep_alive_s=PUBLIC_KEEP_ALIVE_S)
-                await tasks.start(partial(serve_listener, front.app(), listener, limits=limits))
+                serving = partial(serve_listener, keep_alive_s=PUBLIC_KEEP_ALIVE_S)
+                await tasks.start(serving, front.app(), listener)
                 where = f'[serve] url = ["{url_of(listener)}"]; logs are in {folder}'
                 say(f"{_summary(found, table, placement)} at {where}; Ctrl-C ends it")
                 try:

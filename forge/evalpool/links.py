@@ -55,7 +55,11 @@ async def open_child_link(
             health = await _ask_health(client)
             yield Link(client=client, health=health, ended=child.wait, timeout_s=timeout_s)
     except (ChildDied, Stalled) as error:
-        raise _as_sandbox_error(error) from error
+        # A judge that finds no sandbox logs its own MachineError.
+        _, mark, message = str(error).partition("MachineError: ")
+        if not mark:
+            raise
+        raise MachineError(message.split("\n", 1)[0]) from error
 
 
 @asynccontextmanager
@@ -63,7 +67,8 @@ async def open_url_link(url: str, *, timeout_s: float) -> AsyncGenerator[Link]:
     """Connect to a served pool. Raises ConfigError for an invalid URL, MachineError."""
     if not JUDGE_URL.fullmatch(url):
         raise ConfigError(f'judge.url: found "{url}"; http://HOST:PORT or unix:/PATH')
-    async with open_url_client(url, timeout_s=timeout_s, token=_token()) as client:
+    token = os.environ.get(TOKEN_VARIABLE) or None
+    async with open_url_client(url, timeout_s=timeout_s, token=token) as client:
         try:
             health = await _ask_health(client)
             read_kinds(health)
@@ -133,13 +138,3 @@ async def _ask_health(client: httpx.AsyncClient) -> dict[str, Any]:
     if not isinstance(health, dict):
         raise NoAnswer("its /health is not an object")
     return health
-
-
-def _token() -> str | None:
-    return os.environ.get(TOKEN_VARIABLE) or None
-
-
-def _as_sandbox_error(error: ChildDied | Stalled) -> Exception:
-    """The judge's own MachineError, which it logs if it finds no sandbox, or else `error`."""
-    _, mark, message = str(error).partition("MachineError: ")
-    return MachineError(message.split("\n", 1)[0]) if mark else error

@@ -14,6 +14,7 @@ silent client keeps one of `MAX_CONNECTIONS`.
 
 from __future__ import annotations
 
+import json
 import socket as sockets
 import sys
 from functools import partial
@@ -29,7 +30,7 @@ from forge.evalpool.wire import BadRequest, parse_problem, parse_request
 from forge.process.ask import parse_content
 from forge.process.door import Door, open_listener, read_body, url_of
 from forge.process.sockets import open_socket_dir
-from forge.process.uds import PUBLIC_KEEP_ALIVE_S, ServerLimits, cancel_on_signal, serve_listener
+from forge.process.uds import PUBLIC_KEEP_ALIVE_S, cancel_on_signal, serve_listener
 from forge.records.verdict import Status, Verdict
 
 if TYPE_CHECKING:
@@ -89,14 +90,12 @@ async def _serve(
         async with open_pool(table, socket_dir=folder, log_dir=folder, gpus=gpus) as pool:
             is_local = token is None and listener.family != sockets.AF_UNIX
             served = PoolApp(pool, token=token, is_local=is_local).routes()
-            limits = ServerLimits(max_connections=MAX_CONNECTIONS, keep_alive_s=PUBLIC_KEEP_ALIVE_S)
-            await tg.start(partial(serve_listener, served, listener, limits=limits))
-            kinds = ", ".join(
-                sorted({f"{one.device}, {one.isolation}" for one in pool.seating.kinds})
-            )
-            url = url_of(listener)
+            limits = {"max_connections": MAX_CONNECTIONS, "keep_alive_s": PUBLIC_KEEP_ALIVE_S}
+            await tg.start(partial(serve_listener, **limits), served, listener)
+            kinds = sorted({f"{one.device}, {one.isolation}" for one in pool.seating.kinds})
             sys.stderr.write(
-                f'{len(pool.seating.seats)} judges ({kinds}) at [judge] url = ["{url}"]; '
+                f"{len(pool.seating.seats)} judges ({', '.join(kinds)}) at"
+                f' [judge] url = ["{url_of(listener)}"]; '
                 f"their logs are in {folder}; Ctrl-C ends them\n"
             )
             sys.stderr.flush()
@@ -127,9 +126,6 @@ class PoolApp:
         from starlette.middleware import Middleware
         from starlette.routing import Route
 
-        async def health(_request: Request) -> Response:
-            return self._health()
-
         async def judge(request: Request) -> Response:
             return await self._answer(request, self._judge)
 
@@ -139,7 +135,7 @@ class PoolApp:
         door = Middleware(Door, token=self._token, is_local=self._is_local, refusal=_refusal)
         return Starlette(
             routes=[
-                Route("/health", health),
+                Route("/health", self._health),
                 Route("/judge", judge, methods=["POST"]),
                 Route("/examine", examine, methods=["POST"]),
             ],
@@ -168,34 +164,29 @@ class PoolApp:
         return (await self._pool.examine(parse_problem(body))).to_json()
 
     async def _answer(self, request: Request, handler: Handler) -> Response:
-        if self._num_in_flight >= self._max_in_flight:
-            return self._is_full()
-        content = await read_body(request, max_bytes=MAX_BODY_BYTES)
-        if self._num_in_flight >= self._max_in_flight:  # other bodies arrived first
-            return self._is_full()
-        self._num_in_flight += 1
-        try:
-            return await self._handle(content, handler)
-        finally:
-            self._num_in_flight -= 1
-
-    async def _handle(self, content: bytes, handler: Handler) -> Response:
         from starlette.responses import JSONResponse
 
+        if self._num_in_flight >= self._max_in_flight:
+            return self._refuse_full()
+        content = await read_body(request, max_bytes=MAX_BODY_BYTES)
+        if self._num_in_flight >= self._max_in_flight:  # other bodies arrived first
+            return self._refuse_full()
+        self._num_in_flight += 1
         try:
-            return JSONResponse(await handler(await _read_json(content)))
+            return JSONResponse(await handler(await parse_content(content, _parse_json)))
         except BadRequest as error:
             return _refusal(422, str(error))
         except (MachineError, Stalled) as error:
             return _refusal(500, str(error))
+        finally:
+            self._num_in_flight -= 1
 
-    def _is_full(self) -> Response:
-        message = f"{self._num_in_flight} requests are in flight, the maximum"
-        response = _refusal(503, message)
+    def _refuse_full(self) -> Response:
+        response = _refusal(503, f"{self._num_in_flight} requests are in flight, the maximum")
         response.headers["Retry-After"] = str(RETRY_AFTER_S)
         return response
 
-    def _health(self) -> Response:
+    async def _health(self, _request: Request) -> Response:
         from starlette.responses import JSONResponse
 
         seats, stats = self._pool.seating.seats, self._pool.stats()
@@ -226,10 +217,9 @@ class PoolApp:
         return JSONResponse(facts, status_code=200 if is_ok else 500)
 
 
-async def _read_json(content: bytes) -> Any:
-    """Raises BadRequest."""
+def _parse_json(content: bytes) -> Any:
     try:
-        return await parse_content(content)
+        return json.loads(content)
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"body: not JSON: {error}") from error
 

@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,17 +27,7 @@ if TYPE_CHECKING:
 
 KEEP_ALIVE_S = 3600
 """Longer than any pause between two requests of a run, so that a pooled connection is not closed
-during a request.
-"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerLimits:
-    """Limits on a server's clients. Clients of forge are few and trusted: no limits by default."""
-
-    max_connections: int | None = None
-    """A client beyond it gets 503."""
-    keep_alive_s: int = KEEP_ALIVE_S
+during a request."""
 
 
 PUBLIC_KEEP_ALIVE_S = 75
@@ -76,11 +65,13 @@ async def serve_listener(
     app: Starlette,
     listener: socket.socket,
     *,
-    limits: ServerLimits = ServerLimits(),
+    max_connections: int | None = None,
+    keep_alive_s: int = KEEP_ALIVE_S,
     task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve `app` on a socket that listens already, until cancelled."""
-    server = _make_server(app, signals=(), limits=limits)
+    """Serve `app` on a socket that listens already, until cancelled. A client beyond
+    `max_connections` gets 503; clients of forge are few and trusted."""
+    server = _make_server(app, max_connections=max_connections, keep_alive_s=keep_alive_s)
     async with anyio.create_task_group() as tg:
         tg.start_soon(server.serve, [listener])
         try:
@@ -103,7 +94,11 @@ async def cancel_on_signal(scope: anyio.CancelScope) -> None:
 
 
 def _make_server(
-    app: Starlette, *, signals: tuple[signal.Signals, ...], limits: ServerLimits = ServerLimits()
+    app: Starlette,
+    *,
+    signals: tuple[signal.Signals, ...] = (),
+    max_connections: int | None = None,
+    keep_alive_s: int = KEEP_ALIVE_S,
 ) -> uvicorn.Server:
     import uvicorn
 
@@ -120,8 +115,8 @@ def _make_server(
     return UvicornServer(
         uvicorn.Config(
             app,
-            timeout_keep_alive=limits.keep_alive_s,
-            limit_concurrency=limits.max_connections,
+            timeout_keep_alive=keep_alive_s,
+            limit_concurrency=max_connections,
             timeout_graceful_shutdown=GRACEFUL_S,
             log_config=None,  # the process configures logging, never to a terminal
             log_level="warning",

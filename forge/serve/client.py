@@ -36,11 +36,9 @@ SHORT_TIMEOUT_S = 10.0
 class StreamChunk:
     """Tokens that one step added to one sample."""
 
-    index: int
     token_ids: tuple[int, ...]
     text: str
     """Empty if the checkpoint has no tokenizer."""
-    finish: Finish | None
     completion: Completion | None = None
     """In the last chunk: the whole sample, with its log probabilities and versions."""
 
@@ -116,13 +114,8 @@ class ReplicaClient:
         ids += event["token_ids"]
         is_last = event.get("finish_reason") is not None
         completion = _completion({**event, "token_ids": ids}) if is_last else None
-        return StreamChunk(
-            index=event["index"],
-            token_ids=tuple(event["token_ids"]),
-            text=event["text"],
-            finish=completion and completion.finish,
-            completion=completion,
-        )
+        token_ids = tuple(event["token_ids"])
+        return StreamChunk(token_ids=token_ids, text=event["text"], completion=completion)
 
     async def load_weights(self, path: Path, *, version: int) -> float:
         """Serve the weights of a directory as `version`. Returns the engine's seconds for it."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import logging
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -77,7 +77,19 @@ class Front:
             return JSONResponse({"object": "list", "data": [entry]})
 
         async def health(_request: Request) -> Response:
-            return JSONResponse(self._health())
+            load, stats = self._replicas.load(), self._replicas.stats()
+            facts = {
+                "ok": load is not None,
+                "model": self._model,
+                "version": self._replicas.version,
+                "features": sorted(self._replicas.features),
+                "num_replicas": stats.num_replicas,
+                "num_restarts": stats.num_restarts,
+                "running": load.running if load else 0,
+                "waiting": load.waiting if load else 0,
+                "kv_use": load.kv_use if load else 0.0,
+            }
+            return JSONResponse(facts)
 
         posts = [Route(path, self._forward, methods=["POST"]) for path in FORWARDED]
         door = Middleware(Door, token=self._token, is_local=self._is_local, refusal=_refusal)
@@ -85,20 +97,6 @@ class Front:
             routes=[*posts, Route("/v1/models", models), Route("/health", health)],
             middleware=[door],
         )
-
-    def _health(self) -> dict[str, Any]:
-        load, stats = self._replicas.load(), self._replicas.stats()
-        return {
-            "ok": load is not None,
-            "model": self._model,
-            "version": self._replicas.version,
-            "features": sorted(self._replicas.features),
-            "num_replicas": stats.num_replicas,
-            "num_restarts": stats.num_restarts,
-            "running": load.running if load else 0,
-            "waiting": load.waiting if load else 0,
-            "kv_use": load.kv_use if load else 0.0,
-        }
 
     # -- forwarding ------------------------------------------------------------------------------
 

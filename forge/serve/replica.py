@@ -103,7 +103,7 @@ class Replica:
         self._served: Weights | None = None
         """None also while the loaded weights of a running child are unknown."""
         self._pushing = anyio.Lock()
-        self._busy = BusyClock()
+        self.busy = BusyClock()
         self._is_asleep = False
         self._is_awake = anyio.Event()
         self._has_process = False
@@ -117,11 +117,6 @@ class Replica:
     @property
     def _serves_wanted(self) -> bool:
         return self._served == self.wanted and self._child is not None and self._child.is_alive
-
-    @property
-    def busy_s(self) -> float:
-        """Seconds with a request in progress."""
-        return self._busy.busy_s
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -302,7 +297,7 @@ class Replica:
     async def complete(self, request: SampleRequest) -> list[Completion]:
         """Sample. The caller counts `load` and the tokens of the answers it uses."""
         try:
-            with self._busy.running():
+            with self.busy.running():
                 return await self._client.complete(
                     request.prompt.ids,
                     n=request.n,

@@ -28,6 +28,7 @@ from forge.serve.router import ReplicaLoad, Router
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Sequence
 
+    from forge.process.busy import BusyClock
     from forge.records import Completion, EngineLoad, Prompt
 
 logger = logging.getLogger(__name__)
@@ -76,15 +77,11 @@ class Server(Protocol):
     generated_tokens: int
     """Tokens in the answers that were used."""
     num_deaths: int
+    busy: BusyClock
 
     @property
     def is_up(self) -> bool:
         """True if it accepts requests."""
-        ...
-
-    @property
-    def busy_s(self) -> float:
-        """Seconds with a request in progress."""
         ...
 
     async def complete(self, request: SampleRequest) -> list[Completion]:
@@ -134,7 +131,7 @@ class Served:
         servers, slots = self._servers, self._slots
         return ServeStats(
             generated_tokens=sum(each.generated_tokens for each in servers),
-            busy_s=sum(each.busy_s for each in servers),
+            busy_s=sum(each.busy.busy_s for each in servers),
             running=sum(min(each.load, slots) for each in servers),
             waiting=sum(max(each.load - slots, 0) for each in servers),
             num_replicas=len(servers),

@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from forge.config.schema import ServeTable
 from forge.errors import ConfigError
+from forge.process.busy import BusyClock
 from forge.process.sockets import open_socket_dir
 from forge.process.uds import serve_task
 from forge.serve.front import Front
@@ -56,7 +57,7 @@ async def fronting(engine: Engine, *, timeout_s: float = 5.0) -> AsyncIterator[F
         path = folder / "serve-0.sock"
         server: Any = SimpleNamespace(
             name="serve-0", load=0, is_up=True, socket_path=path,
-            generated_tokens=0, busy_s=0.0, num_deaths=0,
+            generated_tokens=0, busy=BusyClock(), num_deaths=0,
         )  # fmt: skip
         replicas: Any = Served([server], stop_token_ids=(), slots=4, wait_s=5.0)
         replicas.version, replicas.features = 0, frozenset()

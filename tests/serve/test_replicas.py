@@ -260,7 +260,7 @@ async def test_a_client_that_hangs_up_frees_its_slots(tied: Reference, tmp_path:
         assert (await client.health())["generated_tokens"] < 20 * 990
         assert "Traceback" not in (tmp_path / "logs/serve-0.log").read_text()
         async for chunk in client.stream(PROMPT, max_tokens=990):
-            assert chunk.finish is None
+            assert chunk.completion is None
             assert await running() == 1
             break
         await until(is_idle)
@@ -276,7 +276,8 @@ async def test_a_stream_has_the_same_tokens_in_steps(tied: Reference, tmp_path: 
         chunks = [chunk async for chunk in client.stream(PROMPT, **how)]
         assert chunks[-1].completion == whole, "log probabilities and versions too"
         assert tuple(t for chunk in chunks for t in chunk.token_ids) == whole.token_ids
-        assert chunks[-1].finish is Finish.LENGTH
+        assert chunks[-1].completion is not None
+        assert chunks[-1].completion.finish is Finish.LENGTH
         assert len(chunks) > 10
 
 
@@ -422,7 +423,7 @@ def leaves(error: BaseException) -> list[BaseException]:
 
 
 async def test_a_missing_engine_is_one_line_with_its_installation(tmp_path: Path) -> None:
-    check_engine()
+    check_engine(ServeTable())
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     bare.chmod(0o755)

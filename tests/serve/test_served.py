@@ -12,6 +12,7 @@ import pytest
 import forge.serve.router
 import forge.serve.served
 from forge.errors import ChildDied, ConfigError, ForgeError, MachineError, Stalled
+from forge.process.busy import BusyClock
 from forge.records import Completion, Finish, Prompt
 from forge.serve.served import Served
 
@@ -41,7 +42,7 @@ class Fake:
         self.name = name
         self.load = self.generated_tokens = self.num_deaths = self.num_asked = 0
         self.is_up = True
-        self.busy_s = 0.0
+        self.busy = BusyClock()
         self.errors: list[ForgeError] = []
         self.go_on = anyio.Event()
         self.go_on.set()

@@ -126,20 +126,15 @@ def resolve(
     return table.model_copy(update={"engine": name})
 
 
-def check_engine(table: ServeTable | None = None, *, gpus: Sequence[object] = ()) -> None:
+def check_engine(table: ServeTable, *, gpus: Sequence[object] = ()) -> None:
     """Raise MachineError, in one line, if the engine cannot run here: it is not installed, it was
     built for another torch, or for other devices. Imports no engine.
 
     Args:
         gpus: GPUs of all replicas together; empty means the CPU.
     """
-    if table is None:
-        from forge.config.schema import ServeTable
-
-        table = ServeTable()
     table = resolve(table, gpus=gpus)
-    found = read_interpreter(table)
-    fault = find_fault(table.engine, found, num_gpus=len(gpus))
+    fault = find_fault(table.engine, read_interpreter(table), num_gpus=len(gpus))
     if fault is not None:
         raise MachineError(f'serve.engine = "{table.engine}": {fault}')
 

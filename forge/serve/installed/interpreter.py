@@ -24,27 +24,21 @@ MODULES = (
 def describe() -> dict[str, Any]:
     """As JSON: versions of Python and packages, modules that can be found, vLLM's requirements, and
     llama.cpp's backends."""
+    found = {name: one for name in PACKAGES if (one := _distribution(name))}
     return {
         "python": sys.version_info[:2],
-        "versions": {name: version for name in PACKAGES if (version := _version(name))},
+        "versions": {name: one.version for name, one in found.items()},
         "modules": [name for name in MODULES if importlib.util.find_spec(name) is not None],
-        "vllm_requires": _requires("vllm"),
+        "vllm_requires": (found["vllm"].requires or []) if "vllm" in found else [],
         "llama_backends": _llama_backends(),
     }
 
 
-def _version(name: str) -> str | None:
+def _distribution(name: str) -> metadata.Distribution | None:
     try:
-        return metadata.version(name)
+        return metadata.distribution(name)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _requires(name: str) -> list[str]:
-    try:
-        return metadata.requires(name) or []
-    except metadata.PackageNotFoundError:
-        return []
 
 
 def _llama_backends() -> list[str]:

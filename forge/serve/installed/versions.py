@@ -14,7 +14,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge.errors import MachineError
@@ -67,15 +66,23 @@ class Interpreter:
 def read_interpreter(table: ServeTable | None = None) -> Interpreter:
     """The interpreter of `serve.python`, or else this one. Raises MachineError if it fails."""
     if table is None or (table.python is None and "PYTHONPATH" not in table.env):
-        return _parse(interpreter.describe(), python="")
-    python = str(table.python or sys.executable)
-    return _parse(_ask(python, tuple(sorted(table.env.items()))), python=python)
+        python, found = "", interpreter.describe()
+    else:
+        python = str(table.python or sys.executable)
+        found = _ask(python, tuple(sorted(table.env.items())))
+    return Interpreter(
+        python=python,
+        versions=found["versions"],
+        modules=frozenset(found["modules"]),
+        vllm_requires=found["vllm_requires"],
+        llama_backends=frozenset(found["llama_backends"]),
+    )
 
 
 @cache
 def _ask(python: str, env: tuple[tuple[str, str], ...]) -> Mapping[str, Any]:
     # child_env keeps the file's folder off sys.path, so that no module of ours shadows theirs.
-    argv = [python, str(Path(interpreter.__file__))]
+    argv = [python, str(interpreter.__file__)]
     try:
         done = subprocess.run(
             argv, env=child_env(threads=1, extra=dict(env)), capture_output=True, text=True,
@@ -101,16 +108,6 @@ def _checked(found: Mapping[str, Any], *, python: str) -> Mapping[str, Any]:
             " its wheel there too, with --no-deps"
         )
     return found
-
-
-def _parse(found: Mapping[str, Any], *, python: str) -> Interpreter:
-    return Interpreter(
-        python=python,
-        versions=found["versions"],
-        modules=frozenset(found["modules"]),
-        vllm_requires=found["vllm_requires"],
-        llama_backends=frozenset(found["llama_backends"]),
-    )
 
 
 def find_mismatch(found: Interpreter) -> str | None:

@@ -69,21 +69,16 @@ class RemoteServer:
         self.client = client
         self._chat = chat
         self._limit_name = "max_tokens"
-        self._busy = BusyClock()
+        self.busy = BusyClock()
 
     @property
     def is_up(self) -> bool:
         """True if it answered the last request."""
         return self.client.is_up
 
-    @property
-    def busy_s(self) -> float:
-        """Seconds with a request in progress."""
-        return self._busy.busy_s
-
     async def complete(self, request: SampleRequest) -> list[Completion]:
         """Sample. CHAT sends n requests, since few such servers accept n."""
-        with self._busy.running():
+        with self.busy.running():
             if self.found.dialect is Dialect.CHAT:
                 return await self._ask_singly(request)
             return await self._ask(request)
