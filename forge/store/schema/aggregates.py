@@ -10,25 +10,10 @@ and `live_groups`; `{uses}` is `v_samples`, or its rows of open steps.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 NOT_REPLAYED = "group_id NOT IN (SELECT group_id FROM v_replayed)"
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Aggregate:
-    """One sum over turns, by step."""
-
-    columns: str
-    """Names in order, also those of the roll-up table."""
-    sql: str
-
-
-GROUPS = Aggregate(
-    columns="group_id, stage, step, purpose, is_greedy, problem_id, family, level, is_flat, "
-    "num_rollouts, num_turns, num_correct, reward, return_low, return_mean, return_high, speedup, "
-    "num_distinct_completions, num_completion_tokens, min_version, max_version",
-    sql="""
+BY_STEP = {
+    "groups": """
     SELECT group_id, stage, step, purpose, is_greedy, problem_id, family, level,
         (SELECT is_flat FROM groups g WHERE g.group_id = t.group_id) AS is_flat,
         count(DISTINCT rollout) AS num_rollouts, count(*) AS num_turns,
@@ -39,13 +24,7 @@ GROUPS = Aggregate(
         sum(num_completion_tokens) AS num_completion_tokens,
         min(min_version) AS min_version, max(max_version) AS max_version
     FROM {turns} t GROUP BY group_id""",
-)
-
-STEPS = Aggregate(
-    columns="stage, step, num_groups, num_turns, num_flat_groups, reward, return_mean, pass_rate, "
-    "pass_rate_multi, compile_rate, speedup, best_speedup, completion_tokens, truncated_share, "
-    "num_completion_tokens, num_masked, min_version, max_version, generate_s, judge_s",
-    sql="""
+    "steps": """
     SELECT stage, step, count(DISTINCT group_id) AS num_groups, count(*) AS num_turns,
         (SELECT sum(is_flat) FROM groups g WHERE g.stage = t.stage AND g.step = t.step
             AND g.purpose = 'train') AS num_flat_groups,
@@ -63,73 +42,44 @@ STEPS = Aggregate(
         min(min_version) AS min_version, max(max_version) AS max_version,
         sum(generate_s) AS generate_s, sum(judge_s) AS judge_s
     FROM {turns} t WHERE purpose = 'train' GROUP BY stage, step""",
-)
-
-LEVELS = Aggregate(
-    columns="stage, step, level, family, num_groups, reward, pass_rate, compile_rate, best_speedup",
-    sql="""
+    "levels": """
     SELECT stage, step, level, family, count(DISTINCT group_id) AS num_groups,
         avg(reward) AS reward,
         avg(CASE WHEN turn = 0 AND reward IS NOT NULL THEN is_correct END) AS pass_rate,
         avg(CASE WHEN turn = 0 AND reward IS NOT NULL THEN is_compiled END) AS compile_rate,
         max(CASE WHEN is_correct THEN speedup END) AS best_speedup
     FROM {turns} t WHERE purpose = 'train' GROUP BY stage, step, level, family""",
-)
-
-FAILURES = Aggregate(
-    columns="stage, step, purpose, status, reason, num_turns, share, example",
-    sql=f"""
+    "failures": f"""
     SELECT stage, step, purpose, status, reason, count(*) AS num_turns,
         1.0 * count(*) / sum(count(*)) OVER (PARTITION BY stage, step, purpose) AS share,
         min(turn_id) AS example
     FROM {{turns}} t WHERE status IS NOT NULL AND status <> 'correct' AND {NOT_REPLAYED}
     GROUP BY stage, step, purpose, status, reason""",
-)
-
-DUPLICATES = Aggregate(
-    columns="stage, step, purpose, group_id, problem_id, num_rollouts, num_distinct_completions, "
-    "num_distinct_kernels, duplicate_share",
-    sql=f"""
+    "duplicates": f"""
     SELECT stage, step, purpose, group_id, problem_id, count(*) AS num_rollouts,
         count(DISTINCT completion_id) AS num_distinct_completions,
         count(DISTINCT code_id) AS num_distinct_kernels,
         1.0 - 1.0 * count(DISTINCT completion_id) / count(*) AS duplicate_share
     FROM {{turns}} t WHERE turn = 0 AND NOT coalesce(is_greedy, 0) AND {NOT_REPLAYED}
     GROUP BY group_id""",
-)
-
-REWARD_TERMS = Aggregate(
-    columns="stage, step, purpose, term, num_turns, mean, low, high, paid_share",
-    sql=f"""
+    "reward_terms": f"""
     SELECT stage, step, purpose, term.key AS term, count(*) AS num_turns, avg(term.value) AS mean,
         min(term.value) AS low, max(term.value) AS high, avg(term.value <> 0) AS paid_share
     FROM {{turns}} t, json_each(t.reward_terms) AS term WHERE {NOT_REPLAYED}
     GROUP BY stage, step, purpose, term.key""",
-)
-
-PHASES = Aggregate(
-    columns="stage, step, purpose, phase, num_turns, total_s, mean_s, max_s",
-    sql="""
+    "phases": """
     SELECT stage, step, purpose, phase.key AS phase, count(*) AS num_turns,
         sum(phase.value) AS total_s, avg(phase.value) AS mean_s, max(phase.value) AS max_s
     FROM {turns} t, json_each(t.phase_s) AS phase WHERE t.phase_s IS NOT NULL
     GROUP BY stage, step, purpose, phase.key""",
-)
-
-STALENESS = Aggregate(
-    columns="stage, step, staleness, num_samples, share, reward, advantage_size",
-    sql="""
+    "staleness": """
     SELECT stage, step, staleness, count(*) AS num_samples,
         1.0 * count(*) / sum(count(*)) OVER (PARTITION BY stage, step) AS share,
         avg(reward) AS reward, avg(abs(advantage)) AS advantage_size
     FROM {uses} GROUP BY stage, step, staleness""",
-)
-
-# fast_p (arXiv 2502.10517): share of samples that are correct and more than p times as fast as the
-# baseline. Here: of sampled first turns; NULL if a correct one was not timed and p > 0.
-FAST_P = Aggregate(
-    columns="stage, step, policy_version, p, num_rollouts, fast_p",
-    sql=f"""
+    # fast_p (arXiv 2502.10517): share of samples that are correct and more than p times as fast as
+    # the baseline. Here: of sampled first turns; NULL if a correct one was not timed and p > 0.
+    "fast_p": f"""
     SELECT g.stage, g.step, max(t.max_version) AS policy_version, p.value AS p,
         count(*) AS num_rollouts,
         CASE WHEN p.value = 0 THEN avg(coalesce(v.status = 'correct', 0))
@@ -142,12 +92,8 @@ FAST_P = Aggregate(
     WHERE g.purpose = 'eval' AND NOT g.is_greedy AND (t.reward IS NOT NULL OR r.num_turns = 0)
         AND g.{NOT_REPLAYED}
     GROUP BY g.stage, g.step, p.value""",
-)
-
-PROBLEM_PARTS = Aggregate(
-    columns="problem_id, purpose, stage, step, num_rollouts, num_turns, num_judged, "
-    "num_correct_turns, best_reward, best_speedup, first_solved_by_version, last_played_by_version",
-    sql=f"""
+    # Contribution of a step to each problem; `v_problems` sums them.
+    "problems": f"""
     SELECT problem_id, purpose, stage, step,
         count(DISTINCT group_id || '.' || rollout) AS num_rollouts, count(*) AS num_turns,
         count(is_correct) AS num_judged, sum(is_correct) AS num_correct_turns,
@@ -155,13 +101,8 @@ PROBLEM_PARTS = Aggregate(
         min(CASE WHEN is_correct THEN max_version END) AS first_solved_by_version,
         max(max_version) AS last_played_by_version
     FROM {{turns}} t WHERE {NOT_REPLAYED} GROUP BY problem_id, purpose, stage, step""",
-)
-"""Contribution of a step to each problem; `v_problems` sums them."""
-
-BEST_PARTS = Aggregate(
-    columns="turn_row, problem_id, stage, step, group_id, rollout, turn, speedup_low, "
-    "num_launches, num_bytes",
-    sql="""
+    # Best kernel of each problem in a step; `v_best_kernels` takes the best of all steps.
+    "best": """
     SELECT turn_row, problem_id, stage, step, group_id, rollout, turn, speedup_low, num_launches,
         num_bytes
     FROM (SELECT t.*, r.turn_row, c.num_bytes, row_number() OVER (
@@ -171,23 +112,8 @@ BEST_PARTS = Aggregate(
         FROM {turns} t JOIN turns r USING (group_id, rollout, turn)
         LEFT JOIN texts c ON c.text_id = t.code_id WHERE t.status = 'correct')
     WHERE place = 1""",
-)
-"""Best kernel of each problem in a step; `v_best_kernels` takes the best of all steps."""
-
-BY_STEP = {
-    "groups": GROUPS,
-    "steps": STEPS,
-    "levels": LEVELS,
-    "failures": FAILURES,
-    "duplicates": DUPLICATES,
-    "reward_terms": REWARD_TERMS,
-    "phases": PHASES,
-    "staleness": STALENESS,
-    "fast_p": FAST_P,
-    "problems": PROBLEM_PARTS,
-    "best": BEST_PARTS,
 }
-"""Name to aggregate; its roll-up table is `rolled_<name>`."""
+"""Name to SQL; its roll-up table is `rolled_<name>`."""
 
 IS_TIMED = (
     "code_id IS NOT NULL AND (speedup IS NOT NULL OR code_id IN (SELECT code_id FROM rolled_noise))"

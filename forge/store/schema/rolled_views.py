@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from forge.store.schema.aggregates import BY_STEP, IS_TIMED, noise_of
+from forge.store.schema.rollup_tables import COLUMNS
 
 _PROBLEMS = """
     SELECT s.problem_id, p.family, p.level, p.split, purpose, sum(num_rollouts) AS num_rollouts,
@@ -67,38 +68,35 @@ _LIVE = {"turns": "live_turns", "groups": "live_groups",
          "uses": "open_steps CROSS JOIN v_samples USING (stage, step)"}  # fmt: skip
 
 
-def _rolled_up() -> dict[str, str]:
+def _rolled_up() -> str:
     """Views over roll-ups: stored rows of settled steps, computed rows of open ones."""
-    found: dict[str, str] = {}
-    for name, aggregate in BY_STEP.items():
-        columns, live = aggregate.columns, aggregate.sql.format(**_LIVE)
-        found[f"v_{name}"] = (
-            f"\n    SELECT {columns} FROM rolled_{name}"
-            f"\n    UNION ALL SELECT {columns} FROM ({live})"
-        )
-    parts = found.pop("v_problems")
-    found["v_problems"] = _PROBLEMS.format(parts=f"({parts})")
-    del found["v_best"]
-    live = BY_STEP["best"].sql.format(**_LIVE)
-    found["v_best_kernels"] = _BEST_KERNELS.format(parts=_BEST_SETTLED.format(live=live))
-    found["v_judge_noise"] = _NOISE_ROLLED
-    return found
+    live = {name: sql.format(**_LIVE) for name, sql in BY_STEP.items()}
+    best = _BEST_SETTLED.format(live=live.pop("best"))
+    parts = {
+        name: f"\n    SELECT {COLUMNS[name]} FROM rolled_{name}"
+        f"\n    UNION ALL SELECT {COLUMNS[name]} FROM ({sql})"
+        for name, sql in live.items()
+    }
+    return _views(parts, best=best, noise=_NOISE_ROLLED)
 
 
-def _plain() -> dict[str, str]:
+def _plain() -> str:
     """The same views without roll-ups, for reading a run whose schema has none."""
-    found = {f"v_{name}": each.sql.format(**_EVERYTHING) for name, each in BY_STEP.items()}
-    found["v_problems"] = _PROBLEMS.format(parts=f"({found['v_problems']})")
-    found["v_best_kernels"] = _BEST_KERNELS.format(parts=f"({found.pop('v_best')})")
-    found["v_judge_noise"] = noise_of(None)
-    return found
+    parts = {name: sql.format(**_EVERYTHING) for name, sql in BY_STEP.items()}
+    return _views(parts, best=f"({parts.pop('best')})", noise=noise_of(None))
 
 
-def _create(views: dict[str, str]) -> str:
+def _views(parts: dict[str, str], *, best: str, noise: str) -> str:
+    """All views as a script; `parts` by name of the aggregate."""
+    views = {f"v_{name}": sql for name, sql in parts.items()} | {
+        "v_problems": _PROBLEMS.format(parts=f"({parts['problems']})"),
+        "v_best_kernels": _BEST_KERNELS.format(parts=best),
+        "v_judge_noise": noise,
+    }
     return "".join(
         f"\nCREATE VIEW {name} AS\n    -- {_COMMENTS[name]}{sql};\n" for name, sql in views.items()
     )
 
 
-ROLLED = _create(_rolled_up())
-PLAIN = _create(_plain())
+ROLLED = _rolled_up()
+PLAIN = _plain()

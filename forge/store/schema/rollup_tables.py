@@ -36,83 +36,6 @@ CREATE TABLE open_kernels (
     -- kernels that a rewritten turn had before
     code_id INTEGER PRIMARY KEY
 );
-CREATE TABLE rolled_groups (
-    -- v_groups of settled steps
-    group_id INTEGER PRIMARY KEY, stage INTEGER, step INTEGER, purpose TEXT, is_greedy INTEGER,
-    problem_id TEXT, family TEXT, level INTEGER, is_flat INTEGER, num_rollouts INTEGER,
-    num_turns INTEGER, num_correct INTEGER, reward REAL, return_low REAL, return_mean REAL,
-    return_high REAL, speedup REAL, num_distinct_completions INTEGER,
-    num_completion_tokens INTEGER, min_version INTEGER, max_version INTEGER
-);
-CREATE INDEX rolled_groups_by_step ON rolled_groups (stage, step);
-CREATE INDEX rolled_groups_by_problem ON rolled_groups (problem_id);
-CREATE TABLE rolled_steps (
-    -- v_steps of settled steps
-    stage INTEGER, step INTEGER, num_groups INTEGER, num_turns INTEGER, num_flat_groups INTEGER,
-    reward REAL, return_mean REAL, pass_rate REAL, pass_rate_multi REAL, compile_rate REAL,
-    speedup REAL, best_speedup REAL, completion_tokens REAL, truncated_share REAL,
-    num_completion_tokens INTEGER, num_masked INTEGER, min_version INTEGER, max_version INTEGER,
-    generate_s REAL, judge_s REAL
-);
-CREATE INDEX rolled_steps_by_step ON rolled_steps (stage, step);
-CREATE TABLE rolled_levels (
-    -- v_levels of settled steps
-    stage INTEGER, step INTEGER, level INTEGER, family TEXT, num_groups INTEGER, reward REAL,
-    pass_rate REAL, compile_rate REAL, best_speedup REAL
-);
-CREATE INDEX rolled_levels_by_step ON rolled_levels (stage, step);
-CREATE TABLE rolled_failures (
-    -- v_failures of settled steps
-    stage INTEGER, step INTEGER, purpose TEXT, status TEXT, reason TEXT, num_turns INTEGER,
-    share REAL, example TEXT
-);
-CREATE INDEX rolled_failures_by_step ON rolled_failures (stage, step);
-CREATE TABLE rolled_duplicates (
-    -- v_duplicates of settled steps
-    stage INTEGER, step INTEGER, purpose TEXT, group_id INTEGER PRIMARY KEY, problem_id TEXT,
-    num_rollouts INTEGER, num_distinct_completions INTEGER, num_distinct_kernels INTEGER,
-    duplicate_share REAL
-);
-CREATE INDEX rolled_duplicates_by_step ON rolled_duplicates (stage, step);
-CREATE TABLE rolled_reward_terms (
-    -- v_reward_terms of settled steps
-    stage INTEGER, step INTEGER, purpose TEXT, term TEXT, num_turns INTEGER, mean REAL, low REAL,
-    high REAL, paid_share REAL
-);
-CREATE INDEX rolled_reward_terms_by_step ON rolled_reward_terms (stage, step);
-CREATE TABLE rolled_phases (
-    -- v_phases of settled steps
-    stage INTEGER, step INTEGER, purpose TEXT, phase TEXT, num_turns INTEGER, total_s REAL,
-    mean_s REAL, max_s REAL
-);
-CREATE INDEX rolled_phases_by_step ON rolled_phases (stage, step);
-CREATE TABLE rolled_staleness (
-    -- v_staleness of settled steps
-    stage INTEGER, step INTEGER, staleness INTEGER, num_samples INTEGER, share REAL, reward REAL,
-    advantage_size REAL
-);
-CREATE INDEX rolled_staleness_by_step ON rolled_staleness (stage, step);
-CREATE TABLE rolled_fast_p (
-    -- v_fast_p of settled steps
-    stage INTEGER, step INTEGER, policy_version INTEGER, p, num_rollouts INTEGER, fast_p REAL
-);
-CREATE INDEX rolled_fast_p_by_step ON rolled_fast_p (stage, step);
-CREATE TABLE rolled_problems (
-    -- contribution of each settled step to the problems it played
-    problem_id TEXT NOT NULL, purpose TEXT NOT NULL, stage INTEGER NOT NULL, step INTEGER NOT NULL,
-    num_rollouts INTEGER, num_turns INTEGER, num_judged INTEGER, num_correct_turns INTEGER,
-    best_reward REAL, best_speedup REAL, first_solved_by_version INTEGER,
-    last_played_by_version INTEGER, PRIMARY KEY (problem_id, purpose, stage, step)
-) WITHOUT ROWID;
-CREATE INDEX rolled_problems_by_step ON rolled_problems (stage, step);
-CREATE TABLE rolled_best (
-    -- the best kernel of each problem in each settled step
-    turn_row INTEGER PRIMARY KEY, problem_id TEXT, stage INTEGER, step INTEGER, group_id INTEGER,
-    rollout INTEGER, turn INTEGER, speedup_low REAL, num_launches INTEGER, num_bytes INTEGER
-);
-CREATE INDEX rolled_best_by_step ON rolled_best (stage, step);
-CREATE INDEX rolled_best_by_problem ON rolled_best
-    (problem_id, speedup_low DESC, num_launches, num_bytes, turn_row);
 CREATE TABLE rolled_noise (
     -- v_judge_noise of kernels that occur in no open step
     problem_id TEXT, code_id INTEGER, device TEXT, num_times INTEGER, low_us REAL, mean_us REAL,
@@ -121,8 +44,77 @@ CREATE TABLE rolled_noise (
 CREATE INDEX rolled_noise_by_kernel ON rolled_noise (code_id);
 """
 
-_ROLLED = ("groups", "steps", "levels", "failures", "duplicates", "reward_terms", "phases",
-           "staleness", "fast_p", "problems", "best")  # fmt: skip
+_ROLLED = {
+    "groups": """
+    group_id INTEGER PRIMARY KEY, stage INTEGER, step INTEGER, purpose TEXT, is_greedy INTEGER,
+    problem_id TEXT, family TEXT, level INTEGER, is_flat INTEGER, num_rollouts INTEGER,
+    num_turns INTEGER, num_correct INTEGER, reward REAL, return_low REAL, return_mean REAL,
+    return_high REAL, speedup REAL, num_distinct_completions INTEGER,
+    num_completion_tokens INTEGER, min_version INTEGER, max_version INTEGER""",
+    "steps": """
+    stage INTEGER, step INTEGER, num_groups INTEGER, num_turns INTEGER, num_flat_groups INTEGER,
+    reward REAL, return_mean REAL, pass_rate REAL, pass_rate_multi REAL, compile_rate REAL,
+    speedup REAL, best_speedup REAL, completion_tokens REAL, truncated_share REAL,
+    num_completion_tokens INTEGER, num_masked INTEGER, min_version INTEGER, max_version INTEGER,
+    generate_s REAL, judge_s REAL""",
+    "levels": """
+    stage INTEGER, step INTEGER, level INTEGER, family TEXT, num_groups INTEGER, reward REAL,
+    pass_rate REAL, compile_rate REAL, best_speedup REAL""",
+    "failures": """
+    stage INTEGER, step INTEGER, purpose TEXT, status TEXT, reason TEXT, num_turns INTEGER,
+    share REAL, example TEXT""",
+    "duplicates": """
+    stage INTEGER, step INTEGER, purpose TEXT, group_id INTEGER PRIMARY KEY, problem_id TEXT,
+    num_rollouts INTEGER, num_distinct_completions INTEGER, num_distinct_kernels INTEGER,
+    duplicate_share REAL""",
+    "reward_terms": """
+    stage INTEGER, step INTEGER, purpose TEXT, term TEXT, num_turns INTEGER, mean REAL, low REAL,
+    high REAL, paid_share REAL""",
+    "phases": """
+    stage INTEGER, step INTEGER, purpose TEXT, phase TEXT, num_turns INTEGER, total_s REAL,
+    mean_s REAL, max_s REAL""",
+    "staleness": """
+    stage INTEGER, step INTEGER, staleness INTEGER, num_samples INTEGER, share REAL, reward REAL,
+    advantage_size REAL""",
+    "fast_p": """
+    stage INTEGER, step INTEGER, policy_version INTEGER, p, num_rollouts INTEGER, fast_p REAL""",
+    "problems": """
+    problem_id TEXT NOT NULL, purpose TEXT NOT NULL, stage INTEGER NOT NULL,
+    step INTEGER NOT NULL, num_rollouts INTEGER, num_turns INTEGER, num_judged INTEGER,
+    num_correct_turns INTEGER, best_reward REAL, best_speedup REAL,
+    first_solved_by_version INTEGER, last_played_by_version INTEGER""",
+    "best": """
+    turn_row INTEGER PRIMARY KEY, problem_id TEXT, stage INTEGER, step INTEGER, group_id INTEGER,
+    rollout INTEGER, turn INTEGER, speedup_low REAL, num_launches INTEGER, num_bytes INTEGER""",
+}
+"""Name of an aggregate to the columns of its table `rolled_<name>`."""
+
+COLUMNS = {
+    name: ", ".join(column.split()[0] for column in columns.split(","))
+    for name, columns in _ROLLED.items()
+}
+"""Name of an aggregate to the names of its columns."""
+
+
+def _rolled_table(name: str, columns: str) -> str:
+    end = "\n)"
+    if name == "problems":
+        end = ", PRIMARY KEY (problem_id, purpose, stage, step)\n) WITHOUT ROWID"
+    return f"""
+CREATE TABLE rolled_{name} (
+    -- rows of settled steps{columns}{end};
+CREATE INDEX rolled_{name}_by_step ON rolled_{name} (stage, step);
+"""
+
+
+ROLLED_TABLES = (
+    "".join(_rolled_table(*each) for each in _ROLLED.items())
+    + """
+CREATE INDEX rolled_groups_by_problem ON rolled_groups (problem_id);
+CREATE INDEX rolled_best_by_problem ON rolled_best
+    (problem_id, speedup_low DESC, num_launches, num_bytes, turn_row);
+"""
+)
 
 _OPEN = """
     INSERT INTO open_steps (stage, step) SELECT {found}
@@ -136,15 +128,14 @@ def _open(stage: str, step: str) -> str:
 
 
 OPEN_ITS_STEP = _OPEN.format(found="s.stage, s.step FROM groups s WHERE s.group_id = NEW.group_id")
-OPEN_STEPS_OF_PROBLEM = """
-    INSERT INTO open_steps (stage, step) SELECT DISTINCT s.stage, s.step FROM groups s
-        WHERE s.problem_id = NEW.problem_id
-        AND NOT EXISTS (SELECT 1 FROM open_steps o WHERE o.stage = s.stage AND o.step = s.step);"""
-OPEN_STEPS_OF_USES = """
-    INSERT INTO open_steps (stage, step) SELECT DISTINCT s.stage, s.step
+OPEN_STEPS_OF_PROBLEM = _OPEN.format(
+    found="DISTINCT s.stage, s.step FROM groups s WHERE s.problem_id = NEW.problem_id"
+)
+OPEN_STEPS_OF_USES = _OPEN.format(
+    found="""DISTINCT s.stage, s.step
         FROM samples m CROSS JOIN sample_uses s ON s.sample_id = m.sample_id
-        WHERE m.group_id = NEW.group_id AND m.rollout = NEW.rollout AND m.turn = NEW.turn
-        AND NOT EXISTS (SELECT 1 FROM open_steps o WHERE o.stage = s.stage AND o.step = s.step);"""
+        WHERE m.group_id = NEW.group_id AND m.rollout = NEW.rollout AND m.turn = NEW.turn"""
+)
 """v_staleness shows a turn's reward at the steps that trained it."""
 NOTE_UNGROUPED = """
     INSERT INTO open_groups SELECT NEW.group_id
@@ -159,7 +150,7 @@ def _trigger(name: str, when: str, *statements: str) -> str:
 
 _DROP_ROLLED = "".join(
     f"\n    DELETE FROM rolled_{name} WHERE stage = NEW.stage AND step = NEW.step;"
-    for name in _ROLLED
+    for name in COLUMNS
 )
 
 TRIGGERS = "".join(
@@ -212,4 +203,4 @@ INSERT INTO open_groups SELECT DISTINCT group_id FROM turns t
 """
 """All steps of a migrated run are open at first; the writer settles them gradually."""
 
-RUN_TABLES_2 = INDEXES + TABLES + TRIGGERS + BACKLOG
+RUN_TABLES_2 = INDEXES + TABLES + ROLLED_TABLES + TRIGGERS + BACKLOG

@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Callable
 
 from forge.store.schema.aggregates import BY_STEP, IS_TIMED, noise_of
+from forge.store.schema.rollup_tables import COLUMNS
 
 MAX_OPEN_STEPS = 4
 """Steps that stay open: one being played, one being trained, an evaluation, and a spare. Every view
@@ -24,8 +25,8 @@ _ONE_STEP = {
     "uses": "(SELECT * FROM v_samples WHERE stage = :stage AND step = :step)",
 }
 _SETTLE = tuple(
-    f"INSERT INTO rolled_{name} ({each.columns}) {each.sql.format(**_ONE_STEP)}"
-    for name, each in BY_STEP.items()
+    f"INSERT INTO rolled_{name} ({COLUMNS[name]}) {sql.format(**_ONE_STEP)}"
+    for name, sql in BY_STEP.items()
 )
 _SETTLE_NOISE = (
     f"""INSERT OR IGNORE INTO open_kernels SELECT code_id FROM live_turns
