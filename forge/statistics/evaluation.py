@@ -2,19 +2,20 @@
 
 The evaluate stage calls it in a worker thread (the bootstrap takes 50 ms); stored turns give the
 same figures again. A turn that failed through a fault of the machinery counts neither for nor
-against. A problem whose prompt does not fit the context counts as unsolved, so pass@1 always covers
-all problems of the evaluation.
+against; a rollout that one ended counts only if it was solved before. A problem whose prompt does
+not fit the context counts as unsolved, so pass@1 always covers all problems of the evaluation.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from forge.records import End, Evaluation, Group, Problem, Turn
-from forge.statistics.multi_turn import Rollouts, rates_by_turn, solved_in_any_turn
-from forge.statistics.passk import Estimate, Tally, estimate_pass_at_k
+from forge.records import End, Evaluation, Group, Problem, Trajectory, Turn
+from forge.statistics.passk import Estimate, Tally, estimate_mean, estimate_pass_at_k
+
+Rollouts = list[tuple[Problem, Trajectory]]
 
 Answer = tuple[Problem, Turn | None]
 """A problem and a first turn; None if the prompt did not fit, which counts as a failure."""
@@ -49,29 +50,29 @@ def evaluate_groups(
     for group in groups:
         into = greedy if group.is_greedy else sampled
         into.extend((by_id[group.problem_id], trajectory) for trajectory in group.trajectories)
-    first = _first_answers(sampled)
+    first, first_greedy = _first_answers(sampled), _first_answers(greedy)
     tallies = _tallies(first)
     at_k = _pass_at_ks(tallies)
-    multi = solved_in_any_turn(sampled)
+    multi = _solved_in_any_turn(sampled)
     return Evaluation(
         stage=stage,
         step=step,
         policy_version=version,
         at=at,
         num_problems=len({problem.problem_id for problem, _ in sampled + greedy}),
-        num_samples=_most_rollouts(sampled),
+        num_samples=max(Counter(p.problem_id for p, _ in sampled).values(), default=0),
         max_turns=max_turns,
         pass_at_1=at_k[1].value if at_k else 0.0,
         ci_low=at_k[1].low if at_k else 0.0,
         ci_high=at_k[1].high if at_k else 1.0,
         pass_at_k={k: estimate.value for k, estimate in at_k.items()},
-        pass_at_1_greedy=_greedy(greedy),
+        pass_at_1_greedy=_mean_by_problem(first_greedy, _is_correct) if first_greedy else None,
         pass_at_1_multi=multi["value"],
         compile_rate=_mean_by_problem(first, _is_compiled),
         detail={
             "by_family": _parts(first, lambda problem: problem.family),
             "by_level": _parts(first, lambda problem: str(problem.level)),
-            "by_turn": rates_by_turn(sampled),
+            "by_turn": _rates_by_turn(sampled),
             "pass_at_k_ci": {str(k): [each.low, each.high] for k, each in at_k.items()},
             "multi": multi,
             "tallies": {name: [tally.num, tally.correct] for name, tally in tallies.items()},
@@ -109,23 +110,11 @@ def _tallies(answers: list[Answer]) -> dict[str, Tally]:
     return {name: Tally(num=len(each), correct=sum(each)) for name, each in found.items()}
 
 
-def _most_rollouts(rollouts: Rollouts) -> int:
-    counts: dict[str, int] = defaultdict(int)
-    for problem, _ in rollouts:
-        counts[problem.problem_id] += 1
-    return max(counts.values(), default=0)
-
-
 def _pass_at_ks(tallies: dict[str, Tally]) -> dict[int, Estimate]:
     """pass@k for each k up to the largest number of samples of a problem."""
     counts = list(tallies.values())
     ks = range(1, 1 + max((tally.num for tally in counts), default=0))
     return {k: found for k in ks if (found := estimate_pass_at_k(counts, k)) is not None}
-
-
-def _greedy(rollouts: Rollouts) -> float | None:
-    first = _first_answers(rollouts)
-    return _mean_by_problem(first, _is_correct) if first else None
 
 
 def _claims(answers: list[Answer], claim: Callable[[Turn], bool]) -> dict[str, list[bool]]:
@@ -159,3 +148,64 @@ def _part(answers: list[Answer]) -> dict[str, Any]:
         "ci_high": estimate.high if estimate else 1.0,
         "compile_rate": _mean_by_problem(answers, _is_compiled),
     }
+
+
+def _solved_in_any_turn(rollouts: Rollouts) -> dict[str, float]:
+    """Share of rollouts with a correct turn, a mean over problems, with its interval.
+
+    Rollouts that a fault cut short are left out of the mean, which favours early successes; the
+    interval therefore reaches from none of them solved to all of them solved.
+    """
+    value = _solved_share(rollouts, cut_short=None)
+    if value is None:
+        return {"value": 0.0, "ci_low": 0.0, "ci_high": 1.0, "num_cut_short": 0}
+    low, high = (_solved_share(rollouts, cut_short=solved) or value for solved in (False, True))
+    return {
+        "value": value.value,
+        "ci_low": low.low,
+        "ci_high": high.high,
+        "num_cut_short": sum(_is_cut_short(trajectory) for _, trajectory in rollouts),
+    }
+
+
+def _rates_by_turn(rollouts: Rollouts) -> dict[str, dict[str, Any]]:
+    """Rates of each turn: among rollouts that reached it, and the share of all solved by then."""
+    counted = [trajectory for _, trajectory in rollouts if _is_counted(trajectory)]
+    out: dict[str, dict[str, Any]] = {}
+    for number in range(max((len(t.turns) for t in counted), default=0)):
+        reached = [t.turns[number] for t in counted if len(t.turns) > number]
+        scored = [turn for turn in reached if turn.verdict.status.is_scored]
+        solved = sum(
+            any(turn.verdict.is_correct for turn in t.turns[: number + 1]) for t in counted
+        )
+        out[str(number)] = {
+            "num": len(scored),
+            "pass_at_1": sum(turn.verdict.is_correct for turn in scored) / max(1, len(scored)),
+            "compile_rate": sum(turn.verdict.is_compiled for turn in scored) / max(1, len(scored)),
+            "solved_by_then": solved / len(counted),
+        }
+    return out
+
+
+def _solved_share(rollouts: Rollouts, *, cut_short: bool | None) -> Estimate | None:
+    """Share of solved rollouts; those cut short count as `cut_short`, or not at all for None."""
+    found: dict[str, list[bool]] = defaultdict(list)
+    for problem, trajectory in rollouts:
+        if _is_counted(trajectory):
+            found[problem.problem_id].append(_is_solved(trajectory))
+        elif cut_short is not None and _is_cut_short(trajectory):
+            found[problem.problem_id].append(cut_short)
+    return estimate_mean([sum(each) / len(each) for each in found.values()])
+
+
+def _is_counted(trajectory: Trajectory) -> bool:
+    return _is_solved(trajectory) or trajectory.end is not End.INFRA
+
+
+def _is_cut_short(trajectory: Trajectory) -> bool:
+    """True if a fault ended it after wrong answers: a later turn might have solved it."""
+    return not _is_counted(trajectory) and trajectory.turns[0].verdict.status.is_scored
+
+
+def _is_solved(trajectory: Trajectory) -> bool:
+    return any(turn.verdict.is_correct for turn in trajectory.turns)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import itemgetter
 
@@ -30,17 +30,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A mean over problems with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-    num_problems: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """The mean of b − a over the problems of both, with its 95 % interval."""
+    """A mean over problems, of a figure or of differences b − a, with its 95 % interval."""
 
     value: float
     low: float
@@ -72,18 +62,18 @@ def estimate_mean(values: Sequence[float], *, seed: int = 0) -> Estimate | None:
     """
     if not values:
         return None
-    low, high = _percentiles(values, seed=seed, span=(0.0, 1.0))
+    found = _estimate(values, seed=seed, span=(0.0, 1.0))
     bound = 1.0 - TAIL ** (1.0 / len(values))
     if all(value == 0.0 for value in values):
-        high = bound
+        return replace(found, high=bound)
     if all(value == 1.0 for value in values):
-        low = 1.0 - bound
-    return Estimate(value=_mean(values), low=low, high=high, num_problems=len(values))
+        return replace(found, low=1.0 - bound)
+    return found
 
 
 def compare_paired(
     a: Mapping[str, Tally], b: Mapping[str, Tally], *, k: int = 1, seed: int = 0
-) -> Difference | None:
+) -> Estimate | None:
     """Difference of pass@k, paired by problem, which removes what makes a problem hard for both.
 
     Args:
@@ -96,42 +86,30 @@ def compare_paired(
     if not both:
         return None
     values = [pass_at_k(b[name], k) - pass_at_k(a[name], k) for name in both]
-    return _difference(values, seed=seed, span=(-1.0, 1.0))
+    return _estimate(values, seed=seed, span=(-1.0, 1.0))
 
 
-def estimate_difference(values: Sequence[float], *, seed: int = 0) -> Difference | None:
-    """Mean of one unbounded difference per problem, with its interval.
-
-    Returns:
-        None for fewer than two problems: one says nothing about the others.
+def estimate_difference(values: Sequence[float], *, seed: int = 0) -> Estimate | None:
+    """Mean of one unbounded difference per problem, with its interval; None for fewer than two
+    problems: one says nothing about the others.
     """
     if len(values) < 2:
         return None
-    return _difference(values, seed=seed, span=(-math.inf, math.inf))
+    return _estimate(values, seed=seed, span=(-math.inf, math.inf))
 
 
-def _difference(values: Sequence[float], *, seed: int, span: tuple[float, float]) -> Difference:
-    low, high = _percentiles(values, seed=seed, span=span)
-    return Difference(value=_mean(values), low=low, high=high, num_problems=len(values))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
-def _percentiles(
-    values: Sequence[float], *, seed: int, span: tuple[float, float]
-) -> tuple[float, float]:
-    """2.5 and 97.5 % percentiles of the means of resampled problems, interpolated.
+def _estimate(values: Sequence[float], *, seed: int, span: tuple[float, float]) -> Estimate:
+    """The mean, and interpolated percentiles of the means of resampled problems.
 
     Args:
         span: all possible values; the interval of a single problem.
     """
-    if len(values) == 1:
-        return span
     num = len(values)
-    means = sorted(math.fsum(draw(values)) / num for draw in _resamples(num, seed))
-    return _quantile(means, TAIL), _quantile(means, 1.0 - TAIL)
+    low, high = span
+    if num > 1:
+        means = sorted(math.fsum(draw(values)) / num for draw in _resamples(num, seed))
+        low, high = _quantile(means, TAIL), _quantile(means, 1.0 - TAIL)
+    return Estimate(value=math.fsum(values) / num, low=low, high=high, num_problems=num)
 
 
 @lru_cache(maxsize=8)

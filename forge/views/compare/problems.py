@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forge.statistics.passk import Difference, Tally, compare_paired, estimate_difference
+from forge.statistics.passk import Estimate, Tally, compare_paired, estimate_difference
 from forge.views.compare.records import By, ProblemChange, Score, ScorePart
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ def _change(name: str, a: Answers, b: Answers) -> ProblemChange:
     )
 
 
-def difference_of_shares(a: Tally, b: Tally) -> Difference:
+def difference_of_shares(a: Tally, b: Tally) -> Estimate:
     """b's share minus a's with Newcombe's interval (1998, method 10), which combines Wilson's
     bounds of each. Valid for few samples, unlike the normal approximation.
     """
@@ -216,7 +216,7 @@ def difference_of_shares(a: Tally, b: Tally) -> Difference:
     value = share_b - share_a
     low = value - math.hypot(share_b - low_b, high_a - share_a)
     high = value + math.hypot(high_b - share_b, share_a - low_a)
-    return Difference(value=value, low=low, high=high, num_problems=1)
+    return Estimate(value=value, low=low, high=high, num_problems=1)
 
 
 def _wilson(tally: Tally) -> tuple[float, float, float]:

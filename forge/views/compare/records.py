@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from forge.statistics.passk import Difference
+    from forge.statistics.passk import Estimate
 
 
 class By(StrEnum):
@@ -76,7 +76,7 @@ class Score:
 
     a: float
     b: float
-    difference: Difference
+    difference: Estimate
     """Paired by problem, with the 95 % interval of resampled problems."""
     num_won: int
     """Problems that b solves more often than a."""
@@ -121,7 +121,7 @@ class ScorePart:
 
     name: str
     score: Score
-    speed: Difference | None
+    speed: Estimate | None
     """log2 of b's best speedup over a's, for problems that both have timed: 1 is twice as fast."""
 
 
