@@ -143,56 +143,46 @@ NOTE_UNGROUPED = """
         AND NOT EXISTS (SELECT 1 FROM open_groups WHERE group_id = NEW.group_id);"""
 
 
-def _trigger(name: str, when: str, *statements: str) -> str:
-    body = "".join(statements)
-    return f"CREATE TRIGGER {name} AFTER {when} BEGIN{body}\nEND;\n"
-
-
 _DROP_ROLLED = "".join(
     f"\n    DELETE FROM rolled_{name} WHERE stage = NEW.stage AND step = NEW.step;"
     for name in COLUMNS
 )
 
+_TRIGGERS = {
+    "open_step_drops_its_rows": ("INSERT ON open_steps", _DROP_ROLLED),
+    "turn_inserted": ("INSERT ON turns", NOTE_UNGROUPED + OPEN_ITS_STEP + OPEN_STEPS_OF_USES),
+    "turn_updated": ("UPDATE ON turns", OPEN_ITS_STEP),
+    "turn_rewarded": (
+        "UPDATE OF reward ON turns WHEN NEW.reward IS NOT OLD.reward",
+        OPEN_STEPS_OF_USES,
+    ),
+    "turn_recoded": (
+        "UPDATE OF code_id ON turns WHEN NEW.code_id IS NOT OLD.code_id AND OLD.code_id",
+        """
+    INSERT INTO open_kernels SELECT OLD.code_id
+        WHERE NOT EXISTS (SELECT 1 FROM open_kernels WHERE code_id = OLD.code_id);""",
+    ),
+    "verdict_inserted": ("INSERT ON verdicts", OPEN_ITS_STEP),
+    "verdict_updated": ("UPDATE ON verdicts", OPEN_ITS_STEP),
+    "trajectory_inserted": ("INSERT ON trajectories", OPEN_ITS_STEP),
+    "trajectory_updated": ("UPDATE ON trajectories", OPEN_ITS_STEP),
+    "group_inserted": (
+        "INSERT ON groups",
+        "\n    DELETE FROM open_groups WHERE group_id = NEW.group_id;" + OPEN_ITS_STEP,
+    ),
+    "group_updated": ("UPDATE ON groups", _open("OLD.stage", "OLD.step") + OPEN_ITS_STEP),
+    "problem_inserted": ("INSERT ON problems", OPEN_STEPS_OF_PROBLEM),
+    "problem_updated": (
+        "UPDATE ON problems WHEN NEW.family IS NOT OLD.family OR NEW.level IS NOT OLD.level",
+        OPEN_STEPS_OF_PROBLEM,
+    ),
+    "use_inserted": ("INSERT ON sample_uses", _open("NEW.stage", "NEW.step")),
+    "use_updated": ("UPDATE ON sample_uses", _open("NEW.stage", "NEW.step")),
+}
+"""Name to the event and the statements that it runs."""
 TRIGGERS = "".join(
-    (
-        _trigger("open_step_drops_its_rows", "INSERT ON open_steps", _DROP_ROLLED),
-        _trigger(
-            "turn_inserted", "INSERT ON turns", NOTE_UNGROUPED, OPEN_ITS_STEP, OPEN_STEPS_OF_USES
-        ),
-        _trigger("turn_updated", "UPDATE ON turns", OPEN_ITS_STEP),
-        _trigger(
-            "turn_rewarded",
-            "UPDATE OF reward ON turns WHEN NEW.reward IS NOT OLD.reward",
-            OPEN_STEPS_OF_USES,
-        ),
-        _trigger(
-            "turn_recoded",
-            "UPDATE OF code_id ON turns WHEN NEW.code_id IS NOT OLD.code_id AND OLD.code_id",
-            "\n    INSERT INTO open_kernels SELECT OLD.code_id WHERE NOT EXISTS"
-            " (SELECT 1 FROM open_kernels WHERE code_id = OLD.code_id);",
-        ),
-        _trigger("verdict_inserted", "INSERT ON verdicts", OPEN_ITS_STEP),
-        _trigger("verdict_updated", "UPDATE ON verdicts", OPEN_ITS_STEP),
-        _trigger("trajectory_inserted", "INSERT ON trajectories", OPEN_ITS_STEP),
-        _trigger("trajectory_updated", "UPDATE ON trajectories", OPEN_ITS_STEP),
-        _trigger(
-            "group_inserted",
-            "INSERT ON groups",
-            "\n    DELETE FROM open_groups WHERE group_id = NEW.group_id;",
-            OPEN_ITS_STEP,
-        ),
-        _trigger(
-            "group_updated", "UPDATE ON groups", _open("OLD.stage", "OLD.step"), OPEN_ITS_STEP
-        ),
-        _trigger("problem_inserted", "INSERT ON problems", OPEN_STEPS_OF_PROBLEM),
-        _trigger(
-            "problem_updated",
-            "UPDATE ON problems WHEN NEW.family IS NOT OLD.family OR NEW.level IS NOT OLD.level",
-            OPEN_STEPS_OF_PROBLEM,
-        ),
-        _trigger("use_inserted", "INSERT ON sample_uses", _open("NEW.stage", "NEW.step")),
-        _trigger("use_updated", "UPDATE ON sample_uses", _open("NEW.stage", "NEW.step")),
-    )
+    f"CREATE TRIGGER {name} AFTER {event} BEGIN{statements}\nEND;\n"
+    for name, (event, statements) in _TRIGGERS.items()
 )
 
 BACKLOG = """

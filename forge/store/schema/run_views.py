@@ -11,7 +11,7 @@ filter them by the columns that their comment names, or use LIMIT.
 
 from forge.store.schema.rolled_views import PLAIN, ROLLED
 
-TURN_VIEWS = """
+RECORD_VIEWS = """
 CREATE VIEW v_turns AS
     -- one row per turn with everything about it, texts too; filter by group_id, step, problem_id
     SELECT t.turn_id, t.group_id, t.rollout, t.turn, g.stage, g.step, g.purpose, g.is_greedy,
@@ -41,9 +41,7 @@ CREATE VIEW v_replayed AS
     FROM groups JOIN (SELECT stage, step, max(attempt) AS last_attempt FROM groups
         WHERE purpose = 'eval' GROUP BY stage, step) USING (stage, step)
     WHERE purpose = 'eval' AND attempt < last_attempt;
-"""
 
-TRAINING_VIEWS = """
 CREATE VIEW v_samples AS
     -- one row per trained sample (last attempt of a repeated step); filter by stage and step
     SELECT u.stage, u.step, u.attempt, t.turn_id, u.sample_id, u.group_id, u.rollout, u.turn,
@@ -131,8 +129,8 @@ CREATE VIEW live_turns AS
     LEFT JOIN problems p ON p.problem_id = g.problem_id;
 """
 
-VIEWS = TURN_VIEWS + TRAINING_VIEWS + LIVE_VIEWS + ROLLED
-PLAIN_VIEWS = TURN_VIEWS + TRAINING_VIEWS + PLAIN
+VIEWS = RECORD_VIEWS + LIVE_VIEWS + ROLLED
+PLAIN_VIEWS = RECORD_VIEWS + PLAIN
 """Temporary views for a run of schema 1, which has no roll-ups."""
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
+from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from forge.records.verdict import TIMING_FIELDS
@@ -22,37 +23,36 @@ if TYPE_CHECKING:
         Event,
         Group,
         Metrics,
-        PolicyVersion,
-        ProcessEnd,
-        ProcessStart,
         Sample,
-        SampleUse,
         Trajectory,
         Turn,
     )
+    from forge.store.write.rows import Record
 
 _STAGE = re.compile(r"^[a-z]+-(\d+)")
 
 Row = dict[str, Any]
 
 
-def of_fields(
-    record: Evaluation | PolicyVersion | ProcessEnd | ProcessStart | SampleUse,
-) -> Row:
-    """One column per field, for records whose fields are the table's columns."""
-    return {field.name: getattr(record, field.name) for field in fields(record)}
+def of_fields(record: Record, *, without: Sequence[str] = ()) -> Row:
+    """One column per field, but for fields that are no column of the record's table."""
+    return {name: getattr(record, name) for name in _names(type(record)) if name not in without}
+
+
+@cache
+def _names(kind: type[Record]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
+
+
+def of_place(record: Sample | Turn) -> Row:
+    """The key of a turn's rows."""
+    return {"group_id": record.group_id, "rollout": record.rollout, "turn": record.turn}
 
 
 def of_group(record: Group) -> Row:
     """Columns of `groups` but for attempt and recorded_at."""
-    return {
-        "group_id": record.group_id,
-        "problem_id": record.problem_id,
+    return of_fields(record, without=("trajectories",)) | {
         "purpose": str(record.purpose),
-        "stage": record.stage,
-        "step": record.step,
-        "is_greedy": record.is_greedy,
-        "is_flat": record.is_flat,
         "num_rollouts": len(record.trajectories),
     }
 
@@ -72,10 +72,7 @@ def of_trajectory(record: Trajectory) -> Row:
 def of_turn(record: Turn) -> Row:
     """Columns of `turns` but for attempt, recorded_at, the return and the ids of its texts."""
     completion = record.completion
-    return {
-        "group_id": record.group_id,
-        "rollout": record.rollout,
-        "turn": record.turn,
+    return of_place(record) | {
         "num_prompt_tokens": len(record.prompt_ids),
         "num_completion_tokens": len(completion.token_ids),
         "finish": str(completion.finish),
@@ -91,10 +88,7 @@ def of_turn(record: Turn) -> Row:
 def of_verdict(record: Turn) -> Row:
     """Columns of `verdicts` but for the id of the detail."""
     verdict = record.verdict
-    return {
-        "group_id": record.group_id,
-        "rollout": record.rollout,
-        "turn": record.turn,
+    return of_place(record) | {
         "status": str(verdict.status),
         "reason": verdict.reason,
         "is_compiled": verdict.is_compiled,
@@ -106,18 +100,6 @@ def of_verdict(record: Turn) -> Row:
         "device": verdict.device,
         "phase_s": _json(verdict.phase_s),
         "harness": verdict.harness,
-    }
-
-
-def of_sample(record: Sample) -> Row:
-    """Columns of `samples`."""
-    return {
-        "sample_id": record.sample_id,
-        "group_id": record.group_id,
-        "rollout": record.rollout,
-        "turn": record.turn,
-        "advantage": record.advantage,
-        "policy_version": record.policy_version,
     }
 
 
@@ -145,12 +127,8 @@ def of_evaluation(record: Evaluation) -> Row:
 
 def of_attempt(record: Attempt) -> Row:
     """Columns of `attempts` at its start."""
-    return {
-        "attempt": record.attempt,
-        "started_at": record.started_at,
-        "seed": record.seed,
+    return of_fields(record, without=("commit",)) | {
         "code_commit": record.commit,
-        "code_diff": record.code_diff,
         "versions": _json(record.versions),
         "machine": _json(record.machine),
     }
@@ -158,12 +136,7 @@ def of_attempt(record: Attempt) -> Row:
 
 def of_event(record: Event) -> Row:
     """Columns of `events` but for attempt."""
-    return {
-        "at": record.at,
-        "kind": record.kind,
-        "message": record.message,
-        "data": _json(record.data),
-    }
+    return of_fields(record) | {"data": _json(record.data)}
 
 
 def _json(value: Mapping[str, Any]) -> str:

@@ -1,12 +1,19 @@
-"""run.db and tokens.db opened read-write: pragmas, migrations, transactions over both.
+"""run.db and tokens.db opened read-write: pragmas, migrations, transactions over both, free space.
 
-Used on the writer's thread only. Tokens are committed before the rows that name them, so each turn
-in run.db has its tokens, also after a power cut.
+Used on the writer's thread. Tokens are committed before the rows that name them, so each turn in
+run.db has its tokens, also after a power cut.
+
+Retention of token arrays, `[store] keep_tokens`: `all` keeps every turn's while tokens.db is below
+20 GB, then acts as `untrained`. `untrained` keeps what a resume needs: groups being played, or
+offered and not yet used. `last:N` keeps those and the groups of the last N steps. Tokens of an
+unused sample are never dropped.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import shutil
 import sqlite3
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,6 +30,18 @@ logger = logging.getLogger(__name__)
 
 CHECKPOINT_PAGES = 16_000
 """64 MB of WAL before it is copied into the database, which costs an fsync."""
+KEEP_ALL_BYTES = 20_000_000_000
+
+_SPENT = """
+WITH latest AS (SELECT stage, step FROM groups ORDER BY stage DESC, step DESC LIMIT 1)
+SELECT group_id FROM groups g, latest
+WHERE num_rollouts > 0
+    AND (:is_strict OR g.stage < latest.stage OR g.step <= latest.step - :num_steps)
+    AND (purpose <> 'train' OR is_flat
+        OR EXISTS (SELECT 1 FROM samples s WHERE s.group_id = g.group_id))
+    AND NOT EXISTS (SELECT 1 FROM samples s WHERE s.group_id = g.group_id
+        AND NOT EXISTS (SELECT 1 FROM sample_uses u WHERE u.sample_id = s.sample_id))
+"""
 
 
 class Databases:
@@ -62,6 +81,15 @@ class Databases:
             if connection.in_transaction:
                 connection.rollback()
 
+    def drop_spent_tokens(self, keep_tokens: str) -> None:
+        """Deletes the token arrays that `keep_tokens` need not keep, after a commit."""
+        if keep_tokens == "all" and self._paths.tokens_db.stat().st_size < KEEP_ALL_BYTES:
+            return
+        name, _, number = keep_tokens.partition(":")
+        rule = {"is_strict": name != "last", "num_steps": int(number or 0)}
+        groups = self.run.execute(_SPENT, rule).fetchall()
+        self.tokens.executemany("DELETE FROM tokens WHERE group_id = ?", groups)
+
     def close(self) -> None:
         """Copies the WALs into the databases and closes them; logs a checkpoint that fails."""
         for connection in (self.tokens, self.run):
@@ -95,3 +123,8 @@ def _connect(path: Path) -> sqlite3.Connection:
     ):
         connection.execute(f"PRAGMA {pragma}")
     return connection
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes available to this user; 0 for a missing directory."""
+    return shutil.disk_usage(path).free if os.path.isdir(path) else 0

@@ -176,19 +176,14 @@ class RowWriter:
         self._token_row(record, encoded.tokens)
 
     def _token_row(self, record: Turn | Sample, tokens: tuple[bytes, bytes, bytes]) -> None:
-        row = {
-            "group_id": record.group_id,
-            "rollout": record.rollout,
-            "turn": record.turn,
-            "prompt_ids": tokens[0],
-            "completion_ids": tokens[1],
-            "logprobs": tokens[2],
-        }
+        names = ("prompt_ids", "completion_ids", "logprobs")
+        row = columns.of_place(record) | dict(zip(names, tokens, strict=True))
         self._put("tokens", _TURN_KEY, row, db=self._tokens)
 
     def _sample(self, record: Sample) -> None:
         """Writes the offer, and the tokens only if the turn itself was never put."""
-        self._put("samples", ("sample_id",), columns.of_sample(record))
+        row = columns.of_fields(record, without=("prompt_ids", "completion_ids", "logprobs"))
+        self._put("samples", ("sample_id",), row)
         key = (record.group_id, record.rollout, record.turn)
         query = "SELECT 1 FROM tokens WHERE group_id = ? AND rollout = ? AND turn = ?"
         if self._tokens.execute(query, key).fetchone() is None:

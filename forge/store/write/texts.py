@@ -49,18 +49,18 @@ class EncodedText:
         return self if self.frame is None else replace(self, body=frames[self.frame], frame=None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class EncodedTurn:
     """Texts and tokens of a turn."""
 
+    tokens: tuple[bytes, bytes, bytes]
+    """Prompt ids, completion ids, log probabilities."""
     prompt: EncodedText | None
     """None for an empty text, as all below."""
     completion: EncodedText | None
     code: EncodedText | None
     feedback: EncodedText | None
     detail: EncodedText | None
-    tokens: tuple[bytes, bytes, bytes]
-    """Prompt ids, completion ids, log probabilities."""
 
 
 class TurnEncoder:
@@ -140,17 +140,8 @@ def _token_bytes(
 
 
 def _finish(texts: tuple[EncodedText | None, ...], first: int, frames: list[bytes]) -> EncodedTurn:
-    prompt, completion, code, feedback, detail = (
-        text and text.with_frame(frames) for text in texts
-    )
-    return EncodedTurn(
-        prompt=prompt,
-        completion=completion,
-        code=code,
-        feedback=feedback,
-        detail=detail,
-        tokens=(frames[first], frames[first + 1], frames[first + 2]),
-    )
+    tokens = (frames[first], frames[first + 1], frames[first + 2])
+    return EncodedTurn(tokens, *(text and text.with_frame(frames) for text in texts))
 
 
 class TextTable:

@@ -27,10 +27,8 @@ from forge.records import (
     SampleUse,
 )
 from forge.store.schema.settle import settle_oldest, settle_while
-from forge.store.write.databases import Databases
-from forge.store.write.disk import CHECK_S, Disk, free_bytes
+from forge.store.write.databases import Databases, free_bytes
 from forge.store.write.encoder_thread import Encoded, EncoderThread
-from forge.store.write.retention import drop_tokens, spent_groups
 from forge.store.write.rows import RECORD_TYPES, Record, RowWriter
 from forge.store.write.texts import TurnEncoder
 
@@ -50,6 +48,8 @@ SILENT_AFTER_S = 60.0
 """Maximum wait for a place in the queue or for a flush; beyond it the disk hangs."""
 IDLE_SETTLE_S = 0.2
 CLOSE_SETTLE_S = 5.0
+DISK_CHECK_S = 1.0
+"""Seconds between two checks of the free disk space."""
 
 _URGENT = (
     Attempt,
@@ -74,7 +74,7 @@ class StoreOptions(Protocol):
 
     @property
     def keep_tokens(self) -> str:
-        """`all`, `untrained` or `last:N` (`store.write.retention`)."""
+        """`all`, `untrained` or `last:N` (`store.write.databases`)."""
         ...
 
     @property
@@ -95,7 +95,8 @@ class WriterThread:
         self._clock = clock
         self._encoder = EncoderThread(self.queue, texts=table.texts)
         self._thread = threading.Thread(target=self._main, name="store-writer", daemon=True)
-        self._disk = Disk(paths.root, least_free_bytes=table.min_free_bytes)
+        self._disk_problem: str | None = None
+        self._disk_checked_at = 0.0
         self._num_pending = 0
         self._first_pending = 0.0
         self._trained_something = False
@@ -135,8 +136,8 @@ class WriterThread:
 
     def check_disk(self) -> None:
         """Raises MachineError if the disk is nearly full."""
-        if self._disk.problem is not None:
-            raise MachineError(self._disk.problem)
+        if self._disk_problem is not None:
+            raise MachineError(self._disk_problem)
 
     # ---- on the thread
 
@@ -169,7 +170,7 @@ class WriterThread:
 
     def _step(self) -> bool:
         """Writes one batch of the queue, or commits if that is due; False at the end."""
-        self._disk.check(time.monotonic())
+        self._measure_disk()
         try:
             batch = self._encoder.encoded.get(timeout=self._max_wait_s())
         except queue.Empty:
@@ -185,9 +186,23 @@ class WriterThread:
             item.set_exception(self.failure) if self.failure else item.set_result(None)
         return True
 
+    def _measure_disk(self) -> None:
+        if time.monotonic() - self._disk_checked_at < DISK_CHECK_S:
+            return
+        self._disk_checked_at = time.monotonic()
+        root, least = self.paths.root, self._table.min_free_bytes
+        free = free_bytes(root)
+        self._disk_problem = None
+        if free < least:
+            self._disk_problem = (
+                f"{root}: disk nearly full: {free // 1_000_000} MB free, [store] "
+                f"min_free_bytes is {least // 1_000_000} MB; nothing is lost, "
+                f'"forge resume {root.name}" continues'
+            )
+
     def _max_wait_s(self) -> float:
         if not self._num_pending:
-            return CHECK_S
+            return DISK_CHECK_S
         return max(0.0, self._first_pending + COMMIT_AFTER_S - time.monotonic())
 
     def _write(self, put: Encoded) -> None:
@@ -219,7 +234,7 @@ class WriterThread:
             self._num_pending = 0
             if self._trained_something:
                 self._trained_something = False
-                self._drop_spent_tokens()
+                self._databases.drop_spent_tokens(self._table.keep_tokens)
         except Exception as error:  # boundary: raised by the next put or flush
             self._fail(error)
 
@@ -234,15 +249,6 @@ class WriterThread:
                 )
         except Exception as error:  # boundary: raised by the next put or flush
             self._fail(error)
-
-    def _drop_spent_tokens(self) -> None:
-        groups = spent_groups(
-            self._databases.run,
-            keep_tokens=self._table.keep_tokens,
-            token_bytes=self.paths.tokens_db.stat().st_size,
-        )
-        if groups:
-            drop_tokens(self._databases.tokens, groups)
 
     def _fail(self, error: Exception) -> None:
         self.failure = self._explain(error)
