@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 STATUS_EVERY_S = 1.0
 MAX_REASON = 2000
-"""Maximum length of the recorded reason, in characters; a dead child's includes lines of its
-log."""
+"""Maximum length of the recorded reason in characters; a dead child's includes log lines."""
 
 
 def log_to(path: Path) -> None:

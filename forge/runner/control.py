@@ -148,9 +148,9 @@ class ControlServer:
         return {}
 
     async def _save(self, body: dict[str, Any]) -> dict[str, Any]:
-        stage = self._training_stage("nothing to save")
-        stage.desk.requests.is_save_wanted = True
-        return await self._record(f"{self._label}: saves a checkpoint after the step that runs")
+        self._training_stage("nothing to save").desk.requests.is_save_wanted = True
+        label = self._run.progress.label
+        return await self._record(f"{label}: saves a checkpoint after the step that runs")
 
     async def _evaluate(self, body: dict[str, Any]) -> dict[str, Any]:
         stage = self._training_stage("no policy that changes")
@@ -160,17 +160,13 @@ class ControlServer:
             raise _Refused(str(error)) from error
         return await self._record(message)
 
-    @property
-    def _label(self) -> str:
-        return self._run.progress.label
-
     def _training_stage(self, lack: str) -> TrainerPlug:
         """The stage that a user's request is for."""
-        stage = self._run.stage
+        stage, label = self._run.stage, self._run.progress.label
         if stage is None:
-            raise _Refused(f"{self._label}: no trainer runs now, so there is {lack}")
+            raise _Refused(f"{label}: no trainer runs now, so there is {lack}")
         if stage.desk.is_stopping:
-            raise _Refused(f"{self._label}: it is stopping, and saves a checkpoint as it does")
+            raise _Refused(f"{label}: it is stopping, and saves a checkpoint as it does")
         return stage
 
     async def _record(self, message: str) -> dict[str, Any]:

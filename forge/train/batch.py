@@ -68,20 +68,18 @@ def read_batch(path: Path) -> list[Sample]:
 
     with np.load(path) as file:
         found = {name: file[name] for name in file.files}
-    ints = {name: found[name].tolist() for name in _INTS}
-    advantages = found["advantage"].tolist()
+    scalars = {name: found[name].tolist() for name in (*_INTS, "advantage")}
     prompts = _cut(found["prompt_ids"], found["prompt_offsets"])
     completions = _cut(found["completion_ids"], found["completion_offsets"])
     logprobs = _cut(found["logprobs"], found["completion_offsets"])
     return [
         Sample(
-            **{name: values[i] for name, values in ints.items()},
+            **{name: values[i] for name, values in scalars.items()},
             prompt_ids=prompts[i],
             completion_ids=completions[i],
             logprobs=logprobs[i],
-            advantage=advantage,
         )
-        for i, advantage in enumerate(advantages)
+        for i in range(len(prompts))
     ]
 
 

@@ -70,10 +70,9 @@ class StoreObserver:
         self._alive.discard(pid)
         if (seen := self.seen.get(name)) is not None and seen.pid == pid:
             seen.ended_at, seen.reason = time.monotonic(), reason
+        at = time.time()
         self._note(
-            ProcessEnd(
-                attempt=self._attempt, name=name, pid=pid, ended_at=time.time(), reason=reason
-            )
+            ProcessEnd(attempt=self._attempt, name=name, pid=pid, ended_at=at, reason=reason)
         )
 
     async def drain(self) -> None:

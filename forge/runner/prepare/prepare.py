@@ -116,8 +116,7 @@ async def prepare_model(
     observer: ProcessObserver,
 ) -> Path:
     """Directory of the weights that a run starts from: the configured one, or a random model made
-    here. `locate_model` has already replaced a hub name by a directory.
-    """
+    here. `locate_model` has already replaced a hub name by a directory."""
     if experiment.model.path is not None:
         return Path(experiment.model.path)
     target = paths.weights / "init"

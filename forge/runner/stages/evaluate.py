@@ -80,7 +80,8 @@ async def evaluate(
             groups.append(await play_group(problem, place=place, rules=rule, ports=ports))
             if show:
                 run.progress.done += rule.group_size
-                run.progress.numbers = _numbers(groups)
+                sampled = [group for group in groups if not group.is_greedy]
+                run.progress.numbers = {"pass@1": group_numbers(sampled)["pass_rate"]}
 
     if show:
         total = len(problems) * sum(sizes)
@@ -133,7 +134,3 @@ def spread(problems: Sequence[Problem], count: int) -> list[Problem]:
     if count >= len(problems):
         return list(problems)
     return [problems[i * len(problems) // count] for i in range(count)]
-
-
-def _numbers(groups: Sequence[Group]) -> dict[str, float]:
-    return {"pass@1": group_numbers([g for g in groups if not g.is_greedy])["pass_rate"]}

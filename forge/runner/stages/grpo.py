@@ -61,8 +61,7 @@ async def run_grpo_stage(run: RunContext, stage: GrpoStage, index: int, *, start
     sampler = make_sampler(rollout.sampler, problems, seed=run.experiment.seed)
     offered = await anyio.to_thread.run_sync(shelf.recover)
     saved = ProducerFile(run.paths.batches / f"sampler-{index}.json", offered=offered)
-    first_step = max(offered, saved.step) + 1
-    plan = _batch_plan(run, stage, index, first_step)
+    plan = _batch_plan(run, stage, index, first_step=max(offered, saved.step) + 1)
     step_of = partial(_step_of, run, desk)
     past = await anyio.to_thread.run_sync(
         recall_groups, run, shelf, saved, sampler, problems, plan, step_of
@@ -174,7 +173,7 @@ def _training_ports(run: RunContext) -> Ports:
     return replace(run.ports(), load=run.replicas.load, is_apart=is_apart)
 
 
-def _batch_plan(run: RunContext, stage: GrpoStage, index: int, first_step: int) -> BatchPlan:
+def _batch_plan(run: RunContext, stage: GrpoStage, index: int, *, first_step: int) -> BatchPlan:
     rollout, serve = run.experiment.rollout, run.experiment.serve
     most = serve.max_concurrency and serve.max_concurrency * serve.replicas // rollout.group_size
     assert run.pool is not None

@@ -32,8 +32,7 @@ EXCUSE_EVERY_S = 1.0
 
 
 def evaluated_steps(run: RunContext, stage: int) -> set[int]:
-    """Steps of a stage that the store has an evaluation of. Reads the store: call it in a
-    thread."""
+    """Steps of a stage with a stored evaluation. Reads the store: call it in a thread."""
     with open_run(run.paths) as reader:
         found = reader.query(
             "SELECT step FROM evaluations WHERE stage = ? || step", (f"grpo-{stage}@",)

@@ -90,10 +90,8 @@ class RunContext:
 
     def problems_of(self, split: Split) -> list[Problem]:
         """The problems of one split, in order; for GRPO without the refused ones."""
-        found = in_split(self.problems, split)
-        if split is Split.GRPO:
-            return [problem for problem in found if problem.problem_id not in self.refused]
-        return found
+        refused = self.refused if split is Split.GRPO else ()
+        return [each for each in in_split(self.problems, split) if each.problem_id not in refused]
 
     async def generate(
         self, prompt: Prompt, *, n: int, max_tokens: int, temperature: float, seed: int

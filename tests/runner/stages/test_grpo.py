@@ -70,7 +70,7 @@ def test_groups_in_flight_are_configured_or_bounded_by_max_concurrency(
 ) -> None:
     found = experiment(rollout=rollout, serve=serve)
     stage: Any = found.stage[0]
-    plan = _batch_plan(run_of(found), stage, 0, 1)
+    plan = _batch_plan(run_of(found), stage, 0, first_step=1)
     assert (plan.in_flight, plan.most_in_flight) == (in_flight, most)
     assert plan.judge_capacity == 3
 
