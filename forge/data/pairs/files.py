@@ -12,8 +12,7 @@ import logging
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from forge.data.pairs import kernelbook, trinity
-from forge.data.pairs.rows import BadRow, Unfit, text_of
+from forge.data.pairs.datasets import BadRow, Unfit, kernelbook_pair, text_of, trinity_pair
 from forge.errors import ConfigError, MachineError
 from forge.records import Message, Pair
 
@@ -53,8 +52,8 @@ def messages_pair(row: Mapping[str, Any], *, number: int) -> Pair:
 
 FORMATS: dict[str, Callable[..., Pair]] = {
     "messages": messages_pair,
-    "kernelbook": kernelbook.kernelbook_pair,
-    "trinity": trinity.trinity_pair,
+    "kernelbook": kernelbook_pair,
+    "trinity": trinity_pair,
 }
 
 
