@@ -63,24 +63,20 @@ class Style(StrEnum):
 
 def answer(problem: Problem, *, style: Style = Style.DYNAMIC) -> str:
     """Source of an honest answer to a generated problem. Raises ValueError for any other."""
-    composition = Composition.of(problem)
-    if style is Style.DYNAMIC:
-        return dynamic_answer(composition)
-    return static_answer(composition, sizes=sizes_of(problem))
+    return answer_to(Composition.of(problem), sizes=static_sizes(problem, style))
 
 
-def dynamic_answer(composition: Composition) -> str:
-    """Source of the answer that is right for every size."""
-    family = FAMILIES[composition.family]
-    return family.render_answer(composition.variant, composition.chain, scale=composition.scale)
-
-
-def static_answer(composition: Composition, *, sizes: Sizes) -> str:
-    """Source of the answer that is right for `sizes` alone."""
+def answer_to(composition: Composition, *, sizes: Sizes | None = None) -> str:
+    """Source of the answer that is right for every size, or for `sizes` alone."""
     family = FAMILIES[composition.family]
     return family.render_answer(
         composition.variant, composition.chain, sizes=sizes, scale=composition.scale
     )
+
+
+def static_sizes(problem: Problem, style: Style) -> Sizes | None:
+    """Sizes in the source of a static answer; None for a dynamic one."""
+    return sizes_of(problem) if style is Style.STATIC else None
 
 
 def sizes_of(problem: Problem) -> Sizes:

@@ -17,9 +17,8 @@ from forge.data.compositions import (
     Composition,
     Style,
     answer,
-    dynamic_answer,
+    answer_to,
     sizes_of,
-    static_answer,
 )
 from forge.data.families.sizes import Scale
 from forge.data.generator import generate_problems
@@ -48,8 +47,8 @@ def _jobs(problem: Problem) -> list[tuple[str, str, str]]:
     answers = {
         "dynamic": answer(problem),
         "static": answer(problem, style=Style.STATIC),
-        "dynamic for a GPU": dynamic_answer(large),
-        "static for a GPU": static_answer(large, sizes=sizes_of(problem)),
+        "dynamic for a GPU": answer_to(large),
+        "static for a GPU": answer_to(large, sizes=sizes_of(problem)),
     }
     return [(f"{problem.problem_id} {name}", problem.source, a) for name, a in answers.items()]
 

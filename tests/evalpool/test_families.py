@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forge.config.schema import ProblemsTable
-from forge.data.compositions import Composition, Style, answer, dynamic_answer
+from forge.data.compositions import Composition, Style, answer, answer_to
 from forge.data.families import FAMILIES
 from forge.data.families.sizes import Scale
 from forge.data.generator import generate_problems
@@ -26,6 +26,6 @@ def test_honest_answers_are_correct(bench: Any, family: str) -> None:
     assert chosen
     for problem, style in zip(chosen.values(), cycle(Style), strict=False):
         large = replace(Composition.of(problem), scale=Scale.GPU)  # right for small sizes too
-        for code in (answer(problem, style=style), dynamic_answer(large)):
+        for code in (answer(problem, style=style), answer_to(large)):
             verdict = bench.judge(code, problem=problem.source)
             assert verdict.status is Status.CORRECT, f"{problem.problem_id}: {verdict.detail}"

@@ -9,7 +9,7 @@ from itertools import permutations
 from random import Random
 from typing import TYPE_CHECKING
 
-from forge.data.compositions import Composition, Style, dynamic_answer, sizes_of, static_answer
+from forge.data.compositions import Composition, Style, answer_to, static_sizes
 from forge.data.families import FAMILIES
 from forge.data.families.ops import OPS, Chain
 
@@ -29,15 +29,12 @@ class Draft:
     @classmethod
     def of(cls, problem: Problem, *, style: Style) -> Draft:
         """The draft for a generated problem. Raises ValueError for any other."""
-        sizes = sizes_of(problem) if style is Style.STATIC else None
-        return cls(composition=Composition.of(problem), sizes=sizes)
+        return cls(composition=Composition.of(problem), sizes=static_sizes(problem, style))
 
     @property
     def code(self) -> str:
         """Its source."""
-        if self.sizes is None:
-            return dynamic_answer(self.composition)
-        return static_answer(self.composition, sizes=self.sizes)
+        return answer_to(self.composition, sizes=self.sizes)
 
     @property
     def chain(self) -> Chain:
@@ -81,7 +78,7 @@ def wrong_size(draft: Draft, rng: Random) -> str | None:
         return None
     composition = draft.composition
     sizes = FAMILIES[composition.family].draw_sizes(rng, scale=composition.scale)
-    return static_answer(composition, sizes=sizes)
+    return answer_to(composition, sizes=sizes)
 
 
 def missing_mask(draft: Draft, rng: Random) -> str | None:
