@@ -10,9 +10,9 @@ import ast
 import re
 from dataclasses import dataclass
 from difflib import get_close_matches
+from random import Random
 from typing import TYPE_CHECKING
 
-from forge.data.splits import choose_heldout
 from forge.errors import ConfigError
 from forge.records import Problem, Split
 
@@ -59,11 +59,19 @@ def load_directory(table: ProblemsTable, *, seed: int) -> list[Problem]:
     if not paths:
         patterns = ", ".join(table.include) or "*.py"
         raise ConfigError(f"problems.path: {table.path}: no file matches {patterns}")
-    files, mistakes = _parse_all(paths)
+    files: list[ProblemFile] = []
+    mistakes: list[str] = []
+    for path in paths:
+        try:
+            files.append(parse_file(path))
+        except ConfigError as err:
+            mistakes.append(str(err))
     mistakes.extend(_unknown_overrides(files, table.overrides))
     if mistakes:
         raise ConfigError("\n".join(mistakes))
-    heldout = choose_heldout(len(files), num_heldout=table.num_heldout, seed=seed)
+    heldout: list[int] = []
+    if len(files) >= 2 * table.num_heldout:  # with fewer, all serve both training and evaluation
+        heldout = Random(seed).sample(range(len(files)), table.num_heldout)
     return [
         to_problem(
             file,
@@ -81,8 +89,7 @@ def find_files(root: Path, *, include: Sequence[str]) -> list[Path]:
     Without patterns: all files except those whose names start with an underscore or a dot.
     """
     if include:
-        found = {path for pattern in include for path in root.glob(pattern) if path.suffix == ".py"}
-        return sorted(found)
+        return sorted({p for pattern in include for p in root.glob(pattern) if p.suffix == ".py"})
     return sorted(path for path in root.rglob("*.py") if not path.name.startswith(("_", ".")))
 
 
@@ -123,9 +130,8 @@ def override(file: ProblemFile, overrides: Mapping[str, Constant]) -> str:
                     "problems.overrides gives them different ones"
                 )
             edits[span] = text
-    lines = file.source.encode().split(
-        b"\n"
-    )  # lines of the parser; splitlines splits at more characters
+    # Lines of the parser; splitlines splits at more characters.
+    lines = file.source.encode().split(b"\n")
     for (first, start, last, end), text in sorted(edits.items(), reverse=True):
         lines[first : last + 1] = [lines[first][:start] + text.encode() + lines[last][end:]]
     return b"\n".join(lines).decode()
@@ -135,11 +141,10 @@ def to_problem(
     file: ProblemFile, *, root: Path, overrides: Mapping[str, Constant], split: Split
 ) -> Problem:
     """The problem in a file; its id is the path below `root` without suffix."""
-    folder = file.path.resolve().parent.name
     return Problem(
         problem_id=file.path.relative_to(root).with_suffix("").as_posix(),
         source=override(file, overrides),
-        family=folder,
+        family=file.path.resolve().parent.name,
         level=level_of(file.path),
         split=split,
     )
@@ -152,17 +157,6 @@ def level_of(path: Path) -> int:
         if match:
             return int(match.group(1))
     return 1
-
-
-def _parse_all(paths: Sequence[Path]) -> tuple[list[ProblemFile], list[str]]:
-    files: list[ProblemFile] = []
-    mistakes: list[str] = []
-    for path in paths:
-        try:
-            files.append(parse_file(path))
-        except ConfigError as err:
-            mistakes.append(str(err))
-    return files, mistakes
 
 
 def _definitions(tree: ast.Module) -> Iterator[str]:
@@ -210,7 +204,6 @@ def _unknown_overrides(
     for name in overrides:
         if files and name not in known:
             close = get_close_matches(name, known, n=1)
-            hint = (
-                f"did you mean {close[0]}?" if close else f"there are {', '.join(known) or 'none'}"
-            )
+            there = f"there are {', '.join(known) or 'none'}"
+            hint = f"did you mean {close[0]}?" if close else there
             yield f"problems.overrides.{name}: no file has this module constant; {hint}"

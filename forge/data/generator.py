@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 Cell = tuple[str, int]
 """Family and chain length."""
 
+NUM_CELLS = len(FAMILIES) * MAX_CHAIN
+
 LEVEL_WEIGHTS = {1: 0.1, 2: 0.3, 3: 0.3, 4: 0.3}
 """Share of each chain length; the short chains are few and run out first."""
 
@@ -55,11 +57,7 @@ def is_ample(table: ProblemsTable) -> bool:
     num_shown = sum(table.sft_by_level[:MAX_CHAIN])
     num_left = table.num_problems - table.num_heldout
     rarest = min(LEVEL_WEIGHTS.values()) * table.num_problems
-    return _num_cells() <= table.num_heldout < rarest and 0 < num_shown < num_left
-
-
-def _num_cells() -> int:
-    return len(FAMILIES) * MAX_CHAIN
+    return NUM_CELLS <= table.num_heldout < rarest and 0 < num_shown < num_left
 
 
 def _demonstrate(
@@ -90,10 +88,10 @@ def _take_evenly(
 
 
 def _check(table: ProblemsTable, *, num_drawn: int) -> None:
-    if table.num_heldout < _num_cells():
+    if table.num_heldout < NUM_CELLS:
         raise ConfigError(
             f"problems.num_heldout: {table.num_heldout}; "
-            f"every family and chain length needs one: at least {_num_cells()}"
+            f"every family and chain length needs one: at least {NUM_CELLS}"
         )
     if table.num_heldout >= num_drawn:
         raise ConfigError(
@@ -119,10 +117,11 @@ def _draw(num_problems: int, *, rng: Random) -> dict[Cell, list[Composition]]:
     """Distinct compositions by cell, shuffled; later cells make up for those that are too small.
     Raises ConfigError if there are not enough in total."""
     taken: dict[Cell, list[Composition]] = {}
+    scarce_first = sorted(FAMILIES, key=lambda name: len(FAMILIES[name].variants))
     missing = 0.0
     for level in range(1, MAX_CHAIN + 1):
         wanted = num_problems * LEVEL_WEIGHTS[level] + missing
-        for left, name in zip(range(len(FAMILIES), 0, -1), _scarce_first(), strict=True):
+        for left, name in zip(range(len(FAMILIES), 0, -1), scarce_first, strict=True):
             part = _sample(name, level, round(wanted / left), rng=rng)
             taken[name, level] = part
             wanted -= len(part)
@@ -133,10 +132,6 @@ def _draw(num_problems: int, *, rng: Random) -> dict[Cell, list[Composition]]:
             f"{num_problems - round(missing)} different compositions"
         )
     return taken
-
-
-def _scarce_first() -> list[str]:
-    return sorted(FAMILIES, key=lambda name: len(FAMILIES[name].variants))
 
 
 def _sample(family: str, level: int, num: int, *, rng: Random) -> list[Composition]:

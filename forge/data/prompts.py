@@ -14,7 +14,7 @@ from forge.records import Message, Problem, Verdict
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from forge.records import Prompt
+    from forge.records import Prompt, Timing
 
 SYSTEM = "Write {entry_point}New with Triton."
 """Short, since it is part of every prompt."""
@@ -46,7 +46,7 @@ def feedback_message(verdict: Verdict, *, max_chars: int = MAX_FEEDBACK_CHARS) -
     detail = _shorten(verdict.detail.strip(), max_chars=max_chars)
     lines = [head, *detail.splitlines()]
     if verdict.timing is not None:
-        lines.append(_describe_speed(verdict))
+        lines.append(_describe_speed(verdict.timing))
     return Message(role="user", content="\n".join(_PREFIX + line for line in lines))
 
 
@@ -87,9 +87,7 @@ def _shorten(text: str, *, max_chars: int) -> str:
     return f"{text[: max_chars - tail].rstrip()}\n...\n{text[-tail:].lstrip()}"
 
 
-def _describe_speed(verdict: Verdict) -> str:
-    timing = verdict.timing
-    assert timing is not None
+def _describe_speed(timing: Timing) -> str:
     line = (
         f"{timing.candidate_us:.1f} us, baseline {timing.baseline_us:.1f} us: "
         f"{timing.speedup:.2f}x (at least {timing.speedup_low:.2f}x)"

@@ -1,7 +1,6 @@
 """The nouns of the project: frozen dataclasses that every part shares. Imports nothing but
 `forge.errors`."""
 
-from forge.records.engine import EngineLoad
 from forge.records.problem import Message, Pair, Problem, Split
 from forge.records.reason import Reason, Status
 from forge.records.rollout import (
@@ -17,6 +16,7 @@ from forge.records.rollout import (
 from forge.records.run import (
     Attempt,
     AttemptEnd,
+    EngineLoad,
     Evaluation,
     Event,
     Metrics,

@@ -114,3 +114,19 @@ class Evaluation:
     """Share of first turns with a kernel that compiled and launched."""
     detail: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """`by_family`, `by_level`, `by_turn`: name → {num, pass_at_1, compile_rate}; `pass_at_k_ci`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """The last reported numbers of the engines that are up, summed except for `kv_use`."""
+
+    kv_use: float
+    """Share of the KV memory in use, 0 to 1, of the engine with the largest share."""
+    running: int
+    """Samples in steps."""
+    waiting: int
+    """Samples without a slot."""
+    slots: int
+    """Samples that the engines decode together."""
+    preempted: int = 0
+    """Samples evicted from KV memory since the engines started."""

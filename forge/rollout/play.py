@@ -107,7 +107,12 @@ class _Game:
         prompt = self.ports.prompter.prompt(self.problem, ())
         if prompt is None:
             ended = [self._trajectory(i, (), End.CONTEXT_FULL) for i in range(num)]
-            await self.ports.sink.put(*ended, _does_not_fit(self.problem))
+            name = self.problem.problem_id
+            message = f"{name}: its prompt alone does not fit serve.context_tokens"
+            event = Event(
+                at=time.time(), kind="context_full", message=message, data={"problem": name}
+            )
+            await self.ports.sink.put(*ended, event)
             return await self._close(ended)
 
         answers: Sequence[TimedCompletion | None] = [None] * num
@@ -238,10 +243,3 @@ class _Game:
         )
         await self.ports.sink.put(group)
         return group
-
-
-def _does_not_fit(problem: Problem) -> Event:
-    message = f"{problem.problem_id}: its prompt alone does not fit serve.context_tokens"
-    return Event(
-        at=time.time(), kind="context_full", message=message, data={"problem": problem.problem_id}
-    )

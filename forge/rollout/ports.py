@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from forge.data.prompts import Exchange
     from forge.records import Completion, EngineLoad, Judge, Problem, Prompt, Reason, Verdict
@@ -24,19 +24,6 @@ class Generate(Protocol):
         Raises ChildDied or Stalled if no replica can answer.
         """
         ...
-
-
-class ReadLoad(Protocol):
-    """Reads how full the engine is."""
-
-    def __call__(self) -> EngineLoad | None:
-        """The current load, without waiting; None if the engine does not report it."""
-        ...
-
-
-def no_load() -> EngineLoad | None:
-    """The load of an engine that does not report it."""
-    return None
 
 
 class Sink(Protocol):
@@ -77,6 +64,7 @@ class Ports:
     judge: Judge
     sink: Sink
     prompter: Prompter
-    load: ReadLoad = no_load
+    load: Callable[[], EngineLoad | None] = lambda: None
+    """The engine's current load, without waiting; None if it does not report it."""
     is_apart: bool = False
     """Each rollout requests its first turn itself: for an engine that caches the prompt."""

@@ -76,7 +76,8 @@ class PrioritySampler:
             return
         for known, at in ((self._own, index), (self._of_kind, self._kind_of[index])):
             before = float(known[at])
-            known[at] = varied if math.isnan(before) else _mixed(before, varied)
+            mixed = (1 - FORGET) * before + FORGET * varied
+            known[at] = varied if math.isnan(before) else mixed
 
     def state(self) -> dict[str, Any]:
         """The state for `restore`."""
@@ -133,7 +134,3 @@ def return_variance(group: Group) -> float | None:
         return None
     mean = sum(values) / len(values)
     return sum((value - mean) ** 2 for value in values) / len(values)
-
-
-def _mixed(before: float, now: float) -> float:
-    return (1 - FORGET) * before + FORGET * now
