@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-
 Role = Literal["supervisor", "trainer", "serve", "judge"]
 Health = Literal["green", "yellow", "red"]
 

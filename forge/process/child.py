@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import select
 import signal
 import subprocess
 import threading
@@ -124,7 +123,7 @@ class Child:
     @property
     def is_alive(self) -> bool:
         """True until the child has ended. Asks the kernel, and reaps a child that has ended."""
-        if self._exit_reason is None and _is_readable(self._pidfd):
+        if self._exit_reason is None and lease.is_readable(self._pidfd):
             self._reap()
         return self._exit_reason is None
 
@@ -317,12 +316,6 @@ async def _wait_ready(child: Child, *, socket_path: Path) -> None:
     child.dump_stacks()
     await anyio.sleep(0.1)
     raise child.stalled(asked="GET /health until 200", silent_s=child.spec.ready_timeout_s)
-
-
-def _is_readable(fd: int) -> bool:
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(0))
 
 
 def _kill_group(pgid: int) -> None:

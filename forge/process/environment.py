@@ -33,7 +33,12 @@ def child_env(
         gpus: UUIDs that the child may see; empty hides all.
         extra: variables that replace any other.
     """
-    env = {name: value for name, value in os.environ.items() if _is_passed_on(name)}
+    devices = VISIBILITY_VARIABLES | BLOCKING_VARIABLES
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in devices and not name.upper().endswith(SECRET_ENDINGS)
+    }
     env |= {f"{library}_NUM_THREADS": str(threads) for library in THREADED}
     env |= {
         # Spinning threads take cores from other processes: measured 12 times slower.
@@ -53,12 +58,6 @@ def child_env(
         "PYTHONSAFEPATH": "1",
     }
     return env | visibility(gpus) | dict(extra or {})
-
-
-def _is_passed_on(name: str) -> bool:
-    if name in VISIBILITY_VARIABLES | BLOCKING_VARIABLES:
-        return False
-    return not name.upper().endswith(SECRET_ENDINGS)
 
 
 def python_path() -> str:

@@ -49,7 +49,11 @@ def occupancies(gpus: Sequence[Gpu]) -> dict[str, Occupancy]:
     """Occupancy by UUID, without GPUs that do not answer. AMD reports bytes but no processes."""
     nvidia = [gpu for gpu in gpus if gpu.vendor is Vendor.NVIDIA]
     if len(nvidia) < len(gpus):
-        return {gpu.uuid: _of_amd(gpu) for gpu in amd_gpus()}
+        used = {gpu: gpu.memory_bytes - gpu.free_bytes for gpu in amd_gpus()}
+        return {
+            gpu.uuid: Occupancy(free_bytes=gpu.free_bytes, users=users_of([], used_bytes=held))
+            for gpu, held in used.items()
+        }
     if not nvidia:
         return {}
     import pynvml
@@ -62,11 +66,6 @@ def occupancies(gpus: Sequence[Gpu]) -> dict[str, Occupancy]:
         return {gpu.uuid: found for gpu in nvidia if (found := _ask(pynvml, gpu)) is not None}
     finally:
         pynvml.nvmlShutdown()
-
-
-def _of_amd(gpu: Gpu) -> Occupancy:
-    used = gpu.memory_bytes - gpu.free_bytes
-    return Occupancy(free_bytes=gpu.free_bytes, users=users_of([], used_bytes=used))
 
 
 def users_of(running: Iterable[tuple[int, int | None]], *, used_bytes: int) -> tuple[GpuUser, ...]:

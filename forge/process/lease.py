@@ -75,10 +75,15 @@ def _arm_lease(fd: int) -> None:
     fcntl.fcntl(fd, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(fd, F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
+    if is_readable(fd):
+        _kill_own_group()
+
+
+def is_readable(fd: int) -> bool:
+    """True if a pipe has data or lost its other end, or if the process of a pidfd has ended."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    if poll.poll(0):
-        _kill_own_group()
+    return bool(poll.poll(0))
 
 
 def _kill_own_group() -> None:

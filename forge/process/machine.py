@@ -76,6 +76,4 @@ def is_disk_full(error: BaseException) -> bool:
     """True if an error reports a full disk or quota."""
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
-    if isinstance(error, sqlite3.Error):
-        return "disk is full" in str(error)
-    return False
+    return isinstance(error, sqlite3.Error) and "disk is full" in str(error)

@@ -120,17 +120,15 @@ class ReplicaClient:
     async def load_weights(self, path: Path, *, version: int) -> float:
         """Serve the weights of a directory as `version`. Returns the engine's seconds for it."""
         body = {"path": str(path.absolute()), "version": version}
-        answer = await self._ask("/weights", body, parse=json.loads)
-        if answer["version"] != version:
-            raise MachineError(
-                f"{self.name} acknowledged version {answer['version']}; requested was {version}"
-            )
+        answer = await self._ask("/weights", body)
+        if (found := answer["version"]) != version:
+            raise MachineError(f"{self.name} acknowledged version {found}; requested was {version}")
         return float(answer["seconds"])
 
     async def score(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> list[float]:
         """Log probability of each completion token at temperature 1, teacher forced."""
         body = {"prompt_ids": list(prompt_ids), "completion_ids": list(completion_ids)}
-        return (await self._ask("/score", body, parse=json.loads))["logprobs"]
+        return (await self._ask("/score", body))["logprobs"]
 
     async def health(self) -> dict[str, Any]:
         """The answer to GET /health."""
@@ -141,18 +139,18 @@ class ReplicaClient:
 
     async def sleep(self) -> None:
         """Release the engine's GPU memory. It answers nothing until `wake`."""
-        await self._ask("/sleep", {}, parse=json.loads)
+        await self._ask("/sleep", {})
 
     async def wake(self) -> None:
         """Let the engine take its GPU memory back."""
-        await self._ask("/wake", {}, parse=json.loads)
+        await self._ask("/wake", {})
 
     async def _ask(
         self,
         path: str,
         body: Mapping[str, Any],
         *,
-        parse: Callable[[bytes], T],
+        parse: Callable[[bytes], T] = json.loads,
         headers: Mapping[str, str] | None = None,
     ) -> T:
         response = await send(

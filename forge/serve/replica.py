@@ -145,7 +145,8 @@ class Replica:
             async with open_child(spec, observer=self._observer) as child:
                 self._child, self._served = child, base
                 await self._push()
-                self._note(await self._client.health())
+                self.health = await self._client.health()
+                self.features = frozenset(self.health["features"])
                 was_up = True
                 task_status.started()
                 self._on_up()
@@ -158,9 +159,6 @@ class Replica:
             if not was_up and self.num_deaths == 0:
                 raise
             await self._pause(death)
-
-    def _note(self, health: dict[str, Any]) -> None:
-        self.health, self.features = health, frozenset(health["features"])
 
     async def _pause(self, death: ChildDied) -> None:
         self.num_deaths += 1

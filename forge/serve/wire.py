@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import struct
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -62,20 +63,16 @@ def unpack(content: bytes) -> list[Completion]:
             raise ValueError(f"{len(content)} bytes, {total} tokens announced")
         ids = np.frombuffer(content, _ID, total, start).tolist()
         logprobs = np.frombuffer(content, _LOGPROB, total, start + 4 * total).tolist()
-        out: list[Completion] = []
-        place = 0
-        for entry, count in zip(entries, counts, strict=True):
-            out.append(
-                Completion(
-                    token_ids=tuple(ids[place : place + count]),
-                    logprobs=tuple(logprobs[place : place + count]),
-                    finish=Finish(entry["finish"]),
-                    min_version=int(entry["min_version"]),
-                    max_version=int(entry["max_version"]),
-                )
+        return [
+            Completion(
+                token_ids=tuple(ids[end - entry["n"] : end]),
+                logprobs=tuple(logprobs[end - entry["n"] : end]),
+                finish=Finish(entry["finish"]),
+                min_version=int(entry["min_version"]),
+                max_version=int(entry["max_version"]),
             )
-            place += count
-        return out
+            for entry, end in zip(entries, accumulate(counts), strict=True)
+        ]
     except (
         LookupError,
         OverflowError,

@@ -64,7 +64,8 @@ def come_up(replica: Any, client: Any) -> None:
     replica._client = client
     replica._child, replica._has_process = SimpleNamespace(is_alive=True), True
     replica._served = replica.wanted
-    replica._note({"features": ["sleep"]})
+    replica.health = {"features": ["sleep"]}
+    replica.features = frozenset({"sleep"})
     replica._on_up()
 
 

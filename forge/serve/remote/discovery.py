@@ -76,9 +76,9 @@ async def discover(
 
 def _choose(url: str, there: Sequence[str], wanted: str | None) -> str:
     listed = ", ".join(there) or "none"
-    if wanted is not None and (wanted in there or not there):
-        return wanted
     if wanted is not None:
+        if wanted in there or not there:
+            return wanted
         raise ConfigError(f'serve.model_name: found "{wanted}"; {url} has: {listed}')
     if len(there) != 1:
         raise ConfigError(f"serve.model_name is absent, and {url} has: {listed}")
@@ -121,6 +121,5 @@ async def _splits_alike(client: UrlClient, model: str, ours: Sequence[int]) -> b
 
 def _entries(found: Any) -> list[dict[str, Any]]:
     data = found.get("data") if isinstance(found, dict) else None
-    if not isinstance(data, list):
-        return []
-    return [one for one in data if isinstance(one, dict) and isinstance(one.get("id"), str)]
+    entries = data if isinstance(data, list) else []
+    return [one for one in entries if isinstance(one, dict) and isinstance(one.get("id"), str)]

@@ -145,18 +145,14 @@ def _from_chat(choice: Mapping[str, Any], encode: Callable[[str, bool], list[int
 
 
 def _completion(ids: Sequence[int], logprobs: Sequence[float], finish: object) -> Completion:
-    """A completion with version 0, as the server's weights never change."""
+    """A completion with version 0, as the server's weights never change. It counts as STOP for
+    other reasons too (`content_filter`, `eos`, none): the model ended the text."""
     if logprobs and len(logprobs) != len(ids):
         raise ValueError(f"{len(ids)} tokens with {len(logprobs)} log probabilities")
     return Completion(
         token_ids=tuple(map(int, ids)),
         logprobs=tuple(map(float, logprobs)),
-        finish=_finish(finish),
+        finish=Finish(finish) if finish in (Finish.LENGTH, Finish.ABORT) else Finish.STOP,
         min_version=0,
         max_version=0,
     )
-
-
-def _finish(found: object) -> Finish:
-    """STOP for other reasons too (`content_filter`, `eos`, none): the model ended the text."""
-    return Finish(found) if found in (Finish.LENGTH, Finish.ABORT) else Finish.STOP
