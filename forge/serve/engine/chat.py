@@ -7,6 +7,7 @@ the same tokens as training.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,17 +29,14 @@ class Texts:
 
     def __init__(self, model_dir: Path) -> None:
         self._model_dir = model_dir
-        self._template: ChatTemplate | None = None
 
-    @property
+    @cached_property
     def template(self) -> ChatTemplate:
         """The chat template. Raises ConfigError if the checkpoint has no tokenizer or no
         template."""
-        if self._template is None:
-            from forge.data.chat import ChatTemplate
+        from forge.data.chat import ChatTemplate
 
-            self._template = ChatTemplate.load(self._model_dir)
-        return self._template
+        return ChatTemplate.load(self._model_dir)
 
     def deltas(self) -> Deltas | None:
         """Decoder for a stream; None if the checkpoint has no tokenizer."""

@@ -66,8 +66,6 @@ class HfEngine:
         # Without a GPU there is no GPU memory to release.
         self.features = frozenset(features | {SLEEP} if settings.device != "cpu" else features)
 
-    # -- requests --------------------------------------------------------------------------------
-
     def check(self, request: Request) -> None:
         """Raise ConfigError for a request that cannot be served."""
         request.check(num_vocab=self._model.num_vocab, context_tokens=self._settings.context_tokens)
@@ -96,8 +94,6 @@ class HfEngine:
             if row.sample is sample:
                 return row.tokens[start:]
         return sample.tokens[start:].tolist()
-
-    # -- weights ---------------------------------------------------------------------------------
 
     def load_weights(self, path: Path, *, version: int) -> str:
         """See EnginePort. Running samples are evaluated again under the new weights."""
@@ -130,8 +126,6 @@ class HfEngine:
     def wake(self) -> None:
         """Move the weights back to the GPU."""
         self._model.move(self._device)
-
-    # -- the step --------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def step(self) -> list[EngineSample]:

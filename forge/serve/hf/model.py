@@ -43,8 +43,6 @@ class HfModel:
         self._shapes = _shapes(self._base.state_dict())
         self.num_vocab = int(self._base.config.get_text_config().vocab_size)
 
-    # -- weights ---------------------------------------------------------------------------------
-
     def load_weights(self, path: Path) -> str:
         """Load a full checkpoint, or an adapter on the last one. Returns ADAPTER or FULL. Raises
         ConfigError and changes nothing if it is not complete or belongs to another model."""
@@ -101,8 +99,6 @@ class HfModel:
         elif name in adapted.peft_config:
             adapted.delete_adapter(name)
 
-    # -- tokens ----------------------------------------------------------------------------------
-
     def prefill(self, tokens: list[int]) -> tuple[torch.Tensor, RowCache]:
         """Evaluate one sequence. Returns the logits after its last token [1, V] and its KV."""
         ids = torch.tensor([tokens], device=self.device)
@@ -133,8 +129,6 @@ class HfModel:
         )
         memory.lengths = memory.lengths + num_new
         return out.logits
-
-    # -- memory ----------------------------------------------------------------------------------
 
     def move(self, device: torch.device) -> None:
         """Move all weights to another device."""

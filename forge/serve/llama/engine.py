@@ -58,8 +58,6 @@ class LlamaEngine:
         self._prefills: deque[Prefill] = deque()
         self._forks: deque[Fork] = deque()
 
-    # -- requests --------------------------------------------------------------------------------
-
     def check(self, request: Request) -> None:
         """Raise ConfigError for a request that cannot be served."""
         request.check(num_vocab=self.model.num_vocab, context_tokens=self.context_tokens)
@@ -97,8 +95,6 @@ class LlamaEngine:
             return sample.tokens[start:].tolist()
         return self._slots.tokens_from(slot, start)
 
-    # -- weights ---------------------------------------------------------------------------------
-
     def load_weights(self, path: Path, *, version: int) -> str:
         """See EnginePort. Running samples are evaluated again under the new weights."""
         kind = self.model.load_weights(path)
@@ -128,8 +124,6 @@ class LlamaEngine:
         """See EnginePort. [T]"""
         sequence = self.model.settings.num_sequences - 1
         return score(self.model, self._batch, prompt, completion, sequence=sequence)
-
-    # -- the step --------------------------------------------------------------------------------
 
     def step(self) -> list[EngineSample]:
         """One decode. Returns the samples that it finished."""

@@ -81,8 +81,6 @@ class LlamaModel:
         self._state = (ctypes.c_uint8 * 0)()
         self._load(checkpoint)
 
-    # -- weights ---------------------------------------------------------------------------------
-
     def load_weights(self, path: Path) -> str:
         """Load a full checkpoint, or an adapter on the last full one. KV is dropped. Returns
         ADAPTER or FULL. Raises ConfigError, with the old weights still served, if the directory is
@@ -190,8 +188,6 @@ class LlamaModel:
             self._c.llama_adapter_lora_free(self._adapter)
         self._adapter = new
 
-    # -- decoding --------------------------------------------------------------------------------
-
     def decode(self, batch: DecodeBatch) -> np.ndarray:
         """Run a batch. Returns the requested logits in batch order, valid until the next call.
         [num_outputs, V]"""
@@ -209,8 +205,6 @@ class LlamaModel:
             shape = (self.settings.num_sequences, self.num_vocab)
             self._rows, self._rows_address = np.ctypeslib.as_array(pointer, shape=shape), address
         return self._rows
-
-    # -- KV memory -------------------------------------------------------------------------------
 
     def clear(self) -> None:
         """Drop the KV of all sequences."""

@@ -54,8 +54,6 @@ class Slots:
         self._logprob_t1 = np.zeros((num_slots, context_tokens), np.float32)
         self._version = np.zeros((num_slots, context_tokens), np.int64)
 
-    # -- ids -------------------------------------------------------------------------------------
-
     @property
     def num_free(self) -> int:
         """Number of free ids."""
@@ -84,8 +82,6 @@ class Slots:
         if not self._free or not self.running.size or self._free[0] > self.running[-1]:
             return None
         return Move(source=int(self.running[-1]), target=self._free[0])
-
-    # -- samples ---------------------------------------------------------------------------------
 
     def enter(self, slot: int, sample: EngineSample, *, num_cells: int) -> None:
         """Run a sample under a reserved id whose KV has `num_cells` tokens. The sample keeps the
@@ -134,8 +130,6 @@ class Slots:
 
     def _note_running(self) -> None:
         self.running = np.array([i for i, s in enumerate(self._sample) if s is not None], np.int64)
-
-    # -- the step --------------------------------------------------------------------------------
 
     def knobs(self, slots: np.ndarray) -> Knobs:
         """Sampling parameters of the slots. [R]"""

@@ -68,8 +68,6 @@ class VllmEngine:
         await self._llm.collective_rpc("forge_start", args=(list(self._settings.shared_gpus),))
         self._gpu_bytes = sum(await self._llm.collective_rpc("forge_gpu_bytes"))
 
-    # -- requests --------------------------------------------------------------------------------
-
     async def check(self, request: Request) -> None:
         """Raise ConfigError for a request that cannot be served."""
         request.check(num_vocab=self._vllm.num_vocab, context_tokens=self._settings.context_tokens)
@@ -182,8 +180,6 @@ class VllmEngine:
         rows = output.prompt_logprobs[prompt.size :]
         return [row[token].logprob for row, token in zip(rows, completion.tolist(), strict=True)]
 
-    # -- weights ---------------------------------------------------------------------------------
-
     async def load_weights(self, path: Path, *, version: int) -> str:
         """See EnginePort. Raises MachineError if vLLM fails with weights half written; it then
         answers nothing until other weights are loaded."""
@@ -246,8 +242,6 @@ class VllmEngine:
         if state is None:  # it is complete
             return flight.sample.request.max_tokens
         return state.detokenizer.num_output_tokens()
-
-    # -- memory ----------------------------------------------------------------------------------
 
     async def sleep(self) -> None:
         """Move the weights to host memory and drop the KV."""

@@ -150,10 +150,9 @@ def _model_len(settings: VllmSettings) -> int:
 
 def lora_rank(rank: int) -> int:
     """The smallest rank of vLLM that holds `rank`. Raises ConfigError above the largest."""
-    fitting = [size for size in LORA_RANKS if size >= rank]
-    if not fitting:
+    if rank > LORA_RANKS[-1]:
         raise ConfigError(f"model.lora.r = {rank}: vllm serves up to {LORA_RANKS[-1]}")
-    return fitting[0]
+    return next(size for size in LORA_RANKS if size >= rank)
 
 
 def sampling_arguments(request: Request, index: int) -> dict[str, Any]:

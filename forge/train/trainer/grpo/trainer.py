@@ -77,8 +77,6 @@ class TurnTrainer(StageTrainer, GRPOTrainer):
         """Batches trained. TRL's global_step counts optimizer updates."""
         return self.state.global_step // self.updates_per_step
 
-    # -- batches ---------------------------------------------------------------------------------
-
     def get_train_dataloader(self) -> DataLoader:
         """Only counts updates; the samples come from `get_batch_samples`."""
         updates: Any = range(self.args.max_steps)
@@ -130,8 +128,6 @@ class TurnTrainer(StageTrainer, GRPOTrainer):
     def _is_unsaved(self) -> bool:
         path = Path(self.settings.work_dir, f"checkpoint-{self.state.global_step}")
         return self.state.global_step > 0 and not path.exists()
-
-    # -- loss ------------------------------------------------------------------------------------
 
     def training_step(
         self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
@@ -247,8 +243,6 @@ class TurnTrainer(StageTrainer, GRPOTrainer):
             logger.error("update skipped: gradient norm %s, loss %s", norm, self.stats.loss)
             model.zero_grad(set_to_none=True)
         return norm
-
-    # -- the end of a step -----------------------------------------------------------------------
 
     def finish_step(self) -> StepOrders:
         """Report the batch as trained, and publish the new weights. Collective."""

@@ -81,13 +81,8 @@ def _attend_to_own_keys(
 ) -> torch.Tensor:
     """Attention of each sequence's queries, which are its last tokens, to all its keys. [N, H, D]
 
-    Args:
-        ends_q: start of each sequence's queries, and the end of the last. [S + 1]
-        ends_k: the same for keys. [S + 1]
-        max_q: most queries of a sequence.
-        max_k: most keys of a sequence.
-
-    """
+    `ends_q` are the start of each sequence's queries and the end of the last, `max_q` the most
+    queries of a sequence; `ends_k` and `max_k` the same for keys. [S + 1]"""
     if not q.is_cuda:
         return _each(q, k, v, ends_q.tolist(), ends_k.tolist(), scale)
     from torch.nn.attention.varlen import varlen_attn

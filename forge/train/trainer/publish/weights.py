@@ -46,7 +46,9 @@ def snapshot(
     nothing."""
     exact = set() if dtype is None else _exact(model)
     is_adapter = hasattr(model, "peft_config")
-    copy = _Copier(is_pinned=_num_bytes(model, dtype) <= PINNED_BYTES)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    num_bytes = sum(p.numel() * (dtype or p.dtype).itemsize for p in trained)
+    copy = _Copier(is_pinned=num_bytes <= PINNED_BYTES)
     copies: dict[tuple[int, torch.Size], torch.Tensor] = {}
     found: dict[str, torch.Tensor] = {}
     for name, tensor in model.state_dict().items():
@@ -104,12 +106,6 @@ class _Copier:
             torch.cuda.synchronize()
 
 
-def _num_bytes(model: torch.nn.Module, dtype: torch.dtype | None) -> int:
-    """Upper bound of a copy's size."""
-    trained = [p for p in model.parameters() if p.requires_grad]
-    return sum(p.numel() * (dtype or p.dtype).itemsize for p in trained)
-
-
 def save_weights(
     model: PreTrainedModel | PeftModel,
     path: Path,
@@ -136,9 +132,8 @@ def save_weights(
 
 
 def _write_config(path: Path, *, dtype: torch.dtype) -> None:
-    """Correct the config: the dtype that was written, and no options of training. With
-    `output_router_logits`, which TRL's SFT leaves in a mixture's config, batched generation fails.
-    """
+    """Correct the config: the dtype that was written, and no `output_router_logits`. TRL's SFT
+    leaves it in a mixture's config, where it makes batched generation fail."""
     config = json.loads(path.read_text())
     config["dtype"] = str(dtype).removeprefix("torch.")
     # A sharded model's class name has a prefix.
