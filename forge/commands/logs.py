@@ -62,7 +62,9 @@ def read_logs(
     """
     files = list(files)
     if wanted is None:
-        yield from _last_lines(files, num_lines=num_lines)
+        for file in files:
+            lines = read_last_lines(file, num_lines=num_lines).splitlines()
+            yield from (_named(file, line, files) for line in lines)
         tails = {file: LogTail(file, keeps_date=True, offset=_size(file)) for file in files}
     else:
         tails = {file: LogTail(file) for file in files}
@@ -80,12 +82,6 @@ def read_logs(
         for file in _new_files(files, process=process):
             files.append(file)
             tails[file] = LogTail(file, keeps_date=wanted is None)
-
-
-def _last_lines(files: list[Path], *, num_lines: int) -> Iterator[str]:
-    for file in files:
-        for line in read_last_lines(file, num_lines=num_lines).splitlines():
-            yield _named(file, line, files)
 
 
 def _size(file: Path) -> int:

@@ -87,7 +87,7 @@ class Written:
 
     def describe(self) -> str:
         """The result in one line."""
-        why = ", ".join(f"{count} {reason}" for reason, count in self.left_out.items())
+        why = _reasons(self.left_out)
         return (
             f"{self.path}: {self.num_rows} rows of {self.num_problems} problems, "
             f"{self.num_mended} of them repair an answer" + (f"; left out {why}" if why else "")
@@ -116,7 +116,9 @@ def write_rows(reader: RunReader, wanted: AnswerFilter, *, out: Path) -> Written
                 num_rows += 1
                 num_mended += len(row["messages"]) > 3
         if not num_rows:
-            raise ConfigError(_nothing(reader, wanted, left_out))
+            why = f"left out {_reasons(left_out)}" if left_out else "it has none"
+            run = reader.paths.name
+            raise ConfigError(f"{run}: no {wanted.status} answer to write: {why}")
         spare.replace(out)
     except OSError as error:
         raise ConfigError(f"--out {out}: cannot be written: {error.strerror}") from error
@@ -240,7 +242,6 @@ def _check_place(out: Path, *, run: str) -> None:
         raise ConfigError(f"--out {out}: exists and has no rows of {run}; name another file")
 
 
-def _nothing(reader: RunReader, wanted: AnswerFilter, left_out: Counter[str]) -> str:
-    why = ", ".join(f"{count} {reason}" for reason, count in left_out.most_common())
-    reason = f"left out {why}" if why else "it has none"
-    return f"{reader.paths.name}: no {wanted.status} answer to write: {reason}"
+def _reasons(left_out: dict[str, int]) -> str:
+    """The counts by reason, the largest first."""
+    return ", ".join(f"{count} {reason}" for reason, count in Counter(left_out).most_common())

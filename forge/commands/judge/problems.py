@@ -46,8 +46,8 @@ def check_path(
     path: Path,
     *,
     settings: JudgeSettings,
-    overrides: Mapping[str, Constant] | None = None,
-    precision: str = "fp32",
+    overrides: Mapping[str, Constant],
+    precision: str,
     is_shown: bool = False,
 ) -> list[Examination]:
     """Examines each problem below `path`, in the order of their names.
@@ -58,7 +58,7 @@ def check_path(
     """
     check_precision(precision)
     table, gpus = settings.table(), settings.gpus()
-    problems, done = _find_problems(path, overrides or {}, precision)
+    problems, done = _find_problems(path, overrides, precision)
     if problems:
         done += anyio.run(_check, problems, table, gpus, is_shown)
     return sorted(done, key=lambda each: _natural(each.problem_id))
