@@ -14,12 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from forge.errors import ConfigError
-from forge.store.schema.migrations import (
-    RUN_VERSION,
-    check_version,
-    has_views,
-    split_statements,
-)
+from forge.store.schema.migrations import RUN_VERSION, check_version, has_views, split_statements
 from forge.store.schema.run_views import PLAIN_VIEWS, VIEWS
 
 if TYPE_CHECKING:
@@ -71,16 +66,20 @@ def open_read_only(path: Path) -> tuple[sqlite3.Connection, str]:
     connection = _try_open(path, "mode=ro")
     if connection is not None:
         return connection, "mode=ro"
-    wal = path.with_name(f"{path.name}-wal")
-    if wal.exists() and wal.stat().st_size:
+    if _has_wal(path):
         raise ConfigError(
-            f"{path}: cannot be read: its last rows are in {wal.name}, which needs a place for its "
-            "-shm file; copy the run's directory to a disk that can be written"
+            f"{path}: cannot be read: its last rows are in {path.name}-wal, which needs a "
+            "place for its -shm file; copy the run's directory to a disk that can be written"
         )
     connection = _try_open(path, "immutable=1")
     if connection is None:
         raise ConfigError(f"{path}: cannot be read: no permission, or no place for its -shm file")
     return connection, "immutable=1"
+
+
+def _has_wal(path: Path) -> bool:
+    wal = path.with_name(f"{path.name}-wal")
+    return wal.exists() and wal.stat().st_size > 0
 
 
 def _check_whole(path: Path, connection: sqlite3.Connection) -> None:
@@ -89,8 +88,7 @@ def _check_whole(path: Path, connection: sqlite3.Connection) -> None:
     The size comes from stat and SQLite: opening and closing the file here would drop the POSIX
     locks of every connection to it in this process, a writer's too.
     """
-    wal = path.with_name(f"{path.name}-wal")
-    if wal.exists() and wal.stat().st_size:
+    if _has_wal(path):
         return
     wanted = connection.execute(
         "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"
@@ -108,15 +106,13 @@ def _try_open(path: Path, mode: str) -> sqlite3.Connection | None:
         connection.execute("PRAGMA busy_timeout = 5000")
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         _check_whole(path, connection)
-    except sqlite3.OperationalError:
+    except BaseException as error:
         connection.close()
-        return None
-    except ConfigError:
-        connection.close()
+        if isinstance(error, sqlite3.OperationalError):
+            return None
+        if isinstance(error, sqlite3.DatabaseError):
+            raise ConfigError(f"{path}: cannot be read: {error}; it is {DAMAGED}") from error
         raise
-    except sqlite3.DatabaseError as error:
-        connection.close()
-        raise ConfigError(f"{path}: cannot be read: {error}; it is {DAMAGED}") from error
     return connection
 
 

@@ -10,20 +10,37 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from forge.errors import ForgeError
+from forge.errors import ConfigError, ForgeError
 from forge.store.codec import Body, Lookup, decode_text
-from forge.store.json_columns import BadColumn, find_bad_json
 from forge.store.layout import RunPaths, find_run
 from forge.store.opening import connect, open_read_only
 from forge.store.statements import SqlReader, authorize_pragma
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
+
+SHOWN = 40
+"""Maximum number of characters quoted from the bad value."""
+_TURN = "'g' || group_id || '.r' || rollout || '.t' || turn"
+JSON_COLUMNS = {
+    ("attempts", "versions"): "'attempt ' || attempt",
+    ("attempts", "machine"): "'attempt ' || attempt",
+    ("events", "data"): "'event_id ' || event_id",
+    ("turns", "reward_terms"): _TURN,
+    ("verdicts", "phase_s"): _TURN,
+    ("evaluations", "pass_at_k"): "'evaluation_id ' || evaluation_id",
+    ("evaluations", "detail"): "'evaluation_id ' || evaluation_id",
+}
+"""Table and column to the SQL that names a row in an error."""
+
+
+class BadColumn(ConfigError):
+    """A column without its JSON object, written by another program; the rest can be read."""
 
 
 class RunReader(SqlReader):
@@ -62,7 +79,7 @@ class RunReader(SqlReader):
         except ForgeError:
             raise
         except Exception as error:
-            found = find_bad_json(self._connection)
+            found = _find_bad_json(self._connection)
             if found is None:
                 raise
             raise BadColumn(f"{self.paths.run_db}: {found}") from error
@@ -115,3 +132,21 @@ def _authorize(action: int, first: str | None, second: str | None, *_: object) -
         is_read_only = bool(first) and ("mode=ro" in str(first) or "immutable=1" in str(first))
         return sqlite3.SQLITE_OK if is_read_only else sqlite3.SQLITE_DENY
     return authorize_pragma(action, first, second)
+
+
+def _find_bad_json(connection: sqlite3.Connection) -> str | None:
+    """`verdicts.phase_s of g0.r1.t0: found '{'; ...` for the first bad row, or None.
+
+    Called only after a query has failed, since it walks all turns.
+    """
+    for (table, column), row_name in JSON_COLUMNS.items():
+        with suppress(sqlite3.Error):  # older schema or damaged: its own error is reported
+            found = connection.execute(
+                f"SELECT {row_name}, substr({column}, 1, {SHOWN}) FROM main.{table} WHERE "
+                f"CASE WHEN json_valid({column}) THEN json_type({column}) <> 'object' ELSE 1 END "
+                "LIMIT 1"
+            ).fetchone()
+            if found:
+                name, value = found
+                return f"{table}.{column} of {name}: found {value!r}; a JSON object is expected"
+    return None

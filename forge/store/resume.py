@@ -52,14 +52,11 @@ class LastState:
 
 def last_state(reader: RunReader) -> LastState:
     """Reads the state in a few queries; one scans all turns, which are narrow rows."""
-    rows = reader.rows("SELECT * FROM policies ORDER BY version DESC")
-    policies = tuple(PolicyVersion(**row) for row in rows)
-    highest = {
-        name: reader.value(f"SELECT coalesce(max({name}), -1) FROM {table}")
-        for name, table in (("group_id", "groups"), ("sample_id", "samples"))
-    }
-    turns = reader.value("SELECT coalesce(max(group_id), -1) FROM turns")
-    played = reader.value("SELECT coalesce(max(max_version), -1) FROM turns")
+
+    def highest(column: str, table: str) -> int:
+        return reader.value(f"SELECT coalesce(max({column}), -1) FROM {table}")
+
+    policies = reader.rows("SELECT * FROM policies ORDER BY version DESC")
     steps = reader.rows(
         "SELECT stage, max(step) AS step FROM (SELECT stage, step FROM metrics UNION ALL "
         "SELECT stage, step FROM sample_uses) GROUP BY stage"
@@ -67,10 +64,10 @@ def last_state(reader: RunReader) -> LastState:
     ended = {event.data.get("stage") for event in events(reader, kind="stage_end")}
     return LastState(
         attempt=reader.value("SELECT coalesce(max(attempt), 0) FROM attempts"),
-        group_id=max(highest["group_id"], turns),
-        sample_id=highest["sample_id"],
-        policy_version=max(played, policies[0].version if policies else -1),
-        policies=policies,
+        group_id=max(highest("group_id", "groups"), highest("group_id", "turns")),
+        sample_id=highest("sample_id", "samples"),
+        policy_version=max(highest("max_version", "turns"), highest("version", "policies")),
+        policies=tuple(PolicyVersion(**row) for row in policies),
         steps={row["stage"]: row["step"] for row in steps},
         finished_stages=tuple(sorted(stage for stage in ended if isinstance(stage, int))),
     )
@@ -148,21 +145,16 @@ def _turn(row: dict[str, Any]) -> Turn:
         ),
         completion_text=row["completion"] or "",
         code=row["code"] or "",
-        verdict=_verdict(row),
+        verdict=Verdict.from_json(
+            {field: row[field] for field in Verdict.__dataclass_fields__ if field in row}
+            | {name: row[name] for name in TIMING_FIELDS}
+            | {
+                "timing": "none" if row["speedup"] is None else "measured",
+                "detail": row["detail"] or "",
+                "is_compiled": bool(row["is_compiled"]),
+                "phase_s": json.loads(row["phase_s"]),
+            }
+        ),
         feedback=row["feedback"] or "",
         reward_terms=json.loads(row["reward_terms"]),
-    )
-
-
-def _verdict(row: dict[str, Any]) -> Verdict:
-    given = {field: row[field] for field in Verdict.__dataclass_fields__ if field in row}
-    return Verdict.from_json(
-        {
-            **given,
-            **{name: row[name] for name in TIMING_FIELDS},
-            "timing": "none" if row["speedup"] is None else "measured",
-            "detail": row["detail"] or "",
-            "is_compiled": bool(row["is_compiled"]),
-            "phase_s": json.loads(row["phase_s"]),
-        }
     )

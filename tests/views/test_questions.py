@@ -19,7 +19,6 @@ from forge.store.reader import open_run
 from forge.views.report.learned import TERMS
 from forge.views.sql import questions as view
 from forge.views.sql.named_queries import QUERIES
-from forge.views.sql.sql import run_named
 from tests.canned import unpack
 from tests.store.storefactory import (
     attempt,
@@ -42,8 +41,7 @@ NOT_TIMED = "judge-noise"
 
 def ask(root: Path | RunPaths, name: str, **params: Any) -> list[dict[str, Any]]:
     with open_run(root) as reader:
-        table = run_named(reader, name, params)
-    return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+        return reader.rows(QUERIES[name].sql, QUERIES[name].bind(params))
 
 
 def write(root: Path, records: list) -> Path:
@@ -219,8 +217,8 @@ def test_a_number_without_an_answer_is_one_line(number: str) -> None:
 def test_a_parameter_that_no_query_has_is_one_line(canned_run: RunPaths) -> None:
     with open_run(canned_run) as reader, pytest.raises(ConfigError, match="has most, problem"):
         view.answer(reader, view.find_question("4"), {"problme": "x"})
-    with open_run(canned_run) as reader, pytest.raises(ConfigError, match="has none"):
-        run_named(reader, "failures", {"problem": "x"})
+    with pytest.raises(ConfigError, match="has none"):
+        QUERIES["failures"].bind({"problem": "x"})
 
 
 @pytest.mark.parametrize("argv", [["questions"], ["report", "questions"]])

@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from forge.cli import run_command
-from forge.store.json_columns import JSON_COLUMNS
+from forge.store.reader import JSON_COLUMNS
 from forge.store.schema.tables import RUN_TABLES_1
 from tests.store.storefactory import small_run, write_run
 

@@ -157,8 +157,8 @@ def test_every_named_query_answers_here_and_in_stock_sqlite3(
     root: Path, tmp_path: Path, name: str
 ) -> None:
     with open_run(root) as reader:
-        table = sql.run_named(reader, name)
-        assert len(json.loads(sql.to_json(table))) == len(table.rows)
+        table = sql.run_sql(reader, QUERIES[name].sql, QUERIES[name].bind({}))
+        assert len(json.loads("".join(sql.json_parts(table)))) == len(table.rows)
         shown(sql.render_table(table))
         assert table.rows or name in NEEDS_MORE
     connection = sqlite3.connect(root / "run.db")
@@ -184,7 +184,7 @@ def test_the_ranking_speedup_is_printed_beside_the_times(tmp_path: Path, name: s
     played = group(0, [[Status.CORRECT], [Status.WRONG]], speed=timing(4.0))
     anyio.run(write_run, tmp_path / "toy-1", [attempt(), problem(), played])
     with open_run(tmp_path / "toy-1") as reader:
-        row = sql.json_rows(sql.run_named(reader, name))[0]
+        row = sql.json_rows(sql.run_sql(reader, QUERIES[name].sql, QUERIES[name].bind({})))[0]
     names = ("speedup_low", "speedup", "candidate_us", "baseline_us")
     assert [row[each] for each in names] == [3.6, 4.0, 25.0, 100.0]
 
@@ -239,16 +239,16 @@ def test_sql_answers_as_json_and_csv(root: Path) -> None:
         table = sql.run_sql(
             reader, "SELECT step, 'a,b' AS x, NULL AS y FROM v_steps WHERE step = ?", (2,)
         )
-    assert json.loads(sql.to_json(table)) == [{"step": 2, "x": "a,b", "y": None}]
-    assert list(csv.reader(io.StringIO(sql.to_csv(table)))) == [
+    assert json.loads("".join(sql.json_parts(table))) == [{"step": 2, "x": "a,b", "y": None}]
+    assert list(csv.reader(io.StringIO("".join(sql.csv_parts(table))))) == [
         ["step", "x", "y"],
         ["2", "a,b", ""],
     ]
 
 
-def test_an_unknown_named_query_lists_the_known_ones(root: Path) -> None:
-    with open_run(root) as reader, pytest.raises(ConfigError, match="failures"):
-        sql.run_named(reader, "failure")
+def test_an_unknown_named_query_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="failures"):
+        sql.find_named("failure")
 
 
 def find(root: Path, **wanted: Any) -> list[dict[str, Any]]:

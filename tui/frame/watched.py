@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, TypeVar
 from forge.control import ControlClient
 from forge.control.client import TIMEOUT_S
 from forge.errors import ConfigError, ForgeError
-from forge.store.json_columns import BadColumn
 from forge.store.ownership import is_owned, read_status
-from forge.store.reader import RunReader
+from forge.store.reader import BadColumn, RunReader
 from forge.views.run.standing import Standing, load_standing
 
 if TYPE_CHECKING:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,10 +103,11 @@ def _export_table(reader: RunReader, name: str, form: str, path: Path) -> Export
 
 
 def _write_csv(name: str, found: RowStream, path: Path) -> int:
-    counted = _Counted(found.rows)
+    number = count()
+    rows = (row for row, _ in zip(found.rows, number, strict=False))
     with path.open("w", encoding="utf-8", newline="") as file:
-        file.writelines(csv_parts(type(found)(columns=found.columns, rows=counted)))
-    return counted.num
+        file.writelines(csv_parts(replace(found, rows=rows)))
+    return next(number)
 
 
 WRITERS: dict[str, Callable[[str, RowStream, Path], int]] = {
@@ -145,19 +147,6 @@ def _export_sqlite(paths: RunPaths, path: Path) -> Exported:
 
 def _handle_signals(status: int, remaining: int, total: int) -> None:
     """A callback into Python, where Ctrl-C takes effect."""
-
-
-class _Counted(Iterator[tuple[Any, ...]]):
-    """Counts rows while they are iterated."""
-
-    def __init__(self, rows: Iterator[tuple[Any, ...]]) -> None:
-        self._rows = rows
-        self.num = 0
-
-    def __next__(self) -> tuple[Any, ...]:
-        row = next(self._rows)
-        self.num += 1
-        return row
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -52,12 +52,6 @@ def run_sql(reader: SqlReader, query: str, params: Params = ()) -> RowTable:
         return reader.query(query, params)
 
 
-def run_named(reader: SqlReader, name: str, params: Mapping[str, Any] | None = None) -> RowTable:
-    """Runs one of `named_queries.QUERIES`. Raises ConfigError if it is unknown."""
-    query = find_named(name)
-    return run_sql(reader, query.sql, query.bind(params or {}))
-
-
 def find_named(name: str) -> NamedQuery:
     """The query of this name. Raises ConfigError, which lists all names, if there is none."""
     if name not in QUERIES:
@@ -92,24 +86,14 @@ def list_relations(reader: SqlReader) -> list[Relation]:
     ]
 
 
-def to_json(table: RowTable | RowStream) -> str:
-    """A JSON list, one object per row; bytes as hex, numbers that are not finite as null."""
-    return "".join(json_parts(table))
-
-
-def to_csv(table: RowTable | RowStream) -> str:
-    """CSV with a header line, as in RFC 4180 but with Unix line ends."""
-    return "".join(csv_parts(table))
-
-
 def json_rows(table: RowTable) -> list[dict[str, Any]]:
-    """The objects that `to_json` writes."""
+    """One object per row; bytes as hex, numbers that are not finite as null."""
     names = _unique_names(table.columns)
     return [dict(zip(names, map(_json_value, row), strict=True)) for row in table.rows]
 
 
 def json_parts(found: RowTable | RowStream) -> Iterator[str]:
-    """`to_json` in parts, one line per row."""
+    """A JSON list of `json_rows` in parts, one line per row."""
     start, names = "[", _unique_names(found.columns)
     for row in found.rows:
         values = map(_json_value, row)
@@ -131,7 +115,9 @@ def _unique_names(columns: Sequence[str]) -> list[str]:
 
 
 def csv_parts(found: RowTable | RowStream, *, is_shown: bool = False) -> Iterator[str]:
-    """`to_csv` in parts; texts are made printable if `is_shown` on a terminal."""
+    """CSV in parts, with a header line, as in RFC 4180 but with Unix line ends; texts are made
+    printable if `is_shown` on a terminal.
+    """
     lines = [_csv_line(found.columns)]
     size = 0
     for row in found.rows:
@@ -192,12 +178,7 @@ def render_relations(relations: list[Relation]) -> RichTable:
 
 def relations_json(relations: list[Relation]) -> str:
     """The same list as JSON, with columns."""
-    return json_text(
-        [
-            {"name": r.name, "kind": r.kind, "comment": r.comment, "columns": r.columns}
-            for r in relations
-        ]
-    )
+    return json_text([asdict(relation) for relation in relations])
 
 
 def _json_value(value: Any) -> Any:
