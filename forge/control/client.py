@@ -1,9 +1,6 @@
 # pyright: strict
-"""The client of a running supervisor: `status`, `stop`, `save`, `evaluate`. Used by the CLI and the
-TUI.
-
-Every call blocks, and has a deadline.
-"""
+"""The client of a running supervisor, for the CLI and the TUI. Every call blocks, and has a
+deadline."""
 
 from __future__ import annotations
 
@@ -62,7 +59,5 @@ class ControlClient:
             ) from error
         if answer.status == 200:
             return json.loads(answer.content)
-        message = error_message(answer.content)
-        if answer.status == REFUSED:
-            raise ConfigError(message)
-        raise ConfigError(f"{self._path}: {method} {path}: {message}")
+        where = "" if answer.status == REFUSED else f"{self._path}: {method} {path}: "
+        raise ConfigError(f"{where}{error_message(answer.content)}")

@@ -54,12 +54,8 @@ def open_listener(
 ) -> AbstractContextManager[sockets.socket]:
     """A listening socket, on a Unix path or at HOST:PORT. Checks the arguments now, binds on entry.
 
-    Args:
-        token_advice: where to set the token, for the error message.
-
-    Raises:
-        ConfigError: an address that cannot be served, or that needs a token.
-        MachineError: the address is taken.
+    Raises ConfigError for an address that cannot be served, or that needs a token (`token_advice`
+    says where to set it), MachineError for one that is taken.
     """
     if path is not None and listen is None:
         return bound_path(path)
@@ -155,12 +151,8 @@ class Door:
         is_local: bool,
         refusal: Callable[[int, str], Response],
     ) -> None:
-        """Guard `app`.
-
-        Args:
-            is_local: no token, and reachable over loopback: browsers must be kept out.
-            refusal: makes an error answer of the app's own format.
-        """
+        """Guard `app`. `is_local`: no token, and reachable over loopback, so that browsers must be
+        kept out. `refusal` makes an error answer of the app's own format."""
         self._app = app
         self._token = token
         self._is_local = is_local

@@ -57,14 +57,8 @@ def claim(
     say: Callable[[str], None] | None = None,
     folder: Path = FOLDER,
 ) -> Generator[Claim]:
-    """Claim all of the GPUs or none. Blocks for up to `wait_s`.
-
-    Args:
-        say: called once with the holder, if there is a wait.
-
-    Raises:
-        MachineError: another run holds a GPU; the message has its name and pid.
-    """
+    """Claim all of the GPUs or none. Blocks for up to `wait_s`; a wait calls `say` once, with the
+    holder. Raises MachineError, with the holder's name and pid, if another run holds a GPU."""
     deadline = time.monotonic() + wait_s
     while True:
         with ExitStack() as stack:

@@ -106,12 +106,8 @@ class Served:
     def __init__(
         self, servers: Sequence[Server], *, stop_token_ids: Sequence[int], slots: int, wait_s: float
     ) -> None:
-        """Take the servers, none of which needs to be up yet.
-
-        Args:
-            slots: samples that each server decodes together.
-            wait_s: maximum wait for any server to be up.
-        """
+        """No server needs to be up yet. `slots`: samples that each decodes together; `wait_s`:
+        maximum wait for any to be up."""
         self._servers = list(servers)
         self._stop_token_ids = tuple(stop_token_ids)
         self._slots = slots

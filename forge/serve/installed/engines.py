@@ -128,10 +128,7 @@ def resolve(
 
 def check_engine(table: ServeTable, *, gpus: Sequence[object] = ()) -> None:
     """Raise MachineError, in one line, if the engine cannot run here: it is not installed, it was
-    built for another torch, or for other devices. Imports no engine.
-
-    Args:
-        gpus: GPUs of all replicas together; empty means the CPU.
+    built for another torch, or for other devices. `gpus`: those of all replicas; empty is the CPU.
     """
     table = resolve(table, gpus=gpus)
     fault = find_fault(table.engine, read_interpreter(table), num_gpus=len(gpus))

@@ -42,11 +42,8 @@ async def discover(
     stop_token_ids: Sequence[int],
     model_name: str | None,
 ) -> RemoteModel:
-    """Find out a server's model and dialect.
-
-    Args:
-        split_ids: SPLIT_ME in tokens of the experiment's tokenizer.
-        model_name: the model's name in the experiment.
+    """Find out a server's model and dialect. `split_ids` are SPLIT_ME in tokens of the experiment's
+    tokenizer.
 
     Raises:
         ConfigError: the model or a key is missing, or the server has another model.
