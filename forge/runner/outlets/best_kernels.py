@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 MARGIN = 1.1
 """A kernel is reported if it is this many times as fast as the best before it."""
 
+LAST_TURN = "SELECT coalesce(max(turn_row), 0) FROM turns"
+
 EVALUATIONS = """
 SELECT evaluation_id, stage, pass_at_1, ci_low, ci_high, num_problems, num_samples, max_turns
 FROM evaluations
@@ -46,11 +48,14 @@ class Bests:
 
     def look(self) -> list[tuple[str, dict[str, Any]]]:
         """New bests since the last look: a message and its figures each."""
-        if self._reader is None:
-            self._reader = RunReader(self._paths)
-            self._take_past(self._reader)
-            return []
-        return [*self._new_evaluations(self._reader), *self._new_kernels(self._reader)]
+        if self._reader is not None:
+            return [*self._new_evaluations(self._reader), *self._new_kernels(self._reader)]
+        reader = self._reader = RunReader(self._paths)
+        self._last_turn = reader.value(LAST_TURN)
+        fastest = reader.value("SELECT max(speedup_low) FROM verdicts WHERE status = 'correct'")
+        self._speedup = max(1.0, fastest or 0.0)
+        self._new_evaluations(reader)
+        return []
 
     def summary(self) -> str:
         """Message of the last evaluation; empty without one."""
@@ -62,12 +67,6 @@ class Bests:
         """Closes the run's database."""
         if self._reader is not None:
             self._reader.close()
-
-    def _take_past(self, reader: RunReader) -> None:
-        self._last_turn = reader.value("SELECT coalesce(max(turn_row), 0) FROM turns")
-        fastest = reader.value("SELECT max(speedup_low) FROM verdicts WHERE status = 'correct'")
-        self._speedup = max(1.0, fastest or 0.0)
-        self._new_evaluations(reader)
 
     def _new_evaluations(self, reader: RunReader) -> list[tuple[str, dict[str, Any]]]:
         found = list[tuple[str, dict[str, Any]]]()
@@ -84,9 +83,7 @@ class Bests:
 
     def _new_kernels(self, reader: RunReader) -> list[tuple[str, dict[str, Any]]]:
         """The fastest kernel since the last look, if it beats the best so far by MARGIN."""
-        self._last_turn, since = (
-            reader.value("SELECT coalesce(max(turn_row), 0) FROM turns"), self._last_turn,
-        )  # fmt: skip
+        since, self._last_turn = self._last_turn, reader.value(LAST_TURN)
         rows = reader.rows(KERNELS, (since, MARGIN * self._speedup))
         if not rows:
             return []

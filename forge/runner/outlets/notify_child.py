@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from forge.process.lease import hold_lease
 
@@ -41,15 +41,11 @@ def send(config: Mapping[str, Any]) -> Iterator[str]:
     if isinstance(command, str):
         yield command
     elif command is not None:
-        yield from _finish(command, body, deadline=deadline)
+        yield from _finish(*command, body, deadline=deadline)
 
 
-class _Started(NamedTuple):
-    process: subprocess.Popen[bytes]
-    reader: threading.Thread
-
-
-def _start(config: Mapping[str, Any]) -> _Started | str:
+def _start(config: Mapping[str, Any]) -> tuple[subprocess.Popen[bytes], threading.Thread] | str:
+    """The process and the reader of its output, or why it cannot be started."""
     try:
         output, write_end = os.pipe()
         try:
@@ -67,7 +63,7 @@ def _start(config: Mapping[str, Any]) -> _Started | str:
         return f"command: cannot be started: {error.strerror}"
     reader = threading.Thread(target=_copy_output, args=(output,), daemon=True)
     reader.start()
-    return _Started(process, reader)
+    return process, reader
 
 
 def _copy_output(output: int) -> None:
@@ -80,15 +76,16 @@ def _copy_output(output: int) -> None:
         left -= min(left, len(part))
 
 
-def _finish(started: _Started, body: str, *, deadline: float) -> Iterator[str]:
-    process = started.process
+def _finish(
+    process: subprocess.Popen[bytes], reader: threading.Thread, body: str, *, deadline: float
+) -> Iterator[str]:
     try:
         process.communicate(body.encode(), timeout=max(0.1, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
         process.kill()
         yield "command: did not end in time"
         return
-    started.reader.join(LAST_OUTPUT_S)
+    reader.join(LAST_OUTPUT_S)
     if process.returncode:
         yield f"command: exit {process.returncode}"
 

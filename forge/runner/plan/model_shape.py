@@ -95,8 +95,8 @@ class ModelShape:
     @property
     def _attention(self) -> int:
         query = self.heads * self.head_dim
-        gate = self.hidden * query if self.gated_attention else 0
-        return 2 * self.hidden * query + 2 * self.hidden * self.kv_heads * self.head_dim + gate
+        num_query = 3 if self.gated_attention else 2  # queries, output, gate
+        return self.hidden * (num_query * query + 2 * self.kv_heads * self.head_dim)
 
     @property
     def _mlps(self) -> int:

@@ -25,10 +25,8 @@ def needs_training(experiment: Experiment) -> bool:
 
 def needs_pairs(experiment: Experiment) -> bool:
     """True if a stage trains on pairs, or a tokenizer is trained on their texts."""
-    return (
-        any(isinstance(stage, SftStage) for stage in experiment.stage)
-        or experiment.model.init is not None
-    )
+    is_sft = any(isinstance(stage, SftStage) for stage in experiment.stage)
+    return is_sft or experiment.model.init is not None
 
 
 def makes_pairs(experiment: Experiment) -> bool:

@@ -166,6 +166,10 @@ def _observe_replica(
 ) -> Component:
     health = replica.health
     engine = health.get("engine", "")
+    fills = ()
+    # A full KV cache is a problem only while samples wait for room in it.
+    if engine == "vllm" and health.get("waiting", 0) and health.get("kv_use", 0.0) > FULL:
+        fills = (Fill(share=health["kv_use"], of="the KV cache"),)
     return Component(
         name=replica.name,
         role="serve",
@@ -176,7 +180,7 @@ def _observe_replica(
         marks=(replica.generated_tokens, health.get("generated_tokens"), health.get("step_s")),
         is_asked=replica.load > 0 and replica.is_up,
         limit_s=limit_s,
-        fills=_kv_fill(health) if engine == "vllm" else (),
+        fills=fills,
         fills_cards=engine == "hf",  # other engines allocate all memory at the start
         seen=seen,
     )
@@ -193,13 +197,6 @@ def _replica_phase(replica: Replica, *, slots: int) -> str:
         return "idle"
     waiting = f", {replica.load - slots} wait" if replica.load > slots else ""
     return f"decoding {min(replica.load, slots)} of {slots}{waiting}"
-
-
-def _kv_fill(health: Mapping[str, float]) -> tuple[Fill, ...]:
-    """A full KV cache is a problem only while samples wait for room in it."""
-    if health.get("waiting", 0) and health.get("kv_use", 0.0) > FULL:
-        return (Fill(share=health["kv_use"], of="the KV cache"),)
-    return ()
 
 
 def _observe_server(server: RemoteServer, limit_s: float) -> Component:

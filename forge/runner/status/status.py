@@ -140,22 +140,23 @@ class Components:
         self._vitals = self._sampler.sample(pids, alone=[own], uuids=uuids)
 
     def _statuses(self, components: Sequence[Component], *, now: float) -> list[ComponentStatus]:
-        self._histories = {each.name: self._history(each, now) for each in components}
+        histories = dict[str, _History]()
+        for each in components:
+            history = self._histories.get(each.name)
+            if history is None or history.owner is not each.owner:
+                history = _History(each.owner, each.marks)
+            history.update(each, now)
+            histories[each.name] = history
+        self._histories = histories
         sole_users = _sole_users(components)
         return [self._status(each, sole_users, now) for each in components]
-
-    def _history(self, component: Component, now: float) -> _History:
-        history = self._histories.get(component.name)
-        if history is None or history.owner is not component.owner:
-            history = _History(component.owner, component.marks)
-        history.update(component, now)
-        return history
 
     def _status(
         self, component: Component, sole_users: Mapping[str, str], now: float
     ) -> ComponentStatus:
         history = self._histories[component.name]
-        seen, living, cards = component.seen, component.living, self._cards(component)
+        seen, living, known = component.seen, component.living, self._vitals.cards
+        cards = {uuid: known[uuid] for uuid in component.uuids if uuid in known}
         is_ending = component.is_gone and component.role in self.run.ending
         health, why = judge_health(self._facts(component, history, cards, now))
         uses = [card.use for card in cards.values() if card.use is not None]
@@ -194,10 +195,6 @@ class Components:
             restarted_s=None if history.restarted_at is None else now - history.restarted_at,
             late_s=self._late[0] if is_supervisor else 0.0,
         )
-
-    def _cards(self, component: Component) -> dict[str, Card]:
-        cards = self._vitals.cards
-        return {uuid: cards[uuid] for uuid in component.uuids if uuid in cards}
 
     def _gpu_memory_bytes(
         self, component: Component, cards: Mapping[str, Card], sole_users: Mapping[str, str]
