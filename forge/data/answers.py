@@ -87,6 +87,7 @@ def _closes(fence: re.Match[str], opened: re.Match[str]) -> bool:
 
 
 def _triton_blocks(text: str) -> list[tuple[int, str]]:
+    """(position, content) of each block: its last fenced block, else the whole text."""
     blocks: list[tuple[int, str]] = []
     end = 0
     while (opened := text.find(TRITON_OPEN, end)) >= 0:
@@ -94,11 +95,7 @@ def _triton_blocks(text: str) -> list[tuple[int, str]]:
         end = text.find(TRITON_CLOSE, start)
         if end < 0:
             break
-        blocks.append((opened, _inner(text[start:end])))
+        inside = text[start:end]
+        fenced = _fenced_blocks(inside)
+        blocks.append((opened, fenced[-1][1] if fenced else inside.strip("\n")))
     return blocks
-
-
-def _inner(text: str) -> str:
-    """The content of the last fenced block inside, else the whole text."""
-    blocks = _fenced_blocks(text)
-    return blocks[-1][1] if blocks else text.strip("\n")

@@ -64,7 +64,8 @@ class ChatTemplate:
             raise ConfigError(f"{path}: not found; a model directory needs tokenizer.json")
         tokenizer = Tokenizer.from_file(str(path))
         config = _read_json(model_dir / "tokenizer_config.json")
-        names = {k: _token_text(config[k]) for k in _SPECIAL_NAMES if config.get(k)}
+        found = {k: config[k] for k in _SPECIAL_NAMES if config.get(k)}
+        names = {k: t["content"] if isinstance(t, Mapping) else t for k, t in found.items()}
         added = tokenizer.get_added_tokens_decoder()
         return cls(
             tokenizer=tokenizer,
@@ -209,10 +210,6 @@ def _stop_ids(model_dir: Path, tokenizer: Tokenizer, eos_token: str | None) -> t
             "no eos_token_id in generation_config.json"
         )
     return tuple(dict.fromkeys(ids))
-
-
-def _token_text(token: Any) -> str:
-    return token["content"] if isinstance(token, Mapping) else token
 
 
 def _read_json(path: Path) -> dict[str, Any]:

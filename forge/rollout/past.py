@@ -37,10 +37,6 @@ class Past:
     ended: list[Group] = field(default_factory=list[Group])
     """Finished groups with results that the sampler does not have."""
 
-    def next_problem(self) -> Problem | None:
-        """The next problem that was being played; None if there is none left."""
-        return self.problems.popleft() if self.problems else None
-
     def played(self, problem: Problem) -> Group | None:
         """Take a group of this problem that ended already; None without one."""
         found = next((g for g in self.ended if g.problem_id == problem.problem_id), None)

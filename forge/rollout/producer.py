@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -165,7 +165,7 @@ class _Producer:
             deadline = self.admission.deadline(self.published.step)
             if not self.admission.fits(deadline):
                 return
-            problem = self.past.next_problem() or self.sampler.next()
+            problem = self.past.problems.popleft() if self.past.problems else self.sampler.next()
             ready = self.past.played(problem)
             if ready is not None:
                 self._report(ready)
@@ -215,17 +215,13 @@ class _Producer:
         if group.is_flat and len(self._replaced) < self.plan.max_replacements:
             self._replaced.append(group)
             return
-        deadline = self.admission.deadline(self._oldest_step(group))
+        oldest = oldest_step(group, self.step_of)
+        deadline = self.admission.deadline(self.published.step if oldest is None else oldest)
         if not self.admission.fits(deadline):
             self._num_stale += 1
             return
         self.admission.admit(deadline)
         self.buffer.put(Waiting(group=group, deadline=deadline))
-
-    def _oldest_step(self, group: Group) -> int:
-        """Step of the oldest weights that sampled any of its tokens."""
-        found = oldest_step(group, self.step_of)
-        return self.published.step if found is None else found
 
     # -- batches ---------------------------------------------------------------------------------
 
@@ -234,8 +230,7 @@ class _Producer:
         step, plan = self.admission.step, self.plan
         fresh = [waiting for waiting in chosen if not waiting.num_uses]
         for waiting in fresh:
-            made = make_samples([waiting.group], plan, self.sample_ids)
-            waiting.samples = tuple(made)
+            waiting.samples = tuple(make_samples([waiting.group], plan, self.sample_ids))
         self.buffer.take(chosen, step=step)
         groups = [*self._replaced, *(waiting.group for waiting in fresh)]
         self._gathered += groups
@@ -244,14 +239,21 @@ class _Producer:
         if not samples:
             for waiting in fresh:
                 self.admission.leave(waiting.deadline)
-            await self._note_no_signal(step, groups)
+            self._without_signal += 1
+            await self.ports.sink.put(no_signal(step, groups))
+            if self._without_signal >= MAX_BATCHES_WITHOUT_SIGNAL:
+                raise Stalled(no_signal_error(step, self._gathered))
             return
         self.admission.close(waiting.deadline for waiting in fresh)
         batch = Batch(
             step=step,
             groups=tuple(self._gathered),
             samples=tuple(samples),
-            state=self._state(),
+            state=to_state(
+                self.sampler.state(),
+                waiting=(waiting.group for waiting in self.buffer.fresh),
+                problems=(*self._playing.values(), *self.past.problems),
+            ),
             num_stale=self._num_stale,
             num_replayed=len(chosen) - len(fresh),
             in_flight=len(self._playing),
@@ -259,19 +261,6 @@ class _Producer:
         self._gathered, self._without_signal, self._num_stale = [], 0, 0
         await self.ports.sink.put(*(s for waiting in fresh for s in waiting.samples))
         await out.send(batch)
-
-    async def _note_no_signal(self, step: int, groups: Sequence[Group]) -> None:
-        self._without_signal += 1
-        await self.ports.sink.put(no_signal(step, groups))
-        if self._without_signal >= MAX_BATCHES_WITHOUT_SIGNAL:
-            raise Stalled(no_signal_error(step, self._gathered))
-
-    def _state(self) -> dict[str, Any]:
-        return to_state(
-            self.sampler.state(),
-            waiting=(waiting.group for waiting in self.buffer.fresh),
-            problems=(*self._playing.values(), *self.past.problems),
-        )
 
     # -- waiting ---------------------------------------------------------------------------------
 

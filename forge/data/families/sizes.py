@@ -50,7 +50,8 @@ def flat_sizes(rng: Random, *, scale: Scale) -> Sizes:
     if scale is Scale.SMALL:
         return {"HEADS": rng.randrange(9, 32), "DIM": rng.randrange(11, 32)}
     heads = rng.randrange(5000, 10_000)
-    return {"HEADS": heads, "DIM": _multiple_of_16(rng.choice(_TRAFFIC) / 2 / heads)}
+    dim = int(rng.choice(_TRAFFIC) / 2 / heads)
+    return {"HEADS": heads, "DIM": 16 * -(-dim // 16)}  # a multiple of 16
 
 
 def row_sizes(rng: Random, *, scale: Scale) -> Sizes:
@@ -78,7 +79,3 @@ def large_factors(rng: Random, *, products: range) -> tuple[int, int]:
 def _large_rows(rng: Random, *, num_elements: int) -> Sizes:
     heads, dim = large_factors(rng, products=_COLS)
     return {"ROWS": -(-num_elements // (heads * dim)), "HEADS": heads, "DIM": dim}
-
-
-def _multiple_of_16(number: float) -> int:
-    return 16 * -(-int(number) // 16)
