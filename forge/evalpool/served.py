@@ -67,12 +67,8 @@ def serve_pool(
     token: str | None = None,
     gpus: Sequence[Gpu] = (),
 ) -> None:
-    """Serve judges on a Unix socket or at HOST:PORT until SIGTERM or Ctrl-C.
-
-    Raises:
-        ConfigError: an address or a path that cannot be served, or a missing token.
-        MachineError: the address is taken, or this machine allows no sandbox.
-    """
+    """Serve judges on a Unix socket or at HOST:PORT until SIGTERM or Ctrl-C. Raises as
+    `open_listener`, and MachineError if this machine allows no sandbox."""
     opened = open_listener(path=socket, listen=listen, token=token, token_advice=TOKEN_ADVICE)
     with opened as listener, open_socket_dir() as folder:
         anyio.run(_serve, table, listener, folder, token, gpus)

@@ -93,11 +93,8 @@ async def send(
 ) -> httpx.Response:
     """Send a request, `body` as JSON, and return the whole answer, whatever its status.
 
-    Args:
-        server: name for error messages.
-        timeout_s: maximum time to the end of the answer.
-
-    Raises Stalled or ChildDied.
+    `timeout_s` is the maximum time to the end of the answer. Raises Stalled or ChildDied, with the
+    name `server`.
     """
     import anyio
 

@@ -216,10 +216,8 @@ async def open_child(
 ) -> AsyncGenerator[Child]:
     """Start a child, wait until it is ready, yield it, and stop it at the end.
 
-    Raises:
-        ChildDied: the child ended before it was ready.
-        Stalled: the child was not ready within `ready_timeout_s`.
-        MachineError: its program does not exist, or the process could not be created.
+    Raises ChildDied if it ended before it was ready, Stalled if it was not ready within
+    `ready_timeout_s`, MachineError if the process could not be created.
     """
     child = _spawn(spec, observer=observer)
     try:

@@ -85,14 +85,10 @@ PATHS = {
 def read_answer(
     content: bytes, dialect: Dialect, *, n: int, encode: Callable[[str, bool], list[int]]
 ) -> list[Completion]:
-    """Parse the answer to `request_body`.
+    """Parse the answer to `request_body`, which must have `n` completions. `encode` makes ids from
+    a text, with the stop token if the flag says that the model ended it.
 
-    Args:
-        n: expected number of completions.
-        encode: makes ids from a text, with the stop token if the flag says that the model ended it.
-
-    Raises:
-        MachineError: the answer is invalid. The message does not name the server.
+    Raises MachineError, without the server's name, if the answer is invalid.
     """
     try:
         found = _completions(content, dialect, encode)

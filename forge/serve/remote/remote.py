@@ -194,15 +194,11 @@ class Remote(Served):
 async def open_remote(
     table: ServeTable, *, chat: ChatPort, say: Callable[[str], None]
 ) -> AsyncGenerator[Remote]:
-    """Connect to every URL of the table.
+    """Connect to every URL of the table. `chat` is for servers that only chat; `say` gets notes
+    that affect the evaluation.
 
-    Args:
-        chat: tokenizer and conversations, for servers that only chat.
-        say: called with notes that affect the evaluation.
-
-    Raises:
-        ConfigError: a model or a key is missing, or a server has another model.
-        MachineError: no server answers.
+    Raises ConfigError if a model or a key is missing or a server has another model, MachineError if
+    no server answers.
     """
     token = _key(table.api_key_env)
     async with AsyncExitStack() as opened:
