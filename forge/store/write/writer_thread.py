@@ -16,16 +16,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Protocol
 
 from forge.errors import ForgeError, MachineError
-from forge.records import (
-    Attempt,
-    AttemptEnd,
-    Evaluation,
-    Event,
-    PolicyVersion,
-    ProcessEnd,
-    ProcessStart,
-    SampleUse,
-)
+from forge.records import Group, Metrics, Problem, Sample, SampleUse, Trajectory, Turn
 from forge.store.schema.settle import settle_oldest, settle_while
 from forge.store.write.databases import Databases, free_bytes
 from forge.store.write.encoder_thread import Encoded, EncoderThread
@@ -51,17 +42,8 @@ CLOSE_SETTLE_S = 5.0
 DISK_CHECK_S = 1.0
 """Seconds between two checks of the free disk space."""
 
-_URGENT = (
-    Attempt,
-    AttemptEnd,
-    Evaluation,
-    Event,
-    PolicyVersion,
-    ProcessEnd,
-    ProcessStart,
-    SampleUse,
-)
-"""Records that change the state of the run: committed immediately."""
+_BULK = (Group, Metrics, Problem, Sample, Trajectory, Turn)
+"""Records that may wait for a commit; all others change the state of the run."""
 
 
 class StoreOptions(Protocol):
@@ -222,7 +204,7 @@ class WriterThread:
             self._fail(error)
             return
         self._trained_something |= any(isinstance(record, SampleUse) for record in records)
-        if self._num_pending >= COMMIT_RECORDS or any(isinstance(r, _URGENT) for r in records):
+        if self._num_pending >= COMMIT_RECORDS or not all(isinstance(r, _BULK) for r in records):
             self._commit()
 
     def _commit(self) -> None:

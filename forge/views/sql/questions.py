@@ -95,12 +95,11 @@ def answer(
     for name in given.keys() - known:
         has = ", ".join(sorted(known)) or "none"
         raise ConfigError(f"--param {name}: no such parameter; this question has {has}")
-    out: dict[str, RowTable] = {}
-    for name, query in queries.items():
-        bound = query.bind({k: v for k, v in given.items() if k in query.params})
-        with explain_sql(f"forge questions {question.number}"):
-            out[name] = reader.query(query.sql, bound)
-    return out
+    with explain_sql(f"forge questions {question.number}"):
+        return {
+            name: reader.query(query.sql, {param: given.get(param) for param in query.params})
+            for name, query in queries.items()
+        }
 
 
 def to_json() -> list[dict[str, Any]]:
