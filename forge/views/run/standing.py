@@ -5,7 +5,7 @@
 own view (console, STATUS.json) is `runner.live.progress`.
 
 An idle share is the part of its steps in which a role (trainer, replicas, judges) had no work; the
-supervisor records the seconds at each publish (`runner/stages/idleness.py`).
+supervisor records the seconds at each publish (`runner/stages/plug.py`).
 """
 
 from __future__ import annotations
