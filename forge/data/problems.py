@@ -51,14 +51,8 @@ def from_source(source: str, *, name: str = "stdin", shape: tuple[int, ...] = (4
     defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     if not {"Model", "get_inputs", "get_init_inputs"} <= defined:
         source = _wrap_function(source, tree, name=name, shape=shape)
-    digest = sha256(source.encode()).hexdigest()[:8]
-    return Problem(
-        problem_id=f"chat/{name}-{digest}",
-        source=source,
-        family=name,
-        level=1,
-        split=Split.HELDOUT,
-    )
+    problem_id = f"chat/{name}-{sha256(source.encode()).hexdigest()[:8]}"
+    return Problem(problem_id=problem_id, source=source, family=name, level=1, split=Split.HELDOUT)
 
 
 def _wrap_function(source: str, tree: ast.Module, *, name: str, shape: tuple[int, ...]) -> str:

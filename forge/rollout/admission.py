@@ -52,7 +52,11 @@ class Admission:
         if deadline < self.step:
             return False
         steps = {deadline, *(step for step in self._due if step > deadline)}
-        return all(self._due_by(step) < self._room_by(step) for step in steps)
+        return all(
+            sum(count for due, count in self._due.items() if due <= step)
+            < (step - self.step + 1) * self.groups_per_step
+            for step in steps
+        )
 
     def admit(self, deadline: int) -> None:
         """Add a group that begins, or that ended and waits."""
@@ -79,9 +83,3 @@ class Admission:
         for deadline in taken:
             self.leave(deadline)
         self.step += 1
-
-    def _due_by(self, step: int) -> int:
-        return sum(count for due, count in self._due.items() if due <= step)
-
-    def _room_by(self, step: int) -> int:
-        return (step - self.step + 1) * self.groups_per_step

@@ -43,11 +43,8 @@ def messages_pair(row: Mapping[str, Any], *, number: int) -> Pair:
         raise Unfit("last message is no answer")
     num_turns = sum(message.role == "assistant" for message in messages)
     name = row.get("id")
-    return Pair(
-        problem_id=str(number) if name is None else str(name),
-        messages=messages,
-        num_turns=num_turns,
-    )
+    problem_id = str(number if name is None else name)
+    return Pair(problem_id=problem_id, messages=messages, num_turns=num_turns)
 
 
 FORMATS: dict[str, Callable[..., Pair]] = {

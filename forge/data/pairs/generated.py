@@ -42,10 +42,7 @@ def one_turn_pair(problem: Problem, *, style: Style = Style.DYNAMIC) -> Pair:
 def repair_pair(problem: Problem, exchanges: Sequence[Exchange]) -> Pair:
     """Broken answers with their verdicts, and the answer in dynamic style."""
     repaired = answer_text(Composition.of(problem), answer(problem))
-    messages = (
-        *conversation(problem, exchanges),
-        Message(role="assistant", content=repaired),
-    )
+    messages = (*conversation(problem, exchanges), Message(role="assistant", content=repaired))
     return Pair(problem_id=problem.problem_id, messages=messages, num_turns=len(exchanges) + 1)
 
 

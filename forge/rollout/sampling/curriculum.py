@@ -105,5 +105,4 @@ def solved_share(group: Group) -> float | None:
     rollouts = [t for t in group.trajectories if t.end not in (End.INFRA, End.CONTEXT_FULL)]
     if not rollouts:
         return None
-    solved = sum(any(turn.verdict.is_correct for turn in t.turns) for t in rollouts)
-    return solved / len(rollouts)
+    return sum(any(turn.verdict.is_correct for turn in t.turns) for t in rollouts) / len(rollouts)
