@@ -52,8 +52,7 @@ class ModelShape:
     @property
     def expert_params(self) -> int:
         """Parameters of the fused experts, which are never quantised to 4 bits."""
-        each = 3 * self.hidden * self.expert_intermediate
-        return self._sparse_layers * self.experts * each
+        return 3 * self._sparse_layers * self.experts * self.hidden * self.expert_intermediate
 
     @property
     def linear_params(self) -> int:

@@ -8,9 +8,8 @@ cannot work.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from forge.config.schema import GrpoStage
 from forge.process.devices import Vendor
@@ -33,8 +32,7 @@ MIN_TORCH = (2, 10)
 """First version with a varlen kernel."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sharing:
+class Sharing(NamedTuple):
     """Resolved `share_prefixes`."""
 
     is_on: bool
@@ -51,9 +49,9 @@ def share_prefixes(
         model_dir: the model to train, once it is on this machine.
     """
     if stage.share_prefixes != "auto":
-        return Sharing(is_on=stage.share_prefixes, why="set by the stage")
+        return Sharing(stage.share_prefixes, "set by the stage")
     why_not = _cards(gpus) or _model(model, model_dir)
-    return Sharing(is_on=not why_not, why=why_not or "a prefix that samples share is computed once")
+    return Sharing(not why_not, why_not or "a prefix that samples share is computed once")
 
 
 def settled(experiment: Experiment, *, gpus: Sequence[Gpu]) -> Experiment:
@@ -70,9 +68,8 @@ def reasons(experiment: Experiment, *, gpus: Sequence[Gpu]) -> Iterator[str]:
     """A message for each stage with "auto"."""
     for index, stage in enumerate(experiment.stage):
         if isinstance(stage, GrpoStage) and stage.share_prefixes == "auto":
-            found = share_prefixes(stage, experiment.model, gpus=gpus)
-            value = str(found.is_on).lower()
-            yield f"stage.{index}.share_prefixes = auto: {value} ({found.why})"
+            is_on, why = share_prefixes(stage, experiment.model, gpus=gpus)
+            yield f"stage.{index}.share_prefixes = auto: {str(is_on).lower()} ({why})"
 
 
 def _cards(gpus: Sequence[Gpu]) -> str:
