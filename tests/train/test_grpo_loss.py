@@ -71,7 +71,7 @@ def loss_of(trainer: Any, samples: list[Sample], *, max_tokens: int) -> float:
 
     trainer.current_gradient_accumulation_steps = 1
     trainer._cut = cut_batch(samples, max_tokens=max_tokens)
-    trainer.stats.begin_pass()
+    trainer.stats.num_passes += 1
     trainer.model.zero_grad()
     return trainer.training_step(trainer.model, {"micro_batches": trainer._cut}).item()
 

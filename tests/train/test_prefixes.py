@@ -64,7 +64,7 @@ def loss_of(trainer: Any, samples: list[Sample], *, shares: bool, max_tokens: in
     trainer.current_gradient_accumulation_steps = 1
     cut = cut_batch(samples, max_tokens=max_tokens, shares_prefixes=shares)
     assert all((m.row is not None) == shares for m in cut)
-    trainer.stats.begin_pass()
+    trainer.stats.num_passes += 1
     trainer.model.zero_grad()
     return trainer.training_step(trainer.model, {"micro_batches": cut}).item()
 

@@ -131,7 +131,9 @@ class HfEngine:
     def step(self) -> list[EngineSample]:
         """Generate one token for every running and starting sample. Returns the finished
         samples."""
-        logits = self._decoded()
+        logits: list[torch.Tensor] = []
+        if self._memory is not None:
+            logits.append(self._model.decode([row.tokens[-1] for row in self._rows], self._memory))
         while self._waiting and len(self._rows) < self._settings.num_slots:
             logits += self._start()
         rows = self._rows
@@ -149,12 +151,6 @@ class HfEngine:
             if row.append(drawn, place, version=self._version):
                 finished.append(row)
         return self._drop(finished)
-
-    def _decoded(self) -> list[torch.Tensor]:
-        """Logits after each row's newest token [R, V]; an empty list without rows."""
-        if self._memory is None:
-            return []
-        return [self._model.decode([row.tokens[-1] for row in self._rows], self._memory)]
 
     def _start(self) -> list[torch.Tensor]:
         """Start the next waiting sample, and others of its request that have the same tokens and a

@@ -61,9 +61,6 @@ class Binding:
         self._log = self.c.llama_log_callback(_take_log)
         self.c.llama_log_set(self._log, None)
         self.c.llama_backend_init()
-        self._declare()
-
-    def _declare(self) -> None:
         base = self.base
         base.ggml_backend_tensor_set.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_size_t] * 2
         base.ggml_backend_tensor_set.restype = None

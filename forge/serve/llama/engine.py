@@ -99,11 +99,7 @@ class LlamaEngine:
         """See EnginePort. Running samples are evaluated again under the new weights."""
         kind = self.model.load_weights(path)
         self.version = version
-        self._recompute()
-        return kind
-
-    def _recompute(self) -> None:
-        """All KV is lost: samples that held some return to the front of the queue, oldest first."""
+        # All KV is lost: samples that held some return to the front of the queue, oldest first.
         again = [self._interrupted(slot) for slot in self._slots.running.tolist()]
         again += [fork.prefill for fork in self._forks]
         self._forks.clear()
@@ -113,6 +109,7 @@ class LlamaEngine:
             self.counts.recomputed_tokens += prefill.done
             prefill.slot, prefill.done = None, 0
         self._prefills.extendleft(reversed(again))
+        return kind
 
     def _interrupted(self, slot: int) -> Prefill:
         done = int(self._slots.num_cells[slot])

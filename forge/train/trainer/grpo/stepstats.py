@@ -43,8 +43,9 @@ class StepStats:
     """Time spent waiting for the batch."""
     publish_wait_s: float = 0.0
     """Time spent waiting for publishes since the last step began."""
+    num_passes: int = 0
+    """Passes over the batch that have begun."""
     _started_at: float = 0.0
-    _num_passes: int = 0
     _num_samples: int = 0
     _num_skipped: int = 0
     _num_micro_batches: int = 0
@@ -63,14 +64,10 @@ class StepStats:
         """Start a step on the batch, from weights of this version."""
         self.version, self.wait_s = version, batch.wait_s
         self._started_at = time.monotonic()
-        self._num_samples = self._num_skipped = self._num_passes = 0
+        self._num_samples = self._num_skipped = self.num_passes = 0
         self._num_micro_batches = self._num_forwarded = self._num_real = 0
         self._ratio_max = None
         self._sums = {}
-
-    def begin_pass(self) -> None:
-        """Start a pass over the batch."""
-        self._num_passes += 1
 
     def add(
         self, micro_batch: MicroBatch, logps_BC: torch.Tensor, entropies_BC: torch.Tensor
@@ -103,7 +100,7 @@ class StepStats:
         self._ratio_max = (
             highest if self._ratio_max is None else torch.maximum(self._ratio_max, highest)
         )
-        if self._num_passes != 1:
+        if self.num_passes != 1:
             return
         self._num_samples += len(micro_batch.samples)
         self._num_real += sum(len(s.prompt_ids) for s in micro_batch.samples)
@@ -138,7 +135,7 @@ class StepStats:
             "train/samples/count": counts[0],
             "train/micro_batches/count": counts[1],
             "train/forward_tokens/sum": counts[2],
-            "train/tokens/per_s": counts[3] * self._num_passes / max(seconds, 1e-9),
+            "train/tokens/per_s": counts[3] * self.num_passes / max(seconds, 1e-9),
             "train/skipped_updates/count": float(self._num_skipped),
             "train/step/seconds": seconds,
             "train/wait/seconds": self.wait_s,

@@ -91,7 +91,7 @@ class TurnTrainer(StageTrainer, GRPOTrainer):
             self.control.should_save = self._is_unsaved
             return [], None
         self._passes_left -= 1
-        self.stats.begin_pass()
+        self.stats.num_passes += 1
         return [{"micro_batches": self._cut}], None
 
     def _take(self) -> bool:
