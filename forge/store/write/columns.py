@@ -23,7 +23,6 @@ if TYPE_CHECKING:
         Event,
         Group,
         Metrics,
-        Sample,
         Trajectory,
         Turn,
     )
@@ -42,11 +41,6 @@ def of_fields(record: Record, *, without: Sequence[str] = ()) -> Row:
 @cache
 def _names(kind: type[Record]) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))
-
-
-def of_place(record: Sample | Turn) -> Row:
-    """The key of a turn's rows."""
-    return {"group_id": record.group_id, "rollout": record.rollout, "turn": record.turn}
 
 
 def of_group(record: Group) -> Row:
@@ -72,7 +66,10 @@ def of_trajectory(record: Trajectory) -> Row:
 def of_turn(record: Turn) -> Row:
     """Columns of `turns` but for attempt, recorded_at, the return and the ids of its texts."""
     completion = record.completion
-    return of_place(record) | {
+    return {
+        "group_id": record.group_id,
+        "rollout": record.rollout,
+        "turn": record.turn,
         "num_prompt_tokens": len(record.prompt_ids),
         "num_completion_tokens": len(completion.token_ids),
         "finish": str(completion.finish),
@@ -88,7 +85,10 @@ def of_turn(record: Turn) -> Row:
 def of_verdict(record: Turn) -> Row:
     """Columns of `verdicts` but for the id of the detail."""
     verdict = record.verdict
-    return of_place(record) | {
+    return {
+        "group_id": record.group_id,
+        "rollout": record.rollout,
+        "turn": record.turn,
         "status": str(verdict.status),
         "reason": verdict.reason,
         "is_compiled": verdict.is_compiled,

@@ -176,8 +176,14 @@ class RowWriter:
         self._token_row(record, encoded.tokens)
 
     def _token_row(self, record: Turn | Sample, tokens: tuple[bytes, bytes, bytes]) -> None:
-        names = ("prompt_ids", "completion_ids", "logprobs")
-        row = columns.of_place(record) | dict(zip(names, tokens, strict=True))
+        row = {
+            "group_id": record.group_id,
+            "rollout": record.rollout,
+            "turn": record.turn,
+            "prompt_ids": tokens[0],
+            "completion_ids": tokens[1],
+            "logprobs": tokens[2],
+        }
         self._put("tokens", _TURN_KEY, row, db=self._tokens)
 
     def _sample(self, record: Sample) -> None:
