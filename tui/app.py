@@ -12,7 +12,6 @@ import asyncio
 import signal
 import time
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual.app import App, SystemCommand
@@ -107,10 +106,8 @@ class WatchApp(App[None]):
 
     @property
     def places(self) -> dict[str, tuple[str, str]]:
-        """Mode to key and title of every available screen."""
-        return {
-            mode: (key, title) for mode, (key, title, _) in PLACES.items() if mode in self._modes
-        }
+        """Mode to key and title of every screen."""
+        return {mode: (key, title) for mode, (key, title, _) in PLACES.items()}
 
     def pop_screen(self) -> AwaitComplete:
         """Repeated Escape keys may ask to close the last screen, which stays."""
@@ -121,16 +118,11 @@ class WatchApp(App[None]):
         old, self.watched = self.watched, Watched(paths, clock=self._clock)
         await self.switch_mode(NOWHERE)
         for mode in PLACES:
-            if mode in self._modes:
-                await self.remove_mode(mode)
+            await self.remove_mode(mode)
         self._add_modes()
         await self.switch_mode("run")
         old.close()
         self._tick()
-
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Hides the key of a screen that this version does not have."""
-        return action != "go" or parameters[0] in self._modes
 
     async def action_go(self, mode: str) -> None:
         """Shows a screen; if it is shown already, closes the screens opened from it."""
@@ -179,22 +171,18 @@ class WatchApp(App[None]):
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """Entries of the command palette: every screen and every action, then Textual's own."""
         for mode, (_, title, _) in PLACES.items():
-            if mode in self._modes:
-                yield SystemCommand(
-                    f"Go to {title}", f"The {title} screen", lambda mode=mode: self._go_soon(mode)
-                )
+            yield SystemCommand(
+                f"Go to {title}",
+                f"The {title} screen",
+                lambda mode=mode: self.call_later(self.action_go, mode),
+            )
         for action, (title, words) in ACTIONS.items():
             yield SystemCommand(title, words, lambda action=action: self.action_ask(action))
         yield from super().get_system_commands(screen)
 
-    def _go_soon(self, mode: str) -> None:
-        self.call_later(self.action_go, mode)
-
     def _add_modes(self) -> None:
         for mode, (_, _, place) in PLACES.items():
-            module = place.partition(":")[0]
-            if find_spec(module) is not None:
-                self.add_mode(mode, lambda place=place: self._make_screen(place))
+            self.add_mode(mode, lambda place=place: self._make_screen(place))
 
     def _make_screen(self, place: str) -> Screen[Any]:
         module, _, name = place.partition(":")

@@ -45,13 +45,7 @@ _TURNS = f"""
 WITH found AS MATERIALIZED (SELECT *, row_number() OVER () AS place FROM ({{found}}))
 SELECT {TURN_COLUMNS} FROM found CROSS JOIN v_turns USING (group_id, rollout) ORDER BY place, turn
 """
-
-
-_TOKENS = (
-    ("prompt_ids", decode_ids),
-    ("completion_ids", decode_ids),
-    ("logprobs", decode_logprobs),
-)
+_TOKENS = {"prompt_ids": decode_ids, "completion_ids": decode_ids, "logprobs": decode_logprobs}
 
 
 class Rows(list[dict[str, Any]]):
@@ -130,7 +124,7 @@ class Run(RunReader):
             (stage, step),
         )
         for row in rows:
-            for name, decode in _TOKENS:
+            for name, decode in _TOKENS.items():
                 row[name] = None if row[name] is None else decode(row[name])
         return rows
 

@@ -44,14 +44,6 @@ async def test_each_number_shows_its_screen(canned_run: RunPaths):
             assert not pilot.app.watched.problem  # pyright: ignore[reportAttributeAccessIssue]
 
 
-async def test_the_key_of_a_missing_screen_is_hidden(canned_run: RunPaths, monkeypatch):
-    monkeypatch.setitem(PLACES, "problems", ("2", "Problems", "tui.screens.absent:Absent"))
-    async with watching(canned_run) as pilot:
-        await press(pilot, "2")
-        assert pilot.app.current_mode == "run"
-        assert "Problems" not in text_of(pilot)
-
-
 async def test_a_screen_keeps_its_position_while_another_is_shown(canned_run: RunPaths):
     async with watching(canned_run, keys=["5", "l", "1", "5"]) as pilot:
         assert "level INFO and above" in text_of(pilot)

@@ -28,8 +28,8 @@ from tests.tui.watching import (
 from tui.dialogs.questions import Confirm
 from tui.screens.kernels import KernelsScreen
 from tui.screens.rollout import RolloutScreen
-from tui.widgets.copying import MAX_COPIED
 from tui.widgets.row_table import RowTable
+from tui.widgets.texts import MAX_COPIED
 
 if TYPE_CHECKING:
     from textual.pilot import Pilot

@@ -14,7 +14,7 @@ from forge.store.layout import RunPaths
 from tests.store.storefactory import write_run
 from tests.tui.hostile import NAME, assert_harmless, write_hostile_run
 from tests.tui.watching import LARGE, SMALL, check_snapshot, press, settle, text_of, watching
-from tui.frame.paced import PacedScreen
+from tui.frame.asking import PacedScreen
 from tui.screens.attempts import AttemptsScreen
 from tui.screens.problems import ProblemsScreen
 from tui.screens.rollout import RolloutScreen
@@ -139,7 +139,7 @@ async def test_letters_go_into_the_open_filter(canned_run: RunPaths):
 async def test_new_rows_are_shown_and_an_equal_query_is_not_repeated(
     canned_run: RunPaths, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("tui.frame.paced.PACE", 0.0)
+    monkeypatch.setattr("tui.frame.asking.PACE", 0.0)
     asked = []
     answer = ProblemsScreen.answer
     monkeypatch.setattr(
@@ -164,7 +164,7 @@ async def test_new_rows_are_shown_and_an_equal_query_is_not_repeated(
 async def test_an_expensive_query_runs_rarely_but_immediately_after_a_key(
     canned_run: RunPaths, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("tui.frame.paced.PACE", 1e6)
+    monkeypatch.setattr("tui.frame.asking.PACE", 1e6)
     async with watching(canned_run, keys=["2"]) as pilot:
         with sqlite3.connect(canned_run.run_db) as connection:
             connection.execute("UPDATE problems SET level = 77")

@@ -13,8 +13,14 @@ from hypothesis import strategies as st
 from forge.errors import ConfigError
 from forge.records import Purpose, Status
 from forge.store.reader import open_run
-from forge.views.run.answers import MAX_DIFF_LINES, AnswerPart, diff_codes, split_answer
-from forge.views.run.conversation import load_conversation, parse_address
+from forge.views.run.conversation import (
+    MAX_DIFF_LINES,
+    AnswerPart,
+    diff_codes,
+    load_conversation,
+    parse_address,
+    split_answer,
+)
 from forge.views.run.kernels import file_name, load_kernel, load_kernels, write_kernel
 from forge.views.run.problem_history import load_history
 from forge.views.run.problem_list import (

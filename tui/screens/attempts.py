@@ -14,7 +14,7 @@ from textual.widgets import ContentSwitcher, DataTable, Static
 from forge.views.run.problem_history import ProblemAttempt, ProblemHistory, load_history
 from forge.views.text.numbers import NONE, factor, number, share
 from forge.views.text.terminal import printable
-from tui.frame.paced import PacedScreen
+from tui.frame.asking import PacedScreen, following
 from tui.screens.rollout import RolloutScreen
 from tui.widgets.row_table import Column, RowTable
 from tui.widgets.texts import shown_code, spark
@@ -48,7 +48,12 @@ FILTERS = {
 
 COLUMNS = (
     Column("latest", "rollout", lambda row: row.rollout_id),
-    Column("purpose", "for", lambda row: _purpose(row), from_width=70),
+    Column(
+        "purpose",
+        "for",
+        lambda row: f"{row.purpose or '–'}{', greedy' if row.is_greedy else ''}",
+        from_width=70,
+    ),
     Column("stage", "stage", lambda row: printable(row.stage_name or NONE), from_width=100),
     Column("step", "step", lambda row: NONE if row.step is None else str(row.step), is_number=True),
     Column("policy", "policy", lambda row: str(row.policy_version), from_width=70, is_number=True),
@@ -121,14 +126,12 @@ class AttemptsScreen(PacedScreen[ProblemHistory]):
 
     def action_order(self) -> None:
         """Selects the next order."""
-        names = list(ORDERS)
-        self._order = names[(names.index(self._order) + 1) % len(names)]
+        self._order = following(ORDERS, self._order)
         self._again()
 
     def action_filter(self) -> None:
         """Selects the next filter."""
-        names = list(FILTERS)
-        self._filter = names[(names.index(self._filter) + 1) % len(names)]
+        self._filter = following(FILTERS, self._filter)
         self._again()
 
     def action_reference(self) -> None:

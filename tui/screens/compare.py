@@ -15,7 +15,7 @@ from forge.errors import ForgeError
 from forge.store.reader import RunReader
 from forge.views.compare import By, compare, render_comparison
 from forge.views.text.terminal import printable
-from tui.frame.asking import AskingScreen
+from tui.frame.asking import AskingScreen, following
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
@@ -66,8 +66,7 @@ class CompareScreen(AskingScreen[Group]):
 
     def action_by(self) -> None:
         """Selects the next measure (steps, tokens, time) and compares again."""
-        ways = list(By)
-        self._by = ways[(ways.index(self._by) + 1) % len(ways)]
+        self._by = following(By, self._by)
         self.action_again()
 
     def action_again(self) -> None:

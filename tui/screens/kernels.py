@@ -25,11 +25,10 @@ from forge.views.run.kernels import (
 from forge.views.text.numbers import NONE, at_least
 from forge.views.text.terminal import printable
 from tui.dialogs.questions import AskLine, Confirm, FilterLine
-from tui.frame.paced import PacedScreen
+from tui.frame.asking import PacedScreen
 from tui.screens.rollout import RolloutScreen
-from tui.widgets.copying import copy_code
 from tui.widgets.row_table import Column, RowTable
-from tui.widgets.texts import shown_code
+from tui.widgets.texts import copy_code, shown_code
 from tui.widgets.verdicts import kernel_facts
 
 if TYPE_CHECKING:

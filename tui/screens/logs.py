@@ -16,7 +16,7 @@ from textual.widgets import Input, Log, Static, Tab, Tabs
 from forge.errors import ConfigError
 from forge.views.run.logs import Level, LogBook, LogFilter, LogLine, compile_pattern
 from forge.views.text.terminal import printable
-from tui.frame.asking import AskingScreen
+from tui.frame.asking import AskingScreen, following
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -63,7 +63,7 @@ class LogsScreen(AskingScreen[list[LogLine]]):
     def on_mount(self) -> None:
         self.query_one(Input).display = False
         self.query_one(Log).focus()
-        self.set_interval(POLL_S, self._poll)
+        self.set_interval(POLL_S, self.poll)
 
     def fetch(self) -> list[LogLine]:
         """Reads log files instead of the store."""
@@ -92,9 +92,7 @@ class LogsScreen(AskingScreen[list[LogLine]]):
 
     def action_level(self) -> None:
         """Selects the next minimum level."""
-        levels = list(Level)
-        after = levels[(levels.index(self._wanted.level) + 1) % len(levels)]
-        self._wanted = replace(self._wanted, level=after)
+        self._wanted = replace(self._wanted, level=following(Level, self._wanted.level))
         self._rewrite()
 
     def action_filter(self) -> None:
@@ -139,10 +137,6 @@ class LogsScreen(AskingScreen[list[LogLine]]):
         self.query_one(Input).display = False
         self.query_one(Log).focus()
         self._rewrite()
-
-    def _poll(self) -> None:
-        if self.is_current:
-            self.refresh_data()
 
     def _show_tabs(self) -> None:
         tabs = self.query_one(Tabs)

@@ -12,16 +12,11 @@ from textual.binding import Binding
 from textual.widgets import DataTable, Input, Static
 
 from forge.records import Purpose
-from forge.views.run.problem_list import (
-    ORDERS,
-    ProblemFilter,
-    ProblemList,
-    load_problems,
-)
+from forge.views.run.problem_list import ORDERS, ProblemFilter, ProblemList, load_problems
 from forge.views.text.numbers import NONE, factor, number, share
 from forge.views.text.terminal import printable
 from tui.dialogs.questions import FilterLine
-from tui.frame.paced import PacedScreen
+from tui.frame.asking import PacedScreen, following
 from tui.widgets.row_table import Column, RowTable
 from tui.widgets.texts import spark
 
@@ -141,7 +136,7 @@ class ProblemsScreen(PacedScreen[ProblemList]):
 
     def action_order(self) -> None:
         """Selects the next order."""
-        self._change(order=_next(list(ORDERS), self._wanted.order), is_reversed=False)
+        self._change(order=following(ORDERS, self._wanted.order), is_reversed=False)
 
     def action_reverse(self) -> None:
         """Reverses the order."""
@@ -149,11 +144,11 @@ class ProblemsScreen(PacedScreen[ProblemList]):
 
     def action_purpose(self) -> None:
         """Selects the next purpose, or all."""
-        self._change(purpose=_next(list(PURPOSES), self._wanted.purpose))
+        self._change(purpose=following(PURPOSES, self._wanted.purpose))
 
     def action_solved(self) -> None:
         """Cycles through all, never solved and solved problems."""
-        self._change(is_solved=_next(list(SOLVED), self._wanted.is_solved))
+        self._change(is_solved=following(SOLVED, self._wanted.is_solved))
 
     def action_attempts(self) -> None:
         """Opens all attempts at the problem under the cursor."""
@@ -187,7 +182,3 @@ def caption(wanted: ProblemFilter, data: ProblemList) -> Text:
     else:
         text.append(" · none; Escape shows all")
     return text
-
-
-def _next(values: list[Any], value: Any) -> Any:
-    return values[(values.index(value) + 1) % len(values)]

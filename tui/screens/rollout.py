@@ -17,11 +17,10 @@ from textual.widgets import DataTable, Static, TabbedContent, TabPane
 from forge.views.run.conversation import Conversation, PlayedTurn, load_conversation, parse_address
 from forge.views.text.terminal import printable
 from tui.dialogs.questions import AskLine
-from tui.frame.paced import PacedScreen
+from tui.frame.asking import PacedScreen
 from tui.widgets.conversations import answer_of, head_of, prompt_of, turn_diff
-from tui.widgets.copying import copy_code
 from tui.widgets.siblings import SiblingsPane
-from tui.widgets.texts import shown_code
+from tui.widgets.texts import copy_code, shown_code
 from tui.widgets.verdicts import verdict_panel
 
 if TYPE_CHECKING:
@@ -140,7 +139,7 @@ class RolloutScreen(PacedScreen[Found]):
             self.query_one("#head", Static).update(where)
             return
         self._place = (found.group_id, found.rollout)
-        self._show_turn()
+        self._show_turn(found)
 
     @property
     def _found(self) -> Conversation | None:
@@ -149,21 +148,14 @@ class RolloutScreen(PacedScreen[Found]):
     def _current(self, found: Conversation) -> PlayedTurn:
         return found.turns[max(0, min(self._turn, len(found.turns) - 1))]
 
-    def _show_turn(self) -> None:
-        found = self._found
-        if found is None:
-            return
+    def _show_turn(self, found: Conversation) -> None:
         turn = self._current(found)
         self.query_one("#head", Static).update(head_of(found, turn))
         self.query_one("#side-text", Static).update(verdict_panel(turn))
-        self._show_pane(self.query_one(TabbedContent).active)
+        self._show_pane(self.query_one(TabbedContent).active, found, turn)
 
-    def _show_pane(self, name: str) -> None:
+    def _show_pane(self, name: str, found: Conversation, turn: PlayedTurn) -> None:
         """Renders the active pane only."""
-        found = self._found
-        if found is None:
-            return
-        turn = self._current(found)
         if name == "siblings":
             pane = self.query_one(SiblingsPane)
             self.call_next(pane.show_group, found, turn.row["turn"])
@@ -182,7 +174,8 @@ class RolloutScreen(PacedScreen[Found]):
         name = self.query_one(TabbedContent).active
         if event.pane.id != name:
             return
-        self._show_pane(name)
+        if (found := self._found) is not None:
+            self._show_pane(name, found, self._current(found))
         focus = "#siblings-table" if name == "siblings" else f"#{name} VerticalScroll"
         self.query_one(focus).focus()
 
@@ -201,7 +194,7 @@ class RolloutScreen(PacedScreen[Found]):
         found = self._found
         if found is not None:
             self._turn = max(0, min(self._turn + by, len(found.turns) - 1))
-            self._show_turn()
+            self._show_turn(found)
             self._to_the_top()
 
     def action_sibling(self, by: int) -> None:

@@ -22,13 +22,7 @@ from forge.views.text.numbers import NONE, bar, duration, number, percent, share
 from forge.views.text.terminal import printable
 from tui.frame.asking import AskingScreen
 from tui.widgets.curves import CurveGrid
-from tui.widgets.processes import (
-    SIGNS,
-    STYLES,
-    ProcessTable,
-    row_of_component,
-    row_of_store,
-)
+from tui.widgets.processes import SIGNS, STYLES, ProcessTable, row_of_component, row_of_store
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
@@ -125,7 +119,15 @@ class RunScreen(AskingScreen[RunData]):
 def figures(data: RunData) -> Text:
     """Step, ETA, rates; then idle shares. Missing numbers are omitted."""
     live, activity = data.live, data.activity
-    pairs = _live_figures(live) if live else _store_figures(data.standing, activity)
+    if live:
+        pairs = [
+            (live.stage, f"{live.done}/{live.total} {live.unit}" if live.total else ""),
+            ("ETA", duration(live.eta_s)),
+            ("tok/s", number(live.tokens_per_s)),
+            ("judged/s", number(live.judged_per_s)),
+        ]
+    else:
+        pairs = _store_figures(data.standing, activity)
     if live or (data.standing is not None and data.standing.state == "running"):
         pairs.insert(2, ("rollouts/s", number(activity.rollouts_per_s)))
     if data.standing is not None:
@@ -143,15 +145,6 @@ def figures(data: RunData) -> Text:
         text.append(f"{printable(role)} ").append(share(idle[role]), style="bold")
         text.append(f" {bar(idle[role], width=IDLE_BAR)}  ")
     return text if idle else text.append(NONE)
-
-
-def _live_figures(live: LiveStatus) -> list[tuple[str, str]]:
-    return [
-        (live.stage, f"{live.done}/{live.total} {live.unit}" if live.total else ""),
-        ("ETA", duration(live.eta_s)),
-        ("tok/s", number(live.tokens_per_s)),
-        ("judged/s", number(live.judged_per_s)),
-    ]
 
 
 def _store_figures(standing: Standing | None, activity: Activity) -> list[tuple[str, str]]:

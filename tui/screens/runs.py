@@ -54,7 +54,12 @@ COLUMNS = (
         "turns", "turns", lambda row: str(row.get("num_turns", "")), is_number=True, from_width=50
     ),
     Column("pass", "pass@1", lambda row: _last(row, "pass_at_1"), is_number=True),
-    Column("of", "of", lambda row: _last_stage(row), from_width=70),
+    Column(
+        "of",
+        "of",
+        lambda row: _last_stage(row),
+        from_width=70,
+    ),
     Column("interval", "95 %", lambda row: _interval(row), from_width=130),
     Column("began", "started (UTC)", lambda row: _began(row), from_width=100),
 )
@@ -85,7 +90,7 @@ class RunsScreen(AskingScreen[list[Row]]):
 
     def on_mount(self) -> None:
         self.query_one(RowTable).focus()
-        self.set_interval(POLL_S, self._poll)
+        self.set_interval(POLL_S, self.poll)
 
     def fetch(self) -> list[Row]:
         """All runs, newest first; reads only those that changed."""
@@ -126,10 +131,6 @@ class RunsScreen(AskingScreen[list[Row]]):
         if event.row_key.value is not None:
             self.post_message(RunChosen(RunPaths(self.store_dir / event.row_key.value)))
 
-    def _poll(self) -> None:
-        if self.is_current:
-            self.refresh_data()
-
     def refresh_data(self) -> None:
         """Limits the rate: other runs do not report changes."""
         if time.monotonic() - getattr(self, "_asked_at", -POLL_S) >= POLL_S / 2:
@@ -159,9 +160,7 @@ def _stamp(paths: RunPaths) -> tuple[Any, ...]:
 
 def _state(row: Row) -> str:
     words = row["state"].replace(f"{row['path']}/", "").partition(";")[0]
-    state = printable(
-        words
-    )  # for an unreadable run the reason, without the advice after the semicolon
+    state = printable(words)  # the reason if it is unreadable, without the advice after a semicolon
     return f"{STATE_SIGNS.get(state, '✘')} {state}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -34,7 +35,7 @@ class CurveBox(Vertical):
     def compose(self) -> ComposeResult:
         with Horizontal():
             yield Static(classes="figures", markup=False)
-            yield Sparkline([], summary_function=_mean)
+            yield Sparkline([], summary_function=fmean)
             yield Static(classes="range", markup=False)
         yield PlotextPlot()
 
@@ -79,10 +80,6 @@ class CurveGrid(Vertical):
         boxes = list(self.query(CurveBox))
         for number_, box in enumerate(boxes):
             box.show_curve(curves[number_] if number_ < len(curves) else None)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def _range(curve: Curve) -> str:

@@ -22,6 +22,7 @@ SIGNS = {"green": "● ok", "yellow": "▲ watch", "red": "✘ bad"}
 STYLES = {"green": "green", "yellow": "yellow", "red": "bold red"}
 
 UUID = re.compile(r"((?:GPU|MIG)-[0-9a-f]{8})-[0-9a-f-]+")
+"""Shortened to eight digits, which CUDA accepts too."""
 
 NARROW, WIDE = 60, 130
 COLUMNS: tuple[tuple[str, str, int], ...] = (
@@ -79,16 +80,12 @@ def row_of_store(row: dict[str, Any], *, now: float, is_running: bool) -> Proces
     ended = row["ended_at"]
     alive = "alive" if is_running else "killed with its supervisor"
     return ProcessRow(
-        name=row["name"], role=_role(row["name"]), device=_short(row["devices"]) or NONE,
+        name=row["name"], role=re.sub(r"-\d+$", "", row["name"]),
+        device=UUID.sub(r"\1", row["devices"] or "") or NONE,
         phase="ended" if ended else "started", health=None,
         age=duration(now - (ended or row["started_at"] or now)),
         restarts=str(row["num_restarts"]), words=row["reason"] or alive,
     )  # fmt: skip
-
-
-def _short(devices: str | None) -> str:
-    """GPU UUIDs shortened to eight digits, which CUDA accepts too."""
-    return UUID.sub(r"\1", devices or "")
 
 
 class ProcessTable(DataTable[Text]):
@@ -142,7 +139,3 @@ def _cell(row: ProcessRow, field: str) -> Text:
             return Text(f"{NONE} ")
         return Text(f"{SIGNS[row.health]} ", style=STYLES[row.health])
     return Text(f"{printable(getattr(row, field))} ", no_wrap=True)
-
-
-def _role(name: str) -> str:
-    return re.sub(r"-\d+$", "", name)

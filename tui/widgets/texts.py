@@ -1,12 +1,13 @@
 """Untrusted text as renderables: highlighted code, a signed diff, plain text.
 
 The result contains no control characters and no markup, whatever the input; a text of any length
-costs a bounded time.
+costs a bounded time. Code is copied to the clipboard by OSC 52, which the terminal handles, also
+through SSH.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.syntax import Syntax
 from rich.text import Text
@@ -16,6 +17,8 @@ from forge.views.text.terminal import printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from textual.app import App
+
 MAX_SHOWN = 60_000
 """Maximum characters of one text; `forge rollouts --turns` prints all of it."""
 MAX_LINES = 1000
@@ -24,6 +27,8 @@ MAX_COLOURED = 20_000
 """Maximum characters to highlight: a lexer takes 70 ms for these."""
 THEME = "ansi_dark"
 """The terminal's own colours, readable on light and dark backgrounds."""
+MAX_COPIED = 74_994
+"""Maximum characters that xterm and tmux accept (100,000 bytes of base64)."""
 SPARKS = "▁▂▃▄▅▆▇█"
 DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
@@ -62,6 +67,24 @@ def spark(values: Sequence[float], *, low: float = 0.0, high: float = 1.0) -> st
     span = (high - low) or 1.0
     steps = [round((min(max(v, low), high) - low) / span * (len(SPARKS) - 1)) for v in values]
     return "".join(SPARKS[step] for step in steps)
+
+
+def copy_code(app: App[Any], code: str, name: str) -> None:
+    """Copies code and notifies; on failure notifies the reason. A paste acts like typing: control
+    characters are copied in visible form, so that no paste runs a command or ends a bracketed
+    paste.
+    """
+    if not code:
+        app.notify(f"{printable(name)}: it has no code", severity="warning", markup=False)
+        return
+    if len(code.encode("utf-8", errors="replace")) > MAX_COPIED:
+        words = f"{printable(name)}: {len(code)} characters; a terminal accepts {MAX_COPIED}"
+        app.notify(words, severity="error", markup=False)
+        return
+    harmless = printable(code)
+    app.copy_to_clipboard(harmless)
+    changed = "" if harmless == code else "; control characters were made visible"
+    app.notify(f"{printable(name)}: copied{changed}", markup=False)
 
 
 def _bounded(text: str) -> str:

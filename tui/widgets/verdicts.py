@@ -121,7 +121,7 @@ def verdict_panel(turn: PlayedTurn) -> Text:
 def _judge(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         *times(row),
-        ("launches", _count(row["num_launches"])),
+        ("launches", NONE if row["num_launches"] is None else str(row["num_launches"])),
         ("torch share", share(row["torch_share"])),
         ("device", row["device"] or NONE),
         ("sandbox", f"{row['isolation'] or NONE}, memory {row['caps'] or NONE}"),
@@ -165,7 +165,3 @@ def _section(text: Text, heading: str, pairs: list[tuple[str, str]]) -> None:
     text.append(f"\n{heading}\n", style="bold")
     for name, value in pairs:
         text.append(f"  {printable(name):<13}").append(f"{printable(value)}\n")
-
-
-def _count(value: int | None) -> str:
-    return NONE if value is None else str(value)

@@ -165,12 +165,9 @@ def parts_by_device(a: Mapping[str, Answers], b: Mapping[str, Answers]) -> tuple
 def _part(
     name: str, a: Mapping[str, Tally], b: Mapping[str, Tally], ratios: Sequence[float]
 ) -> ScorePart | None:
-    found = score(a, b)
-    return (
-        None
-        if found is None
-        else ScorePart(name=name, score=found, speed=estimate_difference(ratios))
-    )
+    if (found := score(a, b)) is None:
+        return None
+    return ScorePart(name=name, score=found, speed=estimate_difference(ratios))
 
 
 def _ratios(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge.store.statements import RowTable
 from forge.views.compare.curves import WINDOW
-from forge.views.compare.records import By, Comparison, CurvePair, ProblemChange, Score, ScorePart
+from forge.views.compare.records import By, Comparison, ProblemChange, Score, ScorePart
 from forge.views.sql.sql import render_table
 from forge.views.text.numbers import NONE, digits, percent, without_empty
 from forge.views.text.terminal import printable
@@ -33,7 +33,9 @@ def render_comparison(found: Comparison) -> RichGroup:
         parts.append(Text(_sentence(found.score)))
     parts += [Text(printable(f"note: {note}"), style="yellow") for note in found.notes]
     if found.config:
-        parts += [Text(""), Text("settings that differ", style="bold"), _render_config(found)]
+        rows = tuple((each.key, _value(each.a), _value(each.b)) for each in found.config)
+        table = render_table(RowTable(columns=("key", "a", "b"), rows=rows))
+        parts += [Text(""), Text("settings that differ", style="bold"), table]
     if found.curves:
         title = f"curves at equal {found.by}, means of the last {WINDOW} steps, a → b"
         parts += [Text(""), Text(title, style="bold"), _render_curves(found)]
@@ -71,26 +73,18 @@ def _sentence(score: Score) -> str:
     )
 
 
-def _render_config(found: Comparison) -> RichTable:
-    rows = tuple((each.key, _value(each.a), _value(each.b)) for each in found.config)
-    return render_table(RowTable(columns=("key", "a", "b"), rows=rows))
-
-
 def _render_curves(found: Comparison) -> RichTable:
     unit = _UNITS[found.by]
     xs = found.curves[0].at[-NUM_POINTS:]
     columns = ("metric", *(f"{point.x:,.0f} {unit}" for point in xs))
-    rows = tuple((_short(curve.name), *_points_of(curve)) for curve in found.curves)
+    rows = tuple(
+        (
+            curve.name.removeprefix("train/").removesuffix("/mean"),
+            *(f"{digits(point.a)} → {digits(point.b)}" for point in curve.at[-NUM_POINTS:]),
+        )
+        for curve in found.curves
+    )
     return render_table(RowTable(columns=columns, rows=rows))
-
-
-def _short(metric: str) -> str:
-    """`kl_behaviour` of `train/kl_behaviour/mean`."""
-    return metric.removeprefix("train/").removesuffix("/mean")
-
-
-def _points_of(curve: CurvePair) -> list[str]:
-    return [f"{digits(point.a)} → {digits(point.b)}" for point in curve.at[-NUM_POINTS:]]
 
 
 def _render_parts(parts: tuple[ScorePart, ...]) -> RichTable:

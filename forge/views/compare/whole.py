@@ -41,7 +41,7 @@ def compare(a: RunReader, b: RunReader, *, by: By = By.STEP) -> Comparison:
     right = load_trained_steps(b, of_rollouts=of_rollouts)
     notes: list[str] = []
     kind = "step of grpo" if of_rollouts else "step"
-    names = (_name(a), _name(b))
+    names = (a.paths.name, b.paths.name)
     budget = _budget(left, right, by, kind=kind, names=names, notes=notes)
     curves = compare_curves(left, right, by=by, budget=budget) if budget else ()
     chosen_a = choose_evaluation(a, left, by=by, budget=budget)
@@ -62,13 +62,9 @@ def compare(a: RunReader, b: RunReader, *, by: By = By.STEP) -> Comparison:
     )
 
 
-def _name(reader: RunReader) -> str:
-    return reader.paths.name
-
-
 def _side(reader: RunReader, steps: TrainedSteps, chosen: Chosen | None, *, by: By) -> Side:
     return Side(
-        name=_name(reader),
+        name=reader.paths.name,
         state=run_state(reader),
         spent=steps.total(by),
         devices=chosen.devices if chosen else (),
@@ -103,7 +99,7 @@ def _common(
     for reader, chosen in ((a, chosen_a), (b, chosen_b)):
         if chosen is None:
             when = "" if budget is None else f" after at most {budget:,.0f} {UNIT[by]}"
-            notes.append(f"{_name(reader)} has no evaluation{when}: no problems won or lost")
+            notes.append(f"{reader.paths.name} has no evaluation{when}: no problems won or lost")
     if chosen_a is None or chosen_b is None:
         return {}, {}
     found_a, found_b = chosen_a.answers, chosen_b.answers
@@ -111,8 +107,8 @@ def _common(
     same = {name for name in both if found_a[name].source == found_b[name].source}
     if not both:
         notes.append(
-            f"no problem in common: {_name(a)} evaluated {_some(found_a)}, "
-            f"{_name(b)} {_some(found_b)}"
+            f"no problem in common: {a.paths.name} evaluated {_some(found_a)}, "
+            f"{b.paths.name} {_some(found_b)}"
         )
     elif len(same) < len(both):
         notes.append(
@@ -122,19 +118,18 @@ def _common(
         notes.append(
             f"{len(same)} problems in common, of {len(found_a)} and {len(found_b)} evaluated"
         )
-    if budget is not None:
-        _note_distance(chosen_a, chosen_b, by=by, notes=notes)
-    return {n: found_a[n] for n in same}, {n: found_b[n] for n in same}
-
-
-def _note_distance(a: Chosen, b: Chosen, *, by: By, notes: list[str]) -> None:
-    if a.spent is None or b.spent is None:
-        return
-    if abs(a.spent - b.spent) > FAR_APART * max(a.spent, b.spent):
+    spent_a, spent_b = chosen_a.spent, chosen_b.spent
+    if (
+        budget is not None
+        and spent_a is not None
+        and spent_b is not None
+        and abs(spent_a - spent_b) > FAR_APART * max(spent_a, spent_b)
+    ):
         notes.append(
-            f"no evaluations at equal {UNIT[by]}: {a.name} after {a.spent:.0f}, "
-            f"{b.name} after {b.spent:.0f}"
+            f"no evaluations at equal {UNIT[by]}: {chosen_a.name} after {spent_a:.0f}, "
+            f"{chosen_b.name} after {spent_b:.0f}"
         )
+    return {n: found_a[n] for n in same}, {n: found_b[n] for n in same}
 
 
 def _some(answers: Mapping[str, Answers]) -> str:

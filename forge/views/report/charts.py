@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from statistics import fmean
 
 from forge.views.text.numbers import NONE, finite, grouped, percent
 
@@ -118,13 +119,13 @@ class Chart:
                     cell += f" ({self.show(line.low[place])} to {self.show(line.high[place])})"
                 by_x.setdefault(x, {})[index] = cell
         rows = [
-            [self._show_x(x), *(cells.get(i, NONE) for i in range(len(self.lines)))]
+            [
+                self.names[int(x)] if self.names else grouped(x),
+                *(cells.get(i, NONE) for i in range(len(self.lines))),
+            ]
             for x, cells in (by_x.items() if self.names else sorted(by_x.items()))
         ]
         return head, spread(rows, MOST_TABLE_ROWS)
-
-    def _show_x(self, x: float) -> str:
-        return self.names[int(x)] if self.names else grouped(x)
 
 
 def spread(rows: list[list[str]], most: int) -> list[list[str]]:
@@ -134,16 +135,11 @@ def spread(rows: list[list[str]], most: int) -> list[list[str]]:
     return [rows[round(i * (len(rows) - 1) / (most - 1))] for i in range(most)]
 
 
-def mean(values: Sequence[float]) -> float:
-    """Arithmetic mean of at least one value."""
-    return math.fsum(values) / len(values)
-
-
 def make_line(
     label: str,
     points: Sequence[tuple[float, float | None]],
     *,
-    reduce: Callable[[Sequence[float]], float] = mean,
+    reduce: Callable[[Sequence[float]], float] = fmean,
 ) -> Line:
     """A line through the points, which are in order. Beyond MOST_POINTS, neighbours are merged by
     `reduce` (default: the mean) at the x of the last one.

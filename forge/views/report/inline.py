@@ -62,13 +62,11 @@ def _adopt(element: ET.Element, name: str, colors: Mapping[str, str]) -> None:
     for key in ("clip-path", "style", "fill", "stroke"):
         if key in attributes:
             value = _URL.sub(rf"url(#{name}-\1)", attributes[key])
-            attributes[key] = _recolor(value, colors)
+            attributes[key] = re.sub(
+                r"#[0-9a-f]{6}\b", lambda match: colors.get(match[0], match[0]), value
+            )
     if "style" in attributes:
         attributes["style"] = _FONT.sub(_keep_size, attributes["style"]).strip()
-
-
-def _recolor(style: str, colors: Mapping[str, str]) -> str:
-    return re.sub(r"#[0-9a-f]{6}\b", lambda match: colors.get(match[0], match[0]), style)
 
 
 def _keep_size(match: re.Match[str]) -> str:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from statistics import fmean
 from typing import Any
 
 from forge.views.report.asking import Asker, label
-from forge.views.report.charts import Chart, Kind, Line, make_line, mean
+from forge.views.report.charts import Chart, Kind, Line, make_line
 
 STEPS = """
 SELECT stage, step, num_groups, num_turns, num_flat_groups, reward, pass_rate, pass_rate_multi,
@@ -70,9 +71,9 @@ class Training:
     def charts(self) -> list[Chart]:
         """All charts of training, including empty ones."""
         return [
-            self._by_step("reward", "Reward", "mean over turns", {"reward": "reward"}),
-            self._by_step(
-                "pass-rate", "Pass rate", "share",
+            self._lines(self.steps, "reward", "Reward", "mean over turns", {"reward": "reward"}),
+            self._lines(
+                self.steps, "pass-rate", "Pass rate", "share",
                 {"pass_rate": "first turn", "pass_rate_multi": "any turn",
                  "compile_rate": "first turn compiles"},
                 is_share=True,
@@ -82,14 +83,16 @@ class Training:
                 self._terms, "reward-terms", "Reward terms", "mean over turns",
                 note="Mean reward by term; a turn without the term counts as 0.",
             ),
-            self._by_step(
-                "speedup", "Speed-up of correct kernels", "times as fast",
+            self._lines(
+                self.steps, "speedup", "Speed-up of correct kernels", "times as fast",
                 {"speedup": "mean", "best_speedup": "highest"}, highest=("best_speedup",),
                 note="As measured; kernels are ranked by the lower end of the interval.",
             ),
-            self._by_step("length", "Length", "tokens per answer", {"completion_tokens": "mean"}),
-            self._by_step(
-                "waste", "Without a signal", "share",
+            self._lines(
+                self.steps, "length", "Length", "tokens per answer", {"completion_tokens": "mean"},
+            ),
+            self._lines(
+                self.steps, "waste", "Without a signal", "share",
                 {"flat_share": "flat groups", "truncated_share": "truncated answers"},
                 is_share=True,
                 note="Flat: all siblings earned the same, so that the group teaches nothing.",
@@ -143,11 +146,6 @@ class Training:
             kind=Kind.STACK, lines=tuple(lines) if len(places) > 1 else (), is_share=True,
         )  # fmt: skip
 
-    def _by_step(
-        self, name: str, title: str, y_label: str, columns: dict[str, str], **more: Any
-    ) -> Chart:
-        return self._lines(self.steps, name, title, y_label, columns, **more)
-
     def _named(self, rows: Rows, name: str, title: str, y_label: str, **more: Any) -> Chart:
         """A chart of rows with a name and a value each: one line per name, sorted."""
         names = dict.fromkeys(str(name) for name in sorted({row["name"] for row in rows}))
@@ -183,7 +181,7 @@ class Training:
         lines: list[Line] = []
         for stage in stages:
             for column, words in columns.items():
-                reduce: Callable[[Sequence[float]], float] = max if column in highest else mean
+                reduce: Callable[[Sequence[float]], float] = max if column in highest else fmean
                 points = [
                     (row["step"], row[column])
                     for row in rows

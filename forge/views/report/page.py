@@ -18,10 +18,9 @@ from pygments.formatters.html import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 from pygments.styles import get_style_by_name
 
-from forge.views.report.cards import describe
-from forge.views.report.draw import GRID, INK, PAPER, SERIES, draw_svg
+from forge.views.report.draw import GRID, INK, PAPER, SERIES
 from forge.views.report.inline import inline_svg
-from forge.views.report.tables import tables
+from forge.views.report.tables import describe, tables
 from forge.views.text.terminal import printable
 
 if TYPE_CHECKING:
@@ -145,8 +144,3 @@ def _code_css() -> str:
 
 def _read(name: str) -> str:
     return files("forge.views.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def draw_all(charts: list[Chart]) -> dict[str, str]:
-    """Name of each chart to its SVG document."""
-    return {chart.name: draw_svg(chart) for chart in charts}

@@ -33,8 +33,9 @@ def write_report(paths: RunPaths, *, out: Path | None = None, plots: Path | None
         plots: a directory for each picture as SVG and PNG; created if absent.
     """
     from forge.views.report.asking import Asker
+    from forge.views.report.draw import draw_svg
     from forge.views.report.facts import Facts
-    from forge.views.report.page import draw_all, render_page
+    from forge.views.report.page import render_page
 
     target = out or paths.root / FILE_NAME
     if target.is_dir():
@@ -46,7 +47,7 @@ def write_report(paths: RunPaths, *, out: Path | None = None, plots: Path | None
             facts = Facts(Asker(reader))
     except sqlite3.Error as error:  # half copied, or not the expected tables
         raise ConfigError(f"{paths.run_db}: cannot be read: {error}") from error
-    svgs = draw_all(facts.charts)
+    svgs = {chart.name: draw_svg(chart) for chart in facts.charts}
     page = render_page(facts, name=paths.name, svgs=svgs)
     _write(target, page)
     if plots is not None:

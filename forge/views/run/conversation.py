@@ -1,5 +1,6 @@
 """One rollout to read: its turns with texts, verdict and reward, its siblings, and the differences
-between its answers. Called by the Rollout screen of the monitor.
+between its answers, which are split into text, thinking and code. Called by the Rollout
+screen of the monitor.
 
 Queries use the primary key (group_id, rollout, turn), so their cost does not grow with the run.
 Texts are returned as stored: make them printable before showing them.
@@ -7,9 +8,11 @@ Texts are returned as stored: make them printable before showing them.
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from forge.views.run.standing import load_stages, stage_name
@@ -23,6 +26,10 @@ MAX_SIBLINGS = 64
 MENTIONED_QUEUE_S = 0.1
 """Shortest queue time shown; less is the transfer to the judge and back."""
 
+MAX_DIFF_LINES = 2000
+"""Lines of each side; difflib's time grows with their product."""
+
+_FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})")
 _NAME = re.compile(r"g?(\d+)(?:\.r(\d+)(?:\.t(\d+))?)?")
 
 
@@ -106,18 +113,14 @@ def parse_address(words: str) -> RolloutAddress | None:
     return RolloutAddress(group_id=group_id, rollout=rollout, turn=turn)
 
 
-def latest_group(reader: RunReader) -> int | None:
-    """Group of the turn recorded last."""
-    return reader.value("SELECT group_id FROM turns ORDER BY turn_row DESC LIMIT 1")
-
-
 def load_conversation(
     reader: RunReader, group_id: int | None = None, rollout: int | None = None
 ) -> Conversation | None:
     """Loads a rollout; by default the first of the group, and of the latest group. None if the
     group has no turns; a missing rollout is replaced by the nearest.
     """
-    group_id = latest_group(reader) if group_id is None else group_id
+    if group_id is None:
+        group_id = reader.value("SELECT group_id FROM turns ORDER BY turn_row DESC LIMIT 1")
     siblings = () if group_id is None else _load_siblings(reader, group_id, rollout or 0)
     if group_id is None or not siblings:
         return None
@@ -203,3 +206,51 @@ def _load_siblings(reader: RunReader, group_id: int, rollout: int) -> tuple[Sibl
         Sibling(rollout=number, ended=turns[0]["ended"], turns=tuple(turns))
         for number, turns in by_rollout.items()
     )
+
+
+class AnswerPart(StrEnum):
+    """Kind of a section of an answer."""
+
+    TEXT = "text"
+    THINKING = "thinking"
+    CODE = "code"
+
+
+def split_answer(text: str) -> list[tuple[AnswerPart, str]]:
+    """Splits an answer into text, thinking and fenced code, in order; joined, the parts are the
+    answer. Takes linear time and never raises.
+    """
+    parts: list[tuple[AnswerPart, list[str]]] = []
+    fence: str | None = None
+    is_thinking = False
+    for line in text.splitlines(keepends=True):
+        mark = _FENCE.match(line)
+        if fence is not None:
+            is_end = (
+                mark is not None
+                and mark.group(1).startswith(fence)
+                and not line.strip().strip("`~")
+            )
+            kind, fence = (AnswerPart.TEXT, None) if is_end else (AnswerPart.CODE, fence)
+        elif is_thinking or "<think>" in line:
+            kind, is_thinking = AnswerPart.THINKING, "</think>" not in line
+        else:
+            kind = AnswerPart.TEXT
+            fence = mark.group(1) if mark is not None else None
+        if not parts or parts[-1][0] is not kind:
+            parts.append((kind, []))
+        parts[-1][1].append(line)
+    return [(kind, "".join(lines)) for kind, lines in parts]
+
+
+def diff_codes(before: str, after: str) -> list[str]:
+    """A unified diff, each line with its sign first (` `, `+`, `-`, `@`); empty if both are equal.
+    Beyond MAX_DIFF_LINES lines per side, its last line says that it is cut.
+    """
+    sides = [text.splitlines() for text in (before, after)]
+    is_cut = any(len(side) > MAX_DIFF_LINES for side in sides)
+    old, new = (side[:MAX_DIFF_LINES] for side in sides)
+    lines = list(difflib.unified_diff(old, new, lineterm="", n=3))[2:]
+    if is_cut:
+        lines.append(f"@ only the first {MAX_DIFF_LINES} lines of each are compared")
+    return lines

@@ -171,14 +171,11 @@ def load_processes(reader: RunReader) -> list[dict[str, Any]]:
         "WHERE attempt = (SELECT max(attempt) FROM processes) ORDER BY started_at"
     ):
         found[row["name"]].append(row)
-    return [{**rows[-1], "num_restarts": _num_deaths(rows[:-1])} for rows in found.values()]
-
-
-def _num_deaths(rows: Sequence[dict[str, Any]]) -> int:
-    """Deaths among earlier processes: a trainer that finished its stage is followed by another
-    one.
-    """
-    return sum(not str(row["reason"]).startswith("exit 0") for row in rows)
+    return [
+        # no deaths: a trainer that finished its stage is followed by another one
+        {**last, "num_restarts": sum(not str(r["reason"]).startswith("exit 0") for r in before)}
+        for *before, last in found.values()
+    ]
 
 
 def _training_stage(reader: RunReader) -> tuple[int | None, str | None]:

@@ -126,7 +126,14 @@ def load_problems(reader: RunReader, wanted: ProblemFilter) -> ProblemList:
 def problem_rows(reader: RunReader, found: Sequence[dict[str, Any]]) -> tuple[ProblemRow, ...]:
     """Rows of v_problems with their trends."""
     trends = _load_trends(reader, sorted({row["problem_id"] for row in found}))
-    return tuple(_problem_row(row, trends) for row in found)
+    names = [name for name in ProblemRow.__dataclass_fields__ if name != "trend"]
+    return tuple(
+        ProblemRow(
+            **{name: row[name] for name in names},
+            trend=trends.get((row["problem_id"], row["purpose"]), ()),
+        )
+        for row in found
+    )
 
 
 def _load_trends(
@@ -138,14 +145,6 @@ def _load_trends(
         if row["solved"] is not None:
             found[row["problem_id"], row["purpose"]].append(row["solved"])
     return {key: tuple(values) for key, values in found.items()}
-
-
-def _problem_row(
-    row: dict[str, Any], trends: dict[tuple[str, str], tuple[float, ...]]
-) -> ProblemRow:
-    names = [name for name in ProblemRow.__dataclass_fields__ if name != "trend"]
-    trend = trends.get((row["problem_id"], row["purpose"]), ())
-    return ProblemRow(**{name: row[name] for name in names}, trend=trend)
 
 
 def _glob(words: str | None) -> str | None:

@@ -164,10 +164,7 @@ def without_texts(rollouts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The output of `--json` without `--turns`: turns by status and reward only."""
     texts = ("prompt", "completion", "code", "detail", "feedback")
     return [
-        {
-            **each,
-            "turns": [{k: v for k, v in turn.items() if k not in texts} for turn in each["turns"]],
-        }
+        each | {"turns": [{k: v for k, v in t.items() if k not in texts} for t in each["turns"]]}
         for each in rollouts
     ]
 
@@ -180,11 +177,7 @@ def render_list(rollouts: list[dict[str, Any]]) -> Fitting | str:
         return NOT_FOUND
     rows = tuple(
         (
-            each["rollout_id"],
-            each["stage"],
-            each["step"],
-            each["purpose"],
-            each["problem_id"],
+            *(each[name] for name in ("rollout_id", "stage", "step", "purpose", "problem_id")),
             " → ".join(_outcome(turn) for turn in each["turns"]),
             max((t["reward"] for t in each["turns"] if t["reward"] is not None), default=None),
             each["ended"],

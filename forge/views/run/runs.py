@@ -52,14 +52,7 @@ def render_runs(runs: list[dict[str, Any]]) -> RichTable:
     for run in runs:
         last = run.get("last_evaluation")
         shown = f"{percent(last['pass_at_1'])} ({last['stage']})" if last else NONE
-        rows.append(
-            (
-                run["name"],
-                run["state"],
-                " → ".join(run.get("stages", [])),
-                run.get("num_turns"),
-                shown,
-            )
-        )
+        stages = " → ".join(run.get("stages", []))
+        rows.append((run["name"], run["state"], stages, run.get("num_turns"), shown))
     columns = ("run", "state", "stages", "turns", "last pass@1")
     return render_table(RowTable(columns=columns, rows=tuple(rows)))

@@ -44,15 +44,22 @@ def load_show(reader: RunReader) -> dict[str, Any]:
         "path": str(reader.paths.root),
         "state": standing.state,
         "reason": standing.reason,
-        "attempts": load_attempts(reader),
+        "attempts": reader.rows(
+            "SELECT attempt, started_at, ended_at, exit_code, reason FROM attempts ORDER BY attempt"
+        ),
         "stages": _stages(reader, stages),
         "stage": standing.stage,
         "step": standing.step,
         "evaluations": load_evaluations(reader),
-        "best_kernel": load_best_kernel(reader),
+        # over all problems, by the rule of v_best_kernels; without times, the hardest problem
+        "best_kernel": reader.one(
+            "SELECT * FROM v_best_kernels WHERE purpose <> 'chat' ORDER BY rank LIMIT 1"
+        ),
         "counters": load_counters(reader),
-        "verdicts": _counts(
-            reader, "SELECT status, count(*) FROM verdicts GROUP BY status ORDER BY 2 DESC"
+        "verdicts": dict(
+            reader.query(
+                "SELECT status, count(*) FROM verdicts GROUP BY status ORDER BY 2 DESC"
+            ).rows
         ),
         "idle": {
             stage_name(stages, stage): shares
@@ -74,20 +81,6 @@ def load_evaluations(reader: RunReader) -> list[dict[str, Any]]:
         row["pass_at_k"] = dict(json.loads(row["pass_at_k"]))
         row["detail"] = dict(json.loads(row["detail"]))
     return rows
-
-
-def load_attempts(reader: RunReader) -> list[dict[str, Any]]:
-    """Each start of the run and how it ended."""
-    return reader.rows(
-        "SELECT attempt, started_at, ended_at, exit_code, reason FROM attempts ORDER BY attempt"
-    )
-
-
-def load_best_kernel(reader: RunReader) -> dict[str, Any] | None:
-    """Best kernel over all problems by the rule of v_best_kernels; without times, the hardest
-    problem.
-    """
-    return reader.one("SELECT * FROM v_best_kernels WHERE purpose <> 'chat' ORDER BY rank LIMIT 1")
 
 
 def load_counters(reader: RunReader) -> dict[str, int]:
@@ -211,7 +204,3 @@ def _stages(reader: RunReader, stages: list[dict[str, Any]]) -> list[dict[str, A
         }
         for index, stage in enumerate(stages)
     ]
-
-
-def _counts(reader: RunReader, sql: str) -> dict[str, Any]:
-    return dict(reader.query(sql).rows)

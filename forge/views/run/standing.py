@@ -230,12 +230,7 @@ def _eta_s(
         "ORDER BY step DESC LIMIT :num_steps",
         {"stage": stage, "num_steps": ETA_STEPS + 1},
     )
-    pace = _pace_s([(row["step"], row["at"]) for row in rows])
-    return None if pace is None else max(0.0, pace * (num_steps - step))
-
-
-def _pace_s(steps: Sequence[tuple[int, float]]) -> float | None:
-    """Seconds per step, from (step, time), newest first."""
-    if len(steps) < 2 or steps[0][0] == steps[-1][0]:
+    if len(rows) < 2:
         return None
-    return (steps[0][1] - steps[-1][1]) / (steps[0][0] - steps[-1][0])
+    new, old = rows[0], rows[-1]
+    return max(0.0, (new["at"] - old["at"]) / (new["step"] - old["step"]) * (num_steps - step))
