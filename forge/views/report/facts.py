@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from forge.views.report.learned import Training
 from forge.views.report.measured import (
+    EVALUATIONS,
+    MOST_EVALUATIONS,
     evaluation_chart,
     fast_p_chart,
-    load_evaluations,
     load_parts,
     pass_at_k_chart,
 )
@@ -85,7 +86,8 @@ class Facts:
         self.diff = hide_in_diff(self.attempts[-1]["code_diff"] or "") if self.attempts else ""
         self.last_row_at = asker.one("the last row", LAST_ROW).get("at") or None
         self.state = run_state(asker.reader)
-        self.evaluations = load_evaluations(asker)
+        newest = asker.rows("evaluations", EVALUATIONS, {"most": MOST_EVALUATIONS})
+        self.evaluations = newest[::-1]
         self.parts = load_parts(asker, self.evaluations)
         self.training = Training(asker, kinds=[str(each.get("kind")) for each in self.stages])
         self.spent = TimeSpent(asker)

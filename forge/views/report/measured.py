@@ -37,12 +37,6 @@ LIMIT 400
 """
 
 
-def load_evaluations(asker: Asker) -> list[dict[str, Any]]:
-    """The latest MOST_EVALUATIONS, oldest first."""
-    found = asker.rows("evaluations", EVALUATIONS, {"most": MOST_EVALUATIONS})
-    return found[::-1]
-
-
 def load_parts(asker: Asker, evaluations: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The last evaluation by family, level and turn."""
     if not evaluations:

@@ -68,7 +68,7 @@ class TimeSpent:
         timed = [(place, parts) for place, parts in self._steps.items() if wall in parts]
         timed.sort(key=lambda item: (-item[1][wall], item[0]))
         return [
-            {"stage": stage, "step": step} | {name: parts.get(key) for key, name in _NAMES}
+            {"stage": stage, "step": step} | {name: parts.get(k) for k, name in STEP_PARTS.items()}
             for (stage, step), parts in timed[:NUM_SLOWEST]
         ]
 
@@ -99,7 +99,7 @@ class TimeSpent:
         places = [place for place in self._steps if place[0] == stage]
         lines = [
             make_line(name, [(step, self._steps[stage, step].get(key)) for stage, step in places])
-            for key, name in _NAMES
+            for key, name in STEP_PARTS.items()
         ]
         return Chart(
             name="step-time", title="Seconds per step", x_label=f"step of stage {stage}",
@@ -109,19 +109,11 @@ class TimeSpent:
     def _phase_chart(self) -> Chart:
         names = tuple(label(row["phase"]) for row in self.phases)
         seconds = [row["total_s"] for row in self.phases]
+        queued_s = self._queued_s or 0.0  # belongs to no phase
+        note = f"Before these, a training turn waited {queued_s:.1f} s for a judge (mean)."
         return Chart(
             name="phases", title="Slowest phases of judging", x_label="phase",
             y_label="seconds, all judges together", kind=Kind.BARS, names=names,
             lines=(Line(label="seconds", x=list(range(len(names))), y=seconds),),
-            note=self._queue_words,
+            note=note if queued_s >= MENTIONED_QUEUE_S else "",
         )  # fmt: skip
-
-    @property
-    def _queue_words(self) -> str:
-        """Mean time in the judges' queue, which belongs to no phase; empty if negligible."""
-        if not self._queued_s or self._queued_s < MENTIONED_QUEUE_S:
-            return ""
-        return f"Before these, a training turn waited {self._queued_s:.1f} s for a judge (mean)."
-
-
-_NAMES = tuple(STEP_PARTS.items())

@@ -104,17 +104,10 @@ def tables(facts: Facts) -> dict[str, Table | None]:
     """Every table by its name in the page; None for one without rows."""
     every = {
         "evaluations": _evaluations(facts),
-        "parts": _parts(facts),
-        "reasons": _reasons(facts),
         "kernels": _kernels(facts),
-        "idle": _idle(facts),
-        "stages": _stages(facts),
-        "phases": _phases(facts),
-        "slowest": _slowest(facts),
-        "attempts": _attempts(facts),
-        "events": _events(facts),
-        "processes": _processes(facts),
-        "machine": _machine(facts),
+        **_outcomes(facts),
+        **_times(facts),
+        **_history(facts),
     }
     return {name: without_empty(*table) if table[1] else None for name, table in every.items()}
 
@@ -138,19 +131,20 @@ def _evaluations(facts: Facts) -> Table:
     ]
 
 
-def _parts(facts: Facts) -> Table:
-    return ["by", "name", "first turns", "pass@1", "compiles"], [
+def _outcomes(facts: Facts) -> dict[str, Table]:
+    parts = [
         [row["part"], row["name"], str(row["num"]), percent(row["pass_at_1"]),
          percent(row["compile_rate"])]
         for row in facts.parts
     ]  # fmt: skip
-
-
-def _reasons(facts: Facts) -> Table:
-    return ["in", "status", "reason", "turns", "example"], [
+    reasons = [
         [row["purpose"], row["status"], row["reason"], f"{row['num_turns']:,}", row["example"]]
         for row in facts.reasons
     ]
+    return {
+        "parts": (["by", "name", "first turns", "pass@1", "compiles"], parts),
+        "reasons": (["in", "status", "reason", "turns", "example"], reasons),
+    }
 
 
 def _kernels(facts: Facts) -> Table:
@@ -178,64 +172,61 @@ def _digits(value: float | None, places: int) -> str:
     return NONE if value is None else f"{value:,.{places}f}"
 
 
-def _idle(facts: Facts) -> Table:
-    return ["stage", "role", "idle", "of"], [
+def _times(facts: Facts) -> dict[str, Table]:
+    names = list(STEP_PARTS.values())
+    idle = [
         [stage_name(facts.stages, row["stage"]), row["role"], percent(row["idle_share"]),
          f"{rounded_clock(row['step_s'])} of steps"]
         for row in facts.spent.idle
     ]  # fmt: skip
-
-
-def _stages(facts: Facts) -> Table:
-    return ["stage", "time"], [
+    stages = [
         [str(row["message"]).partition(":")[0], rounded_clock(row["seconds"])]
         for row in facts.spent.stages
     ]
-
-
-def _phases(facts: Facts) -> Table:
-    return ["phase", "seconds", "turns", "mean s", "longest s"], [
+    phases = [
         [row["phase"], f"{row['total_s']:,.1f}", f"{row['num_turns']:,}", f"{row['mean_s']:.4f}",
          f"{row['max_s']:.3f}"]
         for row in facts.spent.phases
     ]  # fmt: skip
-
-
-def _slowest(facts: Facts) -> Table:
-    names = list(STEP_PARTS.values())
-    return ["stage", "step", *names], [
+    slowest = [
         [stage_name(facts.stages, row["stage"]), str(row["step"]),
          *(_digits(row[name], 2) for name in names)]
         for row in facts.spent.slowest()
     ]  # fmt: skip
+    return {
+        "idle": (["stage", "role", "idle", "of"], idle),
+        "stages": (["stage", "time"], stages),
+        "phases": (["phase", "seconds", "turns", "mean s", "longest s"], phases),
+        "slowest": (["stage", "step", *names], slowest),
+    }
 
 
-def _attempts(facts: Facts) -> Table:
-    return ["attempt", "started (UTC)", "ended", "exit", "reason"], [
+def _history(facts: Facts) -> dict[str, Table]:
+    attempts = [
         [str(row["attempt"]), when(row["started_at"]), when(row["ended_at"]),
          NONE if row["exit_code"] is None else str(row["exit_code"]), row["reason"] or NONE]
         for row in facts.attempts
     ]  # fmt: skip
-
-
-def _events(facts: Facts) -> Table:
-    rows = [
+    events = [
         [when(row["at"]), str(row["attempt"] or NONE), row["kind"], row["message"]]
         for row in facts.events
     ]
-    if len(rows) == MOST_EVENTS:
-        rows.insert(
+    if len(events) == MOST_EVENTS:
+        events.insert(
             0, ["…", "", "", f"earlier ones are in the store; these are the last {MOST_EVENTS}"]
         )
-    return ["time (UTC)", "attempt", "kind", "what"], rows
-
-
-def _processes(facts: Facts) -> Table:
-    return ["attempt", "name", "devices", "started (UTC)", "lived", "ended"], [
+    processes = [
         [str(row["attempt"]), row["name"], row["devices"] or NONE, row["started"] or NONE,
          rounded_clock(row["lived_s"]), row["reason"]]
         for row in facts.processes
     ]  # fmt: skip
+    head = ["attempt", "name", "devices", "started (UTC)", "lived", "ended"]
+    return {
+        "attempts": (["attempt", "started (UTC)", "ended", "exit", "reason"], attempts),
+        "events": (["time (UTC)", "attempt", "kind", "what"], events),
+        "processes": (head, processes),
+        "machine": _machine(facts),
+    }
 
 
 def _machine(facts: Facts) -> Table:
