@@ -3,14 +3,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST_ARGS ?=
-# One worker more than cores: tests wait for processes a third of their time.
-WORKERS ?= $(shell expr $$(nproc) + 1)
+WORKERS ?= logical
 
 .PHONY: help setup quickstart test check format clean
 
 help:
 	@echo "make quickstart   install, then forge run experiments/quickstart.toml"
-	@echo "make test         install, then linters, type checker and tests (WORKERS=4: in 4 processes; default: one more than cores, at most 8)"
+	@echo "make test         install, then linters, type checker and tests (WORKERS=4: in 4 processes; default: a core each, at most 8)"
 	@echo "make setup        install only: .venv (TORCH=cpu|cuda|rocm|'torch==...' overrides what is detected)"
 	@echo "                  (LLAMA=cuda|hip|vulkan|cpu builds llama.cpp for GPUs too; kept until another is named)"
 	@echo "make check        linters and type checker"
