@@ -145,6 +145,7 @@ async def test_readers_see_a_put_without_a_flush_after_the_commit_interval(tmp_p
             assert reader.value("SELECT count(*) FROM turns") == 1
 
 
+@pytest.mark.alone
 async def test_the_loop_is_not_blocked_while_much_is_written(tmp_path: Path) -> None:
     root = tmp_path / "toy-1"
     root.mkdir()
@@ -324,6 +325,7 @@ async def test_keep_tokens_never_drops_untrained_tokens(
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 async def test_seven_hundred_turns_per_second_are_written(tmp_path: Path) -> None:
     """6 kB of texts per turn, compressed; a third of the rate of an idle machine (bench/)."""
     root = tmp_path / "toy-1"
