@@ -6,6 +6,7 @@ run_experiment / resume_run          decide what to do, own the run directory; a
    ├─ control.sock                   trainer, `forge status`, `forge stop`
    ├─ notifier, sinks                follow the store; neither can delay a run or fail it
    ├─ signals, console, STATUS.json  background tasks that the work never waits for
+   ├─ held directory                 ends a run whose directory is moved
    ├─ components                     health of each process, for `forge status` and the TUI
    └─ prepare → stages in order      `work.py`
       ├─ pool       judges           from the first need (pairs, eval, grpo) to the end
@@ -15,7 +16,8 @@ run_experiment / resume_run          decide what to do, own the run directory; a
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager
+import time
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +32,7 @@ from forge.runner.attempt import describe_attempt
 from forge.runner.background import keep_status, log_to, record_end, record_status
 from forge.runner.control import ControlServer, serve_control
 from forge.runner.live.console import Console
+from forge.runner.live.held_directory import hold_directory
 from forge.runner.live.observer import StoreObserver
 from forge.runner.live.progress import Progress
 from forge.runner.live.stopping import StopRequest, watch_signals
@@ -43,12 +46,13 @@ from forge.runner.plan.view import render as render_plan
 from forge.runner.prepare.locate_model import locate_model
 from forge.runner.stages.run_context import RunContext
 from forge.runner.status.status import Components
+from forge.runner.weights.resume import load_stage_weights
 from forge.runner.work import EarlierAttempts, Work
-from forge.serve.weights import Weights
+from forge.store.identity import recorded_identity, settle_identity
 from forge.store.layout import RunPaths, create_run, next_attempt, write_file
 from forge.store.ownership import open_run_lock
 from forge.store.reader import open_run
-from forge.store.resume import events, last_state
+from forge.store.resume import last_state
 from forge.store.write.writer import open_writer
 
 if TYPE_CHECKING:
@@ -91,11 +95,12 @@ def run_experiment(
         paths = create_run(experiment.name, store_dir=experiment.store.dir)
         cards.rename(paths.name)
         with open_run_lock(paths):
+            past = EarlierAttempts(identity=settle_identity(paths))
             recorded = experiment.model_copy(update={"model": pinned})
             write_file(paths.experiment, dump_experiment(recorded))
             located = experiment.model_copy(update={"model": model})
             begun.append(paths)
-            anyio.run(_supervise, paths, located, EarlierAttempts(), console, planned.placement)
+            anyio.run(_supervise, paths, located, past, console, planned.placement)
     return paths
 
 
@@ -110,17 +115,18 @@ def resume_run(paths: RunPaths, *, quiet: bool = False, wait_s: float | None = N
         with open_run(paths) as reader:
             past = EarlierAttempts(
                 state=last_state(reader),
-                stage_weights={
-                    e.data["stage"]: Weights.from_json(e.data["weights"])
-                    for e in events(reader, kind="stage_start")
-                },
+                stage_weights=load_stage_weights(reader),
+                identity=settle_identity(paths, recorded=recorded_identity(reader)),
             )
+        if past.identity and past.identity.news:
+            console.say(past.identity.news)
         if past.state and len(past.state.finished_stages) == len(experiment.stage):
             console.say(f"{paths.name} has finished; there is nothing to resume")
             return paths
         with _planned(experiment, console, paths.name, wait_s) as (planned, _):
             model = locate_model(experiment.model, say=None if quiet else console.say)
             experiment = experiment.model_copy(update={"model": model})
+            past = past.on_model(model, name=paths.name)
             begun.append(paths)
             anyio.run(_supervise, paths, experiment, past, console, planned.placement)
     return paths
@@ -151,6 +157,7 @@ async def _supervise(
     log_to(paths.logs(attempt) / SUPERVISOR_LOG)
     console.say(str(paths.root))
     async with (
+        hold_directory(paths) as home,
         open_writer(paths, experiment.store) as writer,
         open_sinks(experiment.sinks, paths, attempt=attempt, writer=writer, console=console),
         open_notifier(experiment.notify, paths, attempt=attempt, writer=writer, console=console),
@@ -162,6 +169,7 @@ async def _supervise(
             placement=placement,
             writer=writer,
             observer=StoreObserver(writer, attempt),
+            home=home,
             progress=Progress(run=paths.name, num_stages=len(experiment.stage)),
             console=console,
             stop=StopRequest(resume=f'"forge resume {paths.root}" continues'),
@@ -178,8 +186,10 @@ async def _record_all(run: RunContext, past: EarlierAttempts) -> None:
         lambda: describe_attempt(run.attempt, seed=run.experiment.seed, gpus=run.placement.gpus)
     )
     await run.writer.put(description)
+    if past.identity and not past.identity.is_recorded:
+        await run.writer.put(past.identity.event(at=time.time()))
     try:
-        with open_socket_dir() as run.socket_dir:
+        with open_socket_dir() as run.socket_dir, run.home.explaining():
             await _work(run, past)
     except BaseException as error:
         ending = ending_of(error)
@@ -187,7 +197,9 @@ async def _record_all(run: RunContext, past: EarlierAttempts) -> None:
             log.info("exit %d: %s", ending.code, ending.message)
         else:
             log.error("exit %d", ending.code, exc_info=error)
-        record_status(run, state="stopped" if ending.is_stop else "failed")
+        run.paths = run.home.paths
+        with suppress(FileNotFoundError):  # the directory was deleted
+            record_status(run, state="stopped" if ending.is_stop else "failed")
         try:
             await record_end(run, ending)
         except ForgeError as failure:  # the store failed, and may be the cause
@@ -219,6 +231,7 @@ async def _work(run: RunContext, past: EarlierAttempts) -> None:
         background(run.console.follow, run.progress)
         background(keep_status, run)
         background(components.watch)
+        background(run.home.watch, run.observer.kill_all)
         with working:
             await Work(run=run, past=past).run_to_end()
         tasks.cancel_scope.cancel()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import time
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -25,17 +25,19 @@ from forge.runner.prepare_run import prepare_run
 from forge.runner.stages.evaluate import run_eval_stage
 from forge.runner.stages.grpo import run_grpo_stage
 from forge.runner.stages.sft import run_sft_stage
+from forge.runner.weights.resume import check_there, on_model
 from forge.serve.replicas import open_replicas
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from forge.config.schema import Experiment, JudgeTable
+    from forge.config.schema import Experiment, JudgeTable, ModelTable
     from forge.evalpool.pool import Pool
     from forge.runner.stages.run_context import RunContext
     from forge.serve.remote.remote import Remote
     from forge.serve.replicas import Replicas
     from forge.serve.weights import Weights
+    from forge.store.identity import Settled
     from forge.store.resume import LastState
 
 
@@ -46,6 +48,19 @@ class EarlierAttempts:
     state: LastState | None = None
     stage_weights: dict[int, Weights] | None = None
     """Weights that each stage began with, by stage index."""
+    identity: Settled | None = None
+    """Id of the run, with what has happened to its directory since."""
+
+    def on_model(self, model: ModelTable, *, name: str) -> EarlierAttempts:
+        """The same on the experiment's model where it is now. Raises MachineError if weights of a
+        stage that continues are not there."""
+        done = self.state.finished_stages if self.state else ()
+        found = {
+            index: check_there(on_model(weights, model), whose=f"stage {index} of {name}")
+            for index, weights in (self.stage_weights or {}).items()
+            if index not in done
+        }
+        return replace(self, stage_weights=found)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -141,7 +156,9 @@ class Work:
             raise run.stop.stopped()
         start = (self.past.stage_weights or {}).get(index, run.weights.current)
         name = f"{stage.kind}-{index}"
-        await self._record("stage_start", name, stage=index, weights=start.to_json())
+        await self._record(
+            "stage_start", name, stage=index, weights=start.to_json(run.paths.record)
+        )
         began = time.monotonic()
         if isinstance(stage, EvalStage):
             await self._run_eval(stage, index)

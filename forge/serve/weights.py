@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,17 +34,17 @@ class Weights:
             return replace(self, adapter=path, version=version)
         return Weights(full=path, version=version, full_version=version)
 
-    def to_json(self) -> dict[str, Any]:
-        """JSON for an event of the store."""
-        adapter = self.adapter and str(self.adapter)
-        return {**asdict(self), "full": str(self.full), "adapter": adapter}
+    def to_json(self, record: Callable[[Path], str] = str) -> dict[str, Any]:
+        """JSON for an event of the store; `record` gives each path as the store has it."""
+        adapter = self.adapter and record(self.adapter)
+        return {**asdict(self), "full": record(self.full), "adapter": adapter}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Weights:
-        """Inverse of `to_json`."""
-        adapter = None if data["adapter"] is None else Path(data["adapter"])
+    def from_json(cls, data: Mapping[str, Any], find: Callable[[str], Path] = Path) -> Weights:
+        """Inverse of `to_json`, with `find` the inverse of `record`."""
+        adapter = None if data["adapter"] is None else find(data["adapter"])
         versions = {name: data[name] for name in ("version", "full_version")}
-        return cls(full=Path(data["full"]), adapter=adapter, **versions)
+        return cls(full=find(data["full"]), adapter=adapter, **versions)
 
     @property
     def base(self) -> Weights:

@@ -7,6 +7,7 @@ or absent.
     runs/<name>-<n>/
         run.db  tokens.db          everything recorded (store.schema.tables)
         experiment.toml            the resolved experiment
+        identity.json              the run's id (store.identity)
         logs/attempt-<k>/          <process>.log
         checkpoints/ weights/ batches/
         STATUS.json                replaced by rename (store.ownership)
@@ -56,6 +57,11 @@ class RunPaths:
         return self.root / "experiment.toml"
 
     @property
+    def identity(self) -> Path:
+        """Id of the run, and its place."""
+        return self.root / "identity.json"
+
+    @property
     def checkpoints(self) -> Path:
         """Trainer checkpoints."""
         return self.root / "checkpoints"
@@ -80,10 +86,21 @@ class RunPaths:
         """Lock of the supervisor."""
         return self.root / "lock"
 
+    def record(self, path: str | Path) -> str:
+        """The path as the store has it: relative to the run directory if it points into it, so
+        that the directory may be moved. `RunReader.path` is the inverse."""
+        path = Path(path)
+        return str(path.relative_to(self.root) if path.is_relative_to(self.root) else path)
+
     def logs(self, attempt: int) -> Path:
-        """Log directory of an attempt, created on first use; `logs/latest` then points to it."""
+        """Log directory of an attempt, created on first use; `logs/latest` then points to it.
+
+        Raises FileNotFoundError if there is no run directory: one that was moved while its run
+        wrote to it must not appear again under its old name.
+        """
         path = self.root / "logs" / f"attempt-{attempt}"
-        path.mkdir(parents=True, exist_ok=True)
+        for folder in (path.parent, path):
+            folder.mkdir(exist_ok=True)
         latest = path.parent / "latest"
         spare = path.parent / f".latest-{os.getpid()}"
         spare.unlink(missing_ok=True)

@@ -97,6 +97,26 @@ class RunReader(SqlReader):
         # Its pragma for recursive triggers is a write, which `_authorize` refuses.
         return Database(self._connection, recursive_triggers=False)
 
+    def path(self, recorded: str) -> Path:
+        """A path that the run recorded (`RunPaths.record`), as it is now.
+
+        Runs of earlier versions recorded absolute paths; those into the directory where the run was
+        then are found in the one where it is now.
+        """
+        path = Path(recorded)
+        for root in self._earlier_roots if path.is_absolute() else ():
+            if path.is_relative_to(root):
+                path = path.relative_to(root)
+        return self.paths.root / path
+
+    @cached_property
+    def _earlier_roots(self) -> list[Path]:
+        """Directories in which the run recorded absolute paths of its logs."""
+        found = self.query(
+            "SELECT DISTINCT log_path FROM processes WHERE log_path LIKE '/%/logs/attempt-%/%'"
+        )
+        return list(dict.fromkeys(Path(log_path).parents[2] for (log_path,) in found.rows))
+
     def data_version(self) -> int:
         """Number that changes with every commit of the writer; reading it takes 5 us."""
         return self._connection.execute("PRAGMA data_version").fetchone()[0]

@@ -57,6 +57,8 @@ def last_state(reader: RunReader) -> LastState:
         return reader.value(f"SELECT coalesce(max({column}), -1) FROM {table}")
 
     policies = reader.rows("SELECT * FROM policies ORDER BY version DESC")
+    for row in policies:
+        row["path"] = str(reader.path(row["path"]))
     steps = reader.rows(
         "SELECT stage, max(step) AS step FROM (SELECT stage, step FROM metrics UNION ALL "
         "SELECT stage, step FROM sample_uses) GROUP BY stage"

@@ -18,7 +18,7 @@ from forge.commands import chat
 from forge.commands.engine_placement import place_on, small
 from forge.commands.source_text import read_source
 from forge.config.load import load_experiment
-from forge.errors import ConfigError
+from forge.errors import ConfigError, MachineError
 from forge.records import Event, PolicyVersion
 from forge.runner.plan.machine import Machine, assume
 from forge.runner.weights.resume import find_weights
@@ -90,12 +90,17 @@ def test_the_newest_kept_weights_answer(tmp_path: Path) -> None:
 
 def test_an_adapter_answers_on_the_checkpoint_it_was_trained_on(tmp_path: Path) -> None:
     base, given = tmp_path / "base", tmp_path / "given"
+    base.mkdir()
+    given.mkdir()
     start = Weights(full=base, adapter=given)
     paths = run_with(tmp_path / "toy-1", 1, start=start, adapters=True)
     trained = tmp_path / "toy-1" / "weights" / "w1"
     assert find_weights(paths, "") == Weights(full=base, adapter=trained, version=1)
     unpublished = run_with(tmp_path / "toy-2", start=start)
     assert find_weights(unpublished, "") == start
+    base.rmdir()
+    with pytest.raises(MachineError, match=r"/base: not there; toy-1 needs these weights$"):
+        find_weights(paths, "")
 
 
 def test_a_run_without_a_model_says_so(tmp_path: Path) -> None:

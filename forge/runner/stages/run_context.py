@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from forge.rollout.ports import Generate
     from forge.rollout.prompter import TemplatePrompter
     from forge.runner.live.console import Console
+    from forge.runner.live.held_directory import HeldDirectory
     from forge.runner.live.observer import StoreObserver
     from forge.runner.live.progress import Progress
     from forge.runner.live.stopping import StopRequest
@@ -50,6 +51,8 @@ class RunContext:
     progress: Progress
     console: Console
     stop: StopRequest
+    home: HeldDirectory
+    """The run directory, which may be moved while the run writes to it."""
 
     socket_dir: Path = field(init=False, repr=False)
     """Set by `run.py` before the work begins."""

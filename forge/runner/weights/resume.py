@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
@@ -19,9 +19,10 @@ from forge.train.durable import is_kept
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from forge.config.schema import Experiment
+    from forge.config.schema import Experiment, ModelTable
     from forge.records import PolicyVersion
     from forge.store.layout import RunPaths
+    from forge.store.reader import RunReader
     from forge.store.resume import LastState
 
 
@@ -94,21 +95,53 @@ def find_starting_weights(
     return StartingWeights(weights=start, last_version=max(state.policy_version, 0), strays=strays)
 
 
+def load_stage_weights(reader: RunReader) -> dict[int, Weights]:
+    """Weights that each begun stage began with, by stage index."""
+    return {
+        event.data["stage"]: Weights.from_json(event.data["weights"], reader.path)
+        for event in events(reader, kind="stage_start")
+    }
+
+
+def on_model(weights: Weights, model: ModelTable) -> Weights:
+    """The weights on the experiment's model where it is now, which may be another place than when
+    the stage began; `model` is located."""
+    full, adapter = weights.full, weights.adapter
+    if weights.full_version == 0 and model.path is not None:
+        full = Path(model.path)
+    if weights.version == 0 and adapter is not None:
+        adapter = model.adapter
+    return replace(weights, full=full, adapter=adapter)
+
+
+def check_there(weights: Weights, *, whose: str) -> Weights:
+    """The weights, if their directories exist. Raises MachineError, which names the absent one."""
+    for path in (weights.full, weights.adapter):
+        if path is not None and not path.is_dir():
+            raise MachineError(f"{path}: not there; {whose} needs these weights")
+    return weights
+
+
 def find_weights(paths: RunPaths, step: str) -> Weights:
     """The weights published after a step. For an empty `step` the newest ones that still exist, or
-    those that the run began with if it has published nothing yet. Raises ConfigError if there are
-    none; the message names the steps that have weights."""
+    those that the run began with if it has published nothing yet.
+
+    Raises:
+        ConfigError: there are none; the message names the steps that have weights.
+        MachineError: the model that the run began with, which they need, is not there.
+    """
     with open_run(paths) as reader:
         policies = last_state(reader).policies
-        begun = events(reader, kind="stage_start")
+        begun = list(load_stage_weights(reader).values())
     if not begun:
         raise ConfigError(f"{paths.name}: it has no model yet; its first stage has not begun")
-    start = Weights.from_json(begun[0].data["weights"])
+    start = begun[0]
     kept = [policy for policy in policies if Path(policy.path).is_dir()]
     for policy in kept:
         if not step or str(policy.step) == step:
-            return start.then(Path(policy.path), version=policy.version)
+            found = start.then(Path(policy.path), version=policy.version)
+            return check_there(found, whose=paths.name)
     if not policies and not step:
-        return start
+        return check_there(start, whose=paths.name)
     steps = ", ".join(str(policy.step) for policy in reversed(kept)) or "none"
     raise ConfigError(f"{paths.name}@{step}: no weights of that step were kept; there are: {steps}")

@@ -37,7 +37,7 @@ CREATE TABLE processes (
     name TEXT NOT NULL,              -- serve-0, judge-1, trainer, ...
     pid INTEGER NOT NULL,
     devices TEXT,                    -- GPU UUIDs, or cpu
-    log_path TEXT,
+    log_path TEXT,                   -- here and below: relative paths are from the run directory
     started_at REAL,
     ended_at REAL,                   -- null while it runs
     reason TEXT,                     -- exit 0, killed by signal 9 (often out of memory), ...
@@ -187,7 +187,7 @@ CREATE TABLE policies (
     attempt INTEGER NOT NULL,
     stage INTEGER NOT NULL,
     step INTEGER NOT NULL,
-    path TEXT NOT NULL,              -- directory of weights or of an adapter
+    path TEXT NOT NULL,              -- directory of weights or of an adapter; older runs: absolute
     sha256 TEXT NOT NULL,
     publish_s REAL NOT NULL,         -- until every replica had it and passed its probe
     probe_gap REAL NOT NULL          -- mean |difference of logprobs| between trainer and engine

@@ -83,7 +83,7 @@ class Databases:
 
     def drop_spent_tokens(self, keep_tokens: str) -> None:
         """Deletes the token arrays that `keep_tokens` need not keep, after a commit."""
-        if keep_tokens == "all" and self._paths.tokens_db.stat().st_size < KEEP_ALL_BYTES:
+        if keep_tokens == "all" and self._token_bytes() < KEEP_ALL_BYTES:
             return
         name, _, number = keep_tokens.partition(":")
         rule = {"is_strict": name != "last", "num_steps": int(number or 0)}
@@ -99,15 +99,26 @@ class Databases:
                 logger.warning("%s: checkpoint at close: %s", self._paths.root, error)
             connection.close()
 
+    def _token_bytes(self) -> int:
+        """Size of tokens.db, which SQLite knows also after the run directory was moved."""
+        sql = "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"
+        return self.tokens.execute(sql).fetchone()[0]
+
     def _put_run(self, *, texts: str, now: float) -> None:
+        """Writes the run's only row; its name is that of the directory now."""
         experiment = ""
         if self._paths.experiment.exists():
             experiment = self._paths.experiment.read_text(encoding="utf-8")
         self.run.execute(
-            "INSERT INTO runs VALUES (?, 'experiment', ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE "
-            "SET experiment = coalesce(nullif(excluded.experiment, ''), experiment), "
-            "texts = excluded.texts",
-            (self._paths.name, now, experiment, __version__, texts),
+            "INSERT INTO runs SELECT ?, 'experiment', ?, '', ?, '' WHERE NOT EXISTS "
+            "(SELECT 1 FROM runs)",
+            (self._paths.name, now, __version__),
+        )
+        # Earlier versions added a row for each name that the directory had.
+        self.run.execute("DELETE FROM runs WHERE rowid > (SELECT min(rowid) FROM runs)")
+        self.run.execute(
+            "UPDATE runs SET name = ?, experiment = coalesce(nullif(?, ''), experiment), texts = ?",
+            (self._paths.name, experiment, texts),
         )
 
 

@@ -65,11 +65,17 @@ class RowWriter:
         tokens: sqlite3.Connection,
         encoder: TurnEncoder,
         clock: Callable[[], float] = time.time,
+        record_path: Callable[[str], str] = str,
     ) -> None:
+        """
+        Args:
+            record_path: a path as the store has it (`RunPaths.record`).
+        """
         self._run = run
         self._tokens = tokens
         self._encoder = encoder
         self._clock = clock
+        self._record_path = record_path
         self._texts = TextTable(run, encoder=encoder)
         self._ended: dict[tuple[int, int], Trajectory] = {}
         self._attempt: int = run.execute(
@@ -200,7 +206,8 @@ class RowWriter:
         self._put("sample_uses", ("sample_id", "attempt", "stage", "step"), row)
 
     def _policy(self, record: PolicyVersion) -> None:
-        self._put("policies", ("version",), columns.of_fields(record))
+        row = columns.of_fields(record) | {"path": self._record_path(record.path)}
+        self._put("policies", ("version",), row)
 
     def _metrics(self, record: Metrics) -> None:
         for row in columns.of_metrics(record):
@@ -223,7 +230,10 @@ class RowWriter:
         )
 
     def _process(self, record: ProcessStart | ProcessEnd) -> None:
-        self._put("processes", ("attempt", "name", "pid"), columns.of_fields(record))
+        row = columns.of_fields(record)
+        if isinstance(record, ProcessStart):
+            row["log_path"] = self._record_path(record.log_path)
+        self._put("processes", ("attempt", "name", "pid"), row)
 
     def _event(self, record: Event) -> None:
         row = columns.of_event(record) | {"attempt": self._attempt}

@@ -148,6 +148,7 @@ class WriterThread:
             tokens=self._databases.tokens,
             encoder=TurnEncoder(texts=texts),
             clock=self._clock,
+            record_path=self.paths.record,
         )
 
     def _step(self) -> bool:
