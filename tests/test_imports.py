@@ -49,6 +49,8 @@ ROOMS: dict[str, set[str]] = {
     # evalpool: judges of kernels
     "evalpool": {"config.schema", "process"},
     "evalpool.judge": {"config.schema", "process", "evalpool"},
+    # children of `forge doctor`
+    "commands.doctor.probes": {"process", "evalpool.judge"},
     # train: the trainer
     "train": {"config.schema", "process", "control"},
     "train.trainer": {
@@ -109,6 +111,7 @@ SUPERVISOR: dict[str, set[str]] = {
     },
     "commands": {"runner.plan", "runner.prepare", "runner.weights"},
     "commands.judge": {"commands"},
+    "commands.doctor": {"runner.plan"},
 }  # fmt: skip
 """The rooms of the supervisor that each of its rooms may import, besides PARTS."""
 
@@ -122,8 +125,9 @@ EXCEPTIONS: dict[str, set[str]] = {
     "forge/serve/engine/chat.py": {"data"},
     # The store's public names.
     "forge/store/__init__.py": {"store.write"},
-    # The doctor asks which sandbox this machine allows.
-    "forge/commands/doctor.py": {"evalpool.judge"},
+    # The doctor says what a machine must allow for the sandbox.
+    "forge/commands/doctor/container.py": {"evalpool.judge"},
+    "forge/commands/doctor/examine.py": {"evalpool.judge"},
 }
 """Single files that may import more."""
 
@@ -134,6 +138,7 @@ CROWDED = {
 
 HEAVY = ("torch", "triton", "transformers", "trl", "datasets", "peft", "vllm")
 CHILD_FOLDERS = (
+    "forge/commands/doctor/probes",
     "forge/evalpool/judge",
     "forge/serve/hf",
     "forge/serve/vllm",

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from forge.cli.options import RUNS, Json, Store, app
-from forge.cli.printing import print_json, print_rich, print_text
+from forge.cli.printing import print_json, print_rich, print_text, waiting
 
 
 @app.command()
@@ -41,10 +41,17 @@ def doctor(
     as_json: Json = False,
 ) -> None:
     """Check this machine, and name the fix for each problem."""
-    from forge.commands.doctor import examine, render, to_json
+    from forge.commands.doctor.examine import examine
+    from forge.commands.doctor.finding import can_run, render, summarize, to_json
     from forge.config.load import load_experiment
 
-    findings = examine(store, serve=None if file is None else load_experiment(file).serve)
-    print_json(to_json(findings)) if as_json else print_rich(render(findings))
-    if not all(finding.is_ok for finding in findings):
+    serve = None if file is None else load_experiment(file).serve
+    with waiting("checking this machine", is_shown=not as_json):
+        findings = examine(store, serve=serve)
+    if as_json:
+        print_json(to_json(findings))
+    else:
+        print_rich(render(findings))
+        print_text(summarize(findings))
+    if not can_run(findings):
         raise typer.Exit(3)

@@ -160,7 +160,7 @@ def _amd_variable() -> str:
 
 
 def _nvidia_gpus() -> list[Gpu]:
-    if not Path("/proc/driver/nvidia").exists() and not Path("/dev/nvidiactl").exists():
+    if not _has_nvidia_driver():
         return []
     import pynvml
 
@@ -177,6 +177,25 @@ def _nvidia_gpus() -> list[Gpu]:
         return []
     finally:
         pynvml.nvmlShutdown()
+
+
+def nvidia_driver() -> tuple[str, str]:
+    """Version of NVIDIA's driver, and the error of its library; both are empty without a driver."""
+    if not _has_nvidia_driver():
+        return "", ""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        version = _text(pynvml.nvmlSystemGetDriverVersion())
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        return "", str(error)
+    return version, ""
+
+
+def _has_nvidia_driver() -> bool:
+    return Path("/proc/driver/nvidia").exists() or Path("/dev/nvidiactl").exists()
 
 
 def _nvidia_gpu(index: int) -> Gpu | None:

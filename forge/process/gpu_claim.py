@@ -14,7 +14,7 @@ import json
 import os
 import re
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -87,6 +87,19 @@ def claimed(gpus: Iterable[Gpu], *, folder: Path = FOLDER) -> frozenset[str]:
         return frozenset()
     files = {gpu.uuid: file_of(gpu.uuid, "claim", folder=folder) for gpu in gpus}
     return frozenset(uuid for uuid, file in files.items() if _inode(file) in held)
+
+
+def holders(gpus: Iterable[Gpu], *, folder: Path = FOLDER) -> dict[str, str]:
+    """Runs that hold GPUs now, by UUID, as `run quickstart-1, pid 7`. Takes no lock."""
+    found = dict[str, str]()
+    for uuid in claimed(gpus, folder=folder):
+        with suppress(OSError):
+            fd = os.open(file_of(uuid, "claim", folder=folder), os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                found[uuid] = _holder(fd)
+            finally:
+                os.close(fd)
+    return found
 
 
 def _inode(file: Path) -> str:

@@ -180,7 +180,7 @@ def test_a_level_is_tried_in_the_order_of_strength(monkeypatch: pytest.MonkeyPat
     refusal = lambda level: None if level in works else "no"  # noqa: E731
     monkeypatch.setattr(levels, "why_not", refusal)
     assert levels.strongest("auto") is Isolation.LANDLOCK
-    assert levels.describe() == "landlock (namespaces: no; namespaces-noproc: no)"
+    assert levels.find_level("auto") == ("landlock", ["namespaces: no", "namespaces-noproc: no"])
     with pytest.raises(OSError, match="namespaces: no; namespaces-noproc: no"):
         levels.strongest("namespaces")
     works.add(Isolation.NAMESPACES_NOPROC)

@@ -33,19 +33,13 @@ def strongest(wanted: str, *, is_gpu: bool = False) -> Isolation:
     """The first of what is wanted that this machine gives. Raises OSError saying why none is."""
     if wanted == Isolation.NONE:
         return Isolation.NONE
-    level = _try(wanted)[0]
+    level = find_level(wanted)[0]
     if is_gpu and level not in ON_GPU:
         raise OSError(errno.EPERM, f"{level}: CUDA does not start without a /proc of its own")
     return level
 
 
-def describe() -> str:
-    """What `auto` comes to here, with what refused the levels above it. Raises OSError."""
-    level, refused = _try("auto")
-    return f"{level} ({'; '.join(refused)})" if refused else f"{level}"
-
-
-def _try(wanted: str) -> tuple[Isolation, list[str]]:
+def find_level(wanted: str) -> tuple[Isolation, list[str]]:
     """The first that works, and why each before it does not. Raises OSError where none does."""
     refused: list[str] = []
     for level in WANTED[wanted]:

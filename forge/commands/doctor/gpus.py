@@ -1,0 +1,181 @@
+"""The GPUs, and what the probes found on them: kernels, copies between GPUs, a sum over all.
+
+A GPU that a run has claimed, or that another process uses, is left alone. On the others the probes
+share the GPU's lease, so that no judge times a kernel meanwhile.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from forge.commands.doctor.container import docker
+from forge.commands.doctor.finding import Finding, error, warning
+from forge.commands.doctor.probe import Outcome
+from forge.views.text.numbers import size
+
+if TYPE_CHECKING:
+    from forge.process.devices import Gpu
+    from forge.process.gpu_users import GpuUser
+
+NEEDED_BYTES = 3 << 30
+"""Free memory of a GPU that is tried: three processes with a context each."""
+CAPABILITIES = "-e NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+HEADERS = "python{}.{}-dev".format(*sys.version_info)
+FIXES = {
+    r"Python\.h": f"apt install {HEADERS}; Triton compiles its launchers against Python.h",
+    r"C compiler|No such file or directory: '\S*(cc|gcc|clang)'": "apt install gcc",
+    r"libcuda\.so|-lcuda": f"ldconfig on the host; {docker('--gpus all', CAPABILITIES)}",
+    r"driver.*(too old|insufficient)": "install a newer driver, or a torch for an older CUDA",
+    r"no kernel image|is not compatible with the current PyTorch": (
+        "make setup TORCH=... with a build of torch for this GPU"
+    ),
+    r"error 802|not yet initialized": "systemctl start nvidia-fabricmanager (on the host)",
+    r"out of memory": "free the GPU's memory: nvidia-smi shows its processes",
+    r"No module named": '"make setup"',
+    r"failed to map segment|noexec": "TRITON_CACHE_DIR and TMPDIR on a disk without noexec",
+    r"No space left|Disk quota": "free space in TMPDIR",
+    r"must be able to write it": "remove the file, or make it writable for all users",
+}
+"""Fix by a pattern in a probe's error or log."""
+RESET = "nvidia-smi or rocm-smi shows the GPU's state; reset it, or reboot"
+NCCL_CAUSES = (
+    "usual causes: /dev/shm too small (docker run --shm-size=16g), peer access broken by the IOMMU "
+    "or ACS (boot with iommu=pt, ACS off in the BIOS), a firewall on 127.0.0.1; NCCL_DEBUG=INFO "
+    "says more"
+)
+BROKEN_PEERS = (
+    "NCCL_P2P_DISABLE=1 works around it; boot with iommu=pt (or intel_iommu=off, amd_iommu=off) "
+    "and ACS off in the BIOS"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFacts:
+    """The GPUs, and the outcomes of probes on them."""
+
+    gpus: Sequence[Gpu] = ()
+    hidden: str = ""
+    """Message that says why GPUs are missing."""
+    holders: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Runs that have claimed GPUs, by UUID."""
+    users: Mapping[str, Sequence[GpuUser]] = field(default_factory=dict[str, "Sequence[GpuUser]"])
+    """Processes on GPUs, by UUID."""
+    kernels: Mapping[str, Outcome] = field(default_factory=dict[str, Outcome])
+    """Outcomes of the kernel by UUID; "" is the CPU."""
+    peers: Outcome | None = None
+    """Copies between the tried GPUs; None with fewer than two."""
+    allreduce: Outcome | None = None
+    without_peers: Outcome | None = None
+    """The same sum with NCCL_P2P_DISABLE=1, if it failed."""
+
+    @property
+    def has_run(self) -> bool:
+        """True if a kernel ran wherever it was tried."""
+        outcomes = self.kernels.values()
+        return bool(outcomes) and all(outcome.get("is_right") for outcome in outcomes)
+
+    def tried(self) -> list[Gpu]:
+        """GPUs that the probes use: not in use, with enough free memory."""
+        return [gpu for gpu in self.gpus if not self.why_left_alone(gpu)]
+
+    def why_left_alone(self, gpu: Gpu) -> str:
+        """The reason why no probe uses the GPU; empty if it is tried."""
+        if holder := self.holders.get(gpu.uuid):
+            return f"in use by {holder}"
+        if users := self.users.get(gpu.uuid):
+            return "in use: " + ", ".join(str(user) for user in users)
+        if gpu.free_bytes < NEEDED_BYTES:
+            return f"only {size(gpu.free_bytes)} free"
+        return ""
+
+
+def check_gpus(facts: GpuFacts) -> Iterator[Finding]:
+    """Each GPU with its users, the kernels, and the pairs."""
+    if not facts.gpus:
+        yield Finding(name="GPUs", found="none: everything runs on the CPU")
+    for gpu in facts.gpus:
+        free = f"{gpu.free_bytes / 1e9:.0f} of {gpu.memory_bytes / 1e9:.0f} GB free"
+        users = "".join(f"; {user}" for user in facts.users.get(gpu.uuid, ()))
+        yield Finding(name=f"GPU {gpu.index}", found=f"{gpu.name}, {free}, {gpu.uuid}{users}")
+    if facts.hidden:
+        yield warning("hidden GPUs", facts.hidden, fix="unset the variable, or end the split")
+    for gpu in facts.gpus:
+        name, why = f"kernel on GPU {gpu.index}", facts.why_left_alone(gpu)
+        if why:
+            yield Finding(name=name, found=f"{why}: not tried")
+        else:
+            yield check_kernel(name, facts.kernels.get(gpu.uuid))
+    if "" in facts.kernels:
+        yield check_kernel("kernel on the CPU", facts.kernels[""])
+    num_tried = len(facts.tried())
+    if facts.peers is not None:
+        yield check_peers(facts.peers, gpus=facts.tried())
+    if facts.allreduce is not None:
+        yield check_allreduce(facts.allreduce, facts.without_peers, num_gpus=num_tried)
+
+
+def check_kernel(name: str, outcome: Outcome | None) -> Finding:
+    """A Triton kernel was compiled, run and compared."""
+    if outcome is None:
+        return error(name, "not tried", fix="see the other findings")
+    if busy := outcome.get("busy"):
+        return Finding(name=name, found=f"{busy}: not tried")
+    if outcome.fault:
+        return error(name, outcome.fault, fix=find_fix(outcome))
+    if not outcome.get("is_right"):
+        found = "Triton's matrix product differs from torch's"
+        return error(name, found, fix=f'"make setup" for versions that fit; {RESET}')
+    how = "interpreted" if name.endswith("CPU") else "compiled and run"
+    return Finding(name=name, found=f"{how} in {outcome.get('seconds'):.1f} s, the result is right")
+
+
+def check_peers(outcome: Outcome, *, gpus: Sequence[Gpu]) -> Finding:
+    """All pairs copy correctly, and directly."""
+    name, pairs = "peer access", [answer for answer in outcome.answers if "pair" in answer]
+    if busy := outcome.get("busy"):
+        return Finding(name=name, found=f"{busy}: not tried")
+    label = {pair: f"GPU {gpus[pair].index}" for pair in range(len(gpus))}
+    wrong = [answer["pair"] for answer in pairs if not answer["is_right"]]
+    if wrong:
+        listed = ", ".join(f"from {label[a]} to {label[b]}" for a, b in wrong)
+        return error(name, f"copies arrive damaged {listed}", fix=BROKEN_PEERS)
+    if outcome.fault:
+        return error(name, outcome.fault, fix=f"{BROKEN_PEERS}; {RESET}")
+    indirect = [answer["pair"] for answer in pairs if not answer["is_direct"]]
+    if indirect:
+        listed = ", ".join(f"{label[a]} → {label[b]}" for a, b in indirect)
+        found = f"none for {listed}: copies go through the CPU's memory, and are right"
+        return warning(name, found, fix="nvidia-smi topo -p2p r says why; runs work, but slower")
+    return Finding(name=name, found=f"between all {len(gpus)} GPUs; copies are right")
+
+
+def check_allreduce(outcome: Outcome, without_peers: Outcome | None, *, num_gpus: int) -> Finding:
+    """Each rank has the sum of all, on the CPU (gloo) and on the GPUs (NCCL)."""
+    name, expected = "all-reduce", [num_gpus * (num_gpus + 1) / 2]
+    if busy := outcome.get("busy"):
+        return Finding(name=name, found=f"{busy}: not tried")
+    sums = [answer for answer in outcome.answers if "sums" in answer]
+    wrong = [answer for answer in sums if answer["sums"] != expected]
+    if not wrong and not outcome.fault and len(sums) == 2 * num_gpus:
+        found = f"gloo and NCCL add up correctly over {num_gpus} GPUs"
+        return Finding(name=name, found=found)
+    found = outcome.fault or "not all ranks reported a sum"
+    if wrong:
+        rank, backend, got = wrong[0]["rank"], wrong[0]["backend"], wrong[0]["sums"]
+        found = f"rank {rank} has {got} by {backend} instead of {expected[0]:g}"
+    if warned := re.findall(r"NCCL WARN (.*)", outcome.log):
+        found = f"{found}; NCCL: {warned[-1]}"
+    if without_peers is not None and not without_peers.fault:
+        return error(name, f"{found}; it works with NCCL_P2P_DISABLE=1", fix=BROKEN_PEERS)
+    return error(name, found, fix=NCCL_CAUSES)
+
+
+def find_fix(outcome: Outcome) -> str:
+    """The fix for the error of a probe, by its words."""
+    text = f"{outcome.fault}\n{outcome.log}"
+    fitting = (fix for pattern, fix in FIXES.items() if re.search(pattern, text, re.IGNORECASE))
+    return next(fitting, RESET)
