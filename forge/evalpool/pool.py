@@ -106,7 +106,7 @@ class Pool:
         self._table = table
         self.seating = seating
         self._cache = VerdictCache()
-        self._running: dict[tuple[str, JudgeOptions], _Running] = {}
+        self._running: dict[tuple[bytes, JudgeOptions], _Running] = {}
         self._room = anyio.Semaphore(MAX_QUEUED)
         self._num_judged = self._num_cached = self._num_infra = 0
 

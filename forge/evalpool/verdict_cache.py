@@ -2,7 +2,7 @@
 """Cache of verdicts on correctness, by candidate and kind of judge: a small model repeats itself.
 
 Called by `pool.py`. Promises: no time is cached, and no verdict that a busy or broken machine may
-have caused; the cache holds at most `MAX_REMEMBERED` verdicts.
+have caused; the cache holds at most `MAX_REMEMBERED` verdicts, of about 1 kB each.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from forge.evalpool.seat import JudgeKind
 from forge.records.verdict import JudgeOptions, Status, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from forge.records.problem import ReferenceModule
 
-MAX_REMEMBERED = 20_000
+MAX_REMEMBERED = 4096
+"""4 MB. A repeated candidate is nearly always a recent one: see "Soak" in bench/RESULTS.md."""
+NO_PHASES: Mapping[str, float] = {}
+"""Phases of every cached verdict."""
 TIMING_PHASE = "time"
 """A candidate that fails in this phase was found correct, and may pass the next measurement."""
 
@@ -29,9 +32,14 @@ class VerdictCache:
     """Bounded map from (candidate, kind of judge) to the verdict without its times."""
 
     def __init__(self) -> None:
-        self._verdicts: OrderedDict[tuple[str, JudgeKind], Verdict] = OrderedDict()
+        self._verdicts: OrderedDict[tuple[bytes, JudgeKind], Verdict] = OrderedDict()
+        self._kinds: dict[JudgeKind, JudgeKind] = {}
+        """Each kind once: verdicts arrive with texts of their own."""
 
-    def find(self, key: str, *, kinds: Iterable[JudgeKind]) -> Verdict | None:
+    def __len__(self) -> int:
+        return len(self._verdicts)
+
+    def find(self, key: bytes, *, kinds: Iterable[JudgeKind]) -> Verdict | None:
         """The cached verdict of the first of these kinds; None without one."""
         for kind in kinds:
             verdict = self._verdicts.get((key, kind))
@@ -40,28 +48,31 @@ class VerdictCache:
                 return verdict
         return None
 
-    def remember(self, key: str, verdict: Verdict) -> None:
+    def remember(self, key: bytes, verdict: Verdict) -> None:
         """Caches a verdict, unless it is an infra error, a timeout, or was found while timing."""
         if not verdict.status.is_scored or verdict.status is Status.TIMEOUT:
             return
         if TIMING_PHASE in verdict.phase_s and not verdict.is_correct:
             return
-        untimed = replace(verdict, timing=None, profile=None, phase_s={})
         kind = JudgeKind(
             device=verdict.device, isolation=verdict.isolation, harness=verdict.harness
         )
-        self._verdicts[key, kind] = untimed
+        kind = self._kinds.setdefault(kind, kind)
+        self._verdicts[key, kind] = replace(
+            verdict, timing=None, profile=None, phase_s=NO_PHASES,
+            device=kind.device, isolation=kind.isolation, harness=kind.harness,
+        )  # fmt: skip
         while len(self._verdicts) > MAX_REMEMBERED:
             self._verdicts.popitem(last=False)
 
 
-def candidate_key(problem: ReferenceModule, code: str) -> str:
+def candidate_key(problem: ReferenceModule, code: str) -> bytes:
     """Hash of all that decides a verdict; names and splits of problems do not."""
     digest = hashlib.sha256()
     for part in (problem.source, problem.entry_point, problem.precision, code):
         digest.update(part.encode(errors="surrogatepass"))
         digest.update(b"\0")
-    return digest.hexdigest()
+    return digest.digest()
 
 
 def is_enough(verdict: Verdict, options: JudgeOptions) -> bool:

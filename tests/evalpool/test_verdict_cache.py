@@ -9,6 +9,9 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from forge.evalpool import verdict_cache
+from forge.evalpool.seat import JudgeKind
+from forge.evalpool.verdict_cache import VerdictCache
 from forge.records.verdict import Status, Verdict
 from tests.evalpool.scripted_judges import CORRECT, PROBLEM, TIMES, WRONG, Script, kept
 
@@ -82,3 +85,21 @@ async def test_a_verdict_of_another_kind_of_judge_is_not_reused() -> None:
         seat.kinds = tuple(replace(kind, harness="newer") for kind in seat.kinds)
         assert (await pool.judge(PROBLEM, "code")).is_correct
     assert script.asked == ["code", "code"]
+
+
+def test_the_cache_keeps_a_bounded_number_of_the_last_verdicts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(verdict_cache, "MAX_REMEMBERED", 8)
+    cache = VerdictCache()
+    for number in range(100):
+        # A verdict arrives as JSON: its texts are its own.
+        kind = {name: "".join(getattr(WRONG, name)) for name in ("device", "isolation", "harness")}
+        cache.remember(bytes([number]), replace(WRONG, **kind))
+    assert len(cache) == 8
+    kind = JudgeKind(device=WRONG.device, isolation=WRONG.isolation, harness=WRONG.harness)
+    found = [cache.find(bytes([number]), kinds=[kind]) for number in range(92, 100)]
+    assert all(found)
+    assert len({id(each.harness) for each in found if each}) == 1
+    assert len({id(each.phase_s) for each in found if each}) == 1
+    assert cache.find(bytes([91]), kinds=[kind]) is None
