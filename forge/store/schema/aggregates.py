@@ -5,12 +5,13 @@ aggregate mixes two (stage, step), so the rows of a step can be kept in a table 
 change to the result of an aggregate needs a migration that opens every step again.
 
 Placeholders name the source: `{turns}` and `{groups}` are `v_turns` and `groups`, or `live_turns`
-and `live_groups`; `{uses}` is `v_samples`, or its rows of open steps.
+and `live_groups`; `{uses}` is `v_samples` and `{replayed}` is `v_replayed`, or their rows of these
+steps.
 """
 
 from __future__ import annotations
 
-NOT_REPLAYED = "group_id NOT IN (SELECT group_id FROM v_replayed)"
+NOT_REPLAYED = "group_id NOT IN (SELECT group_id FROM {replayed})"
 
 BY_STEP = {
     "groups": """

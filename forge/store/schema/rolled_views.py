@@ -63,9 +63,11 @@ _COMMENTS = {
     "v_judge_noise": "kernels timed more than once: spread of their times, by device",
 }
 
-_EVERYTHING = {"turns": "v_turns", "groups": "groups", "uses": "v_samples"}
+_EVERYTHING = {"turns": "v_turns", "groups": "groups", "uses": "v_samples",
+               "replayed": "v_replayed"}  # fmt: skip
 _LIVE = {"turns": "live_turns", "groups": "live_groups",
-         "uses": "open_steps CROSS JOIN v_samples USING (stage, step)"}  # fmt: skip
+         "uses": "open_steps CROSS JOIN v_samples USING (stage, step)",
+         "replayed": "open_steps CROSS JOIN v_replayed USING (stage, step)"}  # fmt: skip
 
 
 def _rolled_up() -> str:

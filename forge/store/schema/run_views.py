@@ -37,10 +37,9 @@ CREATE VIEW v_turns AS
 
 CREATE VIEW v_replayed AS
     -- groups of interrupted evaluations, which were played again when the run was resumed
-    SELECT group_id, attempt, stage, step
-    FROM groups JOIN (SELECT stage, step, max(attempt) AS last_attempt FROM groups
-        WHERE purpose = 'eval' GROUP BY stage, step) USING (stage, step)
-    WHERE purpose = 'eval' AND attempt < last_attempt;
+    SELECT group_id, attempt, stage, step FROM groups g
+    WHERE purpose = 'eval' AND attempt < (SELECT max(attempt) FROM groups l
+        WHERE l.purpose = 'eval' AND l.stage = g.stage AND l.step = g.step);
 
 CREATE VIEW v_samples AS
     -- one row per trained sample (last attempt of a repeated step); filter by stage and step

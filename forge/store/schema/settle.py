@@ -23,6 +23,7 @@ _ONE_STEP = {
     "turns": "(SELECT * FROM live_turns WHERE stage = :stage AND step = :step)",
     "groups": "(SELECT * FROM live_groups WHERE stage = :stage AND step = :step)",
     "uses": "(SELECT * FROM v_samples WHERE stage = :stage AND step = :step)",
+    "replayed": "v_replayed WHERE stage = :stage AND step = :step",
 }
 _SETTLE = tuple(
     f"INSERT INTO rolled_{name} ({COLUMNS[name]}) {sql.format(**_ONE_STEP)}"

@@ -32,9 +32,16 @@ CHECKPOINT_PAGES = 16_000
 """64 MB of WAL before it is copied into the database, which costs an fsync."""
 KEEP_ALL_BYTES = 20_000_000_000
 
+CACHE_KIB = 8192
+"""Page cache of each connection. SQLite fills it whatever the use: with 64 MB, 200,000 turns were
+written no faster, and the supervisor grew for hours until both were full ("Soak" in
+bench/RESULTS.md)."""
+
+_HELD = "SELECT json_group_array(group_id) FROM (SELECT DISTINCT group_id FROM tokens)"
 _SPENT = """
 WITH latest AS (SELECT stage, step FROM groups ORDER BY stage DESC, step DESC LIMIT 1)
-SELECT group_id FROM groups g, latest
+SELECT group_id FROM json_each(:held) held
+    CROSS JOIN groups g ON g.group_id = held.value CROSS JOIN latest
 WHERE num_rollouts > 0
     AND (:is_strict OR g.stage < latest.stage OR g.step <= latest.step - :num_steps)
     AND (purpose <> 'train' OR is_flat
@@ -42,6 +49,7 @@ WHERE num_rollouts > 0
     AND NOT EXISTS (SELECT 1 FROM samples s WHERE s.group_id = g.group_id
         AND NOT EXISTS (SELECT 1 FROM sample_uses u WHERE u.sample_id = s.sample_id))
 """
+"""Asked of the groups that have tokens only: there are as many after a week as after an hour."""
 
 
 class Databases:
@@ -86,9 +94,12 @@ class Databases:
         if keep_tokens == "all" and self._token_bytes() < KEEP_ALL_BYTES:
             return
         name, _, number = keep_tokens.partition(":")
-        rule = {"is_strict": name != "last", "num_steps": int(number or 0)}
+        (held,) = self.tokens.execute(_HELD).fetchone()
+        rule = {"held": held, "is_strict": name != "last", "num_steps": int(number or 0)}
         groups = self.run.execute(_SPENT, rule).fetchall()
+        self.tokens.execute("BEGIN IMMEDIATE")
         self.tokens.executemany("DELETE FROM tokens WHERE group_id = ?", groups)
+        self.tokens.execute("COMMIT")
 
     def close(self) -> None:
         """Copies the WALs into the databases and closes them; logs a checkpoint that fails."""
@@ -129,7 +140,7 @@ def _connect(path: Path) -> sqlite3.Connection:
         "journal_mode = WAL",
         "synchronous = FULL",
         "temp_store = MEMORY",
-        "cache_size = -65536",
+        f"cache_size = -{CACHE_KIB}",
         f"wal_autocheckpoint = {CHECKPOINT_PAGES}",
     ):
         connection.execute(f"PRAGMA {pragma}")

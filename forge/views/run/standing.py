@@ -34,12 +34,20 @@ FROM v_turns WHERE stage = :stage AND purpose = 'train' AND step = (
     SELECT max(step) FROM groups WHERE stage = :stage AND purpose = 'train' AND num_rollouts > 0)
 """
 
-_TRAINED_STEP = """
-SELECT step FROM metrics WHERE stage = ? AND key LIKE 'train/%'
-ORDER BY attempt DESC, step DESC LIMIT 1
+_TRAINED = """
+SELECT a.attempt, (
+    SELECT max((SELECT m.step FROM metrics m WHERE m.key = k.value AND m.stage = :stage
+        AND m.attempt = a.attempt ORDER BY m.step DESC LIMIT 1))
+    FROM json_each('["train/loss/mean", "train/learning_rate/value"]') k) AS step
+FROM attempts a WHERE step IS NOT NULL ORDER BY a.attempt DESC LIMIT 1
 """
-"""Last trained step of the last attempt. Rollouts record metrics too, up to max_staleness + 1 steps
-ahead."""
+"""Last attempt that trained in the stage, and its last step. Rollouts record metrics too, up to
+max_staleness + 1 steps ahead. Found by index: a search for `train/%` would read all steps."""
+
+_LAST_TRAINED = """
+SELECT step, at FROM metrics WHERE key = 'train/loss/mean' AND stage = :stage AND attempt = :attempt
+ORDER BY step DESC LIMIT :num_steps
+"""
 
 IDLE_BY_STAGE = """
 SELECT stage, role, sum(step_s) AS step_s, sum(idle_s) / sum(step_s) AS idle_share
@@ -114,7 +122,7 @@ def load_standing(reader: RunReader, *, now: float) -> Standing:
     stage = _current_stage(reader)
     known = stages[stage] if stage is not None and stage < len(stages) else {}
     played = reader.one(_PLAYED, {"stage": stage})
-    step = reader.value(_TRAINED_STEP, (stage,))
+    trained = reader.one(_TRAINED, {"stage": stage}) or {"attempt": None, "step": None}
     rates = _rates(reader, now=now)
     return Standing(
         run=reader.paths.name,
@@ -124,7 +132,7 @@ def load_standing(reader: RunReader, *, now: float) -> Standing:
         stage=stage,
         stage_kind=known.get("kind"),
         num_stages=len(stages),
-        step=step,
+        step=trained["step"],
         num_steps=known.get("steps"),
         reward=played["reward"] if played else None,
         pass_rate=played["pass_rate"] if played else None,
@@ -136,7 +144,7 @@ def load_standing(reader: RunReader, *, now: float) -> Standing:
         pass_at_1=reader.value(
             "SELECT pass_at_1 FROM evaluations ORDER BY at DESC, evaluation_id DESC LIMIT 1"
         ),
-        eta_s=_eta_s(reader, stage=stage, step=step, num_steps=known.get("steps")),
+        eta_s=_eta_s(reader, stage=stage, num_steps=known.get("steps"), **trained),
     )
 
 
@@ -220,16 +228,17 @@ def _rates(reader: RunReader, *, now: float) -> tuple[float | None, float | None
 
 
 def _eta_s(
-    reader: RunReader, *, stage: int | None, step: int | None, num_steps: int | None
+    reader: RunReader,
+    *,
+    stage: int | None,
+    attempt: int | None,
+    step: int | None,
+    num_steps: int | None,
 ) -> float | None:
     if step is None or num_steps is None:
         return None
-    rows = reader.rows(
-        "SELECT step, max(at) AS at FROM metrics WHERE stage = :stage AND key LIKE 'train/%' AND "
-        "attempt = (SELECT max(attempt) FROM metrics WHERE stage = :stage) GROUP BY step "
-        "ORDER BY step DESC LIMIT :num_steps",
-        {"stage": stage, "num_steps": ETA_STEPS + 1},
-    )
+    asked = {"stage": stage, "attempt": attempt, "num_steps": ETA_STEPS + 1}
+    rows = reader.rows(_LAST_TRAINED, asked)
     if len(rows) < 2:
         return None
     new, old = rows[0], rows[-1]
