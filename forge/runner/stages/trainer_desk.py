@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 TAKE_WAIT_S = 20.0
 """Duration of one long poll; the trainer asks again. Shorter than its HTTP deadline."""
+STEPS_BEFORE = 16
+"""Steps before the last checkpoint whose versions are remembered: samples of a batch are at most 8
+steps old (`rollout.max_staleness`)."""
 
 
 class TrainerDesk:
@@ -51,7 +54,8 @@ class TrainerDesk:
         self.shelf, self.stage, self.last_step = shelf, stage, last_step
         self.steps = dict(steps or {})
         """Policy version to the step of this stage that published it, earlier attempts included.
-        Versions from before the stage are absent: they count as step 0."""
+        Absent are versions from before the stage, which count as step 0, and those too old to be in
+        a batch."""
         self.state = TrainerState.GONE
         self.requests = StepRequests(last_step=last_step)
         self.trained_step = 0
@@ -153,6 +157,8 @@ class TrainerDesk:
         """A whole checkpoint covers `step`: batch files up to it are no longer needed."""
         self.requests.is_save_wanted = False
         self.shelf.discard(up_to=step)
+        oldest = step - STEPS_BEFORE
+        self.steps = {version: at for version, at in self.steps.items() if at >= oldest}
 
     # The trainer's process
 

@@ -32,6 +32,11 @@ if TYPE_CHECKING:
     from forge.store.write.writer import Writer
 
 
+KEPT_VERSIONS = 256
+"""Versions whose step is remembered here: more than tokens of running turns can have. Those of
+offered batches are with the trainer's desk."""
+
+
 class WeightSync:
     """The current weights and the number of the next version."""
 
@@ -53,7 +58,8 @@ class WeightSync:
         self._sink = sink
         self._last_version = start.last_version
         self._steps: dict[int, tuple[int, int]] = {}
-        """Stage and step of each version of this attempt; set before its first token is sampled."""
+        """Stage and step of the last versions of this attempt; set before the first token is
+        sampled."""
         self._disposable = list(start.strays)
 
     @property
@@ -62,8 +68,8 @@ class WeightSync:
         return self.current.version
 
     def step_of(self, version: int, *, stage: int) -> int | None:
-        """The step that published a version in this attempt; None for a version of another stage or
-        attempt."""
+        """The step that published a version; None for one of another stage or attempt, and for one
+        older than KEPT_VERSIONS."""
         found = self._steps.get(version)
         return found[1] if found and found[0] == stage else None
 
@@ -91,6 +97,7 @@ class WeightSync:
         """
         began, version = time.monotonic(), self._last_version + 1
         self._steps[version] = stage, step
+        self._steps.pop(version - KEPT_VERSIONS, None)
         digest, failure, gap, publish_s = "", None, 0.0, 0.0
 
         async def read() -> None:

@@ -252,3 +252,12 @@ async def test_only_the_newest_take_gets_the_batch(tmp_path: Path) -> None:
         assert (await desk.take(0))["kind"] == "batch"
     assert old == [{"kind": "wait"}]
     assert (desk.state, desk.num_handed_out) == (TrainerState.TRAINING, 1)
+
+
+async def test_a_desk_forgets_versions_that_no_batch_can_have(tmp_path: Path) -> None:
+    desk = make_desk(tmp_path, last_step=1000)
+    for step in range(1, 501):
+        desk.steps[step + 7] = step
+        if step % 10 == 0:
+            desk.checkpointed(step)
+    assert sorted(desk.steps.values()) == list(range(500 - desk_module.STEPS_BEFORE, 501))
