@@ -1,0 +1,225 @@
+"""A week of a run in minutes: everything that the supervisor does at each step, without a model.
+
+    .venv/bin/python bench/week.py --steps 200000 [--folder /dev/shm] [--out week.json] [--trace]
+
+Each step has a group of 2 rollouts, one turn each; every 100 steps an evaluation. Printed by tenth
+of the steps: milliseconds a step, resident memory and its parts (Python's objects, SQLite), sizes
+of the databases. At the end: the time of `forge show`, `forge status --json` and the slowest views.
+`--trace` prints the lines of Python that allocated what is kept since the first tenth (slower).
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+import psutil
+from store_views import time_views
+from week_canned import CannedPool, CannedPrompter, CannedReplicas, problems, train
+
+from forge.config.load import dump_experiment, load_experiment
+from forge.records import Attempt
+from forge.rollout.batches import count_from
+from forge.runner.background import keep_counters, keep_status
+from forge.runner.live.console import Console
+from forge.runner.live.observer import StoreObserver
+from forge.runner.live.progress import Progress
+from forge.runner.live.stopping import StopRequest
+from forge.runner.plan.placement import Placement
+from forge.runner.stages import grpo
+from forge.runner.stages.run_context import RunContext
+from forge.runner.status.status import Components
+from forge.runner.weights.gate import TurnGate
+from forge.runner.weights.resume import StartingWeights
+from forge.runner.weights.sync import WeightSync
+from forge.runner.work import EarlierAttempts, Work
+from forge.serve.weights import Weights
+from forge.store import RunPaths, create_run, open_writer
+from forge.store.layout import write_file
+
+PARTS = 10
+EXPERIMENT = """\
+name = "week"
+[model]
+path = "."
+[rollout]
+group_size = 2
+groups_per_step = 1
+max_turns = 1
+sampler = "curriculum"
+[eval]
+every = 100
+num_problems = 4
+[store]
+keep_tokens = "last:20"
+[[stage]]
+kind = "grpo"
+steps = {steps}
+learning_rate = 1e-6
+save_every = {save_every}
+"""
+SAVE_EVERY = 100
+
+
+async def simulate(
+    store_dir: Path, *, steps: int, on_step: Callable[[int, RunContext], None]
+) -> RunPaths:
+    """Runs the GRPO stage of a new run in `store_dir`; `on_step` is called after each step."""
+    text = EXPERIMENT.format(steps=steps, save_every=SAVE_EVERY)
+    write_file(store_dir / "week.toml", text)
+    experiment = load_experiment(store_dir / "week.toml")
+    paths = create_run("week", store_dir=store_dir)
+    write_file(paths.experiment, dump_experiment(experiment))
+    async with open_writer(paths, experiment.store) as writer:
+        run = RunContext(
+            experiment=experiment, paths=paths, attempt=1, placement=Placement(), writer=writer,
+            observer=StoreObserver(writer, 1), progress=Progress(run=paths.name, num_stages=1),
+            console=Console(quiet=True), stop=StopRequest(resume=""),
+        )  # fmt: skip
+        run.socket_dir, run.problems = store_dir, problems()
+        run.weights = WeightSync(
+            StartingWeights(weights=Weights(full=store_dir)), attempt=1, precision="exact",
+            gate=TurnGate(timeout_s=60.0), sink=writer,
+        )  # fmt: skip
+        run.pool, run.replicas = CannedPool(), CannedReplicas(store_dir)
+        run.weights.serving = run.replicas
+        run.prompter = CannedPrompter()  # pyright: ignore[reportAttributeAccessIssue]
+        run.group_ids, run.sample_ids = count_from(-1), count_from(-1)
+        await writer.put(
+            Attempt(
+                attempt=1, started_at=time.time(), commit="", code_diff="", versions={},
+                machine={}, seed=0,
+            ),
+            *run.problems,
+        )  # fmt: skip
+        await _play(run, steps=steps, on_step=on_step)
+    return paths
+
+
+async def _play(run: RunContext, *, steps: int, on_step: Callable[[int, RunContext], None]) -> None:
+    async def own_trainer(
+        run: RunContext, stage: Any, desk: Any, published: Any, *, start: Weights
+    ) -> None:
+        await train(
+            run, desk, steps=steps, save_every=SAVE_EVERY, on_step=lambda step: on_step(step, run)
+        )
+
+    real, grpo.own_trainer = grpo.own_trainer, own_trainer  # pyright: ignore[reportAttributeAccessIssue]
+    components = Components(run=run, log_path=run.log_dir / "supervisor.log")
+    try:
+        async with anyio.create_task_group() as tasks:
+            for each in (run.observer.drain, components.watch):
+                tasks.start_soon(each)
+            tasks.start_soon(keep_status, run)
+            tasks.start_soon(keep_counters, run)
+            await Work(run=run, past=EarlierAttempts())._run_stage(0, run.experiment.stage[0])
+            tasks.cancel_scope.cancel()
+    finally:
+        grpo.own_trainer = real
+
+
+class Meter:
+    """Figures after each tenth of the steps."""
+
+    def __init__(self, *, steps: int, is_traced: bool) -> None:
+        self.rows: list[dict[str, float]] = []
+        self._each, self._is_traced = max(1, steps // PARTS), is_traced
+        self._began = time.perf_counter()
+        self._first: tracemalloc.Snapshot | None = None
+        self._process = psutil.Process()
+
+    def after(self, step: int, run: RunContext) -> None:
+        """Called after every step."""
+        if step % self._each:
+            return
+        gc.collect()
+        seconds = time.perf_counter() - self._began
+        size_mb = {path.name: path.stat().st_size / 1e6 for path in run.paths.root.glob("*.db*")}
+        row = {
+            "step": step,
+            "ms_a_step": seconds / self._each * 1000,
+            "rss_mb": self._process.memory_info().rss / 1e6,
+            "python_objects": len(gc.get_objects()),
+            "sqlite_mb": sqlite_bytes() / 1e6,
+            "num_fds": self._process.num_fds(),
+            "num_threads": self._process.num_threads(),
+            "run_db_mb": size_mb["run.db"],
+            "tokens_db_mb": size_mb["tokens.db"],
+            "wal_mb": size_mb.get("run.db-wal", 0.0),
+        }
+        self.rows.append({name: round(value, 2) for name, value in row.items()})
+        print(self.rows[-1], flush=True)
+        if self._is_traced:
+            self._trace()
+        self._began = time.perf_counter()
+
+    def _trace(self) -> None:
+        now = tracemalloc.take_snapshot()
+        if self._first is None:
+            self._first = now
+            return
+        for found in now.compare_to(self._first, "lineno")[:8]:
+            print("   ", found)
+
+
+def sqlite_bytes() -> int:
+    """Bytes that SQLite holds in this process; 0 where its library is not a shared one."""
+    with suppress(OSError, AttributeError, StopIteration):
+        maps = Path("/proc/self/maps").read_text().splitlines()
+        library = ctypes.CDLL(next(line.split()[-1] for line in maps if "libsqlite3" in line))
+        library.sqlite3_memory_used.restype = ctypes.c_int64
+        return int(library.sqlite3_memory_used())
+    return 0
+
+
+def ask(root: Path) -> dict[str, float]:
+    """Seconds of the commands that look at the run, and of the views that take longest."""
+    found: dict[str, float] = {}
+    for command in (["show"], ["status", "--json"]):
+        began = time.perf_counter()
+        full = [sys.executable, "-m", "forge", command[0], str(root), *command[1:]]
+        subprocess.run(full, check=True, capture_output=True)
+        found[f"forge {' '.join(command)}"] = round(time.perf_counter() - began, 2)
+    slowest = sorted(time_views(root), key=lambda each: -each.warm_ms)[:12]
+    return found | {each.sql: each.warm_ms / 1000 for each in slowest}
+
+
+def main() -> int:
+    """Simulates, prints, asks."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--steps", type=int, default=200_000)
+    parser.add_argument("--folder", type=Path, help="where the run is made; default: TMPDIR")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--trace", action="store_true")
+    asked = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="week-", dir=asked.folder))
+    if asked.trace:
+        tracemalloc.start()
+    try:
+        meter = Meter(steps=asked.steps, is_traced=asked.trace)
+        paths = anyio.run(lambda: simulate(folder, steps=asked.steps, on_step=meter.after))
+        times = ask(paths.root)
+        for name, seconds in times.items():
+            print(f"{seconds:8.3f} s  {name}")
+        if asked.out is not None:
+            asked.out.write_text(json.dumps({"rows": meter.rows, "seconds": times}) + "\n")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
