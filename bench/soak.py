@@ -27,6 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -132,6 +133,7 @@ def soak(folder: Path, asked: argparse.Namespace) -> list[dict[str, Any]]:
         run = subprocess.Popen(
             [sys.executable, "-m", "forge", "run", "soak.toml"],
             cwd=folder, stdout=output, stderr=output,
+            start_new_session=True,  # Ctrl-C ends the samples, then the run
             env={**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": str(ROOT)},
         )  # fmt: skip
     try:
@@ -146,7 +148,11 @@ def soak(folder: Path, asked: argparse.Namespace) -> list[dict[str, Any]]:
 def follow(
     run: subprocess.Popen[bytes], root: Path, *, temporary: Path, minutes: float
 ) -> list[dict[str, Any]]:
-    """Waits for the first trained step, then samples until the time is over or the run ends."""
+    """Waits for the first trained step, then samples until the time is over, or Ctrl-C.
+
+    Raises:
+        RuntimeError: the run ended.
+    """
     deadline = time.monotonic() + START_S
     while not trained_steps(root):
         if run.poll() is not None or time.monotonic() > deadline:
@@ -154,19 +160,20 @@ def follow(
         time.sleep(1.0)
     supervisor, began = psutil.Process(run.pid), time.monotonic()
     samples: list[dict[str, Any]] = []
-    while (now := time.monotonic() - began) < minutes * 60:
-        if run.poll() is not None:
-            raise RuntimeError(f"the run ended after {now:.0f} s with exit code {run.returncode}")
-        components = sample_components(supervisor)
-        samples.append(
-            {
-                "s": round(now, 1),
-                "step": trained_steps(root),
-                "files": sample_files(root, temporary=temporary),
-                "components": {name: asdict(each) for name, each in components.items()},
-            }
-        )
-        time.sleep(max(0.0, EVERY_S - (time.monotonic() - began - now)))
+    with suppress(KeyboardInterrupt):
+        while (now := time.monotonic() - began) < minutes * 60:
+            if run.poll() is not None:
+                raise RuntimeError(f"the run ended after {now:.0f} s: exit code {run.returncode}")
+            components = sample_components(supervisor)
+            samples.append(
+                {
+                    "s": round(now, 1),
+                    "step": trained_steps(root),
+                    "files": sample_files(root, temporary=temporary),
+                    "components": {name: asdict(each) for name, each in components.items()},
+                }
+            )
+            time.sleep(max(0.0, EVERY_S - (time.monotonic() - began - now)))
     return samples
 
 

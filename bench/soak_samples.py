@@ -58,7 +58,7 @@ def sample_processes(processes: Iterable[psutil.Process]) -> Sample:
             sums["num_processes"] += 1
     memory = {name: round(sums.pop(name), 3) for name in ("rss_mb", "pss_mb", "uss_mb")}
     counts = {name: int(value) for name, value in sums.items()}
-    return Sample(**memory, **counts)  # pyright: ignore[reportArgumentType]
+    return Sample(**memory, **counts)
 
 
 def _memory_mb(pid: int) -> Iterator[tuple[str, float]]:

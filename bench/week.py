@@ -23,7 +23,8 @@ import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import anyio
 import psutil
@@ -31,24 +32,24 @@ from store_views import time_views
 from week_canned import CannedPool, CannedPrompter, CannedReplicas, problems, train
 
 from forge.config.load import dump_experiment, load_experiment
-from forge.records import Attempt
 from forge.rollout.batches import count_from
-from forge.runner.background import keep_counters, keep_status
+from forge.runner import run as run_module
+from forge.runner.background import keep_counters
 from forge.runner.live.console import Console
-from forge.runner.live.observer import StoreObserver
-from forge.runner.live.progress import Progress
-from forge.runner.live.stopping import StopRequest
+from forge.runner.outlets import summary
 from forge.runner.plan.placement import Placement
 from forge.runner.stages import grpo
-from forge.runner.stages.run_context import RunContext
-from forge.runner.status.status import Components
 from forge.runner.weights.gate import TurnGate
 from forge.runner.weights.resume import StartingWeights
 from forge.runner.weights.sync import WeightSync
 from forge.runner.work import EarlierAttempts, Work
 from forge.serve.weights import Weights
-from forge.store import RunPaths, create_run, open_writer
+from forge.store import RunPaths, create_run
 from forge.store.layout import write_file
+
+if TYPE_CHECKING:
+    from forge.runner.stages.run_context import RunContext
+    from forge.runner.stages.trainer_desk import TrainerDesk
 
 PARTS = 10
 EXPERIMENT = """\
@@ -77,58 +78,53 @@ SAVE_EVERY = 100
 async def simulate(
     store_dir: Path, *, steps: int, on_step: Callable[[int, RunContext], None]
 ) -> RunPaths:
-    """Runs the GRPO stage of a new run in `store_dir`; `on_step` is called after each step."""
+    """Supervises a new run in `store_dir` whose work is one GRPO stage; `on_step` is called after
+    each step."""
     text = EXPERIMENT.format(steps=steps, save_every=SAVE_EVERY)
     write_file(store_dir / "week.toml", text)
     experiment = load_experiment(store_dir / "week.toml")
     paths = create_run("week", store_dir=store_dir)
     write_file(paths.experiment, dump_experiment(experiment))
-    async with open_writer(paths, experiment.store) as writer:
-        run = RunContext(
-            experiment=experiment, paths=paths, attempt=1, placement=Placement(), writer=writer,
-            observer=StoreObserver(writer, 1), progress=Progress(run=paths.name, num_stages=1),
-            console=Console(quiet=True), stop=StopRequest(resume=""),
-        )  # fmt: skip
-        run.socket_dir, run.problems = store_dir, problems()
-        run.weights = WeightSync(
-            StartingWeights(weights=Weights(full=store_dir)), attempt=1, precision="exact",
-            gate=TurnGate(timeout_s=60.0), sink=writer,
-        )  # fmt: skip
-        run.pool, run.replicas = CannedPool(), CannedReplicas(store_dir)
-        run.weights.serving = run.replicas
-        run.prompter = CannedPrompter()  # pyright: ignore[reportAttributeAccessIssue]
-        run.group_ids, run.sample_ids = count_from(-1), count_from(-1)
-        await writer.put(
-            Attempt(
-                attempt=1, started_at=time.time(), commit="", code_diff="", versions={},
-                machine={}, seed=0,
-            ),
-            *run.problems,
-        )  # fmt: skip
-        await _play(run, steps=steps, on_step=on_step)
-    return paths
 
+    async def play(work: Work) -> None:
+        run = work.run
+        await use_canned_parts(run)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(keep_counters, run)
+            await work._run_stage(0, experiment.stage[0])
+            tasks.cancel_scope.cancel()
 
-async def _play(run: RunContext, *, steps: int, on_step: Callable[[int, RunContext], None]) -> None:
     async def own_trainer(
-        run: RunContext, stage: Any, desk: Any, published: Any, *, start: Weights
+        run: RunContext, stage: Any, desk: TrainerDesk, *_: Any, **__: Any
     ) -> None:
         await train(
             run, desk, steps=steps, save_every=SAVE_EVERY, on_step=lambda step: on_step(step, run)
         )
 
-    real, grpo.own_trainer = grpo.own_trainer, own_trainer  # pyright: ignore[reportAttributeAccessIssue]
-    components = Components(run=run, log_path=run.log_dir / "supervisor.log")
-    try:
-        async with anyio.create_task_group() as tasks:
-            for each in (run.observer.drain, components.watch):
-                tasks.start_soon(each)
-            tasks.start_soon(keep_status, run)
-            tasks.start_soon(keep_counters, run)
-            await Work(run=run, past=EarlierAttempts())._run_stage(0, run.experiment.stage[0])
-            tasks.cancel_scope.cancel()
-    finally:
-        grpo.own_trainer = real
+    with (
+        patch.object(Work, "run_to_end", play),
+        patch.object(grpo, "own_trainer", own_trainer),
+        patch.object(run_module, "log_to"),
+        patch.object(summary, "show_summary"),
+    ):
+        await run_module._supervise(
+            paths, experiment, EarlierAttempts(), Console(quiet=True), Placement()
+        )
+    return paths
+
+
+async def use_canned_parts(run: RunContext) -> None:
+    """Sets on `run` what is prepared before the first stage."""
+    run.problems = problems()
+    await run.writer.put(*run.problems)
+    run.weights = WeightSync(
+        StartingWeights(weights=Weights(full=run.paths.root)), attempt=run.attempt,
+        precision="exact", gate=TurnGate(timeout_s=60.0), sink=run.writer,
+    )  # fmt: skip
+    run.pool, run.replicas = CannedPool(), CannedReplicas(run.paths.root)
+    run.weights.serving = run.replicas
+    run.prompter = CannedPrompter()  # pyright: ignore[reportAttributeAccessIssue]
+    run.group_ids, run.sample_ids = count_from(-1), count_from(-1)
 
 
 class Meter:
