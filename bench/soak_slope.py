@@ -49,16 +49,19 @@ def fit_growth(seconds: Sequence[float], values: Sequence[float]) -> Growth:
     if len(times) < 3:
         raise ValueError("less than three minutes after the warm-up")
     hours = (times - seconds[0]) / 3600
-    slope, level = np.polyfit(hours, means, 1)
-    fitted = level + slope * hours
+    centred = hours - hours.mean()
+    weights = centred / (centred @ centred)
+    slope = float(weights @ means)
+    level = float(means.mean() - slope * hours.mean())
+    residuals = means - level - slope * hours
     draw = np.random.default_rng(0)
-    slopes = [np.polyfit(hours, fitted + _blocks(means - fitted, draw), 1)[0] for _ in range(DRAWS)]
+    slopes = [slope + float(weights @ _blocks(residuals, draw)) for _ in range(DRAWS)]
     low, high = np.percentile(slopes, [2.5, 97.5])
     scale = 100.0 / level if level else 0.0
     return Growth(
-        level=float(level),
-        last=float(level + slope * (seconds[-1] - seconds[0]) / 3600),
-        percent_an_hour=float(slope * scale),
+        level=level,
+        last=level + slope * (seconds[-1] - seconds[0]) / 3600,
+        percent_an_hour=slope * scale,
         low=float(low * scale),
         high=float(high * scale),
     )
