@@ -12,7 +12,7 @@ from io import TextIOWrapper
 
 # isort: off
 from forge.cli import running, asking, seeing, querying, watching, exporting, knowing
-from forge.cli.options import app
+from forge.cli.options import app, opened
 
 # isort: on
 from forge.errors import ConfigError
@@ -36,7 +36,8 @@ def run_command(argv: list[str]) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
         _require_stdout()
-        code = app(argv, prog_name="forge", standalone_mode=False)
+        with opened:
+            code = app(argv, prog_name="forge", standalone_mode=False)
         sys.stdout.flush()
     except BaseException as error:
         from forge.cli.explaining import explain

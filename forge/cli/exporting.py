@@ -1,4 +1,4 @@
-"""Commands that write files from a run: report, export, data from-run."""
+"""Commands that write files from a run: report, archive, export, data from-run."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 from forge.cli.options import RUNS, Json, RunName, Store, app, find
 from forge.cli.printing import print_json, print_rich, print_text, waiting
 from forge.cli.querying import ask_questions
+from forge.errors import ConfigError
 
 data_app = typer.Typer(
     help="Commands for training rows.", no_args_is_help=True, rich_markup_mode=None
@@ -24,7 +25,8 @@ def report(
         list[str] | None, typer.Argument(metavar="| questions N RUN", hidden=True)
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File to write; absent: RUN/report.html.")
+        Path | None,
+        typer.Option(metavar="FILE", help="File; absent: RUN/report.html, or beside an archive."),
     ] = None,
     plots: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write each figure as SVG and PNG too.")
@@ -38,9 +40,39 @@ def report(
     from forge.views.report import write_report
 
     paths = find(run, store)
+    if out is None and Path(run).is_file():  # an archive, whose directory ends with this command
+        out = Path(run).absolute().with_name(f"{paths.name}.html")
     with waiting("report", is_shown=not as_json):
         path = write_report(paths, out=out, plots=plots)
     print_json({"name": paths.name, "report": str(path)}) if as_json else print_text(str(path))
+
+
+@app.command()
+def archive(
+    run: RunName = "last",
+    with_weights: Annotated[
+        bool,
+        typer.Option(
+            "--weights/--no-weights", help="Include what a resume needs, or only the records."
+        ),
+    ] = True,
+    to: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="File to write; absent: RUN.forge.zip beside the run."),
+    ] = None,
+    store: Store = RUNS,
+    as_json: Json = False,
+) -> None:
+    """Write a run as one file, which show, sql and others read and resume continues."""
+    from forge.commands import archives as view
+
+    if Path(run).is_file():
+        raise ConfigError(f"{run}: a file; RUN is a directory or a name")
+    with waiting("archive", is_shown=not as_json):
+        written = view.archive(find(run, store), to=to, with_weights=with_weights)
+    if as_json:
+        return print_json({"archive": str(written.path), "bytes": written.num_bytes})
+    print_text(view.describe(written, with_weights=with_weights))
 
 
 @app.command()

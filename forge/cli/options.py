@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,7 +29,7 @@ app.add_typer(problems_app, name="problems")
 
 ExperimentFile = Annotated[Path, typer.Argument(metavar="X.toml", help="Experiment file.")]
 RunName = Annotated[
-    str, typer.Argument(metavar="RUN", help="Run: directory, name, name-n or `last`.")
+    str, typer.Argument(metavar="RUN", help="Run: directory, archive, name, name-n or `last`.")
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -55,8 +56,17 @@ Store = Annotated[Path, typer.Option("--store", help="Parent of run directories.
 RUNS = Path("runs")
 
 
+opened = ExitStack()
+"""Resources of the command, released at its end."""
+
+
 def find(run: str, store: Path) -> RunPaths:
-    """The run of a name. Raises ConfigError if there is none."""
+    """The run of a name, or of an archive, which is unpacked until the command ends. Raises
+    ConfigError if there is none."""
+    if Path(run).is_file():
+        from forge.commands.archives import open_archive
+
+        return opened.enter_context(open_archive(Path(run)))
     from forge.store.layout import find_run
 
     return find_run(run, store_dir=store)

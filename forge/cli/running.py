@@ -87,11 +87,17 @@ def plan(
 
 @app.command()
 def resume(run: RunName, wait_s: Wait = None, store: Store = RUNS, as_json: Json = False) -> None:
-    """Continue a run from its last checkpoint."""
+    """Continue a run from its last checkpoint. An archive is unpacked beside itself first."""
     require_linux()
     from forge.runner.run import resume_run
+    from forge.store.archive import is_archive, unpack_to_resume
 
-    paths = resume_run(find(run, store), quiet=as_json, wait_s=wait_s)
+    if is_archive(run):
+        paths = unpack_to_resume(Path(run))
+        say(f"{run}: unpacked to {paths.root}")
+    else:
+        paths = find(run, store)
+    paths = resume_run(paths, quiet=as_json, wait_s=wait_s)
     _say_where(paths, as_json=as_json)
 
 

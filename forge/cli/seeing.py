@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,13 +13,25 @@ from forge.errors import ConfigError
 
 
 @app.command()
-def runs(store: Store = RUNS, as_json: Json = False) -> None:
-    """List all runs with state and last evaluation."""
-    from forge.views.run.runs import load_runs, render_runs
+def runs(
+    places: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[PATH]...",
+            help="Run directories, archives, or directories of them; absent: --store.",
+        ),
+    ] = None,
+    store: Store = RUNS,
+    as_json: Json = False,
+) -> None:
+    """List all runs and archives with state and last evaluation."""
+    from forge.commands.archives import load_all
+    from forge.views.run.runs import render_runs
 
-    found = load_runs(store)
+    found = load_all(store, places or ())
     if not found and not as_json:
-        return say(f"{store}/ holds no runs; --store names another directory")
+        where = ", ".join(f"{place}/" for place in places or [store])
+        return say(f"{where} holds no runs; --store names another directory")
     print_json(found) if as_json else print_rich(render_runs(found))
 
 
@@ -28,6 +41,8 @@ def show(run: RunName = "last", store: Store = RUNS, as_json: Json = False) -> N
     from forge.views.run.show import render_show, show_run
 
     data = show_run(find(run, store))
+    if Path(run).is_file():  # an archive, not the folder that it is read from
+        data["path"] = str(Path(run).absolute())
     print_json(data) if as_json else print_rich(render_show(data))
 
 

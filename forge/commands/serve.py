@@ -32,6 +32,7 @@ from forge.runner.weights.resume import find_weights
 from forge.serve.front import Front
 from forge.serve.replicas import open_replicas
 from forge.serve.weights import Weights
+from forge.store.archive import SUFFIX
 from forge.store.layout import find_run
 
 if TYPE_CHECKING:
@@ -102,12 +103,16 @@ def serve(request: ServeRequest, *, store_dir: Path, say: Callable[[str], None])
 
 def _find(request: ServeRequest, *, store_dir: Path, say: Callable[[str], None]) -> _ServedModel:
     """The model of an experiment file, or the newest weights of a run."""
-    if not (request.source.endswith(".toml") or Path(request.source).is_file()):
+    if request.source.endswith(SUFFIX) or not (
+        request.source.endswith(".toml") or Path(request.source).is_file()
+    ):
         if request.overrides:
             raise ConfigError("--set is for an experiment file; a run has its own settings")
         name, _, step = request.source.partition("@")
         paths = find_run(name, store_dir=store_dir)
-        experiment = load_experiment(paths.experiment)
+        experiment = load_experiment(paths.experiment, is_here=False)  # its weights are checked
+        beside = experiment.store.model_copy(update={"dir": paths.root.parent})
+        experiment = experiment.model_copy(update={"store": beside})
         return _ServedModel(
             experiment=experiment,
             weights=find_weights(paths, step),

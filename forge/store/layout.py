@@ -27,7 +27,9 @@ from forge.errors import ConfigError, MachineError
 MOST_NAMED = 5
 """Maximum number of runs that an error lists."""
 
-_RUN_NAME = re.compile(r"^(?P<name>.+)-(?P<number>[1-9]\d*)$")
+RUN_NAME = re.compile(r"^(?P<name>.+)-(?P<number>[1-9]\d*)$")
+FOLDERS = ("logs", "checkpoints", "weights", "batches")
+"""Folders that every run directory has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,7 @@ def create_run(name: str, *, store_dir: Path) -> RunPaths:
                 break
             except FileExistsError:
                 number += 1
-        for folder in ("logs", "checkpoints", "weights", "batches"):
+        for folder in FOLDERS:
             (root / folder).mkdir()
     except OSError as error:
         raise MachineError(f"{store_dir}: cannot make a run directory: {error.strerror}") from error
@@ -138,6 +140,8 @@ def find_run(name: str | Path, *, store_dir: Path) -> RunPaths:
     asked = Path(name)
     if (asked / "run.db").is_file():
         return RunPaths(asked.resolve())
+    if asked.is_file():
+        raise ConfigError(f'{name}: a file; "forge resume {name}" unpacks the archive of a run')
     runs = list_runs(store_dir)
     by_name = {run.name: run for run in runs}
     if str(name) == "last" and runs:
@@ -181,7 +185,7 @@ def _numbered(store_dir: Path) -> list[tuple[str, int]]:
     """(name, n) of all entries named like a run."""
     if not store_dir.is_dir():
         return []
-    matches = (_RUN_NAME.match(entry) for entry in os.listdir(store_dir))
+    matches = (RUN_NAME.match(entry) for entry in os.listdir(store_dir))
     return [(m["name"], int(m["number"])) for m in matches if m]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge.errors import ConfigError
+from forge.store.identity import read_identity
 from forge.store.layout import RunPaths, list_runs
 from forge.store.reader import RunReader
 from forge.store.statements import RowTable
@@ -30,6 +31,7 @@ def load_run(paths: RunPaths) -> dict[str, Any]:
             return {
                 "name": paths.name,
                 "path": str(paths.root),
+                "id": identity.id if (identity := read_identity(paths)) else None,
                 "state": run_state(reader),
                 "stages": [stage.get("kind") for stage in load_stages(reader)],
                 "started_at": reader.value("SELECT min(started_at) FROM attempts"),
